@@ -1,0 +1,2 @@
+//! The `cotensor` command.
+fn main() {}

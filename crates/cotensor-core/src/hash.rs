@@ -1,0 +1,111 @@
+use std::fmt;
+
+/// The BLAKE3 hash of some content: 32 bytes, shown as hexadecimal.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ContentHash([u8; 32]);
+
+impl ContentHash {
+    /// Hashes `bytes` on the calling thread.
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(*blake3::hash(bytes).as_bytes())
+    }
+
+    /// A hash known from elsewhere.
+    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// The 32 bytes.
+    pub const fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// Reads 64 hexadecimal digits.
+    pub fn from_hex(hex: &str) -> Option<Self> {
+        blake3::Hash::from_hex(hex).ok().map(|hash| Self(*hash.as_bytes()))
+    }
+
+    /// The first 12 hexadecimal digits, for people.
+    pub fn short(&self) -> String {
+        blake3::Hash::from_bytes(self.0).to_hex()[..12].to_owned()
+    }
+}
+
+impl fmt::Display for ContentHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&blake3::Hash::from_bytes(self.0).to_hex())
+    }
+}
+
+impl fmt::Debug for ContentHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}…", self.short())
+    }
+}
+
+/// Which encoder made a tensor: the fingerprint of its graph, weights and preprocessing.
+/// Equal spaces hold interchangeable numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Space(pub ContentHash);
+
+impl fmt::Display for Space {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.short())
+    }
+}
+
+/// Hashes a sequence of fields so that no two different sequences collide:
+/// every field is preceded by its length.
+#[derive(Clone)]
+pub struct Hasher(blake3::Hasher);
+
+impl Hasher {
+    /// A hasher for one purpose; different `domain`s never collide.
+    pub fn new(domain: &str) -> Self {
+        Self(blake3::Hasher::new_derive_key(domain))
+    }
+
+    /// Adds one field.
+    pub fn field(&mut self, bytes: &[u8]) -> &mut Self {
+        self.0.update(&(bytes.len() as u64).to_le_bytes());
+        self.0.update(bytes);
+        self
+    }
+
+    /// Adds one number.
+    pub fn number(&mut self, number: u64) -> &mut Self {
+        self.field(&number.to_le_bytes())
+    }
+
+    /// The hash of all fields so far.
+    pub fn finish(&self) -> ContentHash {
+        ContentHash(*self.0.finalize().as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn field_boundaries_matter() {
+        let hash = |fields: &[&str]| {
+            let mut hasher = Hasher::new("test");
+            for field in fields {
+                hasher.field(field.as_bytes());
+            }
+            hasher.finish()
+        };
+        assert_ne!(hash(&["ab", "c"]), hash(&["a", "bc"]));
+        assert_eq!(hash(&["ab", "c"]), hash(&["ab", "c"]));
+        assert_ne!(Hasher::new("a").finish(), Hasher::new("b").finish());
+    }
+
+    #[test]
+    fn hex_reads_back() {
+        let hash = ContentHash::of(b"tensor");
+        assert_eq!(ContentHash::from_hex(&hash.to_string()), Some(hash));
+        assert!(hash.to_string().starts_with(&hash.short()));
+        assert_eq!(ContentHash::from_hex("xyz"), None);
+    }
+}

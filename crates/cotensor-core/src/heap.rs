@@ -1,0 +1,88 @@
+use crate::{ALIGNMENT, Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, TENSOR_BYTES_MAX};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The process's own heap: shared between threads, not between processes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HeapMemory;
+
+impl Memory for HeapMemory {
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Heap
+    }
+
+    fn device(&self) -> Device {
+        Device::Cpu
+    }
+
+    fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
+        if len as u64 > TENSOR_BYTES_MAX {
+            return Err(Error::invalid(format!("{len} bytes are more than a segment may have")));
+        }
+        // The slack lets an aligned start be found without unsafe allocation.
+        let capacity = len + ALIGNMENT - 1;
+        let mut buffer = Vec::new();
+        buffer
+            .try_reserve_exact(capacity)
+            .map_err(|_| Error::new(ErrorKind::Io, format!("the heap has no {len} bytes left")))?;
+        buffer.resize(capacity, 0);
+        let start = buffer.as_ptr().align_offset(ALIGNMENT);
+        Ok(Box::new(HeapSegment { used: start..start + len, buffer }))
+    }
+}
+
+struct HeapSegment {
+    buffer: Vec<u8>,
+    used: Range<usize>,
+}
+
+impl SegmentMut for HeapSegment {
+    fn len(&self) -> usize {
+        self.used.len()
+    }
+
+    fn bytes(&self) -> Option<&[u8]> {
+        Some(&self.buffer[self.used.clone()])
+    }
+
+    fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        Some(&mut self.buffer[self.used.clone()])
+    }
+
+    fn freeze(self: Box<Self>) -> Result<Arc<dyn Segment>> {
+        Ok(Arc::new(*self))
+    }
+}
+
+impl Segment for HeapSegment {
+    fn len(&self) -> usize {
+        self.used.len()
+    }
+
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Heap
+    }
+
+    fn device(&self) -> Device {
+        Device::Cpu
+    }
+
+    fn bytes(&self) -> Option<&[u8]> {
+        Some(&self.buffer[self.used.clone()])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conforms() {
+        crate::testing::conformance(&HeapMemory);
+    }
+
+    #[test]
+    fn refuses_impossible_lengths() {
+        assert!(HeapMemory.reserve(usize::MAX).is_err());
+    }
+}

@@ -1,0 +1,31 @@
+//! The vocabulary of Cotensor: what a tensor is, where its bytes lie, and the
+//! two traits ([`Memory`], [`Segment`]) through which everything above reaches them.
+//!
+//! This crate has no file system, no threads, no mapping and no unsafe code, and
+//! builds for `wasm32-unknown-unknown`.
+//!
+//! | owns the bytes | shares them | borrows them |
+//! |---|---|---|
+//! | [`SegmentMut`]: one writer, not yet visible | [`Segment`] behind `Arc`: immutable, many readers | `&[u8]` from [`Segment::bytes`] |
+
+mod content;
+mod device;
+mod dtype;
+mod error;
+mod hash;
+mod heap;
+mod kind;
+mod layout;
+mod segment;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+
+pub use content::{ContentCache, Located, PackMut};
+pub use device::Device;
+pub use dtype::DType;
+pub use error::{Error, ErrorKind, Result};
+pub use hash::{ContentHash, Hasher, Space};
+pub use heap::HeapMemory;
+pub use kind::Kind;
+pub use layout::{Layout, RANK_MAX, Slice, TENSOR_BYTES_MAX};
+pub use segment::{ALIGNMENT, Memory, MemoryKind, Segment, SegmentMut};

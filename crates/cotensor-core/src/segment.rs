@@ -1,0 +1,136 @@
+use crate::{Device, Error, Result};
+use std::fmt;
+use std::sync::Arc;
+
+/// Every segment starts at a multiple of this many bytes, and so does every tensor packed into one.
+pub const ALIGNMENT: usize = 64;
+
+/// Which implementation of [`Memory`] made a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MemoryKind {
+    /// The process's own heap.
+    Heap,
+    /// An anonymous file of the kernel, sealed when published.
+    Memfd,
+    /// A file of Cotensor's own cache, mapped.
+    MappedFile,
+    /// Memory of a device.
+    Device,
+}
+
+impl fmt::Display for MemoryKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            MemoryKind::Heap => "heap",
+            MemoryKind::Memfd => "memfd",
+            MemoryKind::MappedFile => "mapped file",
+            MemoryKind::Device => "device",
+        })
+    }
+}
+
+/// Reserves segments of one kind.
+pub trait Memory: Send + Sync {
+    /// What this memory is.
+    fn kind(&self) -> MemoryKind;
+
+    /// Where its segments lie.
+    fn device(&self) -> Device;
+
+    /// Reserves `len` bytes, zeroed, physically backed, and aligned to [`ALIGNMENT`].
+    /// `len` may be zero.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a length that cannot exist, [`ErrorKind::Io`](crate::ErrorKind::Io) when the system has no more.
+    fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>>;
+}
+
+/// A segment that one writer owns and nobody else sees yet.
+///
+/// Dropping it gives the memory back. [`freeze`](SegmentMut::freeze) ends writing for good.
+pub trait SegmentMut: Send + Sync {
+    /// Length in bytes.
+    fn len(&self) -> usize;
+
+    /// Whether the length is zero.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes, where the host can address them.
+    fn bytes(&self) -> Option<&[u8]>;
+
+    /// The bytes for writing, where the host can address them.
+    fn bytes_mut(&mut self) -> Option<&mut [u8]>;
+
+    /// Copies `source` into the segment from byte `offset` on.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) when the range is not inside the segment.
+    fn write_at(&mut self, offset: usize, source: &[u8]) -> Result<()> {
+        let range = range_within(offset, source.len(), self.len())?;
+        match self.bytes_mut() {
+            Some(bytes) => {
+                bytes[range].copy_from_slice(source);
+                Ok(())
+            }
+            None => Err(Error::unsupported("this device cannot be written from the host")),
+        }
+    }
+
+    /// Makes the bytes immutable and shareable. Their address does not change.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io) when the kernel refuses to seal them.
+    fn freeze(self: Box<Self>) -> Result<Arc<dyn Segment>>;
+}
+
+/// An immutable segment: one allocation that any number of readers share.
+pub trait Segment: Send + Sync {
+    /// Length in bytes.
+    fn len(&self) -> usize;
+
+    /// Whether the length is zero.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Which memory made it.
+    fn kind(&self) -> MemoryKind;
+
+    /// Where it lies.
+    fn device(&self) -> Device;
+
+    /// The bytes, where the host can address them. Their address never changes while the segment lives.
+    fn bytes(&self) -> Option<&[u8]>;
+
+    /// Copies bytes from `offset` on into `target`: the way to read a device, and never the way to share.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) when the range is not inside the segment.
+    fn read_at(&self, offset: usize, target: &mut [u8]) -> Result<()> {
+        let range = range_within(offset, target.len(), self.len())?;
+        match self.bytes() {
+            Some(bytes) => {
+                target.copy_from_slice(&bytes[range]);
+                Ok(())
+            }
+            None => Err(Error::unsupported("this device cannot be read by the host")),
+        }
+    }
+
+    /// A file descriptor from which another process can map the same bytes, where there is one.
+    #[cfg(unix)]
+    fn fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// `offset .. offset + len`, checked to lie inside `0 .. total`.
+pub(crate) fn range_within(offset: usize, len: usize, total: usize) -> Result<std::ops::Range<usize>> {
+    match offset.checked_add(len) {
+        Some(end) if end <= total => Ok(offset..end),
+        _ => Err(Error::invalid(format!("{len} bytes at offset {offset} do not fit a segment of {total} bytes"))),
+    }
+}

@@ -1,0 +1,188 @@
+//! What every [`Memory`] is held to, and a device without hardware.
+
+use crate::segment::range_within;
+use crate::{ALIGNMENT, Device, Memory, MemoryKind, Result, Segment, SegmentMut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Runs the conformance suite on `memory`.
+///
+/// # Panics
+/// When the memory breaks a promise of [`Memory`], [`SegmentMut`] or [`Segment`].
+pub fn conformance(memory: &dyn Memory) {
+    for len in [0, 1, 63, 64, 4096, 4097, 1 << 20] {
+        reserves_zeroed_and_aligned(memory, len);
+    }
+    keeps_what_was_written(memory);
+    checks_bounds(memory);
+    shares_between_threads(memory);
+    assert!(memory.reserve(usize::MAX).is_err(), "an impossible length must be refused");
+}
+
+fn reserves_zeroed_and_aligned(memory: &dyn Memory, len: usize) {
+    let segment = memory.reserve(len).expect("reserve");
+    assert_eq!(segment.len(), len);
+    assert_eq!(segment.is_empty(), len == 0);
+    if let Some(bytes) = segment.bytes() {
+        assert_eq!(bytes.len(), len);
+        assert_eq!(bytes.as_ptr() as usize % ALIGNMENT, 0, "{len} bytes are misaligned");
+    }
+    let segment = segment.freeze().expect("freeze");
+    let mut read = vec![1; len];
+    segment.read_at(0, &mut read).expect("read");
+    assert!(read.iter().all(|&byte| byte == 0), "reserved memory must be zeroed");
+    assert_eq!((segment.len(), segment.kind(), segment.device()), (len, memory.kind(), memory.device()));
+}
+
+fn keeps_what_was_written(memory: &dyn Memory) {
+    let mut segment = memory.reserve(10_000).expect("reserve");
+    let data: Vec<u8> = (0..10_000u32).map(|i| (i % 251) as u8).collect();
+    segment.write_at(0, &data[..5000]).expect("write");
+    segment.write_at(5000, &data[5000..]).expect("write");
+    let before = segment.bytes().map(<[u8]>::as_ptr);
+    let segment = segment.freeze().expect("freeze");
+    assert_eq!(before, segment.bytes().map(<[u8]>::as_ptr), "freezing must not move the bytes");
+    let mut read = vec![0; 10_000];
+    segment.read_at(0, &mut read).expect("read");
+    assert_eq!(read, data);
+    if let Some(bytes) = segment.bytes() {
+        assert_eq!(bytes, data);
+    }
+}
+
+fn checks_bounds(memory: &dyn Memory) {
+    let mut segment = memory.reserve(100).expect("reserve");
+    segment.write_at(100, &[]).expect("an empty write at the end is inside");
+    assert!(segment.write_at(99, &[0, 0]).is_err());
+    assert!(segment.write_at(usize::MAX, &[0]).is_err());
+    let segment = segment.freeze().expect("freeze");
+    assert!(segment.read_at(101, &mut []).is_err());
+    assert!(segment.read_at(usize::MAX, &mut [0]).is_err());
+}
+
+fn shares_between_threads(memory: &dyn Memory) {
+    let mut segment = memory.reserve(4096).expect("reserve");
+    segment.write_at(0, &[7; 4096]).expect("write");
+    let segment = segment.freeze().expect("freeze");
+    let handles: Vec<_> = (0..4)
+        .map(|_| {
+            let segment = Arc::clone(&segment);
+            std::thread::spawn(move || {
+                let mut read = [0; 4096];
+                segment.read_at(0, &mut read).expect("read");
+                read
+            })
+        })
+        .collect();
+    drop(segment);
+    for handle in handles {
+        assert_eq!(handle.join().expect("reader"), [7; 4096]);
+    }
+}
+
+/// A device whose segments the host cannot address: only explicit copies reach them.
+/// Counts what is alive, so that tests can prove that nothing leaks.
+#[derive(Clone, Debug, Default)]
+pub struct FakeDevice {
+    live_bytes: Arc<AtomicUsize>,
+}
+
+impl FakeDevice {
+    /// Bytes of all segments that are alive.
+    pub fn live_bytes(&self) -> usize {
+        self.live_bytes.load(Ordering::SeqCst)
+    }
+}
+
+impl Memory for FakeDevice {
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Device
+    }
+
+    fn device(&self) -> Device {
+        Device::Cuda(0)
+    }
+
+    fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
+        if len as u64 > crate::TENSOR_BYTES_MAX {
+            return Err(crate::Error::invalid("the fake device is not that large"));
+        }
+        self.live_bytes.fetch_add(len, Ordering::SeqCst);
+        Ok(Box::new(FakeSegment { data: vec![0; len], live_bytes: Arc::clone(&self.live_bytes) }))
+    }
+}
+
+struct FakeSegment {
+    data: Vec<u8>,
+    live_bytes: Arc<AtomicUsize>,
+}
+
+impl Drop for FakeSegment {
+    fn drop(&mut self) {
+        self.live_bytes.fetch_sub(self.data.len(), Ordering::SeqCst);
+    }
+}
+
+impl SegmentMut for FakeSegment {
+    fn len(&self) -> usize {
+        self.data.len()
+    }
+
+    fn bytes(&self) -> Option<&[u8]> {
+        None
+    }
+
+    fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        None
+    }
+
+    fn write_at(&mut self, offset: usize, source: &[u8]) -> Result<()> {
+        let range = range_within(offset, source.len(), self.data.len())?;
+        self.data[range].copy_from_slice(source);
+        Ok(())
+    }
+
+    fn freeze(self: Box<Self>) -> Result<Arc<dyn Segment>> {
+        Ok(Arc::from(self as Box<dyn Segment>))
+    }
+}
+
+impl Segment for FakeSegment {
+    fn len(&self) -> usize {
+        self.data.len()
+    }
+
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Device
+    }
+
+    fn device(&self) -> Device {
+        Device::Cuda(0)
+    }
+
+    fn bytes(&self) -> Option<&[u8]> {
+        None
+    }
+
+    fn read_at(&self, offset: usize, target: &mut [u8]) -> Result<()> {
+        let range = range_within(offset, target.len(), self.data.len())?;
+        target.copy_from_slice(&self.data[range]);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fake_device_conforms_and_leaks_nothing() {
+        let device = FakeDevice::default();
+        conformance(&device);
+        assert_eq!(device.live_bytes(), 0);
+        let segment = device.reserve(10).unwrap();
+        assert_eq!(device.live_bytes(), 10);
+        drop(segment);
+        assert_eq!(device.live_bytes(), 0);
+    }
+}

@@ -1,0 +1,229 @@
+use crate::{Diagnostics, Lease, OptimizeReport, Recommendations, Reservation, SharingConfig, Stats, Ticket};
+use cotensor_core::{ContentHash, DType, Kind, Result, Space};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Where tensors are kept, found, leased and computed once.
+///
+/// Implementations are cheap to share between threads. All methods may be called at any time from any thread.
+pub trait Store: Send + Sync {
+    /// The holder of that name; asking twice gives the same holder.
+    fn holder(&self, name: &str) -> Holder;
+
+    /// Leases the newest version of `name`.
+    ///
+    /// # Errors
+    /// `NotFound` when no tensor of that name is published.
+    fn get(&self, name: &str, holder: &Holder) -> Result<Lease>;
+
+    /// Leases exactly this version.
+    ///
+    /// # Errors
+    /// `NotFound` when it was superseded and released, evicted or never existed.
+    fn lease(&self, id: TensorId, holder: &Holder) -> Result<Lease>;
+
+    /// Reserves memory for a tensor that `holder` will write and then publish.
+    ///
+    /// # Errors
+    /// `OverBudget` when eviction could not make room (names holders and bytes); `Refused` when the
+    /// sharing configuration forbids this kind or size (counted); `Invalid` for an impossible shape.
+    fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation>;
+
+    /// Like [`reserve`](Store::reserve) for a tensor that stays private: unnamed, unlisted, freed with its last
+    /// lease. The budget applies, the sharing configuration does not.
+    ///
+    /// # Errors
+    /// As [`reserve`](Store::reserve), without `Refused`.
+    fn reserve_private(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation>;
+
+    /// Claims the computation `key`: either its results are there, or the caller has to compute them while
+    /// others wait, or another is computing and this call waits for it.
+    ///
+    /// # Errors
+    /// `TimedOut` past the store's longest wait.
+    fn claim(&self, key: &Key, holder: &Holder) -> Result<Claim>;
+
+    /// Whether the results of `key` are there, without leasing or waiting.
+    fn is_computed(&self, key: &Key) -> bool;
+
+    /// Leases contents by hash. What is missing is filled by `source` into one new segment, each
+    /// content once however many ask at the same time.
+    ///
+    /// # Errors
+    /// What `source` returns (nothing is kept then), or as [`reserve`](Store::reserve).
+    fn contents(&self, specs: &[ContentSpec], source: &mut dyn ContentSource, holder: &Holder) -> Result<Vec<Lease>>;
+
+    /// A small note kept under `key`, beyond this process where the store can.
+    fn recall(&self, key: &ContentHash) -> Option<Vec<u8>>;
+
+    /// Keeps a small note; losing one costs time, never correctness.
+    fn remember(&self, key: &ContentHash, note: &[u8]);
+
+    /// Forgets `name`: no new lease can be taken, memory returns with the last lease.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such name.
+    fn remove(&self, name: &str) -> Result<()>;
+
+    /// What may be shared.
+    fn config(&self) -> &SharingConfig;
+
+    /// Counts a copy of `bytes` bytes and why it was made.
+    fn record_copy(&self, reason: CopyReason, bytes: usize);
+
+    /// Frees every tensor that nobody leases.
+    fn optimize(&self) -> OptimizeReport;
+
+    /// The store's counters.
+    fn stats(&self) -> Stats;
+
+    /// What could be saved, and where.
+    fn recommendations(&self) -> Recommendations;
+
+    /// Every live tensor with holders, bytes, device, age and hits; and every copy with its reason.
+    fn diagnostics(&self) -> Diagnostics;
+}
+
+/// Who holds a lease: a model, a user, a session. Compared by identity within one store.
+#[derive(Clone)]
+pub struct Holder {
+    pub(crate) id: u32,
+    pub(crate) name: Arc<str>,
+}
+
+impl Holder {
+    /// The name given to [`Store::holder`].
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl fmt::Debug for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Holder({})", self.name)
+    }
+}
+
+/// One version of one tensor in one store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TensorId {
+    /// Identity of the name within the store.
+    pub slot: u64,
+    /// Counts up from 1 with every publication of the name.
+    pub version: u64,
+}
+
+/// What identifies a computation: stage fingerprint, engine and its version, precision, and inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key(pub ContentHash);
+
+/// How long a tensor stays when nobody leases it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retention {
+    /// Freed with its last lease.
+    WhileLeased,
+    /// Kept until memory is wanted; what is cheapest to make again per byte goes first.
+    Cached {
+        /// What it would take to make it again.
+        recompute: Duration,
+    },
+}
+
+/// What is to be reserved. Shape in elements.
+#[derive(Clone, Debug)]
+pub struct TensorSpec {
+    /// The name to publish under.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Dimensions, in elements.
+    pub shape: Vec<usize>,
+    /// What the tensor means.
+    pub kind: Kind,
+    /// Which encoder made it, when one did.
+    pub space: Option<Space>,
+    /// Who made it, for people.
+    pub producer: String,
+    /// What happens to it when nobody leases it.
+    pub retention: Retention,
+    /// Identity of the value by how it was made (stage key and output), when it was; equal provenance is equal
+    /// content, so it stands in for the content hash, which then never has to be computed.
+    pub provenance: Option<ContentHash>,
+}
+
+/// A content to lease: its hash, and how to look at its bytes. Row-major.
+#[derive(Clone, Debug)]
+pub struct ContentSpec {
+    /// BLAKE3 of the bytes.
+    pub hash: ContentHash,
+    /// Element type.
+    pub dtype: DType,
+    /// Dimensions, in elements.
+    pub shape: Vec<usize>,
+    /// Who wants it, for people.
+    pub producer: String,
+}
+
+/// Provides the bytes of contents that the store does not have yet.
+pub trait ContentSource {
+    /// Fills `target` (exactly the content's bytes) with content number `index` of the request.
+    ///
+    /// # Errors
+    /// Whatever keeps the bytes from being had; the store then keeps nothing of the request.
+    fn fill(&mut self, index: usize, target: &mut [u8]) -> Result<()>;
+}
+
+/// The answer to [`Store::claim`].
+pub enum Claim {
+    /// Computed already: its results, leased to the caller.
+    Ready(Vec<Lease>),
+    /// The caller computes. Others wait until the ticket is used or dropped.
+    Compute(Ticket),
+}
+
+/// Why bytes were copied. Every copy anywhere in Cotensor is counted under one of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum CopyReason {
+    /// A user's file is copied in, never mapped, so that truncating it harms nobody.
+    FileImport,
+    /// The engine returns outputs in memory of its own.
+    EngineOutput,
+    /// The engine wants another element type (64-bit to 32-bit integers).
+    EngineConversion,
+    /// The engine wants row-major input and the view is not.
+    NotContiguous,
+    /// A caller put its own bytes into the store.
+    Put,
+    /// A caller asked for its own copy of the bytes.
+    Get,
+    /// From one device to another.
+    DeviceTransfer,
+}
+
+impl CopyReason {
+    /// Every reason.
+    pub const ALL: &'static [CopyReason] = &[
+        CopyReason::FileImport,
+        CopyReason::EngineOutput,
+        CopyReason::EngineConversion,
+        CopyReason::NotContiguous,
+        CopyReason::Put,
+        CopyReason::Get,
+        CopyReason::DeviceTransfer,
+    ];
+
+    /// The name used in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            CopyReason::FileImport => "file import",
+            CopyReason::EngineOutput => "engine output",
+            CopyReason::EngineConversion => "engine conversion",
+            CopyReason::NotContiguous => "not contiguous",
+            CopyReason::Put => "put",
+            CopyReason::Get => "get",
+            CopyReason::DeviceTransfer => "device transfer",
+        }
+    }
+}

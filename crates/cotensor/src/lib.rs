@@ -1,0 +1,1 @@
+//! One copy of every tensor per machine.
