@@ -1,1 +1,52 @@
 //! One copy of every tensor per machine.
+//!
+//! This crate wires the others together and re-exports them; it has no logic of its own.
+
+pub use cotensor_core as core;
+pub use cotensor_memory as memory;
+pub use cotensor_model as model;
+pub use cotensor_store as store;
+
+pub use cotensor_core::{DType, Device, Error, ErrorKind, Kind, Layout, Result, Slice};
+pub use cotensor_model::pipeline::{Inputs, Pipeline, User, run_user};
+pub use cotensor_model::pool::{HardwarePreferences, ResourcePool};
+pub use cotensor_store::{EmbeddedStore, Lease, SharedTensor, SharingConfig, Store, TensorSharingManager};
+
+use cotensor_memory::PackCache;
+use cotensor_model::engine::RtenEngine;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// How a store inside this process is set up.
+#[derive(Clone, Debug, Default)]
+pub struct LocalOptions {
+    /// Where weights are kept for other processes and later runs; none keeps them in this process only.
+    pub cache: Option<PathBuf>,
+    /// The store's budget in bytes; none is no limit.
+    pub max_memory_bytes: Option<u64>,
+    /// Threads of the engine; none lets it choose.
+    pub threads: Option<usize>,
+    /// What may be shared.
+    pub sharing: SharingConfig,
+}
+
+/// Models over one store: see [`model::runtime::Runtime`].
+pub struct Runtime;
+
+impl Runtime {
+    /// A runtime over a store inside this process.
+    ///
+    /// # Errors
+    /// `Io` or `Invalid` when the cache folder cannot be used.
+    pub fn local(options: &LocalOptions) -> Result<Arc<model::runtime::Runtime>> {
+        let mut builder = EmbeddedStore::builder().config(options.sharing.clone());
+        if let Some(bytes) = options.max_memory_bytes {
+            builder = builder.max_memory_bytes(bytes);
+        }
+        if let Some(folder) = &options.cache {
+            builder = builder.cache(Arc::new(PackCache::open(folder)?));
+        }
+        let engine = Arc::new(RtenEngine::new(options.threads));
+        Ok(model::runtime::Runtime::new(builder.build(), engine))
+    }
+}

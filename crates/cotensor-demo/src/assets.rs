@@ -1,0 +1,39 @@
+//! What ships inside the program: skeletons of real architectures, a photograph, a speech clip, a text.
+//! Their origin is told in fixtures/media/ORIGIN.md.
+
+/// A model folder without its weights; names ending in `.gz` are compressed.
+pub(crate) struct Skeleton {
+    pub(crate) name: &'static str,
+    pub(crate) files: &'static [(&'static str, &'static [u8])],
+}
+
+macro_rules! fixture {
+    ($($part:literal),*) => {
+        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/", $($part),*))
+    };
+}
+
+macro_rules! skeleton {
+    ($name:literal: $($file:literal)*) => {
+        Skeleton { name: $name, files: &[$(($file, fixture!("skeletons/", $name, "/", $file))),*] }
+    };
+}
+
+const SKELETONS: &[Skeleton] = &[
+    skeleton!("bert-base": "config.json" "labels.json" "tokenizer.json.gz" "tokenizer_config.json"
+        "onnx/model.onnx.gz" "onnx/head.sentiment.onnx.gz" "onnx/head.entities.onnx.gz" "seed.json.gz"),
+    skeleton!("clip-vit-b16": "config.json" "labels.json" "preprocessor_config.json" "tokenizer.json.gz" "tokenizer_config.json"
+        "onnx/vision_model.onnx.gz" "onnx/text_model.onnx.gz" "onnx/head.classifier.onnx.gz" "seed.json.gz"),
+    skeleton!("whisper-base": "config.json" "labels.json" "preprocessor_config.json" "generation_config.json"
+        "tokenizer.json.gz" "tokenizer_config.json" "onnx/encoder_model.onnx.gz" "onnx/decoder_model.onnx.gz"
+        "onnx/decoder_with_past_model.onnx.gz" "onnx/head.audio.onnx.gz" "seed.json.gz"),
+];
+
+/// The skeleton of that name.
+pub(crate) fn skeleton(name: &str) -> Option<&'static Skeleton> {
+    SKELETONS.iter().find(|skeleton| skeleton.name == name)
+}
+
+pub(crate) const PHOTO: &[u8] = fixture!("media/photo.png");
+pub(crate) const SPEECH: &[u8] = fixture!("media/speech.wav");
+pub(crate) const TEXT: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/media/text/sample.txt"));

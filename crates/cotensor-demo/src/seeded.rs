@@ -1,0 +1,159 @@
+//! Seeded weights: real architectures at real size without a checkpoint.
+//!
+//! A skeleton says of every large tensor which parameter it is and how that is drawn. Values depend on the
+//! parameter's key alone, so two graphs that use one parameter get the same bytes, and so do two machines.
+
+use cotensor::core::{ContentHash, Error, Result};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::SeedableRng;
+use rand_distr::{Distribution, StandardNormal};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Values drawn from one stream; a tensor is cut into as many streams as it takes.
+const STREAM_VALUES: usize = 1 << 18;
+
+#[derive(Deserialize)]
+struct Seeds {
+    graphs: BTreeMap<String, GraphSeeds>,
+}
+
+#[derive(Deserialize)]
+struct GraphSeeds {
+    data: String,
+    data_bytes: u64,
+    tensors: Vec<TensorSeed>,
+}
+
+#[derive(Deserialize)]
+struct TensorSeed {
+    key: String,
+    shape: Vec<usize>,
+    offset: u64,
+    init: Init,
+    #[serde(default)]
+    transposed: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+enum Init {
+    Normal { mean: f32, std: f32 },
+    Constant { value: f32 },
+    Sinusoid,
+}
+
+/// Writes the external data files of all graphs that `seeds` (seed.json) describes into `folder`.
+/// `done` is told the bytes written so far and in total.
+pub(crate) fn write_weights(seeds: &[u8], folder: &Path, done: &(dyn Fn(u64, u64) + Sync)) -> Result<()> {
+    let seeds: Seeds = serde_json::from_slice(seeds).map_err(|error| Error::corrupt(error.to_string()).in_field("seed.json"))?;
+    let total = seeds.graphs.values().map(|graph| graph.data_bytes).sum();
+    let mut written = 0;
+    for graph in seeds.graphs.values() {
+        let path = folder.join(&graph.data);
+        let io = |error: std::io::Error| Error::io("cannot write seeded weights", &error).in_file(&path);
+        let file = File::create_new(&path).map_err(io)?;
+        file.set_len(graph.data_bytes).map_err(io)?;
+        write_tensors(&file, &graph.tensors).map_err(io)?;
+        written += graph.data_bytes;
+        done(written, total);
+    }
+    Ok(())
+}
+
+fn write_tensors(file: &File, tensors: &[TensorSeed]) -> std::io::Result<()> {
+    let next = AtomicUsize::new(0);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads)
+            .map(|_| {
+                scope.spawn(|| {
+                    while let Some(tensor) = tensors.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        file.write_all_at(&bytes(&values(tensor)), tensor.offset)?;
+                    }
+                    Ok(())
+                })
+            })
+            .collect();
+        workers.into_iter().try_for_each(|worker| worker.join().unwrap_or_else(|_| Err(std::io::Error::other("a writer died"))))
+    })
+}
+
+fn values(tensor: &TensorSeed) -> Vec<f32> {
+    let len = tensor.shape.iter().product();
+    let drawn = match tensor.init {
+        Init::Constant { value } => vec![value; len],
+        Init::Normal { mean, std } => normal(&tensor.key, len, mean, std),
+        Init::Sinusoid => sinusoid(&tensor.shape),
+    };
+    match (tensor.transposed, tensor.shape.as_slice()) {
+        (true, &[rows, columns]) => transposed(&drawn, rows, columns),
+        _ => drawn,
+    }
+}
+
+fn normal(key: &str, len: usize, mean: f32, std: f32) -> Vec<f32> {
+    let mut values = Vec::with_capacity(len);
+    for stream in 0..len.div_ceil(STREAM_VALUES) {
+        let seed = ContentHash::of(format!("cotensor seeded v1/{key}/{stream}").as_bytes());
+        let mut rng = ChaCha8Rng::from_seed(*seed.as_bytes());
+        let count = STREAM_VALUES.min(len - values.len());
+        values.extend((0..count).map(|_| {
+            let deviate: f32 = StandardNormal.sample(&mut rng);
+            mean + std * deviate
+        }));
+    }
+    values
+}
+
+/// Whisper's fixed positions: `[positions, width]`, sines then cosines at geometrically falling frequencies.
+fn sinusoid(shape: &[usize]) -> Vec<f32> {
+    let (width, positions) = (shape.last().copied().unwrap_or(1), shape.iter().rev().skip(1).product::<usize>());
+    let half = width / 2;
+    let step = (10_000f64).ln() / (half.max(2) - 1) as f64;
+    let at = |position: usize, index: usize| {
+        let angle = position as f64 * (-step * (index % half.max(1)) as f64).exp();
+        if index < half { angle.sin() as f32 } else { angle.cos() as f32 }
+    };
+    (0..positions).flat_map(|position| (0..width).map(move |index| at(position, index))).collect()
+}
+
+/// A matrix stored `[rows, columns]` that is the transpose of the one that was drawn as `[columns, rows]`.
+fn transposed(drawn: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    let mut values = vec![0.0; drawn.len()];
+    for (column, drawn_row) in drawn.chunks_exact(rows).enumerate() {
+        for (row, &value) in drawn_row.iter().enumerate() {
+            values[row * columns + column] = value;
+        }
+    }
+    values
+}
+
+fn bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_depend_on_the_key_alone() {
+        let a = normal("layer.0", STREAM_VALUES + 5, 0.0, 1.0);
+        assert_eq!(a, normal("layer.0", STREAM_VALUES + 5, 0.0, 1.0));
+        assert_eq!(a[..9], normal("layer.0", 9, 0.0, 1.0)[..]);
+        assert_ne!(a[..9], normal("layer.1", 9, 0.0, 1.0)[..]);
+        let mean = a.iter().sum::<f32>() / a.len() as f32;
+        assert!(mean.abs() < 0.02, "{mean}");
+    }
+
+    #[test]
+    fn transposition_moves_every_element() {
+        // Drawn as 3 rows of 2: [[0, 1], [2, 3], [4, 5]]; stored as 2 rows of 3.
+        assert_eq!(transposed(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0], 2, 3), [0.0, 2.0, 4.0, 1.0, 3.0, 5.0]);
+    }
+}

@@ -1,0 +1,140 @@
+//! Which stages of a pipeline are shared and by whom; and where they are not, why.
+
+use super::{Pipeline, User};
+use crate::model::Model;
+use crate::runtime::Runtime;
+use crate::stage::Stage;
+use cotensor_core::{Kind, Result};
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::Arc;
+
+/// What a pipeline shares.
+#[derive(Clone, Debug, Serialize)]
+pub struct Explanation {
+    /// Every stage of every user, in order.
+    pub stages: Vec<StageUse>,
+    /// Weight bytes if every user loaded its own copy.
+    pub weight_bytes_unshared: u64,
+    /// Weight bytes that are held: each content once.
+    pub weight_bytes_shared: u64,
+}
+
+/// One user's use of one stage.
+#[derive(Clone, Debug, Serialize)]
+pub struct StageUse {
+    /// The user.
+    pub user: String,
+    /// Its model.
+    pub model: String,
+    /// The stage's role.
+    pub role: String,
+    /// What its outputs mean.
+    pub kind: &'static str,
+    /// The space of its outputs.
+    pub space: String,
+    /// Bytes of its weights.
+    pub weight_bytes: u64,
+    /// Users whose stage has the same space: on equal input they compute it once.
+    pub shared_with: Vec<String>,
+    /// Where it is not shared with a stage that one might expect: why, naming both spaces.
+    pub not_shared: Vec<String>,
+    /// What sharing depends on beyond the space.
+    pub condition: Option<String>,
+}
+
+struct Use<'a> {
+    user: &'a User,
+    model: Arc<Model>,
+    stage: Arc<Stage>,
+}
+
+/// Opens every model of `pipeline` (folders relative to `base`) and compares their stages.
+///
+/// # Errors
+/// As [`Runtime::open`] and [`Model::stage`]; tasks that a family cannot do.
+pub fn explain(pipeline: &Pipeline, base: &Path, runtime: &Arc<Runtime>) -> Result<Explanation> {
+    let mut uses = Vec::new();
+    for user in &pipeline.users {
+        let model = runtime.open(&base.join(&user.model))?;
+        let task = model.family().task(&user.task).map_err(|error| error.in_field(format!("{}.task", user.name)))?;
+        for role in &task.stages {
+            uses.push(Use { user, model: Arc::clone(&model), stage: model.stage(role)? });
+        }
+        if task.head {
+            let stage = model.head(user.head.as_deref().unwrap_or("head"))?;
+            uses.push(Use { user, model: Arc::clone(&model), stage });
+        }
+    }
+    let contents: HashMap<_, _> = uses.iter().flat_map(|each| each.stage.weights()).copied().collect();
+    Ok(Explanation {
+        weight_bytes_unshared: uses.iter().map(|each| weight_bytes(&each.stage)).sum(),
+        weight_bytes_shared: contents.values().map(|&bytes| bytes as u64).sum(),
+        stages: uses.iter().map(|each| describe(each, &uses)).collect(),
+    })
+}
+
+fn describe(this: &Use<'_>, uses: &[Use<'_>]) -> StageUse {
+    let others = || uses.iter().filter(|other| other.user.name != this.user.name);
+    let same = |other: &&Use<'_>| other.stage.space() == this.stage.space();
+    let comparable = |other: &&Use<'_>| {
+        this.stage.kind == other.stage.kind && (this.stage.kind != Kind::Other) && this.stage.role == other.stage.role
+    };
+    let not_shared: BTreeMap<_, _> = others()
+        .filter(|other| !same(other) && comparable(other))
+        .map(|other| (other.user.name.as_str(), difference(this, other)))
+        .collect();
+    StageUse {
+        user: this.user.name.clone(),
+        model: this.model.name(),
+        role: this.stage.role.clone(),
+        kind: this.stage.kind.name(),
+        space: space(&this.stage),
+        weight_bytes: weight_bytes(&this.stage),
+        shared_with: others().filter(same).map(|other| other.user.name.clone()).collect(),
+        not_shared: not_shared.into_values().collect(),
+        condition: condition(this),
+    }
+}
+
+/// Why two stages of one role are in different spaces.
+fn difference(this: &Use<'_>, other: &Use<'_>) -> String {
+    let (mine, theirs) = (this.stage.weights(), other.stage.weights());
+    let common = mine.iter().filter(|(hash, _)| theirs.iter().any(|(known, _)| known == hash)).count();
+    let why = match (common == mine.len(), mine.len() == theirs.len()) {
+        (true, true) => "the weights are equal, the graph or the preprocessing differs".to_owned(),
+        _ if common == 0 => "no weight is equal".to_owned(),
+        _ => format!("{common} of {} weights are equal (and held once), the rest differs", mine.len()),
+    };
+    format!(
+        "{} of {} is in space {}, {} of {} in space {}: {why}; values of one would be wrong for the other without an adapter",
+        this.stage.role,
+        this.user.name,
+        space(&this.stage),
+        other.stage.role,
+        other.user.name,
+        space(&other.stage)
+    )
+}
+
+/// What the result depends on besides the pipeline's common input.
+fn condition(this: &Use<'_>) -> Option<String> {
+    let def = this.model.family().stage(&this.stage.role).ok()?;
+    let reads = |prefix: &str| def.inputs.values().any(|source| source.starts_with(prefix));
+    if reads("text.") && !this.user.texts.is_empty() {
+        Some(format!("reads {} text(s) of its own: computed once per list of texts", this.user.texts.len()))
+    } else if reads("tokens.") {
+        Some("the first step is shared; a whole decoding is shared by users with equal settings".to_owned())
+    } else {
+        None
+    }
+}
+
+fn space(stage: &Stage) -> String {
+    stage.space().map_or_else(|| "none".to_owned(), |space| space.to_string())
+}
+
+fn weight_bytes(stage: &Stage) -> u64 {
+    stage.weights().iter().map(|(_, bytes)| *bytes as u64).sum()
+}

@@ -1,0 +1,223 @@
+//! Greedy decoding with a key-value cache, as Whisper's two decoder graphs want it.
+
+use super::answer::{Answer, Output, softmax};
+use super::run::{Run, token_value};
+use super::{Inputs, User};
+use crate::array::{Array, ArrayView};
+use crate::engine::LoadedGraph;
+use crate::model::Model;
+use crate::stage::Stage;
+use crate::value::Value;
+use cotensor_core::{ContentHash, Error, Hasher, Result};
+use std::collections::HashMap;
+
+const DEFAULT_NEW_TOKENS: usize = 224;
+
+/// What generation_config.json says of a decoder's special tokens.
+struct Special {
+    start: i32,
+    end: i32,
+    languages: Vec<(String, i32)>,
+    transcribe: Option<i32>,
+    no_timestamps: Option<i32>,
+    suppressed: Vec<i32>,
+    suppressed_first: Vec<i32>,
+}
+
+impl Special {
+    fn of(model: &Model) -> Result<Self> {
+        const FILE: &str = "generation_config.json";
+        let file = model.folder().join(FILE);
+        let config = model.json(FILE)?.ok_or_else(|| Error::not_found("decoding needs this file").in_file(&file))?;
+        let token = |name: &str| config.get(name).and_then(serde_json::Value::as_i64).and_then(|id| i32::try_from(id).ok());
+        let required = |name: &str| {
+            token(name).ok_or_else(|| Error::invalid("a token id is required").in_file(&file).in_field(name))
+        };
+        let list = |name: &str| -> Vec<i32> {
+            let ids = config.get(name).and_then(serde_json::Value::as_array);
+            ids.into_iter().flatten().filter_map(|id| i32::try_from(id.as_i64()?).ok()).collect()
+        };
+        let of_map = |name: &str| -> Vec<(String, i32)> {
+            let ids = config.get(name).and_then(serde_json::Value::as_object);
+            ids.into_iter().flatten().filter_map(|(key, id)| Some((key.clone(), i32::try_from(id.as_i64()?).ok()?))).collect()
+        };
+        Ok(Self {
+            start: required("decoder_start_token_id")?,
+            end: required("eos_token_id")?,
+            languages: of_map("lang_to_id"),
+            transcribe: of_map("task_to_id").into_iter().find(|(task, _)| task == "transcribe").map(|(_, id)| id),
+            no_timestamps: token("no_timestamps_token_id"),
+            suppressed: list("suppress_tokens"),
+            suppressed_first: list("begin_suppress_tokens"),
+        })
+    }
+}
+
+/// The spoken language: one decoder step on the start token, its logits compared over the languages.
+pub(super) fn identify_language(run: &mut Run<'_>, inputs: &Inputs) -> Result<(Answer, Vec<Output>)> {
+    let special = Special::of(run.model)?;
+    let encoder = run.encode(run.model.family().stage("encoder")?, inputs)?;
+    let decoder = run.load("decoder", |model| model.stage("decoder"))?;
+    let (best, logits) = language(run, &decoder, &encoder, &special)?;
+    let probability = softmax(&logits)[best];
+    let language = special.languages[best].0.trim_matches(|c| matches!(c, '<' | '|' | '>')).to_owned();
+    Ok((Answer::Language { language, probability }, vec![Output::new("language_logits", &[logits.len()], &logits)]))
+}
+
+/// Index of the likeliest language, and the logits of all of them.
+fn language(run: &mut Run<'_>, decoder: &Stage, encoder: &Value, special: &Special) -> Result<(usize, Vec<f32>)> {
+    let start = token_value(&[special.start])?;
+    let inputs = [("input_ids", &start), ("encoder_hidden_states", encoder)];
+    let logits = run.one(decoder, &inputs, "logits", "start")?;
+    let all = logits.as_f32()?;
+    let of_languages: Option<Vec<f32>> =
+        special.languages.iter().map(|(_, id)| all.get(usize::try_from(*id).ok()?).copied()).collect();
+    let of_languages = of_languages.filter(|logits| !logits.is_empty()).ok_or_else(|| {
+        Error::invalid("language tokens are missing or beyond the vocabulary")
+            .in_file(run.model.folder().join("generation_config.json"))
+            .in_field("lang_to_id")
+    })?;
+    Ok((argmax(&of_languages), of_languages))
+}
+
+/// Text from speech: language first (shared with whoever asks for it), then greedy decoding.
+pub(super) fn transcribe(run: &mut Run<'_>, user: &User, inputs: &Inputs) -> Result<(Answer, Vec<Output>)> {
+    let special = Special::of(run.model)?;
+    let encoder = run.encode(run.model.family().stage("encoder")?, inputs)?;
+    let decoder = run.load("decoder", |model| model.stage("decoder"))?;
+    let mut prompt = vec![special.start];
+    if !special.languages.is_empty() {
+        let (best, _) = language(run, &decoder, &encoder, &special)?;
+        prompt.push(special.languages[best].1);
+        prompt.extend(special.transcribe);
+        prompt.extend(special.no_timestamps);
+    }
+    let with_past = run.load("decoder_with_past", |model| model.stage("decoder_with_past"))?;
+    let max = user.max_new_tokens.unwrap_or(DEFAULT_NEW_TOKENS);
+    let limits = Limits { min: user.min_new_tokens.unwrap_or(0), max, end: special.end };
+    let mut settings = Hasher::new("cotensor greedy v1");
+    for &token in prompt.iter().chain(&special.suppressed).chain(&[-1]).chain(&special.suppressed_first) {
+        settings.number(token as u64);
+    }
+    settings.number(limits.min as u64).number(limits.max as u64).number(limits.end as u64);
+    let with_past_space = with_past.space().map_or(ContentHash::of(b""), |space| space.0);
+    let extra = [settings.finish(), with_past_space, encoder.identity()];
+    let decoded = decoder.run_once("greedy decoding", &extra, run.holder, || {
+        let forbidden = |step: usize, token: i32| {
+            special.suppressed.contains(&token) || (step == 0 && special.suppressed_first.contains(&token))
+        };
+        let tokens = greedy(&**decoder.graph(), &**with_past.graph(), &prompt, &encoder, &limits, forbidden)?;
+        Ok(vec![Array::i32([tokens.len()], tokens)?])
+    })?;
+    run.note(&with_past, &decoded, &format!("greedy:{}:{}", settings.finish().short(), encoder.identity().short()));
+    let tokens = decoded.outputs.first().ok_or_else(|| Error::corrupt("decoding gave nothing"))?.as_i32()?;
+    let ids: Vec<u32> = tokens.iter().filter_map(|&token| u32::try_from(token).ok()).collect();
+    let text = run.model.text()?.decode(&ids)?;
+    let values: Vec<f32> = tokens.iter().map(|&token| token as f32).collect();
+    let output = Output::new("tokens", &[tokens.len()], &values);
+    Ok((Answer::Transcript { text: text.trim().to_owned(), tokens: tokens.len() }, vec![output]))
+}
+
+/// When greedy decoding ends.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Fewest tokens before `end` counts.
+    pub min: usize,
+    /// Most tokens.
+    pub max: usize,
+    /// The token that ends the text; not part of the result.
+    pub end: i32,
+}
+
+/// Decodes greedily: `decoder` reads the prompt and fills the cache, `with_past` adds a token at a time.
+/// The cache stays in the engine's own arrays and is lent back to it at every step.
+///
+/// # Errors
+/// As [`LoadedGraph::run`]; `Corrupt` when the graphs' cache inputs and outputs do not match.
+pub fn greedy(
+    decoder: &dyn LoadedGraph,
+    with_past: &dyn LoadedGraph,
+    prompt: &[i32],
+    encoder: &Value,
+    limits: &Limits,
+    forbidden: impl Fn(usize, i32) -> bool,
+) -> Result<Vec<i32>> {
+    let ids_shape = [1, prompt.len()];
+    let first_inputs = [("input_ids", ArrayView::I32(&ids_shape, prompt)), ("encoder_hidden_states", encoder.view()?)];
+    let names: Vec<&str> = decoder.outputs().iter().map(String::as_str).collect();
+    let mut cache: HashMap<String, Array> = HashMap::new();
+    let mut logits = None;
+    for (name, array) in names.iter().zip(decoder.run(&first_inputs, &names)?) {
+        keep(&mut cache, &mut logits, name, array);
+    }
+    let step_outputs: Vec<&str> = with_past.outputs().iter().map(String::as_str).collect();
+    let mut tokens = Vec::with_capacity(limits.max);
+    loop {
+        let scores = logits.take().ok_or_else(|| Error::corrupt("the decoder has no output \"logits\""))?;
+        let step = tokens.len();
+        let allowed = |token: i32| !(forbidden(step, token) || token == limits.end && step < limits.min);
+        let token = likeliest(&scores, allowed)?;
+        if token == limits.end {
+            return Ok(tokens);
+        }
+        tokens.push(token);
+        if tokens.len() >= limits.max {
+            return Ok(tokens);
+        }
+        let id = [token];
+        let mut inputs = vec![("input_ids", ArrayView::I32(&[1, 1], &id))];
+        for name in with_past.inputs().iter().filter(|name| *name != "input_ids") {
+            let array = cache.get(name).ok_or_else(|| {
+                Error::corrupt(format!("decoder_with_past reads {name}, which the decoder does not write"))
+            })?;
+            inputs.push((name, array.view()));
+        }
+        let outputs = with_past.run(&inputs, &step_outputs)?;
+        for (name, array) in step_outputs.iter().zip(outputs) {
+            keep(&mut cache, &mut logits, name, array);
+        }
+    }
+}
+
+/// Files an output: logits, or the cache entry that the next step reads (`present.X` becomes `past_key_values.X`).
+fn keep(cache: &mut HashMap<String, Array>, logits: &mut Option<Array>, name: &str, array: Array) {
+    if name == "logits" {
+        *logits = Some(array);
+    } else if let Some(entry) = name.strip_prefix("present.") {
+        cache.insert(format!("past_key_values.{entry}"), array);
+    }
+}
+
+/// The allowed token with the highest logit in the last row; the lowest id among equals.
+fn likeliest(logits: &Array, allowed: impl Fn(i32) -> bool) -> Result<i32> {
+    let values = logits.as_f32()?;
+    let vocabulary = logits.shape().last().copied().filter(|&size| size > 0 && values.len() >= size);
+    let vocabulary = vocabulary.ok_or_else(|| Error::corrupt("logits without a vocabulary"))?;
+    let mut best: Option<(i32, f32)> = None;
+    for (token, &value) in values[values.len() - vocabulary..].iter().enumerate() {
+        let Ok(token) = i32::try_from(token) else { break };
+        if best.is_none_or(|(_, highest)| value > highest) && allowed(token) {
+            best = Some((token, value));
+        }
+    }
+    best.map(|(token, _)| token).ok_or_else(|| Error::corrupt("no token is allowed"))
+}
+
+fn argmax(values: &[f32]) -> usize {
+    (0..values.len()).max_by(|&a, &b| values[a].total_cmp(&values[b]).then(b.cmp(&a))).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_likeliest_allowed_token() {
+        let logits = Array::f32([1, 2, 3], vec![9.0, 9.0, 9.0, 1.0, 3.0, 3.0]).unwrap();
+        assert_eq!(likeliest(&logits, |_| true).unwrap(), 1);
+        assert_eq!(likeliest(&logits, |token| token != 1).unwrap(), 2);
+        assert!(likeliest(&logits, |_| false).is_err());
+        assert!(likeliest(&Array::f32([1, 0], vec![]).unwrap(), |_| true).is_err());
+        assert_eq!(argmax(&[1.0, 5.0, 5.0]), 1);
+    }
+}

@@ -1,0 +1,114 @@
+use crate::model::{Model, StageSource};
+use crate::preprocess::{decode_image, decode_wav, resample};
+use crate::stage::compute_once;
+use crate::value::Value;
+use cotensor_core::{ContentHash, Error, Hasher, Kind, Result};
+use cotensor_store::{Holder, Key};
+use std::path::{Path, PathBuf};
+
+/// The most bytes an input file may have.
+const INPUT_BYTES_MAX: u64 = 1 << 30;
+
+/// What all users of a pipeline run on. Files are read once.
+#[derive(Clone, Debug, Default)]
+pub struct Inputs {
+    text: Option<String>,
+    image: Option<InputFile>,
+    audio: Option<InputFile>,
+}
+
+#[derive(Clone, Debug)]
+struct InputFile {
+    path: PathBuf,
+    bytes: Vec<u8>,
+    hash: ContentHash,
+}
+
+impl InputFile {
+    fn open(path: &Path) -> Result<Self> {
+        let bytes = crate::model::read_bounded(path, INPUT_BYTES_MAX)?;
+        Ok(Self { path: path.to_path_buf(), hash: ContentHash::of(&bytes), bytes })
+    }
+}
+
+impl Inputs {
+    /// Sets the text.
+    #[must_use]
+    pub fn with_text(mut self, text: impl Into<String>) -> Self {
+        self.text = Some(text.into());
+        self
+    }
+
+    /// Reads the image file (PNG, JPEG, WebP or BMP).
+    ///
+    /// # Errors
+    /// `NotFound`, `Io`, or `Invalid` past the size limit.
+    pub fn with_image(mut self, path: &Path) -> Result<Self> {
+        self.image = Some(InputFile::open(path)?);
+        Ok(self)
+    }
+
+    /// Reads the audio file (WAV).
+    ///
+    /// # Errors
+    /// As [`Inputs::with_image`].
+    pub fn with_audio(mut self, path: &Path) -> Result<Self> {
+        self.audio = Some(InputFile::open(path)?);
+        Ok(self)
+    }
+
+    /// The text.
+    ///
+    /// # Errors
+    /// `Invalid` when none was given.
+    pub fn text(&self) -> Result<&str> {
+        self.text.as_deref().ok_or_else(|| Error::invalid("this pipeline needs a text (--text)"))
+    }
+
+    /// The image, preprocessed for `model`: `[1, 3, height, width]`. Shared like a stage's result.
+    ///
+    /// # Errors
+    /// `Invalid` when none was given, `Corrupt` when it cannot be decoded.
+    pub(crate) fn pixels(&self, model: &Model, holder: &Holder) -> Result<Value> {
+        let file = self.image.as_ref().ok_or_else(|| Error::invalid("this pipeline needs an image (--image)"))?;
+        let processor = model.image()?;
+        prepared(model, holder, file, "image", processor.fingerprint(), || {
+            processor.process(&decode_image(&file.bytes)?)
+        })
+    }
+
+    /// The audio's features for `model`: `[1, mel bins, frames]`. Shared like a stage's result.
+    ///
+    /// # Errors
+    /// As [`Inputs::pixels`].
+    pub(crate) fn features(&self, model: &Model, holder: &Holder) -> Result<Value> {
+        let file = self.audio.as_ref().ok_or_else(|| Error::invalid("this pipeline needs an audio file (--audio)"))?;
+        let processor = model.audio()?;
+        prepared(model, holder, file, "audio", processor.fingerprint(), || {
+            let audio = resample(&decode_wav(&file.bytes)?, processor.sample_rate_hz())?;
+            processor.process(&audio)
+        })
+    }
+}
+
+/// Preprocesses `file` once per content and preprocessing; a private copy of a model always does it again.
+fn prepared(
+    model: &Model,
+    holder: &Holder,
+    file: &InputFile,
+    label: &str,
+    preprocessing: ContentHash,
+    prepare: impl FnOnce() -> Result<crate::array::Array>,
+) -> Result<Value> {
+    let prepare = || prepare().map_err(|error| error.in_file(&file.path));
+    let StageSource::Shared(runtime) = model.source() else {
+        return prepare().map(Value::from);
+    };
+    let mut hasher = Hasher::new("cotensor input v1");
+    hasher.field(label.as_bytes()).field(preprocessing.as_bytes()).field(file.hash.as_bytes());
+    let key = Key(hasher.finish());
+    let labels = [format!("{label} input")];
+    let compute = || prepare().map(|array| vec![array]);
+    let (mut values, _) = compute_once(&**runtime.store(), key, None, Kind::Other, &labels, holder, compute)?;
+    values.pop().ok_or_else(|| Error::not_found("the store lost a preprocessed input"))
+}

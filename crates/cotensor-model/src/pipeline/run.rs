@@ -1,0 +1,297 @@
+//! One user's task: stages in order, each run only when its result is not there yet.
+
+use super::answer::{Answer, Output, best, normalized, rows, softmax};
+use super::{Inputs, User, generate};
+use crate::array::Array;
+use crate::family::{AnswerKind, StageDef, Task};
+use crate::model::Model;
+use crate::preprocess::TokenBatch;
+use crate::stage::{Stage, StageRun};
+use crate::value::Value;
+use cotensor_core::{Error, Result};
+use cotensor_store::Holder;
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The temperature that CLIP's published checkpoints were trained to (their logit scale is clamped at 100).
+const CLIP_LOGIT_SCALE: f32 = 100.0;
+
+/// What one user got, and what it took.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct UserReport {
+    /// The user's name.
+    pub user: String,
+    /// Its task.
+    pub task: String,
+    /// The model's name.
+    pub model: String,
+    /// The answer.
+    pub answer: Answer,
+    /// The numbers behind it.
+    pub outputs: Vec<Output>,
+    /// What ran, in order.
+    pub stages: Vec<StageReport>,
+    /// What was served differently than asked: a truncated text, resampled audio.
+    pub notices: Vec<String>,
+}
+
+/// One stage's part in a run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct StageReport {
+    /// Its role.
+    pub role: String,
+    /// What was run: stages with equal signature on equal input give equal results.
+    pub signature: String,
+    /// Its space; none for a private copy.
+    pub space: Option<String>,
+    /// Whether this user ran it; otherwise the result was there.
+    pub computed: bool,
+    /// Milliseconds that this user spent opening it.
+    pub load_ms: f64,
+    /// Milliseconds that this user spent running it or waiting for its result.
+    pub run_ms: f64,
+}
+
+/// Runs `user`'s task with `model` on `inputs`; leases are counted for `holder`.
+///
+/// # Errors
+/// `Invalid` for a task that the family cannot do or an input that is missing; else what opening or running gives.
+pub fn run_user(model: &Model, user: &User, inputs: &Inputs, holder: &Holder) -> Result<UserReport> {
+    let task = model.family().task(&user.task).map_err(|error| error.in_field(format!("{}.task", user.name)))?;
+    let mut run = Run { model, holder, values: HashMap::new(), stages: Vec::new(), notices: Vec::new() };
+    let (answer, outputs) = match task.answer {
+        AnswerKind::Transcript => generate::transcribe(&mut run, user, inputs)?,
+        AnswerKind::Language => generate::identify_language(&mut run, inputs)?,
+        _ => run.encode_and_answer(task, user, inputs)?,
+    };
+    Ok(UserReport {
+        user: user.name.clone(),
+        task: user.task.clone(),
+        model: model.name(),
+        answer,
+        outputs,
+        stages: run.stages,
+        notices: run.notices,
+    })
+}
+
+pub(super) struct Run<'a> {
+    pub(super) model: &'a Model,
+    pub(super) holder: &'a Holder,
+    /// Values by source name: `text.ids`, `encoder.last_hidden_state`.
+    pub(super) values: HashMap<String, Value>,
+    stages: Vec<StageReport>,
+    notices: Vec<String>,
+}
+
+impl Run<'_> {
+    fn encode_and_answer(&mut self, task: &Task, user: &User, inputs: &Inputs) -> Result<(Answer, Vec<Output>)> {
+        let mut batch = None;
+        let mut last = None;
+        for role in &task.stages {
+            let def = self.model.family().stage(role)?;
+            if def.inputs.values().any(|source| source.starts_with("text.")) && batch.is_none() {
+                batch = Some(self.encode_texts(user, inputs)?);
+            }
+            last = Some(self.encode(def, inputs)?);
+        }
+        let mut last = last.ok_or_else(|| Error::invalid(format!("task {:?} has no stages", task.name)))?;
+        let head = user.head.as_deref().unwrap_or("head");
+        if task.head {
+            let stage = self.load(head, |model| model.head(head))?;
+            let [input] = stage.graph().inputs() else {
+                return Err(Error::invalid("a head has exactly one input").in_field(head));
+            };
+            let output = first_output(&stage)?;
+            let input = input.clone();
+            last = self.one(&stage, &[(&input, &last)], &output, user.name.as_str())?;
+        }
+        self.answer(task.answer, user, inputs, head, &last, batch.as_ref())
+    }
+
+    /// Runs a stage of the family on the values that its definition names; returns its first output.
+    pub(super) fn encode(&mut self, def: &StageDef, inputs: &Inputs) -> Result<Value> {
+        let stage = self.load(&def.role, |model| model.stage(&def.role))?;
+        let optional = def.inputs_optional.iter().filter(|(name, _)| stage.graph().inputs().contains(name));
+        let mut bound = Vec::new();
+        for (name, source) in def.inputs.iter().chain(optional) {
+            let value = match source.as_str() {
+                "image.pixels" => inputs.pixels(self.model, self.holder)?,
+                "audio.features" => inputs.features(self.model, self.holder)?,
+                source => self.values.get(source).cloned().ok_or_else(|| {
+                    Error::invalid(format!("stage {:?} needs {source}, which nothing made", def.role))
+                })?,
+            };
+            bound.push((name.as_str(), value));
+        }
+        let bound: Vec<(&str, &Value)> = bound.iter().map(|(name, value)| (*name, value)).collect();
+        let output = def.outputs.first().ok_or_else(|| Error::invalid(format!("stage {:?} has no output", def.role)))?;
+        let value = self.one(&stage, &bound, output, "")?;
+        self.values.insert(format!("{}.{output}", def.role), value.clone());
+        Ok(value)
+    }
+
+    fn encode_texts(&mut self, user: &User, inputs: &Inputs) -> Result<TokenBatch> {
+        let texts: Vec<&str> = match user.texts.as_slice() {
+            [] => vec![inputs.text()?],
+            texts => texts.iter().map(String::as_str).collect(),
+        };
+        let batch = self.model.text()?.encode(&texts)?;
+        for (text, _) in texts.iter().zip(&batch.truncated).filter(|(_, truncated)| **truncated) {
+            let start: String = text.chars().take(32).collect();
+            self.notices.push(format!("the text {start:?}… is longer than the model reads and was truncated"));
+        }
+        self.values.insert("text.ids".into(), Value::from(batch.ids.clone()));
+        self.values.insert("text.mask".into(), Value::from(batch.mask.clone()));
+        self.values.insert("text.types".into(), Value::from(batch.type_ids.clone()));
+        Ok(batch)
+    }
+
+    /// Opens a stage and notes what that took.
+    pub(super) fn load(
+        &mut self,
+        role: &str,
+        open: impl FnOnce(&Model) -> Result<Arc<Stage>>,
+    ) -> Result<Arc<Stage>> {
+        let start = Instant::now();
+        let stage = open(self.model)?;
+        self.stages.push(StageReport {
+            role: role.to_owned(),
+            signature: String::new(),
+            space: stage.space().map(|space| space.to_string()),
+            computed: false,
+            load_ms: milliseconds(start.elapsed()),
+            run_ms: 0.0,
+        });
+        Ok(stage)
+    }
+
+    /// Runs a stage for one output. `part` tells apart stages of the same role on the same input.
+    pub(super) fn one(&mut self, stage: &Stage, inputs: &[(&str, &Value)], output: &str, part: &str) -> Result<Value> {
+        let mut run = stage.run(inputs, &[output], self.holder)?;
+        let input = inputs.iter().map(|(_, value)| value.identity().short()).collect::<Vec<_>>().join("+");
+        self.note(stage, &run, &format!("{}:{part}:{output}:{input}", stage.role));
+        run.outputs.pop().ok_or_else(|| Error::corrupt(format!("stage {:?} gave no {output}", stage.role)))
+    }
+
+    /// Notes a run with the stage's loading, or apart when that has one already.
+    pub(super) fn note(&mut self, stage: &Stage, run: &StageRun, signature: &str) {
+        let fresh = self.stages.iter_mut().find(|report| report.role == stage.role && report.signature.is_empty());
+        let report = match fresh {
+            Some(report) => report,
+            None => {
+                self.stages.push(StageReport {
+                    role: stage.role.clone(),
+                    signature: String::new(),
+                    space: stage.space().map(|space| space.to_string()),
+                    computed: false,
+                    load_ms: 0.0,
+                    run_ms: 0.0,
+                });
+                let last = self.stages.len() - 1;
+                &mut self.stages[last]
+            }
+        };
+        report.signature = signature.to_owned();
+        report.computed = run.computed;
+        report.run_ms = milliseconds(run.time);
+    }
+
+    fn answer(
+        &self,
+        kind: AnswerKind,
+        user: &User,
+        inputs: &Inputs,
+        head: &str,
+        last: &Value,
+        batch: Option<&TokenBatch>,
+    ) -> Result<(Answer, Vec<Output>)> {
+        let (width, values) = rows(last)?;
+        let embedding = |name: &str, vector: Vec<f32>| {
+            let output = Output::new(name, &[vector.len()], &vector);
+            (Answer::Embedding { width: vector.len() }, vec![output])
+        };
+        Ok(match kind {
+            AnswerKind::Label => {
+                let (index, probability) = best(&values[..width])?;
+                let label = self.model.labels(head, width)?.swap_remove(index);
+                (Answer::Label { label, probability }, vec![Output::new("logits", last.shape(), values)])
+            }
+            AnswerKind::LabelPerToken => {
+                let batch = batch.ok_or_else(|| Error::invalid("labels per token need a text"))?;
+                let labels = self.model.labels(head, width)?;
+                let mut tokens = Vec::new();
+                for (row, &id) in values.chunks_exact(width).zip(batch.ids.as_i32()?) {
+                    let token = self.model.text()?.token(id).unwrap_or_default();
+                    if !self.model.text()?.is_special(id) {
+                        tokens.push((token, labels[best(row)?.0].clone()));
+                    }
+                }
+                (Answer::Tokens { tokens }, vec![Output::new("logits", last.shape(), values)])
+            }
+            AnswerKind::MeanPool => {
+                let mask = batch.ok_or_else(|| Error::invalid("a sentence embedding needs a text"))?.mask.as_i32()?;
+                let mut mean = vec![0f32; width];
+                for (row, _) in values.chunks_exact(width).zip(mask).filter(|(_, keep)| **keep != 0) {
+                    mean.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+                }
+                let count = mask.iter().filter(|keep| **keep != 0).count().max(1) as f32;
+                mean.iter_mut().for_each(|sum| *sum /= count);
+                embedding("sentence_embedding", normalized(&mean))
+            }
+            AnswerKind::FirstToken => embedding("embedding", normalized(&values[..width])),
+            AnswerKind::Embedding => embedding("embedding", normalized(&values[..width])),
+            AnswerKind::Similarity => self.similarity(user, inputs)?,
+            AnswerKind::Transcript | AnswerKind::Language => {
+                return Err(Error::invalid("decoding tasks are answered by their own loop"));
+            }
+        })
+    }
+
+    fn similarity(&self, user: &User, inputs: &Inputs) -> Result<(Answer, Vec<Output>)> {
+        let value = |source: &str| {
+            self.values.get(source).ok_or_else(|| Error::invalid(format!("a similarity needs {source}")))
+        };
+        let (width, image) = rows(value("vision.image_embeds")?)?;
+        let (text_width, texts) = rows(value("text.text_embeds")?)?;
+        if width != text_width {
+            return Err(Error::corrupt(format!("image embeddings have {width} dimensions, text embeddings {text_width}")));
+        }
+        let image = normalized(&image[..width]);
+        let cosine = |row: &[f32]| normalized(row).iter().zip(&image).map(|(a, b)| a * b).sum::<f32>();
+        let cosines: Vec<f32> = texts.chunks_exact(width).map(cosine).collect();
+        let scaled: Vec<f32> = cosines.iter().map(|cosine| cosine * CLIP_LOGIT_SCALE).collect();
+        let names: Vec<&str> = match user.texts.as_slice() {
+            [] => vec![inputs.text()?],
+            texts => texts.iter().map(String::as_str).collect(),
+        };
+        let mut ranking: Vec<(String, f32, f32)> = names
+            .iter()
+            .zip(cosines.iter().zip(softmax(&scaled)))
+            .map(|(name, (&cosine, probability))| ((*name).to_owned(), cosine, probability))
+            .collect();
+        ranking.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let outputs = vec![
+            Output::new("image_embeds", &[width], &image),
+            Output::new("cosine_similarity", &[cosines.len()], &cosines),
+        ];
+        Ok((Answer::Ranking { texts: ranking }, outputs))
+    }
+}
+
+/// The only output that a head's users read: its first.
+fn first_output(stage: &Stage) -> Result<String> {
+    let first = stage.graph().outputs().first().cloned();
+    first.ok_or_else(|| Error::corrupt(format!("{:?} has no outputs", stage.role)))
+}
+
+/// An array as a value, for inputs made on the way.
+pub(super) fn token_value(tokens: &[i32]) -> Result<Value> {
+    Array::i32([1, tokens.len()], tokens.to_vec()).map(Value::from)
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}

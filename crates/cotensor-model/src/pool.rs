@@ -1,0 +1,227 @@
+//! The resource pool: models by type and name, bounded concurrency, devices by preference.
+
+use crate::family::family_of;
+use crate::model::Model;
+use crate::pipeline::{Inputs, User, UserReport, run_user};
+use crate::runtime::Runtime;
+use cotensor_core::{DType, Device, Error, Kind, Result};
+use cotensor_store::{CopyReason, Lease, Retention, TensorSpec};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+/// The devices that a model may run on, best first.
+#[derive(Clone, Debug)]
+pub struct HardwarePreferences {
+    /// Device names: `cpu`, `cuda:0`, `webgpu`, `webnn`.
+    pub priority_list: Vec<String>,
+}
+
+impl Default for HardwarePreferences {
+    fn default() -> Self {
+        Self { priority_list: vec!["cpu".to_owned()] }
+    }
+}
+
+/// The outcome of choosing a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceChoice {
+    /// The device that will be used.
+    pub device: Device,
+    /// Preferred devices that were passed over, each with the reason.
+    pub skipped: Vec<(String, String)>,
+}
+
+impl HardwarePreferences {
+    /// The first device of the list that can be used here.
+    ///
+    /// # Errors
+    /// `Unsupported` when none can, with every reason.
+    pub fn choose(&self) -> Result<DeviceChoice> {
+        let mut skipped = Vec::new();
+        for name in &self.priority_list {
+            let reason = match name.parse::<Device>() {
+                Ok(Device::Cpu) => return Ok(DeviceChoice { device: Device::Cpu, skipped }),
+                Ok(Device::Cuda(_)) => "the engine of this build runs on the CPU only".to_owned(),
+                Ok(_) => "only available in a browser".to_owned(),
+                Err(error) => error.to_string(),
+            };
+            skipped.push((name.clone(), reason));
+        }
+        let reasons: Vec<String> = skipped.iter().map(|(name, reason)| format!("{name}: {reason}")).collect();
+        Err(Error::unsupported(format!("no preferred device can be used ({})", reasons.join("; "))).in_field("priority_list"))
+    }
+}
+
+/// Models for many callers: each is loaded once, and at most `max_connections` calls run at a time.
+pub struct ResourcePool {
+    runtime: Arc<Runtime>,
+    models: PathBuf,
+    slots: Arc<Slots>,
+}
+
+struct Slots {
+    free: Mutex<usize>,
+    freed: Condvar,
+}
+
+impl ResourcePool {
+    /// A pool over `runtime`; model names are folders below `models`.
+    ///
+    /// # Errors
+    /// `Invalid` for zero connections.
+    pub fn new(runtime: Arc<Runtime>, models: impl Into<PathBuf>, max_connections: usize) -> Result<Self> {
+        if max_connections == 0 {
+            return Err(Error::invalid("at least one connection is required").in_field("max_connections"));
+        }
+        let slots = Slots { free: Mutex::new(max_connections), freed: Condvar::new() };
+        Ok(Self { runtime, models: models.into(), slots: Arc::new(slots) })
+    }
+
+    /// The runtime, whose store all models of the pool share.
+    pub fn runtime(&self) -> &Arc<Runtime> {
+        &self.runtime
+    }
+
+    /// The model `model_name` on the best device of the list; however many ask, one copy is loaded.
+    /// `model_type` is a kind (`text_embedding`), a modality (`text`, `vision`, `audio`) or a family (`bert`); the model must be of it.
+    ///
+    /// # Errors
+    /// `Invalid` when the model is of another type or its name leaves the pool's folder; as [`Runtime::open`] and [`HardwarePreferences::choose`].
+    pub fn get_model(
+        &self,
+        model_type: &str,
+        model_name: &str,
+        hardware_preferences: &HardwarePreferences,
+    ) -> Result<PooledModel> {
+        let device = hardware_preferences.choose()?;
+        let name = Path::new(model_name);
+        if !name.components().all(|part| matches!(part, std::path::Component::Normal(_))) || model_name.is_empty() {
+            return Err(Error::invalid(format!("{model_name:?} leaves the pool's folder")).in_field("model_name"));
+        }
+        let model = self.runtime.open(&self.models.join(name))?;
+        let family = model.family();
+        let of_type = family.name == model_type
+            || family_of(model_type).is_ok_and(|wanted| wanted.name == family.name)
+            || family.kinds.iter().any(|kind| kind.name() == model_type || kind.name().split('_').next() == Some(model_type));
+        if !of_type {
+            let message = format!("{model_name} is a {} model, not {model_type:?}", family.title);
+            return Err(Error::invalid(message).in_field("model_type"));
+        }
+        Ok(PooledModel { model, device, runtime: Arc::clone(&self.runtime), slots: Arc::clone(&self.slots) })
+    }
+
+    /// Publishes `tensor_data` under `tensor_name` and leases it to every consumer.
+    ///
+    /// # Errors
+    /// `Invalid` when data and shape differ in size, `Unsupported` for a storage type that is not here, or as [`cotensor_store::Store::reserve`].
+    #[allow(clippy::too_many_arguments, reason = "the documented call has these arguments")]
+    pub fn share_tensor_between_models(
+        &self,
+        tensor_data: &[u8],
+        dtype: DType,
+        shape: &[usize],
+        tensor_name: &str,
+        producer_model: &str,
+        consumer_models: &[&str],
+        storage_type: &str,
+    ) -> Result<Vec<Lease>> {
+        let device: Device = storage_type.parse().map_err(|error: Error| error.in_field("storage_type"))?;
+        if device != Device::Cpu {
+            return Err(Error::unsupported(format!("this store keeps tensors on the cpu, not on {device}")).in_field("storage_type"));
+        }
+        let store = self.runtime.store();
+        let spec = TensorSpec {
+            name: tensor_name.to_owned(),
+            dtype,
+            shape: shape.to_vec(),
+            kind: Kind::Other,
+            space: None,
+            producer: producer_model.to_owned(),
+            retention: Retention::WhileLeased,
+            provenance: None,
+        };
+        let mut reservation = store.reserve(spec, &store.holder(producer_model))?;
+        if reservation.layout().size_bytes() != tensor_data.len() {
+            let wanted = reservation.layout().size_bytes();
+            return Err(Error::invalid(format!("{} bytes for a tensor of {wanted}", tensor_data.len())).in_field("tensor_data"));
+        }
+        reservation.write(tensor_data)?;
+        store.record_copy(CopyReason::Put, tensor_data.len());
+        let first = reservation.publish()?;
+        let id = first.id();
+        let mut leases = vec![first];
+        for consumer in consumer_models {
+            leases.push(store.lease(id, &store.holder(consumer))?);
+        }
+        Ok(leases)
+    }
+}
+
+/// A model of a pool.
+pub struct PooledModel {
+    model: Arc<Model>,
+    device: DeviceChoice,
+    runtime: Arc<Runtime>,
+    slots: Arc<Slots>,
+}
+
+impl PooledModel {
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// Where it runs, and which preferred devices were passed over.
+    pub fn device(&self) -> &DeviceChoice {
+        &self.device
+    }
+
+    /// Runs `user`'s task; waits while as many calls run as the pool allows.
+    ///
+    /// # Errors
+    /// As [`run_user`].
+    pub fn run(&self, user: &User, inputs: &Inputs) -> Result<UserReport> {
+        let _slot = Slot::take(&self.slots);
+        run_user(&self.model, user, inputs, &self.runtime.store().holder(&user.name))
+    }
+}
+
+/// One of the calls that may run at a time; given back on drop.
+struct Slot(Arc<Slots>);
+
+impl Slot {
+    fn take(slots: &Arc<Slots>) -> Self {
+        let mut free = slots.free.lock().unwrap_or_else(PoisonError::into_inner);
+        while *free == 0 {
+            free = slots.freed.wait(free).unwrap_or_else(PoisonError::into_inner);
+        }
+        *free -= 1;
+        Self(Arc::clone(slots))
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.0.freed.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cotensor_core::ErrorKind;
+
+    #[test]
+    fn devices_by_preference_with_reasons() {
+        let choose = |names: &[&str]| {
+            HardwarePreferences { priority_list: names.iter().map(|name| (*name).to_owned()).collect() }.choose()
+        };
+        let choice = choose(&["webgpu", "tpu", "cpu", "cuda"]).unwrap();
+        assert_eq!(choice.device, Device::Cpu);
+        assert_eq!(choice.skipped.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["webgpu", "tpu"]);
+        let error = choose(&["cuda:1"]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("cuda:1"));
+    }
+}

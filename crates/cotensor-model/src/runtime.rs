@@ -1,0 +1,94 @@
+//! Models opened over one store: one loaded copy of each, however many ask.
+
+use crate::engine::Engine;
+use crate::graph::Graph;
+use crate::model::{Model, StageSource};
+use crate::stage::{Sharing, Stage};
+use crate::weights::load_weights;
+use cotensor_core::{ContentHash, Hasher, Kind, Result, Space};
+use cotensor_store::Store;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Instant;
+
+/// A store and an engine, and every model that is open over them.
+pub struct Runtime {
+    store: Arc<dyn Store>,
+    engine: Arc<dyn Engine>,
+    models: Mutex<HashMap<PathBuf, Weak<Model>>>,
+    /// Loaded graphs by space, so that two folders with the same content load one.
+    stages: Mutex<HashMap<(Space, String), Weak<Stage>>>,
+}
+
+impl Runtime {
+    /// A runtime over `store`, running graphs on `engine`.
+    pub fn new(store: Arc<dyn Store>, engine: Arc<dyn Engine>) -> Arc<Self> {
+        Arc::new(Self { store, engine, models: Mutex::default(), stages: Mutex::default() })
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    /// The engine.
+    pub fn engine(&self) -> &Arc<dyn Engine> {
+        &self.engine
+    }
+
+    /// Opens the model in `folder`, or gives the copy that is open already. Graphs are loaded when first needed.
+    ///
+    /// # Errors
+    /// `NotFound`, `Corrupt`, `Invalid` or `Unsupported`, naming file and field.
+    pub fn open(self: &Arc<Self>, folder: &Path) -> Result<Arc<Model>> {
+        let path = crate::model::canonical_folder(folder)?;
+        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(model) = models.get(&path).and_then(Weak::upgrade) {
+            return Ok(model);
+        }
+        let model = Arc::new(Model::open(&path, StageSource::Shared(Arc::clone(self)))?);
+        models.retain(|_, model| model.strong_count() > 0);
+        models.insert(path, Arc::downgrade(&model));
+        Ok(model)
+    }
+
+    /// Loads the graph at `path` as a stage, its weights shared by content. `preprocessing` is the
+    /// fingerprint of what feeds it.
+    pub(crate) fn load_stage(
+        &self,
+        role: &str,
+        kind: Kind,
+        path: &Path,
+        preprocessing: &[ContentHash],
+        producer: &str,
+    ) -> Result<Arc<Stage>> {
+        let start = Instant::now();
+        let graph = Graph::open(path)?;
+        let holder = self.store.holder(producer);
+        let weights = load_weights(&graph, &*self.store, &holder, producer)?;
+        let mut hasher = Hasher::new("cotensor space v1");
+        hasher.field(graph.fingerprint(&weights.hashes).as_bytes());
+        for part in preprocessing {
+            hasher.field(part.as_bytes());
+        }
+        let space = Space(hasher.finish());
+        // Held while loading: a second asker waits for the first copy and makes none of its own.
+        let mut stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(stage) = stages.get(&(space, role.to_owned())).and_then(Weak::upgrade) {
+            return Ok(stage);
+        }
+        let sizes = weights.hashes.iter().zip(&weights.leases).map(|(&hash, lease)| (hash, lease.layout().size_bytes()));
+        let sharing = Sharing {
+            store: Arc::clone(&self.store),
+            space,
+            engine: (self.engine.name(), self.engine.version()),
+            weights: sizes.collect(),
+        };
+        let loaded = self.engine.load(&graph, weights.leases)?;
+        let stage = Arc::new(Stage::new(role, kind, loaded, Some(sharing), start.elapsed()));
+        stages.retain(|_, stage| stage.strong_count() > 0);
+        stages.insert((space, role.to_owned()), Arc::downgrade(&stage));
+        Ok(stage)
+    }
+}
