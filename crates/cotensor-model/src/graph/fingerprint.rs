@@ -1,0 +1,224 @@
+//! The identity of what a graph computes.
+//!
+//! Values are numbered in the order in which they are defined, so their names do not matter. Constants stand for their content
+//! wherever they are used, so neither the order of initializers nor how their bytes are spelt matters.
+
+use super::{Graph, normal_domain};
+use cotensor_core::{ContentHash, Hasher};
+use rten_onnx::onnx::{AttributeProto, DataType, GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto};
+use std::collections::HashMap;
+
+/// What a name stands for.
+#[derive(Clone, Copy)]
+enum Value {
+    /// An input or a node's output.
+    Number(u64),
+    /// An initializer, by type, shape and content.
+    Constant(ContentHash),
+}
+
+/// The names of one graph, and of those around it.
+struct Scope<'a> {
+    values: HashMap<&'a str, Value>,
+    outer: Option<&'a Scope<'a>>,
+}
+
+impl Scope<'_> {
+    fn find(&self, name: &str) -> Option<Value> {
+        self.values.get(name).copied().or_else(|| self.outer.and_then(|outer| outer.find(name)))
+    }
+}
+
+pub(super) fn fingerprint(graph: &Graph, weights: &[ContentHash]) -> ContentHash {
+    let mut state = State { hasher: Hasher::new("cotensor graph v1"), next: 0 };
+    let mut opsets: Vec<_> = graph
+        .model
+        .opset_import
+        .iter()
+        .map(|opset| (normal_domain(opset.domain.as_deref()), opset.version.unwrap_or_default()))
+        .collect();
+    opsets.sort_unstable();
+    state.number(opsets.len() as u64);
+    for (domain, version) in opsets {
+        state.text(domain).number(version as u64);
+    }
+    let contents = graph.weights.iter().zip(weights).map(|(weight, hash)| (weight.name.as_str(), *hash)).collect();
+    state.graph(graph.graph(), None, &contents);
+    for port in graph.inputs.iter().chain(&graph.outputs) {
+        state.text(&port.name);
+    }
+    state.hasher.finish()
+}
+
+struct State {
+    hasher: Hasher,
+    next: u64,
+}
+
+impl State {
+    fn text(&mut self, text: &str) -> &mut Self {
+        self.hasher.field(text.as_bytes());
+        self
+    }
+
+    fn number(&mut self, number: u64) -> &mut Self {
+        self.hasher.number(number);
+        self
+    }
+
+    fn optional(&mut self, number: Option<u64>) -> &mut Self {
+        match number {
+            Some(number) => self.number(1).number(number),
+            None => self.number(0),
+        }
+    }
+
+    fn graph(&mut self, graph: &GraphProto, outer: Option<&Scope<'_>>, contents: &HashMap<&str, ContentHash>) {
+        let mut scope = Scope { values: HashMap::new(), outer };
+        let inputs = graph.input.iter().filter_map(|input| input.name.as_deref());
+        let outputs = graph.node.iter().flat_map(|node| &node.output).map(String::as_str);
+        for name in inputs.chain(outputs).filter(|name| !name.is_empty()) {
+            scope.values.entry(name).or_insert_with(|| {
+                self.next += 1;
+                Value::Number(self.next)
+            });
+        }
+        for tensor in &graph.initializer {
+            let name = tensor.name.as_deref().unwrap_or_default();
+            scope.values.insert(name, Value::Constant(constant(tensor, contents.get(name).copied())));
+        }
+        self.number(graph.node.len() as u64);
+        for node in &graph.node {
+            self.node(node, &scope);
+        }
+        self.values(&graph.input, &scope).values(&graph.output, &scope);
+        // Engines choose kernels by what is known of a value, so it belongs to what is computed.
+        let mut known: Vec<_> = graph.value_info.iter().filter_map(|value| numbered(value, &scope)).collect();
+        known.sort_by_key(|(number, _)| *number);
+        self.number(known.len() as u64);
+        for (number, value) in known {
+            self.number(number).value_type(value.r#type.as_ref());
+        }
+    }
+
+    fn node(&mut self, node: &NodeProto, scope: &Scope<'_>) {
+        self.text(node.op_type.as_deref().unwrap_or_default()).text(normal_domain(node.domain.as_deref()));
+        for names in [&node.input, &node.output] {
+            self.number(names.len() as u64);
+            for name in names {
+                self.reference(name, scope);
+            }
+        }
+        let mut attributes: Vec<_> = node.attribute.iter().collect();
+        attributes.sort_by_key(|attribute| attribute.name.as_deref());
+        self.number(attributes.len() as u64);
+        for attribute in attributes {
+            self.attribute(attribute, scope);
+        }
+    }
+
+    fn reference(&mut self, name: &str, scope: &Scope<'_>) {
+        match scope.find(name) {
+            _ if name.is_empty() => self.text("none"),
+            Some(Value::Number(number)) => self.text("value").number(number),
+            Some(Value::Constant(hash)) => {
+                self.text("constant").hasher.field(hash.as_bytes());
+                self
+            }
+            // Nothing defines it, so only its name tells it from others.
+            None => self.text("undefined").text(name),
+        };
+    }
+
+    fn attribute(&mut self, attribute: &AttributeProto, scope: &Scope<'_>) {
+        self.text(attribute.name.as_deref().unwrap_or_default());
+        self.optional(attribute.r#type.map(|kind| kind.0 as u64));
+        self.optional(attribute.f.map(|value| u64::from(value.to_bits())));
+        self.optional(attribute.i.map(|value| value as u64));
+        self.number(u64::from(attribute.s.is_some())).text(attribute.s.as_deref().unwrap_or_default());
+        self.number(attribute.floats.len() as u64);
+        for value in &attribute.floats {
+            self.number(u64::from(value.to_bits()));
+        }
+        self.number(attribute.ints.len() as u64);
+        for &value in &attribute.ints {
+            self.number(value as u64);
+        }
+        self.number(attribute.strings.len() as u64);
+        for value in &attribute.strings {
+            self.text(value);
+        }
+        self.number(u64::from(attribute.t.is_some()));
+        if let Some(tensor) = &attribute.t {
+            self.hasher.field(constant(tensor, None).as_bytes());
+        }
+        self.number(u64::from(attribute.g.is_some()));
+        if let Some(graph) = &attribute.g {
+            self.graph(graph, Some(scope), &HashMap::new());
+        }
+    }
+
+    /// Inputs or outputs: what they refer to and their types.
+    fn values(&mut self, values: &[ValueInfoProto], scope: &Scope<'_>) -> &mut Self {
+        // A constant that is listed as an input, as old files do, is no input.
+        let count = values.iter().filter(|value| numbered(value, scope).is_some()).count();
+        self.number(count as u64).number(values.len() as u64 - count as u64);
+        for value in values {
+            self.reference(value.name.as_deref().unwrap_or_default(), scope);
+            self.value_type(value.r#type.as_ref());
+        }
+        self
+    }
+
+    /// Element type and fixed dimensions; the names of those that vary do not matter.
+    fn value_type(&mut self, value: Option<&TypeProto>) {
+        self.number(u64::from(value.is_some_and(|value| value.sequence.is_some())));
+        let tensor = value.and_then(|value| value.tensor_type.as_ref());
+        self.optional(tensor.and_then(|tensor| tensor.elem_type).map(|dtype| dtype.0 as u64));
+        let dims = tensor.and_then(|tensor| tensor.shape.as_ref()).map(|shape| &shape.dim);
+        self.optional(dims.map(|dims| dims.len() as u64));
+        for dim in dims.into_iter().flatten() {
+            self.optional(dim.dim_value.map(|value| value as u64));
+        }
+    }
+}
+
+/// A value that is no constant, with its number.
+fn numbered<'v>(value: &'v ValueInfoProto, scope: &Scope<'_>) -> Option<(u64, &'v ValueInfoProto)> {
+    match scope.find(value.name.as_deref()?)? {
+        Value::Number(number) => Some((number, value)),
+        Value::Constant(_) => None,
+    }
+}
+
+/// Type, shape and content of a tensor. `content` is its hash where the bytes are elsewhere.
+fn constant(tensor: &TensorProto, content: Option<ContentHash>) -> ContentHash {
+    let mut hasher = Hasher::new("cotensor constant v1");
+    hasher.number(tensor.data_type.map_or(0, |dtype| dtype.0) as u64).number(tensor.dims.len() as u64);
+    for &dim in &tensor.dims {
+        hasher.number(dim as u64);
+    }
+    hasher.field(content.unwrap_or_else(|| ContentHash::of(&tensor_bytes(tensor))).as_bytes());
+    hasher.finish()
+}
+
+/// A tensor's elements in little-endian order, whichever field they are in.
+pub(super) fn tensor_bytes(tensor: &TensorProto) -> Vec<u8> {
+    if let Some(raw) = &tensor.raw_data {
+        return raw.borrow().clone();
+    }
+    match tensor.data_type {
+        Some(DataType::FLOAT) => tensor.float_data.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        Some(DataType::DOUBLE) => tensor.double_data.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        Some(DataType::INT64) => tensor.int64_data.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        Some(DataType::INT32) => tensor.int32_data.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        // The narrower types are widened to 32 bits each.
+        Some(DataType::INT8 | DataType::UINT8 | DataType::BOOL) => {
+            tensor.int32_data.iter().map(|&value| value as u8).collect()
+        }
+        Some(DataType::INT16 | DataType::UINT16 | DataType::FLOAT16 | DataType::BFLOAT16) => {
+            tensor.int32_data.iter().flat_map(|&value| (value as u16).to_le_bytes()).collect()
+        }
+        _ => Vec::new(),
+    }
+}

@@ -1,0 +1,112 @@
+use cotensor_core::{Error, ErrorKind, Hasher, Result};
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use super::SETTLED_AFTER;
+
+/// From this size on a read is split over threads: copying out of the page cache is bound by one core.
+const PARALLEL_BYTES_MIN: usize = 8 << 20;
+
+/// Threads of one large read.
+const READERS: usize = 4;
+
+/// An open file and what it was when it was opened.
+pub(super) struct WeightFile {
+    path: PathBuf,
+    file: File,
+    stamp: Stamp,
+}
+
+/// What changes when a file is written or replaced.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    device: u64,
+    inode: u64,
+    size: u64,
+    /// Seconds and nanoseconds since 1970.
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    fn of(file: &File) -> std::io::Result<Self> {
+        let metadata = file.metadata()?;
+        Ok(Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        })
+    }
+}
+
+impl WeightFile {
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        let open = || {
+            let file = File::open(path)?;
+            let stamp = Stamp::of(&file)?;
+            Ok(Self { path: path.to_path_buf(), file, stamp })
+        };
+        open().map_err(|error: std::io::Error| Error::io("opening", &error).in_file(path))
+    }
+
+    pub(super) fn add_identity(&self, hasher: &mut Hasher) {
+        let Stamp { device, inode, size, modified, changed } = self.stamp;
+        hasher.field(self.path.as_os_str().as_bytes()).number(device).number(inode).number(size);
+        for number in [modified.0, modified.1, changed.0, changed.1] {
+            hasher.number(number as u64);
+        }
+    }
+
+    /// Whether its last write is long enough ago that another one would have changed its times.
+    pub(super) fn settled(&self, now: SystemTime) -> bool {
+        let newest = self.stamp.modified.max(self.stamp.changed);
+        let Ok(seconds) = u64::try_from(newest.0) else { return true };
+        let written = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds) + Duration::from_nanos(newest.1 as u64);
+        // A time in the future settles nothing.
+        now.duration_since(written).is_ok_and(|age| age >= SETTLED_AFTER)
+    }
+
+    /// # Errors
+    /// `Conflict` when it was written since it was opened.
+    pub(super) fn check_unchanged(&self) -> Result<()> {
+        let now = Stamp::of(&self.file).map_err(|error| Error::io("reading", &error).in_file(&self.path))?;
+        if now == self.stamp { Ok(()) } else { Err(self.changed()) }
+    }
+
+    pub(super) fn changed(&self) -> Error {
+        Error::new(ErrorKind::Conflict, "the file changed while its weights were read").in_file(&self.path)
+    }
+
+    /// Fills `target` from byte `offset` on.
+    pub(super) fn read(&self, offset: u64, target: &mut [u8]) -> Result<()> {
+        self.file.read_exact_at(target, offset).map_err(|error| match error.kind() {
+            // It was long enough when the graph was opened.
+            std::io::ErrorKind::UnexpectedEof => self.changed(),
+            _ => Error::io("reading", &error).in_file(&self.path),
+        })
+    }
+
+    /// As [`read`](Self::read), on several threads where that is faster.
+    pub(super) fn read_parallel(&self, offset: u64, target: &mut [u8]) -> Result<()> {
+        if target.len() < PARALLEL_BYTES_MIN {
+            return self.read(offset, target);
+        }
+        let part = target.len().div_ceil(READERS);
+        std::thread::scope(|scope| {
+            let readers: Vec<_> = target
+                .chunks_mut(part)
+                .enumerate()
+                .map(|(index, chunk)| scope.spawn(move || self.read(offset + (index * part) as u64, chunk)))
+                .collect();
+            readers.into_iter().try_for_each(|reader| match reader.join() {
+                Ok(result) => result,
+                Err(panic) => std::panic::resume_unwind(panic),
+            })
+        })
+    }
+}

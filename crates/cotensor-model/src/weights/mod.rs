@@ -1,0 +1,255 @@
+//! From a graph's files into a store: each weight is known by its content, and read only if nobody has it yet.
+
+mod file;
+
+use crate::graph::{Graph, Weight};
+use cotensor_core::{ContentHash, DType, Error, ErrorKind, Hasher, Result};
+use cotensor_store::{ContentSource, ContentSpec, CopyReason, Holder, Lease, Store};
+use file::WeightFile;
+use std::collections::HashMap;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+/// A graph's weights in a store.
+#[derive(Debug)]
+pub struct LoadedWeights {
+    /// One lease for each of [`Graph::weights`], in that order.
+    pub leases: Vec<Lease>,
+    /// The content hash of each.
+    pub hashes: Vec<ContentHash>,
+}
+
+/// A file that was written less than this ago may be written again without its times changing.
+const SETTLED_AFTER: Duration = Duration::from_secs(2);
+
+/// Bytes that are read, converted and hashed at a time.
+const CHUNK_BYTES: usize = 8 << 20;
+
+/// Leases the weights of `graph` for `holder`; what the store lacks is read from the graph's files into it. `producer` is for people.
+///
+/// Content hashes are remembered under the files' identities (path, device, inode, size, times), so that a second
+/// process reads nothing but a note.
+///
+/// # Errors
+/// `Conflict` naming a file that changed while it was read, `Io`, or as [`Store::contents`].
+pub fn load_weights(graph: &Graph, store: &dyn Store, holder: &Holder, producer: &str) -> Result<LoadedWeights> {
+    let mut files = Files::default();
+    for weight in graph.weights() {
+        files.open(&weight.source.file)?;
+    }
+    let key = files.identity(graph);
+    let count = graph.weights().len();
+    let hashes = match store.recall(&key).and_then(|note| read_note(&note, count)) {
+        Some(hashes) => hashes,
+        None => {
+            let hashes = hash_all(graph.weights(), &files)?;
+            if files.settled(SystemTime::now()) {
+                store.remember(&key, &write_note(&hashes));
+            }
+            hashes
+        }
+    };
+    let specs: Vec<ContentSpec> = graph
+        .weights()
+        .iter()
+        .zip(&hashes)
+        .map(|(weight, &hash)| ContentSpec {
+            hash,
+            dtype: weight.dtype,
+            shape: weight.shape.clone(),
+            producer: producer.to_owned(),
+        })
+        .collect();
+    let mut source = Source { weights: graph.weights(), hashes: &hashes, files: &files, store };
+    let leases = store.contents(&specs, &mut source, holder)?;
+    if leases.len() != count {
+        return Err(Error::new(ErrorKind::Conflict, format!("the store gave {} leases for {count} weights", leases.len())));
+    }
+    Ok(LoadedWeights { leases, hashes })
+}
+
+/// The files that hold a graph's weights, each opened once.
+#[derive(Default)]
+struct Files {
+    files: Vec<WeightFile>,
+    by_path: HashMap<std::path::PathBuf, usize>,
+}
+
+impl Files {
+    fn open(&mut self, path: &Path) -> Result<()> {
+        if !self.by_path.contains_key(path) {
+            self.files.push(WeightFile::open(path)?);
+            self.by_path.insert(path.to_path_buf(), self.files.len() - 1);
+        }
+        Ok(())
+    }
+
+    fn of(&self, weight: &Weight) -> &WeightFile {
+        &self.files[self.by_path[&weight.source.file]]
+    }
+
+    /// Equal for the same graph over files that nobody has written since.
+    fn identity(&self, graph: &Graph) -> ContentHash {
+        let mut hasher = Hasher::new("cotensor weight hashes v1");
+        hasher.field(graph.structure_hash().as_bytes());
+        for file in &self.files {
+            file.add_identity(&mut hasher);
+        }
+        // Where embedded weights lie is not part of the structure.
+        for weight in graph.weights() {
+            hasher.number(self.by_path[&weight.source.file] as u64).number(weight.source.offset);
+        }
+        hasher.finish()
+    }
+
+    fn settled(&self, now: SystemTime) -> bool {
+        self.files.iter().all(|file| file.settled(now))
+    }
+}
+
+/// Hashes what the store would hold, in one pass over the files.
+fn hash_all(weights: &[Weight], files: &Files) -> Result<Vec<ContentHash>> {
+    let mut buffer = Vec::new();
+    let mut converted = Vec::new();
+    let hashes = weights
+        .iter()
+        .map(|weight| {
+            let file = files.of(weight);
+            let source = &weight.source;
+            let mut hasher = blake3::Hasher::new();
+            let mut done = 0;
+            while done < source.length {
+                let len = (source.length - done).min(CHUNK_BYTES as u64) as usize;
+                buffer.resize(len, 0);
+                file.read(source.offset + done, &mut buffer)?;
+                if source.dtype == weight.dtype {
+                    hasher.update_rayon(&buffer);
+                } else {
+                    converted.resize(len / source.dtype.size_bytes() * weight.dtype.size_bytes(), 0);
+                    to_f32(source.dtype, &buffer, &mut converted);
+                    hasher.update_rayon(&converted);
+                }
+                done += len as u64;
+            }
+            Ok(ContentHash::from_bytes(*hasher.finalize().as_bytes()))
+        })
+        .collect::<Result<_>>()?;
+    for file in &files.files {
+        file.check_unchanged()?;
+    }
+    Ok(hashes)
+}
+
+/// Reads weights into the store's memory.
+struct Source<'a> {
+    weights: &'a [Weight],
+    hashes: &'a [ContentHash],
+    files: &'a Files,
+    store: &'a dyn Store,
+}
+
+impl ContentSource for Source<'_> {
+    fn fill(&mut self, index: usize, target: &mut [u8]) -> Result<()> {
+        let weight = &self.weights[index];
+        let file = self.files.of(weight);
+        let source = &weight.source;
+        if source.dtype == weight.dtype {
+            file.read_parallel(source.offset, target)?;
+            self.store.record_copy(CopyReason::FileImport, target.len());
+        } else {
+            let width = source.dtype.size_bytes();
+            let mut buffer = vec![0; CHUNK_BYTES.min(source.length as usize)];
+            let mut offset = source.offset;
+            for part in target.chunks_mut(CHUNK_BYTES / width * weight.dtype.size_bytes()) {
+                let bytes = &mut buffer[..part.len() / weight.dtype.size_bytes() * width];
+                file.read(offset, bytes)?;
+                to_f32(source.dtype, bytes, part);
+                offset += bytes.len() as u64;
+            }
+            self.store.record_copy(CopyReason::EngineConversion, target.len());
+        }
+        file.check_unchanged()?;
+        // The times of a file that was just written cannot tell a second write from the first.
+        if !file.settled(SystemTime::now()) {
+            let mut hasher = blake3::Hasher::new();
+            hasher.update_rayon(target);
+            if hasher.finalize().as_bytes() != self.hashes[index].as_bytes() {
+                return Err(file.changed());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Converts little-endian `float16` or `float64` elements to `float32`.
+fn to_f32(from: DType, source: &[u8], target: &mut [u8]) {
+    let targets = target.as_chunks_mut::<4>().0;
+    match from {
+        DType::F16 => {
+            for (bytes, target) in source.as_chunks::<2>().0.iter().zip(targets) {
+                *target = f16_to_f32(u16::from_le_bytes(*bytes)).to_le_bytes();
+            }
+        }
+        _ => {
+            for (bytes, target) in source.as_chunks::<8>().0.iter().zip(targets) {
+                *target = (f64::from_le_bytes(*bytes) as f32).to_le_bytes();
+            }
+        }
+    }
+}
+
+/// The value of an IEEE 754 half, given by its bits.
+fn f16_to_f32(half: u16) -> f32 {
+    let sign = u32::from(half >> 15) << 31;
+    let exponent = u32::from(half >> 10 & 0x1f);
+    let fraction = u32::from(half & 0x3ff);
+    match (exponent, fraction) {
+        // Subnormal halves are multiples of 2^-24; so is zero.
+        (0, _) => f32::from_bits(sign | (fraction as f32 * 2f32.powi(-24)).to_bits()),
+        (0x1f, _) => f32::from_bits(sign | 0xff << 23 | fraction << 13),
+        _ => f32::from_bits(sign | (exponent + 127 - 15) << 23 | fraction << 13),
+    }
+}
+
+fn write_note(hashes: &[ContentHash]) -> Vec<u8> {
+    hashes.iter().flat_map(|hash| *hash.as_bytes()).collect()
+}
+
+fn read_note(note: &[u8], count: usize) -> Option<Vec<ContentHash>> {
+    let (hashes, rest) = note.as_chunks::<32>();
+    (hashes.len() == count && rest.is_empty()).then(|| hashes.iter().copied().map(ContentHash::from_bytes).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_are_exact() {
+        for (half, value) in [
+            (0x0000, 0.0),
+            (0x8000, -0.0),
+            (0x3c00, 1.0),
+            (0xc000, -2.0),
+            (0x7bff, 65504.0),
+            (0x0001, 2f32.powi(-24)),
+            (0x03ff, 1023.0 * 2f32.powi(-24)),
+            (0x0400, 2f32.powi(-14)),
+            (0x3555, 0.333_251_95),
+            (0x7c00, f32::INFINITY),
+            (0xfc00, f32::NEG_INFINITY),
+        ] {
+            assert_eq!(f16_to_f32(half).to_bits(), value.to_bits(), "{half:#06x}");
+        }
+        assert!(f16_to_f32(0x7e00).is_nan());
+    }
+
+    #[test]
+    fn notes_read_back_and_wrong_ones_do_not() {
+        let hashes = [ContentHash::of(b"a"), ContentHash::of(b"b")];
+        let note = write_note(&hashes);
+        assert_eq!(read_note(&note, 2), Some(hashes.to_vec()));
+        assert_eq!(read_note(&note, 1), None);
+        assert_eq!(read_note(&note[..63], 2), None);
+    }
+}

@@ -1,0 +1,62 @@
+use cotensor_core::Kind;
+
+/// What may be shared. A tensor that may not is computed privately and counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct SharingConfig {
+    /// Whether anything but weights is shared.
+    pub enable_shared_tensors: bool,
+    /// The kinds that are shared; none allows all. Weights always are.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "kinds"))]
+    pub allowed_types: Option<Vec<Kind>>,
+    /// The largest tensor that is shared, in bytes; none is no limit. Weights always are.
+    pub max_shared_tensor_size_bytes: Option<u64>,
+}
+
+impl Default for SharingConfig {
+    fn default() -> Self {
+        Self { enable_shared_tensors: true, allowed_types: None, max_shared_tensor_size_bytes: None }
+    }
+}
+
+/// Why a tensor was not shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    Disabled,
+    Kind,
+    Size,
+}
+
+impl Refusal {
+    pub(crate) const ALL: [Refusal; 3] = [Refusal::Disabled, Refusal::Kind, Refusal::Size];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Refusal::Disabled => "sharing is disabled",
+            Refusal::Kind => "kind not allowed",
+            Refusal::Size => "larger than allowed",
+        }
+    }
+}
+
+impl SharingConfig {
+    pub(crate) fn refuses(&self, kind: Kind, bytes: u64) -> Option<Refusal> {
+        if kind == Kind::Weight {
+            None
+        } else if !self.enable_shared_tensors {
+            Some(Refusal::Disabled)
+        } else if self.allowed_types.as_ref().is_some_and(|allowed| !allowed.contains(&kind)) {
+            Some(Refusal::Kind)
+        } else if self.max_shared_tensor_size_bytes.is_some_and(|max| bytes > max) {
+            Some(Refusal::Size)
+        } else {
+            None
+        }
+    }
+}
+
+#[cfg(feature = "serde")]
+fn kinds<S: serde::Serializer>(kinds: &Option<Vec<Kind>>, serializer: S) -> Result<S::Ok, S::Error> {
+    use serde::Serialize;
+    kinds.as_ref().map(|kinds| kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>()).serialize(serializer)
+}

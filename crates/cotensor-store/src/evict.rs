@@ -1,0 +1,48 @@
+//! What goes first when memory is wanted.
+
+use crate::record::Record;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The tensors of one segment: they go together or not at all.
+pub(crate) struct Group {
+    pub(crate) records: Vec<Arc<Record>>,
+    pub(crate) bytes: u64,
+    recompute: Duration,
+    last_used: Duration,
+}
+
+impl Group {
+    /// Closes every tensor of the group, or none.
+    pub(crate) fn close(&self) -> bool {
+        for (index, record) in self.records.iter().enumerate() {
+            if !record.leases.close() {
+                self.records[..index].iter().for_each(|closed| closed.leases.reopen());
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// Groups that nobody leases, the first to go first: least time to make again per byte, then longest unused.
+pub(crate) fn candidates(records: Vec<Arc<Record>>) -> Vec<Group> {
+    let mut groups: HashMap<usize, Group> = HashMap::new();
+    for record in records {
+        let group = groups.entry(Arc::as_ptr(&record.charge) as usize).or_insert_with(|| Group {
+            records: Vec::new(),
+            bytes: record.charge.bytes,
+            recompute: Duration::ZERO,
+            last_used: Duration::ZERO,
+        });
+        group.recompute += record.recompute();
+        group.last_used = group.last_used.max(record.last_used());
+        group.records.push(record);
+    }
+    let unleased = |group: &Group| group.records.iter().all(|record| record.leases.total() == 0);
+    let mut groups: Vec<Group> = groups.into_values().filter(unleased).collect();
+    let cost = |group: &Group| group.recompute.as_secs_f64() / group.bytes.max(1) as f64;
+    groups.sort_by(|a, b| cost(a).total_cmp(&cost(b)).then(a.last_used.cmp(&b.last_used)));
+    groups
+}

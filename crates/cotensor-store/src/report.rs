@@ -1,0 +1,283 @@
+//! What the store says of itself. Every figure is counted, none is estimated.
+
+use crate::CopyReason;
+use crate::config::Refusal;
+use crate::embedded::EmbeddedStore;
+use crate::evict::candidates;
+use crate::record::{Home, Record};
+use cotensor_core::ContentHash;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+const MIB: f64 = (1 << 20) as f64;
+/// How many tensors a recommendation lists.
+const LISTED: usize = 10;
+
+/// What freeing everything that nobody leases did. Sizes in bytes.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct OptimizeReport {
+    /// Before.
+    pub initial_memory_bytes: u64,
+    /// After.
+    pub current_memory_bytes: u64,
+    /// The difference that freeing made.
+    pub freed_memory_bytes: u64,
+    /// How many tensors went.
+    pub freed_tensors_count: usize,
+    /// Their names.
+    pub freed_tensors: Vec<String>,
+    /// `freed_memory_bytes` in percent of `initial_memory_bytes`.
+    pub memory_reduction_percent: f64,
+    /// How many are left.
+    pub remaining_tensor_count: usize,
+}
+
+/// The store's counters.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Stats {
+    /// Live tensors, private ones left out.
+    pub total_tensors: usize,
+    /// Distinct holders with a lease.
+    pub total_models: usize,
+    /// Bytes taken from the budget, private tensors and unpublished reservations included.
+    pub memory_usage_bytes: u64,
+    /// The same in MiB.
+    pub memory_usage_mb: f64,
+    /// The most that was taken at a time.
+    pub peak_memory_bytes: u64,
+    /// Lookups and claims that found what they asked for.
+    pub cache_hits: u64,
+    /// Those that did not.
+    pub cache_misses: u64,
+    /// Hits over hits and misses, 0 to 1; 0 before the first.
+    pub hit_rate: f64,
+    /// The holders' names.
+    pub models: Vec<String>,
+    /// Kind to the holders of its tensors, where there are two or more.
+    pub sharing_opportunities: BTreeMap<String, Vec<String>>,
+    /// Tensors that the configuration kept private, by reason.
+    pub refused: BTreeMap<&'static str, u64>,
+    /// Copies by reason.
+    pub copies: Vec<Copies>,
+    /// Tensors evicted for lack of memory.
+    pub evictions: u64,
+    /// Their bytes.
+    pub evicted_bytes: u64,
+}
+
+/// Copies made for one reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Copies {
+    /// Why.
+    pub reason: &'static str,
+    /// How many.
+    pub count: u64,
+    /// How much.
+    pub bytes: u64,
+}
+
+/// What could be saved, and where.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Recommendations {
+    /// Names and bytes, largest first.
+    pub largest_tensors: Vec<(String, u64)>,
+    /// Names and leases of tensors with one lease or none.
+    pub low_reference_tensors: Vec<(String, u64)>,
+    /// As in [`Stats`].
+    pub sharing_opportunities: BTreeMap<String, Vec<String>>,
+    /// Bytes in use, in MiB.
+    pub total_memory_mb: f64,
+    /// Bytes that nobody leases, and bytes of tensors whose identity another tensor has, in MiB.
+    /// Only identities that are known already are compared; nothing is hashed for this.
+    pub potential_savings_mb: f64,
+    /// The hit rate, 0 to 1.
+    pub cache_efficiency: f64,
+}
+
+/// Every live tensor, and every copy.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Diagnostics {
+    /// By name and version.
+    pub tensors: Vec<TensorInfo>,
+    /// Copies by reason.
+    pub copies: Vec<Copies>,
+}
+
+/// One live tensor.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct TensorInfo {
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    pub version: u64,
+    /// Element type.
+    pub dtype: String,
+    /// Dimensions, in elements.
+    pub shape: Vec<usize>,
+    /// Bytes of its elements.
+    pub bytes: u64,
+    /// Where it lies.
+    pub device: String,
+    /// Which memory it lies in.
+    pub memory: String,
+    /// What it means.
+    pub kind: &'static str,
+    /// Which encoder made it.
+    pub space: Option<String>,
+    /// Who made it.
+    pub producer: String,
+    /// Holders and their leases.
+    pub holders: BTreeMap<String, u32>,
+    /// Seconds since it was published.
+    pub age_seconds: f64,
+    /// How often it was found.
+    pub hits: u64,
+    /// Whether it stays when nobody leases it.
+    pub cached: bool,
+}
+
+pub(crate) fn optimize(store: &EmbeddedStore) -> OptimizeReport {
+    let initial_memory_bytes = store.budget.used();
+    let mut freed_tensors = Vec::new();
+    let mut freed_memory_bytes = 0;
+    for group in candidates(store.names.all()) {
+        if group.close() {
+            store.drop_closed(&group.records);
+            freed_memory_bytes += group.bytes;
+            freed_tensors.extend(group.records.iter().map(|record| record.spec.name.clone()));
+        }
+    }
+    OptimizeReport {
+        initial_memory_bytes,
+        current_memory_bytes: store.budget.used(),
+        freed_memory_bytes,
+        freed_tensors_count: freed_tensors.len(),
+        memory_reduction_percent: if initial_memory_bytes == 0 {
+            0.0
+        } else {
+            100.0 * freed_memory_bytes as f64 / initial_memory_bytes as f64
+        },
+        remaining_tensor_count: store.names.all().len(),
+        freed_tensors,
+    }
+}
+
+pub(crate) fn stats(store: &EmbeddedStore) -> Stats {
+    let records = store.names.all();
+    let models: BTreeSet<String> = records.iter().flat_map(|record| holders(store, record).into_keys()).collect();
+    let (name_hits, name_misses) = store.names.hits_and_misses();
+    let cache_hits = name_hits + store.counters.claim_hits.load(Ordering::Relaxed);
+    let cache_misses = name_misses + store.counters.claim_misses.load(Ordering::Relaxed);
+    let lookups = cache_hits + cache_misses;
+    let used = store.budget.used();
+    Stats {
+        total_tensors: records.len(),
+        total_models: models.len(),
+        memory_usage_bytes: used,
+        memory_usage_mb: used as f64 / MIB,
+        peak_memory_bytes: store.budget.peak(),
+        cache_hits,
+        cache_misses,
+        hit_rate: if lookups == 0 { 0.0 } else { cache_hits as f64 / lookups as f64 },
+        models: models.into_iter().collect(),
+        sharing_opportunities: opportunities(store, &records),
+        refused: Refusal::ALL
+            .iter()
+            .map(|&refusal| (refusal.name(), store.counters.refused[refusal as usize].load(Ordering::Relaxed)))
+            .filter(|(_, count)| *count > 0)
+            .collect(),
+        copies: copies(store),
+        evictions: store.counters.evictions.load(Ordering::Relaxed),
+        evicted_bytes: store.counters.evicted_bytes.load(Ordering::Relaxed),
+    }
+}
+
+pub(crate) fn recommendations(store: &EmbeddedStore) -> Recommendations {
+    let records = store.names.all();
+    let mut largest_tensors: Vec<(String, u64)> =
+        records.iter().map(|record| (record.spec.name.clone(), record.layout.size_bytes() as u64)).collect();
+    largest_tensors.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    largest_tensors.truncate(LISTED);
+    let mut low_reference_tensors: Vec<(String, u64)> = records
+        .iter()
+        .map(|record| (record.spec.name.clone(), record.leases.total()))
+        .filter(|(_, leases)| *leases <= 1)
+        .collect();
+    low_reference_tensors.sort_by(|a, b| a.1.cmp(&b.1).then_with(|| a.0.cmp(&b.0)));
+    low_reference_tensors.truncate(LISTED);
+    let mut seen: BTreeSet<ContentHash> = BTreeSet::new();
+    let savings: u64 = records
+        .iter()
+        .filter(|record| {
+            let repeated = record.known_identity().is_some_and(|identity| !seen.insert(identity));
+            repeated || record.leases.total() == 0
+        })
+        .map(|record| record.layout.size_bytes() as u64)
+        .sum();
+    let stats = stats(store);
+    Recommendations {
+        largest_tensors,
+        low_reference_tensors,
+        sharing_opportunities: stats.sharing_opportunities,
+        total_memory_mb: stats.memory_usage_mb,
+        potential_savings_mb: savings as f64 / MIB,
+        cache_efficiency: stats.hit_rate,
+    }
+}
+
+pub(crate) fn diagnostics(store: &EmbeddedStore) -> Diagnostics {
+    let now = store.clock.now();
+    let info = |record: &Arc<Record>| TensorInfo {
+        name: record.spec.name.clone(),
+        version: record.id.version,
+        dtype: record.layout.dtype().to_string(),
+        shape: record.layout.shape().to_vec(),
+        bytes: record.layout.size_bytes() as u64,
+        device: record.segment.device().to_string(),
+        memory: record.segment.kind().to_string(),
+        kind: record.spec.kind.name(),
+        space: record.spec.space.map(|space| space.to_string()),
+        producer: record.spec.producer.clone(),
+        holders: holders(store, record),
+        age_seconds: now.saturating_sub(record.created).as_secs_f64(),
+        hits: record.hits.load(Ordering::Relaxed),
+        cached: record.kept.load(Ordering::Relaxed),
+    };
+    Diagnostics { tensors: store.names.all().iter().map(info).collect(), copies: copies(store) }
+}
+
+fn holders(store: &EmbeddedStore, record: &Record) -> BTreeMap<String, u32> {
+    record.leases.holders().into_iter().map(|(id, count)| (store.holder_name(id).to_string(), count)).collect()
+}
+
+/// Kinds whose tensors have two or more holders between them: these may share, equal spaces given.
+fn opportunities(store: &EmbeddedStore, records: &[Arc<Record>]) -> BTreeMap<String, Vec<String>> {
+    let mut by_kind: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for record in records {
+        by_kind.entry(record.spec.kind.to_string()).or_default().extend(holders(store, record).into_keys());
+    }
+    by_kind.retain(|_, holders| holders.len() > 1);
+    by_kind.into_iter().map(|(kind, holders)| (kind, holders.into_iter().collect())).collect()
+}
+
+fn copies(store: &EmbeddedStore) -> Vec<Copies> {
+    let of = |&reason: &CopyReason| {
+        let (count, bytes) = &store.counters.copies[reason as usize];
+        Copies { reason: reason.name(), count: count.load(Ordering::Relaxed), bytes: bytes.load(Ordering::Relaxed) }
+    };
+    CopyReason::ALL.iter().map(of).filter(|copies| copies.count > 0).collect()
+}
+
+impl EmbeddedStore {
+    /// Bytes in use, for tests and displays that want no more: see [`crate::Store::stats`].
+    pub fn memory_usage_bytes(&self) -> u64 {
+        self.budget.used()
+    }
+}
