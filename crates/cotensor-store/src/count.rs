@@ -2,10 +2,10 @@
 
 use crate::sync::{Mutex, lock};
 
-/// Leases by holder. Once closed, which only an unleased count can be, it never opens to a lease again
-/// unless it is [reopened](LeaseCount::reopen) by whoever closed it.
+/// Leases by holder. Once closed, which only an unleased count can be, it never takes a lease again.
 ///
-/// Invariant L1: `closed` implies that no holder has a lease. Invariant L2: a holder is listed only while its count is positive.
+/// Invariant L1: `closed` implies that no holder has a lease. Invariant L2: a holder is listed only while its count is
+/// positive. Invariant L3: only [`close_all`](LeaseCount::close_all) locks more than one count, always in the order given.
 #[derive(Debug)]
 pub struct LeaseCount(Mutex<State>);
 
@@ -62,15 +62,18 @@ impl LeaseCount {
 
     /// Closes the count if nobody has a lease; true exactly for the caller that closed it.
     pub fn close(&self) -> bool {
-        let mut state = lock(&self.0);
-        let closes = !state.closed && state.holders.is_empty();
-        state.closed |= closes;
-        closes
+        Self::close_all(&[self])
     }
 
-    /// Undoes [`close`](LeaseCount::close).
-    pub fn reopen(&self) {
-        lock(&self.0).closed = false;
+    /// Closes all of `counts` at one moment, or none: nobody sees some closed that are open again later. Callers
+    /// whose counts overlap must name them in one order; naming one twice deadlocks.
+    pub fn close_all(counts: &[&LeaseCount]) -> bool {
+        let mut states: Vec<_> = counts.iter().map(|count| lock(&count.0)).collect();
+        let closes = states.iter().all(|state| !state.closed && state.holders.is_empty());
+        if closes {
+            states.iter_mut().for_each(|state| state.closed = true);
+        }
+        closes
     }
 
     /// Holder ids with their leases.
@@ -101,7 +104,15 @@ mod tests {
         assert!(count.close());
         assert!(!count.close());
         assert!(!count.acquire(1));
-        count.reopen();
-        assert!(count.acquire(1));
+    }
+    #[test]
+    fn closes_all_or_none() {
+        let counts = [LeaseCount::default(), LeaseCount::default()];
+        assert!(counts[1].acquire(1));
+        assert!(!LeaseCount::close_all(&[&counts[0], &counts[1]]));
+        assert!(counts[0].acquire(1), "none was closed");
+        counts.iter().for_each(|count| assert_eq!(count.release(1), Released::Last));
+        assert!(LeaseCount::close_all(&[&counts[0], &counts[1]]));
+        assert!(!counts[0].acquire(1) && !counts[1].acquire(1));
     }
 }

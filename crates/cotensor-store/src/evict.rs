@@ -1,5 +1,6 @@
 //! What goes first when memory is wanted.
 
+use crate::count::LeaseCount;
 use crate::record::Record;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,13 +17,7 @@ pub(crate) struct Group {
 impl Group {
     /// Closes every tensor of the group, or none.
     pub(crate) fn close(&self) -> bool {
-        for (index, record) in self.records.iter().enumerate() {
-            if !record.leases.close() {
-                self.records[..index].iter().for_each(|closed| closed.leases.reopen());
-                return false;
-            }
-        }
-        true
+        LeaseCount::close_all(&self.records.iter().map(|record| &record.leases).collect::<Vec<_>>())
     }
 }
 

@@ -219,7 +219,7 @@ pub(crate) fn weight_location(index: usize) -> String {
 }
 
 /// Where an initializer's data lies, unless it lies inside the structure.
-fn locate(tensor: &TensorProto, span: Option<Span>, folder: &mut Folder) -> Result<Option<WeightSource>> {
+fn locate(tensor: &TensorProto, span: Option<Span>, folder: &mut Folder<'_>) -> Result<Option<WeightSource>> {
     let dtype = dtype_of(tensor.data_type)?;
     let shape = shape(tensor)?;
     let size = Layout::contiguous(dtype, &shape).map_err(|error| Error::corrupt(error.message()))?.size_bytes() as u64;

@@ -1,0 +1,123 @@
+//! What the command line accepts. Definitions only; `commands` acts on them.
+
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+
+/// One copy of every tensor per machine.
+#[derive(Parser)]
+#[command(name = "cotensor", version, about, after_help = "Exit codes: 0 done, 1 failed, 2 bad input or usage.")]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Measure several users of one model with and without sharing.
+    Demo(DemoArgs),
+    /// Run a pipeline: several users on the same input.
+    Run(RunArgs),
+    /// Say which stages of a pipeline are shared and by whom, and why others are not.
+    Explain(ExplainArgs),
+    /// List the model families: what is supported, what is open.
+    Models(ModelsArgs),
+    /// Print a completion script for a shell.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// One measured run of the demo, in a process of its own.
+    #[command(hide = true)]
+    DemoWorker(WorkerArgs),
+}
+
+#[derive(Args)]
+pub(crate) struct Common {
+    /// Where weights (and the demo's models) are kept [default: the user's cache folder].
+    #[arg(long, env = "COTENSOR_CACHE", value_name = "DIR")]
+    pub(crate) cache: Option<PathBuf>,
+    /// Threads of the engine [default: one per core].
+    #[arg(long, env = "COTENSOR_THREADS", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
+    /// The store's budget in MiB [default: none].
+    #[arg(long, env = "COTENSOR_MAX_MEMORY", value_name = "MIB")]
+    pub(crate) max_memory: Option<u64>,
+    /// Print one JSON object on standard output, and nothing else there.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct DemoArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Run every scenario with and without sharing and compare (the default).
+    #[arg(long)]
+    pub(crate) compare: bool,
+    /// Only this scenario; may be given several times: clip, bert, whisper.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) scenario: Vec<String>,
+    /// The device to run on.
+    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
+    pub(crate) hardware: String,
+    /// A folder of real checkpoints, one folder per model (bert-base, clip-vit-b16, whisper-base); seeded weights where there is none.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) models: Option<PathBuf>,
+    /// Timed runs of each way; the median counts.
+    #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=99))]
+    pub(crate) repeats: u16,
+    /// Also write a page with charts of memory and time.
+    #[arg(long, value_name = "FILE.html")]
+    pub(crate) report: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// The pipeline's TOML file.
+    pub(crate) pipeline: PathBuf,
+    /// The text that its users read.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) text: Option<String>,
+    /// The image that its users look at (PNG, JPEG, WebP, BMP).
+    #[arg(long, value_name = "FILE")]
+    pub(crate) image: Option<PathBuf>,
+    /// The audio that its users hear (WAV).
+    #[arg(long, value_name = "FILE")]
+    pub(crate) audio: Option<PathBuf>,
+    /// Run it without sharing too, and say how far the outputs differ.
+    #[arg(long)]
+    pub(crate) compare: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct ExplainArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// The pipeline's TOML file.
+    pub(crate) pipeline: PathBuf,
+}
+
+#[derive(Args)]
+pub(crate) struct ModelsArgs {
+    /// Print one JSON object on standard output, and nothing else there.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct WorkerArgs {
+    #[arg(long)]
+    pub(crate) scenario: String,
+    #[arg(long)]
+    pub(crate) mode: String,
+    #[arg(long)]
+    pub(crate) model: PathBuf,
+    #[arg(long)]
+    pub(crate) cache: PathBuf,
+    #[arg(long)]
+    pub(crate) threads: usize,
+    #[arg(long)]
+    pub(crate) max_memory_bytes: Option<u64>,
+}

@@ -1,0 +1,45 @@
+use super::{print, print_json, runtime};
+use crate::args::ExplainArgs;
+use cotensor::core::Result;
+use cotensor::model::pipeline::{Explanation, Pipeline, explain as explain_pipeline};
+use std::fmt::Write;
+use std::path::Path;
+
+pub(crate) fn explain(args: &ExplainArgs) -> Result<()> {
+    let pipeline = Pipeline::open(&args.pipeline)?;
+    let base = args.pipeline.parent().unwrap_or(Path::new("."));
+    let explanation = explain_pipeline(&pipeline, base, &runtime(&args.common)?)?;
+    if args.common.json { print_json(&explanation) } else { print(&text(&explanation)) }
+}
+
+fn text(explanation: &Explanation) -> String {
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let mut text = String::new();
+    for stage in &explanation.stages {
+        let _ = writeln!(
+            text,
+            "{} / {} ({}): space {}, {:.1} MiB of weights",
+            stage.user,
+            stage.role,
+            stage.model,
+            stage.space,
+            mib(stage.weight_bytes)
+        );
+        match stage.shared_with.as_slice() {
+            [] => text.push_str("  shared with nobody in this pipeline\n"),
+            users => {
+                let _ = writeln!(text, "  shared with {}", users.join(", "));
+            }
+        }
+        for line in stage.condition.iter().chain(&stage.not_shared) {
+            let _ = writeln!(text, "  {line}");
+        }
+    }
+    let _ = writeln!(
+        text,
+        "weights: {:.1} MiB if every user had its own, {:.1} MiB shared",
+        mib(explanation.weight_bytes_unshared),
+        mib(explanation.weight_bytes_shared)
+    );
+    text
+}

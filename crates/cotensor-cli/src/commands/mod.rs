@@ -1,0 +1,54 @@
+//! One file per command.
+
+mod demo;
+mod explain;
+mod models;
+mod run;
+
+pub(crate) use demo::{demo, demo_worker};
+pub(crate) use explain::explain;
+pub(crate) use models::models;
+pub(crate) use run::run;
+
+use crate::args::Common;
+use cotensor::core::{Error, Result};
+use cotensor::{LocalOptions, Runtime, memory, model};
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+fn cache_folder(common: &Common) -> Result<PathBuf> {
+    match &common.cache {
+        Some(folder) => Ok(folder.clone()),
+        None => memory::PackCache::default_dir(),
+    }
+}
+
+fn runtime(common: &Common) -> Result<Arc<model::runtime::Runtime>> {
+    Runtime::local(&LocalOptions {
+        cache: Some(cache_folder(common)?),
+        max_memory_bytes: budget_bytes(common)?,
+        threads: common.threads.map(usize::from),
+        ..LocalOptions::default()
+    })
+}
+
+fn budget_bytes(common: &Common) -> Result<Option<u64>> {
+    let bytes = |mib: u64| mib.checked_mul(1 << 20).filter(|&bytes| bytes > 0);
+    let checked = |mib| bytes(mib).ok_or_else(|| Error::invalid(format!("{mib} MiB cannot be a budget")).in_field("--max-memory"));
+    common.max_memory.map(checked).transpose()
+}
+
+/// Writes to standard output; a reader that went away ends the program quietly.
+fn print(text: &str) -> Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::io("cannot write", &error)),
+        _ => Ok(()),
+    }
+}
+
+fn print_json(value: &impl serde::Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value).map_err(|error| Error::invalid(error.to_string()))?;
+    print(&format!("{text}\n"))
+}

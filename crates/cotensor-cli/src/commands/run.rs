@@ -1,0 +1,91 @@
+use super::{print, print_json, runtime};
+use crate::args::RunArgs;
+use cotensor::core::Result;
+use cotensor::model::engine::FileMode;
+use cotensor::model::model::{Model, StageSource};
+use cotensor::model::pipeline::{Answer, Inputs, Pipeline, UserReport, run_user};
+use serde::Serialize;
+use std::fmt::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+#[derive(Serialize)]
+struct Report {
+    pipeline: String,
+    users: Vec<UserReport>,
+    /// Against a run in which every user opens and runs its own copy; only with --compare.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_abs_diff: Option<f64>,
+}
+
+pub(crate) fn run(args: &RunArgs) -> Result<()> {
+    let pipeline = Pipeline::open(&args.pipeline)?;
+    let base = args.pipeline.parent().unwrap_or(Path::new("."));
+    let mut inputs = Inputs::default();
+    if let Some(text) = &args.text {
+        inputs = inputs.with_text(text);
+    }
+    if let Some(path) = &args.image {
+        inputs = inputs.with_image(path)?;
+    }
+    if let Some(path) = &args.audio {
+        inputs = inputs.with_audio(path)?;
+    }
+    let runtime = runtime(&args.common)?;
+    let mut users = Vec::new();
+    let mut open = Vec::new();
+    for user in &pipeline.users {
+        let model = runtime.open(&base.join(&user.model))?;
+        users.push(run_user(&model, user, &inputs, &runtime.store().holder(&user.name))?);
+        open.push(model);
+    }
+    let mut max_abs_diff = None;
+    if args.compare {
+        let mut largest = 0f64;
+        for (user, shared) in pipeline.users.iter().zip(&users) {
+            let source = StageSource::Private(Arc::clone(runtime.engine()), FileMode::Read);
+            let model = Model::open(&base.join(&user.model), source)?;
+            let alone = run_user(&model, user, &inputs, &runtime.store().holder(&user.name))?;
+            for (a, b) in alone.outputs.iter().zip(&shared.outputs) {
+                largest = largest.max(a.max_abs_diff(b));
+            }
+        }
+        max_abs_diff = Some(largest);
+    }
+    let report = Report { pipeline: pipeline.name, users, max_abs_diff };
+    if args.common.json { print_json(&report) } else { print(&text(&report)) }
+}
+
+fn text(report: &Report) -> String {
+    let mut text = String::new();
+    for user in &report.users {
+        let _ = writeln!(text, "{} ({} on {}): {}", user.user, user.task, user.model, in_words(&user.answer));
+        for stage in &user.stages {
+            let what = if stage.computed { "ran" } else { "shared" };
+            let _ = writeln!(text, "  {:20} {what:7} {:8.1} ms", stage.role, stage.load_ms + stage.run_ms);
+        }
+        for notice in &user.notices {
+            let _ = writeln!(text, "  notice: {notice}");
+        }
+    }
+    if let Some(difference) = report.max_abs_diff {
+        let _ = writeln!(text, "largest difference from an unshared run: {difference}");
+    }
+    text
+}
+
+fn in_words(answer: &Answer) -> String {
+    match answer {
+        Answer::Label { label, probability } => format!("{label} ({:.1} %)", 100.0 * probability),
+        Answer::Tokens { tokens } => {
+            tokens.iter().map(|(token, label)| format!("{token}/{label}")).collect::<Vec<_>>().join(" ")
+        }
+        Answer::Ranking { texts } => {
+            let best: Vec<String> = texts.iter().map(|(text, cosine, _)| format!("{text:?} {cosine:.3}")).collect();
+            best.join(", ")
+        }
+        Answer::Embedding { width } => format!("an embedding of {width} dimensions"),
+        Answer::Transcript { text, tokens } => format!("{text:?} ({tokens} tokens)"),
+        Answer::Language { language, probability } => format!("{language} ({:.1} %)", 100.0 * probability),
+    }
+}

@@ -1,0 +1,122 @@
+//! Every stage of every family against the outputs that the reference implementation gave for the same weights and inputs.
+
+use cotensor_model::array::Array;
+use cotensor_model::engine::{Engine, LoadedGraph, RtenEngine};
+use cotensor_model::graph::Graph;
+use cotensor_model::weights::load_weights;
+use cotensor_store::{EmbeddedStore, Store};
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Largest allowed difference, in standard deviations of the reference.
+const TOLERANCE: f64 = 1e-4;
+
+fn folder(family: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny").join(family)
+}
+
+fn array(tensor: &TensorView<'_>) -> Array {
+    let shape = tensor.shape().to_vec();
+    match tensor.dtype() {
+        Dtype::F32 => {
+            let values = tensor.data().as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes));
+            Array::f32(shape, values.collect()).unwrap()
+        }
+        Dtype::I64 => {
+            let values = tensor.data().as_chunks::<8>().0.iter().map(|&bytes| i64::from_le_bytes(bytes));
+            Array::i32(shape, values.map(|value| value.try_into().unwrap()).collect()).unwrap()
+        }
+        other => panic!("a reference of {other:?}"),
+    }
+}
+
+/// max |a - b| / std(reference)
+fn difference(given: &[f32], reference: &[f32]) -> f64 {
+    let count = reference.len() as f64;
+    let mean = reference.iter().map(|&value| f64::from(value)).sum::<f64>() / count;
+    let variance = reference.iter().map(|&value| (f64::from(value) - mean).powi(2)).sum::<f64>() / count;
+    let largest = given.iter().zip(reference).map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs()).fold(0.0, f64::max);
+    largest / variance.sqrt()
+}
+
+fn load(path: &Path, store: &dyn Store) -> Arc<dyn LoadedGraph> {
+    let graph = Graph::open(path).unwrap();
+    let weights = load_weights(&graph, store, &store.holder("test"), "test").unwrap();
+    assert!(!weights.leases.is_empty() || path.ends_with("head.onnx") || path.ends_with("head.entities.onnx"));
+    RtenEngine::new(Some(2)).load(&graph, weights.leases).unwrap()
+}
+
+/// Runs all cases of a family and returns its stages with the number of cases of each.
+fn check_family(family: &str) -> BTreeMap<String, usize> {
+    let folder = folder(family);
+    let file = std::fs::read(folder.join("reference.safetensors")).unwrap();
+    let references = SafeTensors::deserialize(&file).unwrap();
+    // "<stage>.<case>.in.<name>"; stages and names may have dots of their own, cases have none.
+    let split = |name: &str| {
+        let (head, port, input) = match name.split_once(".in.") {
+            Some((head, port)) => (head, port, true),
+            None => name.split_once(".out.").map(|(head, port)| (head, port, false)).unwrap(),
+        };
+        let (stage, case) = head.rsplit_once('.').unwrap();
+        (stage.to_owned(), case.to_owned(), port.to_owned(), input)
+    };
+    let names: Vec<_> = references.names().into_iter().map(split).collect();
+    let cases: BTreeSet<_> = names.iter().map(|(stage, case, ..)| (stage.clone(), case.clone())).collect();
+    let store = EmbeddedStore::builder().build();
+    let mut graphs = BTreeMap::new();
+    let mut counts = BTreeMap::new();
+    for (stage, case) in cases {
+        let graph = graphs.entry(stage.clone()).or_insert_with(|| load(&folder.join(format!("onnx/{stage}.onnx")), &*store));
+        let ports = |wanted: bool| {
+            let here = names.iter().filter(|(s, c, _, input)| *s == stage && *c == case && *input == wanted);
+            let way = if wanted { "in" } else { "out" };
+            here.map(|(.., port, _)| {
+                (port.clone(), array(&references.tensor(&format!("{stage}.{case}.{way}.{port}")).unwrap()))
+            })
+            .collect::<Vec<_>>()
+        };
+        let (inputs, outputs) = (ports(true), ports(false));
+        let views: Vec<_> = inputs.iter().map(|(name, array)| (name.as_str(), array.view())).collect();
+        let wanted: Vec<_> = outputs.iter().map(|(name, _)| name.as_str()).collect();
+        assert!(!wanted.is_empty(), "{family} {stage}.{case} has no outputs");
+        let given = graph.run(&views, &wanted).unwrap();
+        for ((name, reference), given) in outputs.iter().zip(&given) {
+            assert_eq!(given.shape(), reference.shape(), "{family} {stage}.{case} {name}");
+            let difference = difference(given.as_f32().unwrap(), reference.as_f32().unwrap());
+            println!("{family} {stage}.{case} {name}: {difference:.1e}");
+            assert!(difference <= TOLERANCE, "{family} {stage}.{case} {name}: {difference:e}");
+        }
+        *counts.entry(stage).or_default() += 1;
+    }
+    counts
+}
+
+fn check(family: &str, stages: &[&str]) {
+    let counts = check_family(family);
+    for stage in stages {
+        assert!(counts.get(*stage).is_some_and(|&cases| cases >= 2), "{family} {stage}: {counts:?}");
+    }
+}
+
+#[test]
+fn bert() {
+    check("bert", &["model", "head"]);
+}
+
+#[test]
+fn vit() {
+    check("vit", &["model", "head"]);
+}
+
+#[test]
+fn clip() {
+    check("clip", &["vision_model", "text_model", "head"]);
+}
+
+#[test]
+fn whisper() {
+    check("whisper", &["encoder_model", "decoder_model", "decoder_with_past_model", "head"]);
+}
