@@ -4,8 +4,8 @@ use crate::record::Record;
 use crate::{Key, Lease};
 use cotensor_core::{Error, ErrorKind, Result};
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 const SHARDS: usize = 16;
 
@@ -14,14 +14,18 @@ enum State {
     Ready(Vec<Weak<Record>>),
 }
 
+type Map = HashMap<Key, State, foldhash::fast::RandomState>;
+type Guard<'a> = MutexGuard<'a, Map>;
+
 #[derive(Default)]
 struct Shard {
-    claims: Mutex<HashMap<Key, State, foldhash::fast::RandomState>>,
+    claims: Mutex<Map>,
     changed: Condvar,
 }
 
 pub(crate) struct Claims {
     shards: [Shard; SHARDS],
+    #[cfg_attr(target_family = "wasm", allow(dead_code, reason = "nothing waits there"))]
     wait_max: Duration,
 }
 
@@ -41,7 +45,7 @@ impl Claims {
         &self.shards[usize::from(key.0.as_bytes()[0]) % SHARDS]
     }
 
-    fn lock<'a>(shard: &'a Shard) -> MutexGuard<'a, HashMap<Key, State, foldhash::fast::RandomState>> {
+    fn lock(shard: &Shard) -> Guard<'_> {
         shard.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -52,36 +56,51 @@ impl Claims {
         let mut deadline = None;
         loop {
             match claims.get(&key) {
-                Some(State::Ready(records)) => {
-                    if let Some(leases) = lease_all(records, holder) {
-                        return Ok(Found::Ready(leases));
+                Some(State::Ready(records)) => match lease_all(records, holder) {
+                    Ok(leases) => return Ok(Found::Ready(leases)),
+                    Err(partial) => {
+                        // Evicted in part: made again as a whole.
+                        claims.insert(key, State::Computing);
+                        // The last lease of a tensor comes back here to forget it: never under the lock.
+                        drop(claims);
+                        drop(partial);
+                        return Ok(Found::Mine);
                     }
-                    // Evicted in part: made again as a whole.
-                    claims.insert(key, State::Computing);
-                    return Ok(Found::Mine);
-                }
+                },
                 None => {
                     claims.insert(key, State::Computing);
                     return Ok(Found::Mine);
                 }
-                Some(State::Computing) => {
-                    let left = match deadline {
-                        None => self.wait_max,
-                        Some(deadline) => Instant::saturating_duration_since(&deadline, Instant::now()),
-                    };
-                    if left.is_zero() {
-                        let waited = self.wait_max.as_secs();
-                        return Err(Error::new(
-                            ErrorKind::TimedOut,
-                            format!("another computes {:?} for over {waited} s", key.0),
-                        ));
-                    }
-                    // Read only when there is something to wait for: wasm32 has no clock.
-                    deadline.get_or_insert_with(|| Instant::now() + self.wait_max);
-                    claims = shard.changed.wait_timeout(claims, left).unwrap_or_else(PoisonError::into_inner).0;
-                }
+                Some(State::Computing) => claims = self.wait(shard, claims, &mut deadline, &key)?,
             }
         }
+    }
+
+    /// Waits until something in `shard` changes, or fails past the deadline, which the first wait sets.
+    #[cfg(not(target_family = "wasm"))]
+    fn wait<'a>(
+        &self,
+        shard: &'a Shard,
+        claims: Guard<'a>,
+        deadline: &mut Option<std::time::Instant>,
+        key: &Key,
+    ) -> Result<Guard<'a>> {
+        use std::time::Instant;
+        /// A wait that no clock overflows on.
+        const WAIT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+        let now = Instant::now();
+        let left = deadline.get_or_insert_with(|| now + self.wait_max.min(WAIT_MAX)).saturating_duration_since(now);
+        if left.is_zero() {
+            let waited = self.wait_max.as_secs();
+            return Err(Error::new(ErrorKind::TimedOut, format!("another computes {:?} for over {waited} s", key.0)));
+        }
+        Ok(shard.changed.wait_timeout(claims, left).unwrap_or_else(PoisonError::into_inner).0)
+    }
+
+    /// On one thread whoever computes is further up the stack, so waiting would never end.
+    #[cfg(target_family = "wasm")]
+    fn wait<'a>(&self, _: &'a Shard, _: Guard<'a>, _: &mut Option<std::time::Instant>, key: &Key) -> Result<Guard<'a>> {
+        Err(Error::new(ErrorKind::Conflict, format!("{:?} is being computed already", key.0)))
     }
 
     /// Whether the results could be leased now.
@@ -108,15 +127,25 @@ impl Claims {
         shard.changed.notify_all();
     }
 
-    /// Forgets results that are gone, unless somebody makes them again already.
-    pub(crate) fn forget(&self, key: &Key) {
+    /// Forgets the results that `record` was part of, unless they were made again since, or are being made.
+    pub(crate) fn forget(&self, key: &Key, record: &Record) {
         let mut claims = Self::lock(self.shard(key));
-        if matches!(claims.get(key), Some(State::Ready(_))) {
+        if let Some(State::Ready(records)) = claims.get(key)
+            && records.iter().any(|result| std::ptr::eq(result.as_ptr(), record))
+        {
             claims.remove(key);
         }
     }
 }
 
-fn lease_all(records: &[Weak<Record>], holder: u32) -> Option<Vec<Lease>> {
-    records.iter().map(|record| record.upgrade().and_then(|record: Arc<Record>| Lease::take(record, holder))).collect()
+/// All results leased, or those that could be before one that could not.
+fn lease_all(records: &[Weak<Record>], holder: u32) -> Result<Vec<Lease>, Vec<Lease>> {
+    let mut leases = Vec::with_capacity(records.len());
+    for record in records {
+        match record.upgrade().and_then(|record| Lease::take(&record, holder)) {
+            Some(lease) => leases.push(lease),
+            None => return Err(leases),
+        }
+    }
+    Ok(leases)
 }

@@ -3,10 +3,12 @@
 use crate::budget::Charge;
 use crate::embedded::EmbeddedStore;
 use crate::{Claim, ContentSource, ContentSpec, CopyReason, Holder, Key, Lease, Retention, Store, TensorSpec, Ticket};
-use cotensor_core::{ALIGNMENT, ContentHash, DType, Error, Hasher, Kind, Layout, Located, Result, SegmentMut};
+use cotensor_core::{
+    ALIGNMENT, ContentHash, DType, Error, Hasher, Kind, Layout, Located, Result, SegmentMut, TENSOR_BYTES_MAX,
+};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A content that this request has to provide.
 struct Missing {
@@ -87,10 +89,10 @@ fn provide(
     if unknown.is_empty() {
         return Ok(());
     }
-    let charge = store.charge(unknown.iter().map(|each| padded(each.len) as u64).sum())?;
-    let start = Instant::now();
+    let charge = store.charge(packed_bytes(&unknown)? as u64)?;
+    let start = store.clock.now();
     let located = fill(store, &unknown, source)?;
-    let each_took = start.elapsed() / unknown.len() as u32;
+    let each_took = store.clock.now().saturating_sub(start) / unknown.len() as u32;
     for (each, located) in unknown.into_iter().zip(located) {
         list(store, specs, each, located, &charge, each_took, holder, held)?;
     }
@@ -104,9 +106,11 @@ fn fill(store: &EmbeddedStore, unknown: &[Missing], source: &mut dyn ContentSour
         for (index, each) in unknown.iter().enumerate() {
             source.fill(each.index, pack.entry_mut(index))?;
         }
-        return pack.commit();
+        if let Ok(located) = pack.commit() {
+            return Ok(located);
+        }
     }
-    let mut segment = store.memory.reserve(unknown.iter().map(|each| padded(each.len)).sum())?;
+    let mut segment = store.memory.reserve(packed_bytes(unknown)?)?;
     let mut ranges = Vec::new();
     let mut offset = 0;
     for each in unknown {
@@ -167,4 +171,13 @@ fn list(
 
 fn padded(len: usize) -> usize {
     len.next_multiple_of(ALIGNMENT)
+}
+
+/// Bytes of one segment with room for all.
+fn packed_bytes(unknown: &[Missing]) -> Result<usize> {
+    unknown
+        .iter()
+        .try_fold(0usize, |total, each| total.checked_add(padded(each.len)))
+        .filter(|&total| total as u64 <= TENSOR_BYTES_MAX)
+        .ok_or_else(|| Error::invalid(format!("{} contents together exceed {TENSOR_BYTES_MAX} bytes", unknown.len())))
 }

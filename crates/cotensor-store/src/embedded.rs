@@ -3,8 +3,9 @@
 use crate::budget::{Budget, Charge};
 use crate::claims::{Claims, Found};
 use crate::config::Refusal;
-use crate::evict::candidates;
+use crate::evict::{candidates, charged_bytes};
 use crate::names::Names;
+use crate::notes::Notes;
 use crate::record::{Home, Record};
 use crate::{
     Claim, Clock, ContentSource, ContentSpec, CopyReason, Diagnostics, Holder, Key, Lease, OptimizeReport,
@@ -18,8 +19,6 @@ use std::time::Duration;
 
 /// The longest that a claim waits for another's computation, unless the builder says otherwise.
 const CLAIM_WAIT_MAX: Duration = Duration::from_secs(600);
-/// Notes kept when there is no cache.
-const NOTES_MAX: usize = 4096;
 
 /// A store inside this process. Made by [`EmbeddedStore::builder`]; shared behind `Arc`.
 pub struct EmbeddedStore {
@@ -32,7 +31,7 @@ pub struct EmbeddedStore {
     pub(crate) counters: Counters,
     config: SharingConfig,
     holders: RwLock<Holders>,
-    notes: Mutex<HashMap<ContentHash, Vec<u8>>>,
+    notes: Mutex<Notes>,
     pub(crate) me: Weak<EmbeddedStore>,
 }
 
@@ -136,40 +135,49 @@ impl EmbeddedStore {
         }
     }
 
-    /// Takes `bytes` from the budget, evicting what nobody leases if it must.
+    /// Takes `bytes` from the budget, evicting what nobody leases if it must, and nothing if that would not do.
     pub(crate) fn charge(&self, bytes: u64) -> Result<Arc<Charge>> {
         if let Some(charge) = self.budget.take(bytes) {
             return Ok(charge);
         }
-        if bytes <= self.budget.max {
-            for group in candidates(self.names.all()) {
+        let mut survey = self.names.survey();
+        let groups = candidates(std::mem::take(&mut survey.records));
+        let freeable: u64 = groups.iter().map(|group| group.bytes).sum();
+        if self.budget.used().saturating_sub(freeable).saturating_add(bytes) <= self.budget.max {
+            for group in groups {
+                // Others may have given memory back, or taken what was given, since the last look.
+                if let Some(charge) = self.budget.take(bytes) {
+                    return Ok(charge);
+                }
                 if group.close() {
                     self.counters.evictions.fetch_add(group.records.len() as u64, Ordering::Relaxed);
                     self.counters.evicted_bytes.fetch_add(group.bytes, Ordering::Relaxed);
                     self.drop_closed(&group.records);
-                    drop(group);
-                    if let Some(charge) = self.budget.take(bytes) {
-                        return Ok(charge);
-                    }
                 }
             }
         }
-        Err(self.over_budget(bytes))
+        drop(survey);
+        self.budget.take(bytes).ok_or_else(|| self.over_budget(bytes))
     }
 
     fn over_budget(&self, bytes: u64) -> Error {
+        let survey = self.names.survey();
         let mut by_holder: HashMap<u32, u64> = HashMap::new();
-        for record in self.names.all() {
+        for record in &survey.records {
             for (holder, _) in record.leases.holders() {
                 *by_holder.entry(holder).or_default() += record.layout.size_bytes() as u64;
             }
         }
+        let (used, max) = (self.budget.used(), self.budget.max);
+        let unlisted = used.saturating_sub(charged_bytes(&survey.records));
         let mut held: Vec<(u64, String)> =
             by_holder.into_iter().map(|(holder, bytes)| (bytes, self.holder_name(holder).to_string())).collect();
         held.sort_unstable_by(|a, b| b.cmp(a));
-        let held: Vec<String> = held.iter().take(5).map(|(bytes, name)| format!("{name} holds {bytes}")).collect();
+        let mut held: Vec<String> = held.iter().take(5).map(|(bytes, name)| format!("{name} holds {bytes}")).collect();
+        if unlisted > 0 {
+            held.push(format!("private and unpublished tensors hold {unlisted}"));
+        }
         let held = if held.is_empty() { "nothing is leased".to_owned() } else { held.join(", ") };
-        let (used, max) = (self.budget.used(), self.budget.max);
         Error::new(
             ErrorKind::OverBudget,
             format!("{bytes} bytes do not fit the budget of {max} bytes, of which {used} are in use ({held})"),
@@ -180,7 +188,7 @@ impl EmbeddedStore {
         for record in records {
             self.names.forget(record);
             if let Some(key) = &record.key {
-                self.claims.forget(key);
+                self.claims.forget(key, record);
             }
         }
     }
@@ -230,7 +238,8 @@ impl EmbeddedStore {
         }
         let charge = self.charge(bytes).map_err(|error| error.in_field(spec.name.as_str()))?;
         let segment = self.memory.reserve(layout.size_bytes())?;
-        Ok(Reservation { spec, layout, segment, charge, holder: holder.clone(), private, home: self.home()? })
+        let (device, home) = (self.memory.device(), self.home()?);
+        Ok(Reservation { spec, layout, segment, charge, holder: holder.clone(), private, device, home })
     }
 }
 
@@ -288,7 +297,7 @@ impl Store for EmbeddedStore {
 
     fn get(&self, name: &str, holder: &Holder) -> Result<Lease> {
         let take = |record: &Arc<Record>| {
-            let lease = Lease::take(Arc::clone(record), holder.id)?;
+            let lease = Lease::take(record, holder.id)?;
             record.used(self.clock.now());
             Some(lease)
         };
@@ -296,7 +305,7 @@ impl Store for EmbeddedStore {
     }
 
     fn lease(&self, id: TensorId, holder: &Holder) -> Result<Lease> {
-        let take = |record: &Arc<Record>| Lease::take(Arc::clone(record), holder.id);
+        let take = |record: &Arc<Record>| Lease::take(record, holder.id);
         let lease = self.names.by_id(id, take);
         lease.ok_or_else(|| Error::not_found(format!("version {} of tensor {} is gone", id.version, id.slot)))
     }
@@ -335,7 +344,7 @@ impl Store for EmbeddedStore {
     fn recall(&self, key: &ContentHash) -> Option<Vec<u8>> {
         match &self.cache {
             Some(cache) => cache.recall(key),
-            None => self.notes.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned(),
+            None => self.notes.lock().unwrap_or_else(PoisonError::into_inner).recall(key),
         }
     }
 
@@ -343,13 +352,7 @@ impl Store for EmbeddedStore {
         match &self.cache {
             // A lost note costs time, never correctness.
             Some(cache) => drop(cache.remember(key, note)),
-            None => {
-                let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
-                if notes.len() >= NOTES_MAX {
-                    notes.clear();
-                }
-                notes.insert(*key, note.to_vec());
-            }
+            None => self.notes.lock().unwrap_or_else(PoisonError::into_inner).remember(key, note),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::count::LeaseCount;
 use crate::record::Record;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,4 +40,11 @@ pub(crate) fn candidates(records: Vec<Arc<Record>>) -> Vec<Group> {
     let cost = |group: &Group| group.recompute.as_secs_f64() / group.bytes.max(1) as f64;
     groups.sort_by(|a, b| cost(a).total_cmp(&cost(b)).then(a.last_used.cmp(&b.last_used)));
     groups
+}
+
+/// The bytes that `records` take from the budget, each segment counted once.
+pub(crate) fn charged_bytes(records: &[Arc<Record>]) -> u64 {
+    let mut seen = HashSet::new();
+    let first = |record: &&Arc<Record>| seen.insert(Arc::as_ptr(&record.charge));
+    records.iter().filter(first).map(|record| record.charge.bytes).sum()
 }

@@ -2,7 +2,9 @@ use crate::budget::Charge;
 use crate::count::Released;
 use crate::record::{Home, Record};
 use crate::{Holder, Key, TensorId, TensorSpec};
-use cotensor_core::{ContentHash, DType, Error, ErrorKind, Kind, Layout, Result, Segment, SegmentMut, Slice, Space};
+use cotensor_core::{
+    ContentHash, DType, Device, Error, ErrorKind, Kind, Layout, Result, Segment, SegmentMut, Slice, Space,
+};
 use std::fmt;
 use std::sync::{Arc, Weak};
 
@@ -97,15 +99,28 @@ impl Lease {
     /// # Errors
     /// Never while this lease lives; the signature leaves room for stores across processes.
     pub fn try_clone(&self) -> Result<Lease> {
-        let mut lease = Lease::take(Arc::clone(&self.record), self.holder)
+        self.lease_as(self.holder)
+    }
+
+    /// A lease of the same version for another holder of the same store.
+    ///
+    /// # Errors
+    /// As [`try_clone`](Lease::try_clone).
+    pub fn another(&self, holder: &Holder) -> Result<Lease> {
+        self.lease_as(holder.id)
+    }
+
+    fn lease_as(&self, holder: u32) -> Result<Lease> {
+        let mut lease = Lease::take(&self.record, holder)
             .ok_or_else(|| Error::new(ErrorKind::Conflict, format!("{} is being freed", self.name())))?;
         lease.layout.clone_from(&self.layout);
         Ok(lease)
     }
 
     /// A lease for `holder` unless the tensor is being freed.
-    pub(crate) fn take(record: Arc<Record>, holder: u32) -> Option<Lease> {
-        record.leases.acquire(holder).then_some(Lease { record, holder, layout: None })
+    pub(crate) fn take(record: &Arc<Record>, holder: u32) -> Option<Lease> {
+        // Counted first: a failed attempt must not keep alive, for a moment, what an eviction has just closed.
+        record.leases.acquire(holder).then(|| Lease { record: Arc::clone(record), holder, layout: None })
     }
 }
 
@@ -202,6 +217,7 @@ pub struct Reservation {
     pub(crate) charge: Arc<Charge>,
     pub(crate) holder: Holder,
     pub(crate) private: bool,
+    pub(crate) device: Device,
     pub(crate) home: Arc<dyn Home>,
 }
 
@@ -209,6 +225,11 @@ impl Reservation {
     /// How the elements lie: row-major from the start.
     pub fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    /// Where it lies.
+    pub fn device(&self) -> Device {
+        self.device
     }
 
     /// The bytes so far, where the host can address them.

@@ -16,6 +16,7 @@ mod embedded;
 mod evict;
 mod lease;
 mod names;
+mod notes;
 mod record;
 mod report;
 mod sharing;

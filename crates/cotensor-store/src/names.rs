@@ -5,7 +5,7 @@ use crate::record::Record;
 use std::collections::HashMap;
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 const SHARDS: usize = 64;
 
@@ -31,6 +31,14 @@ pub(crate) struct Names {
     shards: Vec<Shard>,
     hasher: foldhash::fast::RandomState,
     slots: AtomicU64,
+    surveys: Mutex<()>,
+}
+
+/// All records at one moment. One survey at a time: whoever evicts can rely on it that no report keeps alive what it
+/// closes.
+pub(crate) struct Survey<'a> {
+    pub(crate) records: Vec<Arc<Record>>,
+    _guard: MutexGuard<'a, ()>,
 }
 
 impl Default for Names {
@@ -39,6 +47,7 @@ impl Default for Names {
             shards: (0..SHARDS).map(|_| Shard::default()).collect(),
             hasher: foldhash::fast::RandomState::default(),
             slots: AtomicU64::new(1),
+            surveys: Mutex::default(),
         }
     }
 }
@@ -46,9 +55,18 @@ impl Default for Names {
 type Map = HashMap<String, Entry, foldhash::fast::RandomState>;
 
 impl Names {
-    fn shard(&self, name: &str) -> &Shard {
+    fn index(&self, name: &str) -> usize {
         // The high bits: the map inside uses the low ones.
-        &self.shards[(self.hasher.hash_one(name) >> 56) as usize % SHARDS]
+        (self.hasher.hash_one(name) >> 56) as usize % SHARDS
+    }
+
+    fn shard(&self, name: &str) -> &Shard {
+        &self.shards[self.index(name)]
+    }
+
+    /// A slot that nothing had before; its remainder says in which shard to look.
+    fn new_slot(&self, index: usize) -> u64 {
+        self.slots.fetch_add(1, Ordering::Relaxed) * SHARDS as u64 + index as u64
     }
 
     fn read(shard: &Shard) -> RwLockReadGuard<'_, Map> {
@@ -74,9 +92,10 @@ impl Names {
         name: &str,
         make: impl FnOnce(TensorId) -> Arc<Record>,
     ) -> (Arc<Record>, Option<Arc<Record>>) {
-        let mut names = Self::write(self.shard(name));
+        let index = self.index(name);
+        let mut names = Self::write(&self.shards[index]);
         let entry = names.entry(name.to_owned()).or_insert_with(|| Entry {
-            slot: self.slots.fetch_add(1, Ordering::Relaxed),
+            slot: self.new_slot(index),
             version: 0,
             current: None,
             old: Vec::new(),
@@ -90,7 +109,7 @@ impl Names {
 
     /// An identity for a tensor without a name.
     pub(crate) fn private_id(&self) -> TensorId {
-        TensorId { slot: self.slots.fetch_add(1, Ordering::Relaxed), version: 1 }
+        TensorId { slot: self.new_slot(0), version: 1 }
     }
 
     /// Takes `name` out of sight; returns what was there.
@@ -102,7 +121,7 @@ impl Names {
         Some(record)
     }
 
-    /// Drops a record that is closed.
+    /// Drops a record that is closed, and the name with its last version: should it ever come back, then in a new slot.
     pub(crate) fn forget(&self, record: &Record) {
         let mut names = Self::write(self.shard(&record.spec.name));
         let Some(entry) = names.get_mut(record.spec.name.as_str()) else { return };
@@ -110,19 +129,21 @@ impl Names {
             entry.current = None;
         }
         entry.old.retain(|old| old.id != record.id);
+        if entry.current.is_none() && entry.old.is_empty() {
+            names.remove(record.spec.name.as_str());
+        }
     }
 
-    /// The record with this identity.
-    pub(crate) fn by_id<T>(&self, id: TensorId, take: impl Fn(&Arc<Record>) -> Option<T>) -> Option<T> {
-        self.shards.iter().find_map(|shard| {
-            let names = Self::read(shard);
-            let entry = names.values().find(|entry| entry.slot == id.slot)?;
-            entry.current.iter().chain(&entry.old).find(|record| record.id == id).and_then(&take)
-        })
+    /// The record with this identity, made a lease by `take`.
+    pub(crate) fn by_id<T>(&self, id: TensorId, take: impl FnOnce(&Arc<Record>) -> Option<T>) -> Option<T> {
+        let names = Self::read(&self.shards[(id.slot % SHARDS as u64) as usize]);
+        let entry = names.values().find(|entry| entry.slot == id.slot)?;
+        entry.current.iter().chain(&entry.old).find(|record| record.id == id).and_then(take)
     }
 
     /// Every live record, by name and version.
-    pub(crate) fn all(&self) -> Vec<Arc<Record>> {
+    pub(crate) fn survey(&self) -> Survey<'_> {
+        let guard = self.surveys.lock().unwrap_or_else(PoisonError::into_inner);
         let mut records: Vec<Arc<Record>> = Vec::new();
         for shard in &self.shards {
             for entry in Self::read(shard).values() {
@@ -130,7 +151,7 @@ impl Names {
             }
         }
         records.sort_by(|a, b| (&a.spec.name, a.id.version).cmp(&(&b.spec.name, b.id.version)));
-        records
+        Survey { records, _guard: guard }
     }
 
     /// Lookups that found a tensor, and that did not.

@@ -147,13 +147,17 @@ pub(crate) fn optimize(store: &EmbeddedStore) -> OptimizeReport {
     let initial_memory_bytes = store.budget.used();
     let mut freed_tensors = Vec::new();
     let mut freed_memory_bytes = 0;
-    for group in candidates(store.names.all()) {
+    let mut survey = store.names.survey();
+    let mut remaining_tensor_count = survey.records.len();
+    for group in candidates(std::mem::take(&mut survey.records)) {
         if group.close() {
             store.drop_closed(&group.records);
             freed_memory_bytes += group.bytes;
+            remaining_tensor_count -= group.records.len();
             freed_tensors.extend(group.records.iter().map(|record| record.spec.name.clone()));
         }
     }
+    drop(survey);
     OptimizeReport {
         initial_memory_bytes,
         current_memory_bytes: store.budget.used(),
@@ -164,13 +168,16 @@ pub(crate) fn optimize(store: &EmbeddedStore) -> OptimizeReport {
         } else {
             100.0 * freed_memory_bytes as f64 / initial_memory_bytes as f64
         },
-        remaining_tensor_count: store.names.all().len(),
+        remaining_tensor_count,
         freed_tensors,
     }
 }
 
 pub(crate) fn stats(store: &EmbeddedStore) -> Stats {
-    let records = store.names.all();
+    stats_of(store, &store.names.survey().records)
+}
+
+fn stats_of(store: &EmbeddedStore, records: &[Arc<Record>]) -> Stats {
     let models: BTreeSet<String> = records.iter().flat_map(|record| holders(store, record).into_keys()).collect();
     let (name_hits, name_misses) = store.names.hits_and_misses();
     let cache_hits = name_hits + store.counters.claim_hits.load(Ordering::Relaxed);
@@ -187,7 +194,7 @@ pub(crate) fn stats(store: &EmbeddedStore) -> Stats {
         cache_misses,
         hit_rate: if lookups == 0 { 0.0 } else { cache_hits as f64 / lookups as f64 },
         models: models.into_iter().collect(),
-        sharing_opportunities: opportunities(store, &records),
+        sharing_opportunities: opportunities(store, records),
         refused: Refusal::ALL
             .iter()
             .map(|&refusal| (refusal.name(), store.counters.refused[refusal as usize].load(Ordering::Relaxed)))
@@ -200,7 +207,8 @@ pub(crate) fn stats(store: &EmbeddedStore) -> Stats {
 }
 
 pub(crate) fn recommendations(store: &EmbeddedStore) -> Recommendations {
-    let records = store.names.all();
+    let survey = store.names.survey();
+    let records = &survey.records;
     let mut largest_tensors: Vec<(String, u64)> =
         records.iter().map(|record| (record.spec.name.clone(), record.layout.size_bytes() as u64)).collect();
     largest_tensors.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
@@ -221,7 +229,7 @@ pub(crate) fn recommendations(store: &EmbeddedStore) -> Recommendations {
         })
         .map(|record| record.layout.size_bytes() as u64)
         .sum();
-    let stats = stats(store);
+    let stats = stats_of(store, records);
     Recommendations {
         largest_tensors,
         low_reference_tensors,
@@ -250,7 +258,7 @@ pub(crate) fn diagnostics(store: &EmbeddedStore) -> Diagnostics {
         hits: record.hits.load(Ordering::Relaxed),
         cached: record.kept.load(Ordering::Relaxed),
     };
-    Diagnostics { tensors: store.names.all().iter().map(info).collect(), copies: copies(store) }
+    Diagnostics { tensors: store.names.survey().records.iter().map(info).collect(), copies: copies(store) }
 }
 
 fn holders(store: &EmbeddedStore, record: &Record) -> BTreeMap<String, u32> {

@@ -23,3 +23,6 @@ pub const SHARED_BYTES_MIN: u64 = 1 << 10;
 
 /// Bytes of all initializers that no engine can use in place (64-bit integers, booleans) and that therefore stay in the graph.
 pub const PRIVATE_BYTES_MAX: u64 = 256 << 20;
+
+/// Elements of a tensor that a node makes from a shape stated in the file.
+pub const MADE_ELEMENTS_MAX: u64 = 1 << 28;

@@ -5,10 +5,11 @@
 mod external;
 mod fingerprint;
 mod limits;
+mod shapes;
 mod wire;
 
 pub use limits::{
-    DEPTH_MAX, FIELDS_MAX, FILE_BYTES_MAX, INITIALIZERS_MAX, NODES_MAX, PRIVATE_BYTES_MAX, SHARED_BYTES_MIN,
+    DEPTH_MAX, FIELDS_MAX, FILE_BYTES_MAX, INITIALIZERS_MAX, MADE_ELEMENTS_MAX, NODES_MAX, PRIVATE_BYTES_MAX, SHARED_BYTES_MIN,
     STRUCTURE_BYTES_MAX,
 };
 
@@ -109,6 +110,9 @@ impl Graph {
         let structure = wire::read_structure(&mut reader)?;
         let structure_hash = ContentHash::of(&structure.proto);
         let mut model = ModelProto::parse_buf(&structure.proto).map_err(|error| Error::corrupt(error.to_string()))?;
+        if model.opset_import.is_empty() {
+            return Err(Error::corrupt("no operator set is imported").in_field("opset_import"));
+        }
         let graph = model.graph.as_mut().ok_or_else(|| Error::corrupt("there is no graph in it").in_field("graph"))?;
 
         let mut weights = Vec::new();
@@ -137,6 +141,7 @@ impl Graph {
             }
         }
         refuse_nested_external_data(graph)?;
+        shapes::refuse_enormous(graph)?;
 
         let ports = |values: &[ValueInfoProto]| values.iter().map(port).collect::<Result<Vec<_>>>();
         let mut inputs = ports(&graph.input)?;

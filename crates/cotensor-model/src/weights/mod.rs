@@ -7,7 +7,7 @@ use cotensor_core::{ContentHash, DType, Error, ErrorKind, Hasher, Result};
 use cotensor_store::{ContentSource, ContentSpec, CopyReason, Holder, Lease, Store};
 use file::WeightFile;
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 /// A graph's weights in a store.
@@ -33,6 +33,17 @@ const CHUNK_BYTES: usize = 8 << 20;
 /// # Errors
 /// `Conflict` naming a file that changed while it was read, `Io`, or as [`Store::contents`].
 pub fn load_weights(graph: &Graph, store: &dyn Store, holder: &Holder, producer: &str) -> Result<LoadedWeights> {
+    load_at(graph, store, holder, producer, SystemTime::now())
+}
+
+/// `now` decides which files were written too recently for their times to be trusted.
+fn load_at(
+    graph: &Graph,
+    store: &dyn Store,
+    holder: &Holder,
+    producer: &str,
+    now: SystemTime,
+) -> Result<LoadedWeights> {
     let mut files = Files::default();
     for weight in graph.weights() {
         files.open(&weight.source.file)?;
@@ -43,7 +54,7 @@ pub fn load_weights(graph: &Graph, store: &dyn Store, holder: &Holder, producer:
         Some(hashes) => hashes,
         None => {
             let hashes = hash_all(graph.weights(), &files)?;
-            if files.settled(SystemTime::now()) {
+            if files.settled(now) {
                 store.remember(&key, &write_note(&hashes));
             }
             hashes
@@ -60,7 +71,7 @@ pub fn load_weights(graph: &Graph, store: &dyn Store, holder: &Holder, producer:
             producer: producer.to_owned(),
         })
         .collect();
-    let mut source = Source { weights: graph.weights(), hashes: &hashes, files: &files, store };
+    let mut source = Source { weights: graph.weights(), hashes: &hashes, files: &files, store, now };
     let leases = store.contents(&specs, &mut source, holder)?;
     if leases.len() != count {
         return Err(Error::new(ErrorKind::Conflict, format!("the store gave {} leases for {count} weights", leases.len())));
@@ -72,7 +83,7 @@ pub fn load_weights(graph: &Graph, store: &dyn Store, holder: &Holder, producer:
 #[derive(Default)]
 struct Files {
     files: Vec<WeightFile>,
-    by_path: HashMap<std::path::PathBuf, usize>,
+    by_path: HashMap<PathBuf, usize>,
 }
 
 impl Files {
@@ -146,6 +157,7 @@ struct Source<'a> {
     hashes: &'a [ContentHash],
     files: &'a Files,
     store: &'a dyn Store,
+    now: SystemTime,
 }
 
 impl ContentSource for Source<'_> {
@@ -170,7 +182,7 @@ impl ContentSource for Source<'_> {
         }
         file.check_unchanged()?;
         // The times of a file that was just written cannot tell a second write from the first.
-        if !file.settled(SystemTime::now()) {
+        if !file.settled(self.now) {
             let mut hasher = blake3::Hasher::new();
             hasher.update_rayon(target);
             if hasher.finalize().as_bytes() != self.hashes[index].as_bytes() {
@@ -223,6 +235,106 @@ fn read_note(note: &[u8], count: usize) -> Option<Vec<ContentHash>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::graph::WeightSource;
+    use cotensor_store::EmbeddedStore;
+    use std::io::Write;
+
+    const BYTES: usize = 4096;
+
+    fn weight(path: &Path, dtype: DType, bytes: usize) -> Weight {
+        let source = WeightSource { file: path.to_path_buf(), offset: 0, length: bytes as u64, dtype };
+        Weight { name: "w".to_owned(), dtype: DType::F32, shape: vec![bytes / dtype.size_bytes()], source }
+    }
+
+    /// A file of weights, opened.
+    fn weights_file(bytes: &[u8]) -> (tempfile::NamedTempFile, Files) {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(bytes).unwrap();
+        let mut files = Files::default();
+        files.open(file.path()).unwrap();
+        (file, files)
+    }
+
+    fn fill(weight: &Weight, hash: ContentHash, files: &Files, now: SystemTime) -> Result<Vec<u8>> {
+        let store = EmbeddedStore::builder().build();
+        let mut target = vec![0; weight.size_bytes()];
+        let weights = std::slice::from_ref(weight);
+        Source { weights, hashes: &[hash], files, store: &*store, now }.fill(0, &mut target)?;
+        Ok(target)
+    }
+
+    #[test]
+    fn a_file_that_changes_is_not_stored() {
+        let (mut file, files) = weights_file(&[1; BYTES]);
+        let weight = weight(file.path(), DType::F32, BYTES);
+        let hash = hash_all(std::slice::from_ref(&weight), &files).unwrap()[0];
+        assert_eq!(hash, ContentHash::of(&[1; BYTES]));
+        let later = SystemTime::now() + Duration::from_secs(60);
+        assert_eq!(fill(&weight, hash, &files, later).unwrap(), [1; BYTES]);
+        // The times say so.
+        file.write_all(&[2]).unwrap();
+        let error = fill(&weight, hash, &files, later).unwrap_err();
+        assert_eq!((error.kind(), error.file()), (ErrorKind::Conflict, Some(file.path())));
+    }
+
+    #[test]
+    fn where_times_cannot_tell_the_content_does() {
+        let (file, files) = weights_file(&[1; BYTES]);
+        let weight = weight(file.path(), DType::F32, BYTES);
+        let other = ContentHash::of(&[2; BYTES]);
+        let error = fill(&weight, other, &files, SystemTime::now()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Conflict);
+    }
+
+    #[test]
+    fn conversion_in_chunks_is_conversion_as_a_whole() {
+        let count = CHUNK_BYTES / 2 + 1000;
+        let halves: Vec<u8> = (0..count).flat_map(|index| ((index * 31 % 0x7c00) as u16).to_le_bytes()).collect();
+        let (file, files) = weights_file(&halves);
+        let weight = weight(file.path(), DType::F16, halves.len());
+        let hash = hash_all(std::slice::from_ref(&weight), &files).unwrap()[0];
+        let filled = fill(&weight, hash, &files, SystemTime::now()).unwrap();
+        let last = halves.len() - 2;
+        let value = f16_to_f32(u16::from_le_bytes([halves[last], halves[last + 1]]));
+        assert_eq!(filled[filled.len() - 4..], value.to_le_bytes());
+        assert_eq!(ContentHash::of(&filled), hash);
+    }
+
+    #[test]
+    fn large_reads_are_whole() {
+        let bytes: Vec<u8> = (0..(9 << 20) + 5).map(|index: usize| (index % 251) as u8).collect();
+        let (file, files) = weights_file(&bytes);
+        let mut target = vec![0; bytes.len() - 3];
+        files.of(&weight(file.path(), DType::F32, BYTES)).read_parallel(3, &mut target).unwrap();
+        assert!(target == bytes[3..]);
+    }
+
+    #[test]
+    fn only_settled_files_are_noted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/vit/onnx");
+        for name in ["model.onnx", "model.onnx_data"] {
+            // Written anew, so that its times are of now.
+            std::fs::write(folder.path().join(name), std::fs::read(path.join(name)).unwrap()).unwrap();
+        }
+        let graph = Graph::open(&folder.path().join("model.onnx")).unwrap();
+        let mut files = Files::default();
+        for weight in graph.weights() {
+            files.open(&weight.source.file).unwrap();
+        }
+        let key = files.identity(&graph);
+        let store = EmbeddedStore::builder().build();
+        let holder = store.holder("test");
+        let hashes = load_at(&graph, &*store, &holder, "test", SystemTime::now()).unwrap().hashes;
+        assert_eq!(store.recall(&key), None);
+        let later = SystemTime::now() + Duration::from_secs(60);
+        assert_eq!(load_at(&graph, &*store, &holder, "test", later).unwrap().hashes, hashes);
+        assert_eq!(store.recall(&key), Some(write_note(&hashes)));
+        // The note is what the next load goes by.
+        store.remember(&key, &write_note(&[ContentHash::of(b"other")].repeat(hashes.len())));
+        let error = load_at(&graph, &*store, &holder, "test", later).map(|loaded| loaded.hashes);
+        assert!(error.is_err() || error.is_ok_and(|noted| noted != hashes));
+    }
 
     #[test]
     fn halves_are_exact() {

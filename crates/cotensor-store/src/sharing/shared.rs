@@ -15,6 +15,8 @@ struct Inner {
     store: Arc<dyn Store>,
     spec: TensorSpec,
     layout: Layout,
+    /// Where it was reserved.
+    device: Device,
     state: RwLock<State>,
 }
 
@@ -27,7 +29,7 @@ struct State {
 
 enum Content {
     /// Only the producer holds it, and may write.
-    Writable(Reservation),
+    Writable(Box<Reservation>),
     /// Published; at least one lease while anybody holds it.
     Published(Vec<(String, Lease)>),
     Freed,
@@ -77,10 +79,10 @@ impl SharedTensor {
             provenance: None,
         };
         let reservation = store.reserve(spec.clone(), &store.holder(producer))?;
-        let layout = reservation.layout().clone();
+        let (layout, device) = (reservation.layout().clone(), reservation.device());
         let counts = BTreeMap::from([(producer.to_owned(), 1)]);
-        let state = RwLock::new(State { memory: Content::Writable(reservation), counts, views: 0 });
-        Ok(Self(Arc::new(Inner { store, spec, layout, state })))
+        let state = RwLock::new(State { memory: Content::Writable(Box::new(reservation)), counts, views: 0 });
+        Ok(Self(Arc::new(Inner { store, spec, layout, device, state })))
     }
 
     /// Its name.
@@ -116,8 +118,8 @@ impl SharedTensor {
     /// Where it lies: the storage type.
     pub fn device(&self) -> Device {
         match &self.0.read().memory {
-            Content::Published(leases) => leases.first().map_or(Device::Cpu, |(_, lease)| lease.segment().device()),
-            _ => Device::Cpu,
+            Content::Published(leases) if !leases.is_empty() => leases[0].1.segment().device(),
+            _ => self.0.device,
         }
     }
 
@@ -135,7 +137,7 @@ impl SharedTensor {
             Content::Published(leases) => {
                 let holder = self.0.store.holder(model);
                 let lease = match leases.first() {
-                    Some((_, lease)) => self.0.store.lease(lease.id(), &holder)?,
+                    Some((_, lease)) => lease.another(&holder)?,
                     None => self.0.store.get(&self.0.spec.name, &holder)?,
                 };
                 leases.push((model.to_owned(), lease));
@@ -143,7 +145,8 @@ impl SharedTensor {
             Content::Freed => return Err(self.0.freed()),
         }
         *state.counts.entry(model.to_owned()).or_default() += 1;
-        Ok(())
+        // The lease of a producer that let go before it was published.
+        self.0.settle(&mut state)
     }
 
     /// Gives one of `model`'s acquires back. With the last of all, and no view alive, a tensor of its own is freed;
@@ -161,7 +164,7 @@ impl SharedTensor {
         if *count == 0 {
             state.counts.remove(model);
         }
-        self.0.settle(&mut state, model)
+        self.0.settle(&mut state)
     }
 
     /// All acquires that were not released.
@@ -242,34 +245,33 @@ impl Inner {
             let lease = reservation.publish()?;
             let producer = &self.spec.producer;
             let count = state.counts.get(producer).copied().unwrap_or(0);
-            let id = lease.id();
-            let mut leases = vec![(producer.clone(), lease)];
+            let mut leases = Vec::new();
             for _ in 1..count {
-                leases.push((producer.clone(), self.store.lease(id, &self.store.holder(producer))?));
+                leases.push((producer.clone(), lease.try_clone()?));
             }
+            leases.push((producer.clone(), lease));
             state.memory = Content::Published(leases);
         }
         Ok(())
     }
 
-    /// After `model` let one acquire go: drops a lease, or the memory.
-    fn settle(&self, state: &mut State, model: &str) -> Result<()> {
+    /// After an acquire or a view went: drops the lease that nobody counts, or the memory.
+    fn settle(&self, state: &mut State) -> Result<()> {
         let done = state.counts.is_empty() && state.views == 0;
         if done && self.spec.retention != Retention::WhileLeased {
             // Of a manager: stays in its store, unleased, until memory is wanted.
             self.publish(state)?;
         }
-        match &mut state.memory {
-            Content::Published(leases) if done => leases.clear(),
-            Content::Published(leases) => {
-                // While a view lives the last lease stays with it.
-                if let Some(index) = leases.iter().position(|(name, _)| name == model)
-                    && leases.len() > 1
-                {
-                    leases.swap_remove(index);
-                }
+        if let Content::Published(leases) = &mut state.memory {
+            if done {
+                leases.clear();
             }
-            Content::Writable(_) | Content::Freed => {}
+            // While a view lives the last lease stays with it.
+            while leases.len() > 1
+                && let Some(index) = surplus(leases, &state.counts)
+            {
+                leases.swap_remove(index);
+            }
         }
         if done && self.spec.retention == Retention::WhileLeased {
             state.memory = Content::Freed;
@@ -356,8 +358,16 @@ impl Drop for SharedTensorView {
         let mut state = self.parent.write();
         state.views -= 1;
         // Only a failing seal could make this an error, and then the memory goes all the same.
-        drop(self.parent.settle(&mut state, ""));
+        drop(self.parent.settle(&mut state));
     }
+}
+
+/// A lease whose model has more of them than acquires.
+fn surplus(leases: &[(String, Lease)], counts: &BTreeMap<String, u32>) -> Option<usize> {
+    leases.iter().position(|(model, _)| {
+        let held = leases.iter().filter(|(other, _)| other == model).count();
+        held > counts.get(model).map_or(0, |&count| count as usize)
+    })
 }
 
 fn window(layout: &Layout, offset: &[usize], size: &[usize]) -> Result<Layout> {
@@ -393,7 +403,8 @@ mod tests {
     fn freed_at_zero_returns_the_memory() {
         let device = FakeDevice::default();
         let tensor = SharedTensor::in_memory(Arc::new(device.clone()), "x", &[256], DType::F32, "a").unwrap();
-        assert_eq!(device.live_bytes(), 1024);
+        assert_eq!((device.live_bytes(), tensor.device()), (1024, Device::Cuda(0)));
+        assert_eq!(tensor.write(|_| ()).unwrap_err().kind(), ErrorKind::Unsupported);
         tensor.acquire("b").unwrap();
         tensor.release("a").unwrap();
         let view = tensor.create_view("v", &[0], &[4]).unwrap();

@@ -1,0 +1,207 @@
+//! The engine over a store: same bits as by itself, weights shared, nothing wrong let through.
+
+mod engine_support;
+
+use cotensor_core::testing::FakeDevice;
+use cotensor_core::{DType, ErrorKind};
+use cotensor_model::array::ArrayView;
+use cotensor_model::engine::{Engine, FileMode, RtenEngine};
+use cotensor_model::graph::Graph;
+use cotensor_store::{CopyReason, EmbeddedStore, Store};
+use engine_support::*;
+use rten_onnx::onnx::{DataType, GraphProto, ModelProto};
+use std::sync::Arc;
+
+fn imported_bytes(store: &EmbeddedStore) -> u64 {
+    let copies = store.diagnostics().copies;
+    copies.iter().find(|copies| copies.reason == CopyReason::FileImport.name()).map_or(0, |copies| copies.bytes)
+}
+
+#[test]
+fn the_bits_are_those_of_the_engine_by_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = save(folder.path(), "model.onnx", &embedded_linear());
+    let shared = run_linear(&*load(&path, &*store()));
+    assert_eq!(shared.shape(), [2, SIZE]);
+    let sum: f32 = shared.as_f32().unwrap()[..SIZE].iter().sum();
+    assert!((sum - 1.0).abs() < 1e-5, "a softmax sums to one, not {sum}");
+    let engine = RtenEngine::new(None);
+    for mode in [FileMode::Read, FileMode::Map] {
+        assert_eq!(run_linear(&*engine.load_file(&path, mode).unwrap()), shared, "{mode:?}");
+    }
+}
+
+#[test]
+fn outputs_outlive_the_graph_and_the_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = save(folder.path(), "model.onnx", &embedded_linear());
+    let expected = run_linear(&*load_plain(&path));
+    let store = store();
+    let graph = load(&path, &*store);
+    drop(folder);
+    let output = run_linear(&*graph);
+    drop((graph, store));
+    assert_eq!(output, expected);
+}
+
+/// An output that is a constant of the graph, unchanged, is a copy, too.
+#[test]
+fn a_constant_as_output_outlives_the_graph() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut model = embedded_linear();
+    model.graph.as_mut().unwrap().output.push(value("w", DataType::FLOAT, &[None, None]));
+    let path = save(folder.path(), "model.onnx", &model);
+    let store = store();
+    let graph = load(&path, &*store);
+    let x = noise(SIZE, 3);
+    let output = graph.run(&[("x", ArrayView::F32(&[1, SIZE], &x))], &["w"]).unwrap().remove(0);
+    drop((graph, store));
+    assert_eq!(output.as_f32().unwrap(), noise(SIZE * SIZE, 1));
+}
+
+#[test]
+fn two_loads_use_one_copy_of_the_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = save(folder.path(), "model.onnx", &embedded_linear());
+    let store = store();
+    let first = Graph::open(&path).unwrap();
+    let leases = weights(&first, &*store).leases;
+    let address = leases[0].bytes().unwrap().as_ptr();
+    let imported = imported_bytes(&store);
+    assert_eq!(imported, (SIZE * SIZE * 4) as u64);
+    // Another file, other names, external data: the same content.
+    let mut other = external_linear(&[("location", "weights.data")]);
+    let graph = other.graph.as_mut().unwrap();
+    graph.initializer[0].name = Some("kernel".to_owned());
+    graph.node[0].input[1] = "kernel".to_owned();
+    std::fs::write(folder.path().join("weights.data"), f32_bytes(&noise(SIZE * SIZE, 1))).unwrap();
+    let second = Graph::open(&save(folder.path(), "other.onnx", &other)).unwrap();
+    let loaded = weights(&second, &*store);
+    assert_eq!(loaded.leases[0].bytes().unwrap().as_ptr(), address);
+    assert_eq!(imported_bytes(&store), imported);
+    let engine = RtenEngine::new(Some(1));
+    let [first, second] = [(first, leases), (second, loaded.leases)].map(|(graph, leases)| engine.load(&graph, leases).unwrap());
+    assert_eq!(run_linear(&*first), run_linear(&*second));
+}
+
+#[test]
+fn what_does_not_fit_an_input_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let graph = load(&save(folder.path(), "model.onnx", &embedded_linear()), &*store());
+    let (floats, ints) = (noise(2 * SIZE, 3), vec![0; SIZE]);
+    let good = ("x", ArrayView::F32(&[2, SIZE], &floats));
+    let cases: Vec<(&str, Vec<(&str, ArrayView<'_>)>, &[&str])> = vec![
+        ("x", vec![("x", ArrayView::I32(&[1, SIZE], &ints))], &["y"]),
+        ("x", vec![("x", ArrayView::F32(&[SIZE, 2], &floats))], &["y"]),
+        ("x", vec![("x", ArrayView::F32(&[2 * SIZE], &floats))], &["y"]),
+        ("x", vec![("x", ArrayView::F32(&[3, SIZE], &floats))], &["y"]),
+        ("x", vec![good, good], &["y"]),
+        ("x", vec![], &["y"]),
+        ("z", vec![good, ("z", ArrayView::F32(&[0], &[]))], &["y"]),
+        ("z", vec![good], &["z"]),
+    ];
+    for (field, inputs, outputs) in cases {
+        let error = graph.run(&inputs, outputs).unwrap_err();
+        assert_eq!((error.kind(), error.field()), (ErrorKind::Invalid, Some(field)), "{error}");
+    }
+    assert_eq!(graph.run(&[good], &[]).unwrap().len(), 0);
+    assert_eq!(graph.run(&[good], &["y", "y"]).map(|outputs| outputs.len()).unwrap_or(2), 2);
+}
+
+#[test]
+fn an_empty_batch_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let graph = load(&save(folder.path(), "model.onnx", &embedded_linear()), &*store());
+    let output = graph.run(&[("x", ArrayView::F32(&[0, SIZE], &[]))], &["y"]);
+    assert!(output.is_err() || output.is_ok_and(|outputs| outputs[0].shape() == [0, SIZE]));
+}
+
+fn resize(mode: &str) -> ModelProto {
+    model(GraphProto {
+        node: vec![node("Resize", &["x", "", "scales"], &["y"], vec![string_attribute("mode", mode)])],
+        initializer: vec![f32_tensor("scales", &[4], &[1.0, 1.0, 2.0, 2.0])],
+        input: vec![value("x", DataType::FLOAT, &[None, None, None, None])],
+        output: vec![value("y", DataType::FLOAT, &[None, None, None, None])],
+        value_info: vec![],
+    })
+}
+
+#[test]
+fn a_cubic_resize_is_refused_and_a_linear_one_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = RtenEngine::new(Some(1));
+    let path = save(folder.path(), "cubic.onnx", &resize("cubic"));
+    let graph = Graph::open(&path).unwrap();
+    let errors = [
+        engine.load(&graph, vec![]).map(drop).unwrap_err(),
+        engine.load_file(&path, FileMode::Read).map(drop).unwrap_err(),
+        engine.load_file(&path, FileMode::Map).map(drop).unwrap_err(),
+    ];
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert_eq!((error.file(), error.field()), (Some(path.as_path()), Some("node \"Resize node\"")));
+    }
+    let path = save(folder.path(), "linear.onnx", &resize("linear"));
+    let x = [1.0, 2.0, 3.0, 4.0];
+    let output = load(&path, &*store()).run(&[("x", ArrayView::F32(&[1, 1, 2, 2], &x))], &["y"]).unwrap();
+    assert_eq!(output[0].shape(), [1, 1, 4, 4]);
+}
+
+#[test]
+fn an_unknown_operator_is_unsupported() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut model = resize("linear");
+    model.graph.as_mut().unwrap().node[0].op_type = Some("Teleport".to_owned());
+    let graph = Graph::open(&save(folder.path(), "model.onnx", &model)).unwrap();
+    let error = RtenEngine::new(Some(1)).load(&graph, vec![]).map(drop).unwrap_err();
+    assert_eq!((error.kind(), error.file()), (ErrorKind::Unsupported, Some(graph.path())), "{error}");
+    assert!(error.message().contains("Teleport"), "{error}");
+}
+
+#[test]
+fn weights_must_fit_the_graph_and_be_addressable() {
+    let folder = tempfile::tempdir().unwrap();
+    let graph = Graph::open(&save(folder.path(), "model.onnx", &embedded_linear())).unwrap();
+    let engine = RtenEngine::new(Some(1));
+    assert_eq!(engine.load(&graph, vec![]).map(drop).unwrap_err().kind(), ErrorKind::Invalid);
+
+    let store = store();
+    let mut wrong = embedded_linear();
+    let dims = [SIZE as i64 / 2, SIZE as i64];
+    wrong.graph.as_mut().unwrap().initializer[0] = f32_tensor("w", &dims, &noise(SIZE * SIZE / 2, 1));
+    let wrong = Graph::open(&save(folder.path(), "wrong.onnx", &wrong)).unwrap();
+    let error = engine.load(&graph, weights(&wrong, &*store).leases).map(drop).unwrap_err();
+    assert_eq!((error.kind(), error.field()), (ErrorKind::Invalid, Some("w")), "{error}");
+
+    let device = EmbeddedStore::builder().memory(Arc::new(FakeDevice::default())).build();
+    let error = engine.load(&graph, weights(&graph, &*device).leases).map(drop).unwrap_err();
+    assert_eq!((error.kind(), error.field()), (ErrorKind::Unsupported, Some("w")), "{error}");
+}
+
+#[test]
+fn narrow_weights_and_outputs_are_read_in_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let codes: Vec<u8> = (0..SIZE * SIZE).map(|index| (index % 256) as u8).collect();
+    let dims = [SIZE as i64, SIZE as i64];
+    let model = model(GraphProto {
+        node: vec![node("Gather", &["codes", "rows"], &["y"], vec![int_attribute("axis", 0)])],
+        initializer: vec![raw_tensor("codes", DataType::UINT8, &dims, codes.clone())],
+        input: vec![value("rows", DataType::INT64, &[None])],
+        output: vec![value("y", DataType::UINT8, &[None, None])],
+        value_info: vec![],
+    });
+    let path = save(folder.path(), "model.onnx", &model);
+    assert_eq!(Graph::open(&path).unwrap().weights()[0].dtype, DType::U8);
+    let graph = load(&path, &*store());
+    let output = graph.run(&[("rows", ArrayView::I32(&[1], &[3]))], &["y"]).unwrap();
+    let row: Vec<i32> = codes[3 * SIZE..4 * SIZE].iter().map(|&code| code.into()).collect();
+    assert_eq!(output[0].as_i32().unwrap(), row);
+}
+
+#[test]
+fn the_version_is_the_one_that_is_pinned() {
+    let manifest = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml")).unwrap();
+    let pin = format!("rten = {{ version = \"={}\"", RtenEngine::new(None).version());
+    assert!(manifest.contains(&pin), "{pin} is not in the manifest");
+    assert_eq!(RtenEngine::describe(), format!("rten {}", RtenEngine::new(None).version()));
+}

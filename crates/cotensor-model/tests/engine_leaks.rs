@@ -1,0 +1,62 @@
+//! Opening and dropping a model a hundred times gives all of it back. Alone in its file, because it looks at the whole process.
+#![cfg(target_os = "linux")]
+
+mod engine_support;
+
+use cotensor_core::ErrorKind;
+use cotensor_model::engine::{Engine, FileMode, RtenEngine};
+use cotensor_store::Store;
+use engine_support::*;
+
+/// Rows of the weight here: 4 MiB in all, so that a hundred leaked copies could not hide.
+const ROWS: usize = 32 * 1024;
+
+fn mappings() -> usize {
+    std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
+}
+
+fn resident_bytes() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
+}
+
+#[test]
+fn a_hundred_opens_leave_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut model = embedded_linear();
+    let graph = model.graph.as_mut().unwrap();
+    graph.initializer[0] = f32_tensor("w", &[ROWS as i64, SIZE as i64], &noise(ROWS * SIZE, 1));
+    graph.node[0] = node("Gather", &["w", "rows"], &["product"], vec![]);
+    graph.input[0] = value("rows", rten_onnx::onnx::DataType::INT64, &[None]);
+    let path = save(folder.path(), "model.onnx", &model);
+    drop(model);
+
+    let store = store();
+    let engine = RtenEngine::new(Some(1));
+    let open = || {
+        for graph in [load(&path, &*store), engine.load_file(&path, FileMode::Map).unwrap()] {
+            let rows = cotensor_model::array::ArrayView::I32(&[2], &[5, 6]);
+            assert_eq!(graph.run(&[("rows", rows)], &["y"]).unwrap()[0].shape(), [2, SIZE]);
+        }
+        // Each engine brings threads; its own must end with it.
+        drop(load_plain(&path));
+    };
+    for _ in 0..5 {
+        open();
+    }
+    store.optimize();
+    let (mappings_before, resident_before) = (mappings(), resident_bytes());
+    for _ in 0..100 {
+        open();
+    }
+    store.optimize();
+    let (mappings_after, resident_after) = (mappings(), resident_bytes());
+    assert!(mappings_after <= mappings_before + 8, "{mappings_before} mappings became {mappings_after}");
+    let grown = resident_after.saturating_sub(resident_before);
+    assert!(grown < 32 << 20, "{grown} bytes more than before");
+    assert_eq!(store.stats().memory_usage_bytes, 0);
+
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(engine.load_file(&path, FileMode::Read).map(drop).unwrap_err().kind(), ErrorKind::NotFound);
+}

@@ -1,0 +1,196 @@
+//! What a graph's fingerprint sees, and where its weights are found.
+
+mod engine_support;
+
+use cotensor_core::{ContentHash, DType};
+use cotensor_model::graph::{Graph, SHARED_BYTES_MIN};
+use engine_support::*;
+use rten_onnx::onnx::{AttributeProto, DataType, GraphProto, ModelProto, OperatorSetIdProto};
+use std::io::Cursor;
+use std::path::Path;
+
+/// Fingerprint with the weight's real content; the graph is self-contained.
+fn fingerprint(model: &ModelProto) -> ContentHash {
+    let folder = tempfile::tempdir().unwrap();
+    let path = save(folder.path(), "model.onnx", model);
+    let graph = Graph::open(&path).unwrap();
+    let hashes = weights(&graph, &*store()).hashes;
+    graph.fingerprint(&hashes)
+}
+
+fn changed(change: impl FnOnce(&mut GraphProto)) -> ModelProto {
+    let mut model = embedded_linear();
+    change(model.graph.as_mut().unwrap());
+    model
+}
+
+fn differs(change: impl FnOnce(&mut GraphProto)) -> bool {
+    fingerprint(&changed(change)) != fingerprint(&embedded_linear())
+}
+
+#[test]
+fn internal_names_and_documentation_do_not_matter() {
+    assert!(!differs(|graph| {
+        for node in &mut graph.node {
+            node.name = Some("renamed".to_owned());
+            for name in node.input.iter_mut().chain(&mut node.output) {
+                if !["x", "y"].contains(&name.as_str()) {
+                    *name = format!("other/{name}");
+                }
+            }
+        }
+        for tensor in &mut graph.initializer {
+            tensor.name = Some(format!("other/{}", tensor.name.as_deref().unwrap()));
+        }
+    }));
+    let mut documented = embedded_linear();
+    documented.producer_name = Some("somebody".to_owned());
+    assert_eq!(fingerprint(&documented), fingerprint(&embedded_linear()));
+}
+
+#[test]
+fn the_order_of_initializers_and_of_attributes_does_not_matter() {
+    assert!(!differs(|graph| graph.initializer.reverse()));
+    let softmax = |reversed: bool| {
+        changed(|graph| {
+            let attributes = &mut graph.node[3].attribute;
+            attributes.push(int_attribute("another", 1));
+            if reversed {
+                attributes.reverse();
+            }
+        })
+    };
+    assert_eq!(fingerprint(&softmax(true)), fingerprint(&softmax(false)));
+}
+
+#[test]
+fn how_constants_are_spelt_does_not_matter() {
+    assert!(!differs(|graph| {
+        let bias = &mut graph.initializer[1];
+        bias.raw_data = None;
+        bias.float_data = noise(SIZE, 2);
+    }));
+    assert!(!differs(|graph| {
+        let weight = &mut graph.initializer[0];
+        weight.raw_data = None;
+        weight.float_data = noise(SIZE * SIZE, 1);
+    }));
+}
+
+#[test]
+fn structure_attributes_and_constants_matter() {
+    assert!(differs(|graph| graph.node[3].attribute[0].i = Some(0)));
+    assert!(differs(|graph| graph.node[3].attribute.clear()));
+    assert!(differs(|graph| graph.node[2].op_type = Some("Sigmoid".to_owned())));
+    assert!(differs(|graph| graph.node[2].domain = Some("elsewhere".to_owned())));
+    assert!(differs(|graph| graph.node[3].input[0] = "sum".to_owned()));
+    assert!(differs(|graph| graph.node[1].input.reverse()));
+    assert!(differs(|graph| graph.initializer[1] = f32_tensor("b", &[SIZE as i64], &noise(SIZE, 9))));
+    assert!(differs(|graph| graph.initializer[1].dims.insert(0, 1)));
+    let mut opset = embedded_linear();
+    opset.opset_import = vec![OperatorSetIdProto { domain: None, version: Some(17) }];
+    assert_ne!(fingerprint(&opset), fingerprint(&embedded_linear()));
+}
+
+#[test]
+fn weights_matter_by_content() {
+    let mut values = noise(SIZE * SIZE, 1);
+    values[77] += 1e-6;
+    assert!(differs(|graph| graph.initializer[0] = f32_tensor("w", &[SIZE as i64, SIZE as i64], &values)));
+}
+
+#[test]
+fn the_names_of_inputs_and_outputs_matter() {
+    assert!(differs(|graph| {
+        graph.input[0].name = Some("z".to_owned());
+        graph.node[0].input[0] = "z".to_owned();
+    }));
+    assert!(differs(|graph| {
+        graph.output[0].name = Some("z".to_owned());
+        graph.node[3].output[0] = "z".to_owned();
+    }));
+    assert!(differs(|graph| graph.output.push(value("sum", DataType::FLOAT, &[None, None]))));
+}
+
+#[test]
+fn subgraphs_see_the_values_around_them() {
+    let with_branch = |inner: &str| {
+        changed(|graph| {
+            let branch = |op: &str| GraphProto {
+                node: vec![node(op, &[inner], &["inner"], vec![])],
+                output: vec![value("inner", DataType::FLOAT, &[None, None])],
+                ..GraphProto::default()
+            };
+            let attribute = |name: &str, op: &str| AttributeProto {
+                name: Some(name.to_owned()),
+                g: Some(branch(op)),
+                ..AttributeProto::default()
+            };
+            graph.initializer.push(raw_tensor("condition", DataType::BOOL, &[], vec![1]));
+            let branches = vec![attribute("then_branch", "Neg"), attribute("else_branch", "Identity")];
+            graph.node.insert(3, node("If", &["condition"], &["chosen"], branches));
+            graph.node[4].input[0] = "chosen".to_owned();
+        })
+    };
+    assert_ne!(fingerprint(&with_branch("sum")), fingerprint(&with_branch("positive")));
+    assert_eq!(fingerprint(&with_branch("sum")), fingerprint(&with_branch("sum")));
+    let folder = tempfile::tempdir().unwrap();
+    let graph = Graph::open(&save(folder.path(), "m.onnx", &with_branch("sum"))).unwrap();
+    let operators: Vec<_> = graph.operators().into_iter().collect();
+    assert_eq!(operators, ["Add", "Identity", "If", "MatMul", "Neg", "Relu", "Softmax"]);
+}
+
+#[test]
+fn embedded_weights_lie_where_the_file_has_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = save(folder.path(), "model.onnx", &embedded_linear());
+    let graph = Graph::open(&path).unwrap();
+    let [weight] = graph.weights() else { panic!("{:?}", graph.weights()) };
+    assert_eq!((weight.name.as_str(), weight.dtype, weight.shape.as_slice()), ("w", DType::F32, [SIZE, SIZE].as_slice()));
+    let file = std::fs::read(&path).unwrap();
+    let start = weight.source.offset as usize;
+    assert_eq!(file[start..start + weight.size_bytes()], f32_bytes(&noise(SIZE * SIZE, 1)));
+    assert_eq!(graph.inputs()[0].dims, Some(vec![None, Some(SIZE)]));
+    assert_eq!(graph.outputs()[0].name, "y");
+}
+
+#[test]
+fn small_external_data_joins_the_graph() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut model = embedded_linear();
+    let small = external_tensor("b", &[SIZE as i64], &[("location", "b.data")]);
+    model.graph.as_mut().unwrap().initializer[1] = small;
+    std::fs::write(folder.path().join("b.data"), f32_bytes(&noise(SIZE, 2))).unwrap();
+    assert!(((SIZE * 4) as u64) < SHARED_BYTES_MIN);
+    let path = save(folder.path(), "model.onnx", &model);
+    let graph = Graph::open(&path).unwrap();
+    assert_eq!(graph.weights().len(), 1);
+    assert_eq!(graph.fingerprint(&weights(&graph, &*store()).hashes), fingerprint(&embedded_linear()));
+}
+
+#[test]
+fn half_and_double_weights_become_single_ones() {
+    let halves: Vec<f32> = noise(SIZE * SIZE, 1).iter().map(|value| (value * 64.0).round() / 64.0).collect();
+    let doubles: Vec<u8> = halves.iter().flat_map(|&value| f64::from(value).to_le_bytes()).collect();
+    let dims = [SIZE as i64, SIZE as i64];
+    let single = changed(|graph| graph.initializer[0] = f32_tensor("w", &dims, &halves));
+    let double = changed(|graph| graph.initializer[0] = raw_tensor("w", DataType::DOUBLE, &dims, doubles));
+    assert_eq!(fingerprint(&single), fingerprint(&double));
+    let folder = tempfile::tempdir().unwrap();
+    let graph = Graph::open(&save(folder.path(), "m.onnx", &double)).unwrap();
+    assert_eq!((graph.weights()[0].dtype, graph.weights()[0].source.dtype), (DType::F32, DType::F64));
+    let store = store();
+    let loaded = weights(&graph, &*store);
+    assert_eq!(loaded.leases[0].bytes().unwrap(), f32_bytes(&halves));
+    let bits = |path: &Path| run_linear(&*load(path, &*store));
+    let single = bits(&save(folder.path(), "single.onnx", &single));
+    assert_eq!(bits(&folder.path().join("m.onnx")), single);
+}
+
+#[test]
+fn a_graph_is_read_from_any_bytes() {
+    let bytes = embedded_linear().write_buf().unwrap();
+    // Nothing of the path is touched but its name, unless there is external or embedded data to find.
+    let error = Graph::read(Cursor::new(&bytes), Path::new("nowhere/model.onnx")).map(drop).unwrap_err();
+    assert_eq!(error.kind(), cotensor_core::ErrorKind::NotFound, "{error}");
+}

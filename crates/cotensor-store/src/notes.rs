@@ -1,0 +1,60 @@
+//! Small notes under a hash, for a store without a cache.
+
+use cotensor_core::ContentHash;
+use std::collections::HashMap;
+
+/// The longest note, as a [`ContentCache`](cotensor_core::ContentCache) has it.
+const NOTE_BYTES_MAX: usize = 1 << 20;
+/// All notes together; past that they are forgotten, which costs time and nothing else.
+const NOTES_BYTES_MAX: usize = 16 << 20;
+/// What a note costs beside its bytes, roughly.
+const OVERHEAD_BYTES: usize = 64;
+
+#[derive(Default)]
+pub(crate) struct Notes {
+    notes: HashMap<ContentHash, Vec<u8>>,
+    bytes: usize,
+}
+
+impl Notes {
+    pub(crate) fn recall(&self, key: &ContentHash) -> Option<Vec<u8>> {
+        self.notes.get(key).cloned()
+    }
+
+    pub(crate) fn remember(&mut self, key: &ContentHash, note: &[u8]) {
+        if note.len() > NOTE_BYTES_MAX {
+            return;
+        }
+        let needed = note.len() + OVERHEAD_BYTES;
+        if self.bytes + needed > NOTES_BYTES_MAX {
+            *self = Self::default();
+        }
+        self.bytes += needed;
+        if let Some(old) = self.notes.insert(*key, note.to_vec()) {
+            self.bytes -= old.len() + OVERHEAD_BYTES;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_note_wins_and_all_are_bounded() {
+        let mut notes = Notes::default();
+        let key = |i: u32| ContentHash::of(&i.to_le_bytes());
+        notes.remember(&key(0), b"old");
+        notes.remember(&key(0), b"new");
+        assert_eq!(notes.recall(&key(0)).unwrap(), b"new");
+        assert_eq!(notes.bytes, 3 + OVERHEAD_BYTES);
+        notes.remember(&key(1), &vec![0; NOTE_BYTES_MAX + 1]);
+        assert_eq!(notes.recall(&key(1)), None);
+        for i in 2..40 {
+            notes.remember(&key(i), &vec![0; NOTE_BYTES_MAX]);
+            assert!(notes.bytes <= NOTES_BYTES_MAX);
+            assert!(notes.recall(&key(i)).is_some());
+        }
+        assert_eq!(notes.recall(&key(0)), None);
+    }
+}
