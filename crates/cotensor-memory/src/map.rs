@@ -1,9 +1,10 @@
 //! One mapping, unmapped on drop.
 
-use cotensor_core::{Error, Result};
+use cotensor_core::{ALIGNMENT, Error, Result};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
+use std::num::NonZero;
 use std::ptr::NonNull;
 
 /// A mapping of a whole file. Invariant M1: `start .. start + len` is mapped, readable, for as long as this lives.
@@ -24,7 +25,8 @@ impl Map {
     /// Maps the first `len` bytes of `fd`: shared and writable, or shared and read-only.
     pub(crate) fn new(fd: BorrowedFd<'_>, len: usize, writable: bool) -> Result<Self> {
         if len == 0 {
-            return Ok(Self { start: NonNull::dangling(), len, writable });
+            let aligned = NonZero::new(ALIGNMENT).map_or(NonNull::dangling(), NonNull::without_provenance);
+            return Ok(Self { start: aligned, len, writable });
         }
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.

@@ -91,7 +91,9 @@ struct Tables {
 
 fn tables() -> &'static Tables {
     static TABLES: OnceLock<Tables> = OnceLock::new();
-    TABLES.get_or_init(|| toml::from_str(include_str!("families.toml")).expect("families.toml is part of the program and tested"))
+    TABLES.get_or_init(|| {
+        toml::from_str(include_str!("families.toml")).expect("families.toml is part of the program and tested")
+    })
 }
 
 /// All families.
@@ -121,9 +123,10 @@ impl Family {
     /// # Errors
     /// `Unsupported` when the family has no such stage.
     pub fn stage(&self, role: &str) -> Result<&StageDef> {
-        self.stages.iter().find(|stage| stage.role == role).ok_or_else(|| {
-            Error::unsupported(format!("the {} family has no stage {role:?}", self.title))
-        })
+        self.stages
+            .iter()
+            .find(|stage| stage.role == role)
+            .ok_or_else(|| Error::unsupported(format!("the {} family has no stage {role:?}", self.title)))
     }
 
     /// The task of this name as this family does it.
@@ -187,7 +190,11 @@ mod tests {
     fn compatibility_table() {
         let family = |model_type| family_of(model_type).unwrap();
         let with = |kind: Kind| -> Vec<&str> {
-            families().iter().filter(|family| family.kinds.contains(&kind)).map(|family| family.title.as_str()).collect()
+            families()
+                .iter()
+                .filter(|family| family.kinds.contains(&kind))
+                .map(|family| family.title.as_str())
+                .collect()
         };
         assert_eq!(with(Kind::TextEmbedding), ["BERT", "T5", "LLaMA", "BART"]);
         assert_eq!(with(Kind::VisionEmbedding), ["ViT", "CLIP", "DETR"]);

@@ -66,7 +66,9 @@ impl Model {
 
     /// The folder's name, for people.
     pub fn name(&self) -> String {
-        self.folder.file_name().map_or_else(|| self.folder.display().to_string(), |name| name.to_string_lossy().into_owned())
+        self.folder
+            .file_name()
+            .map_or_else(|| self.folder.display().to_string(), |name| name.to_string_lossy().into_owned())
     }
 
     /// The family.
@@ -222,7 +224,8 @@ fn opened<T>(cell: &OnceLock<T>, open: impl FnOnce() -> Result<T>) -> Result<&T>
 
 /// The folder's canonical path.
 pub(crate) fn canonical_folder(folder: &Path) -> Result<PathBuf> {
-    let path = folder.canonicalize().map_err(|error| Error::io("cannot open the model folder", &error).in_file(folder))?;
+    let path =
+        folder.canonicalize().map_err(|error| Error::io("cannot open the model folder", &error).in_file(folder))?;
     if !path.is_dir() {
         return Err(Error::invalid("a model is a folder with a config.json").in_file(folder));
     }

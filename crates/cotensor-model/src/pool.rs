@@ -48,7 +48,8 @@ impl HardwarePreferences {
             skipped.push((name.clone(), reason));
         }
         let reasons: Vec<String> = skipped.iter().map(|(name, reason)| format!("{name}: {reason}")).collect();
-        Err(Error::unsupported(format!("no preferred device can be used ({})", reasons.join("; "))).in_field("priority_list"))
+        Err(Error::unsupported(format!("no preferred device can be used ({})", reasons.join("; ")))
+            .in_field("priority_list"))
     }
 }
 
@@ -102,7 +103,10 @@ impl ResourcePool {
         let family = model.family();
         let of_type = family.name == model_type
             || family_of(model_type).is_ok_and(|wanted| wanted.name == family.name)
-            || family.kinds.iter().any(|kind| kind.name() == model_type || kind.name().split('_').next() == Some(model_type));
+            || family
+                .kinds
+                .iter()
+                .any(|kind| kind.name() == model_type || kind.name().split('_').next() == Some(model_type));
         if !of_type {
             let message = format!("{model_name} is a {} model, not {model_type:?}", family.title);
             return Err(Error::invalid(message).in_field("model_type"));
@@ -127,7 +131,8 @@ impl ResourcePool {
     ) -> Result<Vec<Lease>> {
         let device: Device = storage_type.parse().map_err(|error: Error| error.in_field("storage_type"))?;
         if device != Device::Cpu {
-            return Err(Error::unsupported(format!("this store keeps tensors on the cpu, not on {device}")).in_field("storage_type"));
+            return Err(Error::unsupported(format!("this store keeps tensors on the cpu, not on {device}"))
+                .in_field("storage_type"));
         }
         let store = self.runtime.store();
         let spec = TensorSpec {
@@ -143,7 +148,9 @@ impl ResourcePool {
         let mut reservation = store.reserve(spec, &store.holder(producer_model))?;
         if reservation.layout().size_bytes() != tensor_data.len() {
             let wanted = reservation.layout().size_bytes();
-            return Err(Error::invalid(format!("{} bytes for a tensor of {wanted}", tensor_data.len())).in_field("tensor_data"));
+            return Err(
+                Error::invalid(format!("{} bytes for a tensor of {wanted}", tensor_data.len())).in_field("tensor_data")
+            );
         }
         reservation.write(tensor_data)?;
         store.record_copy(CopyReason::Put, tensor_data.len());

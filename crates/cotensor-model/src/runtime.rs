@@ -78,7 +78,8 @@ impl Runtime {
         if let Some(stage) = stages.get(&(space, role.to_owned())).and_then(Weak::upgrade) {
             return Ok(stage);
         }
-        let sizes = weights.hashes.iter().zip(&weights.leases).map(|(&hash, lease)| (hash, lease.layout().size_bytes()));
+        let sizes =
+            weights.hashes.iter().zip(&weights.leases).map(|(&hash, lease)| (hash, lease.layout().size_bytes()));
         let sharing = Sharing {
             store: Arc::clone(&self.store),
             space,

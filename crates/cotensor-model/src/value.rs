@@ -42,7 +42,9 @@ impl Value {
             Held::Lease(lease) => match lease.dtype() {
                 DType::F32 => Ok(ArrayView::F32(lease.shape(), lease.typed::<f32>()?)),
                 DType::I32 => Ok(ArrayView::I32(lease.shape(), lease.typed::<i32>()?)),
-                other => Err(Error::unsupported(format!("{}: stages read float32 and int32, not {other}", lease.name()))),
+                other => {
+                    Err(Error::unsupported(format!("{}: stages read float32 and int32, not {other}", lease.name())))
+                }
             },
         }
     }

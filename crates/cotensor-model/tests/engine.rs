@@ -1,5 +1,7 @@
 //! The engine over a store: same bits as by itself, weights shared, nothing wrong let through.
 
+#![allow(clippy::unwrap_used)]
+
 mod engine_support;
 
 use cotensor_core::testing::FakeDevice;
@@ -80,7 +82,8 @@ fn two_loads_use_one_copy_of_the_weights() {
     assert_eq!(loaded.leases[0].bytes().unwrap().as_ptr(), address);
     assert_eq!(imported_bytes(&store), imported);
     let engine = RtenEngine::new(Some(1));
-    let [first, second] = [(first, leases), (second, loaded.leases)].map(|(graph, leases)| engine.load(&graph, leases).unwrap());
+    let [first, second] =
+        [(first, leases), (second, loaded.leases)].map(|(graph, leases)| engine.load(&graph, leases).unwrap());
     assert_eq!(run_linear(&*first), run_linear(&*second));
 }
 
@@ -99,13 +102,13 @@ fn what_does_not_fit_an_input_is_refused_by_name() {
         ("x", vec![], &["y"]),
         ("z", vec![good, ("z", ArrayView::F32(&[0], &[]))], &["y"]),
         ("z", vec![good], &["z"]),
+        ("y", vec![good], &["y", "y"]),
     ];
     for (field, inputs, outputs) in cases {
         let error = graph.run(&inputs, outputs).unwrap_err();
         assert_eq!((error.kind(), error.field()), (ErrorKind::Invalid, Some(field)), "{error}");
     }
     assert_eq!(graph.run(&[good], &[]).unwrap().len(), 0);
-    assert_eq!(graph.run(&[good], &["y", "y"]).map(|outputs| outputs.len()).unwrap_or(2), 2);
 }
 
 #[test]
@@ -113,7 +116,7 @@ fn an_empty_batch_runs() {
     let folder = tempfile::tempdir().unwrap();
     let graph = load(&save(folder.path(), "model.onnx", &embedded_linear()), &*store());
     let output = graph.run(&[("x", ArrayView::F32(&[0, SIZE], &[]))], &["y"]);
-    assert!(output.is_err() || output.is_ok_and(|outputs| outputs[0].shape() == [0, SIZE]));
+    assert_eq!(output.unwrap()[0].shape(), [0, SIZE]);
 }
 
 fn resize(mode: &str) -> ModelProto {

@@ -1,5 +1,6 @@
 //! Opening and dropping a model a hundred times gives all of it back. Alone in its file, because it looks at the whole process.
 #![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used)]
 
 mod engine_support;
 

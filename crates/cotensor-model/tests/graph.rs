@@ -1,5 +1,7 @@
 //! What a graph's fingerprint sees, and where its weights are found.
 
+#![allow(clippy::unwrap_used)]
+
 mod engine_support;
 
 use cotensor_core::{ContentHash, DType};
@@ -146,7 +148,10 @@ fn embedded_weights_lie_where_the_file_has_them() {
     let path = save(folder.path(), "model.onnx", &embedded_linear());
     let graph = Graph::open(&path).unwrap();
     let [weight] = graph.weights() else { panic!("{:?}", graph.weights()) };
-    assert_eq!((weight.name.as_str(), weight.dtype, weight.shape.as_slice()), ("w", DType::F32, [SIZE, SIZE].as_slice()));
+    assert_eq!(
+        (weight.name.as_str(), weight.dtype, weight.shape.as_slice()),
+        ("w", DType::F32, [SIZE, SIZE].as_slice())
+    );
     let file = std::fs::read(&path).unwrap();
     let start = weight.source.offset as usize;
     assert_eq!(file[start..start + weight.size_bytes()], f32_bytes(&noise(SIZE * SIZE, 1)));

@@ -4,7 +4,7 @@ use crate::budget::{Budget, Charge};
 use crate::claims::{Claims, Found};
 use crate::config::Refusal;
 use crate::evict::{candidates, charged_bytes};
-use crate::names::Names;
+use crate::names::{Names, SHARDS};
 use crate::notes::Notes;
 use crate::record::{Home, Record};
 use crate::{
@@ -20,6 +20,12 @@ use std::time::Duration;
 /// The longest that a claim waits for another's computation, unless the builder says otherwise.
 const CLAIM_WAIT_MAX: Duration = Duration::from_secs(600);
 
+/// The clock as it was when something was last reserved, published or claimed: all that lookups need to know of time,
+/// for which reading the real one would cost them a third more. Alone on its cache line, which they only read.
+#[repr(align(128))]
+#[derive(Default)]
+struct Moment(AtomicU64);
+
 /// A store inside this process. Made by [`EmbeddedStore::builder`]; shared behind `Arc`.
 pub struct EmbeddedStore {
     pub(crate) names: Names,
@@ -29,6 +35,7 @@ pub struct EmbeddedStore {
     pub(crate) cache: Option<Arc<dyn ContentCache>>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) counters: Counters,
+    moment: Moment,
     config: SharingConfig,
     holders: RwLock<Holders>,
     notes: Mutex<Notes>,
@@ -41,6 +48,7 @@ struct Holders {
     names: Vec<Arc<str>>,
 }
 
+#[repr(align(128))]
 #[derive(Default)]
 pub(crate) struct Counters {
     pub(crate) claim_hits: AtomicU64,
@@ -59,9 +67,16 @@ pub struct EmbeddedStoreBuilder {
     clock: Arc<dyn Clock>,
     config: SharingConfig,
     claim_wait_max: Duration,
+    shards: usize,
 }
 
 impl EmbeddedStoreBuilder {
+    /// For a store that will hold next to nothing.
+    pub(crate) fn small(mut self) -> Self {
+        self.shards = 1;
+        self
+    }
+
     /// The most bytes of all segments together. Without it there is no limit.
     #[must_use]
     pub fn max_memory_bytes(mut self, bytes: u64) -> Self {
@@ -107,13 +122,14 @@ impl EmbeddedStoreBuilder {
     /// The store.
     pub fn build(self) -> Arc<EmbeddedStore> {
         Arc::new_cyclic(|me| EmbeddedStore {
-            names: Names::default(),
+            names: Names::new(self.shards),
             claims: Claims::new(self.claim_wait_max),
             budget: Budget::new(self.max_memory_bytes),
             memory: self.memory,
             cache: self.cache,
             clock: self.clock,
             counters: Counters::default(),
+            moment: Moment::default(),
             config: self.config,
             holders: RwLock::default(),
             notes: Mutex::default(),
@@ -132,11 +148,13 @@ impl EmbeddedStore {
             clock: Arc::new(SystemClock::default()),
             config: SharingConfig::default(),
             claim_wait_max: CLAIM_WAIT_MAX,
+            shards: SHARDS,
         }
     }
 
     /// Takes `bytes` from the budget, evicting what nobody leases if it must, and nothing if that would not do.
     pub(crate) fn charge(&self, bytes: u64) -> Result<Arc<Charge>> {
+        self.now();
         if let Some(charge) = self.budget.take(bytes) {
             return Ok(charge);
         }
@@ -198,6 +216,13 @@ impl EmbeddedStore {
         self.forget(record);
     }
 
+    /// The time, read from the clock.
+    pub(crate) fn now(&self) -> Duration {
+        let now = self.clock.now();
+        self.moment.0.store(now.as_nanos() as u64, Ordering::Relaxed);
+        now
+    }
+
     fn home(&self) -> Result<Arc<dyn Home>> {
         let me = self.me.upgrade().ok_or_else(|| Error::new(ErrorKind::Conflict, "the store is closed"))?;
         Ok(me)
@@ -214,7 +239,7 @@ impl EmbeddedStore {
         holder: u32,
     ) -> Result<Lease> {
         let name = spec.name.clone();
-        let now = self.clock.now();
+        let now = self.now();
         let home: Weak<dyn Home> = self.me.clone();
         let (record, superseded) = self.names.publish(&name, |id| {
             let record = Record::new(id, spec, layout, segment, false, key, charge, now, home);
@@ -252,7 +277,7 @@ impl Home for EmbeddedStore {
         }
         let home: Weak<dyn Home> = self.me.clone();
         let id = self.names.private_id();
-        let record = Record::new(id, spec, layout, segment, true, None, charge, self.clock.now(), home);
+        let record = Record::new(id, spec, layout, segment, true, None, charge, self.now(), home);
         record.leases.acquire(holder.id);
         Ok(Lease { record: Arc::new(record), holder: holder.id, layout: None })
     }
@@ -298,7 +323,7 @@ impl Store for EmbeddedStore {
     fn get(&self, name: &str, holder: &Holder) -> Result<Lease> {
         let take = |record: &Arc<Record>| {
             let lease = Lease::take(record, holder.id)?;
-            record.used(self.clock.now());
+            record.used(Duration::from_nanos(self.moment.0.load(Ordering::Relaxed)));
             Some(lease)
         };
         self.names.find(name, take).ok_or_else(|| Error::not_found(format!("no tensor is named {name:?}")))
@@ -322,7 +347,7 @@ impl Store for EmbeddedStore {
         match self.claims.claim(*key, holder.id)? {
             Found::Ready(leases) => {
                 self.counters.claim_hits.fetch_add(1, Ordering::Relaxed);
-                let now = self.clock.now();
+                let now = self.now();
                 leases.iter().for_each(|lease| lease.record.used(now));
                 Ok(Claim::Ready(leases))
             }

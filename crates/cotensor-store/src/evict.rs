@@ -21,7 +21,8 @@ impl Group {
     }
 }
 
-/// Groups that nobody leases, the first to go first: least time to make again per byte, then longest unused.
+/// Groups that nobody leases, the first to go first: least time to make again per byte, then longest unused,
+/// then oldest.
 pub(crate) fn candidates(records: Vec<Arc<Record>>) -> Vec<Group> {
     let mut groups: HashMap<usize, Group> = HashMap::new();
     for record in records {
@@ -35,10 +36,13 @@ pub(crate) fn candidates(records: Vec<Arc<Record>>) -> Vec<Group> {
         group.last_used = group.last_used.max(record.last_used());
         group.records.push(record);
     }
+    // Ties must not depend on the order of a hash table.
+    let first = |group: &Group| group.records.iter().map(|record| (record.created, record.id)).min();
     let unleased = |group: &Group| group.records.iter().all(|record| record.leases.total() == 0);
     let mut groups: Vec<Group> = groups.into_values().filter(unleased).collect();
     let cost = |group: &Group| group.recompute.as_secs_f64() / group.bytes.max(1) as f64;
-    groups.sort_by(|a, b| cost(a).total_cmp(&cost(b)).then(a.last_used.cmp(&b.last_used)));
+    groups
+        .sort_by(|a, b| cost(a).total_cmp(&cost(b)).then(a.last_used.cmp(&b.last_used)).then(first(a).cmp(&first(b))));
     groups
 }
 

@@ -2,23 +2,28 @@
 
 use crate::TensorId;
 use crate::record::Record;
-use std::collections::HashMap;
+use hashbrown::HashTable;
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-const SHARDS: usize = 64;
+/// So many that threads at different names seldom meet in one.
+pub(crate) const SHARDS: usize = 1024;
 
 /// Aligned so that threads at different shards do not share a cache line.
 #[repr(align(128))]
 #[derive(Default)]
-struct Shard {
-    names: RwLock<HashMap<String, Entry, foldhash::fast::RandomState>>,
-    hits: AtomicU64,
-    misses: AtomicU64,
+struct Shard(Mutex<Table>);
+
+#[derive(Default)]
+struct Table {
+    entries: HashTable<Entry>,
+    hits: u64,
+    misses: u64,
 }
 
 struct Entry {
+    name: Box<str>,
     slot: u64,
     /// Versions handed out so far.
     version: u64,
@@ -41,48 +46,42 @@ pub(crate) struct Survey<'a> {
     _guard: MutexGuard<'a, ()>,
 }
 
-impl Default for Names {
-    fn default() -> Self {
+impl Names {
+    pub(crate) fn new(shards: usize) -> Self {
         Self {
-            shards: (0..SHARDS).map(|_| Shard::default()).collect(),
+            shards: (0..shards).map(|_| Shard::default()).collect(),
             hasher: foldhash::fast::RandomState::default(),
             slots: AtomicU64::new(1),
             surveys: Mutex::default(),
         }
     }
-}
 
-type Map = HashMap<String, Entry, foldhash::fast::RandomState>;
-
-impl Names {
-    fn index(&self, name: &str) -> usize {
-        // The high bits: the map inside uses the low ones.
-        (self.hasher.hash_one(name) >> 56) as usize % SHARDS
+    /// The shard's number and the hash to look for in it.
+    fn locate(&self, name: &str) -> (usize, u64) {
+        let hash = self.hasher.hash_one(name);
+        // Bits from the middle: the table inside uses the lowest and the highest.
+        ((hash >> 24) as usize % self.shards.len(), hash)
     }
 
-    fn shard(&self, name: &str) -> &Shard {
-        &self.shards[self.index(name)]
+    fn lock(&self, index: usize) -> MutexGuard<'_, Table> {
+        self.shards[index].0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A slot that nothing had before; its remainder says in which shard to look.
     fn new_slot(&self, index: usize) -> u64 {
-        self.slots.fetch_add(1, Ordering::Relaxed) * SHARDS as u64 + index as u64
-    }
-
-    fn read(shard: &Shard) -> RwLockReadGuard<'_, Map> {
-        shard.names.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(shard: &Shard) -> RwLockWriteGuard<'_, Map> {
-        shard.names.write().unwrap_or_else(PoisonError::into_inner)
+        self.slots.fetch_add(1, Ordering::Relaxed) * self.shards.len() as u64 + index as u64
     }
 
     /// The newest version, made a lease by `take` while the name cannot change; counts a hit or a miss.
     pub(crate) fn find<T>(&self, name: &str, take: impl FnOnce(&Arc<Record>) -> Option<T>) -> Option<T> {
-        let shard = self.shard(name);
-        let found = Self::read(shard).get(name).and_then(|entry| entry.current.as_ref()).and_then(take);
-        let counter = if found.is_some() { &shard.hits } else { &shard.misses };
-        counter.fetch_add(1, Ordering::Relaxed);
+        let (index, hash) = self.locate(name);
+        let mut names = self.lock(index);
+        let entry = names.entries.find(hash, |entry| &*entry.name == name);
+        let found = entry.and_then(|entry| entry.current.as_ref()).and_then(take);
+        match found {
+            Some(_) => names.hits += 1,
+            None => names.misses += 1,
+        }
         found
     }
 
@@ -92,14 +91,19 @@ impl Names {
         name: &str,
         make: impl FnOnce(TensorId) -> Arc<Record>,
     ) -> (Arc<Record>, Option<Arc<Record>>) {
-        let index = self.index(name);
-        let mut names = Self::write(&self.shards[index]);
-        let entry = names.entry(name.to_owned()).or_insert_with(|| Entry {
-            slot: self.new_slot(index),
-            version: 0,
-            current: None,
-            old: Vec::new(),
-        });
+        let (index, hash) = self.locate(name);
+        let mut names = self.lock(index);
+        let entry = names
+            .entries
+            .entry(hash, |entry| &*entry.name == name, |entry| self.hasher.hash_one(&*entry.name))
+            .or_insert_with(|| Entry {
+                name: name.into(),
+                slot: self.new_slot(index),
+                version: 0,
+                current: None,
+                old: Vec::new(),
+            })
+            .into_mut();
         entry.version += 1;
         let record = make(TensorId { slot: entry.slot, version: entry.version });
         let superseded = entry.current.replace(Arc::clone(&record));
@@ -114,8 +118,9 @@ impl Names {
 
     /// Takes `name` out of sight; returns what was there.
     pub(crate) fn remove(&self, name: &str) -> Option<Arc<Record>> {
-        let mut names = Self::write(self.shard(name));
-        let entry = names.get_mut(name)?;
+        let (index, hash) = self.locate(name);
+        let mut names = self.lock(index);
+        let entry = names.entries.find_mut(hash, |entry| &*entry.name == name)?;
         let record = entry.current.take()?;
         entry.old.push(Arc::clone(&record));
         Some(record)
@@ -123,21 +128,23 @@ impl Names {
 
     /// Drops a record that is closed, and the name with its last version: should it ever come back, then in a new slot.
     pub(crate) fn forget(&self, record: &Record) {
-        let mut names = Self::write(self.shard(&record.spec.name));
-        let Some(entry) = names.get_mut(record.spec.name.as_str()) else { return };
+        let (index, hash) = self.locate(&record.spec.name);
+        let mut names = self.lock(index);
+        let Ok(mut found) = names.entries.find_entry(hash, |entry| *entry.name == *record.spec.name) else { return };
+        let entry = found.get_mut();
         if entry.current.as_ref().is_some_and(|current| current.id == record.id) {
             entry.current = None;
         }
         entry.old.retain(|old| old.id != record.id);
         if entry.current.is_none() && entry.old.is_empty() {
-            names.remove(record.spec.name.as_str());
+            found.remove();
         }
     }
 
     /// The record with this identity, made a lease by `take`.
     pub(crate) fn by_id<T>(&self, id: TensorId, take: impl FnOnce(&Arc<Record>) -> Option<T>) -> Option<T> {
-        let names = Self::read(&self.shards[(id.slot % SHARDS as u64) as usize]);
-        let entry = names.values().find(|entry| entry.slot == id.slot)?;
+        let names = self.lock((id.slot % self.shards.len() as u64) as usize);
+        let entry = names.entries.iter().find(|entry| entry.slot == id.slot)?;
         entry.current.iter().chain(&entry.old).find(|record| record.id == id).and_then(take)
     }
 
@@ -145,20 +152,20 @@ impl Names {
     pub(crate) fn survey(&self) -> Survey<'_> {
         let guard = self.surveys.lock().unwrap_or_else(PoisonError::into_inner);
         let mut records: Vec<Arc<Record>> = Vec::new();
-        for shard in &self.shards {
-            for entry in Self::read(shard).values() {
+        for index in 0..self.shards.len() {
+            for entry in &self.lock(index).entries {
                 records.extend(entry.current.iter().chain(&entry.old).cloned());
             }
         }
-        records.sort_by(|a, b| (&a.spec.name, a.id.version).cmp(&(&b.spec.name, b.id.version)));
+        records.sort_by(|a, b| (&a.spec.name, a.id).cmp(&(&b.spec.name, b.id)));
         Survey { records, _guard: guard }
     }
 
     /// Lookups that found a tensor, and that did not.
     pub(crate) fn hits_and_misses(&self) -> (u64, u64) {
-        let sum = |counter: fn(&Shard) -> &AtomicU64| {
-            self.shards.iter().map(|shard| counter(shard).load(Ordering::Relaxed)).sum()
-        };
-        (sum(|shard| &shard.hits), sum(|shard| &shard.misses))
+        (0..self.shards.len()).fold((0, 0), |(hits, misses), index| {
+            let names = self.lock(index);
+            (hits + names.hits, misses + names.misses)
+        })
     }
 }

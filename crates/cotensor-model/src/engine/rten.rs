@@ -77,7 +77,8 @@ impl Engine for RtenEngine {
         }
         let mut options = options();
         for (index, (weight, lease)) in graph.weights().iter().zip(&weights).enumerate() {
-            let bytes = weight_bytes(weight, lease).map_err(|error| error.in_file(graph.path()).in_field(&weight.name))?;
+            let bytes =
+                weight_bytes(weight, lease).map_err(|error| error.in_file(graph.path()).in_field(&weight.name))?;
             // SAFETY: the bytes belong to the lease's segment, which never moves or changes them while it lives
             // (`Segment::bytes`), and the lease keeps the segment. `RtenGraph` drops the model, the only one that keeps this slice,
             // before the leases; should loading fail, the options and what was loaded are gone when this function returns.
@@ -166,7 +167,11 @@ impl Port {
         if dims.len() != array.shape().len() || !dims.iter().zip(array.shape()).all(fits) {
             let dim = |dim: &Option<usize>| dim.map_or("?".to_owned(), |size| size.to_string());
             let wanted: Vec<_> = dims.iter().map(dim).collect();
-            return Err(Error::invalid(format!("shape {:?} given, the graph takes [{}]", array.shape(), wanted.join(", "))));
+            return Err(Error::invalid(format!(
+                "shape {:?} given, the graph takes [{}]",
+                array.shape(),
+                wanted.join(", ")
+            )));
         }
         Ok(())
     }
@@ -192,6 +197,9 @@ impl LoadedGraph for RtenGraph {
             return Err(Error::invalid("this input is missing").in_field(&missing.name));
         }
         let ids = outputs.iter().map(|name| Ok(find(&self.outputs, name, "output")?.id)).collect::<Result<Vec<_>>>()?;
+        if let Some(twice) = (1..ids.len()).find(|&index| ids[..index].contains(&ids[index])) {
+            return Err(Error::invalid("asked for twice").in_field(outputs[twice]));
+        }
         let options = Some(self.options.clone());
         let results = guarded("running", || {
             self.model.run(values, &ids, options).map_err(|error| {
@@ -202,7 +210,11 @@ impl LoadedGraph for RtenGraph {
                 Error::new(kind, error.to_string())
             })
         })?;
-        results.into_iter().zip(outputs).map(|(value, name)| to_array(value).map_err(|error| error.in_field(*name))).collect()
+        results
+            .into_iter()
+            .zip(outputs)
+            .map(|(value, name)| to_array(value).map_err(|error| error.in_field(*name)))
+            .collect()
     }
 
     fn inputs(&self) -> &[String] {
@@ -242,7 +254,8 @@ fn weight_bytes<'a>(weight: &Weight, lease: &'a Lease) -> Result<&'a [u8]> {
         let (given, wanted) = ((lease.dtype(), lease.shape()), (weight.dtype, &weight.shape));
         return Err(Error::invalid(format!("the lease holds {given:?}, the graph needs {wanted:?} without gaps")));
     }
-    let on_device = || Error::unsupported(format!("rten runs on the cpu, this weight is on {}", lease.segment().device()));
+    let on_device =
+        || Error::unsupported(format!("rten runs on the cpu, this weight is on {}", lease.segment().device()));
     lease.bytes().ok_or_else(on_device)
 }
 

@@ -41,7 +41,9 @@ impl<'a> Folder<'a> {
         let length = number("length")?.unwrap_or(size);
         if offset.checked_add(length).is_none_or(|end| end > file_bytes) {
             let place = format!("{length} bytes at {offset}");
-            return Err(Error::corrupt(format!("external data {location:?} has {file_bytes} bytes, needed are {place}")));
+            return Err(Error::corrupt(format!(
+                "external data {location:?} has {file_bytes} bytes, needed are {place}"
+            )));
         }
         Ok((file, Span { field: DataField::Raw, offset, length }))
     }

@@ -9,8 +9,8 @@ mod shapes;
 mod wire;
 
 pub use limits::{
-    DEPTH_MAX, FIELDS_MAX, FILE_BYTES_MAX, INITIALIZERS_MAX, MADE_ELEMENTS_MAX, NODES_MAX, PRIVATE_BYTES_MAX, SHARED_BYTES_MIN,
-    STRUCTURE_BYTES_MAX,
+    DEPTH_MAX, FIELDS_MAX, FILE_BYTES_MAX, INITIALIZERS_MAX, MADE_ELEMENTS_MAX, NODES_MAX, PRIVATE_BYTES_MAX,
+    SHARED_BYTES_MIN, STRUCTURE_BYTES_MAX,
 };
 
 use cotensor_core::{ContentHash, DType, Error, Layout, Result};
@@ -122,7 +122,9 @@ impl Graph {
         for (tensor, span) in graph.initializer.iter_mut().zip(structure.spans) {
             let name = tensor.name.clone().unwrap_or_default();
             if name.is_empty() || !names.insert(name.clone()) {
-                return Err(Error::corrupt(format!("initializer {name:?} has no name of its own")).in_field("initializer"));
+                return Err(
+                    Error::corrupt(format!("initializer {name:?} has no name of its own")).in_field("initializer")
+                );
             }
             let field = format!("initializer {name:?}");
             if let Some(source) = locate(tensor, span, &mut folder).map_err(|error| error.in_field(&field))? {
@@ -240,7 +242,10 @@ fn locate(tensor: &TensorProto, span: Option<Span>, folder: &mut Folder<'_>) -> 
         (Some(_), _) => return Err(Error::corrupt("its data has two places, or one that does not exist")),
     };
     if span.length != size {
-        return Err(Error::corrupt(format!("shape {shape:?} of {dtype} is {size} bytes, its data has {}", span.length)));
+        return Err(Error::corrupt(format!(
+            "shape {shape:?} of {dtype} is {size} bytes, its data has {}",
+            span.length
+        )));
     }
     Ok(Some(WeightSource { file, offset: span.offset, length: span.length, dtype }))
 }
@@ -311,7 +316,9 @@ fn refuse_nested_external_data(graph: &GraphProto) -> Result<()> {
         }
     });
     match found {
-        Some(node) => Err(Error::unsupported("external data inside a node is not supported").in_field(format!("node {node:?}"))),
+        Some(node) => {
+            Err(Error::unsupported("external data inside a node is not supported").in_field(format!("node {node:?}")))
+        }
         None => Ok(()),
     }
 }

@@ -61,9 +61,9 @@ fn integers(tensor: &TensorProto) -> Option<Vec<i64>> {
         DataType::INT64 => {
             Some(tensor_bytes(tensor).as_chunks::<8>().0.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect())
         }
-        DataType::INT32 => {
-            Some(tensor_bytes(tensor).as_chunks::<4>().0.iter().map(|&bytes| i32::from_le_bytes(bytes).into()).collect())
-        }
+        DataType::INT32 => Some(
+            tensor_bytes(tensor).as_chunks::<4>().0.iter().map(|&bytes| i32::from_le_bytes(bytes).into()).collect(),
+        ),
         _ => None,
     }
 }
@@ -95,6 +95,8 @@ fn bounded(dims: &[i64]) -> Result<()> {
     // A dimension of zero must not hide the size of the others: the engine multiplies them in its own order.
     match dims.iter().try_fold(1i64, |count, &dim| count.checked_mul(dim.max(1))) {
         Some(count) if count as u64 <= MADE_ELEMENTS_MAX => Ok(()),
-        _ => Err(Error::corrupt(format!("makes a tensor of shape {dims:?}; at most {MADE_ELEMENTS_MAX} elements are allowed"))),
+        _ => Err(Error::corrupt(format!(
+            "makes a tensor of shape {dims:?}; at most {MADE_ELEMENTS_MAX} elements are allowed"
+        ))),
     }
 }

@@ -4,7 +4,9 @@
 //! Large tensor data of the main graph's initializers stays in the file. What is left, the structure, is copied into a small
 //! buffer, and where the data lies is noted, so that it can be read straight into a store's segment.
 
-use super::limits::{DEPTH_MAX, FIELDS_MAX, FILE_BYTES_MAX, INITIALIZERS_MAX, NODES_MAX, SHARED_BYTES_MIN, STRUCTURE_BYTES_MAX};
+use super::limits::{
+    DEPTH_MAX, FIELDS_MAX, FILE_BYTES_MAX, INITIALIZERS_MAX, NODES_MAX, SHARED_BYTES_MIN, STRUCTURE_BYTES_MAX,
+};
 use cotensor_core::{DType, Error, Result};
 use std::io::{Read, Seek, SeekFrom};
 
@@ -107,7 +109,9 @@ impl Message {
             (Message::Attribute, 5) => Nested(Message::Tensor),
             (Message::Attribute, 6) => Nested(Message::Graph),
             (Message::Attribute, 1..=4 | 7..=9 | 20) => Plain,
-            (Message::Attribute, 10 | 11 | 14 | 15 | 22 | 23) => Unsupported("lists of tensors, graphs or types in an attribute"),
+            (Message::Attribute, 10 | 11 | 14 | 15 | 22 | 23) => {
+                Unsupported("lists of tensors, graphs or types in an attribute")
+            }
             (Message::Attribute, 21) => Unsupported("references to a function's attributes"),
             (Message::Tensor, 13) => Nested(Message::Leaf),
             (Message::Tensor, 3) => Unsupported("segmented tensors"),
@@ -320,7 +324,9 @@ impl<R: Read + Seek> Scan<'_, R> {
 
     fn read(&mut self, target: &mut [u8]) -> Result<()> {
         self.reader.read_exact(target).map_err(|error| match error.kind() {
-            std::io::ErrorKind::UnexpectedEof => Error::corrupt(format!("the file ends at byte {}, inside a field", self.len)),
+            std::io::ErrorKind::UnexpectedEof => {
+                Error::corrupt(format!("the file ends at byte {}, inside a field", self.len))
+            }
             _ => Error::io("reading", &error),
         })?;
         self.position += target.len() as u64;

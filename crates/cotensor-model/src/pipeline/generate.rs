@@ -29,7 +29,8 @@ impl Special {
         const FILE: &str = "generation_config.json";
         let file = model.folder().join(FILE);
         let config = model.json(FILE)?.ok_or_else(|| Error::not_found("decoding needs this file").in_file(&file))?;
-        let token = |name: &str| config.get(name).and_then(serde_json::Value::as_i64).and_then(|id| i32::try_from(id).ok());
+        let token =
+            |name: &str| config.get(name).and_then(serde_json::Value::as_i64).and_then(|id| i32::try_from(id).ok());
         let required = |name: &str| {
             token(name).ok_or_else(|| Error::invalid("a token id is required").in_file(&file).in_field(name))
         };
@@ -39,7 +40,10 @@ impl Special {
         };
         let of_map = |name: &str| -> Vec<(String, i32)> {
             let ids = config.get(name).and_then(serde_json::Value::as_object);
-            ids.into_iter().flatten().filter_map(|(key, id)| Some((key.clone(), i32::try_from(id.as_i64()?).ok()?))).collect()
+            ids.into_iter()
+                .flatten()
+                .filter_map(|(key, id)| Some((key.clone(), i32::try_from(id.as_i64()?).ok()?)))
+                .collect()
         };
         Ok(Self {
             start: required("decoder_start_token_id")?,

@@ -101,7 +101,10 @@ impl Pipeline {
             }
             let (min, max) = (user.min_new_tokens.unwrap_or(0), user.max_new_tokens.unwrap_or(NEW_TOKENS_MAX));
             if max == 0 || max > NEW_TOKENS_MAX || min > max {
-                return invalid(field("max_new_tokens"), format!("{min} to {max} tokens; 1 to {NEW_TOKENS_MAX} are supported"));
+                return invalid(
+                    field("max_new_tokens"),
+                    format!("{min} to {max} tokens; 1 to {NEW_TOKENS_MAX} are supported"),
+                );
             }
         }
         Ok(self)

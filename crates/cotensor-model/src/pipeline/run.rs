@@ -127,7 +127,8 @@ impl Run<'_> {
             bound.push((name.as_str(), value));
         }
         let bound: Vec<(&str, &Value)> = bound.iter().map(|(name, value)| (*name, value)).collect();
-        let output = def.outputs.first().ok_or_else(|| Error::invalid(format!("stage {:?} has no output", def.role)))?;
+        let output =
+            def.outputs.first().ok_or_else(|| Error::invalid(format!("stage {:?} has no output", def.role)))?;
         let value = self.one(&stage, &bound, output, "")?;
         self.values.insert(format!("{}.{output}", def.role), value.clone());
         Ok(value)
@@ -150,11 +151,7 @@ impl Run<'_> {
     }
 
     /// Opens a stage and notes what that took.
-    pub(super) fn load(
-        &mut self,
-        role: &str,
-        open: impl FnOnce(&Model) -> Result<Arc<Stage>>,
-    ) -> Result<Arc<Stage>> {
+    pub(super) fn load(&mut self, role: &str, open: impl FnOnce(&Model) -> Result<Arc<Stage>>) -> Result<Arc<Stage>> {
         let start = Instant::now();
         let stage = open(self.model)?;
         self.stages.push(StageReport {
@@ -257,7 +254,9 @@ impl Run<'_> {
         let (width, image) = rows(value("vision.image_embeds")?)?;
         let (text_width, texts) = rows(value("text.text_embeds")?)?;
         if width != text_width {
-            return Err(Error::corrupt(format!("image embeddings have {width} dimensions, text embeddings {text_width}")));
+            return Err(Error::corrupt(format!(
+                "image embeddings have {width} dimensions, text embeddings {text_width}"
+            )));
         }
         let image = normalized(&image[..width]);
         let cosine = |row: &[f32]| normalized(row).iter().zip(&image).map(|(a, b)| a * b).sum::<f32>();

@@ -74,7 +74,10 @@ fn load_at(
     let mut source = Source { weights: graph.weights(), hashes: &hashes, files: &files, store, now };
     let leases = store.contents(&specs, &mut source, holder)?;
     if leases.len() != count {
-        return Err(Error::new(ErrorKind::Conflict, format!("the store gave {} leases for {count} weights", leases.len())));
+        return Err(Error::new(
+            ErrorKind::Conflict,
+            format!("the store gave {} leases for {count} weights", leases.len()),
+        ));
     }
     Ok(LoadedWeights { leases, hashes })
 }
@@ -223,16 +226,23 @@ fn f16_to_f32(half: u16) -> f32 {
     }
 }
 
+/// The hashes and a checksum, so that a note cut short or damaged on its way to disk is no note.
 fn write_note(hashes: &[ContentHash]) -> Vec<u8> {
-    hashes.iter().flat_map(|hash| *hash.as_bytes()).collect()
+    let mut note: Vec<u8> = hashes.iter().flat_map(|hash| *hash.as_bytes()).collect();
+    note.extend_from_slice(ContentHash::of(&note).as_bytes());
+    note
 }
 
 fn read_note(note: &[u8], count: usize) -> Option<Vec<ContentHash>> {
-    let (hashes, rest) = note.as_chunks::<32>();
-    (hashes.len() == count && rest.is_empty()).then(|| hashes.iter().copied().map(ContentHash::from_bytes).collect())
+    let (hashes, checksum) = note.split_last_chunk::<32>()?;
+    if hashes.len() != count * 32 || ContentHash::of(hashes).as_bytes() != checksum {
+        return None;
+    }
+    Some(hashes.as_chunks::<32>().0.iter().copied().map(ContentHash::from_bytes).collect())
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use crate::graph::WeightSource;
@@ -330,10 +340,14 @@ mod tests {
         let later = SystemTime::now() + Duration::from_secs(60);
         assert_eq!(load_at(&graph, &*store, &holder, "test", later).unwrap().hashes, hashes);
         assert_eq!(store.recall(&key), Some(write_note(&hashes)));
-        // The note is what the next load goes by.
-        store.remember(&key, &write_note(&[ContentHash::of(b"other")].repeat(hashes.len())));
-        let error = load_at(&graph, &*store, &holder, "test", later).map(|loaded| loaded.hashes);
-        assert!(error.is_err() || error.is_ok_and(|noted| noted != hashes));
+        // The note is what the next load goes by; a damaged one is not believed.
+        let others: Vec<_> = hashes.iter().map(|hash| ContentHash::of(hash.as_bytes())).collect();
+        store.remember(&key, &write_note(&others));
+        assert_eq!(load_at(&graph, &*store, &holder, "test", later).unwrap().hashes, others);
+        let mut damaged = write_note(&others);
+        damaged[0] ^= 1;
+        store.remember(&key, &damaged);
+        assert_eq!(load_at(&graph, &*store, &holder, "test", later).unwrap().hashes, hashes);
     }
 
     #[test]
@@ -362,6 +376,8 @@ mod tests {
         let note = write_note(&hashes);
         assert_eq!(read_note(&note, 2), Some(hashes.to_vec()));
         assert_eq!(read_note(&note, 1), None);
-        assert_eq!(read_note(&note[..63], 2), None);
+        assert_eq!(read_note(&note[..95], 2), None);
+        assert_eq!(read_note(&[], 0), None);
+        assert_eq!(read_note(&write_note(&[]), 0), Some(vec![]));
     }
 }

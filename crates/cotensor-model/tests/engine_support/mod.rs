@@ -1,7 +1,7 @@
 //! Small ONNX files and stores for the tests of graphs and engines.
 
 // Each test file uses its own part of this one.
-#![allow(dead_code, unreachable_pub)]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use cotensor_model::array::{Array, ArrayView};
 use cotensor_model::engine::{Engine, FileMode, LoadedGraph, RtenEngine};

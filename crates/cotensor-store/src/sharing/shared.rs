@@ -55,7 +55,7 @@ impl SharedTensor {
         dtype: DType,
         producer: &str,
     ) -> Result<Self> {
-        let store = EmbeddedStore::builder().memory(memory).build();
+        let store = EmbeddedStore::builder().memory(memory).small().build();
         Self::reserve(store, name, shape, dtype, Kind::Other, producer, Retention::WhileLeased)
     }
 

@@ -1,0 +1,11 @@
+//! From texts, images and sounds to what graphs read, as the model's own configuration says.
+
+mod audio;
+mod image;
+mod mel;
+mod text;
+
+pub use audio::{Audio, decode_wav, resample};
+pub use image::{ImageProcessor, decode_image};
+pub use mel::AudioProcessor;
+pub use text::{TextProcessor, TokenBatch};
