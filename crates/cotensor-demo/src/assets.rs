@@ -36,4 +36,5 @@ pub(crate) fn skeleton(name: &str) -> Option<&'static Skeleton> {
 
 pub(crate) const PHOTO: &[u8] = fixture!("media/photo.png");
 pub(crate) const SPEECH: &[u8] = fixture!("media/speech.wav");
-pub(crate) const TEXT: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/media/text/sample.txt"));
+pub(crate) const TEXT: &str =
+    include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/media/text/sample.txt"));

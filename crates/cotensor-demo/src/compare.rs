@@ -112,16 +112,19 @@ impl Ways {
 /// `Invalid` for an unknown scenario; else what making the models or running a worker gives.
 pub fn run_demo(options: &DemoOptions, progress: &dyn Progress) -> Result<Comparison> {
     let definitions: Vec<_> = options.scenarios.iter().map(|name| Definition::named(name)).collect::<Result<_>>()?;
-    let scenarios = definitions.iter().map(|definition| compare(definition, options, progress)).collect::<Result<_>>()?;
+    let scenarios =
+        definitions.iter().map(|definition| compare(definition, options, progress)).collect::<Result<_>>()?;
     Ok(Comparison { scenarios })
 }
 
 fn compare(definition: &Definition, options: &DemoOptions, progress: &dyn Progress) -> Result<Scenario> {
-    let checkpoint = options.models.as_ref().map(|models| models.join(definition.model)).filter(|folder| folder.is_dir());
+    let checkpoint =
+        options.models.as_ref().map(|models| models.join(definition.model)).filter(|folder| folder.is_dir());
     let (folder, weights) = match checkpoint {
         Some(folder) => (folder, "checkpoint"),
         None => {
-            let made = |done, total| progress.step(done, total, &format!("making seeded weights of {}", definition.model));
+            let made =
+                |done, total| progress.step(done, total, &format!("making seeded weights of {}", definition.model));
             (materialize(definition.model, &options.cache.join("models"), &made)?, "seeded")
         }
     };
@@ -137,7 +140,9 @@ fn compare(definition: &Definition, options: &DemoOptions, progress: &dyn Progre
     if avoidable_weight_bytes > 0 && saved_bytes > 0.0 {
         saved_by.push("weights");
     }
-    if saved_ms > 0.0 && shared.users.iter().flat_map(|user| &user.stages).any(|stage| !stage.computed && stage.run_ms > 0.0) {
+    if saved_ms > 0.0
+        && shared.users.iter().flat_map(|user| &user.stages).any(|stage| !stage.computed && stage.run_ms > 0.0)
+    {
         saved_by.push("computation");
     }
     let diff = max_abs_diff(&base.users, &shared.users).max(max_abs_diff(&base.users, &mapped.median().users));
@@ -188,12 +193,18 @@ fn compare(definition: &Definition, options: &DemoOptions, progress: &dyn Progre
 }
 
 fn at_least_half(what: &str, avoidable_share: f64) -> String {
-    let verdict = if avoidable_share >= 0.5 { "so 50 % less is within reach" } else { "so 50 % less is out of reach here" };
+    let verdict =
+        if avoidable_share >= 0.5 { "so 50 % less is within reach" } else { "so 50 % less is out of reach here" };
     format!("{what}: {:.1} % could be avoided, {verdict}", 100.0 * avoidable_share)
 }
 
 /// Watched and timed runs of the three ways, interleaved so that a drift of the machine meets all alike.
-fn measure(definition: &Definition, folder: &Path, options: &DemoOptions, progress: &dyn Progress) -> Result<[Ways; 3]> {
+fn measure(
+    definition: &Definition,
+    folder: &Path,
+    options: &DemoOptions,
+    progress: &dyn Progress,
+) -> Result<[Ways; 3]> {
     let total = (Mode::ALL.len() * (options.repeats + 1) + 1) as u64;
     let mut done = 0;
     let mut next = |mode: Mode, watch: bool| {
@@ -260,6 +271,11 @@ fn max_abs_diff(a: &[UserReport], b: &[UserReport]) -> f64 {
 fn hardware(threads: usize) -> String {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim().to_owned()));
-    format!("{} ({cores} cores, {threads} engine threads, cpu only)", model.unwrap_or_else(|| "unknown processor".to_owned()))
+    let model = info
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim().to_owned()));
+    format!(
+        "{} ({cores} cores, {threads} engine threads, cpu only)",
+        model.unwrap_or_else(|| "unknown processor".to_owned())
+    )
 }

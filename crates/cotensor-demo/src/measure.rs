@@ -48,7 +48,9 @@ pub(crate) fn run(program: &Path, options: &WorkerOptions, watch: bool) -> Resul
     if let Some(bytes) = options.max_memory_bytes {
         command.args(["--max-memory-bytes", &bytes.to_string()]);
     }
-    let failed = |what: &str| Error::new(ErrorKind::Io, format!("the {} worker of {} {what}", options.mode.name(), options.scenario));
+    let failed = |what: &str| {
+        Error::new(ErrorKind::Io, format!("the {} worker of {} {what}", options.mode.name(), options.scenario))
+    };
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -26,9 +26,24 @@ enum Medium {
 
 /// Every scenario, in the order of the report.
 pub const SCENARIOS: &[Scenario] = &[
-    Scenario { name: "clip", model: "clip-vit-b16", pipeline: include_str!("../pipelines/clip.toml"), input: Medium::Image },
-    Scenario { name: "bert", model: "bert-base", pipeline: include_str!("../pipelines/bert.toml"), input: Medium::Text },
-    Scenario { name: "whisper", model: "whisper-base", pipeline: include_str!("../pipelines/whisper.toml"), input: Medium::Audio },
+    Scenario {
+        name: "clip",
+        model: "clip-vit-b16",
+        pipeline: include_str!("../pipelines/clip.toml"),
+        input: Medium::Image,
+    },
+    Scenario {
+        name: "bert",
+        model: "bert-base",
+        pipeline: include_str!("../pipelines/bert.toml"),
+        input: Medium::Text,
+    },
+    Scenario {
+        name: "whisper",
+        model: "whisper-base",
+        pipeline: include_str!("../pipelines/whisper.toml"),
+        input: Medium::Audio,
+    },
 ];
 
 impl Scenario {

@@ -50,7 +50,8 @@ enum Init {
 /// Writes the external data files of all graphs that `seeds` (seed.json) describes into `folder`.
 /// `done` is told the bytes written so far and in total.
 pub(crate) fn write_weights(seeds: &[u8], folder: &Path, done: &(dyn Fn(u64, u64) + Sync)) -> Result<()> {
-    let seeds: Seeds = serde_json::from_slice(seeds).map_err(|error| Error::corrupt(error.to_string()).in_field("seed.json"))?;
+    let seeds: Seeds =
+        serde_json::from_slice(seeds).map_err(|error| Error::corrupt(error.to_string()).in_field("seed.json"))?;
     let total = seeds.graphs.values().map(|graph| graph.data_bytes).sum();
     let mut written = 0;
     for graph in seeds.graphs.values() {
@@ -79,7 +80,9 @@ fn write_tensors(file: &File, tensors: &[TensorSeed]) -> std::io::Result<()> {
                 })
             })
             .collect();
-        workers.into_iter().try_for_each(|worker| worker.join().unwrap_or_else(|_| Err(std::io::Error::other("a writer died"))))
+        workers
+            .into_iter()
+            .try_for_each(|worker| worker.join().unwrap_or_else(|_| Err(std::io::Error::other("a writer died"))))
     })
 }
 

@@ -105,7 +105,13 @@ pub fn run_worker(options: &WorkerOptions, started: Instant) -> Result<WorkerRep
 }
 
 /// Every user opens and runs everything itself.
-fn private(scenario: &Scenario, pipeline: &Pipeline, options: &WorkerOptions, mode: FileMode, started: Instant) -> Result<WorkerReport> {
+fn private(
+    scenario: &Scenario,
+    pipeline: &Pipeline,
+    options: &WorkerOptions,
+    mode: FileMode,
+    started: Instant,
+) -> Result<WorkerReport> {
     let engine: Arc<dyn Engine> = Arc::new(RtenEngine::new(Some(options.threads)));
     let holders = EmbeddedStore::builder().build();
     let mut users = Vec::new();

@@ -186,7 +186,9 @@ impl ContentCache for PackCache {
     fn begin(&self, entries: &[(ContentHash, usize)]) -> Result<Box<dyn PackMut>> {
         let (entries, len) = plan(entries)?;
         let mut hasher = cotensor_core::Hasher::new("cotensor pack v1");
-        entries.iter().for_each(|entry| drop(hasher.field(entry.hash.as_bytes())));
+        for entry in &entries {
+            hasher.field(entry.hash.as_bytes());
+        }
         let temporary = self.temporary("packs");
         let target = self.packs().join(format!("{}.pack", hasher.finish()));
         let file = WritableFile::create(&temporary, len)?;

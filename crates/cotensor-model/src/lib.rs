@@ -5,6 +5,7 @@
 //! A [`pipeline::Pipeline`] lets several users run on the same input. No memory backend is named here: the
 //! crate sees the trait [`cotensor_store::Store`] only.
 
+/// Arrays in memory of their own.
 pub mod array;
 pub mod engine;
 pub mod family;

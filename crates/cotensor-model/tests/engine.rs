@@ -93,7 +93,8 @@ fn what_does_not_fit_an_input_is_refused_by_name() {
     let graph = load(&save(folder.path(), "model.onnx", &embedded_linear()), &*store());
     let (floats, ints) = (noise(2 * SIZE, 3), vec![0; SIZE]);
     let good = ("x", ArrayView::F32(&[2, SIZE], &floats));
-    let cases: Vec<(&str, Vec<(&str, ArrayView<'_>)>, &[&str])> = vec![
+    type Case<'a> = (&'a str, Vec<(&'a str, ArrayView<'a>)>, &'a [&'a str]);
+    let cases: Vec<Case<'_>> = vec![
         ("x", vec![("x", ArrayView::I32(&[1, SIZE], &ints))], &["y"]),
         ("x", vec![("x", ArrayView::F32(&[SIZE, 2], &floats))], &["y"]),
         ("x", vec![("x", ArrayView::F32(&[2 * SIZE], &floats))], &["y"]),

@@ -192,6 +192,49 @@ fn half_and_double_weights_become_single_ones() {
     assert_eq!(bits(&folder.path().join("m.onnx")), single);
 }
 
+/// `linear` that transposes its weight, stored as `[columns, rows]`, before using it.
+fn transposing() -> ModelProto {
+    changed(|graph| {
+        let values = noise(SIZE * SIZE, 1);
+        let turned: Vec<f32> = (0..SIZE * SIZE).map(|index| values[index % SIZE * SIZE + index / SIZE]).collect();
+        graph.initializer[0] = f32_tensor("turned", &[SIZE as i64, SIZE as i64], &turned);
+        graph.node.insert(0, node("Transpose", &["turned"], &["w"], vec![]));
+    })
+}
+
+#[test]
+fn a_transposed_weight_is_a_weight_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = save(folder.path(), "model.onnx", &transposing());
+    let graph = Graph::open(&path).unwrap();
+    let [weight] = graph.weights() else { panic!("{:?}", graph.weights()) };
+    assert_eq!((weight.name.as_str(), &weight.source.permutation), ("w", &Some(vec![1, 0])));
+    assert!(!graph.operators().contains("Transpose"));
+    let store = store();
+    let loaded = weights(&graph, &*store);
+    assert_eq!(loaded.leases[0].bytes().unwrap(), f32_bytes(&noise(SIZE * SIZE, 1)));
+    // It is what a graph with the transposed weight in its file computes, to the bit.
+    assert_eq!(graph.fingerprint(&loaded.hashes), fingerprint(&embedded_linear()));
+    assert_eq!(run_linear(&*load(&path, &*store)), run_linear(&*load_plain(&path)));
+}
+
+#[test]
+fn a_weight_that_is_also_used_as_it_is_stays() {
+    let mut both = transposing();
+    both.graph.as_mut().unwrap().node.insert(1, node("Identity", &["turned"], &["same"], vec![]));
+    both.graph.as_mut().unwrap().output.push(value("same", DataType::FLOAT, &[None, None]));
+    let mut bad = transposing();
+    let perm = AttributeProto { name: Some("perm".to_owned()), ints: vec![0, 7], ..AttributeProto::default() };
+    bad.graph.as_mut().unwrap().node[0].attribute.push(perm);
+    let names = |model: &ModelProto| {
+        let folder = tempfile::tempdir().unwrap();
+        let graph = Graph::open(&save(folder.path(), "model.onnx", model)).unwrap();
+        graph.weights().iter().map(|weight| weight.name.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&both), ["turned", "w"]);
+    assert_eq!(names(&bad), ["turned"]);
+}
+
 #[test]
 fn a_graph_is_read_from_any_bytes() {
     let bytes = embedded_linear().write_buf().unwrap();

@@ -78,6 +78,7 @@ impl Tensor {
 #[derive(Default)]
 struct Model {
     tensors: Vec<Tensor>,
+    versions: HashMap<String, u64>,
     claims: HashMap<u8, Vec<usize>>,
     now: u64,
     /// When the store last looked at the clock.
@@ -128,7 +129,13 @@ impl Model {
     }
 
     fn publish(&mut self, name: &str, bytes: u64, cost: Option<u32>, holder: usize) -> usize {
-        let version = self.tensors.iter().filter(|t| t.alive && t.name == name).map(|t| t.version).max();
+        if !self.tensors.iter().any(|tensor| tensor.alive && tensor.name == name) {
+            // The name went with its last tensor; it comes back as another.
+            self.versions.remove(name);
+        }
+        let version = self.versions.entry(name.to_owned()).or_default();
+        *version += 1;
+        let version = *version;
         if let Some(old) = self.find(name) {
             self.let_go(old);
         }
@@ -137,7 +144,7 @@ impl Model {
         self.seen = self.now;
         self.tensors.push(Tensor {
             name: name.to_owned(),
-            version: version.unwrap_or(0) + 1,
+            version,
             bytes,
             alive: true,
             current: true,
@@ -380,6 +387,8 @@ impl Both {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     #[test]
     fn the_store_does_what_the_model_says(steps in prop::collection::vec(step(), 1..120)) {
         let mut both = Both::new();

@@ -28,7 +28,8 @@ pub(crate) fn demo(args: &DemoArgs) -> Result<()> {
         run_demo(&options, &steps)?
     };
     if let Some(path) = &args.report {
-        std::fs::write(path, html(&comparison)).map_err(|error| Error::io("cannot write the report", &error).in_file(path))?;
+        std::fs::write(path, html(&comparison))
+            .map_err(|error| Error::io("cannot write the report", &error).in_file(path))?;
     }
     if args.common.json { print_json(&comparison) } else { print(&text(&comparison)) }
 }

@@ -35,7 +35,9 @@ fn runtime(common: &Common) -> Result<Arc<model::runtime::Runtime>> {
 
 fn budget_bytes(common: &Common) -> Result<Option<u64>> {
     let bytes = |mib: u64| mib.checked_mul(1 << 20).filter(|&bytes| bytes > 0);
-    let checked = |mib| bytes(mib).ok_or_else(|| Error::invalid(format!("{mib} MiB cannot be a budget")).in_field("--max-memory"));
+    let checked = |mib| {
+        bytes(mib).ok_or_else(|| Error::invalid(format!("{mib} MiB cannot be a budget")).in_field("--max-memory"))
+    };
     common.max_memory.map(checked).transpose()
 }
 

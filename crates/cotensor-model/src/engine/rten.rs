@@ -184,8 +184,8 @@ impl LoadedGraph for RtenGraph {
             let port = find(&self.inputs, name, "input")?;
             port.check(array).map_err(|error| error.in_field(*name))?;
             let view = match array {
-                ArrayView::F32(shape, elements) => ValueView::from_shape(shape, *elements).map_err(|e| e.to_string()),
-                ArrayView::I32(shape, elements) => ValueView::from_shape(shape, *elements).map_err(|e| e.to_string()),
+                ArrayView::F32(shape, elements) => ValueView::from_shape(shape, elements).map_err(|e| e.to_string()),
+                ArrayView::I32(shape, elements) => ValueView::from_shape(shape, elements).map_err(|e| e.to_string()),
             };
             let view = view.map_err(|error| Error::invalid(error).in_field(*name))?;
             if values.iter().any(|(id, _)| *id == port.id) {

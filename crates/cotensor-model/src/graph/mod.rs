@@ -4,8 +4,10 @@
 
 mod external;
 mod fingerprint;
+mod initializer;
 mod limits;
 mod shapes;
+mod transpose;
 mod wire;
 
 pub use limits::{
@@ -13,19 +15,12 @@ pub use limits::{
     SHARED_BYTES_MIN, STRUCTURE_BYTES_MAX,
 };
 
-use cotensor_core::{ContentHash, DType, Error, Layout, Result};
-use external::Folder;
-use rten_onnx::onnx::{
-    AttributeProto, DataLocation, DataType, GraphProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto,
-    ValueInfoProto,
-};
-use std::cell::RefCell;
-use std::collections::{BTreeSet, HashSet};
+use cotensor_core::{ContentHash, DType, Error, Result};
+use rten_onnx::onnx::{AttributeProto, DataLocation, DataType, GraphProto, ModelProto, NodeProto, ValueInfoProto};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufReader, Read, Seek};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use wire::Span;
 
 /// A graph whose large weights are not loaded.
 pub struct Graph {
@@ -62,6 +57,8 @@ pub struct WeightSource {
     pub length: u64,
     /// Element type in the file; where it is not the weight's, the elements are converted once, while filling.
     pub dtype: DType,
+    /// Where the weight is a transposed copy of what the file holds: the file's dimension that each dimension of the weight is.
+    pub permutation: Option<Vec<usize>>,
 }
 
 /// An input or output of a graph.
@@ -115,33 +112,9 @@ impl Graph {
         }
         let graph = model.graph.as_mut().ok_or_else(|| Error::corrupt("there is no graph in it").in_field("graph"))?;
 
-        let mut weights = Vec::new();
-        let mut names = HashSet::with_capacity(graph.initializer.len());
-        let mut folder = Folder::of(path);
-        let mut room = PRIVATE_BYTES_MAX;
-        for (tensor, span) in graph.initializer.iter_mut().zip(structure.spans) {
-            let name = tensor.name.clone().unwrap_or_default();
-            if name.is_empty() || !names.insert(name.clone()) {
-                return Err(
-                    Error::corrupt(format!("initializer {name:?} has no name of its own")).in_field("initializer")
-                );
-            }
-            let field = format!("initializer {name:?}");
-            if let Some(source) = locate(tensor, span, &mut folder).map_err(|error| error.in_field(&field))? {
-                let weight = Weight { name, dtype: shared_dtype(source.dtype), shape: shape(tensor)?, source };
-                if weight.source.length >= SHARED_BYTES_MIN && is_shareable(weight.source.dtype) {
-                    make_external(tensor, &weight, weights.len());
-                    weights.push(weight);
-                } else {
-                    room = room.checked_sub(weight.source.length).ok_or_else(|| {
-                        let dtype = weight.source.dtype;
-                        Error::unsupported(format!("constants of {dtype} and the like pass {PRIVATE_BYTES_MAX} bytes"))
-                            .in_field(&field)
-                    })?;
-                    make_private(tensor, &weight.source).map_err(|error| error.in_field(&field))?;
-                }
-            }
-        }
+        let (names, mut weights) = initializer::collect(graph, structure.spans, path)?;
+        transpose::fold(graph, &mut weights);
+        initializer::detach(graph, &weights);
         refuse_nested_external_data(graph)?;
         shapes::refuse_enormous(graph)?;
 
@@ -225,85 +198,6 @@ pub(crate) fn weight_location(index: usize) -> String {
     format!("{index}.data")
 }
 
-/// Where an initializer's data lies, unless it lies inside the structure.
-fn locate(tensor: &TensorProto, span: Option<Span>, folder: &mut Folder<'_>) -> Result<Option<WeightSource>> {
-    let dtype = dtype_of(tensor.data_type)?;
-    let shape = shape(tensor)?;
-    let size = Layout::contiguous(dtype, &shape).map_err(|error| Error::corrupt(error.message()))?.size_bytes() as u64;
-    let (file, span) = match (tensor.data_location, span) {
-        (None | Some(DataLocation::DEFAULT), None) => return check_inner(tensor, size).map(|()| None),
-        (None | Some(DataLocation::DEFAULT), Some(span)) => {
-            if !span.field.holds(dtype) {
-                return Err(Error::corrupt(format!("its {} does not hold {dtype}", span.field.name())));
-            }
-            (folder.model()?, span)
-        }
-        (Some(DataLocation::EXTERNAL), None) => folder.external(&tensor.external_data, size)?,
-        (Some(_), _) => return Err(Error::corrupt("its data has two places, or one that does not exist")),
-    };
-    if span.length != size {
-        return Err(Error::corrupt(format!(
-            "shape {shape:?} of {dtype} is {size} bytes, its data has {}",
-            span.length
-        )));
-    }
-    Ok(Some(WeightSource { file, offset: span.offset, length: span.length, dtype }))
-}
-
-/// Small data inside the structure fills the shape.
-fn check_inner(tensor: &TensorProto, size: u64) -> Result<()> {
-    let found = fingerprint::tensor_bytes(tensor).len() as u64;
-    if found != size {
-        return Err(Error::corrupt(format!("shape {:?} is {size} bytes, its data has {found}", tensor.dims)));
-    }
-    Ok(())
-}
-
-/// Types that engines use in place, or that are converted to one of those once.
-fn is_shareable(stored: DType) -> bool {
-    matches!(stored, DType::F32 | DType::I32 | DType::U8 | DType::I8 | DType::F16 | DType::F64)
-}
-
-/// The type in the store of a weight that is stored as `stored` in its file.
-fn shared_dtype(stored: DType) -> DType {
-    match stored {
-        DType::F16 | DType::F64 => DType::F32,
-        other => other,
-    }
-}
-
-fn make_external(tensor: &mut TensorProto, weight: &Weight, index: usize) {
-    let entry = |key: &str, value: String| StringStringEntryProto { key: Some(key.to_owned()), value: Some(value) };
-    *tensor = TensorProto {
-        dims: std::mem::take(&mut tensor.dims),
-        name: tensor.name.take(),
-        data_type: if weight.dtype == weight.source.dtype { tensor.data_type } else { Some(DataType::FLOAT) },
-        data_location: Some(DataLocation::EXTERNAL),
-        external_data: vec![
-            entry("location", weight_location(index)),
-            entry("offset", 0.to_string()),
-            entry("length", weight.size_bytes().to_string()),
-        ],
-        ..TensorProto::default()
-    };
-}
-
-fn make_private(tensor: &mut TensorProto, source: &WeightSource) -> Result<()> {
-    // At most PRIVATE_BYTES_MAX, and no more than the file has.
-    let mut bytes = vec![0; source.length as usize];
-    File::open(&source.file)
-        .and_then(|file| file.read_exact_at(&mut bytes, source.offset))
-        .map_err(|error| Error::io("reading", &error).in_file(&source.file))?;
-    *tensor = TensorProto {
-        dims: std::mem::take(&mut tensor.dims),
-        name: tensor.name.take(),
-        data_type: tensor.data_type,
-        raw_data: Some(RefCell::new(bytes)),
-        ..TensorProto::default()
-    };
-    Ok(())
-}
-
 /// Only the main graph's initializers may name other files: an engine must not open any on its own.
 fn refuse_nested_external_data(graph: &GraphProto) -> Result<()> {
     let mut found = None;
@@ -330,11 +224,6 @@ fn visit_nodes(graph: &GraphProto, visit: &mut dyn FnMut(&NodeProto)) {
             visit_nodes(subgraph, visit);
         }
     }
-}
-
-fn shape(tensor: &TensorProto) -> Result<Vec<usize>> {
-    let dim = |&dim: &i64| usize::try_from(dim).map_err(|_| Error::corrupt(format!("a dimension of {dim}")));
-    tensor.dims.iter().map(dim).collect()
 }
 
 fn port(value: &ValueInfoProto) -> Result<Port> {

@@ -1,9 +1,11 @@
 //! From a graph's files into a store: each weight is known by its content, and read only if nobody has it yet.
 
+mod convert;
 mod file;
 
 use crate::graph::{Graph, Weight};
-use cotensor_core::{ContentHash, DType, Error, ErrorKind, Hasher, Result};
+use convert::{to_f32, transpose};
+use cotensor_core::{ContentHash, Error, ErrorKind, Hasher, Result};
 use cotensor_store::{ContentSource, ContentSpec, CopyReason, Holder, Lease, Store};
 use file::WeightFile;
 use std::collections::HashMap;
@@ -131,6 +133,12 @@ fn hash_all(weights: &[Weight], files: &Files) -> Result<Vec<ContentHash>> {
             let file = files.of(weight);
             let source = &weight.source;
             let mut hasher = blake3::Hasher::new();
+            if source.permutation.is_some() {
+                converted.resize(weight.size_bytes(), 0);
+                read_transposed(file, weight, &mut buffer, &mut converted)?;
+                hasher.update_rayon(&converted);
+                return Ok(ContentHash::from_bytes(*hasher.finalize().as_bytes()));
+            }
             let mut done = 0;
             while done < source.length {
                 let len = (source.length - done).min(CHUNK_BYTES as u64) as usize;
@@ -154,6 +162,15 @@ fn hash_all(weights: &[Weight], files: &Files) -> Result<Vec<ContentHash>> {
     Ok(hashes)
 }
 
+/// Fills `target` with a transposed weight, by way of `buffer`.
+fn read_transposed(file: &WeightFile, weight: &Weight, buffer: &mut Vec<u8>, target: &mut [u8]) -> Result<()> {
+    buffer.resize(target.len(), 0);
+    file.read_parallel(weight.source.offset, buffer)?;
+    let permutation = weight.source.permutation.as_deref().unwrap_or_default();
+    transpose(buffer, target, &weight.shape, permutation, weight.dtype.size_bytes());
+    Ok(())
+}
+
 /// Reads weights into the store's memory.
 struct Source<'a> {
     weights: &'a [Weight],
@@ -168,7 +185,10 @@ impl ContentSource for Source<'_> {
         let weight = &self.weights[index];
         let file = self.files.of(weight);
         let source = &weight.source;
-        if source.dtype == weight.dtype {
+        if source.permutation.is_some() {
+            read_transposed(file, weight, &mut Vec::new(), target)?;
+            self.store.record_copy(CopyReason::FileImport, target.len());
+        } else if source.dtype == weight.dtype {
             file.read_parallel(source.offset, target)?;
             self.store.record_copy(CopyReason::FileImport, target.len());
         } else {
@@ -196,36 +216,6 @@ impl ContentSource for Source<'_> {
     }
 }
 
-/// Converts little-endian `float16` or `float64` elements to `float32`.
-fn to_f32(from: DType, source: &[u8], target: &mut [u8]) {
-    let targets = target.as_chunks_mut::<4>().0;
-    match from {
-        DType::F16 => {
-            for (bytes, target) in source.as_chunks::<2>().0.iter().zip(targets) {
-                *target = f16_to_f32(u16::from_le_bytes(*bytes)).to_le_bytes();
-            }
-        }
-        _ => {
-            for (bytes, target) in source.as_chunks::<8>().0.iter().zip(targets) {
-                *target = (f64::from_le_bytes(*bytes) as f32).to_le_bytes();
-            }
-        }
-    }
-}
-
-/// The value of an IEEE 754 half, given by its bits.
-fn f16_to_f32(half: u16) -> f32 {
-    let sign = u32::from(half >> 15) << 31;
-    let exponent = u32::from(half >> 10 & 0x1f);
-    let fraction = u32::from(half & 0x3ff);
-    match (exponent, fraction) {
-        // Subnormal halves are multiples of 2^-24; so is zero.
-        (0, _) => f32::from_bits(sign | (fraction as f32 * 2f32.powi(-24)).to_bits()),
-        (0x1f, _) => f32::from_bits(sign | 0xff << 23 | fraction << 13),
-        _ => f32::from_bits(sign | (exponent + 127 - 15) << 23 | fraction << 13),
-    }
-}
-
 /// The hashes and a checksum, so that a note cut short or damaged on its way to disk is no note.
 fn write_note(hashes: &[ContentHash]) -> Vec<u8> {
     let mut note: Vec<u8> = hashes.iter().flat_map(|hash| *hash.as_bytes()).collect();
@@ -246,13 +236,15 @@ fn read_note(note: &[u8], count: usize) -> Option<Vec<ContentHash>> {
 mod tests {
     use super::*;
     use crate::graph::WeightSource;
+    use cotensor_core::DType;
     use cotensor_store::EmbeddedStore;
     use std::io::Write;
 
     const BYTES: usize = 4096;
 
     fn weight(path: &Path, dtype: DType, bytes: usize) -> Weight {
-        let source = WeightSource { file: path.to_path_buf(), offset: 0, length: bytes as u64, dtype };
+        let source =
+            WeightSource { file: path.to_path_buf(), offset: 0, length: bytes as u64, dtype, permutation: None };
         Weight { name: "w".to_owned(), dtype: DType::F32, shape: vec![bytes / dtype.size_bytes()], source }
     }
 
@@ -305,8 +297,9 @@ mod tests {
         let hash = hash_all(std::slice::from_ref(&weight), &files).unwrap()[0];
         let filled = fill(&weight, hash, &files, SystemTime::now()).unwrap();
         let last = halves.len() - 2;
-        let value = f16_to_f32(u16::from_le_bytes([halves[last], halves[last + 1]]));
-        assert_eq!(filled[filled.len() - 4..], value.to_le_bytes());
+        let mut value = [0; 4];
+        to_f32(DType::F16, &halves[last..], &mut value);
+        assert_eq!(filled[filled.len() - 4..], value);
         assert_eq!(ContentHash::of(&filled), hash);
     }
 
@@ -348,26 +341,6 @@ mod tests {
         damaged[0] ^= 1;
         store.remember(&key, &damaged);
         assert_eq!(load_at(&graph, &*store, &holder, "test", later).unwrap().hashes, hashes);
-    }
-
-    #[test]
-    fn halves_are_exact() {
-        for (half, value) in [
-            (0x0000, 0.0),
-            (0x8000, -0.0),
-            (0x3c00, 1.0),
-            (0xc000, -2.0),
-            (0x7bff, 65504.0),
-            (0x0001, 2f32.powi(-24)),
-            (0x03ff, 1023.0 * 2f32.powi(-24)),
-            (0x0400, 2f32.powi(-14)),
-            (0x3555, 0.333_251_95),
-            (0x7c00, f32::INFINITY),
-            (0xfc00, f32::NEG_INFINITY),
-        ] {
-            assert_eq!(f16_to_f32(half).to_bits(), value.to_bits(), "{half:#06x}");
-        }
-        assert!(f16_to_f32(0x7e00).is_nan());
     }
 
     #[test]

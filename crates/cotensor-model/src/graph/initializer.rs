@@ -1,0 +1,156 @@
+//! A graph's initializers: which are weights, where their data lies, and what of them stays in the graph.
+
+use super::external::Folder;
+use super::fingerprint::tensor_bytes;
+use super::limits::{PRIVATE_BYTES_MAX, SHARED_BYTES_MIN};
+use super::wire::Span;
+use super::{Weight, WeightSource, dtype_of, weight_location};
+use cotensor_core::{DType, Error, Layout, Result};
+use rten_onnx::onnx::{DataLocation, DataType, GraphProto, StringStringEntryProto, TensorProto};
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// Finds the weights among the initializers and reads all others into the graph. Returns the names of all, too.
+///
+/// # Errors
+/// As [`Graph::open`](super::Graph::open).
+pub(super) fn collect(
+    graph: &mut GraphProto,
+    spans: Vec<Option<Span>>,
+    path: &Path,
+) -> Result<(HashSet<String>, Vec<Weight>)> {
+    let mut weights = Vec::new();
+    let mut names = HashSet::with_capacity(graph.initializer.len());
+    let mut folder = Folder::of(path);
+    let mut room = PRIVATE_BYTES_MAX;
+    for (tensor, span) in graph.initializer.iter_mut().zip(spans) {
+        let name = tensor.name.clone().unwrap_or_default();
+        let field = format!("initializer {name:?}");
+        if name.is_empty() || !names.insert(name.clone()) {
+            return Err(Error::corrupt("an initializer needs a name of its own").in_field(field));
+        }
+        let located = locate(tensor, span, &mut folder).map_err(|error| error.in_field(&field))?;
+        let Some(source) = located else { continue };
+        if source.length >= SHARED_BYTES_MIN && is_shareable(source.dtype) {
+            weights.push(Weight { name, dtype: shared_dtype(source.dtype), shape: shape(tensor)?, source });
+        } else {
+            room = room.checked_sub(source.length).ok_or_else(|| {
+                let message = format!("constants of {} and the like pass {PRIVATE_BYTES_MAX} bytes", source.dtype);
+                Error::unsupported(message).in_field(&field)
+            })?;
+            make_private(tensor, &source).map_err(|error| error.in_field(&field))?;
+        }
+    }
+    Ok((names, weights))
+}
+
+/// Makes every weight's initializer name its place in `weights` instead of its data.
+pub(super) fn detach(graph: &mut GraphProto, weights: &[Weight]) {
+    let places: HashMap<&str, usize> =
+        weights.iter().enumerate().map(|(index, weight)| (weight.name.as_str(), index)).collect();
+    for tensor in &mut graph.initializer {
+        if let Some(&index) = tensor.name.as_deref().and_then(|name| places.get(name)) {
+            make_external(tensor, &weights[index], index);
+        }
+    }
+}
+
+/// Where an initializer's data lies, unless it lies inside the structure.
+fn locate(tensor: &TensorProto, span: Option<Span>, folder: &mut Folder<'_>) -> Result<Option<WeightSource>> {
+    let dtype = dtype_of(tensor.data_type)?;
+    let shape = shape(tensor)?;
+    let size = Layout::contiguous(dtype, &shape).map_err(|error| Error::corrupt(error.message()))?.size_bytes() as u64;
+    let (file, span) = match (tensor.data_location, span) {
+        (None | Some(DataLocation::DEFAULT), None) => return check_inner(tensor, size).map(|()| None),
+        (None | Some(DataLocation::DEFAULT), Some(span)) => {
+            if !span.field.holds(dtype) {
+                return Err(Error::corrupt(format!("its {} does not hold {dtype}", span.field.name())));
+            }
+            (folder.model()?, span)
+        }
+        (Some(DataLocation::EXTERNAL), None) => folder.external(&tensor.external_data, size)?,
+        (Some(_), _) => return Err(Error::corrupt("its data has two places, or one that does not exist")),
+    };
+    if span.length != size {
+        return Err(Error::corrupt(format!(
+            "shape {shape:?} of {dtype} is {size} bytes, its data has {}",
+            span.length
+        )));
+    }
+    Ok(Some(WeightSource { file, offset: span.offset, length: span.length, dtype, permutation: None }))
+}
+
+/// Small data inside the structure fills the shape.
+fn check_inner(tensor: &TensorProto, size: u64) -> Result<()> {
+    let found = tensor_bytes(tensor).len() as u64;
+    if found != size {
+        return Err(Error::corrupt(format!("shape {:?} is {size} bytes, its data has {found}", tensor.dims)));
+    }
+    Ok(())
+}
+
+/// Types that engines use in place, or that are converted to one of those once.
+fn is_shareable(stored: DType) -> bool {
+    matches!(stored, DType::F32 | DType::I32 | DType::U8 | DType::I8 | DType::F16 | DType::F64)
+}
+
+/// The type in the store of a weight that is stored as `stored` in its file.
+fn shared_dtype(stored: DType) -> DType {
+    match stored {
+        DType::F16 | DType::F64 => DType::F32,
+        other => other,
+    }
+}
+
+/// ONNX's number for a weight's type.
+fn onnx_dtype(shared: DType) -> DataType {
+    match shared {
+        DType::I32 => DataType::INT32,
+        DType::U8 => DataType::UINT8,
+        DType::I8 => DataType::INT8,
+        // The only other that is shared.
+        _ => DataType::FLOAT,
+    }
+}
+
+/// Leaves of a weight's initializer its name, type and shape, and where its engine is to look for the rest.
+fn make_external(tensor: &mut TensorProto, weight: &Weight, index: usize) {
+    let entry = |key: &str, value: String| StringStringEntryProto { key: Some(key.to_owned()), value: Some(value) };
+    *tensor = TensorProto {
+        dims: std::mem::take(&mut tensor.dims),
+        name: tensor.name.take(),
+        data_type: Some(onnx_dtype(weight.dtype)),
+        data_location: Some(DataLocation::EXTERNAL),
+        external_data: vec![
+            entry("location", weight_location(index)),
+            entry("offset", 0.to_string()),
+            entry("length", weight.size_bytes().to_string()),
+        ],
+        ..TensorProto::default()
+    };
+}
+
+/// Reads data that does not become a weight into the graph.
+fn make_private(tensor: &mut TensorProto, source: &WeightSource) -> Result<()> {
+    // At most PRIVATE_BYTES_MAX, and no more than the file has.
+    let mut bytes = vec![0; source.length as usize];
+    File::open(&source.file)
+        .and_then(|file| file.read_exact_at(&mut bytes, source.offset))
+        .map_err(|error| Error::io("reading", &error).in_file(&source.file))?;
+    *tensor = TensorProto {
+        dims: std::mem::take(&mut tensor.dims),
+        name: tensor.name.take(),
+        data_type: tensor.data_type,
+        raw_data: Some(RefCell::new(bytes)),
+        ..TensorProto::default()
+    };
+    Ok(())
+}
+
+fn shape(tensor: &TensorProto) -> Result<Vec<usize>> {
+    let dim = |&dim: &i64| usize::try_from(dim).map_err(|_| Error::corrupt(format!("a dimension of {dim}")));
+    tensor.dims.iter().map(dim).collect()
+}

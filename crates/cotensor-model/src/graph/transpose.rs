@@ -1,0 +1,64 @@
+//! Transposed weights. An engine folds `Transpose(weight)` while loading, into a copy that nobody shares. Folded here instead,
+//! the transposed weight is one more weight, with a content of its own.
+
+use super::{Weight, normal_domain, visit_nodes};
+use rten_onnx::onnx::{GraphProto, NodeProto, TensorProto};
+use std::collections::{HashMap, HashSet};
+
+/// Replaces transpositions of weights by weights, and drops weights that nothing uses any more.
+pub(super) fn fold(graph: &mut GraphProto, weights: &mut Vec<Weight>) {
+    let outputs: HashSet<String> = graph.output.iter().filter_map(|output| output.name.clone()).collect();
+    let by_name: HashMap<&str, &Weight> = weights.iter().map(|weight| (weight.name.as_str(), weight)).collect();
+    let mut sources = HashSet::new();
+    let mut transposed = Vec::new();
+    graph.node.retain(|node| match transposition(node, &by_name) {
+        // A graph's output stays a node's.
+        Some((source, weight)) if !outputs.contains(&weight.name) => {
+            sources.insert(source);
+            transposed.push(weight);
+            false
+        }
+        _ => true,
+    });
+    visit_nodes(graph, &mut |node| {
+        for input in &node.input {
+            sources.remove(input);
+        }
+    });
+    sources.retain(|name| !outputs.contains(name));
+    weights.retain(|weight| !sources.contains(&weight.name));
+    graph.initializer.retain(|tensor| !tensor.name.as_ref().is_some_and(|name| sources.contains(name)));
+    graph.initializer.extend(transposed.iter().map(|weight| TensorProto {
+        name: Some(weight.name.clone()),
+        dims: weight.shape.iter().map(|&dim| dim as i64).collect(),
+        ..TensorProto::default()
+    }));
+    weights.append(&mut transposed);
+}
+
+/// The weight that a node makes by transposing another one, whose name comes first.
+fn transposition(node: &NodeProto, weights: &HashMap<&str, &Weight>) -> Option<(String, Weight)> {
+    let ([input], [output]) = (node.input.as_slice(), node.output.as_slice()) else { return None };
+    if node.op_type.as_deref() != Some("Transpose") || !normal_domain(node.domain.as_deref()).is_empty() {
+        return None;
+    }
+    let weight = weights.get(input.as_str()).filter(|weight| weight.source.dtype == weight.dtype)?;
+    // A second definition of the name is for the engine to complain about.
+    if output.is_empty() || weights.contains_key(output.as_str()) {
+        return None;
+    }
+    let rank = weight.shape.len();
+    let permutation = match node.attribute.iter().find(|attribute| attribute.name.as_deref() == Some("perm")) {
+        Some(perm) => perm.ints.iter().map(|&axis| usize::try_from(axis).ok()).collect::<Option<Vec<_>>>()?,
+        None => (0..rank).rev().collect(),
+    };
+    let mut sorted = permutation.clone();
+    sorted.sort_unstable();
+    if !sorted.into_iter().eq(0..rank) {
+        return None;
+    }
+    let shape = permutation.iter().map(|&axis| weight.shape[axis]).collect();
+    let mut source = weight.source.clone();
+    source.permutation = Some(permutation);
+    Some((input.clone(), Weight { name: output.clone(), dtype: weight.dtype, shape, source }))
+}

@@ -1,0 +1,102 @@
+//! What happens to weights between their file and the store, where anything does.
+
+use cotensor_core::DType;
+
+/// Converts little-endian `float16` or `float64` elements to `float32`.
+pub(super) fn to_f32(from: DType, source: &[u8], target: &mut [u8]) {
+    let targets = target.as_chunks_mut::<4>().0;
+    match from {
+        DType::F16 => {
+            for (bytes, target) in source.as_chunks::<2>().0.iter().zip(targets) {
+                *target = f16_to_f32(u16::from_le_bytes(*bytes)).to_le_bytes();
+            }
+        }
+        _ => {
+            for (bytes, target) in source.as_chunks::<8>().0.iter().zip(targets) {
+                *target = (f64::from_le_bytes(*bytes) as f32).to_le_bytes();
+            }
+        }
+    }
+}
+
+/// The value of an IEEE 754 half, given by its bits.
+fn f16_to_f32(half: u16) -> f32 {
+    let sign = u32::from(half >> 15) << 31;
+    let exponent = u32::from(half >> 10 & 0x1f);
+    let fraction = u32::from(half & 0x3ff);
+    match (exponent, fraction) {
+        // Subnormal halves are multiples of 2^-24; so is zero.
+        (0, _) => f32::from_bits(sign | (fraction as f32 * 2f32.powi(-24)).to_bits()),
+        (0x1f, _) => f32::from_bits(sign | 0xff << 23 | fraction << 13),
+        _ => f32::from_bits(sign | (exponent + 127 - 15) << 23 | fraction << 13),
+    }
+}
+
+/// Writes the elements of `source`, `size` bytes each, into `target` so that dimension `i` of the target, which has `shape`, is
+/// dimension `permutation[i]` of the source. Both are row-major.
+pub(super) fn transpose(source: &[u8], target: &mut [u8], shape: &[usize], permutation: &[usize], size: usize) {
+    let mut source_shape = vec![0; shape.len()];
+    for (&dim, &axis) in shape.iter().zip(permutation) {
+        source_shape[axis] = dim;
+    }
+    // How far apart, in elements of the source, neighbours along each of the target's dimensions are.
+    let strides: Vec<usize> = permutation.iter().map(|&axis| source_shape[axis + 1..].iter().product()).collect();
+    let (Some(&row), Some(&stride)) = (shape.last(), strides.last()) else {
+        return target.copy_from_slice(source);
+    };
+    let mut index = vec![0; shape.len() - 1];
+    for row in target.chunks_exact_mut((row * size).max(1)) {
+        let mut at: usize = index.iter().zip(&strides).map(|(index, stride)| index * stride).sum();
+        for element in row.chunks_exact_mut(size) {
+            element.copy_from_slice(&source[at * size..(at + 1) * size]);
+            at += stride;
+        }
+        for axis in (0..index.len()).rev() {
+            index[axis] += 1;
+            if index[axis] < shape[axis] {
+                break;
+            }
+            index[axis] = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_are_exact() {
+        for (half, value) in [
+            (0x0000, 0.0),
+            (0x8000, -0.0),
+            (0x3c00, 1.0),
+            (0xc000, -2.0),
+            (0x7bff, 65504.0),
+            (0x0001, 2f32.powi(-24)),
+            (0x03ff, 1023.0 * 2f32.powi(-24)),
+            (0x0400, 2f32.powi(-14)),
+            (0x3555, 0.333_251_95),
+            (0x7c00, f32::INFINITY),
+            (0xfc00, f32::NEG_INFINITY),
+        ] {
+            assert_eq!(f16_to_f32(half).to_bits(), value.to_bits(), "{half:#06x}");
+        }
+        assert!(f16_to_f32(0x7e00).is_nan());
+    }
+
+    #[test]
+    fn a_transposed_matrix_and_a_turned_cube() {
+        let mut target = [0; 6];
+        transpose(&[1, 2, 3, 4, 5, 6], &mut target, &[3, 2], &[1, 0], 1);
+        assert_eq!(target, [1, 4, 2, 5, 3, 6]);
+        // Element [i, j, k] of the target is element [j, k, i] of the source, which has shape [2, 3, 4].
+        let source: Vec<u8> = (0u16..24).flat_map(u16::to_le_bytes).collect();
+        let mut target = [0; 48];
+        transpose(&source, &mut target, &[4, 2, 3], &[2, 0, 1], 2);
+        for (i, j, k) in [(0, 0, 0), (3, 1, 2), (2, 0, 1), (1, 1, 0)] {
+            let at = ((i * 2 + j) * 3 + k) * 2;
+            assert_eq!(u16::from_le_bytes([target[at], target[at + 1]]), ((j * 3 + k) * 4 + i) as u16);
+        }
+    }
+}
