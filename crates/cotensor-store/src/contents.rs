@@ -57,6 +57,10 @@ fn key(hash: &ContentHash) -> Key {
 
 /// The same bytes with the dtype and shape that were asked for.
 fn looked_at(lease: &Lease, layout: Layout) -> Result<Lease> {
+    let (asked, held) = (layout.size_bytes(), lease.record.layout.size_bytes());
+    if asked != held {
+        return Err(Error::invalid(format!("{} has {held} bytes, asked for as {asked}", lease.name())));
+    }
     let mut lease = lease.try_clone()?;
     let layout = layout.moved(lease.record.layout.offset_bytes())?;
     lease.layout = (layout != lease.record.layout).then(|| Box::new(layout));

@@ -125,36 +125,12 @@ impl Files {
 
 /// Hashes what the store would hold, in one pass over the files.
 fn hash_all(weights: &[Weight], files: &Files) -> Result<Vec<ContentHash>> {
-    let mut buffer = Vec::new();
+    // Made once: filling them with zeros for every weight would cost as much as reading.
+    let mut buffer = vec![0; CHUNK_BYTES];
     let mut converted = Vec::new();
     let hashes = weights
         .iter()
-        .map(|weight| {
-            let file = files.of(weight);
-            let source = &weight.source;
-            let mut hasher = blake3::Hasher::new();
-            if source.permutation.is_some() {
-                converted.resize(weight.size_bytes(), 0);
-                read_transposed(file, weight, &mut buffer, &mut converted)?;
-                hasher.update_rayon(&converted);
-                return Ok(ContentHash::from_bytes(*hasher.finalize().as_bytes()));
-            }
-            let mut done = 0;
-            while done < source.length {
-                let len = (source.length - done).min(CHUNK_BYTES as u64) as usize;
-                buffer.resize(len, 0);
-                file.read(source.offset + done, &mut buffer)?;
-                if source.dtype == weight.dtype {
-                    hasher.update_rayon(&buffer);
-                } else {
-                    converted.resize(len / source.dtype.size_bytes() * weight.dtype.size_bytes(), 0);
-                    to_f32(source.dtype, &buffer, &mut converted);
-                    hasher.update_rayon(&converted);
-                }
-                done += len as u64;
-            }
-            Ok(ContentHash::from_bytes(*hasher.finalize().as_bytes()))
-        })
+        .map(|weight| hash_one(weight, files.of(weight), &mut buffer, &mut converted))
         .collect::<Result<_>>()?;
     for file in &files.files {
         file.check_unchanged()?;
@@ -162,12 +138,39 @@ fn hash_all(weights: &[Weight], files: &Files) -> Result<Vec<ContentHash>> {
     Ok(hashes)
 }
 
-/// Fills `target` with a transposed weight, by way of `buffer`.
-fn read_transposed(file: &WeightFile, weight: &Weight, buffer: &mut Vec<u8>, target: &mut [u8]) -> Result<()> {
-    buffer.resize(target.len(), 0);
-    file.read_parallel(weight.source.offset, buffer)?;
+/// `buffer` has `CHUNK_BYTES`.
+fn hash_one(weight: &Weight, file: &WeightFile, buffer: &mut [u8], converted: &mut Vec<u8>) -> Result<ContentHash> {
+    let source = &weight.source;
+    let mut hasher = blake3::Hasher::new();
+    if source.permutation.is_some() {
+        converted.resize(weight.size_bytes(), 0);
+        read_transposed(file, weight, converted)?;
+        hasher.update_rayon(converted);
+    } else {
+        let mut done = 0;
+        while done < source.length {
+            let len = (source.length - done).min(CHUNK_BYTES as u64) as usize;
+            let chunk = &mut buffer[..len];
+            file.read(source.offset + done, chunk)?;
+            if source.dtype == weight.dtype {
+                hasher.update_rayon(chunk);
+            } else {
+                converted.resize(len / source.dtype.size_bytes() * weight.dtype.size_bytes(), 0);
+                to_f32(source.dtype, chunk, converted);
+                hasher.update_rayon(converted);
+            }
+            done += len as u64;
+        }
+    }
+    Ok(ContentHash::from_bytes(*hasher.finalize().as_bytes()))
+}
+
+/// Fills `target` with a transposed weight.
+fn read_transposed(file: &WeightFile, weight: &Weight, target: &mut [u8]) -> Result<()> {
+    let mut buffer = vec![0; target.len()];
+    file.read_parallel(weight.source.offset, &mut buffer)?;
     let permutation = weight.source.permutation.as_deref().unwrap_or_default();
-    transpose(buffer, target, &weight.shape, permutation, weight.dtype.size_bytes());
+    transpose(&buffer, target, &weight.shape, permutation, weight.dtype.size_bytes());
     Ok(())
 }
 
@@ -186,7 +189,7 @@ impl ContentSource for Source<'_> {
         let file = self.files.of(weight);
         let source = &weight.source;
         if source.permutation.is_some() {
-            read_transposed(file, weight, &mut Vec::new(), target)?;
+            read_transposed(file, weight, target)?;
             self.store.record_copy(CopyReason::FileImport, target.len());
         } else if source.dtype == weight.dtype {
             file.read_parallel(source.offset, target)?;
