@@ -4,7 +4,6 @@
 //! which guard, which bounds check and which keep-alive it relies on.
 #![allow(unsafe_code)]
 #![deny(unsafe_op_in_unsafe_fn)]
-#![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod cache;
 mod map;

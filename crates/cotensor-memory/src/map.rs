@@ -3,8 +3,8 @@
 use cotensor_core::{ALIGNMENT, Error, Result};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::ffi::c_void;
-use std::os::fd::BorrowedFd;
 use std::num::NonZero;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
 /// A mapping of a whole file. Invariant M1: `start .. start + len` is mapped, readable, for as long as this lives.

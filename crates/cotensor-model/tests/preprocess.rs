@@ -11,11 +11,18 @@ fn fixtures() -> PathBuf {
 }
 
 fn cases(family: &str) -> Value {
-    serde_json::from_slice(&std::fs::read(fixtures().join("tiny").join(family).join("preprocess.json")).unwrap()).unwrap()
+    serde_json::from_slice(&std::fs::read(fixtures().join("tiny").join(family).join("preprocess.json")).unwrap())
+        .unwrap()
 }
 
 fn floats(tensors: &SafeTensors<'_>, name: &str) -> Vec<f32> {
-    tensors.tensor(name).unwrap().data().chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
+    tensors
+        .tensor(name)
+        .unwrap()
+        .data()
+        .chunks_exact(4)
+        .map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()))
+        .collect()
 }
 
 #[test]
@@ -26,7 +33,8 @@ fn tokens_are_equal() {
         let cases = cases(family)["text"].clone();
         let list = cases["cases"].as_array().unwrap();
         let text = |case: &Value| case["text"].as_str().unwrap().to_owned();
-        let ids = |value: &Value| value.as_array().unwrap().iter().map(|id| id.as_i64().unwrap() as i32).collect::<Vec<_>>();
+        let ids =
+            |value: &Value| value.as_array().unwrap().iter().map(|id| id.as_i64().unwrap() as i32).collect::<Vec<_>>();
         for case in list {
             let expected = ids(&case["input_ids"]);
             if expected.is_empty() {
@@ -38,8 +46,12 @@ fn tokens_are_equal() {
             assert_eq!(decoded, case["decoded"].as_str().unwrap(), "{family}: {:?}", text(case));
             checked += 1;
         }
-        let texts: Vec<String> =
-            cases["batch"]["texts"].as_array().unwrap().iter().map(|index| text(&list[index.as_u64().unwrap() as usize])).collect();
+        let texts: Vec<String> = cases["batch"]["texts"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|index| text(&list[index.as_u64().unwrap() as usize]))
+            .collect();
         let batch = processor.encode(&texts.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
         let rows = |field: &str| cases["batch"][field].as_array().unwrap().iter().flat_map(ids).collect::<Vec<_>>();
         assert_eq!(batch.ids.as_i32().unwrap(), rows("input_ids"), "{family}");
@@ -66,12 +78,18 @@ fn images_are_as_pillow_makes_them() {
                     serde_json::from_slice(&std::fs::read(folder.join("preprocessor_config.json")).unwrap()).unwrap();
                 let std = |channel: usize| config["image_std"][channel].as_f64().unwrap();
                 let plane = 32 * 32;
-                let difference = |(index, (a, b)): (usize, (&f32, &f32))| (f64::from(a - b) * std(index / plane)).abs() * 255.0;
+                let difference =
+                    |(index, (a, b)): (usize, (&f32, &f32))| (f64::from(a - b) * std(index / plane)).abs() * 255.0;
                 summary(pixels.as_f32().unwrap().iter().zip(&floats(&tensors, name)).enumerate().map(difference))
             } else {
                 let levels = at_224(&folder, &image);
                 let expected = tensors.tensor(name).unwrap().data().to_vec();
-                summary(levels.chunks_exact(3).zip(&expected).map(|(rgb, &level)| (f64::from(rgb[1]) - f64::from(level)).abs()))
+                summary(
+                    levels
+                        .chunks_exact(3)
+                        .zip(&expected)
+                        .map(|(rgb, &level)| (f64::from(rgb[1]) - f64::from(level)).abs()),
+                )
             };
             assert!(worst <= 2.0 && mean <= 0.1, "{family} {name}: worst {worst}, mean {mean} of 255");
             checked += 1;

@@ -142,7 +142,7 @@ impl Claims {
 fn lease_all(records: &[Weak<Record>], holder: u32) -> Result<Vec<Lease>, Vec<Lease>> {
     let mut leases = Vec::with_capacity(records.len());
     for record in records {
-        match record.upgrade().and_then(|record| Lease::take(&record, holder)) {
+        match record.upgrade().and_then(|record| Lease::find(&record, holder)) {
             Some(lease) => leases.push(lease),
             None => return Err(leases),
         }

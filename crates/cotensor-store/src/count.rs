@@ -14,6 +14,8 @@ struct State {
     closed: bool,
     /// Holder id and its leases; a tensor has few holders, so a list beats a map.
     holders: Vec<(u32, u32)>,
+    /// How often it was [found](LeaseCount::find).
+    hits: u64,
 }
 
 /// The outcome of releasing a lease.
@@ -29,13 +31,27 @@ pub enum Released {
 
 impl Default for LeaseCount {
     fn default() -> Self {
-        Self(Mutex::new(State { closed: false, holders: Vec::new() }))
+        Self(Mutex::new(State { closed: false, holders: Vec::new(), hits: 0 }))
     }
 }
 
 impl LeaseCount {
     /// Adds a lease for `holder`; false when closed.
     pub fn acquire(&self, holder: u32) -> bool {
+        self.add(holder, 0)
+    }
+
+    /// Like [`acquire`](LeaseCount::acquire) for a lookup, which counts as a hit.
+    pub fn find(&self, holder: u32) -> bool {
+        self.add(holder, 1)
+    }
+
+    /// How many lookups succeeded.
+    pub fn hits(&self) -> u64 {
+        lock(&self.0).hits
+    }
+
+    fn add(&self, holder: u32, hits: u64) -> bool {
         let mut state = lock(&self.0);
         if state.closed {
             return false;
@@ -44,6 +60,7 @@ impl LeaseCount {
             Some((_, count)) => *count += 1,
             None => state.holders.push((holder, 1)),
         }
+        state.hits += hits;
         true
     }
 
@@ -101,9 +118,12 @@ mod tests {
         assert_eq!(count.release(2), Released::StillLeased);
         assert_eq!(count.release(2), Released::NotHeld);
         assert_eq!(count.release(1), Released::Last);
+        assert!(count.find(1));
+        assert_eq!(count.release(1), Released::Last);
         assert!(count.close());
         assert!(!count.close());
-        assert!(!count.acquire(1));
+        assert!(!count.acquire(1) && !count.find(1));
+        assert_eq!(count.hits(), 1);
     }
     #[test]
     fn closes_all_or_none() {

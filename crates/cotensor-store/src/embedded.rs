@@ -322,7 +322,7 @@ impl Store for EmbeddedStore {
 
     fn get(&self, name: &str, holder: &Holder) -> Result<Lease> {
         let take = |record: &Arc<Record>| {
-            let lease = Lease::take(record, holder.id)?;
+            let lease = Lease::find(record, holder.id)?;
             record.used(Duration::from_nanos(self.moment.0.load(Ordering::Relaxed)));
             Some(lease)
         };

@@ -122,6 +122,11 @@ impl Lease {
         // Counted first: a failed attempt must not keep alive, for a moment, what an eviction has just closed.
         record.leases.acquire(holder).then(|| Lease { record: Arc::clone(record), holder, layout: None })
     }
+
+    /// Like [`take`](Lease::take) for a lookup.
+    pub(crate) fn find(record: &Arc<Record>, holder: u32) -> Option<Lease> {
+        record.leases.find(holder).then(|| Lease { record: Arc::clone(record), holder, layout: None })
+    }
 }
 
 impl Drop for Lease {

@@ -4,8 +4,6 @@
 //! daemon can take each other's place. Atomics and locks follow one rule: a counter that only informs is
 //! `Relaxed`; whatever decides a tensor's life is behind the lock of its [`count::LeaseCount`].
 
-#![cfg_attr(test, allow(clippy::unwrap_used))]
-
 mod budget;
 mod claims;
 mod clock;

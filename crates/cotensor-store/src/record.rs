@@ -37,7 +37,6 @@ pub(crate) struct Record {
     /// Bytes of the budget; shared by all tensors of one segment.
     pub(crate) charge: Arc<Charge>,
     pub(crate) created: Duration,
-    pub(crate) hits: AtomicU64,
     last_used_ns: AtomicU64,
     identity: OnceLock<ContentHash>,
     pub(crate) home: Weak<dyn Home>,
@@ -69,7 +68,6 @@ impl Record {
             key,
             charge,
             created: now,
-            hits: AtomicU64::new(0),
             last_used_ns,
             identity: OnceLock::new(),
             home,
@@ -78,7 +76,6 @@ impl Record {
 
     /// Notes a use at `now`.
     pub(crate) fn used(&self, now: Duration) {
-        self.hits.fetch_add(1, Ordering::Relaxed);
         self.last_used_ns.store(now.as_nanos() as u64, Ordering::Relaxed);
     }
 

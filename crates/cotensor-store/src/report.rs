@@ -255,7 +255,7 @@ pub(crate) fn diagnostics(store: &EmbeddedStore) -> Diagnostics {
         producer: record.spec.producer.clone(),
         holders: holders(store, record),
         age_seconds: now.saturating_sub(record.created).as_secs_f64(),
-        hits: record.hits.load(Ordering::Relaxed),
+        hits: record.leases.hits(),
         cached: record.kept.load(Ordering::Relaxed),
     };
     Diagnostics { tensors: store.names.survey().records.iter().map(info).collect(), copies: copies(store) }

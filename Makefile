@@ -1,0 +1,56 @@
+# What a contributor runs. `make test` is everything that has to hold.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+CARGO ?= cargo
+MIN_TESTS := 100
+
+.PHONY: test setup fmt lint deps doc unit gate bench loom valgrind miri fuzz fuzz-short wasm demo
+
+test: setup fmt lint deps unit doc loom
+
+setup:
+	@command -v cargo-nextest >/dev/null || $(CARGO) install --locked cargo-nextest
+
+fmt:
+	$(CARGO) fmt --all --check
+
+lint:
+	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
+
+# The arrows of ARCHITECTURE.md.
+deps:
+	python3 scripts/check_dependencies.py
+
+# The gate: a run of fewer tests than there were ever meant to be has not tested anything.
+unit:
+	$(CARGO) nextest run --workspace --no-tests=fail 2>&1 | tee target-nextest.log
+	@python3 scripts/check_test_count.py target-nextest.log $(MIN_TESTS)
+	@rm -f target-nextest.log
+
+doc:
+	$(CARGO) test --workspace --doc --quiet
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --quiet
+
+# Every interleaving of the lease count.
+loom:
+	RUSTFLAGS="--cfg loom" $(CARGO) test -p cotensor-store --test loom --target-dir $${CARGO_TARGET_DIR:-target}/loom
+
+# The criterion benches, then the figures of the whole system.
+bench:
+	$(CARGO) bench --workspace
+	$(CARGO) run --release -- demo
+
+demo:
+	$(CARGO) run --release -- demo
+
+# Leaks and invalid accesses of the crate that maps memory.
+valgrind:
+	scripts/valgrind.sh
+
+# Needs a nightly toolchain with miri; cannot be installed everywhere.
+miri:
+	$(CARGO) +nightly miri test -p cotensor-core -p cotensor-store --lib
+
+# The browser's crates build for wasm32 (needs that target).
+wasm:
+	$(CARGO) build -p cotensor-core -p cotensor-store --target wasm32-unknown-unknown
