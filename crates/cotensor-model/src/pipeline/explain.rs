@@ -123,7 +123,7 @@ fn condition(this: &Use<'_>) -> Option<String> {
     let def = this.model.family().stage(&this.stage.role).ok()?;
     let reads = |prefix: &str| def.inputs.values().any(|source| source.starts_with(prefix));
     if reads("text.") && !this.user.texts.is_empty() {
-        Some(format!("reads {} text(s) of its own: computed once per list of texts", this.user.texts.len()))
+        Some(format!("reads {} text(s) of its own: each is computed once, whoever has it", this.user.texts.len()))
     } else if reads("tokens.") {
         Some("the first step is shared; a whole decoding is shared by users with equal settings".to_owned())
     } else {

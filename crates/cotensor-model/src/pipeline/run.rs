@@ -92,8 +92,12 @@ impl Run<'_> {
         let mut last = None;
         for role in &task.stages {
             let def = self.model.family().stage(role)?;
-            if def.inputs.values().any(|source| source.starts_with("text.")) && batch.is_none() {
-                batch = Some(self.encode_texts(user, inputs)?);
+            if def.inputs.values().any(|source| source.starts_with("text.")) {
+                if user.texts.len() > 1 {
+                    last = Some(self.encode_each(def, user, inputs)?);
+                    continue;
+                }
+                batch = Some(self.encode_texts(&texts_of(user, inputs)?)?);
             }
             last = Some(self.encode(def, inputs)?);
         }
@@ -134,12 +138,23 @@ impl Run<'_> {
         Ok(value)
     }
 
-    fn encode_texts(&mut self, user: &User, inputs: &Inputs) -> Result<TokenBatch> {
-        let texts: Vec<&str> = match user.texts.as_slice() {
-            [] => vec![inputs.text()?],
-            texts => texts.iter().map(String::as_str).collect(),
-        };
-        let batch = self.model.text()?.encode(&texts)?;
+    /// Runs a text stage on each of the user's texts by itself, so that a text is computed once however the lists that
+    /// it stands in differ, and no graph sees padding. The rows together are the stage's output.
+    fn encode_each(&mut self, def: &StageDef, user: &User, inputs: &Inputs) -> Result<Value> {
+        let mut all = Vec::new();
+        for text in &user.texts {
+            self.encode_texts(&[text])?;
+            all.extend_from_slice(self.encode(def, inputs)?.as_f32()?);
+        }
+        let value = Value::from(Array::f32([user.texts.len(), all.len() / user.texts.len()], all)?);
+        if let Some(output) = def.outputs.first() {
+            self.values.insert(format!("{}.{output}", def.role), value.clone());
+        }
+        Ok(value)
+    }
+
+    fn encode_texts(&mut self, texts: &[&str]) -> Result<TokenBatch> {
+        let batch = self.model.text()?.encode(texts)?;
         for (text, _) in texts.iter().zip(&batch.truncated).filter(|(_, truncated)| **truncated) {
             let start: String = text.chars().take(32).collect();
             self.notices.push(format!("the text {start:?}… is longer than the model reads and was truncated"));
@@ -251,8 +266,8 @@ impl Run<'_> {
         let value = |source: &str| {
             self.values.get(source).ok_or_else(|| Error::invalid(format!("a similarity needs {source}")))
         };
-        let (width, image) = rows(value("vision.image_embeds")?)?;
-        let (text_width, texts) = rows(value("text.text_embeds")?)?;
+        let (width, image) = rows(value("vision_tower.image_embeds")?)?;
+        let (text_width, texts) = rows(value("text_tower.text_embeds")?)?;
         if width != text_width {
             return Err(Error::corrupt(format!(
                 "image embeddings have {width} dimensions, text embeddings {text_width}"
@@ -262,10 +277,7 @@ impl Run<'_> {
         let cosine = |row: &[f32]| normalized(row).iter().zip(&image).map(|(a, b)| a * b).sum::<f32>();
         let cosines: Vec<f32> = texts.chunks_exact(width).map(cosine).collect();
         let scaled: Vec<f32> = cosines.iter().map(|cosine| cosine * CLIP_LOGIT_SCALE).collect();
-        let names: Vec<&str> = match user.texts.as_slice() {
-            [] => vec![inputs.text()?],
-            texts => texts.iter().map(String::as_str).collect(),
-        };
+        let names = texts_of(user, inputs)?;
         let mut ranking: Vec<(String, f32, f32)> = names
             .iter()
             .zip(cosines.iter().zip(softmax(&scaled)))
@@ -277,6 +289,14 @@ impl Run<'_> {
             Output::new("cosine_similarity", &[cosines.len()], &cosines),
         ];
         Ok((Answer::Ranking { texts: ranking }, outputs))
+    }
+}
+
+/// The user's own texts, or the input text when it has none.
+fn texts_of<'a>(user: &'a User, inputs: &'a Inputs) -> Result<Vec<&'a str>> {
+    match user.texts.as_slice() {
+        [] => Ok(vec![inputs.text()?]),
+        texts => Ok(texts.iter().map(String::as_str).collect()),
     }
 }
 

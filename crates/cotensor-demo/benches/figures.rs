@@ -1,0 +1,151 @@
+//! The figures that are no single function's: memory of a second model, cost of a hit, cost of the layer itself.
+//! Ratios of one run, interleaved, medians. Uses the seeded BERT-base of the demo (made at first use).
+#![allow(clippy::unwrap_used)]
+
+use cotensor::memory::{PackCache, usage};
+use cotensor::model::array::Array;
+use cotensor::model::engine::{Engine, FileMode, RtenEngine};
+use cotensor::model::value::Value;
+use cotensor::{LocalOptions, Runtime};
+use cotensor_demo::materialize;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const ROUNDS: usize = 15;
+
+fn main() {
+    let cache = std::env::var_os("COTENSOR_CACHE").map_or_else(|| PackCache::default_dir().unwrap(), PathBuf::from);
+    let folder = materialize("bert-base", &cache.join("models"), &|_, _| ()).unwrap();
+    if std::env::args().any(|argument| argument == "--second-process") {
+        return second_process(&cache, &folder);
+    }
+    let weights = std::fs::metadata(folder.join("onnx/model.onnx_data")).unwrap().len();
+    println!("BERT-base, {:.1} MiB of weights, {} cores", mib(weights), std::thread::available_parallelism().unwrap());
+    memory(&cache, &folder, weights);
+    time(&cache, &folder);
+}
+
+fn options(cache: &Path) -> LocalOptions {
+    LocalOptions { cache: Some(cache.to_path_buf()), ..LocalOptions::default() }
+}
+
+fn input() -> Value {
+    Value::from(Array::i32([1, 128], (0..128).map(|i| 1000 + i * 37 % 20_000).collect()).unwrap())
+}
+
+/// What a second model in this process, and a second process, add to memory; every page of the weights touched.
+fn memory(cache: &Path, folder: &Path, weights: u64) {
+    let pid = std::process::id();
+    let runtime = Runtime::local(&options(cache)).unwrap();
+    let holder = runtime.store().holder("bench");
+    let ids = input();
+    let ones = Value::from(Array::i32([1, 128], vec![1; 128]).unwrap());
+    let zeros = Value::from(Array::i32([1, 128], vec![0; 128]).unwrap());
+    let inputs = [("input_ids", &ids), ("attention_mask", &ones), ("token_type_ids", &zeros)];
+    let first = runtime.open(folder).unwrap().stage("encoder").unwrap();
+    first.run(&inputs, &["last_hidden_state"], &holder).unwrap();
+    let one = usage::process_pss_bytes(pid).unwrap();
+    // Another folder with the same files: nothing is known to be the same but the content.
+    let twin = tempfile::tempdir_in(cache).unwrap();
+    let twin_folder = twin.path().join("twin");
+    copy(folder, &twin_folder);
+    let second = Runtime::local(&options(cache)).unwrap();
+    let model = second.open(&twin_folder).unwrap();
+    let stage = model.stage("encoder").unwrap();
+    stage.run(&inputs, &["last_hidden_state"], &second.store().holder("bench")).unwrap();
+    let two = usage::process_pss_bytes(pid).unwrap();
+    report(
+        "a second model in the process adds, share of the weights (at most 0.03)",
+        two.saturating_sub(one) as f64 / weights as f64,
+    );
+    let alone = usage::process_pss_bytes(pid).unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .arg("--second-process")
+        .env("COTENSOR_CACHE", cache)
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line).unwrap();
+    let both = usage::process_pss_bytes(pid).unwrap() + usage::process_pss_bytes(child.id()).unwrap();
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    report(
+        "a second process adds, share of the weights (at most 0.05)",
+        both.saturating_sub(alone) as f64 / weights as f64,
+    );
+}
+
+/// Opens, runs, says so, and stays until its standard input ends.
+fn second_process(cache: &Path, folder: &Path) {
+    let runtime = Runtime::local(&options(cache)).unwrap();
+    let model = runtime.open(folder).unwrap();
+    let stage = model.stage("encoder").unwrap();
+    let (ids, ones) = (input(), Value::from(Array::i32([1, 128], vec![1; 128]).unwrap()));
+    let zeros = Value::from(Array::i32([1, 128], vec![0; 128]).unwrap());
+    let inputs = [("input_ids", &ids), ("attention_mask", &ones), ("token_type_ids", &zeros)];
+    stage.run(&inputs, &["last_hidden_state"], &runtime.store().holder("second")).unwrap();
+    println!("ready");
+    std::io::read_to_string(std::io::stdin()).unwrap();
+}
+
+/// A stage through Cotensor against plain rten, and a stage that was computed already.
+fn time(cache: &Path, folder: &Path) {
+    let runtime = Runtime::local(&options(cache)).unwrap();
+    let holder = runtime.store().holder("bench");
+    let stage = runtime.open(folder).unwrap().stage("encoder").unwrap();
+    let engine = RtenEngine::new(None);
+    let plain = engine.load_file(&folder.join("onnx/model.onnx"), FileMode::Read).unwrap();
+    let ones = Value::from(Array::i32([1, 128], vec![1; 128]).unwrap());
+    let zeros = Value::from(Array::i32([1, 128], vec![0; 128]).unwrap());
+    let (mut through, mut direct, mut hits) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..ROUNDS as i32 {
+        let fresh = || Value::from(Array::i32([1, 128], (0..128).map(|i| 1000 + round * 128 + i).collect()).unwrap());
+        let ids = fresh();
+        let inputs = [("input_ids", &ids), ("attention_mask", &ones), ("token_type_ids", &zeros)];
+        through.push(timed(|| assert!(stage.run(&inputs, &["last_hidden_state"], &holder).unwrap().computed)));
+        let views = inputs.map(|(name, value)| (name, value.view().unwrap()));
+        direct.push(timed(|| drop(plain.run(&views, &["last_hidden_state"]).unwrap())));
+        hits.push(timed(|| assert!(!stage.run(&inputs, &["last_hidden_state"], &holder).unwrap().computed)));
+    }
+    let (through, direct) = (median(through), median(direct));
+    println!("a run through Cotensor {:.1} ms, plain rten {:.1} ms", ms(through), ms(direct));
+    report("a run through Cotensor over plain rten (at most 1.05)", through.as_secs_f64() / direct.as_secs_f64());
+    report("a hit, inputs hashed before, in microseconds (at most 20)", ms(median(hits)) * 1e3);
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().flatten() {
+        if entry.path().is_dir() {
+            copy(&entry.path(), &to.join(entry.file_name()));
+        } else {
+            std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+        }
+    }
+}
+
+fn timed(work: impl FnOnce()) -> Duration {
+    let start = Instant::now();
+    work();
+    start.elapsed()
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+fn report(what: &str, figure: f64) {
+    println!("{figure:9.3}  {what}");
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
