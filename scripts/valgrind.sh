@@ -9,4 +9,4 @@ for line in sys.stdin:
     if message.get("executable") and message.get("target", {}).get("name") == "cotensor_memory": print(message["executable"])' | tail -1)
 test -x "$binary"
 valgrind --quiet --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite \
-  "$binary" --test-threads=1 --skip arbitrary_bytes --skip returns_descriptor
+  --show-leak-kinds=definite "$binary" --test-threads=1 --skip arbitrary_bytes --skip returns_descriptor

@@ -58,6 +58,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// A tensor as the model sees it; tensors are never taken out of the model's list, so an index names one for good.
 struct Tensor {
     name: String,
+    slot: u64,
     version: u64,
     bytes: u64,
     alive: bool,
@@ -78,7 +79,10 @@ impl Tensor {
 #[derive(Default)]
 struct Model {
     tensors: Vec<Tensor>,
-    versions: HashMap<String, u64>,
+    /// Slots given to names so far.
+    slots: u64,
+    /// The slot and the last version of each name.
+    versions: HashMap<String, (u64, u64)>,
     claims: HashMap<u8, Vec<usize>>,
     now: u64,
     /// When the store last looked at the clock.
@@ -111,7 +115,10 @@ impl Model {
             let tensor = &self.tensors[*i];
             f64::from(tensor.cost) / tensor.bytes.max(1) as f64
         };
-        let order = |i: &usize| (self.tensors[*i].used, self.tensors[*i].created);
+        let order = |i: &usize| {
+            let tensor = &self.tensors[*i];
+            (tensor.used, tensor.created, tensor.slot, tensor.version)
+        };
         free.sort_by(|a, b| cost(a).total_cmp(&cost(b)).then(order(a).cmp(&order(b))));
         for i in free {
             if self.used() + reserved + bytes <= BUDGET {
@@ -133,9 +140,11 @@ impl Model {
             // The name went with its last tensor; it comes back as another.
             self.versions.remove(name);
         }
-        let version = self.versions.entry(name.to_owned()).or_default();
+        let next_slot = self.slots + 1;
+        let (slot, version) = self.versions.entry(name.to_owned()).or_insert((next_slot, 0));
         *version += 1;
-        let version = *version;
+        let (slot, version) = (*slot, *version);
+        self.slots = self.slots.max(slot);
         if let Some(old) = self.find(name) {
             self.let_go(old);
         }
@@ -144,6 +153,7 @@ impl Model {
         self.seen = self.now;
         self.tensors.push(Tensor {
             name: name.to_owned(),
+            slot,
             version,
             bytes,
             alive: true,
