@@ -50,3 +50,8 @@ impl Runtime {
         Ok(model::runtime::Runtime::new(builder.build(), engine))
     }
 }
+
+/// The README's example compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
