@@ -8,7 +8,7 @@ use std::time::Instant;
 
 pub(crate) fn demo(args: &DemoArgs) -> Result<()> {
     let hardware = HardwarePreferences { priority_list: vec![args.hardware.clone()] };
-    hardware.choose().map_err(|error| error.in_field("--hardware"))?;
+    hardware.choose().map_err(|error| Error::new(error.kind(), error.message()).in_field("--hardware"))?;
     let scenarios = match args.scenario.as_slice() {
         [] => SCENARIOS.iter().map(|scenario| scenario.name.to_owned()).collect(),
         chosen => chosen.to_vec(),

@@ -1,0 +1,219 @@
+//! The command as a user runs it: answers on good input, one clear error and exit code 2 on bad.
+#![allow(clippy::unwrap_used)]
+
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
+}
+
+/// A folder with a copy of a tiny model, a pipeline of three users, and a cache.
+struct Place {
+    root: tempfile::TempDir,
+}
+
+const BERT: &str = r#"
+[[user]]
+name = "sentiment"
+model = "bert"
+task = "text-classification"
+
+[[user]]
+name = "entities"
+model = "bert"
+task = "token-classification"
+head = "head.entities"
+
+[[user]]
+name = "embedding"
+model = "bert"
+task = "sentence-embedding"
+"#;
+
+impl Place {
+    fn with(family: &str) -> Self {
+        let place = Self { root: tempfile::tempdir().unwrap() };
+        copy(&fixtures().join("tiny").join(family), &place.path(family));
+        fs::write(place.path("pipeline.toml"), BERT).unwrap();
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.root.path().join(name)
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cotensor"));
+        command.current_dir(self.root.path()).env("COTENSOR_CACHE", self.path("cache")).args(arguments);
+        command.output().unwrap()
+    }
+
+    /// Runs the pipeline, which has to fail with exit code 2 and an error that names all of `names`.
+    fn refuses(&self, arguments: &[&str], names: &[&str]) {
+        let output = self.run(arguments);
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {complaint}");
+        assert!(output.stdout.is_empty());
+        for name in names {
+            assert!(complaint.contains(name), "{arguments:?} should name {name}: {complaint}");
+        }
+        assert!(!complaint.contains("panicked"), "{complaint}");
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        let output = self.run(arguments);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).expect("one JSON object and nothing else")
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().flatten() {
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() { copy(&entry.path(), &target) } else { drop(fs::copy(entry.path(), target).unwrap()) }
+    }
+}
+
+#[test]
+fn three_users_share_an_encoder() {
+    let place = Place::with("bert");
+    let report = place.json(&["run", "pipeline.toml", "--text", "The harbour wakes.", "--compare", "--json"]);
+    assert_eq!(report["max_abs_diff"], 0.0);
+    let ran = |user: usize| report["users"][user]["stages"][0]["computed"].as_bool().unwrap();
+    assert_eq!([ran(0), ran(1), ran(2)], [true, false, false]);
+    assert_eq!(report["users"][2]["answer"]["type"], "embedding");
+    let words = place.run(&["run", "pipeline.toml", "--text", "The harbour wakes."]);
+    assert!(String::from_utf8(words.stdout).unwrap().contains("shared"));
+}
+
+#[test]
+fn explain_names_both_spaces() {
+    let place = Place::with("bert");
+    copy(&place.path("bert"), &place.path("other"));
+    let weights = place.path("other/onnx/model.onnx_data");
+    let mut bytes = fs::read(&weights).unwrap();
+    bytes[0] ^= 1;
+    fs::write(&weights, bytes).unwrap();
+    let second = "[[user]]\nname = \"other\"\nmodel = \"other\"\ntask = \"sentence-embedding\"\n";
+    fs::write(place.path("pipeline.toml"), format!("{BERT}\n{second}")).unwrap();
+    let explanation = place.json(&["explain", "pipeline.toml", "--json"]);
+    let stages = explanation["stages"].as_array().unwrap();
+    let encoder = |user: &str| stages.iter().find(|stage| stage["user"] == user && stage["role"] == "encoder").unwrap();
+    assert_eq!(encoder("sentiment")["shared_with"], serde_json::json!(["entities", "embedding"]));
+    let why = encoder("sentiment")["not_shared"][0].as_str().unwrap();
+    assert!(
+        why.contains(encoder("sentiment")["space"].as_str().unwrap())
+            && why.contains(encoder("other")["space"].as_str().unwrap())
+    );
+    let (unshared, shared) = (&explanation["weight_bytes_unshared"], &explanation["weight_bytes_shared"]);
+    assert!(unshared.as_u64().unwrap() > 3 * shared.as_u64().unwrap() / 2);
+}
+
+#[test]
+fn images_and_sounds_run_too() {
+    for (family, task, input, file) in [
+        ("clip", "image-classification", "--image", "media/photo.png"),
+        ("vit", "image-classification", "--image", "media/photo.png"),
+        ("whisper", "language-identification", "--audio", "media/speech.wav"),
+    ] {
+        let place = Place::with(family);
+        let user = |name: &str| format!("[[user]]\nname = \"{name}\"\nmodel = \"{family}\"\ntask = \"{task}\"\n");
+        fs::write(place.path("pipeline.toml"), user("a") + &user("b")).unwrap();
+        let file = fixtures().join(file);
+        let report = place.json(&["run", "pipeline.toml", input, file.to_str().unwrap(), "--compare", "--json"]);
+        assert_eq!(report["max_abs_diff"], 0.0, "{family}");
+        assert!(
+            report["users"][1]["stages"].as_array().unwrap().iter().all(|stage| stage["computed"] == false),
+            "{family}"
+        );
+    }
+}
+
+#[test]
+fn transcription_decodes_as_many_tokens_as_asked() {
+    let place = Place::with("whisper");
+    let user = "[[user]]\nname = \"t\"\nmodel = \"whisper\"\ntask = \"transcription\"\nmin_new_tokens = 6\nmax_new_tokens = 6\n";
+    fs::write(place.path("pipeline.toml"), user).unwrap();
+    let audio = fixtures().join("media/speech.wav");
+    let report = place.json(&["run", "pipeline.toml", "--audio", audio.to_str().unwrap(), "--compare", "--json"]);
+    assert_eq!((&report["users"][0]["answer"]["tokens"], &report["max_abs_diff"]), (&6.into(), &0.0.into()));
+}
+
+#[test]
+fn lists_and_completions() {
+    let place = Place::with("bert");
+    assert_eq!(place.json(&["models", "--json"])["families"].as_array().unwrap().len(), 12);
+    assert!(!place.run(&["completions", "bash"]).stdout.is_empty());
+    assert_eq!(place.run(&["no-such-command"]).status.code(), Some(2));
+}
+
+#[test]
+fn bad_pipelines_are_refused() {
+    let place = Place::with("bert");
+    place.refuses(&["run", "none.toml", "--text", "x"], &["none.toml"]);
+    place.refuses(&["run", "pipeline.toml"], &["--text"]);
+    place.refuses(&["run", "pipeline.toml", "--text", "x", "--max-memory", "0"], &["--max-memory"]);
+    place.refuses(&["demo", "--scenario", "opera"], &["--scenario", "opera"]);
+    place.refuses(&["demo", "--hardware", "webgpu"], &["--hardware", "browser"]);
+    for (pipeline, names) in [
+        ("[[user", &["pipeline.toml", "TOML"][..]),
+        ("[[user]]\nname='a'\nmodel='bert'\ntask='transcription'\n", &["a.task", "BERT"]),
+        ("[[user]]\nname='a'\nmodel='none'\ntask='sentence-embedding'\n", &["none"]),
+        ("[[user]]\nname='a'\nmodel='bert'\ntask='text-classification'\nhead='../head'\n", &["head"]),
+        ("[[user]]\nname='a'\nmodel='bert'\ntask='text-classification'\nhead='absent'\n", &["absent.onnx"]),
+    ] {
+        fs::write(place.path("pipeline.toml"), pipeline).unwrap();
+        place.refuses(&["run", "pipeline.toml", "--text", "x"], names);
+    }
+}
+
+#[test]
+fn bad_models_are_refused() {
+    let change = |file: &str, content: Option<&[u8]>, names: &[&str]| {
+        let place = Place::with("bert");
+        let path = place.path("bert").join(file);
+        match content {
+            Some(content) => fs::write(path, content).unwrap(),
+            None => fs::remove_file(path).unwrap(),
+        }
+        place.refuses(&["run", "pipeline.toml", "--text", "x"], names);
+    };
+    change("config.json", Some(b"{}"), &["config.json", "model_type"]);
+    change("config.json", Some(br#"{"model_type": "gpt_neox"}"#), &["config.json", "model_type", "gpt_neox"]);
+    change("config.json", None, &["config.json"]);
+    change("tokenizer.json", None, &["tokenizer.json"]);
+    change("tokenizer.json", Some(b"{\"model\": 3}"), &["tokenizer.json"]);
+    change("onnx/model.onnx", Some(b"not an onnx file"), &["model.onnx"]);
+    change("onnx/model.onnx", None, &["onnx/model.onnx"]);
+    change("onnx/model.onnx_data", None, &["model.onnx"]);
+    change("onnx/model.onnx_data", Some(b"short"), &["model.onnx"]);
+    let place = Place::with("bert");
+    let graph = place.path("bert/onnx/model.onnx");
+    let half = fs::read(&graph).unwrap();
+    fs::write(&graph, &half[..half.len() / 2]).unwrap();
+    place.refuses(&["run", "pipeline.toml", "--text", "x"], &["model.onnx"]);
+}
+
+#[test]
+fn bad_inputs_are_refused() {
+    let place = Place::with("clip");
+    fs::write(place.path("pipeline.toml"), "[[user]]\nname='a'\nmodel='clip'\ntask='image-classification'\n").unwrap();
+    let photo = fs::read(fixtures().join("media/photo.png")).unwrap();
+    for (name, bytes) in [("empty.png", &b""[..]), ("half.png", &photo[..photo.len() / 2]), ("text.png", b"no image")] {
+        fs::write(place.path(name), bytes).unwrap();
+        place.refuses(&["run", "pipeline.toml", "--image", name], &[name]);
+    }
+    place.refuses(&["run", "pipeline.toml", "--image", "absent.png"], &["absent.png"]);
+    let place = Place::with("whisper");
+    fs::write(place.path("pipeline.toml"), "[[user]]\nname='a'\nmodel='whisper'\ntask='audio-classification'\n")
+        .unwrap();
+    let clip = fs::read(fixtures().join("media/speech.wav")).unwrap();
+    for (name, bytes) in [("empty.wav", &b""[..]), ("half.wav", &clip[..clip.len() / 2]), ("header.wav", &clip[..44])] {
+        fs::write(place.path(name), bytes).unwrap();
+        place.refuses(&["run", "pipeline.toml", "--audio", name], &[name]);
+    }
+}
