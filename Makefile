@@ -47,6 +47,18 @@ demo:
 valgrind:
 	scripts/valgrind.sh
 
+# The parsers of untrusted bytes, SECONDS each. cargo-fuzz wants nightly's flags; RUSTC_BOOTSTRAP=1 lets a stable toolchain take them.
+FUZZ_TARGETS := onnx pack pipeline image wav
+SECONDS_EACH ?= 600
+fuzz:
+	@command -v cargo-fuzz >/dev/null || $(CARGO) install --locked cargo-fuzz
+	for target in $(FUZZ_TARGETS); do \
+	  RUSTC_BOOTSTRAP=1 $(CARGO) fuzz run --sanitizer none $$target -- -max_total_time=$(SECONDS_EACH) -rss_limit_mb=4096; \
+	done
+
+fuzz-short:
+	$(MAKE) fuzz SECONDS_EACH=10
+
 # Needs a nightly toolchain with miri; cannot be installed everywhere.
 miri:
 	$(CARGO) +nightly miri test -p cotensor-core -p cotensor-store --lib

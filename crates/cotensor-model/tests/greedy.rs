@@ -1,0 +1,92 @@
+//! Greedy decoding against the tokens that the reference implementation decodes with the same weights.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use cotensor_model::array::Array;
+use cotensor_model::engine::{Engine, FileMode, LoadedGraph, RtenEngine};
+use cotensor_model::pipeline::generate::{Limits, greedy};
+use cotensor_model::runtime::Runtime;
+use cotensor_model::value::Value;
+use cotensor_store::EmbeddedStore;
+use safetensors::SafeTensors;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// No token of the fixture: decoding goes on for as long as is asked.
+const NO_END: i32 = -1;
+
+struct Fixture {
+    folder: PathBuf,
+    prompt: Vec<i32>,
+    tokens: Vec<i32>,
+    features: Value,
+}
+
+fn fixture() -> Fixture {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/whisper");
+    let greedy: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(folder.join("greedy.json")).unwrap()).unwrap();
+    let list = |name: &str| greedy[name].as_array().unwrap().clone();
+    let ids =
+        |name: &str| -> Vec<i32> { list(name).iter().map(|id| i32::try_from(id.as_i64().unwrap()).unwrap()).collect() };
+    let tokens = ids("tokens");
+    // A fixture that repeats itself, or whose logits nearly tie, would prove little.
+    assert!(tokens.iter().collect::<BTreeSet<_>>().len() >= 8, "{tokens:?}");
+    assert!(list("margins").iter().all(|margin| margin.as_f64().unwrap() > 1e-2));
+    let references = std::fs::read(folder.join("reference.safetensors")).unwrap();
+    let references = SafeTensors::deserialize(&references).unwrap();
+    let features = references.tensor(greedy["encoder_input"].as_str().unwrap()).unwrap();
+    let values = features.data().as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+    let features = Value::from(Array::f32(features.shape(), values).unwrap());
+    Fixture { folder, prompt: ids("prompt"), tokens, features }
+}
+
+fn limits(min: usize, max: usize, end: i32) -> Limits {
+    Limits { min, max, end }
+}
+
+#[test]
+fn equal_token_for_token_with_graphs_opened_as_files() {
+    let fixture = fixture();
+    let engine = RtenEngine::new(Some(2));
+    let open = |name: &str| -> Arc<dyn LoadedGraph> {
+        engine.load_file(&fixture.folder.join(format!("onnx/{name}.onnx")), FileMode::Read).unwrap()
+    };
+    let (decoder, with_past) = (open("decoder_model"), open("decoder_with_past_model"));
+    let inputs = [("input_features", fixture.features.view().unwrap())];
+    let encoded = open("encoder_model").run(&inputs, &["last_hidden_state"]).unwrap().remove(0);
+    let encoded = Value::from(encoded);
+    let decode = |limits: Limits, forbidden: &dyn Fn(usize, i32) -> bool| {
+        greedy(&*decoder, &*with_past, &fixture.prompt, &encoded, &limits, forbidden).unwrap()
+    };
+    let all = fixture.tokens.len();
+    assert_eq!(decode(limits(0, all, NO_END), &|_, _| false), fixture.tokens);
+
+    // Limits and forbidden tokens change exactly what they say.
+    assert_eq!(decode(limits(0, 5, NO_END), &|_, _| false), fixture.tokens[..5]);
+    let end = fixture.tokens[3];
+    assert_eq!(decode(limits(0, all, end), &|_, _| false), fixture.tokens[..3], "the end token is left out");
+    let longer = decode(limits(6, all, end), &|_, _| false);
+    assert!(longer.len() >= 6 && longer[..3] == fixture.tokens[..3] && !longer.contains(&end), "{longer:?}");
+    let first = fixture.tokens[0];
+    let other = decode(limits(0, 2, NO_END), &|step, token| step == 0 && token == first);
+    assert_ne!(other[0], first);
+}
+
+#[test]
+fn equal_token_for_token_through_a_store() {
+    let fixture = fixture();
+    let runtime = Runtime::new(EmbeddedStore::builder().build(), Arc::new(RtenEngine::new(Some(2))));
+    let model = runtime.open(&fixture.folder).unwrap();
+    let stage = |role: &str| model.stage(role).unwrap();
+    let holder = runtime.store().holder("greedy");
+    let encoder = stage("encoder");
+    let mut run = encoder.run(&[("input_features", &fixture.features)], &["last_hidden_state"], &holder).unwrap();
+    let encoded = run.outputs.remove(0);
+    assert!(encoded.lease().is_some(), "the decoder reads the encoder's output where the store has it");
+    let (decoder, with_past) = (stage("decoder"), stage("decoder_with_past"));
+    let limits = limits(0, fixture.tokens.len(), NO_END);
+    let tokens =
+        greedy(&**decoder.graph(), &**with_past.graph(), &fixture.prompt, &encoded, &limits, |_, _| false).unwrap();
+    assert_eq!(tokens, fixture.tokens);
+}

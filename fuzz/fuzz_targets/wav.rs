@@ -1,0 +1,8 @@
+//! Sounds: finite samples or an error.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    if let Ok(audio) = cotensor::model::preprocess::decode_wav(bytes) {
+        assert!(audio.samples.iter().all(|sample| sample.is_finite()) && !audio.samples.is_empty());
+    }
+});
