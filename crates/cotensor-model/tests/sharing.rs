@@ -7,7 +7,7 @@ use cotensor_model::model::{Model, StageSource};
 use cotensor_model::pipeline::{Inputs, Pipeline, User, run_user};
 use cotensor_model::pool::{HardwarePreferences, ResourcePool};
 use cotensor_model::runtime::Runtime;
-use cotensor_store::{EmbeddedStore, SharingConfig, Store};
+use cotensor_store::{EmbeddedStore, SharingConfig};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
