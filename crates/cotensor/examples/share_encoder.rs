@@ -1,27 +1,39 @@
-//! Two models with the same encoder: the text goes through it once.
+//! Two models with one encoder: a text classifier and an entity tagger. The encoder is loaded once and runs once;
+//! each model's own head reads its output where it lies.
 //!
-//! `cargo run --example share_encoder [MODEL_FOLDER]`, a BERT with `onnx/head.onnx` and `onnx/head.entities.onnx`.
+//! `cargo run --example share_encoder`
 
-use cotensor::{Inputs, LocalOptions, Pipeline, Runtime, run_user};
-use std::path::{Path, PathBuf};
+use cotensor::{Inputs, LocalOptions, Pipeline, Result, Runtime, run_user};
+use std::path::Path;
 
-fn main() -> cotensor::Result<()> {
-    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/bert");
-    let folder = std::env::args_os().nth(1).map_or(tiny, PathBuf::from);
-    let pipeline = Pipeline::parse(
-        "[[user]]\nname = 'mood'\nmodel = 'bert'\ntask = 'text-classification'\n\
-         [[user]]\nname = 'names'\nmodel = 'bert'\ntask = 'token-classification'\nhead = 'head.entities'\n",
-    )?;
+const MODELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/tiny");
+
+const PIPELINE: &str = r#"
+[[user]]
+name = "classifier"
+model = "bert"
+task = "text-classification"
+
+[[user]]
+name = "tagger"
+model = "bert"
+task = "token-classification"
+head = "head.entities"
+"#;
+
+fn main() -> Result<()> {
     let runtime = Runtime::local(&LocalOptions::default())?;
-    let inputs = Inputs::default().with_text("The harbour wakes before the town does.");
-    for user in &pipeline.users {
-        let model = runtime.open(&folder)?;
+    let inputs = Inputs::default().with_text("The harbour wakes before the city does.");
+    for user in &Pipeline::parse(PIPELINE)?.users {
+        let model = runtime.open(&Path::new(MODELS).join(&user.model))?;
         let report = run_user(&model, user, &inputs, &runtime.store().holder(&user.name))?;
+        println!("{}: {:?}", user.name, report.answer);
         for stage in &report.stages {
-            println!("{}: {} {}", user.name, stage.role, if stage.computed { "ran" } else { "shared" });
+            let what = if stage.computed { "ran" } else { "was there already" };
+            println!("  {} {what}", stage.role);
         }
     }
-    let copies = runtime.store().stats().copies;
-    println!("every copy that was made: {copies:?}");
+    let stats = runtime.store().stats();
+    println!("{} hits, {} bytes held", stats.cache_hits, stats.memory_usage_bytes);
     Ok(())
 }

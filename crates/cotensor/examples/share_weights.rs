@@ -1,39 +1,58 @@
-//! Two processes with the same weights: both map one file of the cache, nobody holds a copy of its own.
+//! One copy of a model's weights for two processes: the first imports them into a cache that both map, the second
+//! copies nothing.
 //!
-//! `cargo run --example share_weights [MODEL_FOLDER]`
+//! `cargo run --example share_weights`
 
-use cotensor::core::{Error, MemoryKind};
-use cotensor::{LocalOptions, Runtime};
-use std::path::{Path, PathBuf};
+use cotensor::core::ContentHash;
+use cotensor::store::CopyReason;
+use cotensor::{Error, LocalOptions, Result, Runtime};
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::Command;
 
-fn main() -> cotensor::Result<()> {
-    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/bert");
-    let mut arguments = std::env::args_os().skip(1);
-    let folder = arguments.next().map_or(tiny, PathBuf::from);
-    let io = |error: std::io::Error| Error::io("cannot start the second process", &error);
-    let cache = match arguments.next() {
-        Some(cache) => PathBuf::from(cache),
-        None => std::env::temp_dir().join(format!("cotensor-example-{}", std::process::id())),
-    };
-    let runtime = Runtime::local(&LocalOptions { cache: Some(cache.clone()), ..LocalOptions::default() })?;
-    let stage = runtime.open(&folder)?.stage("encoder")?;
-    let tensors = runtime.store().diagnostics().tensors;
-    let mapped = tensors.iter().filter(|tensor| tensor.memory == MemoryKind::MappedFile.to_string()).count();
-    let read: u64 = runtime.store().stats().copies.iter().map(|copies| copies.bytes).sum();
-    println!(
-        "process {}: {mapped} of {} weights mapped, {read} bytes copied",
-        std::process::id(),
-        stage.weights().len()
-    );
-    if std::env::args_os().nth(2).is_none() {
-        // The same program again: it finds every weight in the cache and copies nothing.
-        let program = std::env::current_exe().map_err(io)?;
-        let status = Command::new(program).arg(&folder).arg(&cache).status().map_err(io)?;
-        std::fs::remove_dir_all(&cache).map_err(io)?;
-        if !status.success() {
-            return Err(Error::invalid("the second process failed"));
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/tiny/bert");
+
+fn main() -> Result<()> {
+    match std::env::args().nth(1) {
+        Some(cache) => open_and_tell("second", Path::new(&cache), || Ok(())),
+        None => {
+            let cache = std::env::temp_dir().join(format!("cotensor-example-{}", std::process::id()));
+            let result = open_and_tell("first", &cache, || second_process(&cache));
+            std::fs::remove_dir_all(&cache).map_err(|error| Error::io("cannot remove", &error).in_file(&cache))?;
+            result
         }
     }
-    Ok(())
+}
+
+/// This program again, while the first process still has the model open.
+fn second_process(cache: &Path) -> Result<()> {
+    let io = |error: std::io::Error| Error::io("cannot start this program again", &error);
+    let status = Command::new(std::env::current_exe().map_err(io)?).arg(cache).status().map_err(io)?;
+    if status.success() { Ok(()) } else { Err(Error::invalid("the second process failed")) }
+}
+
+fn open_and_tell(who: &str, cache: &Path, meanwhile: impl FnOnce() -> Result<()>) -> Result<()> {
+    let runtime = Runtime::local(&LocalOptions { cache: Some(cache.to_path_buf()), ..LocalOptions::default() })?;
+    let model = runtime.open(Path::new(MODEL))?;
+    let encoder = model.stage("encoder")?;
+    let weights: BTreeSet<(ContentHash, usize)> = encoder.weights().iter().copied().collect();
+    let bytes: usize = weights.iter().map(|(_, bytes)| bytes).sum();
+    let copies = runtime.store().stats().copies;
+    let imported: u64 =
+        copies.iter().filter(|copies| copies.reason == CopyReason::FileImport.name()).map(|copies| copies.bytes).sum();
+    println!(
+        "{who}: {} weights of {bytes} bytes, {imported} bytes copied, mapped from file {:?}",
+        weights.len(),
+        mapped_files(cache)?
+    );
+    meanwhile()
+}
+
+/// Device and inode of every file below `folder` that this process has mapped, as the kernel says.
+fn mapped_files(folder: &Path) -> Result<BTreeSet<String>> {
+    const MAPS: &str = "/proc/self/maps";
+    let maps = std::fs::read_to_string(MAPS).map_err(|error| Error::io("cannot read", &error).in_file(MAPS))?;
+    let folder = folder.display().to_string();
+    let lines = maps.lines().filter(|line| line.contains(&folder));
+    Ok(lines.map(|line| line.split_whitespace().skip(3).take(2).collect::<Vec<_>>().join(" ")).collect())
 }

@@ -1,34 +1,45 @@
-//! A view into a published tensor: a window on the same bytes that keeps them alive.
+//! A view into a published tensor: one row of an encoder's output, and every other number of that row, seen where
+//! they lie.
+//!
+//! `cargo run --example tensor_view`
 
-use cotensor::core::Kind;
-use cotensor::store::{Retention, TensorSpec};
-use cotensor::{DType, EmbeddedStore, Slice, Store};
+use cotensor::model::value::Value;
+use cotensor::{Error, LocalOptions, Result, Runtime, Slice};
+use std::path::Path;
 
-fn main() -> cotensor::Result<()> {
-    let store = EmbeddedStore::builder().build();
-    let (producer, reader) = (store.holder("producer"), store.holder("reader"));
-    let spec = TensorSpec {
-        name: "embeddings".into(),
-        dtype: DType::U8,
-        shape: vec![4, 8],
-        kind: Kind::TextEmbedding,
-        space: None,
-        producer: "producer".into(),
-        retention: Retention::WhileLeased,
-        provenance: None,
-    };
-    let mut reservation = store.reserve(spec, &producer)?;
-    reservation.write(&(0..32).collect::<Vec<u8>>())?;
-    let published = reservation.publish()?;
-    // Rows 1 and 2, every other column; no byte is copied.
-    let lease = store.get("embeddings", &reader)?;
-    let view = lease.view(&[Slice { start: 1, len: 2, step: 1 }, Slice { start: 0, len: 4, step: 2 }])?;
-    let (whole, window) = (published.bytes().unwrap_or_default(), view.bytes().unwrap_or_default());
-    println!("shape {:?}, strides {:?}, first element {}", view.shape(), view.layout().strides(), window[0]);
-    println!("the same memory: {}", window.as_ptr() == whole[8..].as_ptr());
-    drop((published, lease));
-    println!("held by {:?}", store.diagnostics().tensors[0].holders);
-    drop(view);
-    println!("bytes in use once the view is gone: {}", store.memory_usage_bytes());
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/tiny/bert");
+
+fn main() -> Result<()> {
+    let runtime = Runtime::local(&LocalOptions::default())?;
+    let store = runtime.store();
+    let model = runtime.open(Path::new(MODEL))?;
+
+    // One holder runs the encoder, which publishes its output.
+    let batch = model.text()?.encode(&["The harbour wakes."])?;
+    let [ids, mask, types] = [batch.ids, batch.mask, batch.type_ids].map(Value::from);
+    let inputs = [("input_ids", &ids), ("attention_mask", &mask), ("token_type_ids", &types)];
+    let run = model.stage("encoder")?.run(&inputs, &["last_hidden_state"], &store.holder("encoder"))?;
+    let name = run.outputs[0].lease().map(|lease| lease.name().to_owned());
+    let name = name.ok_or_else(|| Error::not_found("the output is in no store"))?;
+
+    // Another finds it by name and looks at the first token's row: no byte is copied.
+    let tensor = store.get(&name, &store.holder("reader"))?;
+    let [_, _, width] = *tensor.shape() else { return Err(Error::invalid("three dimensions are expected")) };
+    let all = |len| Slice { start: 0, len, step: 1 };
+    let row = tensor.view(&[all(1), all(1), all(width)])?;
+    println!("{name} {:?}, row {:?} starts with {:.3?}", tensor.shape(), row.shape(), &row.typed::<f32>()?[..4]);
+
+    // A view of the view, with a step; and what is out of bounds is an error.
+    let halved = row.view(&[all(1), all(1), Slice { start: 1, len: width / 2, step: 2 }])?;
+    println!("every other number: shape {:?}, strides {:?}", halved.shape(), halved.layout().strides());
+    let beyond = row.view(&[all(1), all(2), all(width)]);
+    println!("two rows of one: {}", beyond.err().map_or_else(String::new, |error| error.to_string()));
+
+    // The views keep the tensor, though its lease and its name are gone.
+    let address = tensor.bytes().map(<[u8]>::as_ptr);
+    drop((tensor, run));
+    store.remove(&name)?;
+    println!("same memory: {}", row.bytes().map(<[u8]>::as_ptr) == address);
+    println!("first number: {:.3}", row.typed::<f32>()?[0]);
     Ok(())
 }

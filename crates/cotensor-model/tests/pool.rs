@@ -1,0 +1,207 @@
+//! The resource pool: one loaded copy however many ask, bounded calls, devices by preference, tensors by name.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use cotensor_core::{DType, Device, ErrorKind, Result};
+use cotensor_model::array::{Array, ArrayView};
+use cotensor_model::engine::{Capabilities, Engine, FileMode, LoadedGraph, RtenEngine};
+use cotensor_model::graph::Graph;
+use cotensor_model::pipeline::{Inputs, Pipeline, User};
+use cotensor_model::pool::{HardwarePreferences, ResourcePool};
+use cotensor_model::runtime::Runtime;
+use cotensor_store::{CopyReason, EmbeddedStore, Lease};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+fn models() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny")
+}
+
+fn pool(max_connections: usize) -> ResourcePool {
+    let runtime = Runtime::new(EmbeddedStore::builder().build(), Arc::new(RtenEngine::new(Some(1))));
+    ResourcePool::new(runtime, models(), max_connections).unwrap()
+}
+
+fn prefer(devices: &[&str]) -> HardwarePreferences {
+    HardwarePreferences { priority_list: devices.iter().map(|device| (*device).to_owned()).collect() }
+}
+
+fn user(name: &str) -> User {
+    let toml = format!("[[user]]\nname = '{name}'\nmodel = 'bert'\ntask = 'sentence-embedding'\n");
+    Pipeline::parse(&toml).unwrap().users.remove(0)
+}
+
+#[test]
+fn one_copy_is_loaded_however_many_ask() {
+    let pool = pool(2);
+    let cpu = HardwarePreferences::default();
+    let models: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = ["text_embedding", "text", "bert", "text"]
+            .map(|model_type| scope.spawn(|| pool.get_model(model_type, "bert", &cpu).unwrap()))
+            .into_iter()
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(models.iter().all(|model| Arc::ptr_eq(model.model(), models[0].model())));
+    let stage = models[0].model().stage("encoder").unwrap();
+    assert!(models.iter().all(|model| Arc::ptr_eq(&model.model().stage("encoder").unwrap(), &stage)));
+}
+
+/// An engine that counts how many of its graphs run at a time.
+#[derive(Default)]
+struct Counting {
+    running: Arc<AtomicUsize>,
+    most: Arc<AtomicUsize>,
+}
+
+struct CountingGraph {
+    graph: Arc<dyn LoadedGraph>,
+    running: Arc<AtomicUsize>,
+    most: Arc<AtomicUsize>,
+}
+
+impl Counting {
+    fn wrap(&self, graph: Arc<dyn LoadedGraph>) -> Arc<dyn LoadedGraph> {
+        Arc::new(CountingGraph { graph, running: Arc::clone(&self.running), most: Arc::clone(&self.most) })
+    }
+}
+
+impl Engine for Counting {
+    fn name(&self) -> &'static str {
+        "counting"
+    }
+
+    fn version(&self) -> &'static str {
+        "1"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        RtenEngine::new(Some(1)).capabilities()
+    }
+
+    fn load(&self, graph: &Graph, weights: Vec<Lease>) -> Result<Arc<dyn LoadedGraph>> {
+        RtenEngine::new(Some(1)).load(graph, weights).map(|graph| self.wrap(graph))
+    }
+
+    fn load_file(&self, path: &Path, mode: FileMode) -> Result<Arc<dyn LoadedGraph>> {
+        RtenEngine::new(Some(1)).load_file(path, mode).map(|graph| self.wrap(graph))
+    }
+}
+
+impl LoadedGraph for CountingGraph {
+    fn run(&self, inputs: &[(&str, ArrayView<'_>)], outputs: &[&str]) -> Result<Vec<Array>> {
+        let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most.fetch_max(running, Ordering::SeqCst);
+        // Long enough for callers that nothing holds back to be seen together.
+        std::thread::sleep(Duration::from_millis(20));
+        let outputs = self.graph.run(inputs, outputs);
+        self.running.fetch_sub(1, Ordering::SeqCst);
+        outputs
+    }
+
+    fn inputs(&self) -> &[String] {
+        self.graph.inputs()
+    }
+
+    fn outputs(&self) -> &[String] {
+        self.graph.outputs()
+    }
+}
+
+#[test]
+fn no_more_calls_run_at_a_time_than_there_are_connections() {
+    let engine = Arc::new(Counting::default());
+    let runtime = Runtime::new(EmbeddedStore::builder().build(), Arc::clone(&engine) as Arc<dyn Engine>);
+    let pool = ResourcePool::new(runtime, models(), 2).unwrap();
+    let model = pool.get_model("bert", "bert", &HardwarePreferences::default()).unwrap();
+    let computed: usize = std::thread::scope(|scope| {
+        let call = |index: usize| {
+            let model = &model;
+            scope.spawn(move || {
+                // A text of its own each: every call has to run the encoder.
+                let inputs = Inputs::default().with_text(format!("harbour number {index}"));
+                let report = model.run(&user(&format!("user {index}")), &inputs).unwrap();
+                usize::from(report.stages[0].computed)
+            })
+        };
+        let calls: Vec<_> = (0..6).map(call).collect();
+        calls.into_iter().map(|call| call.join().unwrap()).sum()
+    });
+    assert_eq!(computed, 6, "all get served");
+    let most = engine.most.load(Ordering::SeqCst);
+    assert!((1..=2).contains(&most), "{most} at a time");
+    // Failed calls give their connection back: otherwise the last would wait for ever.
+    for _ in 0..3 {
+        assert!(model.run(&user("nobody"), &Inputs::default()).is_err());
+    }
+    assert!(model.run(&user("next"), &Inputs::default().with_text("x")).is_ok());
+}
+
+#[test]
+fn devices_that_are_not_here_are_passed_over_with_the_reason() {
+    let pool = pool(1);
+    let model = pool.get_model("vision", "vit", &prefer(&["cuda:0", "webgpu", "cpu"])).unwrap();
+    assert_eq!(model.device().device, Device::Cpu);
+    let skipped = &model.device().skipped;
+    assert_eq!(skipped.iter().map(|(device, _)| device.as_str()).collect::<Vec<_>>(), ["cuda:0", "webgpu"]);
+    assert!(skipped[0].1.contains("CPU only") && skipped[1].1.contains("browser"), "{skipped:?}");
+    let error = pool.get_model("vision", "vit", &prefer(&["webnn"])).err().unwrap();
+    assert_eq!((error.kind(), error.field()), (ErrorKind::Unsupported, Some("priority_list")));
+}
+
+#[test]
+fn wrong_types_and_names_are_errors() {
+    let pool = pool(1);
+    let refused = |model_type: &str, model_name: &str| {
+        pool.get_model(model_type, model_name, &HardwarePreferences::default()).err().unwrap()
+    };
+    for model_type in ["vision", "vit", "audio_embedding", "", "gpt_neox"] {
+        let error = refused(model_type, "bert");
+        assert_eq!((error.kind(), error.field()), (ErrorKind::Invalid, Some("model_type")), "{model_type:?}");
+        assert!(error.message().contains("BERT"), "{error}");
+    }
+    let absolute = models().join("bert");
+    for name in ["../tiny/bert", "bert/../vit", "..", "", ".", absolute.to_str().unwrap()] {
+        let error = refused("bert", name);
+        assert_eq!((error.kind(), error.field()), (ErrorKind::Invalid, Some("model_name")), "{name:?}");
+    }
+    assert_eq!(refused("bert", "absent").kind(), ErrorKind::NotFound);
+    let runtime = Arc::clone(pool.runtime());
+    assert_eq!(ResourcePool::new(runtime, "models", 0).err().unwrap().field(), Some("max_connections"));
+}
+
+#[test]
+fn a_tensor_is_leased_to_its_consumers() {
+    let pool = pool(1);
+    let store = pool.runtime().store();
+    let values: Vec<u8> = (0..24u16).flat_map(|value| f32::from(value).to_ne_bytes()).collect();
+    let share = |bytes: &[u8], shape: &[usize], name: &str, storage: &str| {
+        pool.share_tensor_between_models(bytes, DType::F32, shape, name, "bert", &["t5", "llama"], storage)
+    };
+    let leases = share(&values, &[2, 3, 4], "bert_embedding", "cpu").unwrap();
+    assert_eq!(leases.iter().map(|lease| lease.holder().to_string()).collect::<Vec<_>>(), ["bert", "t5", "llama"]);
+    for lease in &leases {
+        assert_eq!((lease.shape(), lease.producer()), (&[2, 3, 4][..], "bert"));
+        assert_eq!(lease.bytes().unwrap().as_ptr(), leases[0].bytes().unwrap().as_ptr(), "one copy");
+    }
+    assert_eq!(leases[2].typed::<f32>().unwrap()[23], 23.0);
+    assert_eq!(store.get("bert_embedding", &store.holder("late")).unwrap().id(), leases[0].id());
+    let stats = store.stats();
+    assert_eq!((stats.total_tensors, stats.memory_usage_bytes), (1, 96));
+    let put = stats.copies.iter().find(|copies| copies.reason == CopyReason::Put.name()).unwrap();
+    assert_eq!((put.count, put.bytes), (1, 96));
+    drop(leases);
+    assert_eq!(store.stats().memory_usage_bytes, 0, "freed with its last lease");
+
+    for (bytes, shape, storage, kind, field) in [
+        (&values[..95], &[2, 3, 4][..], "cpu", ErrorKind::Invalid, "tensor_data"),
+        (&values[..], &[usize::MAX, 2], "cpu", ErrorKind::Invalid, "x"),
+        (&values[..], &[24], "webgpu", ErrorKind::Unsupported, "storage_type"),
+        (&values[..], &[24], "floppy", ErrorKind::Invalid, "storage_type"),
+    ] {
+        let error = share(bytes, shape, "x", storage).unwrap_err();
+        assert_eq!((error.kind(), error.field()), (kind, Some(field)), "{error}");
+    }
+    assert_eq!(store.stats().memory_usage_bytes, 0);
+}
