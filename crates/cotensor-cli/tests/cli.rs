@@ -221,3 +221,47 @@ fn bad_inputs_are_refused() {
         place.refuses(&["run", "pipeline.toml", "--audio", name], &[name]);
     }
 }
+
+#[test]
+fn external_data_outside_of_the_folder_is_refused() {
+    let place = Place::with("bert");
+    let graph = place.path("bert/onnx/model.onnx");
+    let mut bytes = fs::read(&graph).unwrap();
+    let (inside, outside) = (&b"model.onnx_data"[..], &b"../../../secret"[..]);
+    let found: Vec<usize> = (0..bytes.len() - inside.len()).filter(|&at| bytes[at..].starts_with(inside)).collect();
+    assert!(!found.is_empty());
+    found.into_iter().for_each(|at| bytes[at..at + outside.len()].copy_from_slice(outside));
+    fs::write(&graph, bytes).unwrap();
+    place.refuses(&["run", "pipeline.toml", "--text", "x"], &["model.onnx", "../../../secret"]);
+    place.refuses(&["explain", "pipeline.toml"], &["model.onnx", "../../../secret"]);
+}
+
+/// A WAV file of 32-bit floats, mono, 16 kHz.
+fn float_wav(samples: &[f32]) -> Vec<u8> {
+    let data: Vec<u8> = samples.iter().flat_map(|sample| sample.to_le_bytes()).collect();
+    let bytes = u32::try_from(data.len()).unwrap();
+    let mut file = [*b"RIFF", (36 + bytes).to_le_bytes(), *b"WAVE", *b"fmt ", 16u32.to_le_bytes()].concat();
+    // Format 3 is float; channels, rate, bytes per second, bytes per frame, bits per sample.
+    file.extend([3u16, 1].iter().flat_map(|field| field.to_le_bytes()));
+    file.extend([16_000u32, 64_000].iter().flat_map(|field| field.to_le_bytes()));
+    file.extend([4u16, 32].iter().flat_map(|field| field.to_le_bytes()));
+    file.extend([*b"data", bytes.to_le_bytes()].concat());
+    file.extend(data);
+    file
+}
+
+#[test]
+fn silence_runs_and_what_is_no_sound_is_refused() {
+    let place = Place::with("whisper");
+    let user = "[[user]]\nname = \"a\"\nmodel = \"whisper\"\ntask = \"audio-classification\"\n";
+    fs::write(place.path("pipeline.toml"), user).unwrap();
+    let run = |name: &'static str| ["run", "pipeline.toml", "--audio", name];
+    fs::write(place.path("silence.wav"), float_wav(&[0.0; 1600])).unwrap();
+    assert_eq!(place.run(&run("silence.wav")).status.code(), Some(0));
+    fs::write(place.path("nan.wav"), float_wav(&[0.0, f32::NAN, 0.5])).unwrap();
+    place.refuses(&run("nan.wav"), &["nan.wav"]);
+    fs::write(place.path("none.wav"), float_wav(&[])).unwrap();
+    place.refuses(&run("none.wav"), &["none.wav"]);
+    // Features of 30 s alone take 0.9 MiB.
+    place.refuses(&[&run("silence.wav")[..], &["--max-memory", "1"]].concat(), &["budget", "1048576"]);
+}

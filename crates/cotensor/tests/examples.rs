@@ -1,34 +1,72 @@
-//! The examples do what they say.
-#![allow(clippy::unwrap_used)]
+//! The programs in examples/ do what they say. They are run as built, and judged by what they print.
 
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-fn run(example: &str) -> String {
-    let output =
-        Command::new(env!("CARGO")).args(["run", "--quiet", "-p", "cotensor", "--example", example]).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
+/// Cargo puts the examples beside the folder of the test programs.
+fn program(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("a test is a program");
+    let built = test.ancestors().nth(2).expect("PROFILE/deps/TEST");
+    let path = built.join("examples").join(name).with_extension(std::env::consts::EXE_EXTENSION);
+    assert!(path.is_file(), "{} is not built; `cargo test -p cotensor` does that", path.display());
+    path
+}
+
+fn printed(name: &str, temporary: &Path) -> String {
+    // What an earlier test that was killed has left must not count.
+    drop(std::fs::remove_dir_all(temporary));
+    std::fs::create_dir_all(temporary).expect("a folder of this test's own");
+    let output = Command::new(program(name)).env("TMPDIR", temporary).output().expect("the example can be run");
+    assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
+}
+
+/// What stands between `before` and `after` in `line`.
+fn between<'a>(line: &'a str, before: &str, after: &str) -> &'a str {
+    let found = line.split_once(before).and_then(|(_, rest)| rest.split_once(after));
+    found.unwrap_or_else(|| panic!("{before:?} and {after:?} are expected in {line:?}")).0
 }
 
 #[test]
-fn an_encoder_runs_once_for_two_models() {
-    let text = run("share_encoder");
-    assert!(text.contains("mood: encoder ran") && text.contains("names: encoder shared"), "{text}");
+fn share_encoder() {
+    let printed = printed("share_encoder", &folder("share_encoder"));
+    let (classifier, tagger) = printed.split_once("tagger: ").expect("two models");
+    assert!(classifier.contains("classifier: Label") && classifier.contains("\n  encoder ran\n"), "{printed}");
+    assert!(tagger.starts_with("Tokens") && tagger.contains("\n  encoder was there already\n"), "{printed}");
+    assert!(tagger.contains("\n  head.entities ran\n"), "{printed}");
 }
 
 #[test]
-fn a_second_process_copies_no_weight() {
-    let text = run("share_weights");
-    let copied: Vec<u64> = text
-        .lines()
-        .map(|line| line.rsplit(", ").next().unwrap().split(' ').next().unwrap().parse().unwrap())
-        .collect();
-    assert!(copied.len() == 2 && copied[0] > 0 && copied[1] == 0, "{text}");
+fn share_weights() {
+    let temporary = folder("share_weights");
+    let printed = printed("share_weights", &temporary);
+    let lines: Vec<&str> = printed.lines().collect();
+    let [first, second] = lines[..] else { panic!("{printed}") };
+    assert!(first.starts_with("first: ") && second.starts_with("second: "), "{printed}");
+    let bytes = |line| between(line, "weights of ", " bytes").parse::<u64>().expect("a number");
+    assert!(bytes(first) > 100_000 && bytes(first) == bytes(second), "{printed}");
+    // The weights are imported once. Both processes map one file: the kernel has one copy of its pages.
+    assert_eq!(between(first, "bytes, ", " bytes copied"), bytes(first).to_string(), "{printed}");
+    assert_eq!(between(second, "bytes, ", " bytes copied"), "0", "{printed}");
+    let file = between(first, "file {\"", "\"}");
+    assert!(!file.is_empty() && file == between(second, "file {\"", "\"}"), "{printed}");
+    let left = std::fs::read_dir(temporary).expect("the folder is there").count();
+    assert_eq!(left, 0, "the example removes its cache");
 }
 
 #[test]
-fn a_view_keeps_its_tensor_alive() {
-    let text = run("tensor_view");
-    assert!(text.contains("first element 8") && text.contains("the same memory: true"), "{text}");
-    assert!(text.contains("\"reader\": 1") && text.contains("gone: 0"), "{text}");
+fn tensor_view() {
+    let printed = printed("tensor_view", &folder("tensor_view"));
+    let lines: Vec<&str> = printed.lines().collect();
+    let [row, halved, beyond, same, first] = lines[..] else { panic!("{printed}") };
+    assert!(row.starts_with("encoder.last_hidden_state/") && row.contains("row [1, 1, 32]"), "{row}");
+    assert!(halved.contains("shape [1, 1, 16]") && halved.contains(", 2]"), "{halved}");
+    assert!(beyond.contains("outside"), "{beyond}");
+    assert_eq!(same, "same memory: true");
+    // The view still reads the number that the row began with.
+    assert_eq!(between(row, "starts with [", ","), first.trim_start_matches("first number: "));
 }
