@@ -41,6 +41,16 @@ pub struct StageDef {
     pub inputs_optional: BTreeMap<String, String>,
     /// The outputs that other stages and tasks read.
     pub outputs: Vec<String>,
+    /// Whether its graph may be trunk and head in one, to be cut where the trunk ends.
+    #[serde(default)]
+    pub cut: bool,
+}
+
+impl StageDef {
+    /// The output that the stage gets by cutting where its graph lacks it.
+    pub(crate) fn cut_output(&self) -> Option<&str> {
+        self.outputs.first().filter(|_| self.cut).map(String::as_str)
+    }
 }
 
 /// What a user of a model can ask for.

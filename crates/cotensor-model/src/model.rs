@@ -2,6 +2,7 @@
 
 use crate::engine::{Engine, FileMode};
 use crate::family::{Family, StageDef, family_of};
+use crate::graph::Graph;
 use crate::preprocess::{AudioProcessor, ImageProcessor, TextProcessor};
 use crate::runtime::Runtime;
 use crate::stage::Stage;
@@ -13,6 +14,9 @@ use std::time::Instant;
 
 /// The most bytes a model's JSON files may have.
 const JSON_BYTES_MAX: u64 = 16 << 20;
+
+/// The head of a model that is not named.
+pub(crate) const OWN_HEAD: &str = "head";
 
 /// Where a model's stages come from.
 pub enum StageSource {
@@ -86,19 +90,20 @@ impl Model {
         &self.source
     }
 
-    /// The stage with this role, loaded when first asked for.
+    /// The stage with this role, loaded when first asked for. Of a graph that is trunk and head in one, a shared stage
+    /// is the trunk alone; a private copy stays whole, as its owner would run it.
     ///
     /// # Errors
     /// `Unsupported` for a role that the family lacks, `NotFound` without the graph, or as [`Engine::load`].
     pub fn stage(&self, role: &str) -> Result<Arc<Stage>> {
         let def = self.family.stage(role)?;
-        self.loaded(role, def.kind, || {
-            let path = def.files.iter().map(|file| self.folder.join(file)).find(|path| path.is_file());
-            let path = path.ok_or_else(|| {
-                let expected = def.files.join(" or ");
-                Error::not_found(format!("the graph of stage {role:?} is missing: {expected}")).in_file(&self.folder)
-            })?;
-            Ok((path, self.preprocessing_of(def)?))
+        self.loaded(role, || {
+            let path = self.graph_file(def)?;
+            let preprocessing = self.preprocessing_of(def)?;
+            self.load(role, def.kind, &path, &preprocessing, |graph| match def.cut_output() {
+                Some(output) if !has_output(&graph, output) => graph.trunk(output).ok_or_else(|| no_trunk(output)),
+                _ => Ok(graph),
+            })
         })
     }
 
@@ -111,40 +116,86 @@ impl Model {
         if !plain || name.is_empty() || name.starts_with('.') {
             return Err(Error::invalid(format!("{name:?} is not a plain file name")).in_field("head"));
         }
-        self.loaded(name, Kind::Other, || {
-            let path = self.folder.join("onnx").join(format!("{name}.onnx"));
+        self.loaded(name, || {
+            let path = self.head_file(name);
             if !path.is_file() {
                 return Err(Error::not_found("no such head").in_file(&path).in_field("head"));
             }
-            Ok((path, Vec::new()))
+            self.load(name, Kind::Other, &path, &[], Ok)
         })
     }
 
-    fn loaded(
-        &self,
-        role: &str,
-        kind: Kind,
-        locate: impl FnOnce() -> Result<(PathBuf, Vec<ContentHash>)>,
-    ) -> Result<Arc<Stage>> {
+    /// The head that a user gets who names none: `onnx/head.onnx`, else what follows the trunk in the graph of stage
+    /// `role`. `None` when that stage is a private copy that runs to its end.
+    ///
+    /// # Errors
+    /// `NotFound` when there is neither, or as [`Engine::load`].
+    pub fn own_head(&self, role: &str) -> Result<Option<Arc<Stage>>> {
+        let def = self.family.stage(role)?;
+        let Some(output) = def.cut_output().filter(|_| !self.head_file(OWN_HEAD).is_file()) else {
+            return self.head(OWN_HEAD).map(Some);
+        };
+        if let StageSource::Private(..) = self.source {
+            let whole = !self.stage(role)?.graph().outputs().iter().any(|known| known == output);
+            return if whole { Ok(None) } else { self.head(OWN_HEAD).map(Some) };
+        }
+        let path = self.graph_file(def)?;
+        let stage = self.loaded(OWN_HEAD, || {
+            self.load(OWN_HEAD, Kind::Other, &path, &[], |graph| {
+                if has_output(&graph, output) {
+                    let expected = self.head_file(OWN_HEAD);
+                    return Err(Error::not_found("no such head").in_file(&expected).in_field("head"));
+                }
+                graph.rest(output).ok_or_else(|| no_trunk(output))
+            })
+        })?;
+        Ok(Some(stage))
+    }
+
+    fn graph_file(&self, def: &StageDef) -> Result<PathBuf> {
+        let path = def.files.iter().map(|file| self.folder.join(file)).find(|path| path.is_file());
+        path.ok_or_else(|| {
+            let expected = def.files.join(" or ");
+            Error::not_found(format!("the graph of stage {:?} is missing: {expected}", def.role)).in_file(&self.folder)
+        })
+    }
+
+    fn head_file(&self, name: &str) -> PathBuf {
+        self.folder.join("onnx").join(format!("{name}.onnx"))
+    }
+
+    fn loaded(&self, role: &str, load: impl FnOnce() -> Result<Arc<Stage>>) -> Result<Arc<Stage>> {
         let mut stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(stage) = stages.get(role) {
             return Ok(Arc::clone(stage));
         }
-        let (path, preprocessing) = locate()?;
-        let stage = match &self.source {
+        let stage = load()?;
+        stages.insert(role.to_owned(), Arc::clone(&stage));
+        Ok(stage)
+    }
+
+    /// Loads the part of the graph at `path` that `part` takes; a private copy is always whole.
+    fn load(
+        &self,
+        role: &str,
+        kind: Kind,
+        path: &Path,
+        preprocessing: &[ContentHash],
+        part: impl FnOnce(Graph) -> Result<Graph>,
+    ) -> Result<Arc<Stage>> {
+        let load = || match &self.source {
             StageSource::Shared(runtime) => {
-                runtime.load_stage(role, kind, &path, &preprocessing, &format!("model:{}", self.name()))
+                let start = Instant::now();
+                let graph = part(Graph::open(path)?)?;
+                runtime.load_stage(role, kind, &graph, preprocessing, &format!("model:{}", self.name()), start)
             }
             StageSource::Private(engine, mode) => {
                 let start = Instant::now();
-                engine
-                    .load_file(&path, *mode)
-                    .map(|graph| Arc::new(Stage::new(role, kind, graph, None, start.elapsed())))
+                let graph = engine.load_file(path, *mode)?;
+                Ok(Arc::new(Stage::new(role, kind, graph, None, start.elapsed())))
             }
         };
-        let stage = stage.map_err(|error| error.in_file(&path))?;
-        stages.insert(role.to_owned(), Arc::clone(&stage));
-        Ok(stage)
+        load().map_err(|error| error.in_file(path))
     }
 
     /// The tokenizer.
@@ -212,6 +263,15 @@ impl Model {
         let path = self.folder.join(file);
         if path.is_file() { read_json(&path).map(Some) } else { Ok(None) }
     }
+}
+
+fn has_output(graph: &Graph, name: &str) -> bool {
+    graph.outputs().iter().any(|output| output.name == name)
+}
+
+fn no_trunk(output: &str) -> Error {
+    let message = format!("the graph neither gives {output} nor has a last normalization at which it could be cut");
+    Error::unsupported(message).in_field(output)
 }
 
 fn opened<T>(cell: &OnceLock<T>, open: impl FnOnce() -> Result<T>) -> Result<&T> {

@@ -53,20 +53,19 @@ impl Runtime {
         Ok(model)
     }
 
-    /// Loads the graph at `path` as a stage, its weights shared by content. `preprocessing` is the
-    /// fingerprint of what feeds it.
+    /// Loads `graph` as a stage, its weights shared by content. `preprocessing` is the
+    /// fingerprint of what feeds it, `start` when opening began.
     pub(crate) fn load_stage(
         &self,
         role: &str,
         kind: Kind,
-        path: &Path,
+        graph: &Graph,
         preprocessing: &[ContentHash],
         producer: &str,
+        start: Instant,
     ) -> Result<Arc<Stage>> {
-        let start = Instant::now();
-        let graph = Graph::open(path)?;
         let holder = self.store.holder(producer);
-        let weights = load_weights(&graph, &*self.store, &holder, producer)?;
+        let weights = load_weights(graph, &*self.store, &holder, producer)?;
         let mut hasher = Hasher::new("cotensor space v1");
         hasher.field(graph.fingerprint(&weights.hashes).as_bytes());
         for part in preprocessing {
@@ -86,7 +85,7 @@ impl Runtime {
             engine: (self.engine.name(), self.engine.version()),
             weights: sizes.collect(),
         };
-        let loaded = self.engine.load(&graph, weights.leases)?;
+        let loaded = self.engine.load(graph, weights.leases)?;
         let stage = Arc::new(Stage::new(role, kind, loaded, Some(sharing), start.elapsed()));
         stages.retain(|_, stage| stage.strong_count() > 0);
         stages.insert((space, role.to_owned()), Arc::downgrade(&stage));

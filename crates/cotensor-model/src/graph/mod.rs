@@ -2,6 +2,7 @@
 //!
 //! Opening a graph reads its structure only. Weights stay in their files until a store has memory for them.
 
+mod cut;
 mod external;
 mod fingerprint;
 mod initializer;

@@ -63,8 +63,12 @@ pub fn explain(pipeline: &Pipeline, base: &Path, runtime: &Arc<Runtime>) -> Resu
             uses.push(Use { user, model: Arc::clone(&model), stage: model.stage(role)? });
         }
         if task.head {
-            let stage = model.head(user.head.as_deref().unwrap_or("head"))?;
-            uses.push(Use { user, model: Arc::clone(&model), stage });
+            let trunk = task.stages.last().map_or("", String::as_str);
+            let stage = match &user.head {
+                Some(name) => Some(model.head(name)?),
+                None => model.own_head(trunk)?,
+            };
+            uses.extend(stage.map(|stage| Use { user, model: Arc::clone(&model), stage }));
         }
     }
     let contents: HashMap<_, _> = uses.iter().flat_map(|each| each.stage.weights()).copied().collect();

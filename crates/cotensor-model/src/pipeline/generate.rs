@@ -60,7 +60,7 @@ impl Special {
 /// The spoken language: one decoder step on the start token, its logits compared over the languages.
 pub(super) fn identify_language(run: &mut Run<'_>, inputs: &Inputs) -> Result<(Answer, Vec<Output>)> {
     let special = Special::of(run.model)?;
-    let encoder = run.encode(run.model.family().stage("encoder")?, inputs)?;
+    let encoder = run.encode(run.model.family().stage("encoder")?, inputs, false)?;
     let decoder = run.load("decoder", |model| model.stage("decoder"))?;
     let (best, logits) = language(run, &decoder, &encoder, &special)?;
     let probability = softmax(&logits)[best];
@@ -87,7 +87,7 @@ fn language(run: &mut Run<'_>, decoder: &Stage, encoder: &Value, special: &Speci
 /// Text from speech: language first (shared with whoever asks for it), then greedy decoding.
 pub(super) fn transcribe(run: &mut Run<'_>, user: &User, inputs: &Inputs) -> Result<(Answer, Vec<Output>)> {
     let special = Special::of(run.model)?;
-    let encoder = run.encode(run.model.family().stage("encoder")?, inputs)?;
+    let encoder = run.encode(run.model.family().stage("encoder")?, inputs, false)?;
     let decoder = run.load("decoder", |model| model.stage("decoder"))?;
     let mut prompt = vec![special.start];
     if !special.languages.is_empty() {

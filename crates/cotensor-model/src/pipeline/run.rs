@@ -4,7 +4,7 @@ use super::answer::{Answer, Output, best, normalized, rows, softmax};
 use super::{Inputs, User, generate};
 use crate::array::Array;
 use crate::family::{AnswerKind, StageDef, Task};
-use crate::model::Model;
+use crate::model::{Model, OWN_HEAD};
 use crate::preprocess::TokenBatch;
 use crate::stage::{Stage, StageRun};
 use crate::value::Value;
@@ -99,12 +99,14 @@ impl Run<'_> {
                 }
                 batch = Some(self.encode_texts(&texts_of(user, inputs)?)?);
             }
-            last = Some(self.encode(def, inputs)?);
+            last = Some(self.encode(def, inputs, task.head)?);
         }
         let mut last = last.ok_or_else(|| Error::invalid(format!("task {:?} has no stages", task.name)))?;
-        let head = user.head.as_deref().unwrap_or("head");
-        if task.head {
-            let stage = self.load(head, |model| model.head(head))?;
+        let head = user.head.as_deref().unwrap_or(OWN_HEAD);
+        let trunk = task.stages.last().map_or("", String::as_str);
+        if task.head
+            && let Some(stage) = self.load_head(user, trunk)?
+        {
             let [input] = stage.graph().inputs() else {
                 return Err(Error::invalid("a head has exactly one input").in_field(head));
             };
@@ -115,8 +117,22 @@ impl Run<'_> {
         self.answer(task.answer, user, inputs, head, &last, batch.as_ref())
     }
 
-    /// Runs a stage of the family on the values that its definition names; returns its first output.
-    pub(super) fn encode(&mut self, def: &StageDef, inputs: &Inputs) -> Result<Value> {
+    /// The head that the user names, or the model's own. `None` when the trunk's stage ran to the end of the graph.
+    fn load_head(&mut self, user: &User, trunk: &str) -> Result<Option<Arc<Stage>>> {
+        let start = Instant::now();
+        let stage = match &user.head {
+            Some(name) => Some(self.model.head(name)?),
+            None => self.model.own_head(trunk)?,
+        };
+        if let Some(stage) = &stage {
+            self.note_load(&stage.role, stage, start);
+        }
+        Ok(stage)
+    }
+
+    /// Runs a stage of the family on the values that its definition names; returns its first output. A private copy
+    /// of a graph that is trunk and head in one gives what it ends in, if `to_end`.
+    pub(super) fn encode(&mut self, def: &StageDef, inputs: &Inputs, to_end: bool) -> Result<Value> {
         let stage = self.load(&def.role, |model| model.stage(&def.role))?;
         let optional = def.inputs_optional.iter().filter(|(name, _)| stage.graph().inputs().contains(name));
         let mut bound = Vec::new();
@@ -133,7 +149,12 @@ impl Run<'_> {
         let bound: Vec<(&str, &Value)> = bound.iter().map(|(name, value)| (*name, value)).collect();
         let output =
             def.outputs.first().ok_or_else(|| Error::invalid(format!("stage {:?} has no output", def.role)))?;
-        let value = self.one(&stage, &bound, output, "")?;
+        let value = match stage.graph().outputs() {
+            [end, ..] if to_end && def.cut && !stage.graph().outputs().contains(output) => {
+                self.one(&stage, &bound, &end.clone(), "")?
+            }
+            _ => self.one(&stage, &bound, output, "")?,
+        };
         self.values.insert(format!("{}.{output}", def.role), value.clone());
         Ok(value)
     }
@@ -144,7 +165,7 @@ impl Run<'_> {
         let mut all = Vec::new();
         for text in &user.texts {
             self.encode_texts(&[text])?;
-            all.extend_from_slice(self.encode(def, inputs)?.as_f32()?);
+            all.extend_from_slice(self.encode(def, inputs, false)?.as_f32()?);
         }
         let value = Value::from(Array::f32([user.texts.len(), all.len() / user.texts.len()], all)?);
         if let Some(output) = def.outputs.first() {
@@ -169,6 +190,11 @@ impl Run<'_> {
     pub(super) fn load(&mut self, role: &str, open: impl FnOnce(&Model) -> Result<Arc<Stage>>) -> Result<Arc<Stage>> {
         let start = Instant::now();
         let stage = open(self.model)?;
+        self.note_load(role, &stage, start);
+        Ok(stage)
+    }
+
+    fn note_load(&mut self, role: &str, stage: &Stage, start: Instant) {
         self.stages.push(StageReport {
             role: role.to_owned(),
             signature: String::new(),
@@ -177,7 +203,6 @@ impl Run<'_> {
             load_ms: milliseconds(start.elapsed()),
             run_ms: 0.0,
         });
-        Ok(stage)
     }
 
     /// Runs a stage for one output. `part` tells apart stages of the same role on the same input.
