@@ -70,6 +70,27 @@ pub struct Task {
     pub answer: AnswerKind,
 }
 
+/// How many texts of their own a task's users may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Texts {
+    None,
+    One,
+    Many,
+}
+
+impl Task {
+    pub(crate) fn texts(&self) -> Texts {
+        let family = self.family.first().and_then(|name| families().iter().find(|family| &family.name == name));
+        let stages = family.into_iter().flat_map(|family| &family.stages);
+        let reads_text = |stage: &StageDef| stage.inputs.values().any(|source| source.starts_with("text."));
+        match stages.filter(|stage| self.stages.contains(&stage.role)).any(reads_text) {
+            false => Texts::None,
+            true if self.answer == AnswerKind::Similarity => Texts::Many,
+            true => Texts::One,
+        }
+    }
+}
+
 /// How a task reads the last output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -6,8 +6,9 @@ use crate::graph::Graph;
 use crate::preprocess::{AudioProcessor, ImageProcessor, TextProcessor};
 use crate::runtime::Runtime;
 use crate::stage::Stage;
-use cotensor_core::{ContentHash, Error, ErrorKind, Kind, Result};
+use cotensor_core::{ContentHash, Error, Kind, Result};
 use std::collections::HashMap;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
@@ -192,7 +193,7 @@ impl Model {
             StageSource::Private(engine, mode) => {
                 let start = Instant::now();
                 let graph = engine.load_file(path, *mode)?;
-                Ok(Arc::new(Stage::new(role, kind, graph, None, start.elapsed())))
+                Ok(Arc::new(Stage::new(role, kind, path, graph, None, start.elapsed())))
             }
         };
         load().map_err(|error| error.in_file(path))
@@ -298,12 +299,17 @@ pub(crate) fn read_json(path: &Path) -> Result<serde_json::Value> {
     serde_json::from_slice(&bytes).map_err(|error| Error::corrupt(error.to_string()).in_file(path))
 }
 
-/// Reads a file of at most `bytes_max` bytes.
+/// Reads a regular file of at most `bytes_max` bytes.
 pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
     let io = |error: std::io::Error| Error::io("cannot read", &error).in_file(path);
-    let len = std::fs::metadata(path).map_err(io)?.len();
-    if len > bytes_max {
-        return Err(Error::new(ErrorKind::Invalid, format!("{len} bytes; at most {bytes_max} are read")).in_file(path));
+    // Asked before opening: opening a pipe would wait for its writer.
+    if !std::fs::metadata(path).map_err(io)?.is_file() {
+        return Err(Error::invalid("not a regular file").in_file(path));
     }
-    std::fs::read(path).map_err(io)
+    let mut bytes = Vec::new();
+    std::fs::File::open(path).map_err(io)?.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes).map_err(io)?;
+    if bytes.len() as u64 > bytes_max {
+        return Err(Error::invalid(format!("more than {bytes_max} bytes")).in_file(path));
+    }
+    Ok(bytes)
 }

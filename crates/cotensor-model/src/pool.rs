@@ -4,7 +4,7 @@ use crate::family::family_of;
 use crate::model::Model;
 use crate::pipeline::{Inputs, User, UserReport, run_user};
 use crate::runtime::Runtime;
-use cotensor_core::{DType, Device, Error, Kind, Result};
+use cotensor_core::{DType, Device, Error, Kind, Layout, Result};
 use cotensor_store::{CopyReason, Lease, Retention, TensorSpec};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -134,6 +134,11 @@ impl ResourcePool {
             return Err(Error::unsupported(format!("this store keeps tensors on the cpu, not on {device}"))
                 .in_field("storage_type"));
         }
+        let wanted = Layout::contiguous(dtype, shape).map_err(|error| error.in_field("shape"))?.size_bytes();
+        if wanted != tensor_data.len() {
+            let message = format!("{} bytes for a tensor of {wanted}", tensor_data.len());
+            return Err(Error::invalid(message).in_field("tensor_data"));
+        }
         let store = self.runtime.store();
         let spec = TensorSpec {
             name: tensor_name.to_owned(),
@@ -146,12 +151,6 @@ impl ResourcePool {
             provenance: None,
         };
         let mut reservation = store.reserve(spec, &store.holder(producer_model))?;
-        if reservation.layout().size_bytes() != tensor_data.len() {
-            let wanted = reservation.layout().size_bytes();
-            return Err(
-                Error::invalid(format!("{} bytes for a tensor of {wanted}", tensor_data.len())).in_field("tensor_data")
-            );
-        }
         reservation.write(tensor_data)?;
         store.record_copy(CopyReason::Put, tensor_data.len());
         let first = reservation.publish()?;

@@ -86,7 +86,7 @@ impl Runtime {
             weights: sizes.collect(),
         };
         let loaded = self.engine.load(graph, weights.leases)?;
-        let stage = Arc::new(Stage::new(role, kind, loaded, Some(sharing), start.elapsed()));
+        let stage = Arc::new(Stage::new(role, kind, graph.path(), loaded, Some(sharing), start.elapsed()));
         stages.retain(|_, stage| stage.strong_count() > 0);
         stages.insert((space, role.to_owned()), Arc::downgrade(&stage));
         Ok(stage)

@@ -5,6 +5,7 @@ use crate::engine::LoadedGraph;
 use crate::value::{Value, array_bytes};
 use cotensor_core::{ContentHash, ErrorKind, Hasher, Kind, Result, Space};
 use cotensor_store::{Claim, CopyReason, Holder, Key, Reservation, Retention, Store, TensorSpec};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,8 @@ pub struct Stage {
     pub role: String,
     /// What its outputs mean.
     pub kind: Kind,
+    /// The graph's file, for errors.
+    path: PathBuf,
     graph: Arc<dyn LoadedGraph>,
     sharing: Option<Sharing>,
     load_time: Duration,
@@ -43,11 +46,12 @@ impl Stage {
     pub(crate) fn new(
         role: &str,
         kind: Kind,
+        path: &Path,
         graph: Arc<dyn LoadedGraph>,
         sharing: Option<Sharing>,
         load_time: Duration,
     ) -> Self {
-        Self { role: role.to_owned(), kind, graph, sharing, load_time }
+        Self { role: role.to_owned(), kind, path: path.to_path_buf(), graph, sharing, load_time }
     }
 
     /// The space of its outputs; `None` for a private copy, which shares nothing.
@@ -95,7 +99,7 @@ impl Stage {
         let start = Instant::now();
         let compute = || {
             let views: Vec<_> = inputs.iter().map(|(name, value)| Ok((*name, value.view()?))).collect::<Result<_>>()?;
-            self.graph.run(&views, outputs)
+            self.graph.run(&views, outputs).map_err(|error| error.in_file(&self.path))
         };
         let (outputs, computed) = match (&self.sharing, self.key(inputs, outputs)) {
             (Some(sharing), Some(key)) => {
@@ -120,6 +124,7 @@ impl Stage {
         compute: impl FnOnce() -> Result<Vec<Array>>,
     ) -> Result<StageRun> {
         let start = Instant::now();
+        let compute = || compute().map_err(|error| error.in_file(&self.path));
         let (outputs, computed) = match &self.sharing {
             Some(sharing) => {
                 let mut hasher = sharing.key_hasher(label);

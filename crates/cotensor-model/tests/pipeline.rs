@@ -1,40 +1,17 @@
 //! Pipelines over one store: what is computed once, what is held once, what is refused, and that no answer changes by it.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod support;
+
 use cotensor_core::{ErrorKind, Kind};
 use cotensor_model::engine::{FileMode, RtenEngine};
 use cotensor_model::model::{Model, StageSource};
 use cotensor_model::pipeline::{Inputs, Pipeline, User, UserReport, explain, run_user};
 use cotensor_model::runtime::Runtime;
-use cotensor_store::{EmbeddedStore, EmbeddedStoreBuilder, SharingConfig};
-use std::fs;
-use std::path::{Path, PathBuf};
+use cotensor_store::{EmbeddedStore, SharingConfig};
+use std::path::Path;
 use std::sync::{Arc, Barrier};
-
-const TEXT: &str = "The harbour wakes before the city does.";
-
-fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
-}
-
-fn tiny(family: &str) -> PathBuf {
-    fixtures().join("tiny").join(family)
-}
-
-fn runtime(builder: EmbeddedStoreBuilder) -> Arc<Runtime> {
-    Runtime::new(builder.build(), Arc::new(RtenEngine::new(Some(1))))
-}
-
-fn inputs() -> Inputs {
-    let media = fixtures().join("media");
-    let inputs = Inputs::default().with_text(TEXT).with_image(&media.join("photo.png")).unwrap();
-    inputs.with_audio(&media.join("speech.wav")).unwrap()
-}
-
-fn user(name: &str, family: &str, task: &str) -> User {
-    let toml = format!("[[user]]\nname = '{name}'\nmodel = '{family}'\ntask = '{task}'\n");
-    Pipeline::parse(&toml).unwrap().users.remove(0)
-}
+use support::{TEXT, change_a_weight, copy, inputs, runtime, tiny, user};
 
 /// Three users of one tiny model.
 fn three_users(family: &str) -> [User; 3] {
@@ -78,28 +55,6 @@ fn same_bits(a: &UserReport, b: &UserReport) {
 fn computed_encoder(report: &UserReport) -> bool {
     let encoder = report.stages.iter().find(|stage| ["encoder", "vision_tower"].contains(&stage.role.as_str()));
     encoder.unwrap().computed
-}
-
-fn copy(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
-        let target = to.join(entry.file_name());
-        if entry.path().is_dir() {
-            copy(&entry.path(), &target);
-        } else {
-            fs::copy(entry.path(), target).unwrap();
-        }
-    }
-}
-
-/// Flips one bit of the last weight in the folder's encoder.
-fn change_a_weight(folder: &Path) {
-    let file = folder.join("onnx/model.onnx_data");
-    let mut bytes = fs::read(&file).unwrap();
-    // The lowest bit of a mantissa (little-endian): another number, still a finite one.
-    let index = bytes.len() - 4;
-    bytes[index] ^= 1;
-    fs::write(file, bytes).unwrap();
 }
 
 #[test]
@@ -197,6 +152,45 @@ fn another_checkpoint_shares_equal_weights_and_no_results() {
     let why = &first.not_shared[0];
     assert!(why.contains(&first.space) && why.contains(&second.space) && first.space != second.space, "{why}");
     assert!(explanation.weight_bytes_shared < explanation.weight_bytes_unshared * 3 / 4);
+
+    // Equal heads over encoders that differ read different things: their results are not shared either.
+    let pipeline = pipeline.users.iter().map(|user| {
+        let name = &user.name;
+        format!("[[user]]\nname = '{name}'\nmodel = '{}'\ntask = 'text-classification'\n", user.model)
+    });
+    let pipeline = Pipeline::parse(&pipeline.collect::<String>()).unwrap();
+    let explanation = explain(&pipeline, Path::new(""), &runtime).unwrap();
+    let heads: Vec<_> = explanation.stages.iter().filter(|stage| stage.role.starts_with("head")).collect();
+    let [first, second] = heads.as_slice() else { panic!("{:?}", explanation.stages) };
+    assert_eq!((&first.space, first.shared_with.len(), second.shared_with.len()), (&second.space, 0, 0));
+    assert!(first.not_shared[0].contains("different encoders"), "{:?}", first.not_shared);
+}
+
+#[test]
+fn decodings_with_other_suppressed_tokens_are_not_mixed_up() {
+    // The two lists, one after the other, are the same numbers: only their lengths tell them apart.
+    let place = tempfile::tempdir().unwrap();
+    let runtime = runtime(EmbeddedStore::builder());
+    let mut user = user("one", "whisper", "transcription");
+    user.max_new_tokens = Some(3);
+    let folders = [("a", [vec![5, -1], vec![7]]), ("b", [vec![5], vec![-1, 7]])].map(|(name, [all, first])| {
+        let folder = place.path().join(name);
+        copy(&tiny("whisper"), &folder);
+        let file = folder.join("generation_config.json");
+        let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        config["suppress_tokens"] = all.into();
+        config["begin_suppress_tokens"] = first.into();
+        std::fs::write(file, config.to_string()).unwrap();
+        folder
+    });
+    for folder in &folders {
+        let report = run(&runtime, folder, &user);
+        same_bits(&report, &run_alone(folder, &user));
+        assert!(
+            report.stages.iter().any(|stage| stage.role == "decoder_with_past" && stage.computed),
+            "its own decoding"
+        );
+    }
 }
 
 #[test]

@@ -196,7 +196,7 @@ fn a_tensor_is_leased_to_its_consumers() {
 
     for (bytes, shape, storage, kind, field) in [
         (&values[..95], &[2, 3, 4][..], "cpu", ErrorKind::Invalid, "tensor_data"),
-        (&values[..], &[usize::MAX, 2], "cpu", ErrorKind::Invalid, "x"),
+        (&values[..], &[usize::MAX, 2], "cpu", ErrorKind::Invalid, "shape"),
         (&values[..], &[24], "webgpu", ErrorKind::Unsupported, "storage_type"),
         (&values[..], &[24], "floppy", ErrorKind::Invalid, "storage_type"),
     ] {

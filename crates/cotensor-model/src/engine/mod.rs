@@ -41,7 +41,8 @@ pub trait Engine: Send + Sync {
 pub enum FileMode {
     /// Read into private memory: the engine's default.
     Read,
-    /// The engine's own mapping of the file.
+    /// The engine's own mapping of the file, which nobody may write or truncate while the graph lives (the engine would read
+    /// torn weights, or the process die by SIGBUS). For files of one's own, to measure against; nothing shared uses it.
     Map,
 }
 

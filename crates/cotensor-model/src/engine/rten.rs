@@ -40,7 +40,8 @@ impl RtenEngine {
         RunOptions::default().with_thread_pool(self.pool.clone())
     }
 
-    fn finish(&self, model: Model, weights: Vec<Lease>) -> Result<Arc<dyn LoadedGraph>> {
+    /// `weights` before `model`: should this unwind, parameters are dropped from the last to the first.
+    fn finish(&self, weights: Vec<Lease>, model: Model) -> Result<Arc<dyn LoadedGraph>> {
         let inputs = model.input_ids().iter().map(|&id| Port::of(&model, id)).collect::<Vec<_>>();
         let outputs = model.output_ids().iter().map(|&id| Port::of(&model, id)).collect::<Vec<_>>();
         let names = |ports: &[Port]| ports.iter().map(|port| port.name.clone()).collect();
@@ -89,19 +90,19 @@ impl Engine for RtenEngine {
         let proto = graph.encode()?;
         let model = guarded("loading", || options.load(proto).map_err(load_error))
             .map_err(|error| error.in_file(graph.path()))?;
-        self.finish(model, weights)
+        self.finish(weights, model)
     }
 
     fn load_file(&self, path: &Path, mode: FileMode) -> Result<Arc<dyn LoadedGraph>> {
         refuse_what_it_gets_wrong(&Graph::open(path)?)?;
         let load = || match mode {
             FileMode::Read => options().load_file(path),
-            // SAFETY: the file must not be written or truncated while the graph lives. That is the engine's own condition for
-            // its mapping, and here the caller's: this mode exists to measure against, and nothing shared goes through it.
+            // SAFETY: the file must not be written or truncated while the graph lives. `FileMode::Map` hands that condition
+            // to the caller: this mode exists to measure against, and nothing shared goes through it.
             FileMode::Map => unsafe { options().load_mmap(path) },
         };
         let model = guarded("loading", || load().map_err(load_error)).map_err(|error| error.in_file(path))?;
-        self.finish(model, Vec::new())
+        self.finish(Vec::new(), model)
     }
 }
 
@@ -205,6 +206,8 @@ impl LoadedGraph for RtenGraph {
             self.model.run(values, &ids, options).map_err(|error| {
                 let kind = match error.kind() {
                     RunErrorKind::InvalidInput => ErrorKind::Invalid,
+                    // Operators that refuse what other operators give them: the graph contradicts itself.
+                    RunErrorKind::PlanningError | RunErrorKind::OperatorError => ErrorKind::Corrupt,
                     _ => ErrorKind::Engine,
                 };
                 Error::new(kind, error.to_string())
@@ -289,8 +292,8 @@ fn load_error(error: LoadError) -> Error {
     Error::new(kind, error.to_string())
 }
 
-/// Turns a panic of the engine, which a hostile graph can cause, into an error. The engine keeps no state that
-/// a panic could leave half-changed: a graph is not changed by running it, and one that fails to load is dropped.
+/// Turns a panic of the engine, which a hostile graph can cause, into an error. What a panic could leave half-changed is the
+/// graph's plan alone, which the engine keeps behind a mutex that the panic poisons: later runs fail, none is wrong.
 fn guarded<T>(doing: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());

@@ -104,7 +104,7 @@ pub(crate) fn normalized(vector: &[f32]) -> Vec<f32> {
 /// The rows of a `[.., rows, width]` value: width and elements.
 pub(crate) fn rows(value: &Value) -> Result<(usize, &[f32])> {
     match value.shape().last() {
-        Some(&width) if width > 0 => Ok((width, value.as_f32()?)),
+        Some(&width) if width > 0 && !value.as_f32()?.is_empty() => Ok((width, value.as_f32()?)),
         _ => Err(Error::corrupt(format!("an output of shape {:?} has no rows", value.shape()))),
     }
 }

@@ -4,7 +4,7 @@ use super::{Pipeline, User};
 use crate::model::Model;
 use crate::runtime::Runtime;
 use crate::stage::Stage;
-use cotensor_core::{Kind, Result};
+use cotensor_core::{ContentHash, Hasher, Result};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -36,7 +36,7 @@ pub struct StageUse {
     pub space: String,
     /// Bytes of its weights.
     pub weight_bytes: u64,
-    /// Users whose stage has the same space: on equal input they compute it once.
+    /// Users whose stage has the same space and reads the same: on equal input they compute it once.
     pub shared_with: Vec<String>,
     /// Where it is not shared with a stage that one might expect: why, naming both spaces.
     pub not_shared: Vec<String>,
@@ -48,6 +48,30 @@ struct Use<'a> {
     user: &'a User,
     model: Arc<Model>,
     stage: Arc<Stage>,
+    /// What it reads: `image.pixels`, `encoder.last_hidden_state`; a head reads the stage before it.
+    sources: Vec<String>,
+    /// Its own space and those of the stages it reads: equal for two uses whose results are equal on equal input.
+    whole: ContentHash,
+}
+
+impl<'a> Use<'a> {
+    fn new(user: &'a User, model: &Arc<Model>, stage: Arc<Stage>, sources: Vec<String>, before: &[Use<'_>]) -> Self {
+        let mut hasher = Hasher::new("cotensor use v1");
+        hasher.field(stage.space().map_or(ContentHash::of(b""), |space| space.0).as_bytes());
+        for role in sources.iter().filter_map(|source| source.split('.').next()) {
+            let read = before.iter().rfind(|earlier| earlier.user.name == user.name && earlier.stage.role == role);
+            if let Some(read) = read {
+                hasher.field(read.whole.as_bytes());
+            }
+        }
+        Self { user, model: Arc::clone(model), stage, sources, whole: hasher.finish() }
+    }
+
+    /// Whether one might expect the two to share: they read the same thing, or both are heads.
+    fn is_comparable(&self, other: &Use<'_>) -> bool {
+        let head = |each: &Use<'_>| each.model.family().stage(&each.stage.role).is_err();
+        head(self) && head(other) || self.sources.iter().any(|source| other.sources.contains(source))
+    }
 }
 
 /// Opens every model of `pipeline` (folders relative to `base`) and compares their stages.
@@ -60,7 +84,8 @@ pub fn explain(pipeline: &Pipeline, base: &Path, runtime: &Arc<Runtime>) -> Resu
         let model = runtime.open(&base.join(&user.model))?;
         let task = model.family().task(&user.task).map_err(|error| error.in_field(format!("{}.task", user.name)))?;
         for role in &task.stages {
-            uses.push(Use { user, model: Arc::clone(&model), stage: model.stage(role)? });
+            let sources = model.family().stage(role)?.inputs.values().cloned().collect();
+            uses.push(Use::new(user, &model, model.stage(role)?, sources, &uses));
         }
         if task.head {
             let trunk = task.stages.last().map_or("", String::as_str);
@@ -68,7 +93,9 @@ pub fn explain(pipeline: &Pipeline, base: &Path, runtime: &Arc<Runtime>) -> Resu
                 Some(name) => Some(model.head(name)?),
                 None => model.own_head(trunk)?,
             };
-            uses.extend(stage.map(|stage| Use { user, model: Arc::clone(&model), stage }));
+            if let Some(stage) = stage {
+                uses.push(Use::new(user, &model, stage, vec![format!("{trunk}.output")], &uses));
+            }
         }
     }
     let contents: HashMap<_, _> = uses.iter().flat_map(|each| each.stage.weights()).copied().collect();
@@ -81,12 +108,9 @@ pub fn explain(pipeline: &Pipeline, base: &Path, runtime: &Arc<Runtime>) -> Resu
 
 fn describe(this: &Use<'_>, uses: &[Use<'_>]) -> StageUse {
     let others = || uses.iter().filter(|other| other.user.name != this.user.name);
-    let same = |other: &&Use<'_>| other.stage.space() == this.stage.space();
-    let comparable = |other: &&Use<'_>| {
-        this.stage.kind == other.stage.kind && (this.stage.kind != Kind::Other) && this.stage.role == other.stage.role
-    };
+    let same = |other: &&Use<'_>| other.whole == this.whole;
     let not_shared: BTreeMap<_, _> = others()
-        .filter(|other| !same(other) && comparable(other))
+        .filter(|other| !same(other) && this.is_comparable(other))
         .map(|other| (other.user.name.as_str(), difference(this, other)))
         .collect();
     StageUse {
@@ -104,6 +128,16 @@ fn describe(this: &Use<'_>, uses: &[Use<'_>]) -> StageUse {
 
 /// Why two stages of one role are in different spaces.
 fn difference(this: &Use<'_>, other: &Use<'_>) -> String {
+    if this.stage.space() == other.stage.space() {
+        return format!(
+            "{} of {} and of {} are both in space {}, but read what different encoders make: {}",
+            this.stage.role,
+            this.user.name,
+            other.user.name,
+            space(&this.stage),
+            this.sources.join(", ")
+        );
+    }
     let (mine, theirs) = (this.stage.weights(), other.stage.weights());
     let common = mine.iter().filter(|(hash, _)| theirs.iter().any(|(known, _)| known == hash)).count();
     let why = match (common == mine.len(), mine.len() == theirs.len()) {

@@ -90,18 +90,21 @@ pub(super) fn transcribe(run: &mut Run<'_>, user: &User, inputs: &Inputs) -> Res
     let encoder = run.encode(run.model.family().stage("encoder")?, inputs, false)?;
     let decoder = run.load("decoder", |model| model.stage("decoder"))?;
     let mut prompt = vec![special.start];
+    // A checkpoint of one language has no token for it.
     if !special.languages.is_empty() {
         let (best, _) = language(run, &decoder, &encoder, &special)?;
         prompt.push(special.languages[best].1);
         prompt.extend(special.transcribe);
-        prompt.extend(special.no_timestamps);
     }
+    prompt.extend(special.no_timestamps);
     let with_past = run.load("decoder_with_past", |model| model.stage("decoder_with_past"))?;
-    let max = user.max_new_tokens.unwrap_or(DEFAULT_NEW_TOKENS);
-    let limits = Limits { min: user.min_new_tokens.unwrap_or(0), max, end: special.end };
-    let mut settings = Hasher::new("cotensor greedy v1");
-    for &token in prompt.iter().chain(&special.suppressed).chain(&[-1]).chain(&special.suppressed_first) {
-        settings.number(token as u64);
+    let limits = Limits::of(user, run.model, prompt.len(), special.end)?;
+    let mut settings = Hasher::new("cotensor greedy v2");
+    for tokens in [&prompt, &special.suppressed, &special.suppressed_first] {
+        settings.number(tokens.len() as u64);
+        for &token in tokens {
+            settings.number(token as u64);
+        }
     }
     settings.number(limits.min as u64).number(limits.max as u64).number(limits.end as u64);
     let with_past_space = with_past.space().map_or(ContentHash::of(b""), |space| space.0);
@@ -133,6 +136,21 @@ pub struct Limits {
     pub end: i32,
 }
 
+impl Limits {
+    /// What the user asks for, within what the model's positions have room for.
+    fn of(user: &User, model: &Model, prompt: usize, end: i32) -> Result<Self> {
+        let min = user.min_new_tokens.unwrap_or(0);
+        let positions = model.config().get("max_target_positions").and_then(serde_json::Value::as_u64);
+        let room = positions.map_or(usize::MAX, |positions| (positions as usize).saturating_sub(prompt));
+        let max = user.max_new_tokens.unwrap_or(DEFAULT_NEW_TOKENS.max(min).min(room));
+        if max > room || min > max {
+            let message = format!("{min} to {max} tokens after a prompt of {prompt}; the model has room for {room}");
+            return Err(Error::invalid(message).in_field(format!("{}.max_new_tokens", user.name)));
+        }
+        Ok(Self { min, max, end })
+    }
+}
+
 /// Decodes greedily: `decoder` reads the prompt and fills the cache, `with_past` adds a token at a time.
 /// The cache stays in the engine's own arrays and is lent back to it at every step.
 ///
@@ -155,7 +173,7 @@ pub fn greedy(
         keep(&mut cache, &mut logits, name, array);
     }
     let step_outputs: Vec<&str> = with_past.outputs().iter().map(String::as_str).collect();
-    let mut tokens = Vec::with_capacity(limits.max);
+    let mut tokens = Vec::new();
     loop {
         let scores = logits.take().ok_or_else(|| Error::corrupt("the decoder has no output \"logits\""))?;
         let step = tokens.len();

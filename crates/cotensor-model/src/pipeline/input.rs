@@ -1,5 +1,5 @@
 use crate::model::{Model, StageSource};
-use crate::preprocess::{decode_image, decode_wav, resample};
+use crate::preprocess::{decode_image, decode_wav, resample, wav_rate_and_seconds};
 use crate::stage::compute_once;
 use crate::value::Value;
 use cotensor_core::{ContentHash, Error, Hasher, Kind, Result};
@@ -77,17 +77,29 @@ impl Inputs {
         })
     }
 
-    /// The audio's features for `model`: `[1, mel bins, frames]`. Shared like a stage's result.
+    /// The audio's features for `model`, `[1, mel bins, frames]`, shared like a stage's result; and what was done to the
+    /// audio that its owner may not expect.
     ///
     /// # Errors
     /// As [`Inputs::pixels`].
-    pub(crate) fn features(&self, model: &Model, holder: &Holder) -> Result<Value> {
+    pub(crate) fn features(&self, model: &Model, holder: &Holder) -> Result<(Value, Vec<String>)> {
         let file = self.audio.as_ref().ok_or_else(|| Error::invalid("this pipeline needs an audio file (--audio)"))?;
         let processor = model.audio()?;
-        prepared(model, holder, file, "audio", processor.fingerprint(), || {
-            let audio = resample(&decode_wav(&file.bytes)?, processor.sample_rate_hz())?;
-            processor.process(&audio)
-        })
+        let features = prepared(model, holder, file, "audio", processor.fingerprint(), || {
+            let mut audio = decode_wav(&file.bytes)?;
+            // What the model does not hear need not be resampled; the filter's reach is far below a second.
+            audio.samples.truncate(((processor.seconds() + 1.0) * f64::from(audio.sample_rate_hz)) as usize);
+            processor.process(&resample(&audio, processor.sample_rate_hz())?)
+        })?;
+        let (rate, seconds) = wav_rate_and_seconds(&file.bytes).map_err(|error| error.in_file(&file.path))?;
+        let mut notices = Vec::new();
+        if rate != processor.sample_rate_hz() {
+            notices.push(format!("the audio was resampled from {rate} to {} Hz", processor.sample_rate_hz()));
+        }
+        if seconds > processor.seconds() {
+            notices.push(format!("of {seconds:.1} s of audio, the model hears the first {} s", processor.seconds()));
+        }
+        Ok((features, notices))
     }
 }
 

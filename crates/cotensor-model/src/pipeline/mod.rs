@@ -11,6 +11,7 @@ pub use explain::{Explanation, StageUse, explain};
 pub use input::Inputs;
 pub use run::{StageReport, UserReport, run_user};
 
+use crate::family::{AnswerKind, Task, Texts};
 use crate::model::read_bounded;
 use cotensor_core::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -96,18 +97,45 @@ impl Pipeline {
             if user.model.is_empty() {
                 return invalid(field("model"), "a folder is required".into());
             }
-            if user.texts.len() > TEXTS_MAX {
-                return invalid(field("texts"), format!("{} texts; at most {TEXTS_MAX}", user.texts.len()));
-            }
-            let (min, max) = (user.min_new_tokens.unwrap_or(0), user.max_new_tokens.unwrap_or(NEW_TOKENS_MAX));
-            if max == 0 || max > NEW_TOKENS_MAX || min > max {
-                return invalid(
-                    field("max_new_tokens"),
-                    format!("{min} to {max} tokens; 1 to {NEW_TOKENS_MAX} are supported"),
-                );
-            }
+            user.check_limits(&format!("user[{index}]"))?;
         }
         Ok(self)
+    }
+}
+
+impl User {
+    /// Whether its lists and counts are within bounds; `field` names the user in errors.
+    fn check_limits(&self, field: &str) -> Result<()> {
+        if self.texts.len() > TEXTS_MAX {
+            let message = format!("{} texts; at most {TEXTS_MAX}", self.texts.len());
+            return Err(Error::invalid(message).in_field(format!("{field}.texts")));
+        }
+        let (min, max) = (self.min_new_tokens.unwrap_or(0), self.max_new_tokens.unwrap_or(NEW_TOKENS_MAX));
+        if max == 0 || max > NEW_TOKENS_MAX || min > max {
+            let message = format!("{min} to {max} tokens; 1 to {NEW_TOKENS_MAX} are supported");
+            return Err(Error::invalid(message).in_field(format!("{field}.max_new_tokens")));
+        }
+        Ok(())
+    }
+
+    /// Whether `task` reads everything that the user says: what is ignored would surprise.
+    fn check_task(&self, task: &Task) -> Result<()> {
+        let refuse = |option: &str, message: &str| {
+            Err(Error::invalid(format!("{} {message}", self.task)).in_field(format!("{}.{option}", self.name)))
+        };
+        if self.head.is_some() && !task.head {
+            return refuse("head", "has no head");
+        }
+        let decodes = task.answer == AnswerKind::Transcript;
+        if (self.max_new_tokens.is_some() || self.min_new_tokens.is_some()) && !decodes {
+            return refuse("max_new_tokens", "decodes no text");
+        }
+        match task.texts() {
+            _ if self.texts.is_empty() => Ok(()),
+            Texts::None => refuse("texts", "reads no text"),
+            Texts::One if self.texts.len() > 1 => refuse("texts", "reads one text"),
+            Texts::One | Texts::Many => Ok(()),
+        }
     }
 }
 

@@ -60,6 +60,8 @@ pub struct StageReport {
 /// `Invalid` for a task that the family cannot do or an input that is missing; else what opening or running gives.
 pub fn run_user(model: &Model, user: &User, inputs: &Inputs, holder: &Holder) -> Result<UserReport> {
     let task = model.family().task(&user.task).map_err(|error| error.in_field(format!("{}.task", user.name)))?;
+    user.check_limits(&user.name)?;
+    user.check_task(task)?;
     let mut run = Run { model, holder, values: HashMap::new(), stages: Vec::new(), notices: Vec::new() };
     let (answer, outputs) = match task.answer {
         AnswerKind::Transcript => generate::transcribe(&mut run, user, inputs)?,
@@ -139,7 +141,11 @@ impl Run<'_> {
         for (name, source) in def.inputs.iter().chain(optional) {
             let value = match source.as_str() {
                 "image.pixels" => inputs.pixels(self.model, self.holder)?,
-                "audio.features" => inputs.features(self.model, self.holder)?,
+                "audio.features" => {
+                    let (features, notices) = inputs.features(self.model, self.holder)?;
+                    self.notices.extend(notices);
+                    features
+                }
                 source => self.values.get(source).cloned().ok_or_else(|| {
                     Error::invalid(format!("stage {:?} needs {source}, which nothing made", def.role))
                 })?,

@@ -37,6 +37,9 @@ pub fn decode_wav(bytes: &[u8]) -> Result<Audio> {
     if frames == 0 || frames > SECONDS_MAX * u64::from(spec.sample_rate) {
         return Err(invalid(format!("{frames} frames; 1 frame to {SECONDS_MAX} seconds can be read")));
     }
+    if !(1..=32).contains(&spec.bits_per_sample) {
+        return Err(invalid(format!("{} bits per sample; 1 to 32 can be read", spec.bits_per_sample)));
+    }
     let samples: Vec<f32> = match spec.sample_format {
         SampleFormat::Float => reader.into_samples::<f32>().collect::<Result<_, _>>().map_err(corrupt)?,
         SampleFormat::Int => {
@@ -51,6 +54,17 @@ pub fn decode_wav(bytes: &[u8]) -> Result<Audio> {
     let channels = usize::from(spec.channels);
     let mono = samples.chunks_exact(channels).map(|frame| frame.iter().sum::<f32>() / channels as f32).collect();
     Ok(Audio { sample_rate_hz: spec.sample_rate, samples: mono })
+}
+
+/// Sample rate in hertz and length in seconds, as the header says.
+///
+/// # Errors
+/// `Corrupt` when it is no WAV file.
+pub fn wav_rate_and_seconds(bytes: &[u8]) -> Result<(u32, f64)> {
+    let reader = WavReader::new(Cursor::new(bytes));
+    let reader = reader.map_err(|error| Error::corrupt(format!("not a WAV file: {error}")).in_field("audio"))?;
+    let rate = reader.spec().sample_rate;
+    Ok((rate, f64::from(reader.duration()) / f64::from(rate)))
 }
 
 /// The same sound at another rate; as it is when the rate is right already.

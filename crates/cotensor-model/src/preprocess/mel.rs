@@ -13,6 +13,11 @@ const POWER_FLOOR: f64 = 1e-10;
 /// How far below the loudest a feature may be, in powers of ten.
 const RANGE: f64 = 8.0;
 
+/// The most samples that a model may hear.
+const SAMPLES_MAX: usize = 1 << 26;
+/// The most features that they may become.
+const FEATURES_MAX: usize = 1 << 24;
+
 /// What preprocessor_config.json says of audio.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AudioProcessor {
@@ -45,12 +50,19 @@ impl AudioProcessor {
         };
         let sample_rate = number("sampling_rate", 1000..=768_000)?;
         let window = number("n_fft", 2..=65_536)?;
+        let mel_bins = number("feature_size", 1..=1024)?;
+        let hop = number("hop_length", 1..=window as u64)?;
+        let samples = number("chunk_length", 1..=600)? * sample_rate;
+        if samples > SAMPLES_MAX || mel_bins * (samples / hop) > FEATURES_MAX {
+            let message = format!("{samples} samples in steps of {hop} by {mel_bins} bins are too many");
+            return Err(Error::invalid(message).in_field("chunk_length"));
+        }
         Ok(Self {
-            mel_bins: number("feature_size", 1..=1024)?,
+            mel_bins,
             sample_rate_hz: sample_rate as u32,
-            hop: number("hop_length", 1..=window as u64)?,
+            hop,
             window,
-            samples: number("chunk_length", 1..=600)? * sample_rate,
+            samples,
             padding: config.get("padding_value").and_then(Value::as_f64).unwrap_or(0.0) as f32,
         })
     }
@@ -58,6 +70,11 @@ impl AudioProcessor {
     /// The rate at which the model hears.
     pub fn sample_rate_hz(&self) -> u32 {
         self.sample_rate_hz
+    }
+
+    /// How long the model hears, in seconds.
+    pub fn seconds(&self) -> f64 {
+        self.samples as f64 / f64::from(self.sample_rate_hz)
     }
 
     /// Log-mel features `[1, mel bins, frames]`, `float32`: Hann window, power spectrum, Slaney's mel filters, base-10

@@ -4,7 +4,7 @@ use crate::array::Array;
 use crate::model::{read_bounded, read_json};
 use cotensor_core::{ContentHash, Error, Hasher, Result};
 use std::path::Path;
-use tokenizers::{Encoding, Tokenizer, TruncationParams};
+use tokenizers::{Encoding, PostProcessor, Tokenizer, TruncationParams};
 
 /// The most bytes a tokenizer.json may have.
 const TOKENIZER_BYTES_MAX: u64 = 64 << 20;
@@ -46,14 +46,14 @@ impl TextProcessor {
             Tokenizer::from_bytes(&bytes).map_err(|error| Error::corrupt(error.to_string()).in_file(&path))?;
         let config_path = folder.join("tokenizer_config.json");
         let config = if config_path.is_file() { read_json(&config_path)? } else { serde_json::Value::Null };
-        if let Some(length) = config.get("model_max_length").and_then(serde_json::Value::as_f64) {
-            let length = length as u64;
-            if length < LENGTH_MAX {
-                let truncation = TruncationParams { max_length: length as usize, ..TruncationParams::default() };
-                tokenizer.with_truncation(Some(truncation)).map_err(|error| {
-                    Error::invalid(error.to_string()).in_file(&config_path).in_field("model_max_length")
-                })?;
-            }
+        let own = config.get("model_max_length").and_then(serde_json::Value::as_f64).map(|length| length as u64);
+        if let Some(length) = own.filter(|&length| length < LENGTH_MAX) {
+            let truncation = TruncationParams { max_length: length as usize, ..TruncationParams::default() };
+            let refused = |error: Error| error.in_file(&config_path).in_field("model_max_length");
+            check_truncation(&tokenizer, &truncation).map_err(refused)?;
+            tokenizer.with_truncation(Some(truncation)).map_err(|error| refused(Error::invalid(error.to_string())))?;
+        } else if let Some(truncation) = tokenizer.get_truncation() {
+            check_truncation(&tokenizer, truncation).map_err(|error| error.in_file(&path).in_field("truncation"))?;
         }
         let named_pad = config.get("pad_token").and_then(|pad| pad.as_str().or_else(|| pad.get("content")?.as_str()));
         let pad = match (named_pad, tokenizer.get_padding()) {
@@ -121,5 +121,37 @@ impl TextProcessor {
     /// Hash of all that decides which ids a text gets.
     pub fn fingerprint(&self) -> ContentHash {
         self.fingerprint
+    }
+}
+
+/// A length that leaves no room for text: the crate that truncates subtracts the special tokens and the stride unchecked.
+fn check_truncation(tokenizer: &Tokenizer, truncation: &TruncationParams) -> Result<()> {
+    let special = tokenizer.get_post_processor().map_or(0, |processor| processor.added_tokens(false));
+    if truncation.max_length > special.saturating_add(truncation.stride) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("{} tokens leave no room beside {special} special ones", truncation.max_length)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_length_without_room_for_text_is_refused() {
+        let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/bert");
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::copy(tiny.join("tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
+        let open = |length: u32| {
+            let config = format!("{{\"model_max_length\": {length}}}");
+            std::fs::write(folder.path().join("tokenizer_config.json"), config).unwrap();
+            TextProcessor::open(folder.path())
+        };
+        for length in 0..=2 {
+            let error = open(length).err().unwrap().to_string();
+            assert!(error.contains("tokenizer_config.json: model_max_length"), "{error}");
+        }
+        let batch = open(3).unwrap().encode(&["the harbour wakes"]).unwrap();
+        assert_eq!((batch.ids.shape(), batch.truncated), (&[1, 3][..], vec![true]));
     }
 }
