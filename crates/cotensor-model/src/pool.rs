@@ -2,10 +2,11 @@
 
 use crate::family::family_of;
 use crate::model::Model;
-use crate::pipeline::{Inputs, User, UserReport, run_user};
+use crate::pipeline::{Inputs, User, UserReport, run_user_keeping};
 use crate::runtime::Runtime;
 use cotensor_core::{DType, Device, Error, Kind, Layout, Result};
 use cotensor_store::{CopyReason, Lease, Retention, TensorSpec};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
@@ -171,8 +172,17 @@ pub struct PooledModel {
     slots: Arc<Slots>,
 }
 
+/// What a call gave.
+#[derive(Debug)]
+pub struct PooledResult {
+    /// The answer, and what it took.
+    pub report: UserReport,
+    /// The tensors that the model's stages made, by kind (`vision_embedding`), leased for as long as this lives.
+    pub output_tensors: BTreeMap<&'static str, Lease>,
+}
+
 impl PooledModel {
-    /// The model.
+    /// The model itself. Calls made on it directly do not count against the pool's connections.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
     }
@@ -185,10 +195,12 @@ impl PooledModel {
     /// Runs `user`'s task; waits while as many calls run as the pool allows.
     ///
     /// # Errors
-    /// As [`run_user`].
-    pub fn run(&self, user: &User, inputs: &Inputs) -> Result<UserReport> {
+    /// As [`run_user_keeping`].
+    pub fn run(&self, user: &User, inputs: &Inputs) -> Result<PooledResult> {
         let _slot = Slot::take(&self.slots);
-        run_user(&self.model, user, inputs, &self.runtime.store().holder(&user.name))
+        let holder = self.runtime.store().holder(&user.name);
+        let (report, output_tensors) = run_user_keeping(&self.model, user, inputs, &holder)?;
+        Ok(PooledResult { report, output_tensors })
     }
 }
 

@@ -122,7 +122,7 @@ fn no_more_calls_run_at_a_time_than_there_are_connections() {
                 // A text of its own each: every call has to run the encoder.
                 let inputs = Inputs::default().with_text(format!("harbour number {index}"));
                 let report = model.run(&user(&format!("user {index}")), &inputs).unwrap();
-                usize::from(report.stages[0].computed)
+                usize::from(report.report.stages[0].computed)
             })
         };
         let calls: Vec<_> = (0..6).map(call).collect();
@@ -136,6 +136,27 @@ fn no_more_calls_run_at_a_time_than_there_are_connections() {
         assert!(model.run(&user("nobody"), &Inputs::default()).is_err());
     }
     assert!(model.run(&user("next"), &Inputs::default().with_text("x")).is_ok());
+}
+
+#[test]
+fn output_tensors_are_leased_by_kind_and_can_be_passed_on() {
+    let pool = pool(1);
+    let model = pool.get_model("text_embedding", "bert", &HardwarePreferences::default()).unwrap();
+    let result = model.run(&user("one"), &Inputs::default().with_text("the harbour wakes")).unwrap();
+    let made = &result.output_tensors["text_embedding"];
+    assert_eq!((made.shape()[0], made.shape()[2], made.dtype()), (1, 32, DType::F32));
+    let leases = pool
+        .share_tensor_between_models(
+            made.bytes().unwrap(),
+            made.dtype(),
+            made.shape(),
+            "passed on",
+            "bert",
+            &["t5"],
+            "cpu",
+        )
+        .unwrap();
+    assert_eq!(leases[1].bytes().unwrap(), made.bytes().unwrap());
 }
 
 #[test]

@@ -9,7 +9,7 @@ mod run;
 pub use answer::{Answer, Output};
 pub use explain::{Explanation, StageUse, explain};
 pub use input::Inputs;
-pub use run::{StageReport, UserReport, run_user};
+pub use run::{StageReport, UserReport, run_user, run_user_keeping};
 
 use crate::family::{AnswerKind, Task, Texts};
 use crate::model::read_bounded;

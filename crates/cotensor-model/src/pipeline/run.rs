@@ -9,9 +9,9 @@ use crate::preprocess::TokenBatch;
 use crate::stage::{Stage, StageRun};
 use crate::value::Value;
 use cotensor_core::{Error, Result};
-use cotensor_store::Holder;
+use cotensor_store::{Holder, Lease};
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -59,6 +59,20 @@ pub struct StageReport {
 /// # Errors
 /// `Invalid` for a task that the family cannot do or an input that is missing; else what opening or running gives.
 pub fn run_user(model: &Model, user: &User, inputs: &Inputs, holder: &Holder) -> Result<UserReport> {
+    run_user_keeping(model, user, inputs, holder).map(|(report, _)| report)
+}
+
+/// As [`run_user`], with leases on what the stages made: by kind (`vision_embedding`), the last of each. Results that
+/// were not shared (a list of texts, a refused kind) have no lease.
+///
+/// # Errors
+/// As [`run_user`].
+pub fn run_user_keeping(
+    model: &Model,
+    user: &User,
+    inputs: &Inputs,
+    holder: &Holder,
+) -> Result<(UserReport, BTreeMap<&'static str, Lease>)> {
     let task = model.family().task(&user.task).map_err(|error| error.in_field(format!("{}.task", user.name)))?;
     user.check_limits(&user.name)?;
     user.check_task(task)?;
@@ -68,7 +82,12 @@ pub fn run_user(model: &Model, user: &User, inputs: &Inputs, holder: &Holder) ->
         AnswerKind::Language => generate::identify_language(&mut run, inputs)?,
         _ => run.encode_and_answer(task, user, inputs)?,
     };
-    Ok(UserReport {
+    let kept = model.family().stages.iter().filter_map(|def| {
+        let value = run.values.get(&format!("{}.{}", def.role, def.outputs.first()?))?;
+        Some(value.lease()?.try_clone().map(|lease| (def.kind.name(), lease)))
+    });
+    let kept = kept.collect::<Result<_>>()?;
+    let report = UserReport {
         user: user.name.clone(),
         task: user.task.clone(),
         model: model.name(),
@@ -76,7 +95,8 @@ pub fn run_user(model: &Model, user: &User, inputs: &Inputs, holder: &Holder) ->
         outputs,
         stages: run.stages,
         notices: run.notices,
-    })
+    };
+    Ok((report, kept))
 }
 
 pub(super) struct Run<'a> {
