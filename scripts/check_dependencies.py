@@ -9,6 +9,7 @@ ALLOWED = {
     "cotensor-store": {"cotensor-core"},
     "cotensor-memory": {"cotensor-core"},
     "cotensor-model": {"cotensor-core", "cotensor-store"},
+    "cotensor-client": {"cotensor-core", "cotensor-store", "cotensor-memory"},
     "cotensor": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-model"},
     "cotensor-demo": {"cotensor"},
     "cotensor-cli": {"cotensor", "cotensor-demo"},

@@ -1,0 +1,334 @@
+//! One connection, many callers: whoever waits reads, for the others too, so that an answer wakes nobody in between.
+
+use crate::protocol::Method;
+use crate::wire::{Decoder, Frame, rpc, send_all};
+use cotensor_core::{Error, ErrorKind, Result};
+use jsonrpsee_types::Id;
+use rustix::event::{PollFd, PollFlags, poll};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use std::collections::HashMap;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Called with the method and the parameters of what the other end says unasked.
+pub type OnNotice = Box<dyn Fn(&str, &RawValue) + Send + Sync>;
+
+/// A connection to a daemon. All methods may be called from any thread.
+pub struct Connection {
+    socket: UnixStream,
+    sending: Mutex<()>,
+    next_id: AtomicU64,
+    decoder: Mutex<Decoder>,
+    inbox: Mutex<Inbox>,
+    arrived: Condvar,
+    on_notice: OnNotice,
+}
+
+#[derive(Default)]
+struct Inbox {
+    /// Calls that wait, and their answers once those are there.
+    calls: HashMap<u64, Option<Answer>>,
+    /// Whether one of the callers is reading.
+    reading: bool,
+    /// Why nothing comes any more.
+    closed: Option<Error>,
+}
+
+struct Answer {
+    response: rpc::Response,
+    fds: Vec<OwnedFd>,
+}
+
+/// A response, or a notice, which has a method.
+#[derive(Deserialize)]
+struct Notice {
+    method: String,
+    params: Box<RawValue>,
+}
+
+impl Connection {
+    /// Connects to the daemon at `socket`.
+    ///
+    /// # Errors
+    /// `NotFound` when nothing listens there, else `Io`.
+    pub fn open(socket: &Path, on_notice: OnNotice) -> Result<Self> {
+        let stream = UnixStream::connect(socket).map_err(|error| {
+            let kind = match error.kind() {
+                std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => ErrorKind::NotFound,
+                _ => ErrorKind::Io,
+            };
+            Error::new(kind, format!("no daemon answers here ({error}); `cotensor serve` starts one")).in_file(socket)
+        })?;
+        Ok(Self::over(stream, on_notice))
+    }
+
+    /// A connection over a socket that is connected already.
+    pub fn over(socket: UnixStream, on_notice: OnNotice) -> Self {
+        Self {
+            socket,
+            sending: Mutex::default(),
+            next_id: AtomicU64::new(1),
+            decoder: Mutex::default(),
+            inbox: Mutex::default(),
+            arrived: Condvar::new(),
+            on_notice,
+        }
+    }
+
+    /// Calls a method and waits for its result and the descriptors with it.
+    ///
+    /// # Errors
+    /// The daemon's error; `Io` when the connection ends; `TimedOut` past `timeout`, which ends the connection: an
+    /// answer that nobody takes could carry a lease.
+    pub fn call<M: Method>(&self, params: &M::Params, timeout: Option<Duration>) -> Result<(M::Result, Vec<OwnedFd>)> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let body = rpc::encode_call(Some(id), M::NAME, params)?;
+        {
+            let mut inbox = lock(&self.inbox);
+            if let Some(error) = &inbox.closed {
+                return Err(error.clone());
+            }
+            inbox.calls.insert(id, None);
+        }
+        if let Err(error) = self.send(Frame::new(body)) {
+            lock(&self.inbox).calls.remove(&id);
+            return Err(error);
+        }
+        let Answer { response, fds } = self.wait(id, timeout.map(|timeout| Instant::now() + timeout))?;
+        let value = response.outcome()?;
+        let value = serde_json::from_str(value.get())
+            .map_err(|error| Error::corrupt(format!("the answer to {}: {error}", M::NAME)))?;
+        Ok((value, fds))
+    }
+
+    /// Calls a method without asking for an answer.
+    ///
+    /// # Errors
+    /// `Io` when the connection ended.
+    pub fn notify<M: Method>(&self, params: &M::Params) -> Result<()> {
+        self.send(Frame::new(rpc::encode_call(None, M::NAME, params)?))
+    }
+
+    /// Why the connection ended, if it did.
+    pub fn closed(&self) -> Option<Error> {
+        lock(&self.inbox).closed.clone()
+    }
+
+    fn send(&self, frame: Frame) -> Result<()> {
+        let _turn = lock(&self.sending);
+        send_all(self.socket.as_fd(), &frame)
+    }
+
+    fn wait(&self, id: u64, deadline: Option<Instant>) -> Result<Answer> {
+        let mut inbox = lock(&self.inbox);
+        loop {
+            if inbox.calls.get(&id).is_some_and(Option::is_some) {
+                let answer = inbox.calls.remove(&id).flatten();
+                return answer.ok_or_else(|| Error::corrupt("an answer was lost"));
+            }
+            if let Some(error) = inbox.closed.clone() {
+                inbox.calls.remove(&id);
+                return Err(error);
+            }
+            if inbox.reading {
+                inbox = self.follow(inbox, deadline);
+            } else {
+                inbox.reading = true;
+                drop(inbox);
+                let read = self.read(deadline);
+                inbox = lock(&self.inbox);
+                inbox.reading = false;
+                match read {
+                    Ok(answers) => {
+                        for (id, answer) in answers {
+                            // Nobody waits any more for an answer that nobody asked for.
+                            if let Some(place) = inbox.calls.get_mut(&id) {
+                                *place = Some(answer);
+                            }
+                        }
+                    }
+                    Err(error) => {
+                        inbox.closed.get_or_insert(error);
+                        // Whatever the session holds is given back at once.
+                        drop(self.socket.shutdown(Shutdown::Both));
+                    }
+                }
+                self.arrived.notify_all();
+            }
+        }
+    }
+
+    /// Waits while another caller reads.
+    fn follow<'a>(&self, inbox: MutexGuard<'a, Inbox>, deadline: Option<Instant>) -> MutexGuard<'a, Inbox> {
+        let Some(deadline) = deadline else {
+            return self.arrived.wait(inbox).unwrap_or_else(PoisonError::into_inner);
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        let (mut inbox, waited) = self.arrived.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner);
+        if waited.timed_out() {
+            inbox.closed.get_or_insert_with(timed_out);
+            drop(self.socket.shutdown(Shutdown::Both));
+            self.arrived.notify_all();
+        }
+        inbox
+    }
+
+    /// Reads until at least one frame is there; the answers among them.
+    fn read(&self, deadline: Option<Instant>) -> Result<Vec<(u64, Answer)>> {
+        let ended = || Error::new(ErrorKind::Io, "the daemon ended the connection");
+        let mut decoder = lock(&self.decoder);
+        loop {
+            let mut answers = Vec::new();
+            let mut frames = 0;
+            while let Some(frame) = decoder.take()? {
+                frames += 1;
+                answers.extend(self.sort(frame)?);
+            }
+            if frames > 0 {
+                return Ok(answers);
+            }
+            if let Some(deadline) = deadline {
+                self.poll(deadline)?;
+            }
+            match decoder.fill(self.socket.as_fd()) {
+                Ok(0) => return Err(ended()),
+                Ok(_) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return Err(ended()),
+                Err(error) => return Err(Error::io("reading from the daemon", &error)),
+            }
+        }
+    }
+
+    fn poll(&self, deadline: Instant) -> Result<()> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = left.try_into().map_err(|_| Error::invalid("a timeout beyond what the system counts"))?;
+        match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&left)) {
+            Ok(0) => Err(timed_out()),
+            // An interrupted wait reads once without a limit; the daemon answers or ends.
+            _ => Ok(()),
+        }
+    }
+
+    /// An answer, or a notice, which is heard at once.
+    fn sort(&self, frame: Frame) -> Result<Option<(u64, Answer)>> {
+        if let Ok(response) = serde_json::from_slice::<rpc::Response>(&frame.body) {
+            return match response.id {
+                Id::Number(id) => Ok(Some((id, Answer { response, fds: frame.fds }))),
+                _ => Err(response.outcome().err().unwrap_or_else(|| Error::corrupt("an answer without a number"))),
+            };
+        }
+        let notice: Notice =
+            serde_json::from_slice(&frame.body).map_err(|error| Error::corrupt(format!("from the daemon: {error}")))?;
+        (self.on_notice)(&notice.method, &notice.params);
+        Ok(None)
+    }
+}
+
+fn timed_out() -> Error {
+    Error::new(ErrorKind::TimedOut, "the daemon did not answer in time")
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{Empty, Ping};
+    use std::sync::Arc;
+
+    /// Answers every call, in the order of `turn`, after `count` of them came.
+    fn answer(socket: &UnixStream, count: usize, turn: impl Fn(Vec<u64>) -> Vec<u64>) {
+        let mut decoder = Decoder::default();
+        let mut ids = Vec::new();
+        while ids.len() < count {
+            while let Some(frame) = decoder.take().unwrap() {
+                let rpc::Message::Single(call) = rpc::parse(&frame.body) else { panic!("a call") };
+                let Some(Id::Number(id)) = call.id else { panic!("a number") };
+                ids.push(id);
+            }
+            if ids.len() < count {
+                assert!(decoder.fill(socket.as_fd()).unwrap() > 0);
+            }
+        }
+        for id in turn(ids) {
+            let value = RawValue::from_string("{}".into()).unwrap();
+            let body = serde_json::to_vec(&rpc::Response::new(Id::Number(id), Ok(value))).unwrap();
+            send_all(socket.as_fd(), &Frame::new(body)).unwrap();
+        }
+    }
+
+    fn connection() -> (Arc<Connection>, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        (Arc::new(Connection::over(ours, Box::new(|_, _| {}))), theirs)
+    }
+
+    #[test]
+    fn callers_get_their_own_answers_whatever_the_order() {
+        let (connection, other) = connection();
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        connection.call::<Ping>(&Empty {}, Some(Duration::from_secs(30))).unwrap();
+                    }
+                });
+            }
+            for _ in 0..50 {
+                answer(&other, 8, |mut ids| {
+                    ids.reverse();
+                    ids
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn the_end_reaches_everyone_who_waits() {
+        let (connection, other) = connection();
+        std::thread::scope(|scope| {
+            let calls: Vec<_> = (0..3).map(|_| scope.spawn(|| connection.call::<Ping>(&Empty {}, None))).collect();
+            answer(&other, 3, |_| Vec::new());
+            drop(other);
+            for call in calls {
+                assert_eq!(call.join().unwrap().unwrap_err().kind(), ErrorKind::Io);
+            }
+        });
+        assert!(connection.closed().is_some());
+        assert!(connection.call::<Ping>(&Empty {}, None).is_err());
+    }
+
+    #[test]
+    fn silence_ends_in_a_timeout() {
+        let (connection, _other) = connection();
+        let error = connection.call::<Ping>(&Empty {}, Some(Duration::from_millis(20))).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert!(connection.closed().is_some());
+    }
+
+    #[test]
+    fn notices_are_heard_while_an_answer_is_awaited() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let listener = Arc::clone(&heard);
+        let on_notice: OnNotice = Box::new(move |method, params| lock(&listener).push(format!("{method} {params}")));
+        let connection = Connection::over(ours, on_notice);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let body = br#"{"jsonrpc":"2.0","method":"slab.freed","params":[1]}"#.to_vec();
+                send_all(theirs.as_fd(), &Frame::new(body)).unwrap();
+                answer(&theirs, 1, |ids| ids);
+            });
+            connection.call::<Ping>(&Empty {}, None).unwrap();
+        });
+        assert_eq!(*lock(&heard), ["slab.freed [1]"]);
+    }
+}

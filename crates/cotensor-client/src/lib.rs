@@ -1,0 +1,8 @@
+//! How processes talk to the daemon that keeps one copy of every tensor: the protocol's messages, and a
+//! [`Store`](cotensor_store::Store) that speaks it.
+
+mod connection;
+pub mod protocol;
+pub mod wire;
+
+pub use connection::{Connection, OnNotice};

@@ -1,0 +1,133 @@
+//! The daemon's methods: names, parameters, results. Everything else about the protocol is made from this list.
+
+mod messages;
+mod openrpc;
+mod tensor;
+
+pub use messages::*;
+pub use openrpc::openrpc;
+pub use tensor::{Descriptor, Id, IndexSlot, Keep, SegmentInfo, Spec};
+
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// The protocol's version; ends that differ refuse each other.
+pub const PROTOCOL: u32 = 1;
+
+/// One method of the daemon.
+pub trait Method {
+    /// Its name on the wire.
+    const NAME: &'static str;
+    /// What it does, in a sentence.
+    const SUMMARY: &'static str;
+    /// What it is given.
+    type Params: Serialize + DeserializeOwned + JsonSchema;
+    /// What it gives.
+    type Result: Serialize + DeserializeOwned + JsonSchema;
+}
+
+/// A method as documents describe it.
+pub struct Described {
+    /// Its name on the wire.
+    pub name: &'static str,
+    /// What it does.
+    pub summary: &'static str,
+    /// Schema of its parameters.
+    pub params: fn(&mut SchemaGenerator) -> Schema,
+    /// Schema of its result.
+    pub result: fn(&mut SchemaGenerator) -> Schema,
+}
+
+macro_rules! methods {
+    ($($(#[doc = $summary:literal])+ $type:ident $name:literal: $params:ty => $result:ty;)*) => {
+        $(
+            $(#[doc = $summary])+
+            #[derive(Debug)]
+            pub struct $type;
+
+            impl Method for $type {
+                const NAME: &'static str = $name;
+                const SUMMARY: &'static str = concat!($($summary),+);
+                type Params = $params;
+                type Result = $result;
+            }
+        )*
+
+        /// Every method, in the order of the documentation.
+        pub const METHODS: &[Described] = &[$(Described {
+            name: $name,
+            summary: <$type as Method>::SUMMARY,
+            params: |generator| generator.subschema_for::<$params>(),
+            result: |generator| generator.subschema_for::<$result>(),
+        }),*];
+    };
+}
+
+methods! {
+    /// Opens a session on this connection, or takes up one that a former daemon had. Descriptor 0 of the answer is the index.
+    Hello "session.hello": HelloParams => HelloResult;
+    /// Answers.
+    Ping "ping": Empty => Empty;
+
+    /// Reserves a large tensor's memory; descriptor 0 of the answer is writable until the tensor is published.
+    Reserve "tensor.reserve": ReserveParams => ReserveResult;
+    /// Seals a reserved tensor, makes it visible under its name and leases it to the session.
+    Publish "tensor.publish": PublishParams => Descriptor;
+    /// Gives a reservation back.
+    Discard "tensor.discard": ReservationParams => Empty;
+    /// Opens a slab, in which the session lays small tensors out by itself; descriptor 0 is writable for this one mapping.
+    OpenSlab "slab.open": SlabParams => SlabResult;
+    /// Publishes a tensor that lies in one of the session's slabs.
+    PublishSlab "tensor.publish_slab": PublishSlabParams => Descriptor;
+    /// Leases the newest version of a name. The descriptor of its segment comes with it if the session has not got it yet.
+    Get "tensor.get": GetParams => Descriptor;
+    /// Leases exactly one version.
+    Lease "tensor.lease": LeaseParams => Descriptor;
+    /// Gives leases back.
+    Release "tensor.release": ReleaseParams => Empty;
+    /// Descriptor 0 of the answer is the segment's, for a session that leases a tensor in it.
+    SegmentFd "segment.fd": SegmentParams => Empty;
+    /// Forgets a name; its memory returns with its last lease.
+    Remove "tensor.remove": NameParams => Empty;
+    /// The tensors whose names start with a prefix.
+    List "tensor.list": ListParams => ListResult;
+    /// Who holds a name, through which session, and how often.
+    Who "tensor.who": NameParams => WhoResult;
+
+    /// Claims a computation: its results, or the right to compute it. Waits while another session computes.
+    Claim "claim.begin": ClaimParams => ClaimResult;
+    /// Makes published tensors a claim's results.
+    Finish "claim.finish": FinishParams => Empty;
+    /// Gives a claim up; one of those who wait takes it over.
+    Decline "claim.decline": TicketParams => Empty;
+    /// Whether a computation's results are there.
+    IsComputed "claim.is_computed": KeyParams => Computed;
+
+    /// Leases contents by hash; what nobody has yet, and nobody provides, is for the caller to provide in one segment.
+    Contents "contents.begin": ContentsParams => ContentsResult;
+    /// Publishes the contents that the caller was to provide.
+    ProvideContents "contents.finish": ProvideParams => Descriptors;
+
+    /// A note kept under a hash.
+    Recall "note.recall": KeyParams => Note;
+    /// Keeps a small note.
+    Remember "note.remember": RememberParams => Empty;
+
+    /// The store's counters.
+    Stats "store.stats": Empty => Report;
+    /// Every live tensor with holders, bytes, device, age and hits; and every copy with its reason.
+    Diagnostics "store.diagnostics": Empty => Report;
+    /// What could be saved, and where.
+    Recommendations "store.recommendations": Empty => Report;
+    /// Frees every tensor that nobody leases.
+    Optimize "store.optimize": Empty => Report;
+    /// Counts a copy that a client made, and why.
+    RecordCopy "store.record_copy": CopyParams => Empty;
+}
+
+/// What the daemon tells a session unasked.
+pub mod notice {
+    /// Ranges of a slab that nobody leases any more. Parameters: [`FreedParams`](super::FreedParams).
+    pub const SLAB_FREED: &str = "slab.freed";
+}

@@ -1,0 +1,202 @@
+//! Tensors as messages describe them; conversions check everything.
+
+use cotensor_core::{ContentHash, DType, Error, Kind, Layout, Result, Space};
+use cotensor_store::{Retention, TensorId, TensorSpec};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// The longest name, in bytes.
+const NAME_BYTES_MAX: usize = 1024;
+
+/// One version of one tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub struct Id {
+    /// Identity of the name within the store.
+    pub slot: u64,
+    /// Counts up from 1 with every publication.
+    pub version: u64,
+}
+
+impl From<TensorId> for Id {
+    fn from(id: TensorId) -> Self {
+        Self { slot: id.slot, version: id.version }
+    }
+}
+
+impl From<Id> for TensorId {
+    fn from(id: Id) -> Self {
+        Self { slot: id.slot, version: id.version }
+    }
+}
+
+/// What is to be published.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Spec {
+    /// The name to publish under.
+    pub name: String,
+    /// Element type, such as `float32`.
+    pub dtype: String,
+    /// Dimensions, in elements.
+    pub shape: Vec<usize>,
+    /// What the tensor means, such as `text_embedding`.
+    #[serde(default = "other")]
+    pub kind: String,
+    /// Fingerprint of the encoder that made it, 64 hexadecimal digits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub space: Option<String>,
+    /// Who made it, for people.
+    #[serde(default)]
+    pub producer: String,
+    /// What happens to it when nobody leases it.
+    #[serde(default)]
+    pub keep: Keep,
+    /// How it was made, 64 hexadecimal digits: equal provenance is equal content.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub provenance: Option<String>,
+}
+
+fn other() -> String {
+    Kind::Other.name().to_owned()
+}
+
+/// How long a tensor stays when nobody leases it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Keep {
+    /// Freed with its last lease.
+    WhileLeased,
+    /// Until it is removed or its memory is wanted.
+    #[default]
+    Cached,
+    /// As `cached`; making it again takes this many microseconds.
+    CachedMicros(u64),
+}
+
+impl From<Retention> for Keep {
+    fn from(retention: Retention) -> Self {
+        match retention {
+            Retention::WhileLeased => Keep::WhileLeased,
+            Retention::Cached { recompute } if recompute.is_zero() => Keep::Cached,
+            Retention::Cached { recompute } => {
+                Keep::CachedMicros(u64::try_from(recompute.as_micros()).unwrap_or(u64::MAX))
+            }
+        }
+    }
+}
+
+impl From<&TensorSpec> for Spec {
+    fn from(spec: &TensorSpec) -> Self {
+        Self {
+            name: spec.name.clone(),
+            dtype: spec.dtype.name().to_owned(),
+            shape: spec.shape.clone(),
+            kind: spec.kind.name().to_owned(),
+            space: spec.space.map(|space| space.0.to_string()),
+            producer: spec.producer.clone(),
+            keep: spec.retention.into(),
+            provenance: spec.provenance.map(|hash| hash.to_string()),
+        }
+    }
+}
+
+impl Spec {
+    /// What the store understands.
+    ///
+    /// # Errors
+    /// `Invalid` naming the field.
+    pub fn to_domain(&self) -> Result<TensorSpec> {
+        let long = [("name", &self.name), ("producer", &self.producer)];
+        if let Some((field, _)) = long.iter().find(|(_, value)| value.len() > NAME_BYTES_MAX) {
+            return Err(Error::invalid(format!("longer than {NAME_BYTES_MAX} bytes")).in_field(*field));
+        }
+        if self.name.is_empty() {
+            return Err(Error::invalid("a name is required").in_field("name"));
+        }
+        let micros = match self.keep {
+            Keep::WhileLeased => None,
+            Keep::Cached => Some(0),
+            Keep::CachedMicros(micros) => Some(micros),
+        };
+        let spec = TensorSpec {
+            name: self.name.clone(),
+            dtype: self.dtype.parse::<DType>().map_err(|error| error.in_field("dtype"))?,
+            shape: self.shape.clone(),
+            kind: self.kind.parse::<Kind>().map_err(|error| error.in_field("kind"))?,
+            space: self.space.as_deref().map(|hex| hash(hex, "space").map(Space)).transpose()?,
+            producer: self.producer.clone(),
+            retention: micros.map_or(Retention::WhileLeased, |micros| Retention::Cached {
+                recompute: Duration::from_micros(micros),
+            }),
+            provenance: self.provenance.as_deref().map(|hex| hash(hex, "provenance")).transpose()?,
+        };
+        Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field("shape"))?;
+        Ok(spec)
+    }
+}
+
+/// A hash as messages write it.
+///
+/// # Errors
+/// `Invalid` naming `field` for anything but 64 hexadecimal digits.
+pub(crate) fn hash(hex: &str, field: &str) -> Result<ContentHash> {
+    ContentHash::from_hex(hex).ok_or_else(|| Error::invalid("64 hexadecimal digits expected").in_field(field))
+}
+
+/// The allocation that a tensor lies in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SegmentInfo {
+    /// Its number in this store.
+    pub id: u64,
+    /// Its length, in bytes.
+    pub bytes: u64,
+    /// Whether it is a slab: its producer can still write in it. Otherwise nobody can.
+    #[serde(default)]
+    pub slab: bool,
+}
+
+/// Where the shared index tells whether a name still means this version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct IndexSlot {
+    /// Number of the slot.
+    pub slot: u32,
+    /// What the slot holds as long as the version is the newest.
+    pub generation: u64,
+}
+
+/// A leased tensor.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Descriptor {
+    /// Which version of which tensor.
+    pub id: Id,
+    /// What it is.
+    pub spec: Spec,
+    /// Distance between neighbours along each dimension, in elements.
+    pub strides: Vec<usize>,
+    /// Where its first element lies in the segment, in bytes.
+    pub offset_bytes: usize,
+    /// Where its bytes are.
+    pub segment: SegmentInfo,
+    /// Which of the message's descriptors is the segment's; none when the session has it already.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fd: Option<u8>,
+    /// Where the newest version can be seen without asking.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub index: Option<IndexSlot>,
+}
+
+impl Descriptor {
+    /// How the elements lie, checked to be inside the segment.
+    ///
+    /// # Errors
+    /// `Corrupt` when they do not.
+    pub fn layout(&self) -> Result<Layout> {
+        let dtype = self.spec.dtype.parse::<DType>()?;
+        let layout = Layout::strided(dtype, &self.spec.shape, &self.strides, self.offset_bytes)?;
+        if layout.byte_range().end as u64 > self.segment.bytes {
+            return Err(Error::corrupt(format!("{} reaches beyond its segment", self.spec.name)));
+        }
+        Ok(layout)
+    }
+}

@@ -1,0 +1,254 @@
+//! JSON-RPC 2.0 messages, as their [specification](https://www.jsonrpc.org/specification) has them, and the codes of
+//! Cotensor's own errors.
+
+use cotensor_core::{Error, ErrorKind};
+use jsonrpsee_types::{ErrorCode, ErrorObjectOwned, Id};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+/// The most calls in one batch.
+pub const BATCH_MAX: usize = 1024;
+
+/// One call: a request, or a notification when it has no id.
+#[derive(Debug, Deserialize)]
+pub struct Call {
+    #[serde(rename = "jsonrpc")]
+    _version: Version,
+    /// `None` for a notification, which is never answered.
+    #[serde(default, deserialize_with = "present")]
+    pub id: Option<Id<'static>>,
+    /// The method's name.
+    pub method: String,
+    /// By name (an object) or by position (an array).
+    #[serde(default)]
+    pub params: Option<Box<RawValue>>,
+}
+
+#[derive(Debug, Deserialize)]
+enum Version {
+    #[serde(rename = "2.0")]
+    Two,
+}
+
+/// A field that is there, even if it is null.
+fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Id<'static>>, D::Error> {
+    owned(deserializer).map(Some)
+}
+
+/// An answer: a result or an error.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Response {
+    jsonrpc: String,
+    #[serde(default, deserialize_with = "there", skip_serializing_if = "Option::is_none")]
+    result: Option<Box<RawValue>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    error: Option<ErrorObjectOwned>,
+    /// The request's; null when it could not be read.
+    #[serde(deserialize_with = "owned")]
+    pub id: Id<'static>,
+}
+
+/// A result that is there, even if it is null.
+fn there<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RawValue>>, D::Error> {
+    Box::<RawValue>::deserialize(deserializer).map(Some)
+}
+
+fn owned<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Id<'static>, D::Error> {
+    Id::deserialize(deserializer).map(Id::into_owned)
+}
+
+impl Response {
+    /// An answer to request `id`.
+    pub fn new(id: Id<'static>, outcome: Result<Box<RawValue>, ErrorObjectOwned>) -> Self {
+        let (result, error) = match outcome {
+            Ok(value) => (Some(value), None),
+            Err(error) => (None, Some(error)),
+        };
+        Self { jsonrpc: "2.0".to_owned(), result, error, id }
+    }
+
+    /// The value, or what went wrong.
+    ///
+    /// # Errors
+    /// The other end's error; `Corrupt` for an answer with neither.
+    pub fn outcome(self) -> cotensor_core::Result<Box<RawValue>> {
+        match (self.result, self.error) {
+            (_, Some(error)) => Err(from_object(&error)),
+            (Some(value), None) => Ok(value),
+            (None, None) => Err(Error::corrupt("an answer without a result or an error")),
+        }
+    }
+
+    fn refused(code: ErrorCode) -> Self {
+        Self::new(Id::Null, Err(code.into()))
+    }
+}
+
+/// What a message holds.
+#[derive(Debug)]
+pub enum Message {
+    /// One call.
+    Single(Call),
+    /// Calls that are answered together; those that were none are answered already.
+    Batch(Vec<Result<Call, Response>>),
+    /// No call at all: the answer.
+    Refused(Response),
+}
+
+/// Reads the calls of a message. Nesting is bounded by `serde_json` (128 levels).
+pub fn parse(body: &[u8]) -> Message {
+    let body = body.trim_ascii_start();
+    if body.first() != Some(&b'[') {
+        return match serde_json::from_slice::<Call>(body) {
+            Ok(call) => Message::Single(call),
+            Err(error) if error.is_data() => Message::Refused(Response::refused(ErrorCode::InvalidRequest)),
+            Err(_) => Message::Refused(Response::refused(ErrorCode::ParseError)),
+        };
+    }
+    let Ok(calls) = serde_json::from_slice::<Vec<&RawValue>>(body) else {
+        return Message::Refused(Response::refused(ErrorCode::ParseError));
+    };
+    if calls.is_empty() || calls.len() > BATCH_MAX {
+        return Message::Refused(Response::refused(ErrorCode::InvalidRequest));
+    }
+    let read =
+        |call: &RawValue| serde_json::from_str(call.get()).map_err(|_| Response::refused(ErrorCode::InvalidRequest));
+    Message::Batch(calls.into_iter().map(read).collect())
+}
+
+/// A request's or, without an id, a notification's body.
+///
+/// # Errors
+/// `Invalid` for parameters that are no JSON.
+pub fn encode_call(id: Option<u64>, method: &str, params: &impl Serialize) -> cotensor_core::Result<Vec<u8>> {
+    #[derive(Serialize)]
+    struct Outgoing<'a, P> {
+        jsonrpc: &'static str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        id: Option<u64>,
+        method: &'a str,
+        params: &'a P,
+    }
+    serde_json::to_vec(&Outgoing { jsonrpc: "2.0", id, method, params })
+        .map_err(|error| Error::invalid(error.to_string()).in_field(method))
+}
+
+/// Codes from the range that the specification leaves to servers, and the names in an error's data.
+const CODES: &[(ErrorKind, i32, &str)] = &[
+    (ErrorKind::Invalid, jsonrpsee_types::error::INVALID_PARAMS_CODE, "invalid"),
+    (ErrorKind::NotFound, -32001, "not_found"),
+    (ErrorKind::Conflict, -32002, "conflict"),
+    (ErrorKind::OverBudget, -32003, "over_budget"),
+    (ErrorKind::Refused, -32004, "refused"),
+    (ErrorKind::Unsupported, -32005, "unsupported"),
+    (ErrorKind::Io, -32006, "io"),
+    (ErrorKind::Engine, -32007, "engine"),
+    (ErrorKind::TimedOut, -32008, "timed_out"),
+    (ErrorKind::Corrupt, -32009, "corrupt"),
+];
+
+/// What stands in an error's `data`.
+#[derive(Debug, Serialize, Deserialize)]
+struct Details {
+    kind: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    field: Option<String>,
+}
+
+/// An error on its way to whoever asked.
+pub fn to_object(error: &Error) -> ErrorObjectOwned {
+    let (_, code, name) = CODES.iter().find(|(kind, ..)| *kind == error.kind()).unwrap_or(&CODES[0]);
+    let details = Details {
+        kind: (*name).to_owned(),
+        file: error.file().map(|file| file.display().to_string()),
+        field: error.field().map(str::to_owned),
+    };
+    ErrorObjectOwned::owned(*code, error.message(), Some(details))
+}
+
+/// An error as it was before it was sent; one that is not Cotensor's own becomes `Unsupported` or `Corrupt`.
+pub fn from_object(object: &ErrorObjectOwned) -> Error {
+    let details: Option<Details> = object.data().and_then(|data| serde_json::from_str(data.get()).ok());
+    let kind = match object.code() {
+        jsonrpsee_types::error::METHOD_NOT_FOUND_CODE => ErrorKind::Unsupported,
+        code => CODES.iter().find(|(_, known, _)| *known == code).map_or(ErrorKind::Corrupt, |(kind, ..)| *kind),
+    };
+    let mut error = Error::new(kind, object.message());
+    if let Some(details) = details {
+        if let Some(file) = details.file {
+            error = error.in_file(file);
+        }
+        if let Some(field) = details.field {
+            error = error.in_field(field);
+        }
+    }
+    error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_notifications_and_batches_are_told_apart() {
+        let single = |body: &str| match parse(body.as_bytes()) {
+            Message::Single(call) => call,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(single(r#"{"jsonrpc":"2.0","method":"a","id":1}"#).id, Some(Id::Number(1)));
+        assert_eq!(single(r#" {"jsonrpc":"2.0","method":"a","id":"x","params":[1]}"#).id, Some(Id::Str("x".into())));
+        assert_eq!(single(r#"{"jsonrpc":"2.0","method":"a","id":null}"#).id, Some(Id::Null));
+        assert_eq!(single(r#"{"jsonrpc":"2.0","method":"a"}"#).id, None);
+        let refused = |body: &str| match parse(body.as_bytes()) {
+            Message::Refused(response) => serde_json::to_value(response).unwrap()["error"]["code"].as_i64().unwrap(),
+            other => panic!("{other:?}"),
+        };
+        for (body, code) in [
+            ("", -32700),
+            ("{", -32700),
+            ("[", -32700),
+            ("[1,", -32700),
+            ("[]", -32600),
+            ("1", -32600),
+            ("{}", -32600),
+            (r#"{"jsonrpc":"1.0","method":"a","id":1}"#, -32600),
+            (r#"{"jsonrpc":"2.0","method":1,"params":"bar"}"#, -32600),
+            (r#"{"jsonrpc":"2.0","method":"a","id":{}}"#, -32600),
+        ] {
+            assert_eq!(refused(body), code, "{body}");
+        }
+        assert_eq!(refused(&"[".repeat(100_000)), -32700);
+        assert_eq!(refused(&format!("[{}1]", "1,".repeat(BATCH_MAX))), -32600);
+        let Message::Batch(calls) = parse(br#"[1,{"jsonrpc":"2.0","method":"a","id":1},{"foo":"boo"}]"#) else {
+            panic!("a batch")
+        };
+        assert_eq!(calls.iter().map(Result::is_ok).collect::<Vec<_>>(), [false, true, false]);
+    }
+
+    #[test]
+    fn errors_survive_the_way() {
+        for (kind, code, _) in CODES {
+            let error = Error::new(*kind, "why").in_file("a/b").in_field("shape");
+            let object = to_object(&error);
+            assert_eq!(object.code(), *code);
+            let back = from_object(&object);
+            assert_eq!((back.kind(), back.to_string()), (*kind, error.to_string()));
+        }
+    }
+
+    #[test]
+    fn responses_have_a_result_or_an_error() {
+        let value = serde_json::value::to_raw_value(&19).unwrap();
+        let response = Response::new(Id::Number(1), Ok(value));
+        assert_eq!(serde_json::to_string(&response).unwrap(), r#"{"jsonrpc":"2.0","result":19,"id":1}"#);
+        let response: Response =
+            serde_json::from_str(r#"{"jsonrpc":"2.0","error":{"code":-32601,"message":"Method not found"},"id":"1"}"#)
+                .unwrap();
+        assert_eq!(response.id, Id::Str("1".into()));
+        assert_eq!(response.outcome().unwrap_err().kind(), ErrorKind::Unsupported);
+        let null: Response = serde_json::from_str(r#"{"jsonrpc":"2.0","result":null,"id":1}"#).unwrap();
+        assert_eq!(null.outcome().unwrap().get(), "null");
+    }
+}
