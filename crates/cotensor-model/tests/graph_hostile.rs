@@ -135,6 +135,20 @@ fn wrapped(number: u8, bytes: &[u8]) -> Vec<u8> {
     message
 }
 
+/// A string that claims 2^56 bytes, found by fuzzing: the parser below would reserve them.
+#[test]
+fn lengths_are_checked_in_the_smallest_messages() {
+    let long_string = [0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f];
+    let in_operator_set = wrapped(8, &long_string);
+    let dimension = wrapped(1, &long_string.map(|byte| if byte == 0x0a { 0x12 } else { byte }));
+    let in_dimension = wrapped(7, &wrapped(11, &wrapped(2, &wrapped(1, &wrapped(2, &dimension)))));
+    let in_external_data = wrapped(7, &wrapped(5, &wrapped(13, &long_string)));
+    for bytes in [in_operator_set, in_dimension, in_external_data] {
+        let error = Graph::read(std::io::Cursor::new(&bytes), Path::new("x.onnx")).map(drop).unwrap_err();
+        assert!(error.kind() == ErrorKind::Corrupt && error.message().contains("longer than"), "{error}");
+    }
+}
+
 #[test]
 fn nesting_beyond_the_stack_is_bounded() {
     let folder = tempfile::tempdir().unwrap();

@@ -76,6 +76,8 @@ enum Message {
     /// Anything whose own fields need no check beyond their lengths: a name, a number, a pair of strings.
     Leaf,
     Type,
+    TensorType,
+    Shape,
     SequenceType,
     ValueInfo,
 }
@@ -120,7 +122,10 @@ impl Message {
             (Message::Tensor, 1 | 2 | 4 | 5 | 7..=10 | 14) => Plain,
             (Message::ValueInfo, 1) => Plain,
             (Message::ValueInfo, 2) => Nested(Message::Type),
-            (Message::Type, 1) => Nested(Message::Leaf),
+            (Message::Type, 1) => Nested(Message::TensorType),
+            (Message::TensorType, 1) => Plain,
+            (Message::TensorType, 2) => Nested(Message::Shape),
+            (Message::Shape, 1) => Nested(Message::Leaf),
             (Message::Type, 4) => Nested(Message::SequenceType),
             (Message::SequenceType, 1) => Nested(Message::Type),
             (Message::Leaf, _) => Plain,
@@ -343,9 +348,6 @@ impl<R: Read + Seek> Scan<'_, R> {
 
 /// Checks a message that lies in memory, and all inside it.
 fn check(message: Message, bytes: &[u8], depth: usize, counts: &mut Counts) -> Result<()> {
-    if message == Message::Leaf {
-        return Ok(());
-    }
     if depth > DEPTH_MAX * LEVELS_PER_GRAPH {
         return Err(Error::corrupt(format!("graphs or types are nested more than {DEPTH_MAX} deep")));
     }
