@@ -1,4 +1,4 @@
-use crate::{ALIGNMENT, Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, TENSOR_BYTES_MAX};
+use crate::{ALIGNMENT, Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, padded};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -16,11 +16,8 @@ impl Memory for HeapMemory {
     }
 
     fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
-        if len as u64 > TENSOR_BYTES_MAX {
-            return Err(Error::invalid(format!("{len} bytes are more than a segment may have")));
-        }
         // The slack lets an aligned start be found without unsafe allocation.
-        let capacity = len + ALIGNMENT - 1;
+        let capacity = padded(len)? + ALIGNMENT;
         let mut buffer = Vec::new();
         buffer
             .try_reserve_exact(capacity)

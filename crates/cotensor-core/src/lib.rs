@@ -28,4 +28,4 @@ pub use hash::{ContentHash, Hasher, Space};
 pub use heap::HeapMemory;
 pub use kind::Kind;
 pub use layout::{Layout, RANK_MAX, Slice, TENSOR_BYTES_MAX};
-pub use segment::{ALIGNMENT, Memory, MemoryKind, Segment, SegmentMut};
+pub use segment::{ALIGNMENT, Memory, MemoryKind, Segment, SegmentMut, padded, range_within};

@@ -1,9 +1,19 @@
-use crate::{Device, Error, Result};
+use crate::{Device, Error, Result, TENSOR_BYTES_MAX};
 use std::fmt;
 use std::sync::Arc;
 
 /// Every segment starts at a multiple of this many bytes, and so does every tensor packed into one.
 pub const ALIGNMENT: usize = 64;
+
+/// `len` rounded up to a multiple of [`ALIGNMENT`], in bytes.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for more than [`TENSOR_BYTES_MAX`] bytes, or more than this machine can address.
+pub fn padded(len: usize) -> Result<usize> {
+    len.checked_next_multiple_of(ALIGNMENT)
+        .filter(|&padded| padded as u64 <= TENSOR_BYTES_MAX && isize::try_from(padded).is_ok())
+        .ok_or_else(|| Error::invalid(format!("{len} bytes are more than a segment may have")))
+}
 
 /// Which implementation of [`Memory`] made a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,6 +54,17 @@ pub trait Memory: Send + Sync {
     /// # Errors
     /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a length that cannot exist, [`ErrorKind::Io`](crate::ErrorKind::Io) when the system has no more.
     fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>>;
+
+    /// Reserves as many bytes as `source` has and copies it there: the shortest way to publish bytes that exist, since
+    /// memory that was used before need not be zeroed first.
+    ///
+    /// # Errors
+    /// As [`reserve`](Memory::reserve).
+    fn copy_of(&self, source: &[u8]) -> Result<Box<dyn SegmentMut>> {
+        let mut segment = self.reserve(source.len())?;
+        segment.write_at(0, source)?;
+        Ok(segment)
+    }
 }
 
 /// A segment that one writer owns and nobody else sees yet.
@@ -125,12 +146,34 @@ pub trait Segment: Send + Sync {
     fn fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         None
     }
+
+    /// Where the bytes start in the file behind [`fd`](Segment::fd), in bytes: more than zero for a part of a slab.
+    #[cfg(unix)]
+    fn fd_offset(&self) -> usize {
+        0
+    }
 }
 
-/// `offset .. offset + len`, checked to lie inside `0 .. total`.
-pub(crate) fn range_within(offset: usize, len: usize, total: usize) -> Result<std::ops::Range<usize>> {
+/// `offset .. offset + len`, checked to lie inside `0 .. total`; all in bytes.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) when it does not.
+pub fn range_within(offset: usize, len: usize, total: usize) -> Result<std::ops::Range<usize>> {
     match offset.checked_add(len) {
         Some(end) if end <= total => Ok(offset..end),
         _ => Err(Error::invalid(format!("{len} bytes at offset {offset} do not fit a segment of {total} bytes"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn padding_never_overflows() {
+        assert_eq!([0, 1, 64, 65].map(|len| padded(len).ok()), [Some(0), Some(64), Some(64), Some(128)]);
+        for len in [usize::MAX, usize::MAX - 62, usize::MAX - 63, isize::MAX as usize] {
+            assert_eq!(padded(len).unwrap_err().kind(), crate::ErrorKind::Invalid, "{len}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! What every [`Memory`] is held to, and a device without hardware.
 
 use crate::segment::range_within;
-use crate::{ALIGNMENT, Device, Memory, MemoryKind, Result, Segment, SegmentMut};
+use crate::{ALIGNMENT, Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -14,9 +14,13 @@ pub fn conformance(memory: &dyn Memory) {
         reserves_zeroed_and_aligned(memory, len);
     }
     keeps_what_was_written(memory);
+    hands_out_clean_memory(memory);
     checks_bounds(memory);
     shares_between_threads(memory);
-    assert!(memory.reserve(usize::MAX).is_err(), "an impossible length must be refused");
+    for len in [usize::MAX, usize::MAX - 62, isize::MAX as usize] {
+        let refused = memory.reserve(len).err().map(|error| error.kind());
+        assert_eq!(refused, Some(ErrorKind::Invalid), "the impossible length {len} must be refused");
+    }
 }
 
 fn reserves_zeroed_and_aligned(memory: &dyn Memory, len: usize) {
@@ -50,6 +54,20 @@ fn keeps_what_was_written(memory: &dyn Memory) {
     }
 }
 
+/// What a segment held must not show in one that comes after it.
+fn hands_out_clean_memory(memory: &dyn Memory) {
+    for len in [10_000, 9000, 20_000] {
+        let mut used = memory.reserve(len).expect("reserve");
+        used.write_at(0, &vec![255; len]).expect("write");
+        drop(used);
+        reserves_zeroed_and_aligned(memory, len);
+        let copy = memory.copy_of(&vec![3; len / 2]).expect("copy").freeze().expect("freeze");
+        let mut read = vec![0; len / 2];
+        copy.read_at(0, &mut read).expect("read");
+        assert!(copy.len() == len / 2 && read.iter().all(|&byte| byte == 3), "a copy must be its source");
+    }
+}
+
 fn checks_bounds(memory: &dyn Memory) {
     let mut segment = memory.reserve(100).expect("reserve");
     segment.write_at(100, &[]).expect("an empty write at the end is inside");
@@ -80,6 +98,10 @@ fn shares_between_threads(memory: &dyn Memory) {
     }
 }
 
+/// The most bytes of a [`FakeDevice`]'s segment: what the heap of any machine has, so that a test's impossible request
+/// is an error and not an abort.
+const FAKE_DEVICE_BYTES_MAX: usize = 1 << 30;
+
 /// A device whose segments the host cannot address: only explicit copies reach them.
 /// Counts what is alive, so that tests can prove that nothing leaks.
 #[derive(Clone, Debug, Default)]
@@ -104,8 +126,8 @@ impl Memory for FakeDevice {
     }
 
     fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
-        if len as u64 > crate::TENSOR_BYTES_MAX {
-            return Err(crate::Error::invalid("the fake device is not that large"));
+        if len > FAKE_DEVICE_BYTES_MAX {
+            return Err(Error::invalid(format!("{len} bytes; the fake device has {FAKE_DEVICE_BYTES_MAX}")));
         }
         self.live_bytes.fetch_add(len, Ordering::SeqCst);
         Ok(Box::new(FakeSegment { data: vec![0; len], live_bytes: Arc::clone(&self.live_bytes) }))
@@ -180,6 +202,7 @@ mod tests {
         let device = FakeDevice::default();
         conformance(&device);
         assert_eq!(device.live_bytes(), 0);
+        assert_eq!(device.reserve(FAKE_DEVICE_BYTES_MAX + 1).err().unwrap().kind(), ErrorKind::Invalid);
         let segment = device.reserve(10).unwrap();
         assert_eq!(device.live_bytes(), 10);
         drop(segment);

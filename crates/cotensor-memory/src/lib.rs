@@ -6,13 +6,24 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod cache;
+mod copy;
+mod free;
 mod map;
 mod mapped_file;
 mod memfd;
 mod pack;
+mod pool;
+mod private;
+mod seal;
+mod slab;
 pub mod usage;
 
 pub use cache::PackCache;
+pub use copy::{PARALLEL_COPY_BYTES_MIN, copy_parallel};
 pub use mapped_file::{MappedFile, MappedFileMemory};
-pub use memfd::{MemfdMemory, open_shared};
+pub use memfd::{MemfdMemory, MemfdMut, SealedMemfd};
 pub use pack::{Entry, parse_table};
+pub use pool::{MemfdPool, PoolUsage};
+pub use private::PrivateCopy;
+pub use seal::{Guarantee, check_sealed};
+pub use slab::Slab;

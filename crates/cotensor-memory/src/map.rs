@@ -1,18 +1,43 @@
 //! One mapping, unmapped on drop.
 
 use cotensor_core::{ALIGNMENT, Error, Result};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::param::page_size;
 use std::ffi::c_void;
 use std::num::NonZero;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
-/// A mapping of a whole file. Invariant M1: `start .. start + len` is mapped, readable, for as long as this lives.
-/// Invariant M2: it is writable exactly when `writable`, and then nobody else writes it.
+/// What a mapping is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Reading. Private, because the kernel counts a shared mapping of a writable descriptor as one that may write
+    /// (before 6.7 it refuses one of a write-sealed memfd); it has the file's own pages all the same.
+    Read,
+    /// Writing into the file.
+    Write,
+    /// Reading the file's pages, and writing into a copy of each page that is written.
+    CopyOnWrite,
+}
+
+impl Access {
+    fn flags(self) -> (ProtFlags, MapFlags) {
+        match self {
+            Access::Read => (ProtFlags::READ, MapFlags::PRIVATE),
+            Access::Write => (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED),
+            Access::CopyOnWrite => (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE),
+        }
+    }
+}
+
+/// A mapping of a part of a file. Invariant M1: `start .. start + len` is mapped, readable, for as long as this lives.
+/// Invariant M2: it is writable unless `access` is `Read`, and then this process writes it only through `bytes_mut`, or,
+/// where it is a slab's, only through the slab's parts, and nobody calls `bytes`.
 pub(crate) struct Map {
     start: NonNull<u8>,
     len: usize,
-    writable: bool,
+    access: Access,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread; reading needs a shared and writing an exclusive
@@ -22,40 +47,68 @@ unsafe impl Send for Map {}
 unsafe impl Sync for Map {}
 
 impl Map {
-    /// Maps the first `len` bytes of `fd`: shared and writable, or shared and read-only.
-    pub(crate) fn new(fd: BorrowedFd<'_>, len: usize, writable: bool) -> Result<Self> {
-        if len == 0 {
-            let aligned = NonZero::new(ALIGNMENT).map_or(NonNull::dangling(), NonNull::without_provenance);
-            return Ok(Self { start: aligned, len, writable });
-        }
-        let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
-        let start = unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0) };
-        let start = start.map_err(|error| Error::io(format!("cannot map {len} bytes"), &error.into()))?;
-        let start = NonNull::new(start.cast()).ok_or_else(|| Error::unsupported("the system mapped address zero"))?;
-        Ok(Self { start, len, writable })
+    /// Maps the first `len` bytes of `fd`.
+    pub(crate) fn new(fd: BorrowedFd<'_>, len: usize, access: Access) -> Result<Self> {
+        Self::at(fd, 0, len, access)
     }
 
-    /// Replaces the writable mapping by a read-only one at the same address. Private, because the kernel counts a
-    /// shared mapping of a writable descriptor as one that may write; it has the file's own pages all the same.
-    pub(crate) fn into_read_only(mut self, fd: BorrowedFd<'_>) -> Result<Self> {
+    /// Maps `len` bytes of `fd` from `offset` on, which has to be a multiple of the page size.
+    pub(crate) fn at(fd: BorrowedFd<'_>, offset: u64, len: usize, access: Access) -> Result<Self> {
+        if len == 0 {
+            let aligned = NonZero::new(ALIGNMENT).map_or(NonNull::dangling(), NonNull::without_provenance);
+            return Ok(Self { start: aligned, len, access });
+        }
+        let (protection, flags) = access.flags();
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
+        let start = unsafe { mmap(std::ptr::null_mut(), len, protection, flags, fd, offset) };
+        let start = start.map_err(|error| Error::io(format!("cannot map {len} bytes"), &error.into()))?;
+        let start = NonNull::new(start.cast()).ok_or_else(|| Error::unsupported("the system mapped address zero"))?;
+        Ok(Self { start, len, access })
+    }
+
+    /// Replaces a mapping of the file's start by a read-only one of its first `len` bytes, at the same address.
+    pub(crate) fn into_read_only(mut self, fd: BorrowedFd<'_>, len: usize) -> Result<Self> {
+        self.shorten(len);
         if self.len > 0 {
+            let (protection, flags) = Access::Read.flags();
+            let start = self.start.as_ptr().cast::<c_void>();
             // SAFETY: M1: the range is this mapping's own, page-aligned as mmap gave it, and `self` by value proves that
             // nobody borrows it. MAP_FIXED replaces it in one step, so the address is never free for others.
-            let done = unsafe {
-                mmap(
-                    self.start.as_ptr().cast::<c_void>(),
-                    self.len,
-                    ProtFlags::READ,
-                    MapFlags::PRIVATE | MapFlags::FIXED,
-                    fd,
-                    0,
-                )
-            };
+            let done = unsafe { mmap(start, self.len, protection, flags | MapFlags::FIXED, fd, 0) };
             done.map_err(|error| Error::io("cannot map read-only", &error.into()))?;
         }
-        self.writable = false;
+        self.access = Access::Read;
         Ok(self)
+    }
+
+    /// Unmaps the pages beyond the first `len` bytes.
+    fn shorten(&mut self, len: usize) {
+        let (kept, mapped) = (len.next_multiple_of(page_size()), self.len);
+        if kept < mapped {
+            // SAFETY: M1: the range is the end of this mapping, from a page's start on, and `&mut self` proves that
+            // nobody borrows it. A failure would leave it mapped, which harms nobody.
+            let _ = unsafe { munmap(self.start.as_ptr().add(kept).cast(), mapped - kept) };
+        }
+        self.len = len.min(mapped);
+    }
+
+    /// Makes every page of a writable mapping present, so that no write has to wait for the kernel. On one thread: the
+    /// pages exist already, and more threads wait for each other's page tables.
+    /// Kernels before 5.14 cannot, and lose only the time.
+    pub(crate) fn populate(&self) -> Result<()> {
+        if self.len == 0 {
+            return Ok(());
+        }
+        // SAFETY: M1: the range is this mapping's own. The bytes do not change.
+        match unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxPopulateWrite) } {
+            Ok(()) | Err(Errno::INVAL) => Ok(()),
+            Err(error) => Err(Error::io(format!("cannot back {} bytes", self.len), &error.into())),
+        }
+    }
+
+    /// Where the mapping starts.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -69,8 +122,9 @@ impl Map {
     }
 
     pub(crate) fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        let writable = self.access != Access::Read;
         // SAFETY: M1 and M2; the exclusive borrow of `self` excludes other references.
-        self.writable.then(|| unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) })
+        writable.then(|| unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) })
     }
 }
 

@@ -1,9 +1,11 @@
 //! Files of Cotensor's own cache, mapped. User files are never mapped: truncating one would kill its readers.
 
-use crate::map::Map;
-use cotensor_core::{Device, Error, Memory, MemoryKind, Result, Segment, SegmentMut, TENSOR_BYTES_MAX};
-use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, fstat, open};
-use std::os::fd::{AsFd, OwnedFd};
+use crate::map::{Access, Map};
+use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, padded};
+use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, open};
+use std::fs::{File, Metadata, OpenOptions};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,6 +13,28 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A file, mapped read-only.
 pub struct MappedFile {
     map: Map,
+    id: FileId,
+}
+
+/// What tells a file from another one under the same path, and from itself after a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FileId {
+    device: u64,
+    inode: u64,
+    len: u64,
+    modified: (i64, i64),
+}
+
+impl FileId {
+    pub(crate) fn of(file: &Metadata) -> Self {
+        let modified = (file.mtime(), file.mtime_nsec());
+        Self { device: file.dev(), inode: file.ino(), len: file.len(), modified }
+    }
+
+    /// The file's length in bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
 }
 
 impl MappedFile {
@@ -19,16 +43,23 @@ impl MappedFile {
     /// # Errors
     /// `Refused` for a link, another kind of file or another owner; `Io`.
     pub fn open(path: &Path) -> Result<Self> {
-        let io = |error: rustix::io::Errno| Error::io("cannot map", &error.into()).in_file(path);
-        let fd = open(path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()).map_err(io)?;
-        let stat = fstat(&fd).map_err(io)?;
-        let regular = stat.st_mode & 0o170_000 == 0o100_000;
-        if !regular || stat.st_uid != rustix::process::geteuid().as_raw() {
-            let message = "not a regular file of this user";
-            return Err(Error::new(cotensor_core::ErrorKind::Refused, message).in_file(path));
+        let io = |error: std::io::Error| Error::io("cannot map", &error).in_file(path);
+        // Not blocking, so that a pipe in the file's place is refused and not waited for.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = File::from(open(path, flags, Mode::empty()).map_err(|error| io(error.into()))?);
+        let found = file.metadata().map_err(io)?;
+        if !found.is_file() || found.uid() != rustix::process::geteuid().as_raw() {
+            return Err(Error::new(ErrorKind::Refused, "not a regular file of this user").in_file(path));
         }
-        let len = usize::try_from(stat.st_size).map_err(|_| Error::corrupt("impossible size").in_file(path))?;
-        Ok(Self { map: Map::new(fd.as_fd(), len, false).map_err(|error| error.in_file(path))? })
+        let len = usize::try_from(found.len()).ok().filter(|&len| padded(len).is_ok());
+        let len = len.ok_or_else(|| Error::corrupt("impossible size").in_file(path))?;
+        let map = Map::new(file.as_fd(), len, Access::Read).map_err(|error| error.in_file(path))?;
+        Ok(Self { map, id: FileId::of(&found) })
+    }
+
+    /// Which file it is.
+    pub(crate) fn id(&self) -> FileId {
+        self.id
     }
 }
 
@@ -74,47 +105,78 @@ impl Memory for MappedFileMemory {
     }
 
     fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
-        let name = format!("{}-{}.segment", std::process::id(), self.next.fetch_add(1, Ordering::Relaxed));
-        let path = self.folder.join(name);
-        let file = WritableFile::create(&path, len)?;
+        let name = || format!("{}-{}.segment", std::process::id(), self.next.fetch_add(1, Ordering::Relaxed));
+        let file = WritableFile::create(&self.folder, name, len)?;
         // From here on the file lives through its descriptor and mapping alone.
-        std::fs::remove_file(&path).map_err(|error| Error::io("cannot unlink", &error).in_file(&path))?;
+        std::fs::remove_file(&file.path).map_err(|error| Error::io("cannot unlink", &error).in_file(&file.path))?;
         Ok(Box::new(file))
     }
 }
 
+/// How many names are tried for a new file: containers repeat process ids, and a killed process leaves its files.
+const NAMES_TRIED_MAX: usize = 10_000;
+
 /// A new file, mapped for writing.
 pub(crate) struct WritableFile {
     map: Map,
-    fd: OwnedFd,
+    file: File,
+    path: PathBuf,
 }
 
 impl WritableFile {
-    /// Creates `path` with `len` bytes, all of them backed by disk.
-    pub(crate) fn create(path: &Path, len: usize) -> Result<Self> {
-        if len as u64 > TENSOR_BYTES_MAX {
-            return Err(Error::invalid(format!("{len} bytes are more than a segment may have")).in_file(path));
+    /// Creates a file of `len` bytes, all of them backed by disk, in `folder` under the first of the names that is free.
+    /// Leaves no file when it fails.
+    pub(crate) fn create(folder: &Path, mut name: impl FnMut() -> String, len: usize) -> Result<Self> {
+        padded(len)?;
+        for _ in 0..NAMES_TRIED_MAX {
+            let path = folder.join(name());
+            match OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path) {
+                Ok(file) => return Self::prepare(file, path, len),
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(Error::io("cannot make a file", &error).in_file(path)),
+            }
         }
-        let io = |error: rustix::io::Errno| {
-            Error::io(format!("cannot make a file of {len} bytes"), &error.into()).in_file(path)
-        };
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd = open(path, flags, Mode::RUSR | Mode::WUSR).map_err(io)?;
-        if len > 0 {
-            // A full disk is an error now, not a SIGBUS while writing.
-            fallocate(&fd, FallocateFlags::empty(), 0, len as u64).map_err(|error| {
+        Err(Error::new(ErrorKind::Io, "no name for a new file is free; remove abandoned ones").in_file(folder))
+    }
+
+    fn prepare(file: File, path: PathBuf, len: usize) -> Result<Self> {
+        // A full disk is an error now, not a SIGBUS while writing.
+        let backed = if len > 0 { fallocate(&file, FallocateFlags::empty(), 0, len as u64) } else { Ok(()) };
+        let map = backed
+            .map_err(|error| Error::io(format!("cannot make a file of {len} bytes"), &error.into()))
+            .and_then(|()| Map::new(file.as_fd(), len, Access::Write));
+        match map {
+            Ok(map) => Ok(Self { map, file, path }),
+            Err(error) => {
                 // The error that matters is the first.
-                let _ = std::fs::remove_file(path);
-                io(error)
-            })?;
+                let _ = std::fs::remove_file(&path);
+                Err(error.in_file(path))
+            }
         }
-        let map = Map::new(fd.as_fd(), len, true).map_err(|error| error.in_file(path))?;
-        Ok(Self { map, fd })
+    }
+
+    /// Where it was made.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The bytes for writing.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         self.map.bytes_mut().unwrap_or_default()
+    }
+
+    /// Waits until the bytes are on the disk.
+    pub(crate) fn sync(&self) -> Result<()> {
+        // Pages that were written through the mapping count as the file's.
+        self.file.sync_data().map_err(|error| Error::io("cannot write to disk", &error).in_file(&self.path))
+    }
+
+    /// Ends writing.
+    pub(crate) fn into_mapped(self) -> Result<MappedFile> {
+        let len = self.map.len();
+        let map = self.map.into_read_only(self.file.as_fd(), len)?;
+        let found = self.file.metadata().map_err(|error| Error::io("cannot look at", &error).in_file(&self.path))?;
+        Ok(MappedFile { map, id: FileId::of(&found) })
     }
 }
 
@@ -132,14 +194,14 @@ impl SegmentMut for WritableFile {
     }
 
     fn freeze(self: Box<Self>) -> Result<Arc<dyn Segment>> {
-        let WritableFile { map, fd } = *self;
-        Ok(Arc::new(MappedFile { map: map.into_read_only(fd.as_fd())? }))
+        Ok(Arc::new(self.into_mapped()?))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::process::{Resource, Rlimit};
 
     #[test]
     fn conforms_and_leaves_no_file() {
@@ -159,5 +221,36 @@ mod tests {
         assert!(MappedFile::open(&link).is_err());
         assert!(MappedFile::open(folder.path()).is_err());
         assert!(MappedFile::open(&folder.path().join("none")).is_err());
+    }
+
+    #[test]
+    fn names_that_a_killed_process_left_are_passed_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let left: Vec<_> = (0..3).map(|i| folder.path().join(format!("{}-{i}.segment", std::process::id()))).collect();
+        left.iter().for_each(|path| std::fs::write(path, b"left").unwrap());
+        assert!(MappedFileMemory::new(folder.path()).reserve(100).is_ok());
+        assert!(left.iter().all(|path| std::fs::read(path).unwrap() == b"left"));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_mapped_does_not_stay() {
+        const CHILD: &str = "COTENSOR_TEST_SMALL_FOLDER";
+        const LEN: usize = 64 << 20;
+        if let Some(folder) = std::env::var_os(CHILD) {
+            // In a process of its own, because the limit holds for the whole process.
+            let little = Some(LEN as u64 / 2);
+            rustix::process::setrlimit(Resource::As, Rlimit { current: little, maximum: little }).unwrap();
+            let refused = MappedFileMemory::new(folder).reserve(LEN).err().unwrap();
+            assert!(refused.to_string().contains("cannot map"), "{refused}");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "mapped_file::tests::a_file_that_cannot_be_mapped_does_not_stay", "--test-threads=1"]);
+        let output = child.env(CHILD, folder.path()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }

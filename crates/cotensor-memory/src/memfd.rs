@@ -1,15 +1,14 @@
 //! Anonymous files that any process can map and none can write once they are published.
 
-use crate::map::Map;
-use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, TENSOR_BYTES_MAX};
-use rustix::fs::{
-    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
-};
+use crate::copy::copy_parallel;
+use crate::map::{Access, Map};
+use crate::private::PrivateCopy;
+use crate::seal::{Guarantee, check_sealed, create, seal};
+use cotensor_core::{ALIGNMENT, Device, Error, Memory, MemoryKind, Result, Segment, SegmentMut, range_within};
+use rustix::fs::ftruncate;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-
-/// Every change that a published segment must rule out.
-const SEALS: SealFlags = SealFlags::WRITE.union(SealFlags::SHRINK).union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// Memory in anonymous files of the kernel, one per segment.
 #[derive(Clone, Copy, Debug, Default)]
@@ -25,57 +24,134 @@ impl Memory for MemfdMemory {
     }
 
     fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
-        if len as u64 > TENSOR_BYTES_MAX {
-            return Err(Error::invalid(format!("{len} bytes are more than a segment may have")));
-        }
-        let io = |what: &str, error: rustix::io::Errno| {
-            Error::io(format!("{what} {len} bytes of shared memory"), &error.into())
-        };
-        let fd = memfd_create("cotensor", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-            .map_err(|error| io("cannot make", error))?;
-        ftruncate(&fd, len as u64).map_err(|error| io("cannot size", error))?;
-        if len > 0 {
-            // Backed now or refused now: a page that is missing later would be a SIGBUS for whoever touches it.
-            fallocate(&fd, FallocateFlags::empty(), 0, len as u64).map_err(|error| io("cannot reserve", error))?;
-        }
-        let map = Map::new(fd.as_fd(), len, true)?;
-        Ok(Box::new(Writable { map, fd }))
+        Ok(Box::new(MemfdMut::create(len)?))
     }
 }
 
-struct Writable {
+/// A memfd that this process alone knows, and writes.
+pub struct MemfdMut {
     map: Map,
     fd: OwnedFd,
+    /// What of the mapping is used.
+    len: usize,
 }
 
-impl SegmentMut for Writable {
-    fn len(&self) -> usize {
+impl MemfdMut {
+    /// A new one of `len` zeroed bytes, all of them backed by memory.
+    ///
+    /// # Errors
+    /// `Invalid` for a length that cannot exist, `Io` when the system has no more memory.
+    pub fn create(len: usize) -> Result<Self> {
+        let fd = create(len)?;
+        let map = Map::new(fd.as_fd(), len, Access::Write)?;
+        Ok(Self { map, fd, len })
+    }
+
+    /// Makes every page present in this process, so that filling it runs at the speed of the memory.
+    ///
+    /// # Errors
+    /// `Io` when the system has no more memory.
+    pub fn prefault(&self) -> Result<()> {
+        self.map.populate()
+    }
+
+    /// The most bytes it can be used for.
+    pub(crate) fn capacity(&self) -> usize {
         self.map.len()
     }
 
+    /// Uses the first `len` bytes, at most its capacity; they keep what was written before.
+    pub(crate) fn resize(&mut self, len: usize) {
+        self.len = len.min(self.map.len());
+    }
+
+    /// Ends writing for good: the address stays, and nobody can write or resize it ever after. It cannot be used again
+    /// for another tensor; that is what makes it safe to hand to anyone.
+    ///
+    /// # Errors
+    /// `Conflict` while a forked child can still write it, `Io`.
+    pub fn seal(self) -> Result<SealedMemfd> {
+        let map = self.map.into_read_only(self.fd.as_fd(), self.len)?;
+        ftruncate(&self.fd, self.len as u64).map_err(|error| Error::io("cannot size shared memory", &error.into()))?;
+        // Succeeds only when no writable mapping is left anywhere: the proof that nobody can write it any more.
+        seal(&self.fd, Guarantee::Immutable)?;
+        Ok(SealedMemfd { map, fd: self.fd, guarantee: Guarantee::Immutable })
+    }
+}
+
+impl SegmentMut for MemfdMut {
+    fn len(&self) -> usize {
+        self.len
+    }
+
     fn bytes(&self) -> Option<&[u8]> {
-        Some(self.map.bytes())
+        self.map.bytes().get(..self.len)
     }
 
     fn bytes_mut(&mut self) -> Option<&mut [u8]> {
-        self.map.bytes_mut()
+        self.map.bytes_mut()?.get_mut(..self.len)
+    }
+
+    fn write_at(&mut self, offset: usize, source: &[u8]) -> Result<()> {
+        let range = range_within(offset, source.len(), self.len)?;
+        copy_parallel(&mut self.map.bytes_mut().unwrap_or_default()[range], source);
+        Ok(())
     }
 
     fn freeze(self: Box<Self>) -> Result<Arc<dyn Segment>> {
-        let Writable { map, fd } = *self;
-        let map = map.into_read_only(fd.as_fd())?;
-        // Succeeds only when no writable mapping is left anywhere: the proof that nobody can write it any more.
-        fcntl_add_seals(&fd, SEALS).map_err(|error| Error::io("cannot seal shared memory", &error.into()))?;
-        Ok(Arc::new(Sealed { map, fd }))
+        Ok(Arc::new(self.seal()?))
     }
 }
 
-struct Sealed {
+/// A memfd that nobody can resize and, as its [`Guarantee`] says, write. Mapped read-only.
+///
+/// Where the producer can still write ([`Guarantee::ProducerOnly`]), its bytes are good for numbers: whoever takes lengths
+/// or offsets from them copies them first and checks the copy.
+pub struct SealedMemfd {
     map: Map,
     fd: OwnedFd,
+    guarantee: Guarantee,
 }
 
-impl Segment for Sealed {
+impl SealedMemfd {
+    /// Maps what another process published, after the checks of [`check_sealed`].
+    ///
+    /// # Errors
+    /// `Refused` when it is no memfd of `len` bytes that keeps `guarantee`, `Io` when it cannot be mapped.
+    pub fn open(fd: OwnedFd, len: usize, guarantee: Guarantee) -> Result<Self> {
+        check_sealed(&fd, len, guarantee)?;
+        let map = Map::new(fd.as_fd(), len, Access::Read)?;
+        Ok(Self { map, fd, guarantee })
+    }
+
+    /// What its reader can rely on.
+    pub fn guarantee(&self) -> Guarantee {
+        self.guarantee
+    }
+
+    /// A part of it as a segment of its own, which keeps all of it mapped. `range` is in bytes.
+    ///
+    /// # Errors
+    /// `Invalid` when the range is not inside or does not start at a multiple of [`ALIGNMENT`].
+    pub fn window(self: &Arc<Self>, range: Range<usize>) -> Result<Arc<dyn Segment>> {
+        let range = range_within(range.start, range.len(), self.map.len())?;
+        if !range.start.is_multiple_of(ALIGNMENT) {
+            return Err(Error::invalid(format!("byte {} is not a multiple of {ALIGNMENT}", range.start)));
+        }
+        Ok(Arc::new(Window { whole: Arc::clone(self), range }))
+    }
+
+    /// The bytes of `range` for a reader who may write in place: a page is shared until he writes it and his own from
+    /// then on; nobody else sees what he writes.
+    ///
+    /// # Errors
+    /// `Invalid` when the range is not inside, `Io` when it cannot be mapped.
+    pub fn copy_on_write(&self, range: Range<usize>) -> Result<PrivateCopy> {
+        PrivateCopy::new(self.fd.as_fd(), range_within(range.start, range.len(), self.map.len())?)
+    }
+}
+
+impl Segment for SealedMemfd {
     fn len(&self) -> usize {
         self.map.len()
     }
@@ -97,80 +173,36 @@ impl Segment for Sealed {
     }
 }
 
-/// Maps a segment that another process published, after checking that nobody can change it.
-///
-/// # Errors
-/// `Refused` when it is no memfd or lacks a seal, `Io` when it cannot be mapped.
-pub fn open_shared(fd: OwnedFd) -> Result<Arc<dyn Segment>> {
-    let refused =
-        |what: &str| Error::new(ErrorKind::Refused, format!("this descriptor is not a published segment: {what}"));
-    let seals = fcntl_get_seals(&fd).map_err(|_| refused("it cannot be sealed"))?;
-    if !seals.contains(SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW) {
-        return Err(refused("it is not sealed against writing and resizing"));
+struct Window {
+    whole: Arc<SealedMemfd>,
+    range: Range<usize>,
+}
+
+impl Segment for Window {
+    fn len(&self) -> usize {
+        self.range.len()
     }
-    let size = fstat(&fd).map_err(|error| Error::io("cannot look at a segment", &error.into()))?.st_size;
-    let len = usize::try_from(size).map_err(|_| refused("its size is impossible"))?;
-    let map = Map::new(fd.as_fd(), len, false)?;
-    Ok(Arc::new(Sealed { map, fd }))
+
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Memfd
+    }
+
+    fn device(&self) -> Device {
+        Device::Cpu
+    }
+
+    fn bytes(&self) -> Option<&[u8]> {
+        self.whole.map.bytes().get(self.range.clone())
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.whole.fd.as_fd())
+    }
+
+    fn fd_offset(&self) -> usize {
+        self.range.start
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use rustix::fs::{Mode, OFlags, open};
-    use std::os::fd::AsRawFd;
-
-    fn published() -> Arc<dyn Segment> {
-        let mut segment = MemfdMemory.reserve(8192).unwrap();
-        segment.write_at(0, &[7; 8192]).unwrap();
-        segment.freeze().unwrap()
-    }
-
-    #[test]
-    fn conforms() {
-        cotensor_core::testing::conformance(&MemfdMemory);
-    }
-
-    #[test]
-    fn nobody_can_write_or_resize_what_is_published() {
-        let segment = published();
-        let fd = segment.fd().unwrap();
-        assert!(Map::new(fd, 8192, true).is_err(), "no writable mapping");
-        assert!(ftruncate(fd, 0).is_err() && ftruncate(fd, 16384).is_err(), "no resizing");
-        assert!(rustix::io::write(fd, b"x").is_err(), "no writing");
-        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-        let reopened = open(path, OFlags::RDWR, Mode::empty());
-        if let Ok(reopened) = reopened {
-            assert!(rustix::io::write(&reopened, b"x").is_err(), "reopening does not help");
-            assert!(Map::new(reopened.as_fd(), 8192, true).is_err());
-        }
-        assert!(segment.bytes().unwrap().iter().all(|&byte| byte == 7));
-    }
-
-    #[test]
-    fn a_second_holder_maps_the_same_pages() {
-        let segment = published();
-        let copy = open_shared(segment.fd().unwrap().try_clone_to_owned().unwrap()).unwrap();
-        drop(segment);
-        assert_eq!(copy.bytes().unwrap(), [7; 8192]);
-    }
-
-    #[test]
-    fn unsealed_and_foreign_descriptors_are_refused() {
-        let fd = memfd_create("x", MemfdFlags::ALLOW_SEALING).unwrap();
-        assert_eq!(open_shared(fd).err().unwrap().kind(), ErrorKind::Refused);
-        let file = std::fs::File::open("/proc/self/exe").unwrap();
-        assert_eq!(open_shared(file.into()).err().unwrap().kind(), ErrorKind::Refused);
-    }
-
-    #[test]
-    fn dropping_returns_descriptor_and_mapping() {
-        // Other tests of this process run beside this one, so a leak shows as growth over many rounds.
-        for _ in 0..2000 {
-            let segment = published();
-            assert!(segment.bytes().is_some());
-        }
-        assert!(crate::usage::fd_count().unwrap() < 500);
-        assert!(crate::usage::mapping_count().unwrap() < 1000);
-    }
-}
+mod tests;

@@ -11,7 +11,7 @@
 //! ..  contents
 //! ```
 
-use cotensor_core::{ALIGNMENT, ContentHash, Error, Result, TENSOR_BYTES_MAX};
+use cotensor_core::{ALIGNMENT, ContentHash, Error, Result, TENSOR_BYTES_MAX, padded};
 use std::ops::Range;
 
 const MAGIC: &[u8; 8] = b"cotensor";
@@ -85,7 +85,7 @@ pub(crate) fn plan(contents: &[(ContentHash, usize)]) -> Result<(Vec<Entry>, usi
     let mut at = HEADER_BYTES + contents.len() * ENTRY_BYTES;
     let mut entries = Vec::with_capacity(contents.len());
     for &(hash, len) in contents {
-        let start = at.next_multiple_of(ALIGNMENT);
+        let start = padded(at)?;
         let end = start.checked_add(len).filter(|&end| end as u64 <= TENSOR_BYTES_MAX);
         at = end.ok_or_else(|| Error::invalid("the contents are larger than a pack may be"))?;
         entries.push(Entry { hash, range: start..at });
@@ -170,6 +170,15 @@ mod tests {
         assert!(rewrite(&|entries| entries[0].range.start += 1).contains("misaligned"));
         assert!(rewrite(&|entries| entries[2].range.end += 1).contains("out of bounds"));
         assert!(rewrite(&|entries| entries[0].range = 0..1).contains("overlaps"));
+    }
+
+    #[test]
+    fn contents_beyond_the_limits_are_refused() {
+        let hash = ContentHash::of(b"a");
+        for lens in [&[usize::MAX][..], &[usize::MAX - 130], &[1, usize::MAX - 63]] {
+            let contents: Vec<_> = lens.iter().map(|&len| (hash, len)).collect();
+            assert_eq!(plan(&contents).unwrap_err().kind(), cotensor_core::ErrorKind::Invalid, "{lens:?}");
+        }
     }
 
     proptest! {

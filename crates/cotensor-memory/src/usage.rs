@@ -26,6 +26,41 @@ pub fn mapping_count() -> Result<usize> {
     Ok(read("/proc/self/maps")?.lines().count())
 }
 
+/// What the kernel says about one mapping of this process.
+#[cfg(test)]
+#[derive(Debug, Default)]
+pub(crate) struct Mapping {
+    pub(crate) protection: String,
+    pub(crate) inode: u64,
+    pub(crate) resident_bytes: u64,
+    pub(crate) dirty_bytes: u64,
+    pub(crate) anonymous_bytes: u64,
+}
+
+/// The mapping that starts at `start`.
+#[cfg(test)]
+pub(crate) fn mapping_at(start: *const u8) -> Option<Mapping> {
+    let smaps = read("/proc/self/smaps").ok()?;
+    let mut lines = smaps.lines();
+    let first = lines.find(|line| {
+        let range = line.split_once('-').and_then(|(from, _)| u64::from_str_radix(from, 16).ok());
+        range == Some(start as u64)
+    })?;
+    let columns: Vec<&str> = first.split_whitespace().collect();
+    let mut mapping =
+        Mapping { protection: columns[1].to_owned(), inode: columns[4].parse().ok()?, ..Mapping::default() };
+    for line in lines.take_while(|line| !line.starts_with("VmFlags")) {
+        let kib = || line.split_whitespace().nth(1).and_then(|number| number.parse::<u64>().ok()).unwrap_or(0);
+        match line.split(':').next() {
+            Some("Rss") => mapping.resident_bytes = kib() << 10,
+            Some("Anonymous") => mapping.anonymous_bytes = kib() << 10,
+            Some("Shared_Dirty" | "Private_Dirty") => mapping.dirty_bytes += kib() << 10,
+            _ => {}
+        }
+    }
+    Some(mapping)
+}
+
 /// How many file descriptors this process has open.
 ///
 /// # Errors

@@ -1,0 +1,87 @@
+//! What shared memory costs: new, made ready, and used again. Prints the best and the median of several rounds.
+
+use cotensor_core::{HeapMemory, Memory, Segment, SegmentMut};
+use cotensor_memory::{Guarantee, MemfdMemory, MemfdMut, MemfdPool, SealedMemfd, Slab, copy_parallel};
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const LEN: usize = 256 << 20;
+const ROUNDS: usize = 9;
+
+fn main() {
+    println!("256 MiB in one block, {ROUNDS} rounds{:>30}{:>12}{:>12}", "best", "median", "GB/s");
+    let source = vec![3; LEN];
+    let mut target = vec![1; LEN];
+    report("memcpy, 1 thread", || (), |()| target.copy_from_slice(&source));
+    report("memcpy, parallel", || (), |()| copy_parallel(&mut target, &source));
+    drop(target);
+
+    report("heap: copy and publish", || (), |()| publish(&HeapMemory, &source));
+    report("new memfd: copy and publish", || (), |()| publish(&MemfdMemory, &source));
+    let pool = MemfdPool::new(2 * LEN);
+    report("prefaulted pool: copy and publish", || pool.prefault(LEN, 1), |_| publish(&pool, &source));
+    let slab = Slab::create(LEN).expect("memory for a slab");
+    report("slab, first use: copy and publish", || Slab::create(LEN), |slab| publish(&slab.expect("memory"), &source));
+    report("slab, used again: copy and publish", || (), |()| publish(&slab, &source));
+    drop(slab);
+
+    report("making a memfd", || (), |()| MemfdMut::create(LEN));
+    report("making a memfd and prefaulting it", || (), |()| MemfdMut::create(LEN).map(|memfd| memfd.prefault()));
+    let full = || {
+        let mut memfd = MemfdMut::create(LEN).expect("memory");
+        memfd.write_at(0, &source).expect("it is as long");
+        memfd
+    };
+    report("giving a memfd back to the system", full, drop);
+    report("sealing", full, |memfd| memfd.seal());
+    let sealed = full().seal().expect("nobody else writes it");
+    let receive = || {
+        let fd = sealed.fd().expect("a memfd").try_clone_to_owned().expect("a descriptor");
+        SealedMemfd::open(fd, LEN, Guarantee::Immutable).expect("it is sealed")
+    };
+    report("receiving: check and map", || (), |()| receive());
+    report("receiving: reading all of it first", receive, |received| sum(received.bytes().unwrap_or_default()));
+    let again = receive();
+    report("receiving: reading it again", || (), |()| sum(again.bytes().unwrap_or_default()));
+
+    small();
+}
+
+fn publish(memory: &dyn Memory, source: &[u8]) -> Arc<dyn Segment> {
+    memory.copy_of(source).and_then(|segment| segment.freeze()).expect("memory")
+}
+
+fn sum(bytes: &[u8]) -> u64 {
+    let words = bytes.chunks_exact(8).map(|word| word.iter().fold(0, |all, &byte| all << 8 | u64::from(byte)));
+    words.fold(0, u64::wrapping_add)
+}
+
+/// Times `work` on what `prepare` makes; dropping the result is not counted.
+fn report<T, R>(what: &str, mut prepare: impl FnMut() -> T, mut work: impl FnMut(T) -> R) {
+    let mut times: Vec<Duration> = (0..ROUNDS)
+        .map(|_| {
+            let prepared = prepare();
+            let start = Instant::now();
+            let result = black_box(work(prepared));
+            let took = start.elapsed();
+            drop(result);
+            took
+        })
+        .collect();
+    times.sort();
+    let (best, median) = (times[0].as_secs_f64(), times[ROUNDS / 2].as_secs_f64());
+    println!("{what:<45}{:>9.3} ms{:>9.3} ms{:>12.2}", best * 1e3, median * 1e3, LEN as f64 / best / 1e9);
+}
+
+/// Small tensors, of a slab and of their own.
+fn small() {
+    let slab = Slab::create(1 << 20).expect("memory for a slab");
+    let source = [1; 3072];
+    for (what, memory) in [("slab", &slab as &dyn Memory), ("heap", &HeapMemory), ("memfd", &MemfdMemory)] {
+        let rounds = if what == "memfd" { 2000 } else { 100_000 };
+        let start = Instant::now();
+        (0..rounds).for_each(|_| drop(black_box(publish(memory, &source))));
+        println!("3 KiB by copy, {what:<6}: {:.0} ns", start.elapsed().as_secs_f64() * 1e9 / f64::from(rounds));
+    }
+}

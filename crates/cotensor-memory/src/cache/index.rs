@@ -1,0 +1,151 @@
+//! What the packs of a folder hold, and which of them this process maps.
+
+use crate::mapped_file::{FileId, MappedFile};
+use crate::pack::{Entry, parse_table};
+use cotensor_core::{ContentHash, Error, Located, Result, Segment};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+
+/// How often one search may find a pack replaced under its eyes.
+const REPLACED_MAX: usize = 8;
+
+/// Other processes add, replace and remove packs at any time. Invariant I1: the places of a pack, and its mapping if one
+/// lives, are those of the file whose `id` is kept; whatever shows another id makes the index read that pack again.
+pub(super) struct Index {
+    folder: PathBuf,
+    /// Every place of a content: when one pack goes, another may have it still.
+    contents: HashMap<ContentHash, Vec<Place>>,
+    packs: HashMap<Arc<Path>, Pack>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Place {
+    pack: Arc<Path>,
+    range: Range<usize>,
+}
+
+struct Pack {
+    id: FileId,
+    mapping: Weak<MappedFile>,
+    problem: Option<Error>,
+}
+
+impl Index {
+    /// Of the packs in `folder`, none of which is read yet.
+    pub(super) fn new(folder: PathBuf) -> Self {
+        Self { folder, contents: HashMap::new(), packs: HashMap::new() }
+    }
+
+    /// Reads the tables of packs that are new or changed, and forgets those that went.
+    /// A damaged one is noted and left alone until it changes.
+    pub(super) fn scan(&mut self) {
+        let found: HashMap<Arc<Path>, FileId> = pack_files(&self.folder).map(|(path, id)| (path.into(), id)).collect();
+        let gone = |path: &Arc<Path>, pack: &Pack| !found.contains_key(path) && pack.mapping.strong_count() == 0;
+        let gone: Vec<_> = self.packs.iter().filter(|(path, pack)| gone(path, pack)).map(|(path, _)| path).collect();
+        for path in gone.into_iter().cloned().collect::<Vec<_>>() {
+            self.forget(&path);
+        }
+        for (path, id) in found {
+            if self.packs.get(&path).is_none_or(|pack| pack.id != id)
+                && let Err(problem) = self.read(&path)
+            {
+                self.packs.insert(path, Pack { id, mapping: Weak::new(), problem: Some(problem) });
+            }
+        }
+    }
+
+    /// The content's bytes in some pack, mapped once for the process.
+    pub(super) fn find(&mut self, hash: &ContentHash) -> Option<Located> {
+        self.look_up(hash).or_else(|| {
+            self.scan();
+            self.look_up(hash)
+        })
+    }
+
+    fn look_up(&mut self, hash: &ContentHash) -> Option<Located> {
+        for _ in 0..REPLACED_MAX {
+            let place = self.contents.get(hash)?.first()?.clone();
+            let mapping = self.map(&place.pack);
+            // Mapping may have shown that the pack is another one by now.
+            if let Some(mapping) = mapping
+                && self.contents.get(hash).is_some_and(|places| places.contains(&place))
+            {
+                return Some((mapping, place.range));
+            }
+        }
+        None
+    }
+
+    /// All of `entries` in the pack at `path`, if it is whole and has them.
+    pub(super) fn find_in(&mut self, path: &Arc<Path>, entries: &[Entry]) -> Option<Vec<Located>> {
+        let mapping = self.map(path)?;
+        let place = |entry: &Entry| {
+            let places = self.contents.get(&entry.hash)?;
+            let place = places.iter().find(|place| place.pack == *path && place.range.len() == entry.range.len())?;
+            Some((Arc::clone(&mapping) as Arc<dyn Segment>, place.range.clone()))
+        };
+        entries.iter().map(place).collect()
+    }
+
+    /// Lists the pack at `path`, in place of any other that was there.
+    pub(super) fn adopt(&mut self, path: &Arc<Path>, mapping: &Arc<MappedFile>, entries: &[Entry]) {
+        if let Some(known) = self.packs.get_mut(path)
+            && known.id == mapping.id()
+            && known.problem.is_none()
+        {
+            known.mapping = Arc::downgrade(mapping);
+            return;
+        }
+        self.forget(path);
+        for Entry { hash, range } in entries {
+            self.contents.entry(*hash).or_default().push(Place { pack: Arc::clone(path), range: range.clone() });
+        }
+        let pack = Pack { id: mapping.id(), mapping: Arc::downgrade(mapping), problem: None };
+        self.packs.insert(Arc::clone(path), pack);
+    }
+
+    /// Why packs are ignored.
+    pub(super) fn problems(&self) -> Vec<Error> {
+        self.packs.values().filter_map(|pack| pack.problem.clone()).collect()
+    }
+
+    /// Every content and where it lies.
+    pub(super) fn places(&self) -> Vec<(ContentHash, Arc<Path>, Range<usize>)> {
+        let places = self.contents.iter().flat_map(|(hash, places)| places.iter().map(move |place| (hash, place)));
+        places.map(|(hash, place)| (*hash, Arc::clone(&place.pack), place.range.clone())).collect()
+    }
+
+    /// The pack's mapping: the one that lives, or a new one. A pack that cannot be mapped any more is forgotten.
+    pub(super) fn map(&mut self, path: &Arc<Path>) -> Option<Arc<MappedFile>> {
+        if let Some(mapping) = self.packs.get(path).and_then(|pack| pack.mapping.upgrade()) {
+            return Some(mapping);
+        }
+        self.read(path).inspect_err(|_| self.forget(path)).ok()
+    }
+
+    /// Maps a pack and lists what it holds now.
+    fn read(&mut self, path: &Arc<Path>) -> Result<Arc<MappedFile>> {
+        let mapping = Arc::new(MappedFile::open(path)?);
+        let entries = parse_table(mapping.bytes().unwrap_or_default()).map_err(|error| error.in_file(path))?;
+        self.adopt(path, &mapping, &entries);
+        Ok(mapping)
+    }
+
+    fn forget(&mut self, path: &Arc<Path>) {
+        if self.packs.remove(path).is_some() {
+            self.contents.retain(|_, places| {
+                places.retain(|place| place.pack != *path);
+                !places.is_empty()
+            });
+        }
+    }
+}
+
+/// The packs of `folder`.
+pub(super) fn pack_files(folder: &Path) -> impl Iterator<Item = (PathBuf, FileId)> + use<> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let packs = entries.filter(|path| path.extension().is_some_and(|extension| extension == "pack"));
+    packs.filter_map(|path| std::fs::symlink_metadata(&path).ok().map(|found| (path, FileId::of(&found))))
+}

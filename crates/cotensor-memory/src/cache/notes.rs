@@ -1,0 +1,39 @@
+//! Small files beside the packs: what a process found out and others need not find out again.
+
+use super::temporary_name;
+use cotensor_core::{ContentHash, Error, Result};
+use std::path::PathBuf;
+
+/// The most bytes of a note.
+pub(super) const NOTE_BYTES_MAX: usize = 1 << 20;
+
+/// A folder of notes, each named by its key.
+pub(super) struct Notes {
+    folder: PathBuf,
+}
+
+impl Notes {
+    pub(super) fn new(folder: PathBuf) -> Self {
+        Self { folder }
+    }
+
+    pub(super) fn recall(&self, key: &ContentHash) -> Option<Vec<u8>> {
+        let path = self.folder.join(key.to_string());
+        let small = std::fs::metadata(&path).is_ok_and(|file| file.len() <= NOTE_BYTES_MAX as u64);
+        small.then(|| std::fs::read(&path).ok()).flatten()
+    }
+
+    pub(super) fn remember(&self, key: &ContentHash, note: &[u8]) -> Result<()> {
+        if note.len() > NOTE_BYTES_MAX {
+            return Err(Error::invalid(format!("a note of {} bytes; at most {NOTE_BYTES_MAX}", note.len())));
+        }
+        let temporary = self.folder.join(temporary_name());
+        let written = std::fs::write(&temporary, note)
+            .and_then(|()| std::fs::rename(&temporary, self.folder.join(key.to_string())));
+        written.map_err(|error| {
+            // The error that matters is the first.
+            let _ = std::fs::remove_file(&temporary);
+            Error::io("cannot keep a note", &error).in_file(&temporary)
+        })
+    }
+}

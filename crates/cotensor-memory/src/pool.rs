@@ -1,0 +1,258 @@
+//! Memfds kept warm between uses.
+
+use crate::memfd::MemfdMut;
+use cotensor_core::{Device, Memory, MemoryKind, Result, Segment, SegmentMut, padded};
+use rustix::param::page_size;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Memory in memfds of this process alone that were made, or used and given up, before: filling one takes the time of
+/// the copy, where a new one costs about three times that for its pages.
+///
+/// Only memfds that nobody else ever knew come back. A published one is sealed, which nobody can undo, so its pages go
+/// when its last holder goes: each publishing uses up what [`prefault`](Self::prefault) made ready. What is to be published
+/// again and again in the same memory belongs into a [`Slab`](crate::Slab). Clones are the same pool.
+#[derive(Clone)]
+pub struct MemfdPool {
+    shelf: Arc<Shelf>,
+}
+
+/// What a pool has and did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolUsage {
+    /// Memfds that wait for use.
+    pub kept: usize,
+    /// Their bytes.
+    pub kept_bytes: usize,
+    /// How many requests were served by a kept one.
+    pub reused: u64,
+    /// How many needed a new one.
+    pub made: u64,
+}
+
+struct Shelf {
+    keep_bytes_max: usize,
+    /// A forked child has these very pages: it leaves them to its parent.
+    owner: u32,
+    blocks: Mutex<Blocks>,
+}
+
+#[derive(Default)]
+struct Blocks {
+    by_capacity: BTreeMap<usize, Vec<Block>>,
+    usage: PoolUsage,
+}
+
+struct Block {
+    memfd: MemfdMut,
+    /// How many of its first bytes may not be zero.
+    stale: usize,
+}
+
+impl MemfdPool {
+    /// An empty pool that keeps at most `keep_bytes_max` bytes waiting.
+    pub fn new(keep_bytes_max: usize) -> Self {
+        let owner = std::process::id();
+        Self { shelf: Arc::new(Shelf { keep_bytes_max, owner, blocks: Mutex::default() }) }
+    }
+
+    /// Makes memfds for `count` segments of `len` bytes ready, or as many as the pool may keep; returns how many. To be
+    /// called when there is nothing better to do: it takes several times as long as filling them later.
+    ///
+    /// # Errors
+    /// `Invalid` for a length that cannot exist, `Io` when the system has no more memory.
+    pub fn prefault(&self, len: usize, count: usize) -> Result<usize> {
+        for done in 0..count {
+            let memfd = MemfdMut::create(capacity(len)?)?;
+            memfd.prefault()?;
+            if !self.shelf.keep(Block { memfd, stale: 0 }) {
+                return Ok(done);
+            }
+        }
+        Ok(count)
+    }
+
+    /// What waits, and how often that helped.
+    pub fn usage(&self) -> PoolUsage {
+        self.shelf.blocks().usage
+    }
+
+    fn take(&self, len: usize) -> Result<Lent> {
+        let (wanted, shelf) = (capacity(len)?, Arc::clone(&self.shelf));
+        let Block { mut memfd, stale } = match self.shelf.take(wanted) {
+            Some(block) => block,
+            None => Block { memfd: MemfdMut::create(wanted)?, stale: 0 },
+        };
+        memfd.resize(len);
+        Ok(Lent { memfd: Some(memfd), stale, shelf })
+    }
+}
+
+/// Whole pages, as the kernel gives them.
+fn capacity(len: usize) -> Result<usize> {
+    padded(len)?;
+    padded(len.next_multiple_of(page_size()))
+}
+
+impl Shelf {
+    fn blocks(&self) -> MutexGuard<'_, Blocks> {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The smallest that is long enough, unless it is more than a quarter longer: publishing gives the rest away.
+    fn take(&self, wanted: usize) -> Option<Block> {
+        let mut blocks = self.blocks();
+        let fitting = blocks.by_capacity.range_mut(wanted..=wanted.saturating_add(wanted / 4)).next();
+        let found = fitting.filter(|_| self.owner == std::process::id());
+        let found = found.and_then(|(&capacity, same)| Some((capacity, same.pop()?, same.is_empty())));
+        let Some((capacity, block, last)) = found else {
+            blocks.usage.made += 1;
+            return None;
+        };
+        if last {
+            blocks.by_capacity.remove(&capacity);
+        }
+        blocks.usage.reused += 1;
+        blocks.usage.kept -= 1;
+        blocks.usage.kept_bytes -= capacity;
+        Some(block)
+    }
+
+    /// Whether there was room for it.
+    fn keep(&self, block: Block) -> bool {
+        let capacity = block.memfd.capacity();
+        let mut blocks = self.blocks();
+        let total = blocks.usage.kept_bytes.saturating_add(capacity);
+        let room = capacity > 0 && total <= self.keep_bytes_max && self.owner == std::process::id();
+        if room {
+            blocks.usage.kept += 1;
+            blocks.usage.kept_bytes = total;
+            blocks.by_capacity.entry(capacity).or_default().push(block);
+        }
+        room
+    }
+}
+
+impl Memory for MemfdPool {
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Memfd
+    }
+
+    fn device(&self) -> Device {
+        Device::Cpu
+    }
+
+    fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
+        let mut lent = self.take(len)?;
+        let stale = lent.stale.min(len);
+        if let Some(bytes) = lent.bytes_mut() {
+            bytes[..stale].fill(0);
+        }
+        Ok(Box::new(lent))
+    }
+
+    fn copy_of(&self, source: &[u8]) -> Result<Box<dyn SegmentMut>> {
+        let mut lent = self.take(source.len())?;
+        lent.write_at(0, source)?;
+        Ok(Box::new(lent))
+    }
+}
+
+/// A memfd of the pool in use; it goes back when it is dropped unpublished.
+struct Lent {
+    /// Always there until it is published.
+    memfd: Option<MemfdMut>,
+    stale: usize,
+    shelf: Arc<Shelf>,
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let Some(memfd) = self.memfd.take() {
+            let stale = self.stale.max(memfd.len());
+            self.shelf.keep(Block { memfd, stale });
+        }
+    }
+}
+
+impl SegmentMut for Lent {
+    fn len(&self) -> usize {
+        self.memfd.as_ref().map_or(0, SegmentMut::len)
+    }
+
+    fn bytes(&self) -> Option<&[u8]> {
+        self.memfd.as_ref()?.bytes()
+    }
+
+    fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        self.memfd.as_mut()?.bytes_mut()
+    }
+
+    fn write_at(&mut self, offset: usize, source: &[u8]) -> Result<()> {
+        self.memfd.as_mut().map_or(Ok(()), |memfd| memfd.write_at(offset, source))
+    }
+
+    fn freeze(mut self: Box<Self>) -> Result<Arc<dyn Segment>> {
+        let memfd = self.memfd.take().ok_or_else(|| cotensor_core::Error::invalid("published already"))?;
+        Ok(Arc::new(memfd.seal()?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::fstat;
+
+    #[test]
+    fn conforms() {
+        let pool = MemfdPool::new(1 << 24);
+        cotensor_core::testing::conformance(&pool);
+        assert!(pool.usage().reused > 0, "the suite met used memory");
+    }
+
+    #[test]
+    fn what_is_given_up_is_used_again_and_what_is_published_never() {
+        let pool = MemfdPool::new(1 << 20);
+        assert_eq!(pool.prefault(100_000, 2).unwrap(), 2);
+        let first = pool.reserve(100_000).unwrap();
+        let address = first.bytes().unwrap().as_ptr();
+        drop(first);
+        assert_eq!(pool.usage(), PoolUsage { kept: 2, kept_bytes: 2 * capacity(100_000).unwrap(), reused: 1, made: 0 });
+
+        let published = pool.copy_of(&[1; 90_000]).unwrap().freeze().unwrap();
+        assert_eq!(published.bytes().unwrap().as_ptr(), address, "the last one used is the warmest");
+        let fd = published.fd().unwrap().try_clone_to_owned().unwrap();
+        assert_eq!(fstat(&fd).unwrap().st_size, 90_000, "a receiver sees the tensor and nothing else");
+        drop(published);
+        assert_eq!((pool.usage().kept, pool.usage().reused), (1, 2));
+        let second = pool.copy_of(&[2; 90_000]).unwrap().freeze().unwrap();
+        let third = pool.copy_of(&[3; 90_000]).unwrap().freeze().unwrap();
+        assert_eq!(pool.usage(), PoolUsage { kept: 0, kept_bytes: 0, reused: 3, made: 1 });
+        let inodes = [fd.try_clone().unwrap(), second.fd().unwrap().try_clone_to_owned().unwrap()];
+        assert_ne!(fstat(&inodes[0]).unwrap().st_ino, fstat(&inodes[1]).unwrap().st_ino);
+        assert_eq!(third.bytes().unwrap(), [3; 90_000]);
+        let mut old = [0; 10];
+        rustix::io::pread(&fd, &mut old, 0).unwrap();
+        assert_eq!(old, [1; 10], "a holder keeps what he received");
+    }
+
+    #[test]
+    fn it_keeps_no_more_than_allowed_and_wastes_little() {
+        let pool = MemfdPool::new(300_000);
+        assert_eq!(pool.prefault(100_000, 5).unwrap(), 2);
+        drop([pool.reserve(300_000).unwrap(), pool.reserve(50_000).unwrap()]);
+        let usage = pool.usage();
+        assert!(usage.kept_bytes <= 300_000 && usage.reused == 0, "{usage:?}");
+        assert_eq!(pool.prefault(usize::MAX, 1).err().unwrap().kind(), cotensor_core::ErrorKind::Invalid);
+    }
+
+    #[test]
+    fn a_forked_child_leaves_its_parents_memory_alone() {
+        let mut pool = MemfdPool::new(1 << 20);
+        pool.prefault(10_000, 1).unwrap();
+        // As after a fork: the same pool in another process.
+        Arc::get_mut(&mut pool.shelf).unwrap().owner += 1;
+        drop(pool.reserve(10_000).unwrap());
+        assert_eq!((pool.usage().reused, pool.usage().kept), (0, 1));
+    }
+}

@@ -1,0 +1,211 @@
+//! One memfd for many small tensors of one producer.
+
+use crate::copy::copy_parallel;
+use crate::free::FreeRanges;
+use crate::map::{Access, Map};
+use crate::seal::{Guarantee, create, seal};
+use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, padded, range_within};
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A memfd that this process writes and nobody else can: it is sealed once this process has mapped it, so whoever
+/// receives the descriptor can only read it (with [`SealedMemfd::open`](crate::SealedMemfd::open) and
+/// [`Guarantee::ProducerOnly`]).
+///
+/// A range that is given back is used again, still warm. So whoever publishes one keeps its segment until every lease
+/// on it, in whatever process, is gone. Clones are the same slab, which lives until the last of its segments goes.
+#[derive(Clone)]
+pub struct Slab {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    map: Map,
+    fd: OwnedFd,
+    /// A forked child has the same pages and a copy of the state: it would hand out what its parent hands out.
+    owner: u32,
+    state: Mutex<State>,
+}
+
+struct State {
+    free: FreeRanges,
+    /// From here on nothing was ever handed out, so all is zero.
+    used_end: usize,
+}
+
+impl Slab {
+    /// A slab of `len` bytes, all of them backed by memory.
+    ///
+    /// # Errors
+    /// `Invalid` for a length that cannot exist, `Io` when the system has no more memory.
+    pub fn create(len: usize) -> Result<Self> {
+        let fd = create(len)?;
+        let map = Map::new(fd.as_fd(), len, Access::Write)?;
+        seal(&fd, Guarantee::ProducerOnly)?;
+        // Ranges are multiples of the alignment: what is left over at the end is not used.
+        let state = State { free: FreeRanges::new(len - len % cotensor_core::ALIGNMENT), used_end: 0 };
+        Ok(Self { inner: Arc::new(Inner { map, fd, owner: std::process::id(), state: Mutex::new(state) }) })
+    }
+
+    /// Makes every page present in this process, so that the first use of a range is as fast as the next.
+    ///
+    /// # Errors
+    /// `Io` when the system has no more memory.
+    pub fn prefault(&self) -> Result<()> {
+        self.inner.map.populate()
+    }
+
+    /// The descriptor for other processes.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.inner.fd.as_fd()
+    }
+
+    /// Its size in bytes.
+    pub fn len(&self) -> usize {
+        self.inner.map.len()
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many bytes are free, in however many pieces.
+    pub fn free_bytes(&self) -> usize {
+        self.inner.state().free.bytes()
+    }
+
+    /// A range, and how many of its first bytes were used before.
+    fn take(&self, len: usize) -> Result<(Part, usize)> {
+        let taken = padded(len)?;
+        if self.inner.owner != std::process::id() {
+            return Err(Error::new(
+                ErrorKind::Conflict,
+                "this slab belongs to the process that this one was forked from",
+            ));
+        }
+        let mut state = self.inner.state();
+        let range = state.free.take(taken).ok_or_else(|| {
+            let (all, free) = (self.len(), state.free.bytes());
+            Error::new(ErrorKind::OverBudget, format!("a slab of {all} bytes, {free} free, has no {len} in one piece"))
+        })?;
+        let stale = state.used_end.saturating_sub(range.start).min(len);
+        state.used_end = state.used_end.max(range.end);
+        Ok((Part { home: Arc::clone(&self.inner), start: range.start, len }, stale))
+    }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Memory for Slab {
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Memfd
+    }
+
+    fn device(&self) -> Device {
+        Device::Cpu
+    }
+
+    /// # Errors
+    /// `OverBudget` when no free range is that long, `Conflict` in a forked child.
+    fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
+        let (mut part, stale) = self.take(len)?;
+        part.slice_mut()[..stale].fill(0);
+        Ok(Box::new(part))
+    }
+
+    fn copy_of(&self, source: &[u8]) -> Result<Box<dyn SegmentMut>> {
+        let (mut part, _) = self.take(source.len())?;
+        copy_parallel(part.slice_mut(), source);
+        Ok(Box::new(part))
+    }
+}
+
+/// A range of a slab, given back on drop. Invariant S1: living parts lie inside the mapping and do not overlap, because
+/// `FreeRanges` hands out no byte twice; the mutex around it orders the last use of a byte before its next.
+struct Part {
+    home: Arc<Inner>,
+    start: usize,
+    len: usize,
+}
+
+impl Part {
+    fn slice(&self) -> &[u8] {
+        // SAFETY: S1: inside the mapping, which `home` keeps; only `slice_mut` writes it, with an exclusive borrow of
+        // the only part that has these bytes.
+        unsafe { std::slice::from_raw_parts(self.home.map.start().as_ptr().add(self.start), self.len) }
+    }
+
+    fn slice_mut(&mut self) -> &mut [u8] {
+        // SAFETY: S1 as above; the mapping was made writable, and the exclusive borrow excludes other references.
+        unsafe { std::slice::from_raw_parts_mut(self.home.map.start().as_ptr().add(self.start), self.len) }
+    }
+
+    fn range(&self) -> Range<usize> {
+        self.start..self.start + self.len.next_multiple_of(cotensor_core::ALIGNMENT)
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        self.home.state().free.give_back(self.range());
+    }
+}
+
+impl SegmentMut for Part {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn bytes(&self) -> Option<&[u8]> {
+        Some(self.slice())
+    }
+
+    fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        Some(self.slice_mut())
+    }
+
+    fn write_at(&mut self, offset: usize, source: &[u8]) -> Result<()> {
+        let range = range_within(offset, source.len(), self.len)?;
+        copy_parallel(&mut self.slice_mut()[range], source);
+        Ok(())
+    }
+
+    fn freeze(self: Box<Self>) -> Result<Arc<dyn Segment>> {
+        Ok(Arc::from(self as Box<dyn Segment>))
+    }
+}
+
+impl Segment for Part {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Memfd
+    }
+
+    fn device(&self) -> Device {
+        Device::Cpu
+    }
+
+    fn bytes(&self) -> Option<&[u8]> {
+        Some(self.slice())
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.home.fd.as_fd())
+    }
+
+    fn fd_offset(&self) -> usize {
+        self.start
+    }
+}
+
+#[cfg(test)]
+mod tests;
