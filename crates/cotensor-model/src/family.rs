@@ -148,6 +148,15 @@ pub fn family_of(model_type: &str) -> Result<&'static Family> {
     })
 }
 
+/// The kinds of the family that a model's name speaks of, its main one first: `t5-small`,
+/// `google/vit-base-patch16-224`. None for a name that speaks of no family. For names only; a model that is at hand
+/// says what it is in its own config, see [`family_of`].
+pub fn kinds_by_name(model: &str) -> Vec<Kind> {
+    let name = model.rsplit('/').next().unwrap_or(model).to_ascii_lowercase();
+    let mut words = name.split(|c: char| !c.is_ascii_alphanumeric());
+    words.find_map(|word| family_of(word).ok()).map_or_else(Vec::new, |family| family.kinds.clone())
+}
+
 impl Family {
     /// The stage with this role.
     ///
@@ -232,6 +241,12 @@ mod tests {
         assert_eq!(with(Kind::AudioEmbedding), ["Whisper", "Wav2Vec2", "CLAP"]);
         assert_eq!(with(Kind::VisionTextJoint), ["CLIP", "LLaVA", "BLIP"]);
         assert_eq!(with(Kind::AudioTextJoint), ["Whisper", "CLAP"]);
+        assert_eq!(kinds_by_name("t5-small"), [Kind::TextEmbedding]);
+        assert_eq!(kinds_by_name("google/vit-base-patch16-224"), [Kind::VisionEmbedding]);
+        assert_eq!(kinds_by_name("clip-vit")[0], Kind::VisionEmbedding);
+        assert_eq!(kinds_by_name("Salesforce/blip-image-captioning-base"), [Kind::VisionTextJoint]);
+        assert_eq!(kinds_by_name("facebook/wav2vec2-base-960h"), [Kind::AudioEmbedding]);
+        assert!(kinds_by_name("bert/roberto").is_empty() && kinds_by_name("").is_empty());
         assert!(family("vit").may_share_with(family("clip")));
         assert!(!family("bert").may_share_with(family("whisper")));
         assert_eq!(family_of("gpt_neox").unwrap_err().kind(), ErrorKind::Unsupported);

@@ -152,8 +152,7 @@ impl ResourcePool {
             provenance: None,
         };
         let mut reservation = store.reserve(spec, &store.holder(producer_model))?;
-        reservation.write(tensor_data)?;
-        store.record_copy(CopyReason::Put, tensor_data.len());
+        reservation.write(tensor_data, CopyReason::Put)?;
         let first = reservation.publish()?;
         let id = first.id();
         let mut leases = vec![first];

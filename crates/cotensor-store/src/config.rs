@@ -21,16 +21,21 @@ impl Default for SharingConfig {
 
 /// Why a tensor was not shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub enum Refusal {
+    /// Sharing is disabled.
     Disabled,
+    /// Its kind is not among the allowed ones.
     Kind,
+    /// It is larger than allowed.
     Size,
 }
 
 impl Refusal {
-    pub(crate) const ALL: [Refusal; 3] = [Refusal::Disabled, Refusal::Kind, Refusal::Size];
+    /// Every reason.
+    pub const ALL: [Refusal; 3] = [Refusal::Disabled, Refusal::Kind, Refusal::Size];
 
-    pub(crate) fn name(self) -> &'static str {
+    /// The name used in reports.
+    pub const fn name(self) -> &'static str {
         match self {
             Refusal::Disabled => "sharing is disabled",
             Refusal::Kind => "kind not allowed",
@@ -40,7 +45,9 @@ impl Refusal {
 }
 
 impl SharingConfig {
-    pub(crate) fn refuses(&self, kind: Kind, bytes: u64) -> Option<Refusal> {
+    /// Why a tensor of this kind and size, in bytes, would not be shared; `None` when it would be. A kind that is
+    /// refused at 0 bytes is refused at every size: then there is no use in claiming a computation of it.
+    pub fn refuses(&self, kind: Kind, bytes: u64) -> Option<Refusal> {
         if kind == Kind::Weight {
             None
         } else if !self.enable_shared_tensors {

@@ -7,6 +7,7 @@ use cotensor_core::{
     ALIGNMENT, ContentHash, DType, Error, Hasher, Kind, Layout, Located, Result, SegmentMut, TENSOR_BYTES_MAX,
 };
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,23 +49,11 @@ pub(crate) fn lease_contents(
         }
     }
     provide(store, specs, missing, source, holder, &mut held)?;
-    specs.iter().zip(layouts).map(|(spec, layout)| looked_at(&held[&spec.hash], layout)).collect()
+    specs.iter().map(|spec| held[&spec.hash].look_at(spec)).collect()
 }
 
 fn key(hash: &ContentHash) -> Key {
     Key(Hasher::new("cotensor weight v1").field(hash.as_bytes()).finish())
-}
-
-/// The same bytes with the dtype and shape that were asked for.
-fn looked_at(lease: &Lease, layout: Layout) -> Result<Lease> {
-    let (asked, held) = (layout.size_bytes(), lease.record.layout.size_bytes());
-    if asked != held {
-        return Err(Error::invalid(format!("{} has {held} bytes, asked for as {asked}", lease.name())));
-    }
-    let mut lease = lease.try_clone()?;
-    let layout = layout.moved(lease.record.layout.offset_bytes())?;
-    lease.layout = (layout != lease.record.layout).then(|| Box::new(layout));
-    Ok(lease)
 }
 
 /// Gets what is missing: from the cache where it has it, else from `source` into one new pack.
@@ -85,7 +74,8 @@ fn provide(
         }
     }
     if !adopted.is_empty() {
-        let charge = store.charge(adopted.iter().map(|(each, _)| each.len as u64).sum())?;
+        let bytes = adopted.iter().fold(0u64, |total, (each, _)| total.saturating_add(each.len as u64));
+        let charge = store.charge(bytes)?;
         for (each, located) in adopted {
             list(store, specs, each, located, &charge, Duration::ZERO, holder, held)?;
         }
@@ -93,9 +83,10 @@ fn provide(
     if unknown.is_empty() {
         return Ok(());
     }
-    let charge = store.charge(packed_bytes(&unknown)? as u64)?;
+    let (ranges, total) = packed(unknown.iter().map(|each| each.len))?;
+    let charge = store.charge(total as u64)?;
     let start = store.clock.now();
-    let located = fill(store, &unknown, source)?;
+    let located = fill(store, &unknown, ranges, total, source)?;
     let each_took = store.clock.now().saturating_sub(start) / unknown.len() as u32;
     for (each, located) in unknown.into_iter().zip(located) {
         list(store, specs, each, located, &charge, each_took, holder, held)?;
@@ -103,24 +94,29 @@ fn provide(
     Ok(())
 }
 
-fn fill(store: &EmbeddedStore, unknown: &[Missing], source: &mut dyn ContentSource) -> Result<Vec<Located>> {
+/// Fills a pack of the cache, or a segment of `total` bytes whose `ranges` are the contents.
+fn fill(
+    store: &EmbeddedStore,
+    unknown: &[Missing],
+    ranges: Vec<Range<usize>>,
+    total: usize,
+    source: &mut dyn ContentSource,
+) -> Result<Vec<Located>> {
     let entries: Vec<(ContentHash, usize)> = unknown.iter().map(|each| (each.hash, each.len)).collect();
     // Without room in the cache the weights still load, into memory of this process.
-    if let Some(mut pack) = store.cache.as_ref().and_then(|cache| cache.begin(&entries).ok()) {
+    if let Some(cache) = &store.cache
+        && let Some(mut pack) = store.unless_cache_fails(cache.begin(&entries))
+    {
         for (index, each) in unknown.iter().enumerate() {
             source.fill(each.index, pack.entry_mut(index))?;
         }
-        if let Ok(located) = pack.commit() {
+        if let Some(located) = store.unless_cache_fails(pack.commit()) {
             return Ok(located);
         }
     }
-    let mut segment = store.memory.reserve(packed_bytes(unknown)?)?;
-    let mut ranges = Vec::new();
-    let mut offset = 0;
-    for each in unknown {
-        write(store, &mut *segment, offset, each, source)?;
-        ranges.push(offset..offset + each.len);
-        offset += padded(each.len);
+    let mut segment = store.memory.reserve(total)?;
+    for (each, range) in unknown.iter().zip(&ranges) {
+        write(store, &mut *segment, range.start, each, source)?;
     }
     let segment = segment.freeze()?;
     Ok(ranges.into_iter().map(|range| (Arc::clone(&segment), range)).collect())
@@ -138,7 +134,7 @@ fn write(
     }
     let mut copy = vec![0; each.len];
     source.fill(each.index, &mut copy)?;
-    store.record_copy(CopyReason::DeviceTransfer, each.len);
+    store.record_copy(&name_of(each), CopyReason::DeviceTransfer, each.len);
     segment.write_at(offset, &copy)
 }
 
@@ -157,15 +153,16 @@ fn list(
     let aligned = range.start.is_multiple_of(asked.dtype.size_bytes());
     let (dtype, shape) = if aligned { (asked.dtype, asked.shape.clone()) } else { (DType::U8, vec![each.len]) };
     let layout = Layout::contiguous(dtype, &shape)?.moved(range.start)?;
+    let listed = ContentSpec { hash: each.hash, dtype, shape, producer: asked.producer.clone() };
     let spec = TensorSpec {
-        name: format!("weight/{}", each.hash),
+        name: name_of(&each),
+        provenance: Some(listed.identity()),
         dtype,
-        shape,
+        shape: listed.shape,
         kind: Kind::Weight,
         space: None,
-        producer: asked.producer.clone(),
+        producer: listed.producer,
         retention: Retention::Cached { recompute },
-        provenance: Some(each.hash),
     };
     let lease = store.list(spec, layout, segment, Arc::clone(charge), Some(each.ticket.key()), holder.id)?;
     each.ticket.finish(std::slice::from_ref(&lease));
@@ -173,15 +170,39 @@ fn list(
     Ok(())
 }
 
-fn padded(len: usize) -> usize {
-    len.next_multiple_of(ALIGNMENT)
+/// The name that a content is published under.
+fn name_of(each: &Missing) -> String {
+    format!("weight/{}", each.hash)
 }
 
-/// Bytes of one segment with room for all.
-fn packed_bytes(unknown: &[Missing]) -> Result<usize> {
-    unknown
-        .iter()
-        .try_fold(0usize, |total, each| total.checked_add(padded(each.len)))
-        .filter(|&total| total as u64 <= TENSOR_BYTES_MAX)
-        .ok_or_else(|| Error::invalid(format!("{} contents together exceed {TENSOR_BYTES_MAX} bytes", unknown.len())))
+/// Where in one segment each content lies, at multiples of [`ALIGNMENT`], and the bytes of the whole.
+fn packed(lens: impl IntoIterator<Item = usize>) -> Result<(Vec<Range<usize>>, usize)> {
+    let mut ranges = Vec::new();
+    let mut total = 0usize;
+    for len in lens {
+        let next = len.checked_next_multiple_of(ALIGNMENT).and_then(|padded| total.checked_add(padded));
+        let next = next.filter(|&next| next as u64 <= TENSOR_BYTES_MAX);
+        let too_many = || Error::invalid(format!("contents together exceed {TENSOR_BYTES_MAX} bytes"));
+        // Not longer than what it is padded to, so this sum fits where that does.
+        ranges.push(total..total.saturating_add(len));
+        total = next.ok_or_else(too_many)?;
+    }
+    Ok((ranges, total))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cotensor_core::ErrorKind;
+
+    #[test]
+    fn packing_pads_and_never_overflows() {
+        let (ranges, total) = packed([5, 0, 64, 65]).unwrap();
+        assert_eq!((ranges, total), (vec![0..5, 64..64, 64..128, 128..193], 256));
+        let max = TENSOR_BYTES_MAX as usize;
+        assert_eq!(packed([max]).unwrap().1, max);
+        for lens in [&[usize::MAX][..], &[usize::MAX - 62], &[max, 1], &[64, usize::MAX - 64 - 63]] {
+            assert_eq!(packed(lens.iter().copied()).unwrap_err().kind(), ErrorKind::Invalid);
+        }
+    }
 }

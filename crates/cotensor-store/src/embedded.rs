@@ -3,13 +3,15 @@
 use crate::budget::{Budget, Charge};
 use crate::claims::{Claims, Found};
 use crate::config::Refusal;
+use crate::copies::CopyLog;
 use crate::evict::{candidates, charged_bytes};
+use crate::home::{Draft, Home, RecordParts};
 use crate::names::{Names, SHARDS};
 use crate::notes::Notes;
-use crate::record::{Home, Record};
+use crate::record::Record;
 use crate::{
     Claim, Clock, ContentSource, ContentSpec, CopyReason, Diagnostics, Holder, Key, Lease, OptimizeReport,
-    Recommendations, Reservation, SharingConfig, Stats, Store, SystemClock, TensorId, TensorSpec, Ticket,
+    Recommendations, Reservation, Retention, SharingConfig, Stats, Store, SystemClock, TensorId, TensorSpec, Ticket,
 };
 use cotensor_core::{ContentCache, ContentHash, Error, ErrorKind, HeapMemory, Layout, Memory, Result, Segment};
 use std::collections::HashMap;
@@ -20,11 +22,21 @@ use std::time::Duration;
 /// The longest that a claim waits for another's computation, unless the builder says otherwise.
 const CLAIM_WAIT_MAX: Duration = Duration::from_secs(600);
 
-/// The clock as it was when something was last reserved, published or claimed: all that lookups need to know of time,
-/// for which reading the real one would cost them a third more. Alone on its cache line, which they only read.
-#[repr(align(128))]
-#[derive(Default)]
-struct Moment(AtomicU64);
+/// How often a reservation looks again for memory that is on its way back: over a second in all.
+#[cfg(not(target_family = "wasm"))]
+const ROUNDS_MAX: u32 = 10_000;
+/// On one thread nobody else is on the way.
+#[cfg(target_family = "wasm")]
+const ROUNDS_MAX: u32 = 2;
+
+/// Lets others run: at first for as short as can be.
+fn pause(round: u32) {
+    if round < 100 || cfg!(target_family = "wasm") {
+        std::thread::yield_now();
+    } else {
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
 
 /// A store inside this process. Made by [`EmbeddedStore::builder`]; shared behind `Arc`.
 pub struct EmbeddedStore {
@@ -35,7 +47,6 @@ pub struct EmbeddedStore {
     pub(crate) cache: Option<Arc<dyn ContentCache>>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) counters: Counters,
-    moment: Moment,
     config: SharingConfig,
     holders: RwLock<Holders>,
     notes: Mutex<Notes>,
@@ -56,7 +67,9 @@ pub(crate) struct Counters {
     pub(crate) evictions: AtomicU64,
     pub(crate) evicted_bytes: AtomicU64,
     pub(crate) refused: [AtomicU64; Refusal::ALL.len()],
-    pub(crate) copies: [(AtomicU64, AtomicU64); CopyReason::ALL.len()],
+    pub(crate) copies: CopyLog,
+    pub(crate) cache_errors: AtomicU64,
+    pub(crate) last_cache_error: Mutex<Option<String>>,
 }
 
 /// Sets an [`EmbeddedStore`] up.
@@ -129,7 +142,6 @@ impl EmbeddedStoreBuilder {
             cache: self.cache,
             clock: self.clock,
             counters: Counters::default(),
-            moment: Moment::default(),
             config: self.config,
             holders: RwLock::default(),
             notes: Mutex::default(),
@@ -154,28 +166,41 @@ impl EmbeddedStore {
 
     /// Takes `bytes` from the budget, evicting what nobody leases if it must, and nothing if that would not do.
     pub(crate) fn charge(&self, bytes: u64) -> Result<Arc<Charge>> {
-        self.now();
-        if let Some(charge) = self.budget.take(bytes) {
-            return Ok(charge);
-        }
-        let mut survey = self.names.survey();
-        let groups = candidates(std::mem::take(&mut survey.records));
-        let freeable: u64 = groups.iter().map(|group| group.bytes).sum();
-        if self.budget.used().saturating_sub(freeable).saturating_add(bytes) <= self.budget.max {
-            for group in groups {
-                // Others may have given memory back, or taken what was given, since the last look.
-                if let Some(charge) = self.budget.take(bytes) {
-                    return Ok(charge);
-                }
-                if group.close() {
-                    self.counters.evictions.fetch_add(group.records.len() as u64, Ordering::Relaxed);
-                    self.counters.evicted_bytes.fetch_add(group.bytes, Ordering::Relaxed);
-                    self.drop_closed(&group.records);
-                }
+        for round in 0..ROUNDS_MAX {
+            if let Some(charge) = self.budget.take(bytes) {
+                return Ok(charge);
+            }
+            if !self.budget.will_fit(bytes, 0) && !self.evict(bytes) {
+                break;
+            }
+            if round > 0 {
+                // A closed tensor goes with the last who touched it: another thread may be between giving its lease
+                // back and letting go.
+                pause(round);
             }
         }
-        drop(survey);
         self.budget.take(bytes).ok_or_else(|| self.over_budget(bytes))
+    }
+
+    /// Evicts until `bytes` will fit; false, and nothing goes, when all that nobody leases would not make the room.
+    fn evict(&self, bytes: u64) -> bool {
+        let mut survey = self.names.survey();
+        let groups = candidates(std::mem::take(&mut survey.records));
+        if !self.budget.will_fit(bytes, groups.iter().map(|group| group.bytes).sum()) {
+            return false;
+        }
+        for group in groups {
+            // Others may have given memory back, or taken what was given, since the last look.
+            if self.budget.will_fit(bytes, 0) {
+                break;
+            }
+            if group.close() {
+                self.counters.evictions.fetch_add(group.records.len() as u64, Ordering::Relaxed);
+                self.counters.evicted_bytes.fetch_add(group.bytes, Ordering::Relaxed);
+                self.drop_closed(&group.records);
+            }
+        }
+        true
     }
 
     fn over_budget(&self, bytes: u64) -> Error {
@@ -203,6 +228,7 @@ impl EmbeddedStore {
     }
 
     pub(crate) fn drop_closed(&self, records: &[Arc<Record>]) {
+        crate::sharing::log::tell_gone(records);
         for record in records {
             self.names.forget(record);
             if let Some(key) = &record.key {
@@ -211,16 +237,20 @@ impl EmbeddedStore {
         }
     }
 
+    /// What the cache gave. Without the cache everything still works, so its errors are told in the diagnostics alone.
+    pub(crate) fn unless_cache_fails<T>(&self, given: Result<T>) -> Option<T> {
+        given
+            .inspect_err(|error| {
+                self.counters.cache_errors.fetch_add(1, Ordering::Relaxed);
+                let mut last = self.counters.last_cache_error.lock().unwrap_or_else(PoisonError::into_inner);
+                *last = Some(error.to_string());
+            })
+            .ok()
+    }
+
     fn let_go(&self, record: &Arc<Record>) {
         record.let_go();
         self.forget(record);
-    }
-
-    /// The time, read from the clock.
-    pub(crate) fn now(&self) -> Duration {
-        let now = self.clock.now();
-        self.moment.0.store(now.as_nanos() as u64, Ordering::Relaxed);
-        now
     }
 
     fn home(&self) -> Result<Arc<dyn Home>> {
@@ -239,18 +269,20 @@ impl EmbeddedStore {
         holder: u32,
     ) -> Result<Lease> {
         let name = spec.name.clone();
-        let now = self.now();
+        let created = self.clock.now();
         let home: Weak<dyn Home> = self.me.clone();
         let (record, superseded) = self.names.publish(&name, |id| {
-            let record = Record::new(id, spec, layout, segment, false, key, charge, now, home);
+            let kept = matches!(spec.retention, Retention::Cached { .. });
+            let parts = RecordParts { id, spec, layout, segment, charge, kept, private: false, key, created };
+            let record = Record::new(parts, home);
             // Before anybody can see it: a tensor that is not kept must not go between publishing and leasing.
             record.leases.acquire(holder);
-            Arc::new(record)
+            record
         });
         if let Some(superseded) = superseded {
             self.let_go(&superseded);
         }
-        Ok(Lease { record, holder, layout: None })
+        Ok(Lease { record, holder, look: None })
     }
 
     fn reserve_as(&self, spec: TensorSpec, holder: &Holder, private: bool) -> Result<Reservation> {
@@ -264,32 +296,33 @@ impl EmbeddedStore {
         let charge = self.charge(bytes).map_err(|error| error.in_field(spec.name.as_str()))?;
         let segment = self.memory.reserve(layout.size_bytes())?;
         let (device, home) = (self.memory.device(), self.home()?);
-        Ok(Reservation { spec, layout, segment, charge, holder: holder.clone(), private, device, home })
+        let (holder, tag) = (holder.clone(), Box::new(()));
+        Ok(Reservation::new(Draft { spec, layout, segment, device, charge, holder, private, tag }, home))
     }
 }
 
 impl Home for EmbeddedStore {
-    fn publish(&self, reservation: Reservation, key: Option<Key>) -> Result<Lease> {
-        let Reservation { spec, layout, segment, charge, holder, private, .. } = reservation;
+    fn publish(&self, draft: Draft, key: Option<Key>) -> Result<Lease> {
+        let Draft { spec, layout, segment, charge, holder, private, .. } = draft;
         let segment = segment.freeze()?;
         if !private {
             return self.list(spec, layout, segment, charge, key, holder.id);
         }
-        let home: Weak<dyn Home> = self.me.clone();
-        let id = self.names.private_id();
-        let record = Record::new(id, spec, layout, segment, true, None, charge, self.now(), home);
+        let (id, created) = (self.names.private_id(), self.clock.now());
+        let parts = RecordParts { id, spec, layout, segment, charge, kept: false, private, key: None, created };
+        let record = Record::new(parts, self.me.clone());
         record.leases.acquire(holder.id);
-        Ok(Lease { record: Arc::new(record), holder: holder.id, layout: None })
+        Ok(Lease { record, holder: holder.id, look: None })
     }
 
     fn forget(&self, record: &Arc<Record>) {
-        if !record.private && record.leases.close() {
+        if record.close() {
             self.drop_closed(std::slice::from_ref(record));
         }
     }
 
-    fn finish(&self, key: Key, records: Vec<Weak<Record>>) {
-        self.claims.finish(key, records);
+    fn finish(&self, key: Key, results: &[Lease]) {
+        self.claims.finish(key, results.iter().map(|lease| Arc::downgrade(&lease.record)).collect());
     }
 
     fn abandon(&self, key: Key) {
@@ -299,6 +332,10 @@ impl Home for EmbeddedStore {
     fn holder_name(&self, id: u32) -> Arc<str> {
         let holders = self.holders.read().unwrap_or_else(PoisonError::into_inner);
         holders.names.get(id as usize).cloned().unwrap_or_else(|| Arc::from("?"))
+    }
+
+    fn copied(&self, tensor: &str, reason: CopyReason, bytes: usize) {
+        self.counters.copies.record(tensor, reason, bytes as u64, self.clock.now());
     }
 }
 
@@ -321,18 +358,29 @@ impl Store for EmbeddedStore {
     }
 
     fn get(&self, name: &str, holder: &Holder) -> Result<Lease> {
+        // Before the lock: others wait for that.
+        let now = self.clock.now();
         let take = |record: &Arc<Record>| {
             let lease = Lease::find(record, holder.id)?;
-            record.used(Duration::from_nanos(self.moment.0.load(Ordering::Relaxed)));
+            record.used(now);
             Some(lease)
         };
         self.names.find(name, take).ok_or_else(|| Error::not_found(format!("no tensor is named {name:?}")))
     }
 
     fn lease(&self, id: TensorId, holder: &Holder) -> Result<Lease> {
-        let take = |record: &Arc<Record>| Lease::take(record, holder.id);
+        let now = self.clock.now();
+        let take = |record: &Arc<Record>| {
+            let lease = Lease::take(record, holder.id)?;
+            record.used(now);
+            Some(lease)
+        };
         let lease = self.names.by_id(id, take);
         lease.ok_or_else(|| Error::not_found(format!("version {} of tensor {} is gone", id.version, id.slot)))
+    }
+
+    fn has(&self, id: TensorId) -> bool {
+        self.names.by_id(id, |_| Some(())).is_some()
     }
 
     fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
@@ -347,13 +395,13 @@ impl Store for EmbeddedStore {
         match self.claims.claim(*key, holder.id)? {
             Found::Ready(leases) => {
                 self.counters.claim_hits.fetch_add(1, Ordering::Relaxed);
-                let now = self.now();
+                let now = self.clock.now();
                 leases.iter().for_each(|lease| lease.record.used(now));
                 Ok(Claim::Ready(leases))
             }
             Found::Mine => {
                 self.counters.claim_misses.fetch_add(1, Ordering::Relaxed);
-                Ok(Claim::Compute(Ticket { key: *key, home: self.me.clone(), open: true }))
+                Ok(Claim::Compute(Ticket::new(*key, self.me.clone())))
             }
         }
     }
@@ -376,7 +424,7 @@ impl Store for EmbeddedStore {
     fn remember(&self, key: &ContentHash, note: &[u8]) {
         match &self.cache {
             // A lost note costs time, never correctness.
-            Some(cache) => drop(cache.remember(key, note)),
+            Some(cache) => drop(self.unless_cache_fails(cache.remember(key, note))),
             None => self.notes.lock().unwrap_or_else(PoisonError::into_inner).remember(key, note),
         }
     }
@@ -391,10 +439,8 @@ impl Store for EmbeddedStore {
         &self.config
     }
 
-    fn record_copy(&self, reason: CopyReason, bytes: usize) {
-        let (count, total) = &self.counters.copies[reason as usize];
-        count.fetch_add(1, Ordering::Relaxed);
-        total.fetch_add(bytes as u64, Ordering::Relaxed);
+    fn record_copy(&self, tensor: &str, reason: CopyReason, bytes: usize) {
+        self.copied(tensor, reason, bytes);
     }
 
     fn optimize(&self) -> OptimizeReport {
@@ -411,5 +457,51 @@ impl Store for EmbeddedStore {
 
     fn diagnostics(&self) -> Diagnostics {
         crate::report::diagnostics(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cotensor_core::{DType, Kind};
+
+    fn spec(name: &str, bytes: usize) -> TensorSpec {
+        TensorSpec {
+            name: name.to_owned(),
+            dtype: DType::U8,
+            shape: vec![bytes],
+            kind: Kind::Other,
+            space: None,
+            producer: "test".to_owned(),
+            retention: Retention::Cached { recompute: Duration::ZERO },
+            provenance: None,
+        }
+    }
+
+    /// Another thread has given its lease back and not let go of the tensor yet.
+    #[test]
+    fn memory_on_its_way_back_is_waited_for() {
+        let store = EmbeddedStore::builder().max_memory_bytes(100).build();
+        let holder = store.holder("m");
+        let lease = store.reserve(spec("a", 100), &holder).unwrap().publish().unwrap();
+        let touched = Arc::clone(&lease.record);
+        drop(lease);
+        let (evicted, seen) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                // Lets go only once the eviction was seen, and some.
+                seen.recv().unwrap();
+                std::thread::sleep(Duration::from_millis(30));
+                drop(touched);
+            });
+            scope.spawn(|| {
+                while store.stats().total_tensors > 0 {
+                    std::thread::yield_now();
+                }
+                evicted.send(()).unwrap();
+            });
+            store.reserve(spec("b", 100), &holder).unwrap();
+        });
+        assert_eq!((store.stats().evictions, store.stats().memory_usage_bytes), (1, 0));
     }
 }

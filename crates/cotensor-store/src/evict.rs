@@ -17,7 +17,11 @@ pub(crate) struct Group {
 impl Group {
     /// Closes every tensor of the group, or none.
     pub(crate) fn close(&self) -> bool {
-        LeaseCount::close_all(&self.records.iter().map(|record| &record.leases).collect::<Vec<_>>())
+        let closed = LeaseCount::close_all(&self.records.iter().map(|record| &record.leases).collect::<Vec<_>>());
+        if closed {
+            self.records.iter().for_each(|record| record.charge.closed());
+        }
+        closed
     }
 }
 

@@ -1,19 +1,23 @@
-use crate::budget::Charge;
 use crate::count::Released;
-use crate::record::{Home, Record};
-use crate::{Holder, Key, TensorId, TensorSpec};
-use cotensor_core::{
-    ContentHash, DType, Device, Error, ErrorKind, Kind, Layout, Result, Segment, SegmentMut, Slice, Space,
-};
+use crate::record::Record;
+use crate::{ContentSpec, Holder, TensorId};
+use cotensor_core::{ContentHash, DType, Error, ErrorKind, Kind, Layout, Result, Segment, Slice, Space};
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 /// One holder's claim on a tensor: the tensor stays while the lease lives.
 pub struct Lease {
     pub(crate) record: Arc<Record>,
     pub(crate) holder: u32,
     /// Another way to look at the same bytes, where one was asked for.
-    pub(crate) layout: Option<Box<Layout>>,
+    pub(crate) look: Option<Box<Look>>,
+}
+
+/// A layout other than the tensor's own, and what the value is when looked at so.
+#[derive(Clone)]
+pub(crate) struct Look {
+    pub(crate) layout: Layout,
+    pub(crate) identity: ContentHash,
 }
 
 impl Lease {
@@ -29,7 +33,7 @@ impl Lease {
 
     /// How the elements lie in the segment.
     pub fn layout(&self) -> &Layout {
-        self.layout.as_deref().unwrap_or(&self.record.layout)
+        self.look.as_ref().map_or(&self.record.layout, |look| &look.layout)
     }
 
     /// Dimensions, in elements.
@@ -62,9 +66,9 @@ impl Lease {
         self.record.home.upgrade().map_or_else(|| Arc::from("?"), |home| home.holder_name(self.holder))
     }
 
-    /// The allocation.
-    pub fn segment(&self) -> &Arc<dyn Segment> {
-        &self.record.segment
+    /// The allocation. Borrowed from the lease: whoever kept it longer would use memory that no budget counts.
+    pub fn segment(&self) -> &dyn Segment {
+        &*self.record.segment
     }
 
     /// The bytes from the first element to the end of the last, where the host can address them.
@@ -89,9 +93,27 @@ impl Lease {
         Ok(TensorView { layout: self.layout().view(slices)?, parent: Arc::new(self.try_clone()?) })
     }
 
-    /// What the value is: how it was made where that is known, else its content. Equal identities are equal values.
+    /// What the value is: how it was made where that is known, else its content, and always its dtype and shape.
+    /// Equal identities are equal values.
     pub fn identity(&self) -> ContentHash {
-        self.record.identity()
+        self.look.as_ref().map_or_else(|| self.record.identity(), |look| look.identity)
+    }
+
+    /// Another lease of the same holder on the same bytes, looked at with the dtype and shape of `content`, which they
+    /// are known to be.
+    ///
+    /// # Errors
+    /// `Invalid` when `content` has another size.
+    pub fn look_at(&self, content: &ContentSpec) -> Result<Lease> {
+        let layout = Layout::contiguous(content.dtype, &content.shape)?;
+        let (asked, held) = (layout.size_bytes(), self.record.layout.size_bytes());
+        if asked != held {
+            return Err(Error::invalid(format!("{} has {held} bytes, asked for as {asked}", self.name())));
+        }
+        let mut lease = self.try_clone()?;
+        let layout = layout.moved(self.record.layout.offset_bytes())?;
+        lease.look = (layout != self.record.layout).then(|| Box::new(Look { layout, identity: content.identity() }));
+        Ok(lease)
     }
 
     /// Another lease of the same holder.
@@ -113,19 +135,19 @@ impl Lease {
     fn lease_as(&self, holder: u32) -> Result<Lease> {
         let mut lease = Lease::take(&self.record, holder)
             .ok_or_else(|| Error::new(ErrorKind::Conflict, format!("{} is being freed", self.name())))?;
-        lease.layout.clone_from(&self.layout);
+        lease.look.clone_from(&self.look);
         Ok(lease)
     }
 
     /// A lease for `holder` unless the tensor is being freed.
     pub(crate) fn take(record: &Arc<Record>, holder: u32) -> Option<Lease> {
-        // Counted first: a failed attempt must not keep alive, for a moment, what an eviction has just closed.
-        record.leases.acquire(holder).then(|| Lease { record: Arc::clone(record), holder, layout: None })
+        // Counted first: a failed attempt need not keep alive, for a moment, what an eviction has just closed.
+        record.leases.acquire(holder).then(|| Lease { record: Arc::clone(record), holder, look: None })
     }
 
     /// Like [`take`](Lease::take) for a lookup.
     pub(crate) fn find(record: &Arc<Record>, holder: u32) -> Option<Lease> {
-        record.leases.find(holder).then(|| Lease { record: Arc::clone(record), holder, layout: None })
+        record.leases.find(holder).then(|| Lease { record: Arc::clone(record), holder, look: None })
     }
 }
 
@@ -133,6 +155,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let last = self.record.leases.release(self.holder) == Released::Last;
         if last
+            && !self.record.private
             && !self.record.kept.load(std::sync::atomic::Ordering::SeqCst)
             && let Some(home) = self.record.home.upgrade()
         {
@@ -212,108 +235,4 @@ fn typed<'a, T: bytemuck::AnyBitPattern>(record: &'a Record, layout: &Layout) ->
         Error::unsupported(format!("{name} is on {}, the host cannot address it", record.segment.device()))
     })?;
     bytemuck::try_cast_slice(bytes).map_err(|error| Error::invalid(format!("{name}: {error}")))
-}
-
-/// Memory that one holder writes before anybody sees it. Dropping it gives the memory back.
-pub struct Reservation {
-    pub(crate) spec: TensorSpec,
-    pub(crate) layout: Layout,
-    pub(crate) segment: Box<dyn SegmentMut>,
-    pub(crate) charge: Arc<Charge>,
-    pub(crate) holder: Holder,
-    pub(crate) private: bool,
-    pub(crate) device: Device,
-    pub(crate) home: Arc<dyn Home>,
-}
-
-impl Reservation {
-    /// How the elements lie: row-major from the start.
-    pub fn layout(&self) -> &Layout {
-        &self.layout
-    }
-
-    /// Where it lies.
-    pub fn device(&self) -> Device {
-        self.device
-    }
-
-    /// The bytes so far, where the host can address them.
-    pub fn bytes(&self) -> Option<&[u8]> {
-        self.segment.bytes()
-    }
-
-    /// The bytes for writing in place, where the host can address them.
-    pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
-        self.segment.bytes_mut()
-    }
-
-    /// Copies `bytes` to the start of the tensor.
-    ///
-    /// # Errors
-    /// `Invalid` when they do not fit.
-    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.segment.write_at(0, bytes)
-    }
-
-    /// Makes the tensor immutable and visible under its name, and leases it to its holder.
-    ///
-    /// # Errors
-    /// `Io` when the memory cannot be sealed.
-    pub fn publish(self) -> Result<Lease> {
-        let home = Arc::clone(&self.home);
-        home.publish(self, None)
-    }
-}
-
-impl fmt::Debug for Reservation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Reservation({} {:?})", self.spec.name, self.layout)
-    }
-}
-
-/// The right and the duty to compute a claimed key. Dropping it hands both to one of those who wait.
-pub struct Ticket {
-    pub(crate) key: Key,
-    pub(crate) home: Weak<dyn Home>,
-    pub(crate) open: bool,
-}
-
-impl Ticket {
-    /// What is to be computed.
-    pub fn key(&self) -> Key {
-        self.key
-    }
-
-    /// Publishes the results; whoever waits gets them.
-    ///
-    /// # Errors
-    /// As [`Reservation::publish`]; the claim is then given up.
-    pub fn publish(mut self, results: Vec<Reservation>) -> Result<Vec<Lease>> {
-        let home = self.home.upgrade().ok_or_else(|| Error::new(ErrorKind::Conflict, "the store is closed"))?;
-        let leases: Vec<Lease> =
-            results.into_iter().map(|result| home.publish(result, Some(self.key))).collect::<Result<_>>()?;
-        self.finish(&leases);
-        Ok(leases)
-    }
-
-    /// Makes tensors that are published already the claim's results.
-    pub(crate) fn finish(&mut self, leases: &[Lease]) {
-        if let Some(home) = self.home.upgrade() {
-            self.open = false;
-            home.finish(self.key, leases.iter().map(|lease| Arc::downgrade(&lease.record)).collect());
-        }
-    }
-
-    /// Gives the claim up: the result stays the caller's own.
-    pub fn decline(self) {}
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        if self.open
-            && let Some(home) = self.home.upgrade()
-        {
-            home.abandon(self.key);
-        }
-    }
 }

@@ -2,27 +2,15 @@
 
 use crate::budget::Charge;
 use crate::count::LeaseCount;
-use crate::{Key, Lease, Reservation, Retention, TensorId, TensorSpec};
-use cotensor_core::{ContentHash, Hasher, Layout, Result, Segment};
+use crate::home::{Home, RecordParts};
+use crate::{CopyReason, Holder, Key, Lease, Retention, TensorId, TensorSpec};
+use cotensor_core::{ContentHash, Hasher, Layout, Segment};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-/// What stands behind leases, reservations and tickets.
-pub(crate) trait Home: Send + Sync {
-    /// Makes a reservation's tensor visible and leases it to its holder.
-    fn publish(&self, reservation: Reservation, key: Option<Key>) -> Result<Lease>;
-    /// The last lease of a tensor that is not to be kept is gone.
-    fn forget(&self, record: &Arc<Record>);
-    /// A claim's results are there.
-    fn finish(&self, key: Key, records: Vec<Weak<Record>>);
-    /// A claim was given up; one of those who wait takes over.
-    fn abandon(&self, key: Key);
-    /// The name of a holder.
-    fn holder_name(&self, id: u32) -> Arc<str>;
-}
-
-pub(crate) struct Record {
+/// One published tensor, as its store and its leases see it.
+pub struct Record {
     pub(crate) id: TensorId,
     pub(crate) spec: TensorSpec,
     pub(crate) layout: Layout,
@@ -43,35 +31,65 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    #[allow(clippy::too_many_arguments, reason = "one place makes records")]
-    pub(crate) fn new(
-        id: TensorId,
-        spec: TensorSpec,
-        layout: Layout,
-        segment: Arc<dyn Segment>,
-        private: bool,
-        key: Option<Key>,
-        charge: Arc<Charge>,
-        now: Duration,
-        home: Weak<dyn Home>,
-    ) -> Self {
-        let kept = AtomicBool::new(matches!(spec.retention, Retention::Cached { .. }) && !private);
-        let last_used_ns = AtomicU64::new(now.as_nanos() as u64);
-        Self {
+    /// A record that nobody leases yet. `home` is asked when its last lease goes, as long as it lives.
+    pub fn new(parts: RecordParts, home: Weak<dyn Home>) -> Arc<Self> {
+        let RecordParts { id, spec, layout, segment, charge, kept, private, key, created } = parts;
+        charge.opened();
+        Arc::new(Self {
             id,
             spec,
             layout,
             segment,
             leases: LeaseCount::default(),
-            kept,
+            kept: AtomicBool::new(kept),
             private,
             key,
             charge,
-            created: now,
-            last_used_ns,
+            created,
+            last_used_ns: AtomicU64::new(created.as_nanos() as u64),
             identity: OnceLock::new(),
             home,
+        })
+    }
+
+    /// Which version of which tensor.
+    pub fn id(&self) -> TensorId {
+        self.id
+    }
+
+    /// What was published.
+    pub fn spec(&self) -> &TensorSpec {
+        &self.spec
+    }
+
+    /// The claim whose result it is part of.
+    pub fn key(&self) -> Option<Key> {
+        self.key
+    }
+
+    /// A lease for `holder`; `None` once it is closed.
+    pub fn lease(self: &Arc<Self>, holder: &Holder) -> Option<Lease> {
+        Lease::take(self, holder.id)
+    }
+
+    /// Like [`lease`](Record::lease) for a lookup, which counts as a hit.
+    pub fn find(self: &Arc<Self>, holder: &Holder) -> Option<Lease> {
+        Lease::find(self, holder.id)
+    }
+
+    /// Ends leasing if nobody has a lease; true exactly for the caller that ended it. Whoever closes a record takes it
+    /// out of its store: its bytes count as about to come back from then on.
+    pub fn close(&self) -> bool {
+        let closed = self.leases.close();
+        if closed {
+            self.charge.closed();
         }
+        closed
+    }
+
+    /// Holder ids with their leases.
+    pub fn holders(&self) -> Vec<(u32, u32)> {
+        self.leases.holders()
     }
 
     /// Notes a use at `now`.
@@ -83,8 +101,9 @@ impl Record {
         Duration::from_nanos(self.last_used_ns.load(Ordering::Relaxed))
     }
 
-    /// From now on it goes with its last lease.
-    pub(crate) fn let_go(&self) {
+    /// From now on it goes with its last lease: for one that was superseded or removed. If nobody leases it already,
+    /// nobody will ask: call [`Home::forget`] afterwards.
+    pub fn let_go(&self) {
         self.kept.store(false, Ordering::SeqCst);
     }
 
@@ -116,7 +135,12 @@ impl Record {
                         let mut copy = vec![0; range.len()];
                         // A device that cannot be read has no content to compare: its slot stands in.
                         match self.segment.read_at(range.start, &mut copy) {
-                            Ok(()) => hasher.field(&copy),
+                            Ok(()) => {
+                                if let Some(home) = self.home.upgrade() {
+                                    home.copied(&self.spec.name, CopyReason::DeviceTransfer, copy.len());
+                                }
+                                hasher.field(&copy)
+                            }
                             Err(_) => hasher.number(self.id.slot).number(self.id.version),
                         }
                     }

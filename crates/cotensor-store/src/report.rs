@@ -1,21 +1,22 @@
 //! What the store says of itself. Every figure is counted, none is estimated.
 
-use crate::CopyReason;
+use crate::TensorId;
 use crate::config::Refusal;
 use crate::embedded::EmbeddedStore;
 use crate::evict::candidates;
-use crate::record::{Home, Record};
-use cotensor_core::ContentHash;
+use crate::home::Home;
+use crate::record::Record;
+use cotensor_core::{ContentHash, Kind};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 const MIB: f64 = (1 << 20) as f64;
 /// How many tensors a recommendation lists.
-const LISTED: usize = 10;
+pub(crate) const LISTED: usize = 10;
 
 /// What freeing everything that nobody leases did. Sizes in bytes.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct OptimizeReport {
     /// Before.
@@ -35,7 +36,7 @@ pub struct OptimizeReport {
 }
 
 /// The store's counters.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Stats {
     /// Live tensors, private ones left out.
@@ -56,7 +57,7 @@ pub struct Stats {
     pub hit_rate: f64,
     /// The holders' names.
     pub models: Vec<String>,
-    /// Kind to the holders of its tensors, where there are two or more.
+    /// Kind to the holders of its tensors, where two or more hold two or more of them. Weights and `other` are left out.
     pub sharing_opportunities: BTreeMap<String, Vec<String>>,
     /// Tensors that the configuration kept private, by reason.
     pub refused: BTreeMap<&'static str, u64>,
@@ -81,7 +82,7 @@ pub struct Copies {
 }
 
 /// What could be saved, and where.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Recommendations {
     /// Names and bytes, largest first.
@@ -92,21 +93,42 @@ pub struct Recommendations {
     pub sharing_opportunities: BTreeMap<String, Vec<String>>,
     /// Bytes in use, in MiB.
     pub total_memory_mb: f64,
-    /// Bytes that nobody leases, and bytes of tensors whose identity another tensor has, in MiB.
-    /// Only identities that are known already are compared; nothing is hashed for this.
+    /// Bytes that [`optimize`](crate::Store::optimize) would free now (a pack goes as a whole or not at all), and bytes
+    /// of tensors that stay and whose identity another that stays has, in MiB. Only identities that are known already
+    /// are compared; nothing is hashed for this.
     pub potential_savings_mb: f64,
     /// The hit rate, 0 to 1.
     pub cache_efficiency: f64,
 }
 
-/// Every live tensor, and every copy.
+/// One copy of a tensor's bytes.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct RecentCopy {
+    /// Whose bytes.
+    pub tensor: String,
+    /// Why.
+    pub reason: &'static str,
+    /// How much.
+    pub bytes: u64,
+    /// Seconds since.
+    pub age_seconds: f64,
+}
+
+/// Every live tensor, and every copy.
+#[derive(Clone, Debug, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Diagnostics {
     /// By name and version.
     pub tensors: Vec<TensorInfo>,
     /// Copies by reason.
     pub copies: Vec<Copies>,
+    /// The latest of them, oldest first.
+    pub recent_copies: Vec<RecentCopy>,
+    /// How often the cache could not keep something. Nothing is wrong then, but it has to be made again next time.
+    pub cache_errors: u64,
+    /// The latest of these.
+    pub last_cache_error: Option<String>,
 }
 
 /// One live tensor.
@@ -115,7 +137,7 @@ pub struct Diagnostics {
 pub struct TensorInfo {
     /// Its name.
     pub name: String,
-    /// Its version.
+    /// Its version; 0 before it is published, and for a private one.
     pub version: u64,
     /// Element type.
     pub dtype: String,
@@ -125,7 +147,7 @@ pub struct TensorInfo {
     pub bytes: u64,
     /// Where it lies.
     pub device: String,
-    /// Which memory it lies in.
+    /// Which memory it lies in; `unpublished` or `private` where it is that.
     pub memory: String,
     /// What it means.
     pub kind: &'static str,
@@ -135,7 +157,7 @@ pub struct TensorInfo {
     pub producer: String,
     /// Holders and their leases.
     pub holders: BTreeMap<String, u32>,
-    /// Seconds since it was published.
+    /// Seconds since it was published, or before that, since it was reserved.
     pub age_seconds: f64,
     /// How often it was found.
     pub hits: u64,
@@ -200,7 +222,7 @@ fn stats_of(store: &EmbeddedStore, records: &[Arc<Record>]) -> Stats {
             .map(|&refusal| (refusal.name(), store.counters.refused[refusal as usize].load(Ordering::Relaxed)))
             .filter(|(_, count)| *count > 0)
             .collect(),
-        copies: copies(store),
+        copies: store.counters.copies.totals(),
         evictions: store.counters.evictions.load(Ordering::Relaxed),
         evicted_bytes: store.counters.evicted_bytes.load(Ordering::Relaxed),
     }
@@ -220,15 +242,7 @@ pub(crate) fn recommendations(store: &EmbeddedStore) -> Recommendations {
         .collect();
     low_reference_tensors.sort_by(|a, b| a.1.cmp(&b.1).then_with(|| a.0.cmp(&b.0)));
     low_reference_tensors.truncate(LISTED);
-    let mut seen: BTreeSet<ContentHash> = BTreeSet::new();
-    let savings: u64 = records
-        .iter()
-        .filter(|record| {
-            let repeated = record.known_identity().is_some_and(|identity| !seen.insert(identity));
-            repeated || record.leases.total() == 0
-        })
-        .map(|record| record.layout.size_bytes() as u64)
-        .sum();
+    let savings = savings(records);
     let stats = stats_of(store, records);
     Recommendations {
         largest_tensors,
@@ -238,6 +252,17 @@ pub(crate) fn recommendations(store: &EmbeddedStore) -> Recommendations {
         potential_savings_mb: savings as f64 / MIB,
         cache_efficiency: stats.hit_rate,
     }
+}
+
+/// What [`optimize`] would free, and of what stays, all but one of each known identity.
+fn savings(records: &[Arc<Record>]) -> u64 {
+    let unleased = candidates(records.to_vec());
+    let freed: BTreeSet<TensorId> = unleased.iter().flat_map(|group| &group.records).map(|record| record.id).collect();
+    let mut seen: BTreeSet<ContentHash> = BTreeSet::new();
+    let repeated = records.iter().filter(|record| {
+        !freed.contains(&record.id) && record.known_identity().is_some_and(|identity| !seen.insert(identity))
+    });
+    unleased.iter().map(|group| group.bytes).chain(repeated.map(|record| record.layout.size_bytes() as u64)).sum()
 }
 
 pub(crate) fn diagnostics(store: &EmbeddedStore) -> Diagnostics {
@@ -258,29 +283,33 @@ pub(crate) fn diagnostics(store: &EmbeddedStore) -> Diagnostics {
         hits: record.leases.hits(),
         cached: record.kept.load(Ordering::Relaxed),
     };
-    Diagnostics { tensors: store.names.survey().records.iter().map(info).collect(), copies: copies(store) }
+    Diagnostics {
+        tensors: store.names.survey().records.iter().map(info).collect(),
+        copies: store.counters.copies.totals(),
+        recent_copies: store.counters.copies.recent(now),
+        cache_errors: store.counters.cache_errors.load(Ordering::Relaxed),
+        last_cache_error: store.counters.last_cache_error.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+    }
 }
 
 fn holders(store: &EmbeddedStore, record: &Record) -> BTreeMap<String, u32> {
     record.leases.holders().into_iter().map(|(id, count)| (store.holder_name(id).to_string(), count)).collect()
 }
 
-/// Kinds whose tensors have two or more holders between them: these may share, equal spaces given.
+/// Kinds of which two or more tensors are held, by two or more holders between them: these may share, equal spaces
+/// given. Holders of one tensor share it already; weights, and what has no kind, are left out.
 fn opportunities(store: &EmbeddedStore, records: &[Arc<Record>]) -> BTreeMap<String, Vec<String>> {
-    let mut by_kind: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for record in records {
-        by_kind.entry(record.spec.kind.to_string()).or_default().extend(holders(store, record).into_keys());
+    let mut by_kind: BTreeMap<&str, (usize, BTreeSet<String>)> = BTreeMap::new();
+    for record in records.iter().filter(|record| !matches!(record.spec.kind, Kind::Weight | Kind::Other)) {
+        let held = holders(store, record);
+        if !held.is_empty() {
+            let (tensors, holders) = by_kind.entry(record.spec.kind.name()).or_default();
+            *tensors += 1;
+            holders.extend(held.into_keys());
+        }
     }
-    by_kind.retain(|_, holders| holders.len() > 1);
-    by_kind.into_iter().map(|(kind, holders)| (kind, holders.into_iter().collect())).collect()
-}
-
-fn copies(store: &EmbeddedStore) -> Vec<Copies> {
-    let of = |&reason: &CopyReason| {
-        let (count, bytes) = &store.counters.copies[reason as usize];
-        Copies { reason: reason.name(), count: count.load(Ordering::Relaxed), bytes: bytes.load(Ordering::Relaxed) }
-    };
-    CopyReason::ALL.iter().map(of).filter(|copies| copies.count > 0).collect()
+    by_kind.retain(|_, (tensors, holders)| *tensors > 1 && holders.len() > 1);
+    by_kind.into_iter().map(|(kind, (_, holders))| (kind.to_owned(), holders.into_iter().collect())).collect()
 }
 
 impl EmbeddedStore {

@@ -1,5 +1,5 @@
 use crate::{Diagnostics, Lease, OptimizeReport, Recommendations, Reservation, SharingConfig, Stats, Ticket};
-use cotensor_core::{ContentHash, DType, Kind, Result, Space};
+use cotensor_core::{ContentHash, DType, Hasher, Kind, Result, Space};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +22,9 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// `NotFound` when it was superseded and released, evicted or never existed.
     fn lease(&self, id: TensorId, holder: &Holder) -> Result<Lease>;
+
+    /// Whether exactly this version could be leased now, without leasing it.
+    fn has(&self, id: TensorId) -> bool;
 
     /// Reserves memory for a tensor that `holder` will write and then publish.
     ///
@@ -51,7 +54,8 @@ pub trait Store: Send + Sync {
     /// content once however many ask at the same time.
     ///
     /// # Errors
-    /// What `source` returns (nothing is kept then), or as [`reserve`](Store::reserve).
+    /// What `source` returns, or as [`reserve`](Store::reserve). Nothing that `source` was to fill is kept then;
+    /// contents that were found elsewhere (in the cache) stay, unleased.
     fn contents(&self, specs: &[ContentSpec], source: &mut dyn ContentSource, holder: &Holder) -> Result<Vec<Lease>>;
 
     /// A small note kept under `key`, beyond this process where the store can.
@@ -69,8 +73,8 @@ pub trait Store: Send + Sync {
     /// What may be shared.
     fn config(&self) -> &SharingConfig;
 
-    /// Counts a copy of `bytes` bytes and why it was made.
-    fn record_copy(&self, reason: CopyReason, bytes: usize);
+    /// Counts a copy of `bytes` bytes of `tensor` (its name, or what else tells people which) and why it was made.
+    fn record_copy(&self, tensor: &str, reason: CopyReason, bytes: usize);
 
     /// Frees every tensor that nobody leases.
     fn optimize(&self) -> OptimizeReport;
@@ -93,6 +97,16 @@ pub struct Holder {
 }
 
 impl Holder {
+    /// A holder as the store itself numbers and names it. Only [`Store::holder`] has use for this.
+    pub fn new(id: u32, name: Arc<str>) -> Self {
+        Self { id, name }
+    }
+
+    /// Its number within the store.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
     /// The name given to [`Store::holder`].
     pub fn name(&self) -> &str {
         &self.name
@@ -148,7 +162,7 @@ pub struct TensorSpec {
     /// What happens to it when nobody leases it.
     pub retention: Retention,
     /// Identity of the value by how it was made (stage key and output), when it was; equal provenance is equal
-    /// content, so it stands in for the content hash, which then never has to be computed.
+    /// content, dtype and shape, so it stands in for their hash, which then never has to be computed.
     pub provenance: Option<ContentHash>,
 }
 
@@ -165,12 +179,26 @@ pub struct ContentSpec {
     pub producer: String,
 }
 
+impl ContentSpec {
+    /// What the value is: these bytes as this dtype in this shape. The bytes alone are not a value: six zeros of
+    /// `float32` are no three zeros of `int64`.
+    pub fn identity(&self) -> ContentHash {
+        let mut hasher = Hasher::new("cotensor content value v1");
+        hasher.field(self.hash.as_bytes()).field(self.dtype.name().as_bytes()).number(self.shape.len() as u64);
+        for &dim in &self.shape {
+            hasher.number(dim as u64);
+        }
+        hasher.finish()
+    }
+}
+
 /// Provides the bytes of contents that the store does not have yet.
 pub trait ContentSource {
     /// Fills `target` (exactly the content's bytes) with content number `index` of the request.
     ///
     /// # Errors
-    /// Whatever keeps the bytes from being had; the store then keeps nothing of the request.
+    /// Whatever keeps the bytes from being had; the store then keeps nothing of what it asked this source for, the
+    /// contents filled before included.
     fn fill(&mut self, index: usize, target: &mut [u8]) -> Result<()>;
 }
 
@@ -192,12 +220,8 @@ pub enum CopyReason {
     EngineOutput,
     /// The engine wants another element type (64-bit to 32-bit integers).
     EngineConversion,
-    /// The engine wants row-major input and the view is not.
-    NotContiguous,
     /// A caller put its own bytes into the store.
     Put,
-    /// A caller asked for its own copy of the bytes.
-    Get,
     /// From one device to another.
     DeviceTransfer,
 }
@@ -208,9 +232,7 @@ impl CopyReason {
         CopyReason::FileImport,
         CopyReason::EngineOutput,
         CopyReason::EngineConversion,
-        CopyReason::NotContiguous,
         CopyReason::Put,
-        CopyReason::Get,
         CopyReason::DeviceTransfer,
     ];
 
@@ -220,9 +242,7 @@ impl CopyReason {
             CopyReason::FileImport => "file import",
             CopyReason::EngineOutput => "engine output",
             CopyReason::EngineConversion => "engine conversion",
-            CopyReason::NotContiguous => "not contiguous",
             CopyReason::Put => "put",
-            CopyReason::Get => "get",
             CopyReason::DeviceTransfer => "device transfer",
         }
     }

@@ -79,6 +79,9 @@ impl ContentCache for FakeCache {
     }
 
     fn remember(&self, key: &ContentHash, note: &[u8]) -> Result<()> {
+        if self.0.full.load(Ordering::SeqCst) {
+            return Err(no_room());
+        }
         self.0.notes.lock().unwrap().insert(*key, note.to_vec());
         Ok(())
     }
@@ -115,7 +118,7 @@ fn one_pack_aligned_and_each_content_once() {
     let (mut source, specs) = Source::new(&[b"first", &[7; 100], b"", b"first"]);
     let leases = store.contents(&specs, &mut source, &holder).unwrap();
     assert_eq!(source.filled, 3, "equal contents are filled once");
-    assert!(leases.iter().all(|lease| Arc::ptr_eq(lease.segment(), leases[0].segment())));
+    assert!(leases.iter().all(|lease| std::ptr::addr_eq(lease.segment(), leases[0].segment())));
     assert!(leases.iter().all(|lease| address(lease).is_multiple_of(ALIGNMENT)));
     assert_eq!(address(&leases[0]), address(&leases[3]));
     assert_eq!((leases[0].bytes().unwrap(), leases[2].bytes().unwrap()), (&b"first"[..], &b""[..]));
@@ -155,6 +158,15 @@ fn one_content_in_two_shapes() {
     assert!(leases[2].typed::<f32>().is_err());
     assert_eq!(address(&leases[0]), address(&leases[2]));
     assert_eq!(leases[1].try_clone().unwrap().shape(), [1, 6]);
+    // One content, three values; which of them was asked for first does not matter to what they are.
+    let identities: Vec<_> = leases.iter().map(Lease::identity).collect();
+    assert!(identities[0] != identities[1] && identities[0] != identities[2] && identities[1] != identities[2]);
+    assert_eq!(leases[1].try_clone().unwrap().identity(), identities[1]);
+    let other = EmbeddedStore::builder().build();
+    for (spec, identity) in specs.iter().zip(&identities).rev() {
+        let leases = other.contents(std::slice::from_ref(spec), &mut source, &other.holder("clip")).unwrap();
+        assert_eq!(leases[0].identity(), *identity);
+    }
     let other_size = [spec(DType::U8, &[24]), spec(DType::U8, &[25])];
     assert_eq!(store.contents(&other_size, &mut source, &holder).unwrap_err().kind(), ErrorKind::Invalid);
     let wrong_size = [spec(DType::U8, &[23])];
@@ -187,6 +199,7 @@ fn a_full_disk_costs_the_cache_and_nothing_else() {
     let cache = FakeCache::default();
     let store = EmbeddedStore::builder().cache(Arc::new(cache.clone())).build();
     let holder = store.holder("bert");
+    assert_eq!((store.diagnostics().cache_errors, store.diagnostics().last_cache_error), (0, None));
     for (flag, content) in [(&cache.0.full, 1u8), (&cache.0.breaks, 2)] {
         flag.store(true, Ordering::SeqCst);
         let bytes = [content; 32];
@@ -195,7 +208,13 @@ fn a_full_disk_costs_the_cache_and_nothing_else() {
         assert_eq!(leases[0].bytes().unwrap(), bytes);
         assert!(cache.find(&specs[0].hash).is_none());
         flag.store(false, Ordering::SeqCst);
+        let diagnostics = store.diagnostics();
+        assert_eq!(diagnostics.cache_errors, u64::from(content), "told, though nothing failed");
+        assert!(diagnostics.last_cache_error.unwrap().contains("no room"));
     }
+    cache.0.full.store(true, Ordering::SeqCst);
+    store.remember(&ContentHash::of(b"key"), b"note");
+    assert_eq!(store.diagnostics().cache_errors, 3);
 }
 
 #[test]
@@ -212,4 +231,19 @@ fn a_device_is_filled_through_a_counted_copy() {
     drop(leases);
     store.optimize();
     assert_eq!(device.live_bytes(), 0);
+}
+
+#[test]
+fn savings_are_what_optimizing_would_free() {
+    let store = EmbeddedStore::builder().build();
+    let holder = store.holder("bert");
+    let (mut source, specs) = Source::new(&[&[1; 64], &[2; 6400]]);
+    let savings = || (store.recommendations().potential_savings_mb * f64::from(1 << 20)) as u64;
+    let mut leases = store.contents(&specs, &mut source, &holder).unwrap();
+    leases.truncate(1);
+    assert_eq!(savings(), 0, "a pack of which one content is leased stays");
+    leases.clear();
+    assert_eq!(savings(), 6464);
+    assert_eq!(store.optimize().freed_memory_bytes, 6464);
+    assert_eq!(savings(), 0);
 }

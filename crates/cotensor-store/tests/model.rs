@@ -85,8 +85,6 @@ struct Model {
     versions: HashMap<String, (u64, u64)>,
     claims: HashMap<u8, Vec<usize>>,
     now: u64,
-    /// When the store last looked at the clock.
-    seen: u64,
 }
 
 impl Model {
@@ -104,7 +102,6 @@ impl Model {
 
     /// Makes room beside what is `reserved` already.
     fn make_room(&mut self, reserved: u64, bytes: u64) -> bool {
-        self.seen = self.now;
         let mut free: Vec<usize> =
             (0..self.tensors.len()).filter(|&i| self.tensors[i].alive && self.tensors[i].unleased()).collect();
         let freeable: u64 = free.iter().map(|&i| self.tensors[i].bytes).sum();
@@ -150,7 +147,6 @@ impl Model {
         }
         let mut leases = [0; HOLDERS.len()];
         leases[holder] = 1;
-        self.seen = self.now;
         self.tensors.push(Tensor {
             name: name.to_owned(),
             slot,
@@ -260,7 +256,6 @@ impl Both {
         let mut ticket = match self.store.claim(&hash, &self.holders[holder]).unwrap() {
             Claim::Ready(leases) => {
                 assert!(self.model.is_ready(key));
-                self.model.seen = self.model.now;
                 for (lease, index) in leases.into_iter().zip(self.model.claims[&key].clone()) {
                     self.model.tensors[index].used = self.model.now;
                     self.model.tensors[index].leases[holder] += 1;
@@ -319,7 +314,7 @@ impl Both {
                         let again = self.store.lease(lease.id(), &self.holders[holder]).unwrap();
                         assert_eq!(again.bytes().unwrap().as_ptr(), lease.bytes().unwrap().as_ptr());
                         self.model.tensors[index].leases[holder] += 1;
-                        self.model.tensors[index].used = self.model.seen;
+                        self.model.tensors[index].used = self.model.now;
                         self.hold(lease, index, holder);
                     }
                     (Err(error), None) => assert_eq!(error.kind(), ErrorKind::NotFound),

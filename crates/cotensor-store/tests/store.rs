@@ -24,7 +24,7 @@ fn spec(name: &str, shape: &[usize], recompute_ms: u64) -> TensorSpec {
 fn put(store: &EmbeddedStore, spec: TensorSpec, holder: &Holder, values: &[f32]) -> Lease {
     let mut reservation = store.reserve(spec, holder).unwrap();
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
-    reservation.write(&bytes).unwrap();
+    reservation.write(&bytes, CopyReason::Put).unwrap();
     reservation.publish().unwrap()
 }
 
@@ -102,7 +102,6 @@ fn what_is_cheapest_to_make_again_goes_first_then_what_was_unused_longest() {
         put(&store, spec(name, &[25], recompute_ms), &holder, &[0.0; 25]);
         clock.advance(Duration::from_secs(1));
     }
-    drop(store.reserve_private(spec("time is read", &[0], 0), &holder));
     store.get("old", &holder).unwrap();
     let left = || store.diagnostics().tensors.into_iter().map(|tensor| tensor.name).collect::<Vec<_>>();
     for expected in [&["dear", "new", "old"][..], &["dear", "old"], &["dear"], &[]] {
@@ -111,6 +110,31 @@ fn what_is_cheapest_to_make_again_goes_first_then_what_was_unused_longest() {
         assert_eq!(left(), expected);
     }
     assert_eq!((store.stats().evictions, store.stats().evicted_bytes), (4, 400));
+}
+
+#[test]
+fn a_lookup_alone_makes_a_tensor_recent() {
+    let clock = Arc::new(ManualClock::default());
+    let store = EmbeddedStore::builder().max_memory_bytes(300).clock(Arc::clone(&clock) as _).build();
+    let holder = store.holder("m");
+    for name in ["a", "b", "c"] {
+        put(&store, spec(name, &[25], 5), &holder, &[0.0; 25]);
+        clock.advance(Duration::from_secs(1));
+    }
+    // Nothing is reserved, published or claimed in between.
+    store.get("a", &holder).unwrap();
+    clock.advance(Duration::from_secs(1));
+    let b = store.get("b", &holder).unwrap().id();
+    clock.advance(Duration::from_secs(1));
+    store.get("a", &holder).unwrap();
+    clock.advance(Duration::from_secs(1));
+    store.lease(b, &holder).unwrap();
+    for expected in [&["a", "b"][..], &["b"]] {
+        let freed = 100 * (3 - expected.len());
+        drop(store.reserve_private(spec("room", &[freed / 4], 0), &holder).unwrap());
+        let left: Vec<String> = store.diagnostics().tensors.into_iter().map(|tensor| tensor.name).collect();
+        assert_eq!(left, expected);
+    }
 }
 
 #[test]
@@ -195,14 +219,14 @@ fn the_reports_count_what_happened() {
     let shared = lease.another(&t5).unwrap();
     let again = store.get("x", &t5).unwrap();
     assert!(store.get("nothing", &t5).is_err());
-    store.record_copy(CopyReason::Put, 10);
-    store.record_copy(CopyReason::Put, 5);
+    store.record_copy("x", CopyReason::Put, 10);
+    store.record_copy("x", CopyReason::Put, 5);
     let stats = store.stats();
     assert_eq!((stats.total_tensors, stats.total_models, stats.memory_usage_mb), (1, 2, 1.0));
     assert_eq!((stats.cache_hits, stats.cache_misses, stats.hit_rate), (1, 1, 0.5));
     assert_eq!(stats.models, ["bert", "t5"]);
-    assert_eq!(stats.sharing_opportunities["text_embedding"], ["bert", "t5"]);
-    assert_eq!((stats.copies[0].reason, stats.copies[0].count, stats.copies[0].bytes), ("put", 2, 15));
+    assert!(stats.sharing_opportunities.is_empty(), "two holders of one tensor share it already");
+    assert_eq!((stats.copies[0].reason, stats.copies[0].count, stats.copies[0].bytes), ("put", 3, 4 + 10 + 5));
     let info = store.diagnostics().tensors.remove(0);
     assert_eq!((info.holders["bert"], info.holders["t5"], info.hits, info.age_seconds), (1, 2, 1, 3.0));
     assert_eq!((&*info.device, &*info.memory, info.bytes, info.cached), ("cpu", "heap", 1 << 20, true));
@@ -215,4 +239,40 @@ fn the_reports_count_what_happened() {
     let report = store.optimize();
     assert_eq!((report.initial_memory_bytes, report.current_memory_bytes), (1 << 20, 0));
     assert_eq!(store.optimize().memory_reduction_percent, 0.0);
+}
+
+#[test]
+fn a_claim_takes_no_results_that_nobody_could_be_given() {
+    let (store, other) = (EmbeddedStore::builder().build(), EmbeddedStore::builder().build());
+    let (holder, key) = (store.holder("m"), Key(ContentHash::of(b"key")));
+    let ticket = || match store.claim(&key, &holder).unwrap() {
+        Claim::Compute(ticket) => ticket,
+        Claim::Ready(leases) => panic!("{} results of nothing", leases.len()),
+    };
+    let foreign = other.reserve(spec("x", &[1], 1), &other.holder("m")).unwrap();
+    let private = store.reserve_private(spec("x", &[1], 1), &holder).unwrap();
+    for results in [vec![], vec![store.reserve(spec("x", &[1], 1), &holder).unwrap(), foreign], vec![private]] {
+        assert_eq!(ticket().publish(results).unwrap_err().kind(), ErrorKind::Invalid);
+        assert!(!store.is_computed(&key));
+    }
+    assert_eq!((store.stats().total_tensors, other.stats().total_tensors), (0, 0));
+    assert_eq!((store.stats().memory_usage_bytes, other.stats().memory_usage_bytes), (0, 0));
+    ticket().publish(vec![store.reserve(spec("x", &[1], 1), &holder).unwrap()]).unwrap();
+    assert!(store.is_computed(&key));
+}
+
+#[test]
+fn copies_to_and_from_a_device_are_counted() {
+    let device = cotensor_core::testing::FakeDevice::default();
+    let store = EmbeddedStore::builder().memory(Arc::new(device)).build();
+    let holder = store.holder("m");
+    let lease = put(&store, spec("x", &[2], 1), &holder, &[1.0, 2.0]);
+    // Hashed on the host, once.
+    assert_eq!(lease.identity(), lease.identity());
+    let copies = store.diagnostics().copies;
+    let copies: Vec<_> = copies.iter().map(|copies| (copies.reason, copies.count, copies.bytes)).collect();
+    assert_eq!(copies, [("put", 1, 8), ("device transfer", 1, 8)]);
+    let mut small = store.reserve(spec("y", &[1], 1), &holder).unwrap();
+    assert_eq!(small.write(&[0; 5], CopyReason::Put).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(store.diagnostics().copies[0].count, 1, "what failed copied nothing");
 }

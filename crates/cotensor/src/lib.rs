@@ -10,7 +10,9 @@ pub use cotensor_store as store;
 pub use cotensor_core::{DType, Device, Error, ErrorKind, Kind, Layout, Result, Slice};
 pub use cotensor_model::pipeline::{Inputs, Pipeline, User, run_user};
 pub use cotensor_model::pool::{HardwarePreferences, ResourcePool};
-pub use cotensor_store::{EmbeddedStore, Lease, SharedTensor, SharingConfig, Store, TensorSharingManager};
+pub use cotensor_store::{
+    EmbeddedStore, Lease, SharedTensor, SharedTensorView, SharingConfig, Store, TensorSharingManager, TensorView,
+};
 
 use cotensor_memory::PackCache;
 use cotensor_model::engine::RtenEngine;
@@ -28,6 +30,12 @@ pub struct LocalOptions {
     pub threads: Option<usize>,
     /// What may be shared.
     pub sharing: SharingConfig,
+}
+
+/// A manager of shared tensors over `store`, for example a runtime's. It tells a tensor's kind from the families that
+/// the models' names speak of, so that [`SharingConfig::allowed_types`] applies to `bert_embedding` too.
+pub fn tensor_sharing_manager(store: Arc<dyn Store>) -> TensorSharingManager {
+    TensorSharingManager::with_store(store).with_model_kinds(model::family::kinds_by_name)
 }
 
 /// Models over one store: see [`model::runtime::Runtime`].

@@ -190,10 +190,10 @@ impl ContentSource for Source<'_> {
         let source = &weight.source;
         if source.permutation.is_some() {
             read_transposed(file, weight, target)?;
-            self.store.record_copy(CopyReason::FileImport, target.len());
+            self.store.record_copy(&weight.name, CopyReason::FileImport, target.len());
         } else if source.dtype == weight.dtype {
             file.read_parallel(source.offset, target)?;
-            self.store.record_copy(CopyReason::FileImport, target.len());
+            self.store.record_copy(&weight.name, CopyReason::FileImport, target.len());
         } else {
             let width = source.dtype.size_bytes();
             let mut buffer = vec![0; CHUNK_BYTES.min(source.length as usize)];
@@ -204,7 +204,7 @@ impl ContentSource for Source<'_> {
                 to_f32(source.dtype, bytes, part);
                 offset += bytes.len() as u64;
             }
-            self.store.record_copy(CopyReason::EngineConversion, target.len());
+            self.store.record_copy(&weight.name, CopyReason::EngineConversion, target.len());
         }
         file.check_unchanged()?;
         // The times of a file that was just written cannot tell a second write from the first.

@@ -1,22 +1,45 @@
+use super::inner::{Residence, Via};
+use super::shared::{spec, stored_on};
 use super::{SharedTensor, SharedTensorView};
-use crate::{EmbeddedStore, OptimizeReport, Recommendations, Retention, Stats, Store};
+use crate::{EmbeddedStore, Retention, Store};
 use cotensor_core::{DType, Device, Error, ErrorKind, Kind, Result};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+/// Below so many tensors nobody looks for those that were evicted.
+const PRUNED_FROM: usize = 64;
+
+/// The kinds of tensor that a model of this name makes, its main one first; none for a model that is not known.
+type KindsOf = dyn Fn(&str) -> Vec<Kind> + Send + Sync;
 
 /// Registers tensors that models share, under one memory cap.
 ///
 /// A registered tensor is writable by its producer until another model first gets it. When nobody holds it, it
 /// stays until memory is wanted or [`optimize_memory_usage`](TensorSharingManager::optimize_memory_usage) is called.
+/// A tensor that the store's configuration does not share is registered all the same, counted, and private to its
+/// producer.
 pub struct TensorSharingManager {
-    store: Arc<dyn Store>,
-    tensors: Mutex<BTreeMap<String, Registered>>,
+    pub(super) store: Arc<dyn Store>,
+    kinds_of: Box<KindsOf>,
+    registry: Mutex<Registry>,
+    /// Lookups that the store did not see: of tensors that are not published,
+    pub(super) hits: AtomicU64,
+    /// and of names that are not registered.
+    pub(super) misses: AtomicU64,
 }
 
-struct Registered {
-    tensor: SharedTensor,
-    consumers: BTreeSet<String>,
+#[derive(Default)]
+pub(super) struct Registry {
+    pub(super) tensors: BTreeMap<String, Registered>,
+    /// How many tensors there may be before those that are gone are looked for again.
+    prune_at: usize,
+}
+
+pub(super) struct Registered {
+    pub(super) tensor: SharedTensor,
+    pub(super) consumers: BTreeSet<String>,
 }
 
 impl TensorSharingManager {
@@ -27,7 +50,21 @@ impl TensorSharingManager {
 
     /// A manager over a store that others use too.
     pub fn with_store(store: Arc<dyn Store>) -> Self {
-        Self { store, tensors: Mutex::default() }
+        Self {
+            store,
+            kinds_of: Box::new(|_| Vec::new()),
+            registry: Mutex::default(),
+            hits: AtomicU64::new(0),
+            misses: AtomicU64::new(0),
+        }
+    }
+
+    /// Uses `kinds_of` to tell a tensor's kind from the models that share it: given a model's name, the kinds of
+    /// tensor that it makes, its main one first; none when it is not known.
+    #[must_use]
+    pub fn with_model_kinds(mut self, kinds_of: impl Fn(&str) -> Vec<Kind> + Send + Sync + 'static) -> Self {
+        self.kinds_of = Box::new(kinds_of);
+        self
     }
 
     /// The store.
@@ -35,11 +72,12 @@ impl TensorSharingManager {
         &self.store
     }
 
-    /// Registers a zeroed tensor that `producer_model` holds and may write. `shape` in elements.
+    /// Registers a zeroed tensor that `producer_model` holds and may write. `shape` in elements. Its kind is the one
+    /// its name is or ends with (`bert_text_embedding`), else one that its producer makes and a consumer makes too,
+    /// else its producer's main one, else `other`.
     ///
     /// # Errors
-    /// `Conflict` when the name is in use, `OverBudget` past the cap, `Refused` by configuration, `Unsupported` for
-    /// a storage type that this store does not have.
+    /// As [`register_shared_tensor_as`](TensorSharingManager::register_shared_tensor_as).
     pub fn register_shared_tensor(
         &self,
         name: &str,
@@ -49,36 +87,75 @@ impl TensorSharingManager {
         consumer_models: &[&str],
         dtype: DType,
     ) -> Result<SharedTensor> {
-        let device: Device = storage_type.parse().map_err(|error: Error| error.in_field("storage_type"))?;
-        if device != Device::Cpu {
-            return Err(Error::unsupported(format!("this store keeps tensors on the cpu, not on {device}"))
-                .in_field("storage_type"));
+        let kind = self.kind_of(name, producer_model, consumer_models);
+        self.register_shared_tensor_as(kind, name, shape, storage_type, producer_model, consumer_models, dtype)
+    }
+
+    /// The same for a tensor whose kind is known. What was registered under the name before, and nobody holds, is
+    /// replaced: its memory goes when memory is wanted, or when the new tensor is published.
+    ///
+    /// # Errors
+    /// `Conflict` while the name is registered and a model or a view holds it, `OverBudget` past the cap,
+    /// `Invalid` for an impossible shape, `Unsupported` for a storage type that this store does not have.
+    #[allow(clippy::too_many_arguments, reason = "the documented call has these arguments")]
+    pub fn register_shared_tensor_as(
+        &self,
+        kind: Kind,
+        name: &str,
+        shape: &[usize],
+        storage_type: &str,
+        producer_model: &str,
+        consumer_models: &[&str],
+        dtype: DType,
+    ) -> Result<SharedTensor> {
+        stored_on(Device::Cpu, storage_type)?;
+        let held = || Error::new(ErrorKind::Conflict, format!("{name:?} is registered and held")).in_field("name");
+        let mut registry = self.lock();
+        if registry.tensors.get(name).is_some_and(|known| !known.tensor.0.is_idle()) {
+            return Err(held());
         }
-        let mut tensors = self.lock();
-        if tensors.get(name).is_some_and(|known| known.tensor.reference_count() > 0) {
-            return Err(Error::new(ErrorKind::Conflict, format!("{name:?} is registered and held")).in_field("name"));
-        }
-        let kind = name.parse().unwrap_or(Kind::Other);
+        registry.prune_if_grown();
         let retention = Retention::Cached { recompute: Duration::ZERO };
-        let store = Arc::clone(&self.store);
-        let tensor = SharedTensor::reserve(store, name, shape, dtype, kind, producer_model, retention)?;
+        let spec = spec(name, shape, dtype, kind, producer_model, retention);
+        let store = || Arc::clone(&self.store);
+        let tensor = match SharedTensor::managed(store(), spec.clone(), Residence::Store) {
+            Err(error) if error.kind() == ErrorKind::Refused => {
+                SharedTensor::managed(store(), spec, Residence::Private)?
+            }
+            registered => registered?,
+        };
+        // Somebody who kept a handle may have acquired the old tensor meanwhile.
+        if registry.tensors.get(name).is_some_and(|known| !known.tensor.0.retire()) {
+            return Err(held());
+        }
         let consumers = consumer_models.iter().map(|model| (*model).to_owned()).collect();
-        tensors.insert(name.to_owned(), Registered { tensor: tensor.clone(), consumers });
+        registry.tensors.insert(name.to_owned(), Registered { tensor: tensor.clone(), consumers });
         Ok(tensor)
     }
 
     /// The tensor, acquired once for `model`.
     ///
     /// # Errors
-    /// `NotFound` when it is not registered, or was freed.
+    /// `NotFound` when it is not registered, or was freed; `Refused` for another than its producer where the
+    /// configuration keeps it private.
     pub fn get_shared_tensor(&self, name: &str, model: &str) -> Result<SharedTensor> {
-        let mut tensors = self.lock();
-        let tensor = find(&tensors, name)?;
-        if let Err(error) = tensor.acquire(model) {
-            if error.kind() == ErrorKind::NotFound {
-                tensors.remove(name);
+        let mut registry = self.lock();
+        let Ok(tensor) = registry.find(name) else {
+            self.misses.fetch_add(1, Ordering::Relaxed);
+            return Err(unregistered(name));
+        };
+        match tensor.0.acquire(&[model], None, Via::Name) {
+            // A published tensor is counted by the store, found or not.
+            Ok(()) if tensor.is_published() => {}
+            Ok(()) => drop(self.hits.fetch_add(1, Ordering::Relaxed)),
+            Err(error) => {
+                if error.kind() == ErrorKind::NotFound {
+                    registry.tensors.remove(name);
+                } else {
+                    self.misses.fetch_add(1, Ordering::Relaxed);
+                }
+                return Err(error);
             }
-            return Err(error);
         }
         Ok(tensor)
     }
@@ -94,97 +171,98 @@ impl TensorSharingManager {
         offset: &[usize],
         size: &[usize],
     ) -> Result<SharedTensorView> {
-        let tensor = find(&self.lock(), name)?;
-        tensor.create_view(view_name, offset, size)
+        self.lock().find(name)?.create_view(view_name, offset, size)
     }
 
-    /// Acquires a tensor that `from_model` holds for every model of `to_models`.
+    /// Acquires a tensor that `from_model` holds for every model of `to_models`, or for none.
     ///
     /// # Errors
-    /// `Conflict` when `from_model` does not hold it; nothing is acquired then.
+    /// `NotFound` when it is not registered, `Conflict` when `from_model` does not hold it, `Refused` where the
+    /// configuration keeps it private.
     pub fn share_tensor_between_models(
         &self,
         name: &str,
         from_model: &str,
         to_models: &[&str],
     ) -> Result<SharedTensor> {
-        let tensor = find(&self.lock(), name)?;
-        if !tensor.holders().contains_key(from_model) {
-            return Err(Error::new(ErrorKind::Conflict, format!("{from_model:?} does not hold {name}")));
-        }
-        to_models.iter().try_for_each(|model| tensor.acquire(model))?;
+        let tensor = self.lock().find(name)?;
+        tensor.0.acquire(to_models, Some(from_model), Via::Handle)?;
         Ok(tensor)
     }
 
     /// Releases everything that `model` holds; returns how many acquires that were.
     ///
     /// # Errors
-    /// `Io` when a tensor that was never published cannot be sealed.
+    /// `Io` when a tensor that was never published could not be sealed and was freed; the rest is released all the same.
     pub fn release_model_tensors(&self, model: &str) -> Result<u32> {
-        let mut released = 0;
-        for registered in self.lock().values() {
-            for _ in 0..registered.tensor.holders().get(model).copied().unwrap_or(0) {
-                registered.tensor.release(model)?;
-                released += 1;
-            }
+        let (mut released, mut outcome) = (0, Ok(()));
+        for registered in self.lock().tensors.values() {
+            let (count, settled) = registered.tensor.0.release_all(model);
+            released += count;
+            outcome = outcome.and(settled);
         }
-        Ok(released)
-    }
-
-    /// Frees every tensor that nobody holds.
-    pub fn optimize_memory_usage(&self) -> OptimizeReport {
-        let report = self.store.optimize();
-        self.lock().retain(|_, registered| registered.tensor.reference_count() > 0);
-        report
-    }
-
-    /// The counters.
-    pub fn get_stats(&self) -> Stats {
-        self.store.stats()
+        outcome.map(|()| released)
     }
 
     /// Bytes of a registered tensor.
     ///
     /// # Errors
-    /// `NotFound` when it is not registered.
+    /// `NotFound` when it is not registered, or was freed.
     pub fn get_tensor_memory_usage(&self, name: &str) -> Result<usize> {
-        find(&self.lock(), name).map(|tensor| tensor.size_bytes())
+        let tensor = self.lock().find(name)?;
+        if tensor.is_freed() { Err(unregistered(name)) } else { Ok(tensor.size_bytes()) }
     }
 
     /// Bytes of all tensors that `model` holds, each counted once.
     pub fn get_model_memory_usage(&self, model: &str) -> usize {
-        let tensors = self.lock();
-        let held = tensors.values().filter(|registered| registered.tensor.holders().contains_key(model));
+        let registry = self.lock();
+        let held = registry.tensors.values().filter(|registered| registered.tensor.is_held_by(model));
         held.map(|registered| registered.tensor.size_bytes()).sum()
     }
 
-    /// For every registered tensor, the models that were named as its consumers and do not hold it yet.
-    pub fn analyze_sharing_opportunities(&self) -> BTreeMap<String, Vec<String>> {
-        let tensors = self.lock();
-        let open = |registered: &Registered| -> Vec<String> {
-            let holders = registered.tensor.holders();
-            registered.consumers.iter().filter(|model| !holders.contains_key(*model)).cloned().collect()
-        };
-        tensors
-            .iter()
-            .map(|(name, registered)| (name.clone(), open(registered)))
-            .filter(|(_, models)| !models.is_empty())
-            .collect()
+    fn kind_of(&self, name: &str, producer: &str, consumers: &[&str]) -> Kind {
+        if let Some(kind) = kind_named(name) {
+            return kind;
+        }
+        let made = (self.kinds_of)(producer);
+        let wanted: Vec<Kind> = consumers.iter().flat_map(|model| (self.kinds_of)(model)).collect();
+        made.iter().find(|kind| wanted.contains(kind)).or(made.first()).copied().unwrap_or(Kind::Other)
     }
 
-    /// What could be saved, and where.
-    pub fn get_optimization_recommendations(&self) -> Recommendations {
-        self.store.recommendations()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Registered>> {
-        self.tensors.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn lock(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn find(tensors: &BTreeMap<String, Registered>, name: &str) -> Result<SharedTensor> {
-    let known = tensors.get(name).map(|registered| registered.tensor.clone());
-    known.ok_or_else(|| Error::not_found(format!("no tensor is registered as {name:?}")))
+impl Registry {
+    fn find(&self, name: &str) -> Result<SharedTensor> {
+        self.tensors.get(name).map(|registered| registered.tensor.clone()).ok_or_else(|| unregistered(name))
+    }
+
+    /// Forgets what the store has evicted, or a private tensor's producer has released.
+    pub(super) fn prune(&mut self) {
+        self.tensors.retain(|_, registered| registered.tensor.0.is_live());
+        self.prune_at = (2 * self.tensors.len()).max(PRUNED_FROM);
+    }
+
+    /// The same now and then, so that names that come and go do not pile up.
+    fn prune_if_grown(&mut self) {
+        if self.tensors.len() >= self.prune_at.max(PRUNED_FROM) {
+            self.prune();
+        }
+    }
+}
+
+fn unregistered(name: &str) -> Error {
+    Error::not_found(format!("no tensor is registered as {name:?}"))
+}
+
+/// The kind that `name` is, or ends with after a separator. A name makes no tensor a weight: those are exempt from
+/// the configuration.
+fn kind_named(name: &str) -> Option<Kind> {
+    let shared = Kind::ALL.iter().copied().filter(|kind| !matches!(kind, Kind::Weight | Kind::Other));
+    let ends = |kind: &Kind| name.strip_suffix(kind.name()).is_some_and(|rest| !rest.ends_with(char::is_alphanumeric));
+    shared.into_iter().find(ends)
 }
 
 #[cfg(test)]
@@ -254,6 +332,6 @@ mod tests {
         assert_eq!(register("x", "cpu").unwrap_err().kind(), ErrorKind::Conflict);
         assert!(manager.share_tensor_between_models("x", "stranger", &["n"]).is_err());
         manager.share_tensor_between_models("x", "m", &["n", "o"]).unwrap();
-        assert_eq!(manager.get_shared_tensor("x", "n").unwrap().reference_count(), 4);
+        assert_eq!(manager.get_shared_tensor("x", "n").unwrap().get_reference_count(), 4);
     }
 }

@@ -1,50 +1,30 @@
-use crate::{EmbeddedStore, Lease, Reservation, Retention, Store, TensorSpec};
-use cotensor_core::{DType, Device, Error, ErrorKind, Kind, Layout, Memory, Result, Slice};
+use super::SharedTensorView;
+use super::inner::{Inner, Residence, Via};
+use super::state::Content;
+use crate::{EmbeddedStore, Retention, Store, TensorSpec};
+use cotensor_core::{DType, Device, Error, HeapMemory, Kind, Layout, Memory, Result, Slice};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 
 /// A tensor that models acquire and release by name.
 ///
 /// Its producer writes it until another model first acquires it, which publishes it for good. Counts are per
 /// model: two acquires need two releases. Cloning the handle acquires nothing.
 #[derive(Clone)]
-pub struct SharedTensor(Arc<Inner>);
-
-struct Inner {
-    store: Arc<dyn Store>,
-    spec: TensorSpec,
-    layout: Layout,
-    /// Where it was reserved.
-    device: Device,
-    state: RwLock<State>,
-}
-
-struct State {
-    memory: Content,
-    /// Model to its acquires.
-    counts: BTreeMap<String, u32>,
-    views: u32,
-}
-
-enum Content {
-    /// Only the producer holds it, and may write.
-    Writable(Box<Reservation>),
-    /// Published; at least one lease while anybody holds it.
-    Published(Vec<(String, Lease)>),
-    Freed,
-}
+pub struct SharedTensor(pub(super) Arc<Inner>);
 
 impl SharedTensor {
-    /// A zeroed tensor of its own on the heap, held once by `producer`.
+    /// A zeroed tensor of its own, held once by `producer_model`. `shape` in elements; `storage_type` is `cpu`, as
+    /// [`Device`] writes it.
     ///
     /// # Errors
-    /// `Invalid` for an impossible shape.
-    pub fn new(name: &str, shape: &[usize], dtype: DType, producer: &str) -> Result<Self> {
-        Self::in_memory(Arc::new(cotensor_core::HeapMemory), name, shape, dtype, producer)
+    /// `Invalid` for an impossible shape or an unknown storage type, `Unsupported` for one that is not here.
+    pub fn new(name: &str, shape: &[usize], dtype: DType, storage_type: &str, producer_model: &str) -> Result<Self> {
+        Self::in_memory(Arc::new(HeapMemory), name, shape, dtype, storage_type, producer_model)
     }
 
-    /// The same in a memory of the caller's choice.
+    /// The same in a memory of the caller's choice, whose device `storage_type` has to be.
     ///
     /// # Errors
     /// As [`SharedTensor::new`].
@@ -53,36 +33,18 @@ impl SharedTensor {
         name: &str,
         shape: &[usize],
         dtype: DType,
-        producer: &str,
+        storage_type: &str,
+        producer_model: &str,
     ) -> Result<Self> {
+        stored_on(memory.device(), storage_type)?;
         let store = EmbeddedStore::builder().memory(memory).small().build();
-        Self::reserve(store, name, shape, dtype, Kind::Other, producer, Retention::WhileLeased)
+        let spec = spec(name, shape, dtype, Kind::Other, producer_model, Retention::WhileLeased);
+        Inner::new(store, spec, Residence::Own).map(Self)
     }
 
-    pub(super) fn reserve(
-        store: Arc<dyn Store>,
-        name: &str,
-        shape: &[usize],
-        dtype: DType,
-        kind: Kind,
-        producer: &str,
-        retention: Retention,
-    ) -> Result<Self> {
-        let spec = TensorSpec {
-            name: name.to_owned(),
-            dtype,
-            shape: shape.to_vec(),
-            kind,
-            space: None,
-            producer: producer.to_owned(),
-            retention,
-            provenance: None,
-        };
-        let reservation = store.reserve(spec.clone(), &store.holder(producer))?;
-        let (layout, device) = (reservation.layout().clone(), reservation.device());
-        let counts = BTreeMap::from([(producer.to_owned(), 1)]);
-        let state = RwLock::new(State { memory: Content::Writable(Box::new(reservation)), counts, views: 0 });
-        Ok(Self(Arc::new(Inner { store, spec, layout, device, state })))
+    /// A tensor of a manager: its store keeps it when nobody holds it, unless it is private.
+    pub(super) fn managed(store: Arc<dyn Store>, spec: TensorSpec, residence: Residence) -> Result<Self> {
+        Inner::new(store, spec, residence).map(Self)
     }
 
     /// Its name.
@@ -115,103 +77,75 @@ impl SharedTensor {
         self.0.layout.size_bytes()
     }
 
-    /// Where it lies: the storage type.
-    pub fn device(&self) -> Device {
-        match &self.0.read().memory {
-            Content::Published(leases) if !leases.is_empty() => leases[0].1.segment().device(),
-            _ => self.0.device,
-        }
+    /// Where it lies.
+    pub fn storage_type(&self) -> Device {
+        self.0.device
     }
 
     /// Acquires the tensor once more for `model`. The first acquire by anybody but the producer publishes it.
     ///
     /// # Errors
-    /// `NotFound` once it was freed.
+    /// `NotFound` once it was freed, `Refused` for another than the producer where the configuration keeps it private.
     pub fn acquire(&self, model: &str) -> Result<()> {
-        let mut state = self.0.write();
-        if model != self.0.spec.producer {
-            self.0.publish(&mut state)?;
-        }
-        match &mut state.memory {
-            Content::Writable(_) => {}
-            Content::Published(leases) => {
-                let holder = self.0.store.holder(model);
-                let lease = match leases.first() {
-                    Some((_, lease)) => lease.another(&holder)?,
-                    None => self.0.store.get(&self.0.spec.name, &holder)?,
-                };
-                leases.push((model.to_owned(), lease));
-            }
-            Content::Freed => return Err(self.0.freed()),
-        }
-        *state.counts.entry(model.to_owned()).or_default() += 1;
-        // The lease of a producer that let go before it was published.
-        self.0.settle(&mut state)
+        self.0.acquire(&[model], None, Via::Handle)
     }
 
     /// Gives one of `model`'s acquires back. With the last of all, and no view alive, a tensor of its own is freed;
     /// one of a manager becomes free to evict.
     ///
     /// # Errors
-    /// `Conflict` when `model` does not hold it.
+    /// `Conflict` when `model` does not hold it; `Io` when it was released, but its memory cannot be sealed for the
+    /// store to keep, so that it was freed.
     pub fn release(&self, model: &str) -> Result<()> {
-        let mut state = self.0.write();
-        let Some(count) = state.counts.get_mut(model) else {
-            let message = format!("{} is not held by {model:?}", self.name());
-            return Err(Error::new(ErrorKind::Conflict, message));
-        };
-        *count -= 1;
-        if *count == 0 {
-            state.counts.remove(model);
-        }
-        self.0.settle(&mut state)
+        self.0.release(model)
     }
 
-    /// All acquires that were not released.
-    pub fn reference_count(&self) -> u32 {
-        self.0.read().counts.values().sum()
+    /// All acquires that were not released. Views are not among them.
+    pub fn get_reference_count(&self) -> u32 {
+        self.holders().values().sum()
     }
 
     /// Models and their acquires.
     pub fn holders(&self) -> BTreeMap<String, u32> {
-        self.0.read().counts.clone()
+        self.0.read().counts(&self.0.spec.producer)
+    }
+
+    /// Whether `model` holds it.
+    pub fn is_held_by(&self, model: &str) -> bool {
+        self.0.read().holds(model, &self.0.spec.producer)
     }
 
     /// Whether another model has seen it, so that it can no longer be written.
     pub fn is_published(&self) -> bool {
-        matches!(self.0.read().memory, Content::Published(_))
+        matches!(self.0.read().content, Content::Published { .. })
     }
 
     /// Whether its memory was given back.
     pub fn is_freed(&self) -> bool {
-        matches!(self.0.read().memory, Content::Freed)
+        !self.0.is_live()
     }
 
-    /// Writes in place, before publishing.
+    /// Whether the configuration keeps it to its producer.
+    pub fn is_private(&self) -> bool {
+        self.0.residence == Residence::Private
+    }
+
+    /// Writes in place, before publishing. `write` runs while the tensor is locked: it must not call this tensor or
+    /// drop a view of it.
     ///
     /// # Errors
-    /// `Conflict` once it is published or freed, `Unsupported` on a device.
+    /// `Conflict` once it is published, `NotFound` once it was freed, `Unsupported` on a device.
     pub fn write(&self, write: impl FnOnce(&mut [u8])) -> Result<()> {
-        match &mut self.0.write().memory {
-            Content::Writable(reservation) => {
-                let bytes =
-                    reservation.bytes_mut().ok_or_else(|| Error::unsupported("the host cannot address this device"))?;
-                write(bytes);
-                Ok(())
-            }
-            Content::Published(_) => {
-                Err(Error::new(ErrorKind::Conflict, format!("{} is published: it is immutable", self.name())))
-            }
-            Content::Freed => Err(self.0.freed()),
-        }
+        self.0.write_with(write)
     }
 
-    /// Reads the bytes where they lie, row-major.
+    /// Reads the bytes where they lie, row-major. Before publishing `read` runs while the tensor is locked: it must
+    /// not acquire, release or write this tensor, or make or drop a view of it. Once published it may.
     ///
     /// # Errors
     /// `NotFound` once nobody holds it, `Unsupported` on a device.
     pub fn read<T>(&self, read: impl FnOnce(&[u8]) -> T) -> Result<T> {
-        self.0.with_bytes(read)
+        self.0.read_with(None, &self.0.layout, read)
     }
 
     /// A window: `size` elements from `offset` on, along each dimension. Same memory; what the producer
@@ -220,76 +154,7 @@ impl SharedTensor {
     /// # Errors
     /// `Invalid` when it is out of bounds, `NotFound` once the tensor was freed.
     pub fn create_view(&self, name: &str, offset: &[usize], size: &[usize]) -> Result<SharedTensorView> {
-        SharedTensorView::make(&self.0, name, window(&self.0.layout, offset, size)?)
-    }
-}
-
-impl Inner {
-    fn read(&self) -> RwLockReadGuard<'_, State> {
-        self.state.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, State> {
-        self.state.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn freed(&self) -> Error {
-        Error::not_found(format!("{} was freed", self.spec.name))
-    }
-
-    fn publish(&self, state: &mut State) -> Result<()> {
-        if !matches!(state.memory, Content::Writable(_)) {
-            return Ok(());
-        }
-        if let Content::Writable(reservation) = std::mem::replace(&mut state.memory, Content::Freed) {
-            let lease = reservation.publish()?;
-            let producer = &self.spec.producer;
-            let count = state.counts.get(producer).copied().unwrap_or(0);
-            let mut leases = Vec::new();
-            for _ in 1..count {
-                leases.push((producer.clone(), lease.try_clone()?));
-            }
-            leases.push((producer.clone(), lease));
-            state.memory = Content::Published(leases);
-        }
-        Ok(())
-    }
-
-    /// After an acquire or a view went: drops the lease that nobody counts, or the memory.
-    fn settle(&self, state: &mut State) -> Result<()> {
-        let done = state.counts.is_empty() && state.views == 0;
-        if done && self.spec.retention != Retention::WhileLeased {
-            // Of a manager: stays in its store, unleased, until memory is wanted.
-            self.publish(state)?;
-        }
-        if let Content::Published(leases) = &mut state.memory {
-            if done {
-                leases.clear();
-            }
-            // While a view lives the last lease stays with it.
-            while leases.len() > 1
-                && let Some(index) = surplus(leases, &state.counts)
-            {
-                leases.swap_remove(index);
-            }
-        }
-        if done && self.spec.retention == Retention::WhileLeased {
-            state.memory = Content::Freed;
-        }
-        Ok(())
-    }
-
-    fn with_bytes<T>(&self, read: impl FnOnce(&[u8]) -> T) -> Result<T> {
-        let unaddressable = || Error::unsupported("the host cannot address this device");
-        match &self.read().memory {
-            Content::Writable(reservation) => Ok(read(reservation.bytes().ok_or_else(unaddressable)?)),
-            Content::Published(leases) => {
-                let (_, lease) =
-                    leases.first().ok_or_else(|| Error::not_found(format!("nobody holds {}", self.spec.name)))?;
-                Ok(read(lease.bytes().ok_or_else(unaddressable)?))
-            }
-            Content::Freed => Err(self.freed()),
-        }
+        SharedTensorView::open(&self.0, name, window(&self.0.layout, offset, size)?)
     }
 }
 
@@ -299,78 +164,29 @@ impl fmt::Debug for SharedTensor {
     }
 }
 
-/// A window on a [`SharedTensor`]; keeps it alive.
-pub struct SharedTensorView {
-    name: String,
-    parent: Arc<Inner>,
-    layout: Layout,
+/// What is known of a tensor before it has content.
+pub(super) fn spec(
+    name: &str,
+    shape: &[usize],
+    dtype: DType,
+    kind: Kind,
+    producer: &str,
+    retention: Retention,
+) -> TensorSpec {
+    let (name, producer) = (name.to_owned(), producer.to_owned());
+    TensorSpec { name, dtype, shape: shape.to_vec(), kind, space: None, producer, retention, provenance: None }
 }
 
-impl SharedTensorView {
-    fn make(parent: &Arc<Inner>, name: &str, layout: Layout) -> Result<Self> {
-        let mut state = parent.write();
-        let gone = match &state.memory {
-            Content::Freed => true,
-            Content::Published(leases) => leases.is_empty(),
-            Content::Writable(_) => false,
-        };
-        if gone {
-            return Err(parent.freed());
-        }
-        state.views += 1;
-        Ok(Self { name: name.to_owned(), parent: Arc::clone(parent), layout })
+/// `Unsupported` unless `storage_type` names `device`, where the memory at hand lies.
+pub(super) fn stored_on(device: Device, storage_type: &str) -> Result<()> {
+    let wanted: Device = storage_type.parse().map_err(|error: Error| error.in_field("storage_type"))?;
+    if wanted == device {
+        return Ok(());
     }
-
-    /// Its name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Dimensions, in elements.
-    pub fn shape(&self) -> &[usize] {
-        self.layout.shape()
-    }
-
-    /// How its elements lie in the parent's memory.
-    pub fn layout(&self) -> &Layout {
-        &self.layout
-    }
-
-    /// Reads the bytes from the first element to the end of the last where they lie, gaps included.
-    ///
-    /// # Errors
-    /// `Unsupported` on a device.
-    pub fn read<T>(&self, read: impl FnOnce(&[u8]) -> T) -> Result<T> {
-        self.parent.with_bytes(|bytes| read(&bytes[self.layout.byte_range()]))
-    }
-
-    /// A window on the window.
-    ///
-    /// # Errors
-    /// As [`SharedTensor::create_view`].
-    pub fn create_view(&self, name: &str, offset: &[usize], size: &[usize]) -> Result<SharedTensorView> {
-        Self::make(&self.parent, name, window(&self.layout, offset, size)?)
-    }
+    Err(Error::unsupported(format!("tensors are kept on {device} here, not on {wanted}")).in_field("storage_type"))
 }
 
-impl Drop for SharedTensorView {
-    fn drop(&mut self) {
-        let mut state = self.parent.write();
-        state.views -= 1;
-        // Only a failing seal could make this an error, and then the memory goes all the same.
-        drop(self.parent.settle(&mut state));
-    }
-}
-
-/// A lease whose model has more of them than acquires.
-fn surplus(leases: &[(String, Lease)], counts: &BTreeMap<String, u32>) -> Option<usize> {
-    leases.iter().position(|(model, _)| {
-        let held = leases.iter().filter(|(other, _)| other == model).count();
-        held > counts.get(model).map_or(0, |&count| count as usize)
-    })
-}
-
-fn window(layout: &Layout, offset: &[usize], size: &[usize]) -> Result<Layout> {
+pub(super) fn window(layout: &Layout, offset: &[usize], size: &[usize]) -> Result<Layout> {
     if offset.len() != size.len() {
         return Err(Error::invalid(format!("{} offsets for {} sizes", offset.len(), size.len())));
     }
@@ -381,14 +197,15 @@ fn window(layout: &Layout, offset: &[usize], size: &[usize]) -> Result<Layout> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cotensor_core::ErrorKind;
     use cotensor_core::testing::FakeDevice;
 
     #[test]
     fn counts_are_per_model() {
-        let tensor = SharedTensor::new("x", &[2, 2], DType::F32, "bert").unwrap();
+        let tensor = SharedTensor::new("x", &[2, 2], DType::F32, "cpu", "bert").unwrap();
         tensor.acquire("t5").unwrap();
         tensor.acquire("t5").unwrap();
-        assert_eq!(tensor.reference_count(), 3);
+        assert_eq!(tensor.get_reference_count(), 3);
         assert_eq!(tensor.release("llama").unwrap_err().kind(), ErrorKind::Conflict);
         tensor.release("t5").unwrap();
         tensor.release("t5").unwrap();
@@ -402,8 +219,8 @@ mod tests {
     #[test]
     fn freed_at_zero_returns_the_memory() {
         let device = FakeDevice::default();
-        let tensor = SharedTensor::in_memory(Arc::new(device.clone()), "x", &[256], DType::F32, "a").unwrap();
-        assert_eq!((device.live_bytes(), tensor.device()), (1024, Device::Cuda(0)));
+        let tensor = SharedTensor::in_memory(Arc::new(device.clone()), "x", &[256], DType::F32, "cuda", "a").unwrap();
+        assert_eq!((device.live_bytes(), tensor.storage_type()), (1024, Device::Cuda(0)));
         assert_eq!(tensor.write(|_| ()).unwrap_err().kind(), ErrorKind::Unsupported);
         tensor.acquire("b").unwrap();
         tensor.release("a").unwrap();
@@ -417,7 +234,7 @@ mod tests {
 
     #[test]
     fn views_share_memory_and_see_writes_until_publishing() {
-        let tensor = SharedTensor::new("x", &[4, 4], DType::U8, "a").unwrap();
+        let tensor = SharedTensor::new("x", &[4, 4], DType::U8, "cpu", "a").unwrap();
         let view = tensor.create_view("rows", &[1, 0], &[2, 4]).unwrap();
         let inner = view.create_view("cell", &[1, 2], &[1, 1]).unwrap();
         tensor.write(|bytes| bytes[2 * 4 + 2] = 42).unwrap();
@@ -430,5 +247,18 @@ mod tests {
         assert_eq!(inner.read(|bytes| bytes.as_ptr() as usize).unwrap(), base + 10, "publishing moves nothing");
         assert!(tensor.create_view("out", &[3, 0], &[2, 4]).is_err());
         assert!(tensor.create_view("rank", &[0], &[1]).is_err());
+    }
+
+    #[test]
+    fn the_storage_type_has_to_be_the_memorys() {
+        let make = |storage| SharedTensor::new("x", &[2], DType::F32, storage, "a");
+        assert_eq!(make("cpu").unwrap().storage_type(), Device::Cpu);
+        for (storage, kind) in [("webgpu", ErrorKind::Unsupported), ("floppy", ErrorKind::Invalid)] {
+            let error = make(storage).unwrap_err();
+            assert_eq!((error.kind(), error.field()), (kind, Some("storage_type")));
+        }
+        let device = Arc::new(FakeDevice::default());
+        let error = SharedTensor::in_memory(device, "x", &[2], DType::F32, "cpu", "a").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
     }
 }

@@ -1,0 +1,71 @@
+use super::inner::Inner;
+use super::shared::window;
+use cotensor_core::{Layout, Result};
+use std::fmt;
+use std::sync::Arc;
+
+/// A window on a [`SharedTensor`](super::SharedTensor). It holds the tensor as a model does, under the name
+/// `view NAME`, until it is dropped.
+pub struct SharedTensorView {
+    name: String,
+    parent: Arc<Inner>,
+    number: u64,
+    layout: Layout,
+}
+
+impl SharedTensorView {
+    pub(super) fn open(parent: &Arc<Inner>, name: &str, layout: Layout) -> Result<Self> {
+        let number = parent.open_view(name)?;
+        Ok(Self { name: name.to_owned(), parent: Arc::clone(parent), number, layout })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The tensor's name.
+    pub fn parent_name(&self) -> &str {
+        &self.parent.spec.name
+    }
+
+    /// Dimensions, in elements.
+    pub fn shape(&self) -> &[usize] {
+        self.layout.shape()
+    }
+
+    /// How its elements lie in the tensor's memory.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Reads the bytes from the first element to the end of the last where they lie, gaps included. See
+    /// [`SharedTensor::read`](super::SharedTensor::read) for what `read` must not do.
+    ///
+    /// # Errors
+    /// `Unsupported` on a device.
+    pub fn read<T>(&self, read: impl FnOnce(&[u8]) -> T) -> Result<T> {
+        self.parent.read_with(Some(self.number), &self.layout, read)
+    }
+
+    /// A window on the window.
+    ///
+    /// # Errors
+    /// As [`SharedTensor::create_view`](super::SharedTensor::create_view).
+    pub fn create_view(&self, name: &str, offset: &[usize], size: &[usize]) -> Result<SharedTensorView> {
+        Self::open(&self.parent, name, window(&self.layout, offset, size)?)
+    }
+}
+
+impl Drop for SharedTensorView {
+    fn drop(&mut self) {
+        // Only a failing seal could make this an error, and then the memory goes all the same.
+        drop(self.parent.close_view(self.number));
+    }
+}
+
+impl fmt::Debug for SharedTensorView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SharedTensorView({} of {} {:?})", self.name, self.parent_name(), self.shape())
+    }
+}
