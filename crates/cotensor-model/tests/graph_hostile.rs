@@ -149,6 +149,26 @@ fn lengths_are_checked_in_the_smallest_messages() {
     }
 }
 
+/// Found by fuzzing, too: the parser below would read the last number for ever.
+#[test]
+fn packed_numbers_are_whole() {
+    let in_tensor = |field: u8, bytes: &[u8]| wrapped(7, &wrapped(5, &wrapped(field, bytes)));
+    let in_attribute = |field: u8, bytes: &[u8]| wrapped(7, &wrapped(1, &wrapped(5, &wrapped(field, bytes))));
+    for bytes in [
+        in_tensor(1, &[0x80]),
+        in_tensor(5, &[1, 0xff]),
+        in_tensor(7, &[0xff; 11]),
+        in_tensor(7, &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2]),
+        in_tensor(4, &[0; 5]),
+        in_tensor(10, &[0; 12]),
+        in_attribute(7, &[0; 3]),
+        in_attribute(8, &[2, 0x80]),
+    ] {
+        let error = Graph::read(std::io::Cursor::new(&bytes), Path::new("x.onnx")).map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    }
+}
+
 #[test]
 fn nesting_beyond_the_stack_is_bounded() {
     let folder = tempfile::tempdir().unwrap();

@@ -206,7 +206,7 @@ fn what_may_not_be_shared_is_computed_privately_and_counted() {
         }
         let stats = runtime.store().stats();
         // Three encoders and two heads.
-        assert_eq!(stats.refused.into_iter().collect::<Vec<_>>(), [(reason, 5)]);
+        assert_eq!(stats.refused.into_iter().collect::<Vec<_>>(), [(reason.to_owned(), 5)]);
         let tensors = runtime.store().diagnostics().tensors;
         assert!(!tensors.is_empty() && tensors.iter().all(|tensor| tensor.kind == Kind::Weight.name()), "weights only");
         drop(model);

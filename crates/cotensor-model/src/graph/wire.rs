@@ -88,6 +88,10 @@ enum Field {
     Nested(Message),
     /// A value.
     Plain,
+    /// Numbers of variable length, one by one or packed.
+    Varints,
+    /// Numbers of so many bytes, one by one or packed.
+    Packed(usize),
     /// Documentation and the like; the fingerprint leaves it out.
     Ignored,
     /// It would change what the graph computes, and nothing here understands it.
@@ -97,7 +101,7 @@ enum Field {
 impl Message {
     /// Field numbers as in onnx.proto.
     fn field(self, number: u64) -> Field {
-        use Field::{Ignored, Nested, Plain, Unsupported};
+        use Field::{Ignored, Nested, Packed, Plain, Unsupported, Varints};
         match (self, number) {
             (Message::Model, 7) => Nested(Message::Graph),
             (Message::Model, 8 | 14) => Nested(Message::Leaf),
@@ -110,7 +114,9 @@ impl Message {
             (Message::Node, 1..=4 | 7) => Plain,
             (Message::Attribute, 5) => Nested(Message::Tensor),
             (Message::Attribute, 6) => Nested(Message::Graph),
-            (Message::Attribute, 1..=4 | 7..=9 | 20) => Plain,
+            (Message::Attribute, 7) => Packed(4),
+            (Message::Attribute, 8) => Varints,
+            (Message::Attribute, 1..=4 | 9 | 20) => Plain,
             (Message::Attribute, 10 | 11 | 14 | 15 | 22 | 23) => {
                 Unsupported("lists of tensors, graphs or types in an attribute")
             }
@@ -119,7 +125,10 @@ impl Message {
             (Message::Tensor, 3) => Unsupported("segmented tensors"),
             (Message::Tensor, 6) => Unsupported("string tensors"),
             (Message::Tensor, 11) => Unsupported("64-bit unsigned tensors"),
-            (Message::Tensor, 1 | 2 | 4 | 5 | 7..=10 | 14) => Plain,
+            (Message::Tensor, 1 | 5 | 7) => Varints,
+            (Message::Tensor, 4) => Packed(4),
+            (Message::Tensor, 10) => Packed(8),
+            (Message::Tensor, 2 | 8 | 9 | 14) => Plain,
             (Message::ValueInfo, 1) => Plain,
             (Message::ValueInfo, 2) => Nested(Message::Type),
             (Message::Type, 1) => Nested(Message::TensorType),
@@ -306,9 +315,7 @@ impl<R: Read + Seek> Scan<'_, R> {
                 let start = proto.len();
                 proto.resize(start + length, 0);
                 self.read(&mut proto[start..])?;
-                if let Field::Nested(nested) = field {
-                    check(nested, &proto[start..], depth + 1, &mut self.counts)?;
-                }
+                check_value(&field, &proto[start..], depth + 1, &mut self.counts)?;
             }
         }
         Ok(())
@@ -319,6 +326,9 @@ impl<R: Read + Seek> Scan<'_, R> {
         for shift in (0..70).step_by(7) {
             let mut byte = [0];
             self.read(&mut byte)?;
+            if shift == 63 && byte[0] > 1 {
+                break;
+            }
             value |= u64::from(byte[0] & 0x7f).checked_shl(shift).unwrap_or(0);
             if byte[0] < 0x80 {
                 return Ok(value);
@@ -346,6 +356,23 @@ impl<R: Read + Seek> Scan<'_, R> {
     }
 }
 
+/// Checks what a field holds. The parser behind would read a number that is cut off again and again.
+fn check_value(field: &Field, mut bytes: &[u8], depth: usize, counts: &mut Counts) -> Result<()> {
+    match field {
+        Field::Nested(nested) => check(*nested, bytes, depth, counts)?,
+        Field::Varints => {
+            while !bytes.is_empty() {
+                take_varint(&mut bytes)?;
+            }
+        }
+        Field::Packed(width) if !bytes.len().is_multiple_of(*width) => {
+            return Err(Error::corrupt(format!("{} bytes of numbers of {width} bytes each", bytes.len())));
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
 /// Checks a message that lies in memory, and all inside it.
 fn check(message: Message, bytes: &[u8], depth: usize, counts: &mut Counts) -> Result<()> {
     if depth > DEPTH_MAX * LEVELS_PER_GRAPH {
@@ -367,9 +394,7 @@ fn check(message: Message, bytes: &[u8], depth: usize, counts: &mut Counts) -> R
             2 => {
                 let length = take_varint(&mut rest)?;
                 let inner = take(&mut rest, length)?;
-                if let Field::Nested(nested) = field {
-                    check(nested, inner, depth + 1, counts)?;
-                }
+                check_value(&field, inner, depth + 1, counts)?;
             }
             other => return Err(Error::corrupt(format!("protobuf wire type {other} in a {message:?}"))),
         }
@@ -392,6 +417,10 @@ fn take<'a>(rest: &mut &'a [u8], length: u64) -> Result<&'a [u8]> {
 fn take_varint(rest: &mut &[u8]) -> Result<u64> {
     let mut value = 0u64;
     for (index, &byte) in rest.iter().take(10).enumerate() {
+        // Of the tenth byte one bit is left.
+        if index == 9 && byte > 1 {
+            break;
+        }
         value |= u64::from(byte & 0x7f).checked_shl(7 * index as u32).unwrap_or(0);
         if byte < 0x80 {
             *rest = &rest[index + 1..];
