@@ -10,6 +10,7 @@ ALLOWED = {
     "cotensor-memory": {"cotensor-core"},
     "cotensor-model": {"cotensor-core", "cotensor-store"},
     "cotensor-client": {"cotensor-core", "cotensor-store", "cotensor-memory"},
+    "cotensor-daemon": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-model", "cotensor-client"},
     "cotensor": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-model"},
     "cotensor-demo": {"cotensor"},
     "cotensor-cli": {"cotensor", "cotensor-demo"},

@@ -2,7 +2,9 @@
 //! [`Store`](cotensor_store::Store) that speaks it.
 
 mod connection;
+mod place;
 pub mod protocol;
 pub mod wire;
 
 pub use connection::{Connection, OnNotice};
+pub use place::default_socket;

@@ -23,6 +23,8 @@ pub enum MemoryKind {
     Heap,
     /// An anonymous file of the kernel, sealed when published.
     Memfd,
+    /// An anonymous file that many small tensors of one producer share, who can still write in it.
+    Slab,
     /// A file of Cotensor's own cache, mapped.
     MappedFile,
     /// Memory of a device.
@@ -34,6 +36,7 @@ impl fmt::Display for MemoryKind {
         f.pad(match self {
             MemoryKind::Heap => "heap",
             MemoryKind::Memfd => "memfd",
+            MemoryKind::Slab => "slab",
             MemoryKind::MappedFile => "mapped file",
             MemoryKind::Device => "device",
         })

@@ -104,7 +104,7 @@ impl Inner {
 
 impl Memory for Slab {
     fn kind(&self) -> MemoryKind {
-        MemoryKind::Memfd
+        MemoryKind::Slab
     }
 
     fn device(&self) -> Device {
@@ -187,7 +187,7 @@ impl Segment for Part {
     }
 
     fn kind(&self) -> MemoryKind {
-        MemoryKind::Memfd
+        MemoryKind::Slab
     }
 
     fn device(&self) -> Device {

@@ -68,6 +68,11 @@ impl Charge {
         self.bytes
     }
 
+    /// How many tensors of the segment, or other users of its memory, there are.
+    pub(crate) fn open(&self) -> usize {
+        self.open.load(Ordering::SeqCst)
+    }
+
     /// One more tensor of the segment.
     pub(crate) fn opened(&self) {
         self.open.fetch_add(1, Ordering::SeqCst);

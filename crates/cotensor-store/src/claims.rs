@@ -5,12 +5,14 @@ use crate::{Key, Lease};
 use cotensor_core::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
 const SHARDS: usize = 16;
 
 enum State {
-    Computing,
+    /// Somebody computes; who waits without blocking is woken by these.
+    Computing(Vec<Waker>),
     Ready(Vec<Weak<Record>>),
 }
 
@@ -21,6 +23,16 @@ type Guard<'a> = MutexGuard<'a, Map>;
 struct Shard {
     claims: Mutex<Map>,
     changed: Condvar,
+}
+
+impl Shard {
+    /// Tells all who wait that a claim is no longer as it was `before`. Not under the lock: whoever wakes looks at once.
+    fn wake(&self, before: Option<State>) {
+        self.changed.notify_all();
+        if let Some(State::Computing(wakers)) = before {
+            wakers.into_iter().for_each(Waker::wake);
+        }
+    }
 }
 
 pub(crate) struct Claims {
@@ -55,23 +67,46 @@ impl Claims {
         let mut claims = Self::lock(shard);
         let mut deadline = None;
         loop {
-            match claims.get(&key) {
-                Some(State::Ready(records)) => match lease_all(records, holder) {
-                    Ok(leases) => return Ok(Found::Ready(leases)),
-                    Err(partial) => {
-                        // Evicted in part: made again as a whole.
-                        claims.insert(key, State::Computing);
-                        // The last lease of a tensor comes back here to forget it: never under the lock.
-                        drop(claims);
-                        drop(partial);
-                        return Ok(Found::Mine);
-                    }
-                },
-                None => {
-                    claims.insert(key, State::Computing);
-                    return Ok(Found::Mine);
+            match Self::look(claims, key, holder) {
+                Ok(found) => return Ok(found),
+                Err(computing) => claims = self.wait(shard, computing, &mut deadline, &key)?,
+            }
+        }
+    }
+
+    /// As [`claim`](Claims::claim), but where that waits, `waker` is woken when there is something new.
+    pub(crate) fn poll(&self, key: Key, holder: u32, waker: &Waker) -> Poll<Found> {
+        match Self::look(Self::lock(self.shard(&key)), key, holder) {
+            Ok(found) => Poll::Ready(found),
+            Err(mut claims) => {
+                if let Some(State::Computing(wakers)) = claims.get_mut(&key)
+                    && !wakers.iter().any(|known| known.will_wake(waker))
+                {
+                    wakers.push(waker.clone());
                 }
-                Some(State::Computing) => claims = self.wait(shard, claims, &mut deadline, &key)?,
+                Poll::Pending
+            }
+        }
+    }
+
+    /// The results or the right to compute; the lock back while somebody else computes.
+    fn look(mut claims: Guard<'_>, key: Key, holder: u32) -> Result<Found, Guard<'_>> {
+        match claims.get(&key) {
+            Some(State::Computing(_)) => Err(claims),
+            Some(State::Ready(records)) => match lease_all(records, holder) {
+                Ok(leases) => Ok(Found::Ready(leases)),
+                Err(partial) => {
+                    // Evicted in part: made again as a whole.
+                    claims.insert(key, State::Computing(Vec::new()));
+                    // The last lease of a tensor comes back here to forget it: never under the lock.
+                    drop(claims);
+                    drop(partial);
+                    Ok(Found::Mine)
+                }
+            },
+            None => {
+                claims.insert(key, State::Computing(Vec::new()));
+                Ok(Found::Mine)
             }
         }
     }
@@ -113,18 +148,19 @@ impl Claims {
 
     pub(crate) fn finish(&self, key: Key, records: Vec<Weak<Record>>) {
         let shard = self.shard(&key);
-        Self::lock(shard).insert(key, State::Ready(records));
-        shard.changed.notify_all();
+        let before = Self::lock(shard).insert(key, State::Ready(records));
+        shard.wake(before);
     }
 
     pub(crate) fn abandon(&self, key: Key) {
         let shard = self.shard(&key);
         let mut claims = Self::lock(shard);
-        if matches!(claims.get(&key), Some(State::Computing)) {
-            claims.remove(&key);
-        }
+        let before = match claims.get(&key) {
+            Some(State::Computing(_)) => claims.remove(&key),
+            _ => None,
+        };
         drop(claims);
-        shard.changed.notify_all();
+        shard.wake(before);
     }
 
     /// Forgets the results that `record` was part of, unless they were made again since, or are being made.

@@ -4,11 +4,12 @@ use crate::budget::Charge;
 use crate::embedded::EmbeddedStore;
 use crate::{Claim, ContentSource, ContentSpec, CopyReason, Holder, Key, Lease, Retention, Store, TensorSpec, Ticket};
 use cotensor_core::{
-    ALIGNMENT, ContentHash, DType, Error, Hasher, Kind, Layout, Located, Result, SegmentMut, TENSOR_BYTES_MAX,
+    ALIGNMENT, ContentHash, DType, Error, Hasher, Kind, Layout, Located, Result, Segment, SegmentMut, TENSOR_BYTES_MAX,
 };
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
 /// A content that this request has to provide.
@@ -20,32 +21,36 @@ struct Missing {
     len: usize,
 }
 
+/// Each content once, with its first place in the request, in the order of the hashes: two requests that claim in one
+/// order cannot wait for each other in a ring.
+fn distinct(specs: &[ContentSpec]) -> Result<BTreeMap<ContentHash, (usize, usize)>> {
+    let mut wanted = BTreeMap::new();
+    for (index, spec) in specs.iter().enumerate() {
+        let len = Layout::contiguous(spec.dtype, &spec.shape)?.size_bytes();
+        let (_, first) = *wanted.entry(spec.hash).or_insert((index, len));
+        if first != len {
+            return Err(Error::invalid(format!("one content ({}) asked for in two sizes", spec.hash.short())));
+        }
+    }
+    Ok(wanted)
+}
+
+fn only(mut leases: Vec<Lease>, hash: &ContentHash) -> Result<Lease> {
+    leases.pop().ok_or_else(|| Error::not_found(format!("content {} was lost", hash.short())))
+}
+
 pub(crate) fn lease_contents(
     store: &EmbeddedStore,
     specs: &[ContentSpec],
     source: &mut dyn ContentSource,
     holder: &Holder,
 ) -> Result<Vec<Lease>> {
-    let layouts: Vec<Layout> =
-        specs.iter().map(|spec| Layout::contiguous(spec.dtype, &spec.shape)).collect::<Result<_>>()?;
-    // In the order of their hashes: two requests that claim in one order cannot wait for each other in a ring.
-    let mut wanted: BTreeMap<ContentHash, usize> = BTreeMap::new();
-    for (index, spec) in specs.iter().enumerate() {
-        let first = *wanted.entry(spec.hash).or_insert(index);
-        if layouts[first].size_bytes() != layouts[index].size_bytes() {
-            return Err(Error::invalid(format!("one content ({}) asked for in two sizes", spec.hash.short())));
-        }
-    }
     let mut held: HashMap<ContentHash, Lease> = HashMap::new();
     let mut missing = Vec::new();
-    for (&hash, &index) in &wanted {
+    for (hash, (index, len)) in distinct(specs)? {
         match store.claim(&key(&hash), holder)? {
-            Claim::Ready(mut leases) => {
-                let lease =
-                    leases.pop().ok_or_else(|| Error::not_found(format!("content {} was lost", hash.short())))?;
-                held.insert(hash, lease);
-            }
-            Claim::Compute(ticket) => missing.push(Missing { ticket, hash, index, len: layouts[index].size_bytes() }),
+            Claim::Ready(leases) => drop(held.insert(hash, only(leases, &hash)?)),
+            Claim::Compute(ticket) => missing.push(Missing { ticket, hash, index, len }),
         }
     }
     provide(store, specs, missing, source, holder, &mut held)?;
@@ -173,6 +178,86 @@ fn list(
 /// The name that a content is published under.
 fn name_of(each: &Missing) -> String {
     format!("weight/{}", each.hash)
+}
+
+/// What came of asking for contents without waiting.
+pub struct Begun {
+    /// Those that are there, by their places in the request.
+    pub ready: Vec<(usize, Lease)>,
+    /// Places whose contents somebody else provides at the moment.
+    pub busy: Vec<usize>,
+    /// What the caller is to provide.
+    pub pack: Option<Pack>,
+}
+
+/// Contents that their claimer is to provide in one segment. Dropping it leaves them to others who want them.
+pub struct Pack {
+    specs: Vec<ContentSpec>,
+    missing: Vec<Missing>,
+    ranges: Vec<Range<usize>>,
+    bytes: usize,
+    charge: Arc<Charge>,
+    holder: Holder,
+}
+
+impl Pack {
+    /// Length of the segment, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Places in the request, and the bytes of the segment that each one's content fills.
+    pub fn places(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
+        self.missing.iter().map(|each| each.index).zip(self.ranges.iter().cloned())
+    }
+
+    /// Who will hold them.
+    pub fn holder(&self) -> &Holder {
+        &self.holder
+    }
+}
+
+pub(crate) fn begin(store: &EmbeddedStore, specs: &[ContentSpec], holder: &Holder, waker: &Waker) -> Result<Begun> {
+    let (mut held, mut waiting, mut missing) = (HashMap::new(), HashSet::new(), Vec::new());
+    for (hash, (index, len)) in distinct(specs)? {
+        match store.poll_claim(&key(&hash), holder, waker) {
+            Poll::Ready(Claim::Ready(leases)) => drop(held.insert(hash, only(leases, &hash)?)),
+            Poll::Ready(Claim::Compute(ticket)) => missing.push(Missing { ticket, hash, index, len }),
+            Poll::Pending => drop(waiting.insert(hash)),
+        }
+    }
+    let mut begun = Begun { ready: Vec::new(), busy: Vec::new(), pack: None };
+    for (index, spec) in specs.iter().enumerate() {
+        if let Some(lease) = held.get(&spec.hash) {
+            begun.ready.push((index, lease.look_at(spec)?));
+        } else if waiting.contains(&spec.hash) {
+            begun.busy.push(index);
+        }
+    }
+    if !missing.is_empty() {
+        let (ranges, bytes) = packed(missing.iter().map(|each| each.len))?;
+        let charge = store.charge(bytes as u64)?;
+        begun.pack = Some(Pack { specs: specs.to_vec(), missing, ranges, bytes, charge, holder: holder.clone() });
+    }
+    Ok(begun)
+}
+
+/// Leases of the pack's contents, in the order of its places, now that `segment` holds them.
+pub(crate) fn publish(
+    store: &EmbeddedStore,
+    pack: Pack,
+    segment: &Arc<dyn Segment>,
+    took: Duration,
+) -> Result<Vec<Lease>> {
+    let Pack { specs, missing, ranges, charge, holder, .. } = pack;
+    let each_took = took / u32::try_from(missing.len()).unwrap_or(u32::MAX).max(1);
+    let mut held = HashMap::new();
+    let hashes: Vec<ContentHash> = missing.iter().map(|each| each.hash).collect();
+    for (each, range) in missing.into_iter().zip(ranges) {
+        let located = (Arc::clone(segment), range);
+        list(store, &specs, each, located, &charge, each_took, &holder, &mut held)?;
+    }
+    Ok(hashes.iter().filter_map(|hash| held.remove(hash)).collect())
 }
 
 /// Where in one segment each content lies, at multiples of [`ALIGNMENT`], and the bytes of the whole.

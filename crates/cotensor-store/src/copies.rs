@@ -43,7 +43,11 @@ impl CopyLog {
     pub(crate) fn totals(&self) -> Vec<Copies> {
         let of = |&reason: &CopyReason| {
             let (count, bytes) = &self.totals[reason as usize];
-            Copies { reason: reason.name(), count: count.load(Ordering::Relaxed), bytes: bytes.load(Ordering::Relaxed) }
+            Copies {
+                reason: reason.name().to_owned(),
+                count: count.load(Ordering::Relaxed),
+                bytes: bytes.load(Ordering::Relaxed),
+            }
         };
         CopyReason::ALL.iter().map(of).filter(|copies| copies.count > 0).collect()
     }
@@ -53,7 +57,7 @@ impl CopyLog {
         let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         let seen = |event: &Event| RecentCopy {
             tensor: event.tensor.clone(),
-            reason: event.reason.name(),
+            reason: event.reason.name().to_owned(),
             bytes: event.bytes,
             age_seconds: now.saturating_sub(event.at).as_secs_f64(),
         };
@@ -72,11 +76,12 @@ mod tests {
             log.record(&format!("t{number}"), CopyReason::EngineOutput, number, Duration::from_secs(number));
         }
         log.record("last", CopyReason::Put, 7, Duration::from_secs(100));
-        let totals: Vec<(&str, u64)> = log.totals().iter().map(|copies| (copies.reason, copies.count)).collect();
+        let totals = log.totals();
+        let totals: Vec<(&str, u64)> = totals.iter().map(|copies| (&*copies.reason, copies.count)).collect();
         assert_eq!(totals, [("engine output", RECENT_MAX as u64 + 3), ("put", 1)]);
         let recent = log.recent(Duration::from_secs(103));
         assert_eq!((recent.len(), recent[0].tensor.as_str()), (RECENT_MAX, "t4"));
         let last = recent.last().unwrap();
-        assert_eq!((last.tensor.as_str(), last.reason, last.bytes, last.age_seconds), ("last", "put", 7, 3.0));
+        assert_eq!((last.tensor.as_str(), &*last.reason, last.bytes, last.age_seconds), ("last", "put", 7, 3.0));
     }
 }

@@ -1,7 +1,7 @@
 //! The store inside a process.
 
 use crate::budget::{Budget, Charge};
-use crate::claims::{Claims, Found};
+use crate::claims::Claims;
 use crate::config::Refusal;
 use crate::copies::CopyLog;
 use crate::evict::{candidates, charged_bytes};
@@ -11,7 +11,7 @@ use crate::notes::Notes;
 use crate::record::Record;
 use crate::{
     Claim, Clock, ContentSource, ContentSpec, CopyReason, Diagnostics, Holder, Key, Lease, OptimizeReport,
-    Recommendations, Reservation, Retention, SharingConfig, Stats, Store, SystemClock, TensorId, TensorSpec, Ticket,
+    Recommendations, Reservation, Retention, SharingConfig, Stats, Store, SystemClock, TensorId, TensorSpec,
 };
 use cotensor_core::{ContentCache, ContentHash, Error, ErrorKind, HeapMemory, Layout, Memory, Result, Segment};
 use std::collections::HashMap;
@@ -285,13 +285,19 @@ impl EmbeddedStore {
         Ok(Lease { record, holder, look: None })
     }
 
+    /// Refuses, and counts, what the configuration does not let be shared.
+    pub(crate) fn refuse(&self, spec: &TensorSpec, bytes: u64) -> Result<()> {
+        let Some(refusal) = self.config.refuses(spec.kind, bytes) else { return Ok(()) };
+        self.counters.refused[refusal as usize].fetch_add(1, Ordering::Relaxed);
+        let message = format!("{} ({}, {bytes} bytes) is not shared: {}", spec.name, spec.kind, refusal.name());
+        Err(Error::new(ErrorKind::Refused, message))
+    }
+
     fn reserve_as(&self, spec: TensorSpec, holder: &Holder, private: bool) -> Result<Reservation> {
         let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field(spec.name.as_str()))?;
         let bytes = layout.size_bytes() as u64;
-        if !private && let Some(refusal) = self.config.refuses(spec.kind, bytes) {
-            self.counters.refused[refusal as usize].fetch_add(1, Ordering::Relaxed);
-            let message = format!("{} ({}, {bytes} bytes) is not shared: {}", spec.name, spec.kind, refusal.name());
-            return Err(Error::new(ErrorKind::Refused, message));
+        if !private {
+            self.refuse(&spec, bytes)?;
         }
         let charge = self.charge(bytes).map_err(|error| error.in_field(spec.name.as_str()))?;
         let segment = self.memory.reserve(layout.size_bytes())?;
@@ -321,7 +327,7 @@ impl Home for EmbeddedStore {
         }
     }
 
-    fn finish(&self, key: Key, results: &[Lease]) {
+    fn finish(&self, key: Key, results: &[&Lease]) {
         self.claims.finish(key, results.iter().map(|lease| Arc::downgrade(&lease.record)).collect());
     }
 
@@ -392,18 +398,8 @@ impl Store for EmbeddedStore {
     }
 
     fn claim(&self, key: &Key, holder: &Holder) -> Result<Claim> {
-        match self.claims.claim(*key, holder.id)? {
-            Found::Ready(leases) => {
-                self.counters.claim_hits.fetch_add(1, Ordering::Relaxed);
-                let now = self.clock.now();
-                leases.iter().for_each(|lease| lease.record.used(now));
-                Ok(Claim::Ready(leases))
-            }
-            Found::Mine => {
-                self.counters.claim_misses.fetch_add(1, Ordering::Relaxed);
-                Ok(Claim::Compute(Ticket::new(*key, self.me.clone())))
-            }
-        }
+        let found = self.claims.claim(*key, holder.id)?;
+        Ok(self.claimed(*key, found))
     }
 
     fn is_computed(&self, key: &Key) -> bool {

@@ -42,8 +42,10 @@ pub(crate) fn candidates(records: Vec<Arc<Record>>) -> Vec<Group> {
     }
     // Ties must not depend on the order of a hash table.
     let first = |group: &Group| group.records.iter().map(|record| (record.created, record.id)).min();
+    // Memory that somebody else uses too, such as a slab that is written still, would not come back.
+    let all = |group: &Group| group.records.first().is_none_or(|record| record.charge.open() == group.records.len());
     let unleased = |group: &Group| group.records.iter().all(|record| record.leases.total() == 0);
-    let mut groups: Vec<Group> = groups.into_values().filter(unleased).collect();
+    let mut groups: Vec<Group> = groups.into_values().filter(|group| all(group) && unleased(group)).collect();
     let cost = |group: &Group| group.recompute.as_secs_f64() / group.bytes.max(1) as f64;
     groups
         .sort_by(|a, b| cost(a).total_cmp(&cost(b)).then(a.last_used.cmp(&b.last_used)).then(first(a).cmp(&first(b))));

@@ -36,7 +36,7 @@ pub trait Home: Send + Sync {
     fn forget(&self, record: &Arc<Record>);
 
     /// A claim's results are published: at least one, none private, all leased while this runs.
-    fn finish(&self, key: Key, results: &[Lease]);
+    fn finish(&self, key: Key, results: &[&Lease]);
 
     /// A claim was given up; one of those who wait takes over.
     fn abandon(&self, key: Key);

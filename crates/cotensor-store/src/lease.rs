@@ -1,6 +1,6 @@
 use crate::count::Released;
 use crate::record::Record;
-use crate::{ContentSpec, Holder, TensorId};
+use crate::{ContentSpec, Holder, TensorId, TensorSpec};
 use cotensor_core::{ContentHash, DType, Error, ErrorKind, Kind, Layout, Result, Segment, Slice, Space};
 use std::fmt;
 use std::sync::Arc;
@@ -39,6 +39,11 @@ impl Lease {
     /// Dimensions, in elements.
     pub fn shape(&self) -> &[usize] {
         self.layout().shape()
+    }
+
+    /// What was published.
+    pub fn spec(&self) -> &TensorSpec {
+        &self.record.spec
     }
 
     /// Element type.

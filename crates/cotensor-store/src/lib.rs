@@ -14,6 +14,7 @@ pub mod count;
 mod embedded;
 mod evict;
 pub mod home;
+mod host;
 mod lease;
 mod names;
 mod notes;
@@ -26,7 +27,9 @@ mod sync;
 
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use config::{Refusal, SharingConfig};
+pub use contents::{Begun, Pack};
 pub use embedded::{EmbeddedStore, EmbeddedStoreBuilder};
+pub use host::Share;
 pub use lease::{Lease, TensorView};
 pub use report::{Copies, Diagnostics, OptimizeReport, RecentCopy, Recommendations, Stats, TensorInfo};
 pub use reservation::{Reservation, Ticket};

@@ -87,6 +87,31 @@ impl Record {
         closed
     }
 
+    /// How the elements lie in the segment.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The allocation.
+    pub fn segment(&self) -> &Arc<dyn Segment> {
+        &self.segment
+    }
+
+    /// When it was published, by the store's clock.
+    pub fn created(&self) -> Duration {
+        self.created
+    }
+
+    /// Lookups that found it.
+    pub fn hits(&self) -> u64 {
+        self.leases.hits()
+    }
+
+    /// Whether it stays when nobody leases it.
+    pub fn is_kept(&self) -> bool {
+        self.kept.load(Ordering::SeqCst)
+    }
+
     /// Holder ids with their leases.
     pub fn holders(&self) -> Vec<(u32, u32)> {
         self.leases.holders()

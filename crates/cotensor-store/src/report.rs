@@ -17,7 +17,7 @@ pub(crate) const LISTED: usize = 10;
 
 /// What freeing everything that nobody leases did. Sizes in bytes.
 #[derive(Clone, Debug, Default, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct OptimizeReport {
     /// Before.
     pub initial_memory_bytes: u64,
@@ -37,7 +37,7 @@ pub struct OptimizeReport {
 
 /// The store's counters.
 #[derive(Clone, Debug, Default, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Stats {
     /// Live tensors, private ones left out.
     pub total_tensors: usize,
@@ -60,7 +60,7 @@ pub struct Stats {
     /// Kind to the holders of its tensors, where two or more hold two or more of them. Weights and `other` are left out.
     pub sharing_opportunities: BTreeMap<String, Vec<String>>,
     /// Tensors that the configuration kept private, by reason.
-    pub refused: BTreeMap<&'static str, u64>,
+    pub refused: BTreeMap<String, u64>,
     /// Copies by reason.
     pub copies: Vec<Copies>,
     /// Tensors evicted for lack of memory.
@@ -71,10 +71,10 @@ pub struct Stats {
 
 /// Copies made for one reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Copies {
     /// Why.
-    pub reason: &'static str,
+    pub reason: String,
     /// How many.
     pub count: u64,
     /// How much.
@@ -83,7 +83,7 @@ pub struct Copies {
 
 /// What could be saved, and where.
 #[derive(Clone, Debug, Default, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Recommendations {
     /// Names and bytes, largest first.
     pub largest_tensors: Vec<(String, u64)>,
@@ -103,12 +103,12 @@ pub struct Recommendations {
 
 /// One copy of a tensor's bytes.
 #[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RecentCopy {
     /// Whose bytes.
     pub tensor: String,
     /// Why.
-    pub reason: &'static str,
+    pub reason: String,
     /// How much.
     pub bytes: u64,
     /// Seconds since.
@@ -117,7 +117,7 @@ pub struct RecentCopy {
 
 /// Every live tensor, and every copy.
 #[derive(Clone, Debug, Default, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Diagnostics {
     /// By name and version.
     pub tensors: Vec<TensorInfo>,
@@ -133,7 +133,7 @@ pub struct Diagnostics {
 
 /// One live tensor.
 #[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TensorInfo {
     /// Its name.
     pub name: String,
@@ -150,7 +150,7 @@ pub struct TensorInfo {
     /// Which memory it lies in; `unpublished` or `private` where it is that.
     pub memory: String,
     /// What it means.
-    pub kind: &'static str,
+    pub kind: String,
     /// Which encoder made it.
     pub space: Option<String>,
     /// Who made it.
@@ -219,7 +219,9 @@ fn stats_of(store: &EmbeddedStore, records: &[Arc<Record>]) -> Stats {
         sharing_opportunities: opportunities(store, records),
         refused: Refusal::ALL
             .iter()
-            .map(|&refusal| (refusal.name(), store.counters.refused[refusal as usize].load(Ordering::Relaxed)))
+            .map(|&refusal| {
+                (refusal.name().to_owned(), store.counters.refused[refusal as usize].load(Ordering::Relaxed))
+            })
             .filter(|(_, count)| *count > 0)
             .collect(),
         copies: store.counters.copies.totals(),
@@ -275,7 +277,7 @@ pub(crate) fn diagnostics(store: &EmbeddedStore) -> Diagnostics {
         bytes: record.layout.size_bytes() as u64,
         device: record.segment.device().to_string(),
         memory: record.segment.kind().to_string(),
-        kind: record.spec.kind.name(),
+        kind: record.spec.kind.name().to_owned(),
         space: record.spec.space.map(|space| space.to_string()),
         producer: record.spec.producer.clone(),
         holders: holders(store, record),

@@ -109,11 +109,12 @@ impl Ticket {
         Ok(leases)
     }
 
-    /// Makes tensors that are published already the claim's results.
-    pub(crate) fn finish(&mut self, leases: &[Lease]) {
+    /// Makes tensors that were published under this ticket already the claim's results; see
+    /// [`EmbeddedStore::adopt`](crate::EmbeddedStore::adopt).
+    pub fn finish<'a>(&mut self, leases: impl IntoIterator<Item = &'a Lease>) {
         if let Some(home) = self.home.upgrade() {
             self.open = false;
-            home.finish(self.key, leases);
+            home.finish(self.key, &leases.into_iter().collect::<Vec<_>>());
         }
     }
 

@@ -227,7 +227,7 @@ fn a_device_is_filled_through_a_counted_copy() {
     leases[1].segment().read_at(leases[1].layout().offset_bytes(), &mut read).unwrap();
     assert_eq!(&read, b"bias");
     let copies = store.diagnostics().copies;
-    assert_eq!((copies[0].reason, copies[0].count, copies[0].bytes), ("device transfer", 2, 11));
+    assert_eq!((&*copies[0].reason, copies[0].count, copies[0].bytes), ("device transfer", 2, 11));
     drop(leases);
     store.optimize();
     assert_eq!(device.live_bytes(), 0);

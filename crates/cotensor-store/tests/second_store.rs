@@ -122,7 +122,7 @@ impl Home for Client {
         }
     }
 
-    fn finish(&self, _: Key, _: &[Lease]) {}
+    fn finish(&self, _: Key, _: &[&Lease]) {}
 
     fn abandon(&self, _: Key) {}
 

@@ -279,7 +279,7 @@ fn a_refused_tensor_is_private_to_its_producer_and_counted() {
     assert_eq!(bytes(&manager.get_shared_tensor("clip_embedding", "clip").unwrap()), [5; 10]);
     assert_eq!(manager.get_shared_tensor("clip_embedding", "blip").unwrap_err().kind(), ErrorKind::Refused);
     let stats = manager.get_stats();
-    assert_eq!(stats.refused, [("kind not allowed", 1)].into());
+    assert_eq!(stats.refused, [("kind not allowed".to_owned(), 1)].into());
     assert_eq!((stats.total_tensors, stats.memory_usage_bytes), (2, 20), "the budget covers it");
     assert_eq!(stats.sharing_opportunities, [("bert_embedding".to_owned(), vec!["t5".to_owned()])].into());
     let error = manager.register_shared_tensor("more", &[81], "cpu", "clip", &[], DType::U8).unwrap_err();
@@ -362,7 +362,7 @@ fn diagnostics_of_all_tensors_in_the_process() {
     let info = &found.tensors[0];
     assert_eq!(info.holders, [("a".to_owned(), 1), ("b".to_owned(), 2)].into());
     assert_eq!((info.bytes, info.device.as_str(), info.memory.as_str()), (16, "cpu", "heap"));
-    assert_eq!((found.recent_copies.len(), found.recent_copies[0].reason), (1, "put"));
+    assert_eq!((found.recent_copies.len(), &*found.recent_copies[0].reason), (1, "put"));
     assert!(found.copies.iter().any(|copies| copies.reason == "put"));
     manager.get_shared_tensor("diagnosed kept", "b").unwrap();
     assert_eq!((mine().tensors[1].version, mine().tensors[1].hits), (1, 1));

@@ -226,7 +226,7 @@ fn the_reports_count_what_happened() {
     assert_eq!((stats.cache_hits, stats.cache_misses, stats.hit_rate), (1, 1, 0.5));
     assert_eq!(stats.models, ["bert", "t5"]);
     assert!(stats.sharing_opportunities.is_empty(), "two holders of one tensor share it already");
-    assert_eq!((stats.copies[0].reason, stats.copies[0].count, stats.copies[0].bytes), ("put", 3, 4 + 10 + 5));
+    assert_eq!((&*stats.copies[0].reason, stats.copies[0].count, stats.copies[0].bytes), ("put", 3, 4 + 10 + 5));
     let info = store.diagnostics().tensors.remove(0);
     assert_eq!((info.holders["bert"], info.holders["t5"], info.hits, info.age_seconds), (1, 2, 1, 3.0));
     assert_eq!((&*info.device, &*info.memory, info.bytes, info.cached), ("cpu", "heap", 1 << 20, true));
@@ -270,7 +270,7 @@ fn copies_to_and_from_a_device_are_counted() {
     // Hashed on the host, once.
     assert_eq!(lease.identity(), lease.identity());
     let copies = store.diagnostics().copies;
-    let copies: Vec<_> = copies.iter().map(|copies| (copies.reason, copies.count, copies.bytes)).collect();
+    let copies: Vec<_> = copies.iter().map(|copies| (&*copies.reason, copies.count, copies.bytes)).collect();
     assert_eq!(copies, [("put", 1, 8), ("device transfer", 1, 8)]);
     let mut small = store.reserve(spec("y", &[1], 1), &holder).unwrap();
     assert_eq!(small.write(&[0; 5], CopyReason::Put).unwrap_err().kind(), ErrorKind::Invalid);

@@ -79,27 +79,16 @@ message! {
         holder: String,
     }
 
-    /// Memory to write.
+    /// A place in the budget.
     ReserveResult {
         /// The reservation's number in this session.
         reservation: u64,
-        /// Its length, in bytes.
-        bytes: u64,
     }
 
     /// A reservation.
     ReservationParams {
         /// Its number.
         reservation: u64,
-    }
-
-    /// A reservation to publish.
-    PublishParams {
-        /// Its number.
-        reservation: u64,
-        /// The claim whose result it is part of.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        ticket: Option<u64>,
     }
 
     /// A slab to open.
@@ -112,8 +101,6 @@ message! {
     SlabResult {
         /// Its number, as a segment.
         slab: u64,
-        /// Its length, in bytes.
-        bytes: u64,
     }
 
     /// A tensor that lies in a slab.
@@ -126,9 +113,6 @@ message! {
         spec: Spec,
         /// Who holds it.
         holder: String,
-        /// The claim whose result it is part of.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        ticket: Option<u64>,
     }
 
     /// Which name, and for whom.
@@ -234,8 +218,8 @@ message! {
     FinishParams {
         /// The ticket.
         ticket: u64,
-        /// Tensors that were published under it, in order.
-        results: Vec<Id>,
+        /// What to publish, in order.
+        results: Vec<Unpublished>,
     }
 
     /// Whether something is computed.
@@ -271,19 +255,17 @@ message! {
         ready: Vec<(usize, Descriptor)>,
         /// Places whose contents another session provides at the moment: ask for them again once one's own are provided.
         busy: Vec<usize>,
-        /// What the caller is to provide; descriptor 0 of the answer is its memory, unless descriptors are of `ready`.
+        /// What the caller is to provide.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         wanted: Option<Wanted>,
     }
 
     /// Contents that the caller is to provide, all in one segment.
     Wanted {
-        /// The reservation to write and publish by `contents.finish`.
+        /// The reservation to publish by `contents.finish`.
         reservation: u64,
         /// Its length, in bytes.
         bytes: u64,
-        /// Which of the message's descriptors is its memory.
-        fd: u8,
         /// Places in the request, and where each one's bytes go.
         places: Vec<(usize, u64)>,
     }
@@ -326,6 +308,9 @@ message! {
 
     /// A copy.
     CopyParams {
+        /// Of which tensor, if of one.
+        #[serde(default)]
+        tensor: String,
         /// Why, such as `put`.
         reason: String,
         /// How much, in bytes.
@@ -353,4 +338,15 @@ pub enum ClaimResult {
     Ready(Vec<Descriptor>),
     /// The caller computes, under this ticket.
     Compute(u64),
+}
+
+/// A tensor that is written and not yet published.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[allow(clippy::large_enum_variant, reason = "read, used and dropped")]
+pub enum Unpublished {
+    /// The number of a reservation.
+    Reservation(u64),
+    /// A place in a slab.
+    Slab(PublishSlabParams),
 }

@@ -70,13 +70,15 @@ methods! {
     /// Answers.
     Ping "ping": Empty => Empty;
 
-    /// Reserves a large tensor's memory; descriptor 0 of the answer is writable until the tensor is published.
+    /// Reserves the bytes of a tensor that will have memory of its own. The client makes that memory.
     Reserve "tensor.reserve": ReserveParams => ReserveResult;
-    /// Seals a reserved tensor, makes it visible under its name and leases it to the session.
-    Publish "tensor.publish": PublishParams => Descriptor;
+    /// Makes a reserved tensor visible under its name and leases it to the session. The descriptor that comes with the
+    /// request is its memory, sealed against writing and resizing.
+    Publish "tensor.publish": ReservationParams => Descriptor;
     /// Gives a reservation back.
     Discard "tensor.discard": ReservationParams => Empty;
-    /// Opens a slab, in which the session lays small tensors out by itself; descriptor 0 is writable for this one mapping.
+    /// Opens a slab, in which the session lays small tensors out by itself. The descriptor that comes with the request is
+    /// its memory, sealed against resizing and new writers.
     OpenSlab "slab.open": SlabParams => SlabResult;
     /// Publishes a tensor that lies in one of the session's slabs.
     PublishSlab "tensor.publish_slab": PublishSlabParams => Descriptor;
@@ -97,8 +99,8 @@ methods! {
 
     /// Claims a computation: its results, or the right to compute it. Waits while another session computes.
     Claim "claim.begin": ClaimParams => ClaimResult;
-    /// Makes published tensors a claim's results.
-    Finish "claim.finish": FinishParams => Empty;
+    /// Publishes a claim's results; those who wait get them. Descriptors come with the request in the order of the reservations.
+    Finish "claim.finish": FinishParams => Descriptors;
     /// Gives a claim up; one of those who wait takes it over.
     Decline "claim.decline": TicketParams => Empty;
     /// Whether a computation's results are there.
@@ -106,7 +108,7 @@ methods! {
 
     /// Leases contents by hash; what nobody has yet, and nobody provides, is for the caller to provide in one segment.
     Contents "contents.begin": ContentsParams => ContentsResult;
-    /// Publishes the contents that the caller was to provide.
+    /// Publishes the contents that the caller was to provide. The descriptor that comes with the request is their memory, sealed.
     ProvideContents "contents.finish": ProvideParams => Descriptors;
 
     /// A note kept under a hash.

@@ -102,6 +102,14 @@ impl From<&TensorSpec> for Spec {
 }
 
 impl Spec {
+    /// With the dtype and shape that somebody asked to look at it with.
+    #[must_use]
+    pub fn looked_at(mut self, layout: &Layout) -> Self {
+        self.dtype = layout.dtype().name().to_owned();
+        self.shape = layout.shape().to_vec();
+        self
+    }
+
     /// What the store understands.
     ///
     /// # Errors
@@ -147,7 +155,7 @@ pub(crate) fn hash(hex: &str, field: &str) -> Result<ContentHash> {
 /// The allocation that a tensor lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SegmentInfo {
-    /// Its number in this store.
+    /// Its number in this session.
     pub id: u64,
     /// Its length, in bytes.
     pub bytes: u64,
@@ -178,9 +186,10 @@ pub struct Descriptor {
     pub offset_bytes: usize,
     /// Where its bytes are.
     pub segment: SegmentInfo,
-    /// Which of the message's descriptors is the segment's; none when the session has it already.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fd: Option<u8>,
+    /// Whether the next of the message's file descriptors, in the order of reading, is the segment's; otherwise the
+    /// session has got it already, or asks for it by `segment.fd`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fd: bool,
     /// Where the newest version can be seen without asking.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<IndexSlot>,

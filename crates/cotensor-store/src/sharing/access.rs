@@ -81,7 +81,7 @@ impl Inner {
             bytes: self.layout.size_bytes() as u64,
             device: self.device.to_string(),
             memory: if self.residence == Residence::Private { "private" } else { "unpublished" }.to_owned(),
-            kind: self.spec.kind.name(),
+            kind: self.spec.kind.name().to_owned(),
             space: self.spec.space.map(|space| space.to_string()),
             producer: self.spec.producer.clone(),
             holders,

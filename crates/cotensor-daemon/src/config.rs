@@ -1,0 +1,39 @@
+//! A daemon's settings.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How a daemon runs. Every field has a default; the command line and `COTENSOR_*` variables set them.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where it listens; see [`default_socket`].
+    pub socket: PathBuf,
+    /// The most bytes of all segments together.
+    pub max_memory_bytes: u64,
+    /// The most bytes that one client's leases and reservations may come to.
+    pub max_client_bytes: u64,
+    /// Tensors of at most this many bytes go into their producers' slabs.
+    pub small_bytes_max: u64,
+    /// The most connections at a time.
+    pub connections_max: usize,
+    /// The longest that a claim waits for another session's computation.
+    pub claim_wait_max: Duration,
+    /// How long a connection may take to say hello, and a frame that has begun to end.
+    pub patience: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            socket: default_socket(),
+            max_memory_bytes: u64::MAX,
+            max_client_bytes: u64::MAX,
+            small_bytes_max: 256 << 10,
+            connections_max: 1024,
+            claim_wait_max: Duration::from_secs(600),
+            patience: Duration::from_secs(10),
+        }
+    }
+}
+
+pub use cotensor_client::default_socket;

@@ -1,0 +1,64 @@
+//! Computing a thing once, whichever session asks.
+
+use super::tensor::{Published, publish_one};
+use super::{Answer, NOTHING};
+use crate::dispatch::{Caller, Reply};
+use cotensor_client::protocol::{
+    ClaimParams, ClaimResult, Computed, Descriptors, Empty, FinishParams, KeyParams, TicketParams,
+};
+use cotensor_core::{ContentHash, Error, ErrorKind, Result};
+use cotensor_store::{Claim, Key, Store};
+use std::future::poll_fn;
+
+/// A key or a hash as messages write it.
+pub(super) fn key(hex: &str) -> Result<ContentHash> {
+    ContentHash::from_hex(hex).ok_or_else(|| Error::invalid("64 hexadecimal digits expected").in_field("key"))
+}
+
+pub(super) async fn begin(caller: Caller, params: ClaimParams) -> Answer<ClaimResult> {
+    let key = Key(key(&params.key)?);
+    let holder = caller.holder(&params.holder)?;
+    let store = &caller.daemon.store;
+    let wait = caller.daemon.config.claim_wait_max;
+    let claim = poll_fn(|context| store.poll_claim(&key, &holder, context.waker()));
+    let claim = tokio::time::timeout(wait, claim).await.map_err(|_| {
+        Error::new(ErrorKind::TimedOut, format!("another session computes this for over {} s", wait.as_secs()))
+    })?;
+    match claim {
+        Claim::Compute(ticket) => Ok(ClaimResult::Compute(caller.lock().tickets.add(ticket)?).into()),
+        Claim::Ready(leases) => {
+            let mut fds = Vec::new();
+            let grant = |lease| caller.grant(lease, &holder, &mut fds);
+            let value = leases.into_iter().map(grant).collect::<Result<_>>()?;
+            Ok(Reply { value: ClaimResult::Ready(value), fds })
+        }
+    }
+}
+
+pub(super) async fn finish(mut caller: Caller, params: FinishParams) -> Answer<Descriptors> {
+    // Dropped on the way out of an error, which gives the claim to one of those who wait.
+    let mut ticket = caller.lock().tickets.take(params.ticket, "ticket")?;
+    if params.results.is_empty() {
+        return Err(Error::invalid("a computation without results cannot be shared: decline it").in_field("results"));
+    }
+    let mut published = Vec::new();
+    for result in params.results {
+        published.push(publish_one(&mut caller, result, Some(&ticket))?);
+    }
+    ticket.finish(published.iter().map(Published::lease));
+    let mut fds = Vec::new();
+    let tensors =
+        published.into_iter().map(|published| published.describe(&caller, &mut fds)).collect::<Result<_>>()?;
+    Ok(Reply { value: Descriptors { tensors }, fds })
+}
+
+pub(super) async fn decline(caller: Caller, params: TicketParams) -> Answer<Empty> {
+    let ticket = caller.lock().tickets.take(params.ticket, "ticket")?;
+    ticket.decline();
+    Ok(NOTHING.into())
+}
+
+pub(super) async fn is_computed(caller: Caller, params: KeyParams) -> Answer<Computed> {
+    let computed = caller.daemon.store.is_computed(&Key(key(&params.key)?));
+    Ok(Computed { computed }.into())
+}

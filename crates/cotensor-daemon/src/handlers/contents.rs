@@ -1,0 +1,74 @@
+//! Weights by content: leased where they are, provided by whoever asks first where they are not.
+
+use super::Answer;
+use super::claim::key;
+use crate::dispatch::{Caller, Reply};
+use crate::segment::Sealed;
+use cotensor_client::protocol::{ContentsParams, ContentsResult, Descriptors, ProvideParams, Wanted};
+use cotensor_core::{DType, Error, ErrorKind, Result, Segment};
+use cotensor_store::{Begun, ContentSpec};
+use std::future::poll_fn;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+/// The most contents of one request.
+const CONTENTS_MAX: usize = 65_536;
+
+pub(super) async fn begin(caller: Caller, params: ContentsParams) -> Answer<ContentsResult> {
+    if params.contents.len() > CONTENTS_MAX {
+        let message = format!("{} contents; at most {CONTENTS_MAX} in one request", params.contents.len());
+        return Err(Error::invalid(message).in_field("contents"));
+    }
+    let specs: Vec<ContentSpec> = params
+        .contents
+        .iter()
+        .map(|content| {
+            Ok(ContentSpec {
+                hash: key(&content.hash)?,
+                dtype: content.dtype.parse::<DType>()?,
+                shape: content.shape.clone(),
+                producer: params.producer.clone(),
+            })
+        })
+        .collect::<Result<_>>()?;
+    let holder = caller.holder(&params.holder)?;
+    let store = &caller.daemon.store;
+    // Nothing is held back from others while this waits: a request waits only when it has nothing to provide itself.
+    let begun = poll_fn(|context| match store.begin_contents(&specs, &holder, context.waker()) {
+        Ok(begun) if begun.pack.is_none() && begun.ready.is_empty() && !begun.busy.is_empty() => Poll::Pending,
+        begun => Poll::Ready(begun),
+    });
+    let wait = caller.daemon.config.claim_wait_max;
+    let Begun { ready, busy, pack } = tokio::time::timeout(wait, begun).await.map_err(|_| {
+        Error::new(ErrorKind::TimedOut, format!("another session loads these for over {} s", wait.as_secs()))
+    })??;
+    let mut fds = Vec::new();
+    let grant = |(place, lease)| caller.grant(lease, &holder, &mut fds).map(|descriptor| (place, descriptor));
+    let ready = ready.into_iter().map(grant).collect::<Result<_>>()?;
+    let wanted = match pack {
+        None => None,
+        Some(pack) => {
+            let bytes = pack.bytes() as u64;
+            let places = pack.places().map(|(place, range)| (place, range.start as u64)).collect();
+            let reservation = caller.lock().packs.add(pack)?;
+            Some(Wanted { reservation, bytes, places })
+        }
+    };
+    Ok(Reply { value: ContentsResult { ready, busy, wanted }, fds })
+}
+
+pub(super) async fn finish(mut caller: Caller, params: ProvideParams) -> Answer<Descriptors> {
+    let fd = caller.fd()?;
+    let pack = caller.lock().packs.take(params.reservation, "reservation")?;
+    let holder = pack.holder().clone();
+    let segment: Arc<dyn Segment> = Arc::new(Sealed::new(fd, pack.bytes())?);
+    let leases = caller.daemon.store.publish_pack(pack, &segment, Duration::from_micros(params.micros))?;
+    let made = segment.fd().map(|fd| caller.made(fd.as_raw_fd()));
+    let mut fds = Vec::new();
+    let grant = |lease| caller.grant(lease, &holder, &mut fds);
+    let tensors = leases.into_iter().map(grant).collect::<Result<_>>()?;
+    drop(made);
+    Ok(Reply { value: Descriptors { tensors }, fds })
+}

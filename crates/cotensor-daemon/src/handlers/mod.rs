@@ -1,0 +1,65 @@
+//! What answers the protocol's methods: each takes the session and the parameters.
+
+mod claim;
+mod contents;
+mod report;
+mod session;
+mod tensor;
+
+use crate::dispatch::{Methods, Reply};
+use cotensor_client::protocol as p;
+use cotensor_client::protocol::Empty;
+use cotensor_core::Result;
+
+type Answer<T> = Result<Reply<T>>;
+
+/// Every method of the protocol.
+pub(crate) fn methods() -> Methods {
+    let mut methods = Methods::default();
+    methods
+        .add::<p::Hello, _>(session::hello)
+        .add::<p::Ping, _>(session::ping)
+        .add::<p::Reserve, _>(tensor::reserve)
+        .add::<p::Publish, _>(tensor::publish)
+        .add::<p::Discard, _>(tensor::discard)
+        .add::<p::OpenSlab, _>(tensor::open_slab)
+        .add::<p::PublishSlab, _>(tensor::publish_slab)
+        .add::<p::Get, _>(tensor::get)
+        .add::<p::Lease, _>(tensor::lease)
+        .add::<p::Release, _>(tensor::release)
+        .add::<p::SegmentFd, _>(tensor::segment_fd)
+        .add::<p::Remove, _>(tensor::remove)
+        .add::<p::List, _>(report::list)
+        .add::<p::Who, _>(report::who)
+        .add::<p::Claim, _>(claim::begin)
+        .add::<p::Finish, _>(claim::finish)
+        .add::<p::Decline, _>(claim::decline)
+        .add::<p::IsComputed, _>(claim::is_computed)
+        .add::<p::Contents, _>(contents::begin)
+        .add::<p::ProvideContents, _>(contents::finish)
+        .add::<p::Recall, _>(report::recall)
+        .add::<p::Remember, _>(report::remember)
+        .add::<p::Stats, _>(report::stats)
+        .add::<p::Diagnostics, _>(report::diagnostics)
+        .add::<p::Recommendations, _>(report::recommendations)
+        .add::<p::Optimize, _>(report::optimize)
+        .add::<p::RecordCopy, _>(report::record_copy);
+    methods
+}
+
+const NOTHING: Empty = Empty {};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_method_of_the_protocol_is_answered_and_no_other() {
+        let methods = methods();
+        let mut answered: Vec<_> = methods.names().collect();
+        let mut described: Vec<_> = p::METHODS.iter().map(|method| method.name).collect();
+        answered.sort_unstable();
+        described.sort_unstable();
+        assert_eq!(answered, described);
+    }
+}

@@ -1,0 +1,114 @@
+//! What there is, who holds it, and what was counted.
+
+use super::claim::key;
+use super::{Answer, NOTHING};
+use crate::dispatch::Caller;
+use cotensor_client::protocol::{
+    CopyParams, Empty, KeyParams, ListParams, ListResult, NameParams, Note, RememberParams, Report, Spec, TensorInfo,
+    WhoResult,
+};
+use cotensor_core::Error;
+use cotensor_store::home::{Home, Record};
+use cotensor_store::{CopyReason, EmbeddedStore, Store};
+
+/// The most tensors of one answer.
+const LIST_MAX: usize = 10_000;
+
+fn describe(store: &EmbeddedStore, record: &Record) -> TensorInfo {
+    let holders = record.holders().into_iter().map(|(id, count)| (store.holder_name(id).to_string(), count));
+    TensorInfo {
+        id: record.id().into(),
+        spec: Spec::from(record.spec()),
+        bytes: record.layout().size_bytes() as u64,
+        device: record.segment().device().to_string(),
+        age_s: store.age(record).as_secs_f64(),
+        hits: record.hits(),
+        holders: holders.collect(),
+    }
+}
+
+pub(super) async fn list(caller: Caller, params: ListParams) -> Answer<ListResult> {
+    let store = &caller.daemon.store;
+    let all = store.records(&params.prefix);
+    let tensors: Vec<_> = all.iter().take(params.limit.min(LIST_MAX)).map(|record| describe(store, record)).collect();
+    Ok(ListResult { left_off: all.len() - tensors.len(), tensors }.into())
+}
+
+pub(super) async fn who(caller: Caller, params: NameParams) -> Answer<WhoResult> {
+    let store = &caller.daemon.store;
+    let all = store.records(&params.name);
+    let named = all.iter().rev().filter(|record| record.spec().name == params.name);
+    let versions: Vec<_> = named.map(|record| describe(store, record)).collect();
+    if versions.is_empty() {
+        return Err(Error::not_found(format!("no tensor is named {:?}", params.name)).in_field("name"));
+    }
+    Ok(WhoResult { versions }.into())
+}
+
+pub(super) async fn recall(caller: Caller, params: KeyParams) -> Answer<Note> {
+    let note = caller.daemon.store.recall(&key(&params.key)?);
+    Ok(Note { note: note.map(|bytes| to_hex(&bytes)) }.into())
+}
+
+pub(super) async fn remember(caller: Caller, params: RememberParams) -> Answer<Empty> {
+    let note = from_hex(&params.note).ok_or_else(|| Error::invalid("hexadecimal digits expected").in_field("note"))?;
+    caller.daemon.store.remember(&key(&params.key)?, &note);
+    Ok(NOTHING.into())
+}
+
+fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex(hex: &str) -> Option<Vec<u8>> {
+    let (pairs, rest) = hex.as_bytes().as_chunks::<2>();
+    if !rest.is_empty() {
+        return None;
+    }
+    pairs.iter().map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
+}
+
+fn report(value: &impl serde::Serialize) -> Answer<Report> {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::Object(fields)) => Ok(Report { fields }.into()),
+        _ => Err(Error::unsupported("this report is no object")),
+    }
+}
+
+pub(super) async fn stats(caller: Caller, _: Empty) -> Answer<Report> {
+    report(&caller.daemon.store.stats())
+}
+
+pub(super) async fn diagnostics(caller: Caller, _: Empty) -> Answer<Report> {
+    report(&caller.daemon.store.diagnostics())
+}
+
+pub(super) async fn recommendations(caller: Caller, _: Empty) -> Answer<Report> {
+    report(&caller.daemon.store.recommendations())
+}
+
+pub(super) async fn optimize(caller: Caller, _: Empty) -> Answer<Report> {
+    report(&caller.daemon.store.optimize())
+}
+
+pub(super) async fn record_copy(caller: Caller, params: CopyParams) -> Answer<Empty> {
+    let known = |reason: &&CopyReason| reason.name() == params.reason;
+    let reason = CopyReason::ALL.iter().find(known);
+    let reason =
+        reason.ok_or_else(|| Error::invalid(format!("{:?} is no reason", params.reason)).in_field("reason"))?;
+    let bytes = usize::try_from(params.bytes).map_err(|_| Error::invalid("too many bytes").in_field("bytes"))?;
+    caller.daemon.store.record_copy(&params.tensor, *reason, bytes);
+    Ok(NOTHING.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_are_hexadecimal() {
+        assert_eq!(to_hex(&[0, 255, 16]), "00ff10");
+        assert_eq!(from_hex("00ff10"), Some(vec![0, 255, 16]));
+        assert_eq!((from_hex("0"), from_hex("0g"), from_hex("é")), (None, None, None));
+    }
+}

@@ -1,0 +1,34 @@
+//! Sessions begin.
+
+use super::{Answer, NOTHING};
+use crate::dispatch::Caller;
+use cotensor_client::protocol::{Empty, HelloParams, HelloResult, PROTOCOL};
+use cotensor_core::Error;
+
+pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloResult> {
+    if params.protocol != PROTOCOL {
+        let message = format!("the daemon speaks protocol {PROTOCOL}, the client {}", params.protocol);
+        return Err(Error::unsupported(message).in_field("protocol"));
+    }
+    caller.introduce(&params.client);
+    let daemon = &caller.daemon;
+    let resumed = match params.resume {
+        Some(resume) => daemon.resume(&caller.session, &resume)?,
+        None => Vec::new(),
+    };
+    Ok(HelloResult {
+        protocol: PROTOCOL,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        session: caller.id,
+        token: daemon.token(caller.id),
+        epoch: daemon.epoch,
+        index_slots: 0,
+        small_bytes_max: daemon.config.small_bytes_max,
+        resumed,
+    }
+    .into())
+}
+
+pub(super) async fn ping(_: Caller, _: Empty) -> Answer<Empty> {
+    Ok(NOTHING.into())
+}

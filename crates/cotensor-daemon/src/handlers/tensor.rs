@@ -1,0 +1,145 @@
+//! Reserving, publishing, leasing.
+
+use super::{Answer, NOTHING};
+use crate::dispatch::{Caller, Reply};
+use crate::segment::{Part, Sealed, Slab};
+use crate::session::{Reserved, Session};
+use cotensor_client::protocol::{
+    Descriptor, Empty, FreedParams, GetParams, LeaseParams, NameParams, PublishSlabParams, ReleaseParams,
+    ReservationParams, ReserveParams, ReserveResult, SegmentParams, SlabParams, SlabResult, Unpublished, notice,
+};
+use cotensor_core::{Error, ErrorKind, Layout, Result};
+use cotensor_store::{Holder, Lease, Store, Ticket};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+/// Slabs that one session may have.
+const SLABS_MAX: usize = 1024;
+
+pub(super) async fn reserve(caller: Caller, params: ReserveParams) -> Answer<ReserveResult> {
+    let holder = caller.holder(&params.holder)?;
+    let spec = params.spec.to_domain()?;
+    let charge = caller.daemon.store.grant(&spec)?;
+    let reservation = caller.lock().reservations.add(Reserved { spec, charge, holder })?;
+    Ok(ReserveResult { reservation }.into())
+}
+
+pub(super) async fn publish(mut caller: Caller, params: ReservationParams) -> Answer<Descriptor> {
+    publish_one(&mut caller, Unpublished::Reservation(params.reservation), None)?.granted(&caller)
+}
+
+pub(super) async fn discard(caller: Caller, params: ReservationParams) -> Answer<Empty> {
+    let reserved = caller.lock().reservations.take(params.reservation, "reservation")?;
+    drop(reserved);
+    Ok(NOTHING.into())
+}
+
+pub(super) async fn open_slab(mut caller: Caller, params: SlabParams) -> Answer<SlabResult> {
+    if caller.lock().slabs.len() >= SLABS_MAX {
+        return Err(Error::new(ErrorKind::Conflict, format!("{SLABS_MAX} slabs are open in this session")));
+    }
+    let share = caller.daemon.store.share(params.bytes)?;
+    let len = usize::try_from(params.bytes).map_err(|_| Error::invalid("too many bytes").in_field("bytes"))?;
+    let slab = Slab::new(caller.fd()?, len, share)?;
+    let slab = caller.keep_slab(slab);
+    Ok(SlabResult { slab }.into())
+}
+
+pub(super) async fn publish_slab(mut caller: Caller, params: PublishSlabParams) -> Answer<Descriptor> {
+    publish_one(&mut caller, Unpublished::Slab(params), None)?.granted(&caller)
+}
+
+/// A tensor that was just published, leased.
+pub(super) struct Published {
+    lease: Lease,
+    holder: Holder,
+}
+
+impl Published {
+    pub(super) fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    /// Described to the session that made it, which has its memory already.
+    pub(super) fn describe(self, session: &Session, fds: &mut Vec<OwnedFd>) -> Result<Descriptor> {
+        let made = self.lease.segment().fd().map(|fd| session.made(fd.as_raw_fd()));
+        let descriptor = session.grant(self.lease, &self.holder, fds);
+        drop(made);
+        descriptor
+    }
+
+    fn granted(self, session: &Session) -> Answer<Descriptor> {
+        let mut fds = Vec::new();
+        let value = self.describe(session, &mut fds)?;
+        Ok(Reply { value, fds })
+    }
+}
+
+/// Publishes something that the session has written, as a result of the claim behind `ticket` if there is one.
+pub(super) fn publish_one(caller: &mut Caller, unpublished: Unpublished, ticket: Option<&Ticket>) -> Result<Published> {
+    match unpublished {
+        Unpublished::Reservation(number) => {
+            let fd = caller.fd()?;
+            let Reserved { spec, charge, holder } = caller.lock().reservations.take(number, "reservation")?;
+            let layout = Layout::contiguous(spec.dtype, &spec.shape)?;
+            let segment = Arc::new(Sealed::new(fd, layout.size_bytes())?);
+            let lease = caller.daemon.store.adopt(spec, layout, segment, charge, ticket, &holder)?;
+            Ok(Published { lease, holder })
+        }
+        Unpublished::Slab(params) => {
+            let spec = params.spec.to_domain()?;
+            let holder = caller.holder(&params.holder)?;
+            let missing = || Error::not_found(format!("this session has no slab {}", params.slab)).in_field("slab");
+            let slab = caller.lock().slabs.get(&params.slab).cloned().ok_or_else(missing)?;
+            let layout = Layout::contiguous(spec.dtype, &spec.shape)?;
+            let offset = usize::try_from(params.offset).unwrap_or(usize::MAX);
+            let (owner, number) = (Arc::downgrade(&caller.session), params.slab);
+            let freed = move |offset: usize| {
+                if let Some(session) = owner.upgrade() {
+                    session.notify(notice::SLAB_FREED, &FreedParams { slab: number, offsets: vec![offset as u64] });
+                }
+            };
+            let part = Part::new(Arc::clone(&slab), offset, layout.size_bytes(), Box::new(freed))?;
+            let store = &caller.daemon.store;
+            store.check_shared(&spec)?;
+            let lease = store.adopt(spec, layout, Arc::new(part), slab.share().charge(), ticket, &holder)?;
+            Ok(Published { lease, holder })
+        }
+    }
+}
+
+/// Described to a session, with the descriptor if it has not got it.
+fn granted(session: &Session, lease: Lease, holder: &Holder) -> Answer<Descriptor> {
+    let mut fds = Vec::new();
+    let value = session.grant(lease, holder, &mut fds)?;
+    Ok(Reply { value, fds })
+}
+
+pub(super) async fn get(caller: Caller, params: GetParams) -> Answer<Descriptor> {
+    let holder = caller.holder(&params.holder)?;
+    let lease = caller.daemon.store.get(&params.name, &holder)?;
+    granted(&caller, lease, &holder)
+}
+
+pub(super) async fn lease(caller: Caller, params: LeaseParams) -> Answer<Descriptor> {
+    let holder = caller.holder(&params.holder)?;
+    let lease = caller.daemon.store.lease(params.id.into(), &holder)?;
+    granted(&caller, lease, &holder)
+}
+
+pub(super) async fn release(caller: Caller, params: ReleaseParams) -> Answer<Empty> {
+    // All that can be is given back; the first that cannot is the answer.
+    let release = |lease: &LeaseParams| caller.release(lease.id.into(), &caller.holder(&lease.holder)?);
+    let outcomes: Vec<Result<()>> = params.leases.iter().map(release).collect();
+    outcomes.into_iter().collect::<Result<()>>()?;
+    Ok(NOTHING.into())
+}
+
+pub(super) async fn segment_fd(caller: Caller, params: SegmentParams) -> Answer<Empty> {
+    Ok(Reply { value: NOTHING, fds: vec![caller.segment_fd(params.segment)?] })
+}
+
+pub(super) async fn remove(caller: Caller, params: NameParams) -> Answer<Empty> {
+    caller.daemon.store.remove(&params.name)?;
+    Ok(NOTHING.into())
+}

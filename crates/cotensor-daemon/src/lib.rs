@@ -1,0 +1,130 @@
+//! One store for every process of a machine: a Unix socket, sessions, and the store behind them.
+
+mod config;
+mod connection;
+mod dispatch;
+mod handlers;
+mod outgoing;
+mod segment;
+mod session;
+mod socket;
+
+pub use config::{Config, default_socket};
+pub use socket::Listening;
+
+use crate::dispatch::Methods;
+use crate::outgoing::Outgoing;
+use crate::session::Session;
+use cotensor_client::protocol::{Id, Resume};
+use cotensor_core::{Error, Result};
+use cotensor_store::EmbeddedStore;
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::net::UnixListener;
+
+/// A daemon: the store, and who uses it.
+pub struct Daemon {
+    pub(crate) config: Config,
+    pub(crate) store: Arc<EmbeddedStore>,
+    pub(crate) methods: Methods,
+    /// Differs between daemons.
+    pub(crate) epoch: u64,
+    secret: [u8; 32],
+    next_session: AtomicU64,
+    sessions: Mutex<HashMap<u64, Arc<Session>>>,
+}
+
+impl Daemon {
+    /// A daemon with an empty store of sealed memory.
+    ///
+    /// # Errors
+    /// `Io` when the system has no random numbers.
+    pub fn new(config: Config) -> Result<Arc<Self>> {
+        let mut secret = [0; 32];
+        let mut epoch = [0; 8];
+        getrandom::fill(&mut secret)
+            .and_then(|()| getrandom::fill(&mut epoch))
+            .map_err(|error| Error::new(cotensor_core::ErrorKind::Io, error.to_string()))?;
+        let store = EmbeddedStore::builder()
+            .max_memory_bytes(config.max_memory_bytes)
+            .claim_wait_max(config.claim_wait_max)
+            .build();
+        Ok(Arc::new(Self {
+            store,
+            methods: handlers::methods(),
+            // Numbers in JSON are exact up to 2^53.
+            epoch: u64::from_le_bytes(epoch) >> 11,
+            secret,
+            config,
+            next_session: AtomicU64::new(1),
+            sessions: Mutex::default(),
+        }))
+    }
+
+    /// The store that all sessions share.
+    pub fn store(&self) -> &Arc<EmbeddedStore> {
+        &self.store
+    }
+
+    /// Serves connections on `listening` until `stop` is done, then ends every session.
+    ///
+    /// # Errors
+    /// `Io` when the socket fails.
+    pub async fn serve(self: &Arc<Self>, listening: &Listening, stop: impl Future<Output = ()>) -> Result<()> {
+        let io = |error: std::io::Error| Error::io("listening", &error).in_file(listening.path());
+        let listener = UnixListener::from_std(listening.listener().try_clone().map_err(io)?).map_err(io)?;
+        let mut connections = tokio::task::JoinSet::new();
+        let mut stop = std::pin::pin!(stop);
+        loop {
+            while connections.try_join_next().is_some() {}
+            tokio::select! {
+                () = &mut stop => break,
+                accepted = listener.accept() => match accepted {
+                    Ok((stream, _)) if connections.len() < self.config.connections_max => {
+                        connections.spawn(connection::serve(Arc::clone(self), stream));
+                    }
+                    Ok(_) => tracing::warn!("a connection was refused: {} are open", connections.len()),
+                    Err(error) => {
+                        // Out of descriptors, mostly: some will be closed.
+                        tracing::warn!("a connection was not accepted: {error}");
+                        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                    }
+                },
+            }
+        }
+        connections.shutdown().await;
+        for session in self.lock().drain() {
+            session.1.end();
+        }
+        Ok(())
+    }
+
+    pub(crate) fn begin_session(self: &Arc<Self>, pid: Option<i32>, outgoing: Option<Outgoing>) -> Arc<Session> {
+        let id = self.next_session.fetch_add(1, Ordering::Relaxed);
+        let session = Arc::new(Session::new(Arc::clone(self), id, pid, outgoing));
+        self.lock().insert(id, Arc::clone(&session));
+        session
+    }
+
+    pub(crate) fn end_session(&self, session: &Session) {
+        self.lock().remove(&session.id);
+        session.end();
+    }
+
+    /// The secret of a session, which only the daemon and the session's client know.
+    pub(crate) fn token(&self, session: u64) -> String {
+        cotensor_core::Hasher::new("cotensor session v1").field(&self.secret).number(session).finish().to_string()
+    }
+
+    /// Leases again what a session of a former daemon leased.
+    pub(crate) fn resume(&self, session: &Arc<Session>, resume: &Resume) -> Result<Vec<Option<Id>>> {
+        let _ = (session, resume);
+        Err(Error::unsupported("sessions do not outlive their daemon yet"))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Arc<Session>>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

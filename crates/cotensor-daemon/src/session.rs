@@ -1,0 +1,314 @@
+//! One client: what it leases, what it has reserved, what it was sent. All of it goes when the client does.
+
+use crate::Daemon;
+use crate::outgoing::Outgoing;
+use crate::segment::Slab;
+use cotensor_client::protocol::{Descriptor, SegmentInfo, Spec};
+use cotensor_client::wire::{FRAME_FDS_MAX, Frame, rpc};
+use cotensor_core::{Error, ErrorKind, MemoryKind, Result};
+use cotensor_store::home::Charge;
+use cotensor_store::{Holder, Lease, Pack, Store, TensorId, TensorSpec, Ticket};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// Names that one session may hold under.
+const HOLDERS_MAX: usize = 1024;
+/// Reservations, tickets and slabs that one session may have open, each.
+const OPEN_MAX: usize = 4096;
+
+/// A client's session.
+pub(crate) struct Session {
+    pub(crate) daemon: Arc<Daemon>,
+    pub(crate) id: u64,
+    /// The client's name and process, as holders show them; set by `session.hello`.
+    client: OnceLock<String>,
+    pid: Option<i32>,
+    outgoing: Option<Outgoing>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+pub(crate) struct State {
+    holders: HashMap<String, Holder>,
+    leases: HashMap<(TensorId, u32), Held>,
+    segments: Segments,
+    pub(crate) reservations: Open<Reserved>,
+    pub(crate) packs: Open<Pack>,
+    pub(crate) tickets: Open<Ticket>,
+    pub(crate) slabs: HashMap<u64, Arc<Slab>>,
+}
+
+/// A tensor whose memory the client makes: the budget has room for it.
+pub(crate) struct Reserved {
+    pub(crate) spec: TensorSpec,
+    pub(crate) charge: Arc<Charge>,
+    pub(crate) holder: Holder,
+}
+
+/// A lease and how often the client took it.
+struct Held {
+    lease: Lease,
+    count: u32,
+}
+
+/// Things by number.
+pub(crate) struct Open<T> {
+    next: u64,
+    things: HashMap<u64, T>,
+}
+
+impl<T> Default for Open<T> {
+    fn default() -> Self {
+        Self { next: 1, things: HashMap::new() }
+    }
+}
+
+impl<T> Open<T> {
+    /// The number of a new thing.
+    ///
+    /// # Errors
+    /// `Conflict` when there are too many.
+    pub(crate) fn add(&mut self, thing: T) -> Result<u64> {
+        if self.things.len() >= OPEN_MAX {
+            return Err(Error::new(ErrorKind::Conflict, format!("{OPEN_MAX} of these are open in this session")));
+        }
+        let id = self.next;
+        self.next += 1;
+        self.things.insert(id, thing);
+        Ok(id)
+    }
+
+    /// Takes a thing out.
+    ///
+    /// # Errors
+    /// `NotFound` for a number that this session does not have.
+    pub(crate) fn take(&mut self, id: u64, field: &str) -> Result<T> {
+        let gone = || Error::not_found(format!("this session has no {field} {id}")).in_field(field);
+        self.things.remove(&id).ok_or_else(gone)
+    }
+}
+
+/// The numbers under which the session knows segments. A number lives while the session holds something in the segment,
+/// and with that the daemon's descriptor of it, which is what tells segments apart here.
+#[derive(Default)]
+struct Segments {
+    next: u64,
+    by_fd: HashMap<RawFd, Known>,
+}
+
+struct Known {
+    id: u64,
+    /// Leases and slabs of the session in it.
+    uses: usize,
+    /// Whether the client was sent its descriptor.
+    sent: bool,
+}
+
+impl Segments {
+    fn hold(&mut self, fd: RawFd) -> &mut Known {
+        let next = &mut self.next;
+        let known = self.by_fd.entry(fd).or_insert_with(|| {
+            *next += 1;
+            Known { id: *next, uses: 0, sent: false }
+        });
+        known.uses += 1;
+        known
+    }
+
+    fn let_go(&mut self, fd: RawFd) {
+        if let Some(known) = self.by_fd.get_mut(&fd) {
+            known.uses -= 1;
+            if known.uses == 0 {
+                self.by_fd.remove(&fd);
+            }
+        }
+    }
+}
+
+/// The daemon's descriptor of a lease's segment.
+fn fd_of(lease: &Lease) -> Result<RawFd> {
+    let fd = lease.segment().fd().ok_or_else(|| Error::unsupported("this segment has no descriptor"))?;
+    Ok(fd.as_raw_fd())
+}
+
+/// Holds a segment's number while what was made in it is being granted.
+pub(crate) struct Made<'a> {
+    session: &'a Session,
+    fd: RawFd,
+}
+
+impl Drop for Made<'_> {
+    fn drop(&mut self) {
+        self.session.lock().segments.let_go(self.fd);
+    }
+}
+
+impl Session {
+    pub(crate) fn new(daemon: Arc<Daemon>, id: u64, pid: Option<i32>, outgoing: Option<Outgoing>) -> Self {
+        Self { daemon, id, client: OnceLock::new(), pid, outgoing, state: Mutex::default() }
+    }
+
+    /// Names the client; later names are ignored.
+    pub(crate) fn introduce(&self, client: &str) {
+        let client: String = client.chars().filter(|c| !c.is_control()).take(100).collect();
+        self.client.get_or_init(|| self.pid.map_or(client.clone(), |pid| format!("{client}[{pid}]")));
+    }
+
+    pub(crate) fn client(&self) -> &str {
+        self.client.get().map_or("unnamed", String::as_str)
+    }
+
+    /// The holder that leases of this session's `holder` count for.
+    ///
+    /// # Errors
+    /// `Conflict` when the session has named too many.
+    pub(crate) fn holder(&self, holder: &str) -> Result<Holder> {
+        let mut state = self.lock();
+        if let Some(known) = state.holders.get(holder) {
+            return Ok(known.clone());
+        }
+        if state.holders.len() >= HOLDERS_MAX {
+            return Err(Error::new(ErrorKind::Conflict, format!("{HOLDERS_MAX} holders are named in this session")));
+        }
+        let short: String = holder.chars().filter(|c| !c.is_control()).take(200).collect();
+        let name = if holder.is_empty() { self.client().to_owned() } else { format!("{}/{short}", self.client()) };
+        let known = self.daemon.store.holder(&name);
+        state.holders.insert(holder.to_owned(), known.clone());
+        Ok(known)
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn outgoing(&self) -> Option<&Outgoing> {
+        self.outgoing.as_ref()
+    }
+
+    /// Says something unasked; a session that cannot hear it is about to end.
+    pub(crate) fn notify(&self, method: &str, params: &impl serde::Serialize) {
+        if let Some(outgoing) = &self.outgoing
+            && let Ok(body) = rpc::encode_call(None, method, params)
+        {
+            drop(outgoing.send(Frame::new(body)));
+        }
+    }
+
+    /// Keeps a lease for the client and describes the tensor to it. The segment's descriptor is added to `fds` when
+    /// the client has not got it.
+    pub(crate) fn grant(&self, lease: Lease, holder: &Holder, fds: &mut Vec<OwnedFd>) -> Result<Descriptor> {
+        let (segment, layout) = (lease.segment(), lease.layout());
+        let fd = segment.fd().ok_or_else(|| Error::unsupported("this segment has no descriptor"))?;
+        let size = rustix::fs::fstat(fd).map_err(|error| Error::io("looking at a segment", &error.into()))?.st_size;
+        let mut state = self.lock();
+        let key = (lease.id(), holder.id());
+        let held_already = state.leases.contains_key(&key);
+        let known = state.segments.hold(fd.as_raw_fd());
+        let id = known.id;
+        let send = self.outgoing.is_some() && !known.sent && fds.len() < FRAME_FDS_MAX;
+        if send {
+            match fd.try_clone_to_owned() {
+                Ok(copy) => fds.push(copy),
+                Err(error) => {
+                    state.segments.let_go(fd.as_raw_fd());
+                    return Err(Error::io("duplicating a descriptor", &error));
+                }
+            }
+            known.sent = true;
+        }
+        if held_already {
+            // One lease of the store stands for all that the client took under this holder.
+            state.segments.let_go(fd.as_raw_fd());
+        }
+        let descriptor = Descriptor {
+            id: lease.id().into(),
+            spec: Spec::from(lease.spec()).looked_at(layout),
+            strides: layout.strides().to_vec(),
+            offset_bytes: layout.offset_bytes() + segment.fd_offset(),
+            segment: SegmentInfo { id, bytes: size as u64, slab: segment.kind() == MemoryKind::Slab },
+            fd: send,
+            index: None,
+        };
+        let surplus = match state.leases.entry(key) {
+            Entry::Occupied(mut held) => {
+                held.get_mut().count += 1;
+                Some(lease)
+            }
+            Entry::Vacant(place) => {
+                place.insert(Held { lease, count: 1 });
+                None
+            }
+        };
+        drop(state);
+        drop(surplus);
+        Ok(descriptor)
+    }
+
+    /// Notes that the client made this segment itself: it has the descriptor.
+    pub(crate) fn made(&self, fd: RawFd) -> Made<'_> {
+        self.lock().segments.hold(fd).sent = true;
+        Made { session: self, fd }
+    }
+
+    /// Takes one of the client's leases back.
+    ///
+    /// # Errors
+    /// `NotFound` for one that it does not have.
+    pub(crate) fn release(&self, id: TensorId, holder: &Holder) -> Result<()> {
+        let mut state = self.lock();
+        let key = (id, holder.id());
+        let Some(held) = state.leases.get_mut(&key) else {
+            return Err(Error::not_found(format!(
+                "this session does not hold version {} of tensor {}",
+                id.version, id.slot
+            )));
+        };
+        held.count -= 1;
+        if held.count > 0 {
+            return Ok(());
+        }
+        let gone = state.leases.remove(&key);
+        if let Some(Ok(fd)) = gone.as_ref().map(|held| fd_of(&held.lease)) {
+            state.segments.let_go(fd);
+        }
+        // Freeing a tensor can be long; others of this session need not wait for it.
+        drop(state);
+        drop(gone);
+        Ok(())
+    }
+
+    /// The descriptor of a segment in which the session holds something.
+    ///
+    /// # Errors
+    /// `NotFound` for any other.
+    pub(crate) fn segment_fd(&self, segment: u64) -> Result<OwnedFd> {
+        let mut state = self.lock();
+        let State { leases, segments, .. } = &mut *state;
+        let missing =
+            || Error::not_found(format!("this session holds nothing in segment {segment}")).in_field("segment");
+        let known = segments.by_fd.iter_mut().find(|(_, known)| known.id == segment);
+        let (&at, known) = known.ok_or_else(missing)?;
+        let held = leases.values().find(|held| fd_of(&held.lease).is_ok_and(|fd| fd == at)).ok_or_else(missing)?;
+        let fd = held.lease.segment().fd().ok_or_else(missing)?;
+        known.sent = true;
+        fd.try_clone_to_owned().map_err(|error| Error::io("duplicating a descriptor", &error))
+    }
+
+    /// Keeps a slab of the session's own, under the number of its segment.
+    pub(crate) fn keep_slab(&self, slab: Slab) -> u64 {
+        let mut state = self.lock();
+        let known = state.segments.hold(slab.fd().as_raw_fd());
+        known.sent = true;
+        let id = known.id;
+        state.slabs.insert(id, Arc::new(slab));
+        id
+    }
+
+    /// Gives everything back.
+    pub(crate) fn end(&self) {
+        let state = std::mem::take(&mut *self.lock());
+        drop(state);
+    }
+}
