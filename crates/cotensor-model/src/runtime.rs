@@ -9,7 +9,7 @@ use cotensor_core::{ContentHash, Hasher, Kind, Result, Space};
 use cotensor_store::Store;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
 /// A store and an engine, and every model that is open over them.
@@ -19,12 +19,16 @@ pub struct Runtime {
     models: Mutex<HashMap<PathBuf, Weak<Model>>>,
     /// Loaded graphs by space, so that two folders with the same content load one.
     stages: Mutex<HashMap<(Space, String), Weak<Stage>>>,
+    observer: OnceLock<LoadObserver>,
 }
+
+/// Told role and model when a stage begins to load.
+type LoadObserver = Box<dyn Fn(&str, &str) + Send + Sync>;
 
 impl Runtime {
     /// A runtime over `store`, running graphs on `engine`.
     pub fn new(store: Arc<dyn Store>, engine: Arc<dyn Engine>) -> Arc<Self> {
-        Arc::new(Self { store, engine, models: Mutex::default(), stages: Mutex::default() })
+        Arc::new(Self { store, engine, models: Mutex::default(), stages: Mutex::default(), observer: OnceLock::new() })
     }
 
     /// The store.
@@ -35,6 +39,13 @@ impl Runtime {
     /// The engine.
     pub fn engine(&self) -> &Arc<dyn Engine> {
         &self.engine
+    }
+
+    /// Calls `observer` with role and model whenever a stage begins to load, to show progress. Set once; a later call
+    /// changes nothing.
+    pub fn observe_loads(&self, observer: impl Fn(&str, &str) + Send + Sync + 'static) {
+        // The first one stays, as documented.
+        let _ = self.observer.set(Box::new(observer));
     }
 
     /// Opens the model in `folder`, or gives the copy that is open already. Graphs are loaded when first needed.
@@ -64,6 +75,9 @@ impl Runtime {
         producer: &str,
         start: Instant,
     ) -> Result<Arc<Stage>> {
+        if let Some(observer) = self.observer.get() {
+            observer(role, producer.trim_start_matches("model:"));
+        }
         let holder = self.store.holder(producer);
         let weights = load_weights(graph, &*self.store, &holder, producer)?;
         let mut hasher = Hasher::new("cotensor space v1");

@@ -119,7 +119,7 @@ pub(super) fn transcribe(run: &mut Run<'_>, user: &User, inputs: &Inputs) -> Res
     run.note(&with_past, &decoded, &format!("greedy:{}:{}", settings.finish().short(), encoder.identity().short()));
     let tokens = decoded.outputs.first().ok_or_else(|| Error::corrupt("decoding gave nothing"))?.as_i32()?;
     let ids: Vec<u32> = tokens.iter().filter_map(|&token| u32::try_from(token).ok()).collect();
-    let text = run.model.text()?.decode(&ids)?;
+    let text = run.tokenizer()?.decode(&ids)?;
     let values: Vec<f32> = tokens.iter().map(|&token| token as f32).collect();
     let output = Output::new("tokens", &[tokens.len()], &values);
     Ok((Answer::Transcript { text: text.trim().to_owned(), tokens: tokens.len() }, vec![output]))

@@ -65,11 +65,12 @@ impl Inputs {
         self.text.as_deref().ok_or_else(|| Error::invalid("this pipeline needs a text (--text)"))
     }
 
-    /// The image, preprocessed for `model`: `[1, 3, height, width]`. Shared like a stage's result.
+    /// The image, preprocessed for `model`: `[1, 3, height, width]`, and whether this call did it. Shared like a stage's
+    /// result.
     ///
     /// # Errors
     /// `Invalid` when none was given, `Corrupt` when it cannot be decoded.
-    pub(crate) fn pixels(&self, model: &Model, holder: &Holder) -> Result<Value> {
+    pub(crate) fn pixels(&self, model: &Model, holder: &Holder) -> Result<(Value, bool)> {
         let file = self.image.as_ref().ok_or_else(|| Error::invalid("this pipeline needs an image (--image)"))?;
         let processor = model.image()?;
         prepared(model, holder, file, "image", processor.fingerprint(), || {
@@ -77,15 +78,15 @@ impl Inputs {
         })
     }
 
-    /// The audio's features for `model`, `[1, mel bins, frames]`, shared like a stage's result; and what was done to the
-    /// audio that its owner may not expect.
+    /// The audio's features for `model`, `[1, mel bins, frames]`, shared like a stage's result; whether this call made them;
+    /// and what was done to the audio that its owner may not expect.
     ///
     /// # Errors
     /// As [`Inputs::pixels`].
-    pub(crate) fn features(&self, model: &Model, holder: &Holder) -> Result<(Value, Vec<String>)> {
+    pub(crate) fn features(&self, model: &Model, holder: &Holder) -> Result<(Value, bool, Vec<String>)> {
         let file = self.audio.as_ref().ok_or_else(|| Error::invalid("this pipeline needs an audio file (--audio)"))?;
         let processor = model.audio()?;
-        let features = prepared(model, holder, file, "audio", processor.fingerprint(), || {
+        let (features, computed) = prepared(model, holder, file, "audio", processor.fingerprint(), || {
             let mut audio = decode_wav(&file.bytes)?;
             // What the model does not hear need not be resampled; the filter's reach is far below a second.
             audio.samples.truncate(((processor.seconds() + 1.0) * f64::from(audio.sample_rate_hz)) as usize);
@@ -99,11 +100,12 @@ impl Inputs {
         if seconds > processor.seconds() {
             notices.push(format!("of {seconds:.1} s of audio, the model hears the first {} s", processor.seconds()));
         }
-        Ok((features, notices))
+        Ok((features, computed, notices))
     }
 }
 
-/// Preprocesses `file` once per content and preprocessing; a private copy of a model always does it again.
+/// Preprocesses `file` once per content and preprocessing; a private copy of a model always does it again. Says whether
+/// this call did.
 fn prepared(
     model: &Model,
     holder: &Holder,
@@ -111,16 +113,17 @@ fn prepared(
     label: &str,
     preprocessing: ContentHash,
     prepare: impl FnOnce() -> Result<crate::array::Array>,
-) -> Result<Value> {
+) -> Result<(Value, bool)> {
     let prepare = || prepare().map_err(|error| error.in_file(&file.path));
     let StageSource::Shared(runtime) = model.source() else {
-        return prepare().map(Value::from);
+        return Ok((Value::from(prepare()?), true));
     };
     let mut hasher = Hasher::new("cotensor input v1");
     hasher.field(label.as_bytes()).field(preprocessing.as_bytes()).field(file.hash.as_bytes());
     let key = Key(hasher.finish());
     let labels = [format!("{label} input")];
     let compute = || prepare().map(|array| vec![array]);
-    let (mut values, _) = compute_once(&**runtime.store(), key, None, Kind::Other, &labels, holder, compute)?;
-    values.pop().ok_or_else(|| Error::not_found("the store lost a preprocessed input"))
+    let (mut values, computed) = compute_once(&**runtime.store(), key, None, Kind::Other, &labels, holder, compute)?;
+    let value = values.pop().ok_or_else(|| Error::not_found("the store lost a preprocessed input"))?;
+    Ok((value, computed))
 }

@@ -5,10 +5,10 @@ use super::{Inputs, User, generate};
 use crate::array::Array;
 use crate::family::{AnswerKind, StageDef, Task};
 use crate::model::{Model, OWN_HEAD};
-use crate::preprocess::TokenBatch;
+use crate::preprocess::{TextProcessor, TokenBatch};
 use crate::stage::{Stage, StageRun};
 use crate::value::Value;
-use cotensor_core::{Error, Result};
+use cotensor_core::{ContentHash, Error, Result};
 use cotensor_store::{Holder, Lease};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
@@ -31,8 +31,12 @@ pub struct UserReport {
     pub answer: Answer,
     /// The numbers behind it.
     pub outputs: Vec<Output>,
+    /// What had to be ready before the stages, in order: `tokenizer` (opened), `text`, `image`, `audio` (preprocessed).
+    pub prepared: Vec<StageReport>,
     /// What ran, in order.
     pub stages: Vec<StageReport>,
+    /// Milliseconds that went into this report's signatures alone: a private copy has no other use for its inputs' hashes.
+    pub report_ms: f64,
     /// What was served differently than asked: a truncated text, resampled audio.
     pub notices: Vec<String>,
 }
@@ -52,6 +56,14 @@ pub struct StageReport {
     pub load_ms: f64,
     /// Milliseconds that this user spent running it or waiting for its result.
     pub run_ms: f64,
+}
+
+impl StageReport {
+    /// A report on something that is no stage of a graph; nothing took time yet.
+    fn without_stage(role: &str, signature: &str, computed: bool) -> Self {
+        let (role, signature) = (role.to_owned(), signature.to_owned());
+        Self { role, signature, space: None, computed, load_ms: 0.0, run_ms: 0.0 }
+    }
 }
 
 /// Runs `user`'s task with `model` on `inputs`; leases are counted for `holder`.
@@ -76,7 +88,15 @@ pub fn run_user_keeping(
     let task = model.family().task(&user.task).map_err(|error| error.in_field(format!("{}.task", user.name)))?;
     user.check_limits(&user.name)?;
     user.check_task(task)?;
-    let mut run = Run { model, holder, values: HashMap::new(), stages: Vec::new(), notices: Vec::new() };
+    let mut run = Run {
+        model,
+        holder,
+        values: HashMap::new(),
+        prepared: Vec::new(),
+        stages: Vec::new(),
+        report_ms: 0.0,
+        notices: Vec::new(),
+    };
     let (answer, outputs) = match task.answer {
         AnswerKind::Transcript => generate::transcribe(&mut run, user, inputs)?,
         AnswerKind::Language => generate::identify_language(&mut run, inputs)?,
@@ -93,7 +113,9 @@ pub fn run_user_keeping(
         model: model.name(),
         answer,
         outputs,
+        prepared: run.prepared,
         stages: run.stages,
+        report_ms: run.report_ms,
         notices: run.notices,
     };
     Ok((report, kept))
@@ -104,11 +126,13 @@ pub(super) struct Run<'a> {
     pub(super) holder: &'a Holder,
     /// Values by source name: `text.ids`, `encoder.last_hidden_state`.
     pub(super) values: HashMap<String, Value>,
+    prepared: Vec<StageReport>,
     stages: Vec<StageReport>,
+    report_ms: f64,
     notices: Vec<String>,
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
     fn encode_and_answer(&mut self, task: &Task, user: &User, inputs: &Inputs) -> Result<(Answer, Vec<Output>)> {
         let mut batch = None;
         let mut last = None;
@@ -160,9 +184,16 @@ impl Run<'_> {
         let mut bound = Vec::new();
         for (name, source) in def.inputs.iter().chain(optional) {
             let value = match source.as_str() {
-                "image.pixels" => inputs.pixels(self.model, self.holder)?,
+                "image.pixels" => {
+                    let start = Instant::now();
+                    let (pixels, computed) = inputs.pixels(self.model, self.holder)?;
+                    self.note_prepared("image", "image", computed, start);
+                    pixels
+                }
                 "audio.features" => {
-                    let (features, notices) = inputs.features(self.model, self.holder)?;
+                    let start = Instant::now();
+                    let (features, computed, notices) = inputs.features(self.model, self.holder)?;
+                    self.note_prepared("audio", "audio", computed, start);
                     self.notices.extend(notices);
                     features
                 }
@@ -201,7 +232,11 @@ impl Run<'_> {
     }
 
     fn encode_texts(&mut self, texts: &[&str]) -> Result<TokenBatch> {
-        let batch = self.model.text()?.encode(texts)?;
+        let tokenizer = self.tokenizer()?;
+        let start = Instant::now();
+        let batch = tokenizer.encode(texts)?;
+        let signature = format!("text:{}", ContentHash::of(texts.join("\n").as_bytes()).short());
+        self.note_prepared("text", &signature, true, start);
         for (text, _) in texts.iter().zip(&batch.truncated).filter(|(_, truncated)| **truncated) {
             let start: String = text.chars().take(32).collect();
             self.notices.push(format!("the text {start:?}… is longer than the model reads and was truncated"));
@@ -220,6 +255,22 @@ impl Run<'_> {
         Ok(stage)
     }
 
+    /// The tokenizer; what it took to open is noted once.
+    pub(super) fn tokenizer(&mut self) -> Result<&'a TextProcessor> {
+        let start = Instant::now();
+        let tokenizer = self.model.text()?;
+        if self.prepared.iter().all(|report| report.role != "tokenizer") {
+            let load_ms = milliseconds(start.elapsed());
+            self.prepared.push(StageReport { load_ms, ..StageReport::without_stage("tokenizer", "tokenizer", true) });
+        }
+        Ok(tokenizer)
+    }
+
+    fn note_prepared(&mut self, role: &str, signature: &str, computed: bool, start: Instant) {
+        let run_ms = milliseconds(start.elapsed());
+        self.prepared.push(StageReport { run_ms, ..StageReport::without_stage(role, signature, computed) });
+    }
+
     fn note_load(&mut self, role: &str, stage: &Stage, start: Instant) {
         self.stages.push(StageReport {
             role: role.to_owned(),
@@ -234,7 +285,9 @@ impl Run<'_> {
     /// Runs a stage for one output. `part` tells apart stages of the same role on the same input.
     pub(super) fn one(&mut self, stage: &Stage, inputs: &[(&str, &Value)], output: &str, part: &str) -> Result<Value> {
         let mut run = stage.run(inputs, &[output], self.holder)?;
+        let start = Instant::now();
         let input = inputs.iter().map(|(_, value)| value.identity().short()).collect::<Vec<_>>().join("+");
+        self.report_ms += milliseconds(start.elapsed());
         self.note(stage, &run, &format!("{}:{part}:{output}:{input}", stage.role));
         run.outputs.pop().ok_or_else(|| Error::corrupt(format!("stage {:?} gave no {output}", stage.role)))
     }
