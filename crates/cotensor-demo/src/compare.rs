@@ -1,13 +1,14 @@
 //! The three ways side by side, and the arithmetic of what could be saved.
 
-use crate::measure::{Measured, Progress, run};
+use crate::measure::Progress;
+use crate::savings::{Avoidable, MemoryParts, TimeParts, efficiency, max_abs_diff};
 use crate::scenario::{Scenario as Definition, materialize};
-use crate::worker::{Mode, WorkerOptions, WorkerReport};
-use cotensor::core::Result;
+use crate::ways::{Ways, measure};
+use crate::worker::WeightBytes;
+use cotensor::core::{Error, Result};
 use cotensor::model::pipeline::UserReport;
 use serde::Serialize;
-use std::collections::HashSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// What the demo is asked for.
 #[derive(Clone, Debug)]
@@ -61,14 +62,22 @@ pub struct Scenario {
     pub without: Cost,
     /// Every user its own mapping of the weights.
     pub mapped: Cost,
-    /// Through Cotensor.
+    /// Through Cotensor, its weight cache warm: an earlier run has put the weights there.
     pub with: Cost,
+    /// Through Cotensor with an empty weight cache: the first run ever, which puts the weights there. Timed once.
+    pub with_cold: Cost,
     /// Less memory than `without`, in percent.
     pub memory_saved_percent: f64,
     /// Less time than `without`, in percent.
     pub time_saved_percent: f64,
-    /// Share of the time of `without` that went into stages that had been opened or run before.
+    /// Where the saved memory comes from; adds up to what was saved.
+    pub memory_saved: MemoryParts,
+    /// Where the saved time comes from; adds up to what was saved.
+    pub time_saved: TimeParts,
+    /// Share of the time of `without` that went into work that had been done before.
     pub avoidable_time_share: f64,
+    /// That time by the kind of work.
+    pub avoidable_time: Avoidable,
     /// Weight bytes that `without` holds more than once.
     pub avoidable_weight_bytes: u64,
     /// Time saved over time that could be saved.
@@ -77,7 +86,7 @@ pub struct Scenario {
     pub memory_efficiency: f64,
     /// Where the savings come from: `weights`, `computation`.
     pub saved_by: Vec<&'static str>,
-    /// Largest difference of any output from the unshared run.
+    /// Largest difference of any output of any run from the unshared run.
     pub max_abs_diff: f64,
     /// The figures that the ratios were made of, spelled out.
     pub arithmetic: Vec<String>,
@@ -89,27 +98,11 @@ pub struct Scenario {
     pub times_ms: Vec<(&'static str, Vec<f64>)>,
 }
 
-struct Ways {
-    watched: Measured,
-    timed: Vec<WorkerReport>,
-}
-
-impl Ways {
-    fn median(&self) -> &WorkerReport {
-        let mut order: Vec<&WorkerReport> = self.timed.iter().collect();
-        order.sort_by(|a, b| a.time_ms.total_cmp(&b.time_ms));
-        order[(order.len() - 1) / 2]
-    }
-
-    fn cost(&self) -> Cost {
-        Cost { memory_bytes: self.watched.peak_bytes(), time_ms: self.median().time_ms }
-    }
-}
-
 /// Runs the demo.
 ///
 /// # Errors
-/// `Invalid` for an unknown scenario; else what making the models or running a worker gives.
+/// `Invalid` for an unknown scenario; `Engine` when sharing changes an output in a way that has no size; else what making
+/// the models or running a worker gives.
 pub fn run_demo(options: &DemoOptions, progress: &dyn Progress) -> Result<Comparison> {
     let definitions: Vec<_> = options.scenarios.iter().map(|name| Definition::named(name)).collect::<Result<_>>()?;
     let scenarios =
@@ -123,149 +116,101 @@ fn compare(definition: &Definition, options: &DemoOptions, progress: &dyn Progre
     let (folder, weights) = match checkpoint {
         Some(folder) => (folder, "checkpoint"),
         None => {
-            let made =
-                |done, total| progress.step(done, total, &format!("making seeded weights of {}", definition.model));
+            let what = format!("making seeded weights of {}", definition.model);
+            let made = |done, total| progress.step(done, total, &what);
             (materialize(definition.model, &options.cache.join("models"), &made)?, "seeded")
         }
     };
-    let [without, mapped, with] = measure(definition, &folder, options, progress)?;
-    let (cost_without, cost_with) = (without.cost(), with.cost());
-    let base = without.median();
-    let shared = with.median();
-    let duplicated_ms = duplicated_ms(&base.users);
-    let avoidable_weight_bytes = shared.weight_bytes_opened - shared.weight_bytes_unique;
-    let saved_bytes = cost_without.memory_bytes as f64 - cost_with.memory_bytes as f64;
-    let saved_ms = cost_without.time_ms - cost_with.time_ms;
-    let mut saved_by = Vec::new();
-    if avoidable_weight_bytes > 0 && saved_bytes > 0.0 {
-        saved_by.push("weights");
-    }
-    if saved_ms > 0.0
-        && shared.users.iter().flat_map(|user| &user.stages).any(|stage| !stage.computed && stage.run_ms > 0.0)
-    {
-        saved_by.push("computation");
-    }
-    let diff = max_abs_diff(&base.users, &shared.users).max(max_abs_diff(&base.users, &mapped.median().users));
-    let mib = |bytes: f64| bytes / f64::from(1 << 20);
-    let arithmetic = vec![
-        format!(
-            "weights: all users open {:.1} MiB, {:.1} MiB differ, so {:.1} MiB could be saved; saved {:.1} MiB",
-            mib(shared.weight_bytes_opened as f64),
-            mib(shared.weight_bytes_unique as f64),
-            mib(avoidable_weight_bytes as f64),
-            mib(saved_bytes)
-        ),
-        format!(
-            "time: of {:.0} ms without sharing, {duplicated_ms:.0} ms went into opening and running stages again; saved {saved_ms:.0} ms",
-            cost_without.time_ms
-        ),
-        at_least_half("memory", avoidable_weight_bytes as f64 / cost_without.memory_bytes as f64),
-        at_least_half("time", duplicated_ms / cost_without.time_ms),
-    ];
+    let ways = measure(definition, &folder, options, progress)?;
+    let (without, with) = (ways.without.cost(), ways.with.cost());
+    let (base, shared) = (ways.without.median(), ways.with.median());
+    let bytes = shared.weights.ok_or_else(|| Error::invalid("the worker with Cotensor told no weights"))?;
+    let avoidable = Avoidable::of(base, ways.mapped.median());
+    let avoidable_weight_bytes = bytes.opened_bytes - bytes.unique_bytes;
+    let saved_bytes = without.memory_bytes as i64 - with.memory_bytes as i64;
+    let saved_ms = without.time_ms - with.time_ms;
+    let memory_saved = memory_parts(saved_bytes, &bytes);
+    let time_saved = TimeParts::of(base).minus(TimeParts::of(shared));
+    let reused =
+        || shared.users.iter().flat_map(|user| &user.stages).any(|stage| !stage.computed && stage.run_ms > 0.0);
+    let by_computation = reused() && time_saved.computation_ms() > 0.0;
+    let saved_by = [("weights", memory_saved.weights_bytes > 0), ("computation", by_computation)];
+    let runs = [&ways.without, &ways.mapped, &ways.with, &ways.with_cold];
     Ok(Scenario {
         name: definition.name.to_owned(),
         models: vec![definition.model.to_owned()],
         engine: cotensor::model::engine::RtenEngine::describe(),
         hardware: hardware(options.threads),
         weights,
-        without: cost_without,
-        mapped: mapped.cost(),
-        with: cost_with,
-        memory_saved_percent: 100.0 * saved_bytes / cost_without.memory_bytes as f64,
-        time_saved_percent: 100.0 * saved_ms / cost_without.time_ms,
-        avoidable_time_share: duplicated_ms / cost_without.time_ms,
+        without,
+        mapped: ways.mapped.cost(),
+        with,
+        with_cold: ways.with_cold.cost(),
+        memory_saved_percent: 100.0 * saved_bytes as f64 / without.memory_bytes as f64,
+        time_saved_percent: 100.0 * saved_ms / without.time_ms,
+        memory_saved,
+        time_saved,
+        avoidable_time_share: avoidable.total_ms() / without.time_ms,
+        avoidable_time: avoidable,
         avoidable_weight_bytes,
-        time_efficiency: saved_ms / duplicated_ms,
-        memory_efficiency: saved_bytes / avoidable_weight_bytes as f64,
-        saved_by,
-        max_abs_diff: diff,
-        arithmetic,
+        time_efficiency: efficiency(saved_ms, avoidable.total_ms()),
+        memory_efficiency: efficiency(saved_bytes as f64, avoidable_weight_bytes as f64),
+        saved_by: saved_by.into_iter().filter_map(|(name, counts)| counts.then_some(name)).collect(),
+        max_abs_diff: max_abs_diff(&base.users, runs.into_iter().flat_map(|way| way.runs()))?,
+        arithmetic: arithmetic(&ways, &bytes, &avoidable, memory_saved),
         answers: shared.users.clone(),
-        times_ms: [(&without, "without"), (&mapped, "mapped"), (&with, "with")]
-            .map(|(ways, name)| (name, ways.timed.iter().map(|report| report.time_ms).collect()))
-            .to_vec(),
-        timelines: vec![
-            ("without", without.watched.samples),
-            ("mapped", mapped.watched.samples),
-            ("with", with.watched.samples),
-        ],
+        times_ms: named(&ways).map(|(name, way)| (name, way.timed.iter().map(|run| run.time_ms).collect())).to_vec(),
+        timelines: named(&ways).map(|(name, way)| (name, way.watched.samples.clone())).to_vec(),
     })
+}
+
+fn named(ways: &Ways) -> [(&'static str, &crate::ways::Way); 4] {
+    [("without", &ways.without), ("mapped", &ways.mapped), ("with", &ways.with), ("with_cold", &ways.with_cold)]
+}
+
+/// All weights that the users open are in the memory of `without`; of `with`, what is resident. The rest is computation's.
+fn memory_parts(saved_bytes: i64, weights: &WeightBytes) -> MemoryParts {
+    let weights_bytes = weights.opened_bytes as i64 - weights.resident_bytes as i64;
+    MemoryParts { weights_bytes, computation_bytes: saved_bytes - weights_bytes }
+}
+
+/// What the ratios were made of, in words.
+fn arithmetic(ways: &Ways, weights: &WeightBytes, avoidable: &Avoidable, saved: MemoryParts) -> Vec<String> {
+    let mib = |bytes: f64| bytes / f64::from(1 << 20);
+    let (without, with) = (ways.without.cost(), ways.with.cost());
+    let duplicated = (weights.opened_bytes - weights.unique_bytes) as f64;
+    vec![
+        format!(
+            "weights: all users open {:.1} MiB, {:.1} MiB differ, so {:.1} MiB could be saved; with Cotensor {:.1} MiB are in memory (what nobody reads stays on disk)",
+            mib(weights.opened_bytes as f64),
+            mib(weights.unique_bytes as f64),
+            mib(duplicated),
+            mib(weights.resident_bytes as f64)
+        ),
+        format!(
+            "memory saved: {:.1} MiB of weights, {:.1} MiB of computation (work buffers, less the results that are kept)",
+            mib(saved.weights_bytes as f64),
+            mib(saved.computation_bytes as f64)
+        ),
+        format!(
+            "time: of {:.0} ms without sharing, {:.0} ms could be saved: {:.0} opening stages again, {:.0} reading weights that the warm cache has, {:.0} running stages again, {:.0} preparing inputs again; saved {:.0} ms",
+            without.time_ms,
+            avoidable.total_ms(),
+            avoidable.load_again_ms,
+            avoidable.first_read_ms,
+            avoidable.run_again_ms,
+            avoidable.prepare_again_ms,
+            without.time_ms - with.time_ms
+        ),
+        at_least_half("memory", duplicated / without.memory_bytes as f64),
+        at_least_half("time", avoidable.total_ms() / without.time_ms),
+    ]
 }
 
 fn at_least_half(what: &str, avoidable_share: f64) -> String {
     let verdict =
         if avoidable_share >= 0.5 { "so 50 % less is within reach" } else { "so 50 % less is out of reach here" };
     format!("{what}: {:.1} % could be avoided, {verdict}", 100.0 * avoidable_share)
-}
-
-/// Watched and timed runs of the three ways, interleaved so that a drift of the machine meets all alike.
-fn measure(
-    definition: &Definition,
-    folder: &Path,
-    options: &DemoOptions,
-    progress: &dyn Progress,
-) -> Result<[Ways; 3]> {
-    let total = (Mode::ALL.len() * (options.repeats + 1) + 1) as u64;
-    let mut done = 0;
-    let mut next = |mode: Mode, watch: bool| {
-        let what = format!("{} {}", definition.name, mode.name());
-        progress.step(done, total, &what);
-        done += 1;
-        let worker = WorkerOptions {
-            scenario: definition.name.to_owned(),
-            mode,
-            model: folder.to_path_buf(),
-            cache: options.cache.clone(),
-            threads: options.threads,
-            max_memory_bytes: options.max_memory_bytes,
-        };
-        run(&options.program, &worker, watch)
-    };
-    // Fills the weight cache and the page cache; what it takes is not counted for any way.
-    next(Mode::With, false)?;
-    let mut ways = Vec::new();
-    for mode in Mode::ALL {
-        ways.push(Ways { watched: next(mode, true)?, timed: Vec::new() });
-    }
-    for _ in 0..options.repeats {
-        for (mode, ways) in Mode::ALL.into_iter().zip(&mut ways) {
-            ways.timed.push(next(mode, false)?.report);
-        }
-    }
-    progress.step(total, total, definition.name);
-    let mut ways = ways.into_iter();
-    Ok(std::array::from_fn(|_| ways.next().expect("one for each mode")))
-}
-
-/// Milliseconds that went into opening a graph, or running it on the same input, after another user had done so.
-fn duplicated_ms(users: &[UserReport]) -> f64 {
-    let (mut opened, mut ran) = (HashSet::new(), HashSet::new());
-    let mut duplicated = 0.0;
-    for user in users {
-        let mut own = HashSet::new();
-        for stage in &user.stages {
-            if own.insert(&stage.role) && !opened.insert((&user.model, &stage.role)) {
-                duplicated += stage.load_ms;
-            }
-            if !ran.insert((&user.model, &stage.signature)) {
-                duplicated += stage.run_ms;
-            }
-        }
-    }
-    duplicated
-}
-
-fn max_abs_diff(a: &[UserReport], b: &[UserReport]) -> f64 {
-    if a.len() != b.len() {
-        return f64::INFINITY;
-    }
-    let of_user = |(a, b): (&UserReport, &UserReport)| {
-        if a.outputs.len() != b.outputs.len() {
-            return f64::INFINITY;
-        }
-        a.outputs.iter().zip(&b.outputs).map(|(a, b)| a.max_abs_diff(b)).fold(0.0, f64::max)
-    };
-    a.iter().zip(b).map(of_user).fold(0.0, f64::max)
 }
 
 fn hardware(threads: usize) -> String {

@@ -7,12 +7,16 @@ mod assets;
 mod compare;
 mod measure;
 mod report;
+mod resident;
+mod savings;
 mod scenario;
 mod seeded;
+mod ways;
 mod worker;
 
 pub use compare::{Comparison, Cost, DemoOptions, Scenario as ScenarioResult, run_demo};
 pub use measure::Progress;
 pub use report::{html, text};
+pub use savings::{Avoidable, MemoryParts, TimeParts, max_abs_diff};
 pub use scenario::{SCENARIOS, Scenario, materialize};
-pub use worker::{Mode, WorkerOptions, WorkerReport, run_worker};
+pub use worker::{Mode, WeightBytes, WorkerOptions, WorkerReport, run_worker};

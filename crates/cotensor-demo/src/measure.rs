@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// How often a watched worker's memory is read.
 const SAMPLE_EVERY: Duration = Duration::from_millis(10);
 /// The longest that one worker may take.
-const WORKER_TIME_MAX: Duration = Duration::from_secs(600);
+pub(crate) const WORKER_TIME_MAX: Duration = Duration::from_secs(600);
 
 /// Told what is going on; long work is never silent.
 pub trait Progress: Sync {
@@ -27,10 +27,10 @@ pub(crate) struct Measured {
 }
 
 impl Measured {
-    /// Peak memory in bytes: the largest sample, or the end if that is larger, and what nobody maps.
+    /// Peak memory in bytes: the largest sample, or the end if that is larger.
     pub(crate) fn peak_bytes(&self) -> u64 {
         let sampled = self.samples.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0);
-        sampled.max(self.report.pss_bytes) + self.report.unmapped_bytes
+        sampled.max(self.report.pss_bytes)
     }
 }
 

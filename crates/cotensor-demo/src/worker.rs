@@ -1,14 +1,16 @@
 //! One run of one scenario one way, in a process of its own.
 
+use crate::resident::resident_bytes;
 use crate::scenario::Scenario;
 use cotensor::core::{Error, Result};
 use cotensor::memory::usage;
 use cotensor::model::engine::{Engine, FileMode, RtenEngine};
 use cotensor::model::model::{Model, StageSource};
 use cotensor::model::pipeline::{Pipeline, UserReport, run_user};
-use cotensor::store::{EmbeddedStore, Stats, Store};
+use cotensor::store::{EmbeddedStore, Store};
 use cotensor::{LocalOptions, Runtime};
 use serde::{Deserialize, Serialize};
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -69,22 +71,29 @@ pub struct WorkerOptions {
 /// What a worker found.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct WorkerReport {
-    /// Wall time from the start of the program to the last answer, all copies open.
+    /// Wall time in milliseconds from the start of the program to the last answer, all copies open. Without what private
+    /// copies only hash for the report ([`UserReport::report_ms`]).
     pub time_ms: f64,
-    /// Proportional set size at the end, all copies open.
+    /// Proportional set size in bytes at the end, all copies open. The store is in the process and every segment mapped,
+    /// so it is all there is.
     pub pss_bytes: u64,
-    /// The kernel's high-water mark of resident memory: a check on the sampled peak.
-    pub peak_rss_bytes: u64,
-    /// Bytes of segments that no process maps; zero for a store inside the process.
-    pub unmapped_bytes: u64,
     /// What every user got.
     pub users: Vec<UserReport>,
-    /// Weight bytes that all users together open, each copy counted. Only known with Cotensor, which looks at content.
-    pub weight_bytes_opened: u64,
-    /// Weight bytes that differ: what is held when each content is held once.
-    pub weight_bytes_unique: u64,
-    /// The store's counters, for runs with Cotensor.
-    pub stats: Option<serde_json::Value>,
+    /// Milliseconds that each user, in the same order, spent on reading the input's file and the model's config.
+    pub open_ms: Vec<f64>,
+    /// The weights, for runs with Cotensor, which alone looks at content.
+    pub weights: Option<WeightBytes>,
+}
+
+/// Bytes of weights in a run.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct WeightBytes {
+    /// What all users together open, each copy counted.
+    pub opened_bytes: u64,
+    /// What differs: held when each content is held once.
+    pub unique_bytes: u64,
+    /// What of the weight cache is in memory at the end; pages that nobody read are not.
+    pub resident_bytes: u64,
 }
 
 /// Runs a scenario one way. `started` is when the program started.
@@ -112,17 +121,13 @@ fn private(
     mode: FileMode,
     started: Instant,
 ) -> Result<WorkerReport> {
-    let engine: Arc<dyn Engine> = Arc::new(RtenEngine::new(Some(options.threads)));
+    // The run with Cotensor, which comes first, has looked at the files.
+    let engine: Arc<dyn Engine> = Arc::new(RtenEngine::new(Some(options.threads)).trusting_files());
     let holders = EmbeddedStore::builder().build();
-    let mut users = Vec::new();
-    let mut open = Vec::new();
-    for user in &pipeline.users {
-        let inputs = scenario.inputs(&options.cache)?;
-        let model = Model::open(Path::new(&user.model), StageSource::Private(Arc::clone(&engine), mode))?;
-        users.push(run_user(&model, user, &inputs, &holders.holder(&user.name))?);
-        open.push(model);
-    }
-    report(users, started, None, (0, 0))
+    let open = |folder: &Path| Model::open(folder, StageSource::Private(Arc::clone(&engine), mode)).map(Arc::new);
+    let run = run_users(scenario, pipeline, options, &*holders, started, open)?;
+    let report_ms: f64 = run.users.iter().map(|user| user.report_ms).sum();
+    run.report(report_ms, None)
 }
 
 /// Every user asks the same runtime.
@@ -134,43 +139,68 @@ fn shared(scenario: &Scenario, pipeline: &Pipeline, options: &WorkerOptions, sta
         ..LocalOptions::default()
     };
     let runtime = Runtime::local(&local)?;
-    let mut users = Vec::new();
-    let mut open = Vec::new();
-    for user in &pipeline.users {
-        let inputs = scenario.inputs(&options.cache)?;
-        let model = runtime.open(Path::new(&user.model))?;
-        users.push(run_user(&model, user, &inputs, &runtime.store().holder(&user.name))?);
-        open.push(model);
-    }
-    let mut contents = std::collections::HashMap::new();
-    let mut opened = 0;
-    for user in &users {
-        let mut roles: Vec<&str> = user.stages.iter().map(|stage| stage.role.as_str()).collect();
-        roles.sort_unstable();
-        roles.dedup();
-        let model = &open[0];
-        for role in roles {
-            let stage = if role.starts_with("head") { model.head(role)? } else { model.stage(role)? };
-            for &(hash, bytes) in stage.weights() {
-                opened += bytes as u64;
-                contents.insert(hash, bytes as u64);
-            }
-        }
-    }
-    report(users, started, Some(runtime.store().stats()), (opened, contents.values().sum()))
+    let run = run_users(scenario, pipeline, options, &**runtime.store(), started, |folder| runtime.open(folder))?;
+    let weights = run.weights(&options.cache)?;
+    run.report(0.0, Some(weights))
 }
 
-fn report(users: Vec<UserReport>, started: Instant, stats: Option<Stats>, weights: (u64, u64)) -> Result<WorkerReport> {
-    let time_ms = started.elapsed().as_secs_f64() * 1e3;
-    let pid = std::process::id();
-    Ok(WorkerReport {
-        time_ms,
-        pss_bytes: usage::process_pss_bytes(pid)?,
-        peak_rss_bytes: usage::process_peak_rss_bytes(pid)?,
-        unmapped_bytes: 0,
-        users,
-        weight_bytes_opened: weights.0,
-        weight_bytes_unique: weights.1,
-        stats: stats.and_then(|stats| serde_json::to_value(stats).ok()),
-    })
+/// All users' runs, and the models, which stay open.
+struct Run {
+    time_ms: f64,
+    users: Vec<UserReport>,
+    open_ms: Vec<f64>,
+    models: Vec<Arc<Model>>,
+}
+
+fn run_users(
+    scenario: &Scenario,
+    pipeline: &Pipeline,
+    options: &WorkerOptions,
+    store: &dyn Store,
+    started: Instant,
+    open: impl Fn(&Path) -> Result<Arc<Model>>,
+) -> Result<Run> {
+    let mut run = Run { time_ms: 0.0, users: Vec::new(), open_ms: Vec::new(), models: Vec::new() };
+    for user in &pipeline.users {
+        let start = Instant::now();
+        let inputs = scenario.inputs(&options.cache)?;
+        let model = open(Path::new(&user.model))?;
+        run.open_ms.push(start.elapsed().as_secs_f64() * 1e3);
+        run.users.push(run_user(&model, user, &inputs, &store.holder(&user.name))?);
+        run.models.push(model);
+    }
+    run.time_ms = started.elapsed().as_secs_f64() * 1e3;
+    Ok(run)
+}
+
+impl Run {
+    /// The weights of all stages that the users opened; everything is loaded, so this only looks.
+    fn weights(&self, cache: &Path) -> Result<WeightBytes> {
+        let mut contents = HashMap::new();
+        let mut opened_bytes = 0;
+        for (user, model) in self.users.iter().zip(&self.models) {
+            let roles: BTreeSet<&str> = user.stages.iter().map(|stage| stage.role.as_str()).collect();
+            for role in roles {
+                // What is no stage of the family is a head.
+                let of_family = model.family().stage(role).is_ok();
+                let stage = if of_family { model.stage(role)? } else { model.head(role)? };
+                for &(hash, bytes) in stage.weights() {
+                    opened_bytes += bytes as u64;
+                    contents.insert(hash, bytes as u64);
+                }
+            }
+        }
+        Ok(WeightBytes { opened_bytes, unique_bytes: contents.values().sum(), resident_bytes: resident_bytes(cache)? })
+    }
+
+    /// `report_ms` is what went into the report alone.
+    fn report(self, report_ms: f64, weights: Option<WeightBytes>) -> Result<WorkerReport> {
+        Ok(WorkerReport {
+            time_ms: self.time_ms - report_ms,
+            pss_bytes: usage::process_pss_bytes(std::process::id())?,
+            users: self.users,
+            open_ms: self.open_ms,
+            weights,
+        })
+    }
 }

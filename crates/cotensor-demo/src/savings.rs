@@ -1,0 +1,162 @@
+//! What sharing saved, what it could have saved, and where from: weights or computation.
+
+use crate::worker::WorkerReport;
+use cotensor::core::{Error, ErrorKind, Result};
+use cotensor::model::pipeline::{StageReport, UserReport};
+use serde::Serialize;
+use std::collections::HashSet;
+
+/// Milliseconds by what they went into.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct TimeParts {
+    /// Opening stages: weights.
+    pub load_ms: f64,
+    /// Running stages: computation.
+    pub run_ms: f64,
+    /// Reading and preprocessing inputs, opening tokenizers: computation.
+    pub prepare_ms: f64,
+    /// Everything else: the program's start, putting answers together.
+    pub other_ms: f64,
+}
+
+impl TimeParts {
+    /// Where the time of one run went.
+    pub(crate) fn of(report: &WorkerReport) -> Self {
+        let stages = || report.users.iter().flat_map(|user| &user.stages);
+        let prepared = report.users.iter().flat_map(|user| &user.prepared);
+        let load_ms = stages().map(|stage| stage.load_ms).sum();
+        let run_ms = stages().map(|stage| stage.run_ms).sum();
+        let opening: f64 = report.open_ms.iter().sum();
+        let prepare_ms = opening + prepared.map(|part| part.load_ms + part.run_ms).sum::<f64>();
+        Self { load_ms, run_ms, prepare_ms, other_ms: report.time_ms - load_ms - run_ms - prepare_ms }
+    }
+
+    pub(crate) fn minus(self, other: Self) -> Self {
+        Self {
+            load_ms: self.load_ms - other.load_ms,
+            run_ms: self.run_ms - other.run_ms,
+            prepare_ms: self.prepare_ms - other.prepare_ms,
+            other_ms: self.other_ms - other.other_ms,
+        }
+    }
+
+    /// What is computation.
+    pub(crate) fn computation_ms(&self) -> f64 {
+        self.run_ms + self.prepare_ms
+    }
+}
+
+/// Memory by what it held, in bytes; negative where sharing takes more.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct MemoryParts {
+    /// Weights: copies that were not made, and pages that nobody read.
+    pub weights_bytes: i64,
+    /// Computation: work buffers of runs that were not made, less the results that are kept.
+    pub computation_bytes: i64,
+}
+
+/// Milliseconds of a run without sharing that could have been avoided: work that had been done before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Avoidable {
+    /// Opening stages that another user had opened.
+    pub load_again_ms: f64,
+    /// Reading the weights of first copies, which lie in the warm weight cache: what opening them took beyond what the
+    /// engine takes that maps the same files.
+    pub first_read_ms: f64,
+    /// Running stages on input that another user had run them on.
+    pub run_again_ms: f64,
+    /// Reading and preprocessing the same input, opening the same tokenizer.
+    pub prepare_again_ms: f64,
+}
+
+impl Avoidable {
+    /// What could be avoided in `without`; `mapped` is the same run with the weights mapped by the engine.
+    pub(crate) fn of(without: &WorkerReport, mapped: &WorkerReport) -> Self {
+        let mut seen = Seen::default();
+        let mut avoidable = Self::default();
+        for (index, user) in without.users.iter().enumerate() {
+            let peer = mapped.users.get(index).map_or(&[][..], |user| &user.stages);
+            for (at, stage) in user.stages.iter().enumerate() {
+                if seen.opened(user, stage) {
+                    avoidable.load_again_ms += stage.load_ms;
+                } else if let Some(peer) = peer.get(at).filter(|peer| peer.role == stage.role) {
+                    avoidable.first_read_ms += (stage.load_ms - peer.load_ms).max(0.0);
+                }
+                if seen.ran(user, stage) {
+                    avoidable.run_again_ms += stage.run_ms;
+                }
+            }
+            for part in &user.prepared {
+                // A tokenizer is opened, all else is run; the other figure is zero.
+                if seen.ran(user, part) {
+                    avoidable.prepare_again_ms += part.load_ms + part.run_ms;
+                }
+            }
+            if !seen.models.insert(&user.model) {
+                avoidable.prepare_again_ms += without.open_ms.get(index).copied().unwrap_or(0.0);
+            }
+        }
+        avoidable
+    }
+
+    /// Everything together.
+    pub(crate) fn total_ms(&self) -> f64 {
+        self.load_again_ms + self.first_read_ms + self.run_again_ms + self.prepare_again_ms
+    }
+}
+
+/// What was done before.
+#[derive(Default)]
+struct Seen<'a> {
+    models: HashSet<&'a str>,
+    opened: HashSet<(&'a str, &'a str)>,
+    ran: HashSet<(&'a str, &'a str)>,
+}
+
+impl<'a> Seen<'a> {
+    fn opened(&mut self, user: &'a UserReport, stage: &'a StageReport) -> bool {
+        !self.opened.insert((&user.model, &stage.role))
+    }
+
+    fn ran(&mut self, user: &'a UserReport, stage: &'a StageReport) -> bool {
+        !self.ran.insert((&user.model, &stage.signature))
+    }
+}
+
+/// `saved` over `avoidable`; 1 when there was nothing to avoid.
+pub(crate) fn efficiency(saved: f64, avoidable: f64) -> f64 {
+    if avoidable > 0.0 { saved / avoidable } else { 1.0 }
+}
+
+/// The largest difference of any output in any of `runs` from `base`.
+///
+/// # Errors
+/// `Engine` naming user and output when one is missing, of another shape, or no number on one side only: such a
+/// difference has no size.
+pub fn max_abs_diff<'a>(base: &[UserReport], runs: impl IntoIterator<Item = &'a [UserReport]>) -> Result<f64> {
+    let differ = |what: String| Error::new(ErrorKind::Engine, format!("the runs do not give the same outputs: {what}"));
+    let mut largest = 0f64;
+    for users in runs {
+        if users.len() != base.len() {
+            return Err(differ(format!("{} users and {}", base.len(), users.len())));
+        }
+        for (a, b) in base.iter().zip(users) {
+            let names = |user: &UserReport| user.outputs.iter().map(|output| output.name.clone()).collect::<Vec<_>>();
+            if a.outputs.is_empty() || names(a) != names(b) {
+                return Err(differ(format!("{} has {:?} and {:?}", a.user, names(a), names(b))));
+            }
+            for (output, other) in a.outputs.iter().zip(&b.outputs) {
+                let difference = output.max_abs_diff(other);
+                if !difference.is_finite() {
+                    let shapes = format!("shapes {:?} and {:?}", output.shape, other.shape);
+                    return Err(differ(format!("{} of {}, {shapes}, or no numbers", output.name, a.user)));
+                }
+                largest = largest.max(difference);
+            }
+        }
+    }
+    Ok(largest)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,100 @@
+use super::*;
+use cotensor::model::pipeline::{Answer, Output};
+
+fn part(role: &str, signature: &str, load_ms: f64, run_ms: f64) -> StageReport {
+    let (role, signature) = (role.to_owned(), signature.to_owned());
+    StageReport { role, signature, space: None, computed: true, load_ms, run_ms }
+}
+
+fn user(name: &str, prepared: Vec<StageReport>, stages: Vec<StageReport>) -> UserReport {
+    UserReport {
+        user: name.to_owned(),
+        task: "task".to_owned(),
+        model: "model".to_owned(),
+        answer: Answer::Embedding { width: 2 },
+        outputs: vec![Output { name: "embedding".to_owned(), shape: vec![2], values: vec![1.0, 2.0] }],
+        prepared,
+        stages,
+        report_ms: 0.0,
+        notices: vec![],
+    }
+}
+
+fn report(time_ms: f64, users: Vec<UserReport>) -> WorkerReport {
+    let open_ms = users.iter().map(|_| 1.0).collect();
+    WorkerReport { time_ms, pss_bytes: 1, users, open_ms, weights: None }
+}
+
+/// Two users of an encoder, each with a head of its own.
+fn without() -> WorkerReport {
+    let of = |name: &str, head: &str| {
+        let prepared = vec![part("tokenizer", "tokenizer", 20.0, 0.0), part("text", "text:a", 0.0, 2.0)];
+        let stages = vec![part("encoder", "encoder:x", 100.0, 50.0), part(head, head, 4.0, 3.0)];
+        user(name, prepared, stages)
+    };
+    report(400.0, vec![of("a", "head.a"), of("b", "head.b")])
+}
+
+fn mapped() -> WorkerReport {
+    let mut mapped = without();
+    for stage in mapped.users.iter_mut().flat_map(|user| &mut user.stages) {
+        stage.load_ms = 5.0;
+    }
+    mapped
+}
+
+#[test]
+fn only_what_was_done_before_is_avoidable() {
+    let avoidable = Avoidable::of(&without(), &mapped());
+    // The second encoder; the first one's 100 ms less the 5 of a mapping; heads differ, and 4 less 5 is nothing.
+    let expected =
+        Avoidable { load_again_ms: 100.0, first_read_ms: 95.0, run_again_ms: 50.0, prepare_again_ms: 20.0 + 2.0 + 1.0 };
+    assert_eq!(avoidable, expected);
+    assert_eq!(avoidable.total_ms(), 268.0);
+}
+
+#[test]
+fn the_same_role_on_other_input_is_no_repetition() {
+    let mut without = without();
+    without.users[1].stages[0].signature = "encoder:y".to_owned();
+    let avoidable = Avoidable::of(&without, &mapped());
+    assert_eq!((avoidable.load_again_ms, avoidable.run_again_ms), (100.0, 0.0));
+}
+
+#[test]
+fn parts_add_up_to_the_time() {
+    let parts = TimeParts::of(&without());
+    assert_eq!(parts, TimeParts { load_ms: 208.0, run_ms: 106.0, prepare_ms: 46.0, other_ms: 40.0 });
+    let saved = parts.minus(TimeParts { load_ms: 8.0, ..TimeParts::default() });
+    assert_eq!((saved.load_ms, saved.computation_ms()), (200.0, 152.0));
+}
+
+#[test]
+fn nothing_to_avoid_is_nothing_missed() {
+    assert_eq!(efficiency(50.0, 100.0), 0.5);
+    assert_eq!(efficiency(-3.0, 0.0), 1.0);
+}
+
+#[test]
+fn a_difference_without_a_size_is_an_error() {
+    let base = without().users;
+    let changed = |change: fn(&mut UserReport)| {
+        let mut users = base.clone();
+        change(&mut users[1]);
+        // A good run before and after hides nothing.
+        max_abs_diff(&base, [&base[..], &users, &base])
+    };
+    assert_eq!(changed(|_| ()).unwrap(), 0.0);
+    assert_eq!(changed(|user| user.outputs[0].values[1] = 2.5).unwrap(), 0.5);
+    for change in [
+        |user: &mut UserReport| user.outputs.clear(),
+        |user: &mut UserReport| user.outputs[0].values.truncate(1),
+        |user: &mut UserReport| user.outputs[0].shape = vec![1, 2],
+        |user: &mut UserReport| user.outputs[0].name = "logits".to_owned(),
+        |user: &mut UserReport| user.outputs[0].values[0] = f32::NAN,
+    ] {
+        let error = changed(change).unwrap_err();
+        assert!(error.kind() == ErrorKind::Engine && error.to_string().contains('b'), "{error}");
+    }
+    assert!(max_abs_diff(&base, [&base[..1]]).is_err());
+}

@@ -1,0 +1,146 @@
+//! The runs behind a comparison: every way watched once and timed several times, each in a fresh process.
+
+use crate::compare::{Cost, DemoOptions};
+use crate::measure::{Measured, Progress, WORKER_TIME_MAX, run};
+use crate::scenario::Scenario;
+use crate::worker::{Mode, WorkerOptions, WorkerReport};
+use cotensor::core::{Error, Result};
+use cotensor::model::pipeline::UserReport;
+use std::path::Path;
+
+/// How the folders of cold runs begin, below the cache folder.
+const COLD_PREFIX: &str = ".cold-";
+
+/// The runs of one way.
+pub(crate) struct Way {
+    /// Its memory was read while it ran, which costs it time.
+    pub(crate) watched: Measured,
+    /// Not watched; at least one.
+    pub(crate) timed: Vec<WorkerReport>,
+}
+
+impl Way {
+    /// The timed run of median time, the faster one of the two in the middle.
+    pub(crate) fn median(&self) -> &WorkerReport {
+        let mut order: Vec<&WorkerReport> = self.timed.iter().collect();
+        order.sort_by(|a, b| a.time_ms.total_cmp(&b.time_ms));
+        order[(order.len() - 1) / 2]
+    }
+
+    pub(crate) fn cost(&self) -> Cost {
+        Cost { memory_bytes: self.watched.peak_bytes(), time_ms: self.median().time_ms }
+    }
+
+    /// The users of every run, watched or timed.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = &[UserReport]> {
+        std::iter::once(&self.watched.report).chain(&self.timed).map(|report| &report.users[..])
+    }
+}
+
+/// All runs of one scenario.
+pub(crate) struct Ways {
+    pub(crate) without: Way,
+    pub(crate) mapped: Way,
+    pub(crate) with: Way,
+    /// With Cotensor and an empty weight cache: what the very first run takes.
+    pub(crate) with_cold: Way,
+}
+
+/// Runs `scenario` in all ways on the model in `folder`.
+///
+/// # Errors
+/// What a worker gives.
+pub(crate) fn measure(
+    scenario: &Scenario,
+    folder: &Path,
+    options: &DemoOptions,
+    progress: &dyn Progress,
+) -> Result<Ways> {
+    // A cold and a warm run watched, a cold one timed, one to fill the cache; the peers watched; all but the cold one repeated.
+    let total = (4 + 2 + 3 * options.repeats) as u64;
+    let mut done = 0;
+    let mut next = |mode: Mode, what: &str, watch: bool, cache: &Path| {
+        progress.step(done, total, &format!("{} {what}", scenario.name));
+        done += 1;
+        let worker = WorkerOptions {
+            scenario: scenario.name.to_owned(),
+            mode,
+            model: folder.to_path_buf(),
+            cache: cache.to_path_buf(),
+            threads: options.threads,
+            max_memory_bytes: options.max_memory_bytes,
+        };
+        run(&options.program, &worker, watch)
+    };
+    remove_stale(&options.cache)?;
+    let mut cold = |watch| {
+        let cache = cold_cache(&options.cache)?;
+        next(Mode::With, "with, first run ever", watch, cache.path())
+    };
+    let with_cold = Way { watched: cold(true)?, timed: vec![cold(false)?.report] };
+    next(Mode::With, "with, filling the weight cache", false, &options.cache)?;
+    let mut watched = |mode: Mode| {
+        let watched = next(mode, &format!("{}, watched", mode.name()), true, &options.cache)?;
+        Ok(Way { watched, timed: Vec::new() })
+    };
+    let [mut without, mut mapped, mut with] = [watched(Mode::Without)?, watched(Mode::Mapped)?, watched(Mode::With)?];
+    // Interleaved, so that a drift of the machine meets all alike.
+    for round in 1..=options.repeats {
+        for (mode, way) in Mode::ALL.into_iter().zip([&mut without, &mut mapped, &mut with]) {
+            let what = format!("{}, timed ({round} of {})", mode.name(), options.repeats);
+            way.timed.push(next(mode, &what, false, &options.cache)?.report);
+        }
+    }
+    progress.step(total, total, &format!("{} done", scenario.name));
+    Ok(Ways { without, mapped, with, with_cold })
+}
+
+/// A weight cache with nothing in it, on the same disk as the real one; gone when dropped.
+fn cold_cache(cache: &Path) -> Result<tempfile::TempDir> {
+    let made =
+        std::fs::create_dir_all(cache).and_then(|()| tempfile::Builder::new().prefix(COLD_PREFIX).tempdir_in(cache));
+    made.map_err(|error| Error::io("cannot make an empty weight cache", &error).in_file(cache))
+}
+
+/// Removes what a demo that was killed left behind: cold caches older than any worker can be.
+fn remove_stale(cache: &Path) -> Result<()> {
+    let entries = match std::fs::read_dir(cache) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(|error| Error::io("cannot list", &error).in_file(cache))?,
+    };
+    for entry in entries.flatten() {
+        let age = entry.metadata().and_then(|data| data.modified()).ok().and_then(|time| time.elapsed().ok());
+        let cold = entry.file_name().to_string_lossy().starts_with(COLD_PREFIX);
+        if cold && age.is_some_and(|age| age > 2 * WORKER_TIME_MAX) {
+            // Best effort: what cannot be removed is in nobody's way.
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::time::SystemTime;
+
+    #[test]
+    fn only_old_cold_caches_are_removed() {
+        let cache = tempfile::tempdir().unwrap();
+        let old = SystemTime::now() - 3 * WORKER_TIME_MAX;
+        for (name, is_old) in [(".cold-old", true), (".cold-new", false), ("packs", true)] {
+            let folder = cache.path().join(name);
+            std::fs::create_dir(&folder).unwrap();
+            if is_old {
+                File::open(folder).unwrap().set_modified(old).unwrap();
+            }
+        }
+        remove_stale(cache.path()).unwrap();
+        let left = |name: &str| cache.path().join(name).is_dir();
+        assert_eq!([left(".cold-old"), left(".cold-new"), left("packs")], [false, true, true]);
+        remove_stale(&cache.path().join("absent")).unwrap();
+        let cold = cold_cache(&cache.path().join("fresh")).unwrap();
+        assert!(cold.path().is_dir());
+    }
+}
