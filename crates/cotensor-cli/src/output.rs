@@ -3,21 +3,44 @@
 use cotensor_demo::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// Shows steps to a person.
 pub(crate) struct Steps {
     bar: Option<ProgressBar>,
-    last: Mutex<String>,
+    lines: Mutex<Lines>,
+    /// For work that is counted here: steps begun, and how many there will be.
+    begun: AtomicU64,
+    expected: u64,
 }
 
 impl Steps {
+    /// For work that tells itself how far it is.
     pub(crate) fn new() -> Self {
+        Self::expecting(0)
+    }
+
+    /// For about `expected` calls of [`Steps::next`].
+    pub(crate) fn expecting(expected: u64) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{bar:30} {percent:>3} % {msg} ({elapsed})");
             ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         });
-        Self { bar, last: Mutex::default() }
+        Self { bar, lines: Mutex::default(), begun: AtomicU64::new(0), expected }
+    }
+
+    /// The next step begins.
+    pub(crate) fn next(&self, what: &str) {
+        let before = self.begun.fetch_add(1, Ordering::Relaxed);
+        self.step(before, self.expected.max(before + 1), what);
+    }
+
+    /// Takes the bar away, so that the answer can be printed.
+    pub(crate) fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
     }
 }
 
@@ -30,10 +53,9 @@ impl Progress for Steps {
                 bar.set_message(what.to_owned());
             }
             None => {
-                let mut last = self.last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                if *last != what {
-                    eprintln!("{what}");
-                    what.clone_into(&mut last);
+                let line = self.lines.lock().unwrap_or_else(PoisonError::into_inner).line(done, total, what);
+                if let Some(line) = line {
+                    eprintln!("{line}");
                 }
             }
         }
@@ -42,8 +64,48 @@ impl Progress for Steps {
 
 impl Drop for Steps {
     fn drop(&mut self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
+        self.finish();
+    }
+}
+
+/// What was printed last: a line for every new step, and for one that goes on a line every tenth of the way.
+#[derive(Default)]
+struct Lines {
+    what: String,
+    tenths: u64,
+}
+
+impl Lines {
+    fn line(&mut self, done: u64, total: u64, what: &str) -> Option<String> {
+        let tenths = 10 * done / total.max(1);
+        if self.what != what {
+            what.clone_into(&mut self.what);
+            self.tenths = tenths;
+            return Some(what.to_owned());
         }
+        // Threads may tell of their parts out of order.
+        if tenths <= self.tenths {
+            return None;
+        }
+        self.tenths = tenths;
+        Some(format!("{what}: {} %", 10 * tenths))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_for_each_step_and_each_tenth() {
+        let mut lines = Lines::default();
+        let mut line = |done, what: &str| lines.line(done, 200, what);
+        assert_eq!(line(0, "making").as_deref(), Some("making"));
+        assert_eq!(line(19, "making"), None);
+        assert_eq!(line(45, "making").as_deref(), Some("making: 20 %"));
+        assert_eq!(line(40, "making"), None);
+        assert_eq!(line(200, "making").as_deref(), Some("making: 100 %"));
+        assert_eq!(line(1, "running").as_deref(), Some("running"));
+        assert_eq!(lines.line(1, 0, "empty").as_deref(), Some("empty"));
     }
 }

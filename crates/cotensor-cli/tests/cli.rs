@@ -1,86 +1,10 @@
 //! The command as a user runs it: answers on good input, one clear error and exit code 2 on bad.
 #![allow(clippy::unwrap_used)]
 
-use serde_json::Value;
+mod support;
+
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-
-fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
-}
-
-/// A folder with a copy of a tiny model, a pipeline of three users, and a cache.
-struct Place {
-    root: tempfile::TempDir,
-}
-
-const BERT: &str = r#"
-[[user]]
-name = "sentiment"
-model = "bert"
-task = "text-classification"
-
-[[user]]
-name = "entities"
-model = "bert"
-task = "token-classification"
-head = "head.entities"
-
-[[user]]
-name = "embedding"
-model = "bert"
-task = "sentence-embedding"
-"#;
-
-impl Place {
-    fn with(family: &str) -> Self {
-        let place = Self { root: tempfile::tempdir().unwrap() };
-        copy(&fixtures().join("tiny").join(family), &place.path(family));
-        fs::write(place.path("pipeline.toml"), BERT).unwrap();
-        place
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.root.path().join(name)
-    }
-
-    fn run(&self, arguments: &[&str]) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_cotensor"));
-        command.current_dir(self.root.path()).env("COTENSOR_CACHE", self.path("cache")).args(arguments);
-        command.output().unwrap()
-    }
-
-    /// Runs the pipeline, which has to fail with exit code 2 and an error that names all of `names`.
-    fn refuses(&self, arguments: &[&str], names: &[&str]) {
-        let output = self.run(arguments);
-        let complaint = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {complaint}");
-        assert!(output.stdout.is_empty());
-        for name in names {
-            assert!(complaint.contains(name), "{arguments:?} should name {name}: {complaint}");
-        }
-        assert!(!complaint.contains("panicked"), "{complaint}");
-    }
-
-    fn json(&self, arguments: &[&str]) -> Value {
-        let output = self.run(arguments);
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        serde_json::from_slice(&output.stdout).expect("one JSON object and nothing else")
-    }
-}
-
-fn copy(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap().flatten() {
-        let target = to.join(entry.file_name());
-        if entry.path().is_dir() {
-            copy(&entry.path(), &target);
-        } else {
-            fs::copy(entry.path(), target).unwrap();
-        }
-    }
-}
+use support::{BERT, Place, copy, fixtures};
 
 #[test]
 fn three_users_share_an_encoder() {
@@ -92,6 +16,13 @@ fn three_users_share_an_encoder() {
     assert_eq!(report["users"][2]["answer"]["type"], "embedding");
     let words = place.run(&["run", "pipeline.toml", "--text", "The harbour wakes."]);
     assert!(String::from_utf8(words.stdout).unwrap().contains("shared"));
+    // Progress as plain lines, away from the answer: each stage loads once.
+    let progress = String::from_utf8(words.stderr).unwrap();
+    let told = |line: &str| progress.lines().filter(|other| *other == line).count();
+    let (encoder, user) = (told("loading encoder of bert"), told("running embedding"));
+    assert_eq!((encoder, user), (1, 1), "{progress}");
+    let explained = place.run(&["explain", "pipeline.toml"]);
+    assert!(String::from_utf8(explained.stderr).unwrap().contains("loading head.entities of bert"));
 }
 
 #[test]

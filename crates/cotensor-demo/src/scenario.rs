@@ -98,7 +98,8 @@ fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// The folder of the seeded model `name` below `root`, made at first use. `done` is told bytes so far and in total.
+/// The folder of the seeded model `name` below `root`, made at first use. `done` is told bytes so far and in
+/// total, after every tensor and from several threads.
 ///
 /// # Errors
 /// `NotFound` for a model without a skeleton, `Io` when it cannot be written (nothing half-made is left).

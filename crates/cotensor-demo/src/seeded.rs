@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Values drawn from one stream; a tensor is cut into as many streams as it takes.
 const STREAM_VALUES: usize = 1 << 18;
@@ -48,25 +48,28 @@ enum Init {
 }
 
 /// Writes the external data files of all graphs that `seeds` (seed.json) describes into `folder`.
-/// `done` is told the bytes written so far and in total.
+/// `done` is told the bytes written so far and in total, after every tensor and from several threads.
 pub(crate) fn write_weights(seeds: &[u8], folder: &Path, done: &(dyn Fn(u64, u64) + Sync)) -> Result<()> {
     let seeds: Seeds =
         serde_json::from_slice(seeds).map_err(|error| Error::corrupt(error.to_string()).in_field("seed.json"))?;
-    let total = seeds.graphs.values().map(|graph| graph.data_bytes).sum();
-    let mut written = 0;
+    let size = |tensor: &TensorSeed| (tensor.shape.iter().product::<usize>() * size_of::<f32>()) as u64;
+    let total = seeds.graphs.values().flat_map(|graph| &graph.tensors).map(size).sum();
+    let written = AtomicU64::new(0);
+    let tell = |tensor: &TensorSeed| {
+        let bytes = size(tensor);
+        done(written.fetch_add(bytes, Ordering::Relaxed) + bytes, total);
+    };
     for graph in seeds.graphs.values() {
         let path = folder.join(&graph.data);
         let io = |error: std::io::Error| Error::io("cannot write seeded weights", &error).in_file(&path);
         let file = File::create_new(&path).map_err(io)?;
         file.set_len(graph.data_bytes).map_err(io)?;
-        write_tensors(&file, &graph.tensors).map_err(io)?;
-        written += graph.data_bytes;
-        done(written, total);
+        write_tensors(&file, &graph.tensors, &tell).map_err(io)?;
     }
     Ok(())
 }
 
-fn write_tensors(file: &File, tensors: &[TensorSeed]) -> std::io::Result<()> {
+fn write_tensors(file: &File, tensors: &[TensorSeed], done: &(dyn Fn(&TensorSeed) + Sync)) -> std::io::Result<()> {
     let next = AtomicUsize::new(0);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
@@ -75,6 +78,7 @@ fn write_tensors(file: &File, tensors: &[TensorSeed]) -> std::io::Result<()> {
                 scope.spawn(|| {
                     while let Some(tensor) = tensors.get(next.fetch_add(1, Ordering::Relaxed)) {
                         file.write_all_at(&bytes(&values(tensor)), tensor.offset)?;
+                        done(tensor);
                     }
                     Ok(())
                 })
@@ -152,6 +156,21 @@ mod tests {
         assert_ne!(a[..9], normal("layer.1", 9, 0.0, 1.0)[..]);
         let mean = a.iter().sum::<f32>() / a.len() as f32;
         assert!(mean.abs() < 0.02, "{mean}");
+    }
+
+    #[test]
+    fn every_tensor_is_told() {
+        let seeds = br#"{"graphs": {"model": {"data": "model.onnx_data", "data_bytes": 80, "tensors": [
+            {"key": "a", "shape": [2, 4], "offset": 0, "init": {"kind": "constant", "value": 0.5}},
+            {"key": "b", "shape": [12], "offset": 32, "init": {"kind": "normal", "mean": 0.0, "std": 1.0}}]}}}"#;
+        let folder = tempfile::tempdir().unwrap();
+        let told = std::sync::Mutex::new(Vec::new());
+        write_weights(seeds, folder.path(), &|done, total| told.lock().unwrap().push((done, total))).unwrap();
+        let mut told = told.into_inner().unwrap();
+        told.sort_unstable();
+        assert!(told == [(32, 80), (80, 80)] || told == [(48, 80), (80, 80)], "{told:?}");
+        let written = std::fs::read(folder.path().join("model.onnx_data")).unwrap();
+        assert_eq!((&written[..32], written.len()), (&[0, 0, 0, 0x3f].repeat(8)[..], 80));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-use super::{print, print_json, runtime};
+use super::{print, print_json, progress, runtime};
 use crate::args::ExplainArgs;
 use cotensor::core::Result;
 use cotensor::model::pipeline::{Explanation, Pipeline, explain as explain_pipeline};
@@ -8,7 +8,10 @@ use std::path::Path;
 pub(crate) fn explain(args: &ExplainArgs) -> Result<()> {
     let pipeline = Pipeline::open(&args.pipeline)?;
     let base = args.pipeline.parent().unwrap_or(Path::new("."));
-    let explanation = explain_pipeline(&pipeline, base, &runtime(&args.common)?)?;
+    let runtime = runtime(&args.common)?;
+    let steps = progress(&pipeline, base, &runtime, 0);
+    let explanation = explain_pipeline(&pipeline, base, &runtime)?;
+    steps.finish();
     if args.common.json { print_json(&explanation) } else { print(&text(&explanation)) }
 }
 

@@ -11,10 +11,13 @@ pub(crate) use models::models;
 pub(crate) use run::run;
 
 use crate::args::Common;
+use crate::output::Steps;
+use cotensor::Pipeline;
 use cotensor::core::{Error, Result};
 use cotensor::{LocalOptions, Runtime, memory, model};
+use std::collections::BTreeSet;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 fn cache_folder(common: &Common) -> Result<PathBuf> {
@@ -39,6 +42,23 @@ fn budget_bytes(common: &Common) -> Result<Option<u64>> {
         bytes(mib).ok_or_else(|| Error::invalid(format!("{mib} MiB cannot be a budget")).in_field("--max-memory"))
     };
     common.max_memory.map(checked).transpose()
+}
+
+/// Progress over the stages that `pipeline` loads, told as they load, and `more` steps that the caller tells.
+fn progress(pipeline: &Pipeline, base: &Path, runtime: &Arc<model::runtime::Runtime>, more: usize) -> Arc<Steps> {
+    let mut stages = BTreeSet::new();
+    for user in &pipeline.users {
+        // What cannot be opened is told where it is used.
+        let Ok(model) = runtime.open(&base.join(&user.model)) else { continue };
+        let Ok(task) = model.family().task(&user.task) else { continue };
+        let head = task.head.then(|| user.head.as_deref().unwrap_or("head"));
+        let roles = task.stages.iter().map(String::as_str).chain(head);
+        stages.extend(roles.map(|role| (model.folder().to_path_buf(), role.to_owned())));
+    }
+    let steps = Arc::new(Steps::expecting((stages.len() + more) as u64));
+    let told = Arc::clone(&steps);
+    runtime.observe_loads(move |role, model| told.next(&format!("loading {role} of {model}")));
+    steps
 }
 
 /// Writes to standard output; a reader that went away ends the program quietly.

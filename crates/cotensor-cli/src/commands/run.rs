@@ -1,9 +1,10 @@
-use super::{print, print_json, runtime};
+use super::{print, print_json, progress, runtime};
 use crate::args::RunArgs;
 use cotensor::core::Result;
 use cotensor::model::engine::FileMode;
 use cotensor::model::model::{Model, StageSource};
 use cotensor::model::pipeline::{Answer, Inputs, Pipeline, UserReport, run_user};
+use cotensor_demo::max_abs_diff as largest_difference;
 use serde::Serialize;
 use std::fmt::Write;
 use std::path::Path;
@@ -32,26 +33,28 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         inputs = inputs.with_audio(path)?;
     }
     let runtime = runtime(&args.common)?;
+    let runs = pipeline.users.len() * if args.compare { 2 } else { 1 };
+    let steps = progress(&pipeline, base, &runtime, runs);
     let mut users = Vec::new();
     let mut open = Vec::new();
     for user in &pipeline.users {
+        steps.next(&format!("running {}", user.name));
         let model = runtime.open(&base.join(&user.model))?;
         users.push(run_user(&model, user, &inputs, &runtime.store().holder(&user.name))?);
         open.push(model);
     }
     let mut max_abs_diff = None;
     if args.compare {
-        let mut largest = 0f64;
-        for (user, shared) in pipeline.users.iter().zip(&users) {
+        let mut alone = Vec::new();
+        for user in &pipeline.users {
+            steps.next(&format!("running {} with a copy of its own", user.name));
             let source = StageSource::Private(Arc::clone(runtime.engine()), FileMode::Read);
             let model = Model::open(&base.join(&user.model), source)?;
-            let alone = run_user(&model, user, &inputs, &runtime.store().holder(&user.name))?;
-            for (a, b) in alone.outputs.iter().zip(&shared.outputs) {
-                largest = largest.max(a.max_abs_diff(b));
-            }
+            alone.push(run_user(&model, user, &inputs, &runtime.store().holder(&user.name))?);
         }
-        max_abs_diff = Some(largest);
+        max_abs_diff = Some(largest_difference(&alone, [&users[..]])?);
     }
+    steps.finish();
     let report = Report { pipeline: pipeline.name, users, max_abs_diff };
     if args.common.json { print_json(&report) } else { print(&text(&report)) }
 }
