@@ -14,6 +14,12 @@ fn three_users_share_an_encoder() {
     let ran = |user: usize| report["users"][user]["stages"][0]["computed"].as_bool().unwrap();
     assert_eq!([ran(0), ran(1), ran(2)], [true, false, false]);
     assert_eq!(report["users"][2]["answer"]["type"], "embedding");
+    // What came before the stages is told too: every user's text, and the tokenizer where it was opened.
+    let roles = |user: usize| {
+        let prepared = report["users"][user]["prepared"].as_array().unwrap();
+        prepared.iter().map(|part| part["role"].as_str().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!([roles(0), roles(1)], [["tokenizer", "text"], ["tokenizer", "text"]]);
     let words = place.run(&["run", "pipeline.toml", "--text", "The harbour wakes."]);
     assert!(String::from_utf8(words.stdout).unwrap().contains("shared"));
     // Progress as plain lines, away from the answer: each stage loads once.
