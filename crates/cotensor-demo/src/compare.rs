@@ -125,7 +125,8 @@ fn compare(definition: &Definition, options: &DemoOptions, progress: &dyn Progre
     let (without, with) = (ways.without.cost(), ways.with.cost());
     let (base, shared) = (ways.without.median(), ways.with.median());
     let bytes = shared.weights.ok_or_else(|| Error::invalid("the worker with Cotensor told no weights"))?;
-    let avoidable = Avoidable::of(base, ways.mapped.median());
+    let rounds: Vec<_> = ways.without.timed.iter().zip(&ways.mapped.timed).collect();
+    let avoidable = Avoidable::of(base, &rounds);
     let avoidable_weight_bytes = bytes.opened_bytes - bytes.unique_bytes;
     let saved_bytes = without.memory_bytes as i64 - with.memory_bytes as i64;
     let saved_ms = without.time_ms - with.time_ms;

@@ -60,8 +60,8 @@ pub struct MemoryParts {
 pub struct Avoidable {
     /// Opening stages that another user had opened.
     pub load_again_ms: f64,
-    /// Reading the weights of first copies, which lie in the warm weight cache: what opening them took beyond what the
-    /// engine takes that maps the same files.
+    /// Reading the weights of first copies, which lie in the warm weight cache: what opening and running those stages took
+    /// beyond what the engine takes that maps the same files (whose pages come in while it runs).
     pub first_read_ms: f64,
     /// Running stages on input that another user had run them on.
     pub run_again_ms: f64,
@@ -70,17 +70,17 @@ pub struct Avoidable {
 }
 
 impl Avoidable {
-    /// What could be avoided in `without`; `mapped` is the same run with the weights mapped by the engine.
-    pub(crate) fn of(without: &WorkerReport, mapped: &WorkerReport) -> Self {
+    /// What could be avoided in the run `without`. `rounds` are runs like it, each with the one that followed it with the
+    /// weights mapped by the engine.
+    pub(crate) fn of(without: &WorkerReport, rounds: &[(&WorkerReport, &WorkerReport)]) -> Self {
         let mut seen = Seen::default();
         let mut avoidable = Self::default();
         for (index, user) in without.users.iter().enumerate() {
-            let peer = mapped.users.get(index).map_or(&[][..], |user| &user.stages);
             for (at, stage) in user.stages.iter().enumerate() {
                 if seen.opened(user, stage) {
                     avoidable.load_again_ms += stage.load_ms;
-                } else if let Some(peer) = peer.get(at).filter(|peer| peer.role == stage.role) {
-                    avoidable.first_read_ms += (stage.load_ms - peer.load_ms).max(0.0);
+                } else {
+                    avoidable.first_read_ms += read_ms(rounds, index, at).clamp(0.0, stage.load_ms);
                 }
                 if seen.ran(user, stage) {
                     avoidable.run_again_ms += stage.run_ms;
@@ -103,6 +103,17 @@ impl Avoidable {
     pub(crate) fn total_ms(&self) -> f64 {
         self.load_again_ms + self.first_read_ms + self.run_again_ms + self.prepare_again_ms
     }
+}
+
+/// Milliseconds that a stage took longer because its weights were read and not mapped: the median of `rounds`.
+fn read_ms(rounds: &[(&WorkerReport, &WorkerReport)], user: usize, stage: usize) -> f64 {
+    let cost = |report: &WorkerReport| {
+        let stage = report.users.get(user)?.stages.get(stage)?;
+        Some(stage.load_ms + stage.run_ms)
+    };
+    let mut longer: Vec<f64> = rounds.iter().filter_map(|(read, mapped)| Some(cost(read)? - cost(mapped)?)).collect();
+    longer.sort_by(f64::total_cmp);
+    longer.get(longer.len().saturating_sub(1) / 2).copied().unwrap_or(0.0)
 }
 
 /// What was done before.

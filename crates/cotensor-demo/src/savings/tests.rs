@@ -45,7 +45,8 @@ fn mapped() -> WorkerReport {
 
 #[test]
 fn only_what_was_done_before_is_avoidable() {
-    let avoidable = Avoidable::of(&without(), &mapped());
+    let (without, mapped) = (without(), mapped());
+    let avoidable = Avoidable::of(&without, &[(&without, &mapped)]);
     // The second encoder; the first one's 100 ms less the 5 of a mapping; heads differ, and 4 less 5 is nothing.
     let expected =
         Avoidable { load_again_ms: 100.0, first_read_ms: 95.0, run_again_ms: 50.0, prepare_again_ms: 20.0 + 2.0 + 1.0 };
@@ -54,10 +55,22 @@ fn only_what_was_done_before_is_avoidable() {
 }
 
 #[test]
+fn pages_that_come_in_while_running_are_not_spared() {
+    let (without, mut mapped, mut other) = (without(), mapped(), mapped());
+    mapped.users[0].stages[0].run_ms += 10.0;
+    other.users[0].stages[0].run_ms += 1000.0;
+    let first_read_ms = |rounds: &[(&WorkerReport, &WorkerReport)]| Avoidable::of(&without, rounds).first_read_ms;
+    assert_eq!(first_read_ms(&[(&without, &mapped)]), 85.0);
+    // The median round counts; never less than nothing.
+    assert_eq!(first_read_ms(&[(&without, &mapped), (&without, &other), (&without, &mapped)]), 85.0);
+    assert_eq!(first_read_ms(&[(&without, &other)]), 0.0);
+}
+
+#[test]
 fn the_same_role_on_other_input_is_no_repetition() {
     let mut without = without();
     without.users[1].stages[0].signature = "encoder:y".to_owned();
-    let avoidable = Avoidable::of(&without, &mapped());
+    let avoidable = Avoidable::of(&without, &[]);
     assert_eq!((avoidable.load_again_ms, avoidable.run_again_ms), (100.0, 0.0));
 }
 
