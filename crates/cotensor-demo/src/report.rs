@@ -55,7 +55,8 @@ struct Row {
 
 fn rows(scenario: &Scenario) -> Vec<Row> {
     let mib = |bytes: f64| format!("{:.1} MiB", bytes / MIB);
-    let ms = |ms: f64| format!("{ms:.0} ms");
+    // Adding zero makes a rounded -0 a 0.
+    let ms = |ms: f64| format!("{:.0} ms", ms.round() + 0.0);
     let row = |class, name, memory, time, origin| Row { class, name, memory, time, origin };
     let cost = |class, name, cost: Cost, origin: &str| {
         row(class, name, mib(cost.memory_bytes as f64), ms(cost.time_ms), origin.to_owned())
