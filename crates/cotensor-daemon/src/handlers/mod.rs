@@ -28,6 +28,7 @@ pub(crate) fn methods() -> Methods {
         .add::<p::Lease, _>(tensor::lease)
         .add::<p::Release, _>(tensor::release)
         .add::<p::SegmentFd, _>(tensor::segment_fd)
+        .add::<p::Has, _>(tensor::has)
         .add::<p::Remove, _>(tensor::remove)
         .add::<p::List, _>(report::list)
         .add::<p::Who, _>(report::who)
