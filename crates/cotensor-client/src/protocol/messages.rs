@@ -304,8 +304,8 @@ message! {
         reservation: u64,
         /// Its length, in bytes.
         bytes: u64,
-        /// Places in the request, and where each one's bytes go.
-        places: Vec<(usize, u64)>,
+        /// Places in the request, where each one's bytes go, and how many there are.
+        places: Vec<(usize, u64, u64)>,
     }
 
     /// Contents that were provided.

@@ -113,6 +113,9 @@ methods! {
     /// Publishes the contents that the caller was to provide. The descriptor that comes with the request is their memory, sealed.
     ProvideContents "contents.finish": ProvideParams => Descriptors;
 
+    /// Leaves contents that the caller was to provide to others who want them.
+    DiscardContents "contents.discard": ReservationParams => Empty;
+
     /// A note kept under a hash.
     Recall "note.recall": KeyParams => Note;
     /// Keeps a small note.

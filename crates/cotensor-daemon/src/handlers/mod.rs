@@ -38,6 +38,7 @@ pub(crate) fn methods() -> Methods {
         .add::<p::IsComputed, _>(claim::is_computed)
         .add::<p::Contents, _>(contents::begin)
         .add::<p::ProvideContents, _>(contents::finish)
+        .add::<p::DiscardContents, _>(contents::discard)
         .add::<p::Recall, _>(report::recall)
         .add::<p::Remember, _>(report::remember)
         .add::<p::Stats, _>(report::stats)
