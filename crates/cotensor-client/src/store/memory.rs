@@ -40,6 +40,10 @@ impl Pool {
     pub(super) fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
         self.0.reserve(len)
     }
+
+    pub(super) fn prepare(&self, len: usize, count: usize) -> Result<usize> {
+        self.0.prefault(len, count)
+    }
 }
 
 type Parts = HashMap<(u64, u64), Arc<dyn Segment>>;
