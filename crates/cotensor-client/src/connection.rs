@@ -5,6 +5,7 @@ use crate::wire::{Decoder, Frame, rpc, send_all};
 use cotensor_core::{Error, ErrorKind, Result};
 use jsonrpsee_types::Id;
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::sockopt::socket_peercred;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::collections::HashMap;
@@ -56,7 +57,7 @@ impl Connection {
     /// Connects to the daemon at `socket`.
     ///
     /// # Errors
-    /// `NotFound` when nothing listens there, else `Io`.
+    /// `NotFound` when nothing listens there, `Refused` when it is another user's, else `Io`.
     pub fn open(socket: &Path, on_notice: OnNotice) -> Result<Self> {
         let stream = UnixStream::connect(socket).map_err(|error| {
             let kind = match error.kind() {
@@ -65,6 +66,10 @@ impl Connection {
             };
             Error::new(kind, format!("no daemon answers here ({error}); `cotensor serve` starts one")).in_file(socket)
         })?;
+        let peer = socket_peercred(&stream).map_err(|error| Error::io("looking at the daemon", &error.into()))?;
+        if peer.uid != rustix::process::geteuid() {
+            return Err(Error::new(ErrorKind::Refused, "the daemon here is another user's").in_file(socket));
+        }
         Ok(Self::over(stream, on_notice))
     }
 
@@ -81,12 +86,17 @@ impl Connection {
         }
     }
 
-    /// Calls a method and waits for its result and the descriptors with it.
+    /// Calls a method, with descriptors, and waits for its result and the descriptors with that.
     ///
     /// # Errors
     /// The daemon's error; `Io` when the connection ends; `TimedOut` past `timeout`, which ends the connection: an
     /// answer that nobody takes could carry a lease.
-    pub fn call<M: Method>(&self, params: &M::Params, timeout: Option<Duration>) -> Result<(M::Result, Vec<OwnedFd>)> {
+    pub fn call<M: Method>(
+        &self,
+        params: &M::Params,
+        fds: Vec<OwnedFd>,
+        timeout: Option<Duration>,
+    ) -> Result<(M::Result, Vec<OwnedFd>)> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let body = rpc::encode_call(Some(id), M::NAME, params)?;
         {
@@ -96,7 +106,7 @@ impl Connection {
             }
             inbox.calls.insert(id, None);
         }
-        if let Err(error) = self.send(Frame::new(body)) {
+        if let Err(error) = self.send(Frame { body, fds }) {
             lock(&self.inbox).calls.remove(&id);
             return Err(error);
         }
@@ -113,6 +123,11 @@ impl Connection {
     /// `Io` when the connection ended.
     pub fn notify<M: Method>(&self, params: &M::Params) -> Result<()> {
         self.send(Frame::new(rpc::encode_call(None, M::NAME, params)?))
+    }
+
+    /// Ends the connection; whoever waits gets an error.
+    pub fn close(&self) {
+        drop(self.socket.shutdown(Shutdown::Both));
     }
 
     /// Why the connection ended, if it did.
@@ -278,7 +293,7 @@ mod tests {
             for _ in 0..8 {
                 scope.spawn(|| {
                     for _ in 0..50 {
-                        connection.call::<Ping>(&Empty {}, Some(Duration::from_secs(30))).unwrap();
+                        connection.call::<Ping>(&Empty {}, Vec::new(), Some(Duration::from_secs(30))).unwrap();
                     }
                 });
             }
@@ -295,7 +310,8 @@ mod tests {
     fn the_end_reaches_everyone_who_waits() {
         let (connection, other) = connection();
         std::thread::scope(|scope| {
-            let calls: Vec<_> = (0..3).map(|_| scope.spawn(|| connection.call::<Ping>(&Empty {}, None))).collect();
+            let calls: Vec<_> =
+                (0..3).map(|_| scope.spawn(|| connection.call::<Ping>(&Empty {}, Vec::new(), None))).collect();
             answer(&other, 3, |_| Vec::new());
             drop(other);
             for call in calls {
@@ -303,13 +319,13 @@ mod tests {
             }
         });
         assert!(connection.closed().is_some());
-        assert!(connection.call::<Ping>(&Empty {}, None).is_err());
+        assert!(connection.call::<Ping>(&Empty {}, Vec::new(), None).is_err());
     }
 
     #[test]
     fn silence_ends_in_a_timeout() {
         let (connection, _other) = connection();
-        let error = connection.call::<Ping>(&Empty {}, Some(Duration::from_millis(20))).unwrap_err();
+        let error = connection.call::<Ping>(&Empty {}, Vec::new(), Some(Duration::from_millis(20))).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         assert!(connection.closed().is_some());
     }
@@ -327,7 +343,7 @@ mod tests {
                 send_all(theirs.as_fd(), &Frame::new(body)).unwrap();
                 answer(&theirs, 1, |ids| ids);
             });
-            connection.call::<Ping>(&Empty {}, None).unwrap();
+            connection.call::<Ping>(&Empty {}, Vec::new(), None).unwrap();
         });
         assert_eq!(*lock(&heard), ["slab.freed [1]"]);
     }

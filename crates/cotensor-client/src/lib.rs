@@ -2,9 +2,12 @@
 //! [`Store`](cotensor_store::Store) that speaks it.
 
 mod connection;
+pub mod hex;
 mod place;
 pub mod protocol;
+mod store;
 pub mod wire;
 
 pub use connection::{Connection, OnNotice};
 pub use place::default_socket;
+pub use store::ClientStore;

@@ -7,7 +7,7 @@ use cotensor_client::protocol::{Descriptor, SegmentInfo, Spec};
 use cotensor_client::wire::{FRAME_FDS_MAX, Frame, rpc};
 use cotensor_core::{Error, ErrorKind, MemoryKind, Result};
 use cotensor_store::home::Charge;
-use cotensor_store::{Holder, Lease, Pack, Store, TensorId, TensorSpec, Ticket};
+use cotensor_store::{Holder, Key, Lease, Pack, Store, TensorId, TensorSpec, Ticket};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -250,6 +250,26 @@ impl Session {
     pub(crate) fn made(&self, fd: RawFd) -> Made<'_> {
         self.lock().segments.hold(fd).sent = true;
         Made { session: self, fd }
+    }
+
+    /// The computation that a ticket of the session's is for.
+    ///
+    /// # Errors
+    /// `NotFound` for a number that it does not have.
+    pub(crate) fn key_of(&self, ticket: u64) -> Result<Key> {
+        let missing = || Error::not_found(format!("this session has no ticket {ticket}")).in_field("ticket");
+        self.lock().tickets.things.get(&ticket).map(Ticket::key).ok_or_else(missing)
+    }
+
+    /// A lease of a tensor that the session leases.
+    ///
+    /// # Errors
+    /// `NotFound` for any other.
+    pub(crate) fn leased(&self, id: TensorId) -> Result<Lease> {
+        let state = self.lock();
+        let held = state.leases.iter().find(|((held, _), _)| *held == id);
+        let missing = || Error::not_found(format!("this session does not hold version {} of {}", id.version, id.slot));
+        held.ok_or_else(missing)?.1.lease.try_clone()
     }
 
     /// Takes one of the client's leases back.

@@ -1,11 +1,11 @@
 //! The resource pool: models by type and name, bounded concurrency, devices by preference.
 
-use crate::family::family_of;
+use crate::family::{family_of, kinds_by_name};
 use crate::model::Model;
 use crate::pipeline::{Inputs, User, UserReport, run_user_keeping};
 use crate::runtime::Runtime;
 use cotensor_core::{DType, Device, Error, Kind, Layout, Result};
-use cotensor_store::{CopyReason, Lease, Retention, TensorSpec};
+use cotensor_store::{CopyReason, Lease, Retention, TensorSharingManager, TensorSpec};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -84,6 +84,16 @@ impl ResourcePool {
         &self.runtime
     }
 
+    /// Limits the pool's store to `max_memory_mb` MiB, weights included, and gives a manager of the tensors in it.
+    ///
+    /// # Errors
+    /// As [`cotensor_store::Store::limit_memory`].
+    pub fn setup_tensor_sharing(&self, max_memory_mb: u64) -> Result<TensorSharingManager> {
+        let store = self.runtime.store();
+        store.limit_memory(max_memory_mb.saturating_mul(1 << 20))?;
+        Ok(TensorSharingManager::with_store(Arc::clone(store)).with_model_kinds(kinds_by_name))
+    }
+
     /// The model `model_name` on the best device of the list; however many ask, one copy is loaded.
     /// `model_type` is a kind (`text_embedding`), a modality (`text`, `vision`, `audio`) or a family (`bert`); the model must be of it.
     ///
@@ -145,7 +155,7 @@ impl ResourcePool {
             name: tensor_name.to_owned(),
             dtype,
             shape: shape.to_vec(),
-            kind: Kind::Other,
+            kind: kinds_by_name(producer_model).first().copied().unwrap_or(Kind::Other),
             space: None,
             producer: producer_model.to_owned(),
             retention: Retention::WhileLeased,

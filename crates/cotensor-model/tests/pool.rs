@@ -160,6 +160,30 @@ fn output_tensors_are_leased_by_kind_and_can_be_passed_on() {
 }
 
 #[test]
+fn the_cap_of_a_sharing_manager_is_enforced_for_the_whole_pool() {
+    let pool = pool(1);
+    let model = pool.get_model("text", "bert", &HardwarePreferences::default()).unwrap();
+    let loaded = model.model().stage("encoder").unwrap();
+    let manager = pool.setup_tensor_sharing(1).unwrap();
+    let used = pool.runtime().store().stats().memory_usage_bytes as usize;
+    assert!(used > 0 && used < 1 << 20, "{used} bytes of weights");
+    let register = |name: &str, bytes: usize| {
+        manager.register_shared_tensor(name, &[bytes], "cpu", "bert-base-uncased", &["t5-small"], DType::U8)
+    };
+    assert_eq!(register("too much", (1 << 20) - used + 1).unwrap_err().kind(), ErrorKind::OverBudget);
+    let tensor = register("fits", (1 << 20) - used).unwrap();
+    assert_eq!(manager.get_stats().memory_usage_bytes, 1 << 20);
+    tensor.release("bert-base-uncased").unwrap();
+    drop((loaded, model));
+    let freed = manager.optimize_memory_usage();
+    assert_eq!(freed.current_memory_bytes, 0, "{freed:?}");
+    // A lower cap evicts what it can and keeps what is leased.
+    let kept = register("kept", 1 << 19).unwrap();
+    pool.setup_tensor_sharing(0).unwrap();
+    assert_eq!((kept.is_held_by("bert-base-uncased"), manager.get_stats().memory_usage_bytes), (true, 1 << 19));
+}
+
+#[test]
 fn devices_that_are_not_here_are_passed_over_with_the_reason() {
     let pool = pool(1);
     let model = pool.get_model("vision", "vit", &prefer(&["cuda:0", "webgpu", "cpu"])).unwrap();

@@ -10,13 +10,23 @@ pub struct Budget {
     /// Of these, bytes whose tensors are all closed: they come back as soon as whoever touched one last lets go.
     leaving: AtomicU64,
     peak: AtomicU64,
-    pub(crate) max: u64,
+    max: AtomicU64,
 }
 
 impl Budget {
     /// A budget of `max` bytes; `u64::MAX` is no limit.
     pub fn new(max: u64) -> Arc<Self> {
-        Arc::new(Self { used: AtomicU64::new(0), leaving: AtomicU64::new(0), peak: AtomicU64::new(0), max })
+        Arc::new(Self { used: AtomicU64::new(0), leaving: AtomicU64::new(0), peak: AtomicU64::new(0), max: max.into() })
+    }
+
+    /// The most bytes that may be in use.
+    pub fn max(&self) -> u64 {
+        self.max.load(Ordering::SeqCst)
+    }
+
+    /// Changes that. What is in use already stays; nothing more fits until enough of it is gone.
+    pub fn set_max(&self, max: u64) {
+        self.max.store(max, Ordering::SeqCst);
     }
 
     /// Bytes in use.
@@ -31,7 +41,7 @@ impl Budget {
 
     /// Takes `bytes` if they fit; the charge gives them back when it is dropped.
     pub fn take(self: &Arc<Self>, bytes: u64) -> Option<Arc<Charge>> {
-        let fits = |used: u64| used.checked_add(bytes).filter(|&total| total <= self.max);
+        let fits = |used: u64| used.checked_add(bytes).filter(|&total| total <= self.max());
         let before = self.used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fits).ok()?;
         self.peak.fetch_max(before + bytes, Ordering::SeqCst);
         Some(Arc::new(Charge {
@@ -47,7 +57,7 @@ impl Budget {
         // In this order: a charge that goes in between is then missed by neither.
         let leaving = self.leaving.load(Ordering::SeqCst);
         let staying = self.used().saturating_sub(leaving).saturating_sub(freed);
-        staying.checked_add(bytes).is_some_and(|total| total <= self.max)
+        staying.checked_add(bytes).is_some_and(|total| total <= self.max())
     }
 }
 

@@ -211,7 +211,7 @@ impl EmbeddedStore {
                 *by_holder.entry(holder).or_default() += record.layout.size_bytes() as u64;
             }
         }
-        let (used, max) = (self.budget.used(), self.budget.max);
+        let (used, max) = (self.budget.used(), self.budget.max());
         let unlisted = used.saturating_sub(charged_bytes(&survey.records));
         let mut held: Vec<(u64, String)> =
             by_holder.into_iter().map(|(holder, bytes)| (bytes, self.holder_name(holder).to_string())).collect();
@@ -433,6 +433,14 @@ impl Store for EmbeddedStore {
 
     fn config(&self) -> &SharingConfig {
         &self.config
+    }
+
+    fn limit_memory(&self, max_bytes: u64) -> Result<()> {
+        self.budget.set_max(max_bytes);
+        if self.budget.used() > max_bytes {
+            self.evict(0);
+        }
+        Ok(())
     }
 
     fn record_copy(&self, tensor: &str, reason: CopyReason, bytes: usize) {

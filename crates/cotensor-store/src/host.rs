@@ -60,8 +60,8 @@ impl EmbeddedStore {
         self.refuse(spec, layout.size_bytes() as u64)
     }
 
-    /// Makes a tensor visible whose immutable memory came from elsewhere, and leases it; as a result of `ticket`'s claim
-    /// if there is one, which [`Ticket::finish`] then ends.
+    /// Makes a tensor visible whose immutable memory came from elsewhere, and leases it; as part of the results of claim
+    /// `key` if there is one, which [`Ticket::finish`] then ends.
     ///
     /// # Errors
     /// `Invalid` when the layout reaches beyond the segment.
@@ -71,13 +71,13 @@ impl EmbeddedStore {
         layout: Layout,
         segment: Arc<dyn Segment>,
         charge: Arc<Charge>,
-        ticket: Option<&Ticket>,
+        key: Option<Key>,
         holder: &Holder,
     ) -> Result<Lease> {
         if layout.byte_range().end > segment.len() {
             return Err(Error::invalid(format!("{} reaches beyond its segment", spec.name)));
         }
-        self.list(spec, layout, segment, charge, ticket.map(Ticket::key), holder.id)
+        self.list(spec, layout, segment, charge, key, holder.id)
     }
 
     /// As [`Store::claim`](crate::Store::claim); where that waits, `waker` is woken when it is worth asking again.

@@ -1,6 +1,6 @@
 use crate::count::Released;
 use crate::record::Record;
-use crate::{ContentSpec, Holder, TensorId, TensorSpec};
+use crate::{ContentSpec, Holder, Key, TensorId, TensorSpec};
 use cotensor_core::{ContentHash, DType, Error, ErrorKind, Kind, Layout, Result, Segment, Slice, Space};
 use std::fmt;
 use std::sync::Arc;
@@ -44,6 +44,11 @@ impl Lease {
     /// What was published.
     pub fn spec(&self) -> &TensorSpec {
         &self.record.spec
+    }
+
+    /// The claim whose result it is part of.
+    pub fn key(&self) -> Option<Key> {
+        self.record.key
     }
 
     /// Element type.

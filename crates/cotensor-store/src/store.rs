@@ -73,6 +73,13 @@ pub trait Store: Send + Sync {
     /// What may be shared.
     fn config(&self) -> &SharingConfig;
 
+    /// Changes the most bytes that the store may hold, and evicts what nobody leases until it holds no more if that will
+    /// do. What is leased stays.
+    ///
+    /// # Errors
+    /// `Unsupported` for a store whose budget is not this process's to set.
+    fn limit_memory(&self, max_bytes: u64) -> Result<()>;
+
     /// Counts a copy of `bytes` bytes of `tensor` (its name, or what else tells people which) and why it was made.
     fn record_copy(&self, tensor: &str, reason: CopyReason, bytes: usize);
 

@@ -183,6 +183,9 @@ impl Store for Client {
     fn config(&self) -> &SharingConfig {
         self.daemon.config()
     }
+    fn limit_memory(&self, _: u64) -> Result<()> {
+        Err(Error::new(ErrorKind::Unsupported, "the daemon's budget is not a client's to set"))
+    }
     fn record_copy(&self, tensor: &str, reason: CopyReason, bytes: usize) {
         self.daemon.record_copy(tensor, reason, bytes);
     }

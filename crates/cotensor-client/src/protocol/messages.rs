@@ -67,8 +67,22 @@ message! {
         index_slots: u32,
         /// Tensors of more bytes than this want memory of their own.
         small_bytes_max: u64,
+        /// What may be shared.
+        sharing: Sharing,
         /// For each lease to take up again, its identity now; none when it is gone.
         resumed: Vec<Option<Id>>,
+    }
+
+    /// What may be shared, as the store's configuration has it.
+    Sharing {
+        /// Whether anything may be.
+        enable_shared_tensors: bool,
+        /// The kinds that may be; all when there is none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        allowed_types: Option<Vec<String>>,
+        /// The most bytes that one tensor may have; any when there is none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        max_shared_tensor_size_bytes: Option<u64>,
     }
 
     /// What to reserve.
@@ -89,6 +103,15 @@ message! {
     ReservationParams {
         /// Its number.
         reservation: u64,
+    }
+
+    /// A reservation to publish.
+    PublishParams {
+        /// Its number.
+        reservation: u64,
+        /// The claim whose result it is part of.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        ticket: Option<u64>,
     }
 
     /// A slab to open.
@@ -113,6 +136,9 @@ message! {
         spec: Spec,
         /// Who holds it.
         holder: String,
+        /// The claim whose result it is part of.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        ticket: Option<u64>,
     }
 
     /// Which name, and for whom.
@@ -218,8 +244,20 @@ message! {
     FinishParams {
         /// The ticket.
         ticket: u64,
-        /// What to publish, in order.
-        results: Vec<Unpublished>,
+        /// Tensors that were published under it, in order.
+        results: Vec<Id>,
+    }
+
+    /// A version.
+    IdParams {
+        /// Which.
+        id: Id,
+    }
+
+    /// Whether something is there.
+    Present {
+        /// It is.
+        present: bool,
     }
 
     /// Whether something is computed.
@@ -266,8 +304,8 @@ message! {
         reservation: u64,
         /// Its length, in bytes.
         bytes: u64,
-        /// Places in the request, and where each one's bytes go.
-        places: Vec<(usize, u64)>,
+        /// Places in the request, where each one's bytes go, and how many there are.
+        places: Vec<(usize, u64, u64)>,
     }
 
     /// Contents that were provided.
@@ -338,15 +376,4 @@ pub enum ClaimResult {
     Ready(Vec<Descriptor>),
     /// The caller computes, under this ticket.
     Compute(u64),
-}
-
-/// A tensor that is written and not yet published.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-#[allow(clippy::large_enum_variant, reason = "read, used and dropped")]
-pub enum Unpublished {
-    /// The number of a reservation.
-    Reservation(u64),
-    /// A place in a slab.
-    Slab(PublishSlabParams),
 }

@@ -74,7 +74,7 @@ methods! {
     Reserve "tensor.reserve": ReserveParams => ReserveResult;
     /// Makes a reserved tensor visible under its name and leases it to the session. The descriptor that comes with the
     /// request is its memory, sealed against writing and resizing.
-    Publish "tensor.publish": ReservationParams => Descriptor;
+    Publish "tensor.publish": PublishParams => Descriptor;
     /// Gives a reservation back.
     Discard "tensor.discard": ReservationParams => Empty;
     /// Opens a slab, in which the session lays small tensors out by itself. The descriptor that comes with the request is
@@ -90,6 +90,8 @@ methods! {
     Release "tensor.release": ReleaseParams => Empty;
     /// Descriptor 0 of the answer is the segment's, for a session that leases a tensor in it.
     SegmentFd "segment.fd": SegmentParams => Empty;
+    /// Whether a version is still there.
+    Has "tensor.has": IdParams => Present;
     /// Forgets a name; its memory returns with its last lease.
     Remove "tensor.remove": NameParams => Empty;
     /// The tensors whose names start with a prefix.
@@ -99,8 +101,8 @@ methods! {
 
     /// Claims a computation: its results, or the right to compute it. Waits while another session computes.
     Claim "claim.begin": ClaimParams => ClaimResult;
-    /// Publishes a claim's results; those who wait get them. Descriptors come with the request in the order of the reservations.
-    Finish "claim.finish": FinishParams => Descriptors;
+    /// Makes tensors that were published under a ticket the claim's results; those who wait get them.
+    Finish "claim.finish": FinishParams => Empty;
     /// Gives a claim up; one of those who wait takes it over.
     Decline "claim.decline": TicketParams => Empty;
     /// Whether a computation's results are there.
@@ -110,6 +112,9 @@ methods! {
     Contents "contents.begin": ContentsParams => ContentsResult;
     /// Publishes the contents that the caller was to provide. The descriptor that comes with the request is their memory, sealed.
     ProvideContents "contents.finish": ProvideParams => Descriptors;
+
+    /// Leaves contents that the caller was to provide to others who want them.
+    DiscardContents "contents.discard": ReservationParams => Empty;
 
     /// A note kept under a hash.
     Recall "note.recall": KeyParams => Note;

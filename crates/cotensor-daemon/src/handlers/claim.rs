@@ -1,11 +1,8 @@
 //! Computing a thing once, whichever session asks.
 
-use super::tensor::{Published, publish_one};
 use super::{Answer, NOTHING};
 use crate::dispatch::{Caller, Reply};
-use cotensor_client::protocol::{
-    ClaimParams, ClaimResult, Computed, Descriptors, Empty, FinishParams, KeyParams, TicketParams,
-};
+use cotensor_client::protocol::{ClaimParams, ClaimResult, Computed, Empty, FinishParams, Id, KeyParams, TicketParams};
 use cotensor_core::{ContentHash, Error, ErrorKind, Result};
 use cotensor_store::{Claim, Key, Store};
 use std::future::poll_fn;
@@ -35,21 +32,22 @@ pub(super) async fn begin(caller: Caller, params: ClaimParams) -> Answer<ClaimRe
     }
 }
 
-pub(super) async fn finish(mut caller: Caller, params: FinishParams) -> Answer<Descriptors> {
+pub(super) async fn finish(caller: Caller, params: FinishParams) -> Answer<Empty> {
     // Dropped on the way out of an error, which gives the claim to one of those who wait.
     let mut ticket = caller.lock().tickets.take(params.ticket, "ticket")?;
     if params.results.is_empty() {
         return Err(Error::invalid("a computation without results cannot be shared: decline it").in_field("results"));
     }
-    let mut published = Vec::new();
-    for result in params.results {
-        published.push(publish_one(&mut caller, result, Some(&ticket))?);
-    }
-    ticket.finish(published.iter().map(Published::lease));
-    let mut fds = Vec::new();
-    let tensors =
-        published.into_iter().map(|published| published.describe(&caller, &mut fds)).collect::<Result<_>>()?;
-    Ok(Reply { value: Descriptors { tensors }, fds })
+    let find = |id: &Id| {
+        let lease = caller.leased((*id).into())?;
+        match lease.key() == Some(ticket.key()) {
+            true => Ok(lease),
+            false => Err(Error::invalid(format!("{} was not published under this ticket", lease.name()))),
+        }
+    };
+    let results = params.results.iter().map(find).collect::<Result<Vec<_>>>()?;
+    ticket.finish(&results);
+    Ok(NOTHING.into())
 }
 
 pub(super) async fn decline(caller: Caller, params: TicketParams) -> Answer<Empty> {

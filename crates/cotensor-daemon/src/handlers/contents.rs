@@ -1,10 +1,12 @@
 //! Weights by content: leased where they are, provided by whoever asks first where they are not.
 
-use super::Answer;
 use super::claim::key;
+use super::{Answer, NOTHING};
 use crate::dispatch::{Caller, Reply};
 use crate::segment::Sealed;
-use cotensor_client::protocol::{ContentsParams, ContentsResult, Descriptors, ProvideParams, Wanted};
+use cotensor_client::protocol::{
+    ContentsParams, ContentsResult, Descriptors, Empty, ProvideParams, ReservationParams, Wanted,
+};
 use cotensor_core::{DType, Error, ErrorKind, Result, Segment};
 use cotensor_store::{Begun, ContentSpec};
 use std::future::poll_fn;
@@ -51,7 +53,7 @@ pub(super) async fn begin(caller: Caller, params: ContentsParams) -> Answer<Cont
         None => None,
         Some(pack) => {
             let bytes = pack.bytes() as u64;
-            let places = pack.places().map(|(place, range)| (place, range.start as u64)).collect();
+            let places = pack.places().map(|(place, range)| (place, range.start as u64, range.len() as u64)).collect();
             let reservation = caller.lock().packs.add(pack)?;
             Some(Wanted { reservation, bytes, places })
         }
@@ -71,4 +73,10 @@ pub(super) async fn finish(mut caller: Caller, params: ProvideParams) -> Answer<
     let tensors = leases.into_iter().map(grant).collect::<Result<_>>()?;
     drop(made);
     Ok(Reply { value: Descriptors { tensors }, fds })
+}
+
+pub(super) async fn discard(caller: Caller, params: ReservationParams) -> Answer<Empty> {
+    let pack = caller.lock().packs.take(params.reservation, "reservation")?;
+    drop(pack);
+    Ok(NOTHING.into())
 }

@@ -3,6 +3,7 @@
 use super::claim::key;
 use super::{Answer, NOTHING};
 use crate::dispatch::Caller;
+use cotensor_client::hex;
 use cotensor_client::protocol::{
     CopyParams, Empty, KeyParams, ListParams, ListResult, NameParams, Note, RememberParams, Report, Spec, TensorInfo,
     WhoResult,
@@ -47,25 +48,14 @@ pub(super) async fn who(caller: Caller, params: NameParams) -> Answer<WhoResult>
 
 pub(super) async fn recall(caller: Caller, params: KeyParams) -> Answer<Note> {
     let note = caller.daemon.store.recall(&key(&params.key)?);
-    Ok(Note { note: note.map(|bytes| to_hex(&bytes)) }.into())
+    Ok(Note { note: note.map(|bytes| hex::encode(&bytes)) }.into())
 }
 
 pub(super) async fn remember(caller: Caller, params: RememberParams) -> Answer<Empty> {
-    let note = from_hex(&params.note).ok_or_else(|| Error::invalid("hexadecimal digits expected").in_field("note"))?;
+    let note =
+        hex::decode(&params.note).ok_or_else(|| Error::invalid("hexadecimal digits expected").in_field("note"))?;
     caller.daemon.store.remember(&key(&params.key)?, &note);
     Ok(NOTHING.into())
-}
-
-fn to_hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn from_hex(hex: &str) -> Option<Vec<u8>> {
-    let (pairs, rest) = hex.as_bytes().as_chunks::<2>();
-    if !rest.is_empty() {
-        return None;
-    }
-    pairs.iter().map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
 }
 
 fn report(value: &impl serde::Serialize) -> Answer<Report> {
@@ -99,16 +89,4 @@ pub(super) async fn record_copy(caller: Caller, params: CopyParams) -> Answer<Em
     let bytes = usize::try_from(params.bytes).map_err(|_| Error::invalid("too many bytes").in_field("bytes"))?;
     caller.daemon.store.record_copy(&params.tensor, *reason, bytes);
     Ok(NOTHING.into())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn notes_are_hexadecimal() {
-        assert_eq!(to_hex(&[0, 255, 16]), "00ff10");
-        assert_eq!(from_hex("00ff10"), Some(vec![0, 255, 16]));
-        assert_eq!((from_hex("0"), from_hex("0g"), from_hex("é")), (None, None, None));
-    }
 }

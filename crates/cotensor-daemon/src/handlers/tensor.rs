@@ -5,12 +5,13 @@ use crate::dispatch::{Caller, Reply};
 use crate::segment::{Part, Sealed, Slab};
 use crate::session::{Reserved, Session};
 use cotensor_client::protocol::{
-    Descriptor, Empty, FreedParams, GetParams, LeaseParams, NameParams, PublishSlabParams, ReleaseParams,
-    ReservationParams, ReserveParams, ReserveResult, SegmentParams, SlabParams, SlabResult, Unpublished, notice,
+    Descriptor, Empty, FreedParams, GetParams, IdParams, LeaseParams, NameParams, Present, PublishParams,
+    PublishSlabParams, ReleaseParams, ReservationParams, ReserveParams, ReserveResult, SegmentParams, SlabParams,
+    SlabResult, notice,
 };
 use cotensor_core::{Error, ErrorKind, Layout, Result};
-use cotensor_store::{Holder, Lease, Store, Ticket};
-use std::os::fd::{AsRawFd, OwnedFd};
+use cotensor_store::{Holder, Lease, Store};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 /// Slabs that one session may have.
@@ -24,8 +25,14 @@ pub(super) async fn reserve(caller: Caller, params: ReserveParams) -> Answer<Res
     Ok(ReserveResult { reservation }.into())
 }
 
-pub(super) async fn publish(mut caller: Caller, params: ReservationParams) -> Answer<Descriptor> {
-    publish_one(&mut caller, Unpublished::Reservation(params.reservation), None)?.granted(&caller)
+pub(super) async fn publish(mut caller: Caller, params: PublishParams) -> Answer<Descriptor> {
+    let fd = caller.fd()?;
+    let Reserved { spec, charge, holder } = caller.lock().reservations.take(params.reservation, "reservation")?;
+    let layout = Layout::contiguous(spec.dtype, &spec.shape)?;
+    let segment = Arc::new(Sealed::new(fd, layout.size_bytes())?);
+    let key = params.ticket.map(|ticket| caller.key_of(ticket)).transpose()?;
+    let lease = caller.daemon.store.adopt(spec, layout, segment, charge, key, &holder)?;
+    made_here(&caller, lease, &holder)
 }
 
 pub(super) async fn discard(caller: Caller, params: ReservationParams) -> Answer<Empty> {
@@ -45,67 +52,33 @@ pub(super) async fn open_slab(mut caller: Caller, params: SlabParams) -> Answer<
     Ok(SlabResult { slab }.into())
 }
 
-pub(super) async fn publish_slab(mut caller: Caller, params: PublishSlabParams) -> Answer<Descriptor> {
-    publish_one(&mut caller, Unpublished::Slab(params), None)?.granted(&caller)
-}
-
-/// A tensor that was just published, leased.
-pub(super) struct Published {
-    lease: Lease,
-    holder: Holder,
-}
-
-impl Published {
-    pub(super) fn lease(&self) -> &Lease {
-        &self.lease
-    }
-
-    /// Described to the session that made it, which has its memory already.
-    pub(super) fn describe(self, session: &Session, fds: &mut Vec<OwnedFd>) -> Result<Descriptor> {
-        let made = self.lease.segment().fd().map(|fd| session.made(fd.as_raw_fd()));
-        let descriptor = session.grant(self.lease, &self.holder, fds);
-        drop(made);
-        descriptor
-    }
-
-    fn granted(self, session: &Session) -> Answer<Descriptor> {
-        let mut fds = Vec::new();
-        let value = self.describe(session, &mut fds)?;
-        Ok(Reply { value, fds })
-    }
-}
-
-/// Publishes something that the session has written, as a result of the claim behind `ticket` if there is one.
-pub(super) fn publish_one(caller: &mut Caller, unpublished: Unpublished, ticket: Option<&Ticket>) -> Result<Published> {
-    match unpublished {
-        Unpublished::Reservation(number) => {
-            let fd = caller.fd()?;
-            let Reserved { spec, charge, holder } = caller.lock().reservations.take(number, "reservation")?;
-            let layout = Layout::contiguous(spec.dtype, &spec.shape)?;
-            let segment = Arc::new(Sealed::new(fd, layout.size_bytes())?);
-            let lease = caller.daemon.store.adopt(spec, layout, segment, charge, ticket, &holder)?;
-            Ok(Published { lease, holder })
+pub(super) async fn publish_slab(caller: Caller, params: PublishSlabParams) -> Answer<Descriptor> {
+    let spec = params.spec.to_domain()?;
+    let holder = caller.holder(&params.holder)?;
+    let missing = || Error::not_found(format!("this session has no slab {}", params.slab)).in_field("slab");
+    let slab = caller.lock().slabs.get(&params.slab).cloned().ok_or_else(missing)?;
+    let layout = Layout::contiguous(spec.dtype, &spec.shape)?;
+    let offset = usize::try_from(params.offset).unwrap_or(usize::MAX);
+    let (owner, number) = (Arc::downgrade(&caller.session), params.slab);
+    let freed = move |offset: usize| {
+        if let Some(session) = owner.upgrade() {
+            session.notify(notice::SLAB_FREED, &FreedParams { slab: number, offsets: vec![offset as u64] });
         }
-        Unpublished::Slab(params) => {
-            let spec = params.spec.to_domain()?;
-            let holder = caller.holder(&params.holder)?;
-            let missing = || Error::not_found(format!("this session has no slab {}", params.slab)).in_field("slab");
-            let slab = caller.lock().slabs.get(&params.slab).cloned().ok_or_else(missing)?;
-            let layout = Layout::contiguous(spec.dtype, &spec.shape)?;
-            let offset = usize::try_from(params.offset).unwrap_or(usize::MAX);
-            let (owner, number) = (Arc::downgrade(&caller.session), params.slab);
-            let freed = move |offset: usize| {
-                if let Some(session) = owner.upgrade() {
-                    session.notify(notice::SLAB_FREED, &FreedParams { slab: number, offsets: vec![offset as u64] });
-                }
-            };
-            let part = Part::new(Arc::clone(&slab), offset, layout.size_bytes(), Box::new(freed))?;
-            let store = &caller.daemon.store;
-            store.check_shared(&spec)?;
-            let lease = store.adopt(spec, layout, Arc::new(part), slab.share().charge(), ticket, &holder)?;
-            Ok(Published { lease, holder })
-        }
-    }
+    };
+    let part = Part::new(Arc::clone(&slab), offset, layout.size_bytes(), Box::new(freed))?;
+    let key = params.ticket.map(|ticket| caller.key_of(ticket)).transpose()?;
+    let store = &caller.daemon.store;
+    store.check_shared(&spec)?;
+    let lease = store.adopt(spec, layout, Arc::new(part), slab.share().charge(), key, &holder)?;
+    made_here(&caller, lease, &holder)
+}
+
+/// Described to the session that made it, which has its memory already.
+fn made_here(session: &Session, lease: Lease, holder: &Holder) -> Answer<Descriptor> {
+    let made = lease.segment().fd().map(|fd| session.made(fd.as_raw_fd()));
+    let reply = granted(session, lease, holder);
+    drop(made);
+    reply
 }
 
 /// Described to a session, with the descriptor if it has not got it.
@@ -137,6 +110,10 @@ pub(super) async fn release(caller: Caller, params: ReleaseParams) -> Answer<Emp
 
 pub(super) async fn segment_fd(caller: Caller, params: SegmentParams) -> Answer<Empty> {
     Ok(Reply { value: NOTHING, fds: vec![caller.segment_fd(params.segment)?] })
+}
+
+pub(super) async fn has(caller: Caller, params: IdParams) -> Answer<Present> {
+    Ok(Present { present: caller.daemon.store.has(params.id.into()) }.into())
 }
 
 pub(super) async fn remove(caller: Caller, params: NameParams) -> Answer<Empty> {

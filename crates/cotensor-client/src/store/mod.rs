@@ -1,0 +1,347 @@
+//! A [`Store`] whose tensors the daemon keeps: the same for its users as one inside their process.
+
+mod contents;
+mod memory;
+mod open;
+
+use crate::connection::Connection;
+use crate::place::default_socket;
+use crate::protocol::{self as p, Method, Spec};
+use cotensor_core::{ContentHash, Device, Error, ErrorKind, HeapMemory, Layout, Memory, Result};
+use cotensor_store::home::{Budget, Draft, Home, Record, RecordParts};
+use cotensor_store::{
+    Claim, ContentSource, ContentSpec, CopyReason, Diagnostics, Holder, Key, Lease, OptimizeReport, Recommendations,
+    Reservation, SharingConfig, Stats, Store, TensorId, TensorSpec, Ticket,
+};
+use memory::{Place, Slabs};
+use open::Opened;
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::time::Duration;
+
+/// How long the daemon may take for what it does at once.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// The longest that is asked to wait for another's computation; the daemon has a limit of its own.
+const CLAIM_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// A client of the daemon. Made by [`ClientStore::connect`]; shared behind `Arc`.
+///
+/// What it leases is given back when it is dropped, or when the process ends, however it ends.
+pub struct ClientStore {
+    link: Arc<Link>,
+    config: SharingConfig,
+    small_bytes_max: usize,
+    slabs: Slabs,
+    opened: Opened,
+    tickets: Mutex<HashMap<Key, u64>>,
+    holders: RwLock<Holders>,
+    /// Private tensors are this process's own; the daemon's budget is for what it keeps.
+    private: Arc<Budget>,
+    me: Weak<ClientStore>,
+}
+
+/// The connection, for calls.
+pub(crate) struct Link {
+    connection: Connection,
+}
+
+impl Link {
+    pub(crate) fn call<M: Method>(&self, params: &M::Params, fds: Vec<OwnedFd>) -> Result<(M::Result, Vec<OwnedFd>)> {
+        self.connection.call::<M>(params, fds, Some(ANSWER_TIMEOUT))
+    }
+
+    pub(crate) fn ask<M: Method>(&self, params: &M::Params) -> Result<M::Result> {
+        Ok(self.call::<M>(params, Vec::new())?.0)
+    }
+
+    /// Says something whose failure changes nothing here: a connection that is gone has given everything back.
+    pub(crate) fn tell<M: Method>(&self, params: &M::Params) {
+        drop(self.connection.notify::<M>(params));
+    }
+}
+
+#[derive(Default)]
+struct Holders {
+    ids: HashMap<Arc<str>, u32>,
+    names: Vec<Arc<str>>,
+}
+
+impl ClientStore {
+    /// Connects to the daemon at `socket`, or where it is by default ([`default_socket`]); `client` names this process
+    /// for people.
+    ///
+    /// # Errors
+    /// `NotFound` when no daemon answers there, `Unsupported` when it speaks another protocol, `Refused` when it is
+    /// another user's.
+    pub fn connect(socket: Option<&Path>, client: &str) -> Result<Arc<Self>> {
+        let socket = socket.map_or_else(default_socket, Path::to_path_buf);
+        let slabs = Slabs::default();
+        let freed = slabs.freed();
+        let on_notice = move |method: &str, params: &serde_json::value::RawValue| {
+            if method == p::notice::SLAB_FREED
+                && let Ok(params) = serde_json::from_str::<p::FreedParams>(params.get())
+            {
+                freed.add(&params);
+            }
+        };
+        let connection = Connection::open(&socket, Box::new(on_notice))?;
+        let link = Arc::new(Link { connection });
+        let hello = p::HelloParams { protocol: p::PROTOCOL, client: client.to_owned(), resume: None };
+        let hello = link.ask::<p::Hello>(&hello).map_err(|error| error.in_file(&socket))?;
+        let kinds =
+            hello.sharing.allowed_types.map(|kinds| kinds.iter().filter_map(|kind| kind.parse().ok()).collect());
+        let config = SharingConfig {
+            enable_shared_tensors: hello.sharing.enable_shared_tensors,
+            allowed_types: kinds,
+            max_shared_tensor_size_bytes: hello.sharing.max_shared_tensor_size_bytes,
+        };
+        Ok(Arc::new_cyclic(|me| Self {
+            opened: Opened::new(Arc::clone(&link)),
+            link,
+            config,
+            small_bytes_max: usize::try_from(hello.small_bytes_max).unwrap_or(usize::MAX),
+            slabs,
+            tickets: Mutex::default(),
+            holders: RwLock::default(),
+            private: Budget::new(u64::MAX),
+            me: me.clone(),
+        }))
+    }
+
+    /// Makes memory for `count` large tensors of `bytes` bytes ready, so that publishing them takes the time of the copy;
+    /// returns how many there was room for. To be called when there is nothing better to do: it takes longer than it
+    /// spares.
+    ///
+    /// # Errors
+    /// `Io` when the system has no more memory.
+    pub fn prepare(&self, bytes: usize, count: usize) -> Result<usize> {
+        self.slabs.pool.prepare(bytes, count)
+    }
+
+    /// Ends the connection, as the end of the process would: the daemon gives back what this client leased. What is mapped
+    /// stays readable until its leases are dropped.
+    pub fn disconnect(&self) {
+        self.link.connection.close();
+    }
+
+    /// Asks the daemon for any of its methods.
+    ///
+    /// # Errors
+    /// The daemon's.
+    pub fn ask<M: Method>(&self, params: &M::Params) -> Result<M::Result> {
+        self.link.ask::<M>(params)
+    }
+
+    /// A lease of this process's own on what the daemon leased to it.
+    fn open(
+        &self,
+        (descriptor, fds): (p::Descriptor, &mut std::vec::IntoIter<OwnedFd>),
+        holder: &Holder,
+    ) -> Result<Lease> {
+        self.opened.open(descriptor, fds, holder, self.me.clone())
+    }
+
+    fn home(&self) -> Result<Arc<dyn Home>> {
+        let me = self.me.upgrade().ok_or_else(|| Error::new(ErrorKind::Conflict, "the store is closed"))?;
+        Ok(me)
+    }
+
+    fn ticket(&self, key: Option<Key>) -> Result<Option<u64>> {
+        let Some(key) = key else { return Ok(None) };
+        let missing = || Error::new(ErrorKind::Conflict, "this claim is not this process's any more");
+        lock(&self.tickets).get(&key).copied().ok_or_else(missing).map(Some)
+    }
+
+    fn report<M: Method<Params = p::Empty, Result = p::Report>, T: Default + serde::de::DeserializeOwned>(&self) -> T {
+        let report = self.link.ask::<M>(&p::Empty {});
+        // Reports have no errors: of a daemon that is gone there is nothing to say.
+        report.ok().and_then(|report| serde_json::from_value(report.fields.into()).ok()).unwrap_or_default()
+    }
+
+    fn refuse(&self, spec: &TensorSpec, bytes: usize) -> Result<()> {
+        match self.config.refuses(spec.kind, bytes as u64) {
+            // Asked for all the same: the daemon counts what it refuses.
+            Some(_) => self.link.ask::<p::Reserve>(&reserve_params(spec, "")).map(drop),
+            None => Ok(()),
+        }
+    }
+}
+
+fn reserve_params(spec: &TensorSpec, holder: &str) -> p::ReserveParams {
+    p::ReserveParams { spec: Spec::from(spec), holder: holder.to_owned() }
+}
+
+impl Home for ClientStore {
+    fn publish(&self, draft: Draft, key: Option<Key>) -> Result<Lease> {
+        let Draft { spec, layout, segment, charge, holder, private, tag, .. } = draft;
+        let segment = segment.freeze()?;
+        if private {
+            let id = TensorId { slot: u64::MAX, version: self.opened.next_private() };
+            let created = Duration::ZERO;
+            let parts = RecordParts { id, spec, layout, segment, charge, kept: false, private, key: None, created };
+            let record = Record::new(parts, self.me.clone());
+            return record.lease(&holder).ok_or_else(|| Error::new(ErrorKind::Conflict, "a new tensor is closed"));
+        }
+        let place = tag.downcast::<Place>().map_err(|_| Error::invalid("this tensor was reserved in another store"))?;
+        let ticket = self.ticket(key)?;
+        let descriptor = place.publish(&self.link, &self.slabs, &spec, &segment, holder.name(), ticket)?;
+        self.opened.made(descriptor, segment, key, &holder, self.me.clone())
+    }
+
+    fn forget(&self, record: &Arc<Record>) {
+        if record.close() {
+            self.opened.forget(record);
+        }
+    }
+
+    fn finish(&self, key: Key, results: &[&Lease]) {
+        if let Some(ticket) = lock(&self.tickets).remove(&key) {
+            let results = results.iter().map(|lease| lease.id().into()).collect();
+            self.link.tell::<p::Finish>(&p::FinishParams { ticket, results });
+        }
+    }
+
+    fn abandon(&self, key: Key) {
+        if let Some(ticket) = lock(&self.tickets).remove(&key) {
+            self.link.tell::<p::Decline>(&p::TicketParams { ticket });
+        }
+    }
+
+    fn holder_name(&self, id: u32) -> Arc<str> {
+        let holders = self.holders.read().unwrap_or_else(PoisonError::into_inner);
+        holders.names.get(id as usize).cloned().unwrap_or_else(|| Arc::from("?"))
+    }
+
+    fn copied(&self, tensor: &str, reason: CopyReason, bytes: usize) {
+        self.record_copy(tensor, reason, bytes);
+    }
+}
+
+impl Store for ClientStore {
+    fn holder(&self, name: &str) -> Holder {
+        let mut holders = self.holders.write().unwrap_or_else(PoisonError::into_inner);
+        let Holders { ids, names } = &mut *holders;
+        let next = u32::try_from(names.len()).unwrap_or(u32::MAX);
+        let id = *ids.entry(Arc::from(name)).or_insert_with_key(|name| {
+            names.push(Arc::clone(name));
+            next
+        });
+        Holder::new(id, Arc::clone(&names[id as usize]))
+    }
+
+    fn get(&self, name: &str, holder: &Holder) -> Result<Lease> {
+        let params = p::GetParams { name: name.to_owned(), holder: holder.name().to_owned() };
+        let (descriptor, fds) = self.link.call::<p::Get>(&params, Vec::new())?;
+        self.open((descriptor, &mut fds.into_iter()), holder)
+    }
+
+    fn lease(&self, id: TensorId, holder: &Holder) -> Result<Lease> {
+        if let Some(lease) = self.opened.find(id, holder) {
+            return Ok(lease);
+        }
+        let params = p::LeaseParams { id: id.into(), holder: holder.name().to_owned() };
+        let (descriptor, fds) = self.link.call::<p::Lease>(&params, Vec::new())?;
+        self.open((descriptor, &mut fds.into_iter()), holder)
+    }
+
+    fn has(&self, id: TensorId) -> bool {
+        self.link.ask::<p::Has>(&p::IdParams { id: id.into() }).is_ok_and(|there| there.present)
+    }
+
+    fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
+        let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field(spec.name.as_str()))?;
+        let len = layout.size_bytes();
+        self.refuse(&spec, len)?;
+        let (place, segment) = match len <= self.small_bytes_max {
+            true => self.slabs.place(&self.link, len)?,
+            false => Place::reserved(&self.link, &self.slabs.pool, &reserve_params(&spec, holder.name()), len)?,
+        };
+        let charge = self.private.take(0).ok_or_else(|| Error::new(ErrorKind::OverBudget, "no memory"))?;
+        let (device, holder, tag) = (Device::Cpu, holder.clone(), Box::new(place));
+        let draft = Draft { spec, layout, segment, device, charge, holder, private: false, tag };
+        Ok(Reservation::new(draft, self.home()?))
+    }
+
+    fn reserve_private(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
+        let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field(spec.name.as_str()))?;
+        let segment = HeapMemory.reserve(layout.size_bytes())?;
+        let charge = self.private.take(layout.size_bytes() as u64);
+        let charge = charge.ok_or_else(|| Error::new(ErrorKind::OverBudget, "no memory"))?;
+        let (device, holder, tag) = (Device::Cpu, holder.clone(), Box::new(()));
+        let draft = Draft { spec, layout, segment, device, charge, holder, private: true, tag };
+        Ok(Reservation::new(draft, self.home()?))
+    }
+
+    fn claim(&self, key: &Key, holder: &Holder) -> Result<Claim> {
+        let params = p::ClaimParams { key: key.0.to_string(), holder: holder.name().to_owned() };
+        let (claim, fds) = self.link.connection.call::<p::Claim>(&params, Vec::new(), Some(CLAIM_TIMEOUT))?;
+        match claim {
+            p::ClaimResult::Compute(ticket) => {
+                lock(&self.tickets).insert(*key, ticket);
+                Ok(Claim::Compute(Ticket::new(*key, self.me.clone())))
+            }
+            p::ClaimResult::Ready(descriptors) => {
+                let mut fds = fds.into_iter();
+                let open = |descriptor| self.open((descriptor, &mut fds), holder);
+                Ok(Claim::Ready(descriptors.into_iter().map(open).collect::<Result<_>>()?))
+            }
+        }
+    }
+
+    fn is_computed(&self, key: &Key) -> bool {
+        self.link.ask::<p::IsComputed>(&p::KeyParams { key: key.0.to_string() }).is_ok_and(|answer| answer.computed)
+    }
+
+    fn contents(&self, specs: &[ContentSpec], source: &mut dyn ContentSource, holder: &Holder) -> Result<Vec<Lease>> {
+        contents::lease(self, specs, source, holder)
+    }
+
+    fn recall(&self, key: &ContentHash) -> Option<Vec<u8>> {
+        let note = self.link.ask::<p::Recall>(&p::KeyParams { key: key.to_string() }).ok()?.note?;
+        crate::hex::decode(&note)
+    }
+
+    fn remember(&self, key: &ContentHash, note: &[u8]) {
+        let params = p::RememberParams { key: key.to_string(), note: crate::hex::encode(note) };
+        self.link.tell::<p::Remember>(&params);
+    }
+
+    fn remove(&self, name: &str) -> Result<()> {
+        self.link.ask::<p::Remove>(&p::NameParams { name: name.to_owned() }).map(drop)
+    }
+
+    fn config(&self) -> &SharingConfig {
+        &self.config
+    }
+
+    fn limit_memory(&self, _: u64) -> Result<()> {
+        Err(Error::unsupported("the budget is the daemon's: `cotensor serve --max-memory`"))
+    }
+
+    fn record_copy(&self, tensor: &str, reason: CopyReason, bytes: usize) {
+        let (tensor, reason, bytes) = (tensor.to_owned(), reason.name().to_owned(), bytes as u64);
+        self.link.tell::<p::RecordCopy>(&p::CopyParams { tensor, reason, bytes });
+    }
+
+    fn optimize(&self) -> OptimizeReport {
+        self.report::<p::Optimize, _>()
+    }
+
+    fn stats(&self) -> Stats {
+        self.report::<p::Stats, _>()
+    }
+
+    fn recommendations(&self) -> Recommendations {
+        self.report::<p::Recommendations, _>()
+    }
+
+    fn diagnostics(&self) -> Diagnostics {
+        self.report::<p::Diagnostics, _>()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,254 @@
+//! What the daemon costs, as ratios to what cannot be avoided: a bare echo over a Unix socket, a copy, a mapping.
+//! Everything is measured interleaved in one run, against processes of their own; medians.
+#![allow(clippy::unwrap_used)]
+
+use cotensor_client::ClientStore;
+use cotensor_client::protocol::{Empty, Ping};
+use cotensor_client::wire::{Decoder, Frame, send_all};
+use cotensor_core::{DType, Kind, Segment};
+use cotensor_daemon::{Config, Daemon, Listening};
+use cotensor_memory::{Guarantee, MemfdMut, SealedMemfd, copy_parallel};
+use cotensor_store::{CopyReason, Retention, Store, TensorSpec};
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+const ECHO_BYTES: usize = 200;
+const CLIENTS: usize = 8;
+const LARGE_BYTES: usize = 256 << 20;
+const SMALL_ROUNDS: usize = 3000;
+const LARGE_ROUNDS: usize = 7;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        [_, "--serve-echo", socket] => serve_echo(Path::new(socket)),
+        [_, "--serve-daemon", socket] => serve_daemon(Path::new(socket)),
+        _ => measure(),
+    }
+}
+
+/// Echoes 200 bytes; a frame that asks for a descriptor (its first byte is 1) gets a new 256 MB memfd, sealed.
+fn serve_echo(socket: &Path) {
+    let listener = UnixListener::bind(socket).unwrap();
+    for stream in listener.incoming() {
+        std::thread::spawn(move || {
+            let mut stream: UnixStream = stream.unwrap();
+            let mut buffer = [0; ECHO_BYTES];
+            let large: std::cell::OnceCell<SealedMemfd> = std::cell::OnceCell::new();
+            while stream.read_exact(&mut buffer).is_ok() {
+                if buffer[0] == 1 {
+                    let large = large.get_or_init(|| MemfdMut::create(LARGE_BYTES).unwrap().seal().unwrap());
+                    let fd = large.fd().unwrap().try_clone_to_owned().unwrap();
+                    send_all(stream.as_fd(), &Frame { body: buffer.to_vec(), fds: vec![fd] }).unwrap();
+                } else {
+                    stream.write_all(&buffer).unwrap();
+                }
+            }
+        });
+    }
+}
+
+fn serve_daemon(socket: &Path) {
+    let daemon = Daemon::new(Config { socket: socket.to_path_buf(), ..Config::default() }).unwrap();
+    let listening = Listening::bind(socket).unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(daemon.serve(&listening, std::future::pending())).unwrap();
+}
+
+struct Server(Child);
+
+impl Server {
+    fn start(what: &str, socket: &Path) -> Self {
+        let me = std::env::current_exe().unwrap();
+        let child = Command::new(me).arg(what).arg(socket).stdin(Stdio::null()).spawn().unwrap();
+        while UnixStream::connect(socket).is_err() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Self(child)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+fn measure() {
+    let folder = tempfile::tempdir().unwrap();
+    let (echo_at, daemon_at) = (folder.path().join("echo"), folder.path().join("daemon"));
+    let _echo = Server::start("--serve-echo", &echo_at);
+    let _daemon = Server::start("--serve-daemon", &daemon_at);
+    println!("{} cores; medians of {SMALL_ROUNDS} and {LARGE_ROUNDS} rounds, interleaved", cores());
+    small(&echo_at, &daemon_at);
+    throughput(&echo_at, &daemon_at);
+    large(&echo_at, &daemon_at);
+}
+
+fn small(echo_at: &Path, daemon_at: &Path) {
+    let mut echo = UnixStream::connect(echo_at).unwrap();
+    let store = ClientStore::connect(Some(daemon_at), "bench").unwrap();
+    let holder = store.holder("");
+    let content = [7; 4096];
+    let held = put(&store, "held", &content);
+    let [mut echoes, mut pings, mut publishes, mut gets] = [(); 4].map(|()| Vec::new());
+    for _ in 0..SMALL_ROUNDS {
+        echoes.push(timed(|| echo_once(&mut echo)));
+        pings.push(timed(|| ping(&store)));
+        publishes.push(timed(|| drop(put(&store, "small", &content))));
+        gets.push(timed(|| drop(store.get("held", &holder).unwrap())));
+    }
+    drop(held);
+    let echo = median(&mut echoes);
+    println!("a bare echo of {ECHO_BYTES} bytes: {:.1} us", micros(echo));
+    ratio("ping, in echoes (at most 1.3)", median(&mut pings), echo);
+    ratio("publish 4 KB, in echoes (at most 1.5)", median(&mut publishes), echo);
+    println!("get of a name that is held: {:.2} us (at most 1)", micros(median(&mut gets)));
+}
+
+/// Eight clients at once, calls in a second.
+fn throughput(echo_at: &Path, daemon_at: &Path) {
+    let mut shares = Vec::new();
+    for _ in 0..3 {
+        let echoes = with_clients(|| {
+            let mut echo = UnixStream::connect(echo_at).unwrap();
+            move || echo_once(&mut echo)
+        });
+        let pings = with_clients(|| {
+            let store = ClientStore::connect(Some(daemon_at), "bench").unwrap();
+            move || ping(&store)
+        });
+        shares.push((pings as f64 / echoes as f64, echoes));
+    }
+    shares.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (share, echoes) = shares[1];
+    println!("pings of {CLIENTS} clients, share of as many echoes ({echoes} a second): {share:.2} (at least 0.5)");
+}
+
+fn with_clients<F: FnMut()>(connect: impl Fn() -> F + Sync) -> usize {
+    let start = Barrier::new(CLIENTS);
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut call = connect();
+                    start.wait();
+                    let (began, mut calls) = (Instant::now(), 0);
+                    while began.elapsed() < Duration::from_secs(1) {
+                        call();
+                        calls += 1;
+                    }
+                    calls
+                })
+            })
+            .collect();
+        clients.into_iter().map(|client| client.join().unwrap()).sum()
+    })
+}
+
+fn large(echo_at: &Path, daemon_at: &Path) {
+    let mut echo = UnixStream::connect(echo_at).unwrap();
+    let store = ClientStore::connect(Some(daemon_at), "producer").unwrap();
+    let reader = ClientStore::connect(Some(daemon_at), "reader").unwrap();
+    let holder = reader.holder("");
+    let source = vec![5u8; LARGE_BYTES];
+    let mut target = vec![1u8; LARGE_BYTES];
+    let [mut copies, mut warm, mut cold, mut maps, mut gets] = [(); 5].map(|()| Vec::new());
+    for _ in 0..LARGE_ROUNDS {
+        copies.push(timed(|| copy_parallel(&mut target, &source)));
+        // What a publisher does ahead of time, when it has nothing better to do.
+        store.prepare(LARGE_BYTES, 1).unwrap();
+        let start = Instant::now();
+        let lease = put(&store, "large", &source);
+        warm.push(start.elapsed());
+        maps.push(timed(|| drop(receive(&mut echo))));
+        gets.push(timed(|| drop(reader.get("large", &holder).unwrap())));
+        drop(lease);
+        let start = Instant::now();
+        let lease = put(&store, "large", &source);
+        cold.push(start.elapsed());
+        drop(lease);
+    }
+    let copy = median(&mut copies);
+    println!("a copy of 256 MB, parallel: {:.1} ms", micros(copy) / 1e3);
+    ratio("copy over publish of 256 MB, warm (at least 0.85)", copy, median(&mut warm));
+    ratio("copy over publish of 256 MB, cold", copy, median(&mut cold));
+    ratio(
+        "first get of 256 MB, in echoes with a descriptor and a mapping (at most 1.5)",
+        median(&mut gets),
+        median(&mut maps),
+    );
+}
+
+fn put(store: &Arc<ClientStore>, name: &str, bytes: &[u8]) -> cotensor_store::Lease {
+    let spec = TensorSpec {
+        name: name.to_owned(),
+        dtype: DType::U8,
+        shape: vec![bytes.len()],
+        kind: Kind::Other,
+        space: None,
+        producer: "bench".to_owned(),
+        retention: Retention::WhileLeased,
+        provenance: None,
+    };
+    let mut reservation = store.reserve(spec, &store.holder("")).unwrap();
+    reservation.write(bytes, CopyReason::Put).unwrap();
+    reservation.publish().unwrap()
+}
+
+fn echo_once(stream: &mut UnixStream) {
+    let mut buffer = [0; ECHO_BYTES];
+    stream.write_all(&buffer).unwrap();
+    stream.read_exact(&mut buffer).unwrap();
+}
+
+fn ping(store: &ClientStore) {
+    store.ask::<Ping>(&Empty {}).unwrap();
+}
+
+/// An echo whose answer brings a descriptor, checked and mapped.
+fn receive(stream: &mut UnixStream) -> SealedMemfd {
+    stream.write_all(&[1; ECHO_BYTES]).unwrap();
+    let mut decoder = Decoder::default();
+    loop {
+        if let Some(frame) = decoder.take().unwrap() {
+            let fd = frame.fds.into_iter().next().unwrap();
+            return SealedMemfd::open(fd, LARGE_BYTES, Guarantee::Immutable).unwrap();
+        }
+        assert!(decoder.fill(stream.as_fd()).unwrap() > 0);
+    }
+}
+
+fn timed(work: impl FnOnce()) -> Duration {
+    let start = Instant::now();
+    work();
+    start.elapsed()
+}
+
+fn median(times: &mut [Duration]) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+fn ratio(what: &str, time: Duration, unit: Duration) {
+    println!(
+        "{what}: {:.2} ({:.1} us over {:.1} us)",
+        time.as_secs_f64() / unit.as_secs_f64(),
+        micros(time),
+        micros(unit)
+    );
+}
+
+fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
