@@ -170,6 +170,8 @@ pub(crate) fn compute_once(
             Claim::Compute(ticket) => Some(ticket),
         }
     };
+    // What belongs to no space is an input on its way to an encoder.
+    let reason = if space.is_some() { CopyReason::EngineOutput } else { CopyReason::Preprocessed };
     let start = Instant::now();
     let arrays = compute()?;
     let recompute = start.elapsed();
@@ -189,14 +191,14 @@ pub(crate) fn compute_once(
     let refused = |reserved: &Result<Reservation>| matches!(reserved, Err(e) if e.kind() == ErrorKind::Refused);
     match ticket {
         Some(ticket) if !arrays.is_empty() && !reserved.iter().any(refused) => {
-            let leases = ticket.publish(filled(reserved, &arrays)?)?;
+            let leases = ticket.publish(filled(reserved, &arrays, reason)?)?;
             Ok((values(leases), true))
         }
         ticket => {
             // Who waits goes on at once, and what was reserved makes room.
             drop((ticket, reserved));
             let reserved = specs.into_iter().map(|spec| store.reserve_private(spec, holder));
-            let leases: Result<_> = filled(reserved, &arrays)?.into_iter().map(Reservation::publish).collect();
+            let leases: Result<_> = filled(reserved, &arrays, reason)?.into_iter().map(Reservation::publish).collect();
             Ok((values(leases?), true))
         }
     }
@@ -207,10 +209,14 @@ fn values(leases: Vec<Lease>) -> Vec<Value> {
 }
 
 /// The reservations with the arrays' elements copied in.
-fn filled(reserved: impl IntoIterator<Item = Result<Reservation>>, arrays: &[Array]) -> Result<Vec<Reservation>> {
+fn filled(
+    reserved: impl IntoIterator<Item = Result<Reservation>>,
+    arrays: &[Array],
+    reason: CopyReason,
+) -> Result<Vec<Reservation>> {
     let fill = |(reserved, array): (Result<Reservation>, &Array)| {
         let mut reservation = reserved?;
-        reservation.write(array_bytes(array), CopyReason::EngineOutput)?;
+        reservation.write(array_bytes(array), reason)?;
         Ok(reservation)
     };
     reserved.into_iter().zip(arrays).map(fill).collect()

@@ -96,6 +96,20 @@ fn images_are_as_pillow_makes_them() {
         }
     }
     assert_eq!(checked, 12);
+
+    // The photograph as the real models' configurations have it.
+    let photo = decode_image(&std::fs::read(fixtures().join("media/photo.png")).unwrap()).unwrap();
+    for skeleton in ["vit-base", "clip-vit-b16"] {
+        let folder = fixtures().join("skeletons").join(skeleton);
+        let bytes = std::fs::read(folder.join("preprocess.safetensors")).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let expected = tensors.tensor("photo.levels").unwrap();
+        let (levels, height, width) = ImageProcessor::open(&folder).unwrap().levels(&photo).unwrap();
+        assert_eq!([height, width, 3], *expected.shape());
+        let difference = |(&a, &b): (&u8, &u8)| f64::from(a.abs_diff(b));
+        let (worst, mean) = summary(levels.iter().zip(expected.data()).map(difference));
+        assert!(worst <= 2.0 && mean <= 0.1, "{skeleton}: worst {worst}, mean {mean} of 255");
+    }
 }
 
 /// The levels that the same configuration gives at 224 pixels.

@@ -225,6 +225,8 @@ pub enum CopyReason {
     FileImport,
     /// The engine returns outputs in memory of its own.
     EngineOutput,
+    /// An input was preprocessed in memory of the library that does it.
+    Preprocessed,
     /// The engine wants another element type (64-bit to 32-bit integers).
     EngineConversion,
     /// A caller put its own bytes into the store.
@@ -238,6 +240,7 @@ impl CopyReason {
     pub const ALL: &'static [CopyReason] = &[
         CopyReason::FileImport,
         CopyReason::EngineOutput,
+        CopyReason::Preprocessed,
         CopyReason::EngineConversion,
         CopyReason::Put,
         CopyReason::DeviceTransfer,
@@ -248,6 +251,7 @@ impl CopyReason {
         match self {
             CopyReason::FileImport => "file import",
             CopyReason::EngineOutput => "engine output",
+            CopyReason::Preprocessed => "preprocessed input",
             CopyReason::EngineConversion => "engine conversion",
             CopyReason::Put => "put",
             CopyReason::DeviceTransfer => "device transfer",
