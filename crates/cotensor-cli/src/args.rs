@@ -116,8 +116,8 @@ pub(crate) struct WorkerArgs {
     pub(crate) model: PathBuf,
     #[arg(long)]
     pub(crate) cache: PathBuf,
-    #[arg(long)]
-    pub(crate) threads: usize,
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: u16,
     #[arg(long)]
     pub(crate) max_memory_bytes: Option<u64>,
 }

@@ -3,32 +3,36 @@
 mod args;
 mod commands;
 mod output;
+mod panics;
 
 use args::{Cli, Command};
-use clap::{CommandFactory, Parser};
+use clap::Parser;
+use cotensor::core::Result;
 use cotensor::{Error, ErrorKind};
 use std::process::ExitCode;
 use std::time::Instant;
 
 fn main() -> ExitCode {
     let started = Instant::now();
-    let result = match Cli::parse().command {
+    panics::hold_back();
+    let result = panics::told(|| command(started));
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::tell(&format!("error: {}", output::bounded(&output::printable(&error.to_string()))));
+            exit_code(&error)
+        }
+    }
+}
+
+fn command(started: Instant) -> Result<()> {
+    match Cli::parse().command {
         Command::Demo(args) => commands::demo(&args),
         Command::Run(args) => commands::run(&args),
         Command::Explain(args) => commands::explain(&args),
         Command::Models(args) => commands::models(&args),
         Command::DemoWorker(args) => commands::demo_worker(args, started),
-        Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "cotensor", &mut std::io::stdout());
-            Ok(())
-        }
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            exit_code(&error)
-        }
+        Command::Completions { shell } => commands::completions(shell),
     }
 }
 

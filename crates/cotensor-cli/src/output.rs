@@ -1,10 +1,56 @@
-//! Progress on standard error: a bar on a terminal, plain lines elsewhere.
+//! What people see: text that cannot command their terminal, and progress on standard error, a bar on a terminal, plain
+//! lines elsewhere.
 
 use cotensor_demo::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
-use std::io::IsTerminal;
+use std::borrow::Cow;
+use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+
+/// The most characters of an error that are shown.
+const ERROR_CHARS_MAX: usize = 2000;
+
+/// `text` with control characters spelt out, so that a label, a name or a line of a file cannot command the terminal.
+/// Ends of lines and tabs stay.
+pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+    let harmful = |c: char| c.is_control() && c != '\n' && c != '\t' || is_override(c);
+    if !text.contains(harmful) {
+        return Cow::Borrowed(text);
+    }
+    text.chars()
+        .fold(String::with_capacity(text.len()), |mut shown, c| {
+            if harmful(c) {
+                shown.extend(c.escape_default())
+            } else {
+                shown.push(c)
+            }
+            shown
+        })
+        .into()
+}
+
+/// Whether `c` makes what follows read in another order than it is written.
+fn is_override(c: char) -> bool {
+    matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Beginning and end of a text that is too long to read.
+pub(crate) fn bounded(text: &str) -> Cow<'_, str> {
+    let count = text.chars().count();
+    if count <= ERROR_CHARS_MAX {
+        return Cow::Borrowed(text);
+    }
+    let half = ERROR_CHARS_MAX / 2;
+    let start: String = text.chars().take(half).collect();
+    let end: String = text.chars().skip(count - half).collect();
+    format!("{start} [{} characters left out] {end}", count - 2 * half).into()
+}
+
+/// Writes a line to standard error. Where nobody can read it, the exit code has to do.
+pub(crate) fn tell(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
 
 /// Shows steps to a person.
 pub(crate) struct Steps {
@@ -46,6 +92,7 @@ impl Steps {
 
 impl Progress for Steps {
     fn step(&self, done: u64, total: u64, what: &str) {
+        let what = &*printable(what);
         match &self.bar {
             Some(bar) => {
                 bar.set_length(total);
@@ -55,7 +102,7 @@ impl Progress for Steps {
             None => {
                 let line = self.lines.lock().unwrap_or_else(PoisonError::into_inner).line(done, total, what);
                 if let Some(line) = line {
-                    eprintln!("{line}");
+                    tell(&line);
                 }
             }
         }
@@ -95,6 +142,23 @@ impl Lines {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_text_commands_the_terminal() {
+        assert_eq!(printable("a\tb\n\u{e9}"), "a\tb\n\u{e9}");
+        assert_eq!(printable("\x1b[2J\0\r\x7f\u{9b}\u{202e}"), r"\u{1b}[2J\u{0}\r\u{7f}\u{9b}\u{202e}");
+    }
+
+    #[test]
+    fn long_errors_keep_both_ends() {
+        let long = format!("a.toml: {}: at the end", "\u{e9}".repeat(100_000));
+        let shown = bounded(&long);
+        assert!(
+            shown.starts_with("a.toml: ") && shown.ends_with(": at the end") && shown.chars().count() < 2100,
+            "{shown}"
+        );
+        assert_eq!(bounded("short"), "short");
+    }
 
     #[test]
     fn a_line_for_each_step_and_each_tenth() {

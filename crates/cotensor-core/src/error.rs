@@ -70,10 +70,15 @@ impl Error {
         Self::new(ErrorKind::Unsupported, message)
     }
 
-    /// An operating-system error met while doing `what`; a missing file becomes [`ErrorKind::NotFound`].
+    /// An operating-system error met while doing `what`; a missing file becomes [`ErrorKind::NotFound`], a path that
+    /// cannot be what it has to be [`ErrorKind::Invalid`].
     pub fn io(what: impl fmt::Display, source: &std::io::Error) -> Self {
         let kind = match source.kind() {
             std::io::ErrorKind::NotFound => ErrorKind::NotFound,
+            std::io::ErrorKind::NotADirectory
+            | std::io::ErrorKind::IsADirectory
+            | std::io::ErrorKind::InvalidFilename
+            | std::io::ErrorKind::InvalidInput => ErrorKind::Invalid,
             _ => ErrorKind::Io,
         };
         Self::new(kind, format!("{what}: {source}"))

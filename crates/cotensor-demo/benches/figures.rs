@@ -16,7 +16,7 @@ const ROUNDS: usize = 15;
 
 fn main() {
     let cache = std::env::var_os("COTENSOR_CACHE").map_or_else(|| PackCache::default_dir().unwrap(), PathBuf::from);
-    let folder = materialize("bert-base", &cache.join("models"), &|_, _| ()).unwrap();
+    let folder = materialize("bert-base", &cache.join("models"), &|_, _| true).unwrap();
     if std::env::args().any(|argument| argument == "--second-process") {
         return second_process(&cache, &folder);
     }

@@ -9,6 +9,8 @@ use cotensor::core::{Error, Result};
 use cotensor::model::pipeline::UserReport;
 use serde::Serialize;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What the demo is asked for.
 #[derive(Clone, Debug)]
@@ -27,6 +29,8 @@ pub struct DemoOptions {
     pub repeats: usize,
     /// The store's budget in bytes.
     pub max_memory_bytes: Option<u64>,
+    /// Not zero once the demo has to end early: it then clears away its workers and folders and gives an error.
+    pub stop: Arc<AtomicUsize>,
 }
 
 /// The whole demo.
@@ -101,10 +105,13 @@ pub struct Scenario {
 /// Runs the demo.
 ///
 /// # Errors
-/// `Invalid` for an unknown scenario; `Engine` when sharing changes an output in a way that has no size; else what making
-/// the models or running a worker gives.
+/// `Invalid` for an unknown scenario; `NotFound` when the folder of checkpoints is not there; `Engine` when sharing changes an output in a way that has no size; else what making
+/// the models or running a worker gives, also when it is stopped.
 pub fn run_demo(options: &DemoOptions, progress: &dyn Progress) -> Result<Comparison> {
     let definitions: Vec<_> = options.scenarios.iter().map(|name| Definition::named(name)).collect::<Result<_>>()?;
+    if let Some(models) = options.models.as_ref().filter(|models| !models.is_dir()) {
+        return Err(Error::not_found("not a folder").in_file(models).in_field("--models"));
+    }
     let scenarios =
         definitions.iter().map(|definition| compare(definition, options, progress)).collect::<Result<_>>()?;
     Ok(Comparison { scenarios })
@@ -117,7 +124,10 @@ fn compare(definition: &Definition, options: &DemoOptions, progress: &dyn Progre
         Some(folder) => (folder, "checkpoint"),
         None => {
             let what = format!("making seeded weights of {}", definition.model);
-            let made = |done, total| progress.step(done, total, &what);
+            let made = |done, total| {
+                progress.step(done, total, &what);
+                options.stop.load(Ordering::Relaxed) == 0
+            };
             (materialize(definition.model, &options.cache.join("models"), &made)?, "seeded")
         }
     };

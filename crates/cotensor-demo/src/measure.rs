@@ -6,6 +6,7 @@ use cotensor::memory::usage;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often a watched worker's memory is read.
@@ -34,8 +35,8 @@ impl Measured {
     }
 }
 
-/// Runs `program demo-worker …` to its end. Watching costs the worker time, so runs that are timed are not watched.
-pub(crate) fn run(program: &Path, options: &WorkerOptions, watch: bool) -> Result<Measured> {
+/// Runs `program demo-worker …` to its end, or until `stop` is not zero. Watching costs the worker time, so runs that are timed are not watched.
+pub(crate) fn run(program: &Path, options: &WorkerOptions, watch: bool, stop: &AtomicUsize) -> Result<Measured> {
     let mut command = Command::new(program);
     command
         .arg("demo-worker")
@@ -73,11 +74,12 @@ pub(crate) fn run(program: &Path, options: &WorkerOptions, watch: bool) -> Resul
         if let Some(status) = child.try_wait().map_err(|error| Error::io("cannot wait for a worker", &error))? {
             break status;
         }
-        if started.elapsed() > WORKER_TIME_MAX {
+        let stopped = stop.load(Ordering::Relaxed) != 0;
+        if stopped || started.elapsed() > WORKER_TIME_MAX {
             // Best effort: the error below tells what happened.
             let _ = child.kill();
             let _ = child.wait();
-            return Err(failed("took too long"));
+            return Err(failed(if stopped { "was stopped" } else { "took too long" }));
         }
         if watch && let Ok(bytes) = usage::process_pss_bytes(child.id()) {
             samples.push((started.elapsed().as_secs_f64(), bytes));

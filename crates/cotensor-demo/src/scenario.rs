@@ -2,10 +2,14 @@
 
 use crate::assets::{self, Skeleton};
 use crate::seeded::write_weights;
+use crate::ways::remove_stale;
 use cotensor::core::{ContentHash, Error, Hasher, Result};
 use cotensor::model::pipeline::{Inputs, Pipeline};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+
+/// How the folders of models that are being made begin.
+const MAKING_PREFIX: &str = ".making-";
 
 /// One scenario: users, their model and their input.
 pub struct Scenario {
@@ -99,11 +103,11 @@ fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 /// The folder of the seeded model `name` below `root`, made at first use. `done` is told bytes so far and in
-/// total, after every tensor and from several threads.
+/// total, after every tensor and from several threads; it stops the making by returning false.
 ///
 /// # Errors
 /// `NotFound` for a model without a skeleton, `Io` when it cannot be written (nothing half-made is left).
-pub fn materialize(name: &str, root: &Path, done: &(dyn Fn(u64, u64) + Sync)) -> Result<PathBuf> {
+pub fn materialize(name: &str, root: &Path, done: &(dyn Fn(u64, u64) -> bool + Sync)) -> Result<PathBuf> {
     let skeleton = assets::skeleton(name).ok_or_else(|| Error::not_found(format!("no skeleton for {name:?}")))?;
     let folder = root.join(format!("{name}-{}", version(skeleton).short())).join(name);
     if folder.join("config.json").is_file() {
@@ -112,7 +116,8 @@ pub fn materialize(name: &str, root: &Path, done: &(dyn Fn(u64, u64) + Sync)) ->
     let parent = folder.parent().unwrap_or(root);
     let io = |error: std::io::Error| Error::io("cannot make the seeded model", &error).in_file(parent);
     std::fs::create_dir_all(root).map_err(io)?;
-    let making = tempfile::Builder::new().prefix(".making-").tempdir_in(root).map_err(io)?;
+    remove_stale(root, MAKING_PREFIX)?;
+    let making = tempfile::Builder::new().prefix(MAKING_PREFIX).tempdir_in(root).map_err(io)?;
     let target = making.path().join(name);
     std::fs::create_dir_all(target.join("onnx")).map_err(io)?;
     for (file, bytes) in skeleton.files {
@@ -148,4 +153,17 @@ fn version(skeleton: &Skeleton) -> ContentHash {
         hasher.field(file.as_bytes()).field(bytes);
     }
     hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_making_that_is_stopped_leaves_nothing() {
+        let root = tempfile::tempdir().unwrap();
+        let error = materialize("bert-base", root.path(), &|_, _| false).unwrap_err();
+        assert!(error.to_string().contains("stopped"), "{error}");
+        assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
+    }
 }

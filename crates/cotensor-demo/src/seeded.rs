@@ -48,8 +48,9 @@ enum Init {
 }
 
 /// Writes the external data files of all graphs that `seeds` (seed.json) describes into `folder`.
-/// `done` is told the bytes written so far and in total, after every tensor and from several threads.
-pub(crate) fn write_weights(seeds: &[u8], folder: &Path, done: &(dyn Fn(u64, u64) + Sync)) -> Result<()> {
+/// `done` is told the bytes written so far and in total, after every tensor and from several threads; it
+/// stops the writing by returning false.
+pub(crate) fn write_weights(seeds: &[u8], folder: &Path, done: &(dyn Fn(u64, u64) -> bool + Sync)) -> Result<()> {
     let seeds: Seeds =
         serde_json::from_slice(seeds).map_err(|error| Error::corrupt(error.to_string()).in_field("seed.json"))?;
     let size = |tensor: &TensorSeed| (tensor.shape.iter().product::<usize>() * size_of::<f32>()) as u64;
@@ -57,7 +58,7 @@ pub(crate) fn write_weights(seeds: &[u8], folder: &Path, done: &(dyn Fn(u64, u64
     let written = AtomicU64::new(0);
     let tell = |tensor: &TensorSeed| {
         let bytes = size(tensor);
-        done(written.fetch_add(bytes, Ordering::Relaxed) + bytes, total);
+        done(written.fetch_add(bytes, Ordering::Relaxed) + bytes, total)
     };
     for graph in seeds.graphs.values() {
         let path = folder.join(&graph.data);
@@ -69,7 +70,11 @@ pub(crate) fn write_weights(seeds: &[u8], folder: &Path, done: &(dyn Fn(u64, u64
     Ok(())
 }
 
-fn write_tensors(file: &File, tensors: &[TensorSeed], done: &(dyn Fn(&TensorSeed) + Sync)) -> std::io::Result<()> {
+fn write_tensors(
+    file: &File,
+    tensors: &[TensorSeed],
+    done: &(dyn Fn(&TensorSeed) -> bool + Sync),
+) -> std::io::Result<()> {
     let next = AtomicUsize::new(0);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
@@ -78,7 +83,9 @@ fn write_tensors(file: &File, tensors: &[TensorSeed], done: &(dyn Fn(&TensorSeed
                 scope.spawn(|| {
                     while let Some(tensor) = tensors.get(next.fetch_add(1, Ordering::Relaxed)) {
                         file.write_all_at(&bytes(&values(tensor)), tensor.offset)?;
-                        done(tensor);
+                        if !done(tensor) {
+                            return Err(std::io::Error::other("stopped"));
+                        }
                     }
                     Ok(())
                 })
@@ -165,7 +172,11 @@ mod tests {
             {"key": "b", "shape": [12], "offset": 32, "init": {"kind": "normal", "mean": 0.0, "std": 1.0}}]}}}"#;
         let folder = tempfile::tempdir().unwrap();
         let told = std::sync::Mutex::new(Vec::new());
-        write_weights(seeds, folder.path(), &|done, total| told.lock().unwrap().push((done, total))).unwrap();
+        write_weights(seeds, folder.path(), &|done, total| {
+            told.lock().unwrap().push((done, total));
+            true
+        })
+        .unwrap();
         let mut told = told.into_inner().unwrap();
         told.sort_unstable();
         assert!(told == [(32, 80), (80, 80)] || told == [(48, 80), (80, 80)], "{told:?}");

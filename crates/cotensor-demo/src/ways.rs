@@ -70,9 +70,9 @@ pub(crate) fn measure(
             threads: options.threads,
             max_memory_bytes: options.max_memory_bytes,
         };
-        run(&options.program, &worker, watch)
+        run(&options.program, &worker, watch, &options.stop)
     };
-    remove_stale(&options.cache)?;
+    remove_stale(&options.cache, COLD_PREFIX)?;
     let mut cold = |watch| {
         let cache = cold_cache(&options.cache)?;
         next(Mode::With, "with, first run ever", watch, cache.path())
@@ -102,16 +102,16 @@ fn cold_cache(cache: &Path) -> Result<tempfile::TempDir> {
     made.map_err(|error| Error::io("cannot make an empty weight cache", &error).in_file(cache))
 }
 
-/// Removes what a demo that was killed left behind: cold caches older than any worker can be.
-fn remove_stale(cache: &Path) -> Result<()> {
-    let entries = match std::fs::read_dir(cache) {
+/// Removes what a demo that was killed left behind in `folder`: folders with this prefix, older than any worker can be.
+pub(crate) fn remove_stale(folder: &Path, prefix: &str) -> Result<()> {
+    let entries = match std::fs::read_dir(folder) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        entries => entries.map_err(|error| Error::io("cannot list", &error).in_file(cache))?,
+        entries => entries.map_err(|error| Error::io("cannot list", &error).in_file(folder))?,
     };
     for entry in entries.flatten() {
         let age = entry.metadata().and_then(|data| data.modified()).ok().and_then(|time| time.elapsed().ok());
-        let cold = entry.file_name().to_string_lossy().starts_with(COLD_PREFIX);
-        if cold && age.is_some_and(|age| age > 2 * WORKER_TIME_MAX) {
+        let ours = entry.file_name().to_string_lossy().starts_with(prefix);
+        if ours && age.is_some_and(|age| age > 2 * WORKER_TIME_MAX) {
             // Best effort: what cannot be removed is in nobody's way.
             let _ = std::fs::remove_dir_all(entry.path());
         }
@@ -136,10 +136,10 @@ mod tests {
                 File::open(folder).unwrap().set_modified(old).unwrap();
             }
         }
-        remove_stale(cache.path()).unwrap();
+        remove_stale(cache.path(), COLD_PREFIX).unwrap();
         let left = |name: &str| cache.path().join(name).is_dir();
         assert_eq!([left(".cold-old"), left(".cold-new"), left("packs")], [false, true, true]);
-        remove_stale(&cache.path().join("absent")).unwrap();
+        remove_stale(&cache.path().join("absent"), COLD_PREFIX).unwrap();
         let cold = cold_cache(&cache.path().join("fresh")).unwrap();
         assert!(cold.path().is_dir());
     }

@@ -140,6 +140,8 @@ impl WritableFile {
     }
 
     fn prepare(file: File, path: PathBuf, len: usize) -> Result<Self> {
+        // Shows others that its writer lives; where there are no locks, they wait longer.
+        let _ = file.try_lock();
         // A full disk is an error now, not a SIGBUS while writing.
         let backed = if len > 0 { fallocate(&file, FallocateFlags::empty(), 0, len as u64) } else { Ok(()) };
         let map = backed

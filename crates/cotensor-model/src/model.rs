@@ -303,13 +303,18 @@ pub(crate) fn read_json(path: &Path) -> Result<serde_json::Value> {
 pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
     let io = |error: std::io::Error| Error::io("cannot read", &error).in_file(path);
     // Asked before opening: opening a pipe would wait for its writer.
-    if !std::fs::metadata(path).map_err(io)?.is_file() {
+    let found = std::fs::metadata(path).map_err(io)?;
+    if !found.is_file() {
         return Err(Error::invalid("not a regular file").in_file(path));
+    }
+    let too_long = || Error::invalid(format!("more than {bytes_max} bytes")).in_file(path);
+    if found.len() > bytes_max {
+        return Err(too_long());
     }
     let mut bytes = Vec::new();
     std::fs::File::open(path).map_err(io)?.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes).map_err(io)?;
     if bytes.len() as u64 > bytes_max {
-        return Err(Error::invalid(format!("more than {bytes_max} bytes")).in_file(path));
+        return Err(too_long());
     }
     Ok(bytes)
 }

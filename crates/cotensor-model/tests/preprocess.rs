@@ -172,6 +172,9 @@ fn bad_configurations_name_file_and_field() {
     }
     std::fs::write(&path, r#"{"feature_size": 80, "sampling_rate": -3}"#).unwrap();
     assert_eq!(AudioProcessor::open(folder.path()).unwrap_err().field(), Some("sampling_rate"));
+    let hours = r#"{"feature_size": 1, "sampling_rate": 16000, "n_fft": 65536, "hop_length": 1, "chunk_length": 30}"#;
+    std::fs::write(&path, hours).unwrap();
+    assert_eq!(AudioProcessor::open(folder.path()).unwrap_err().field(), Some("n_fft"));
     std::fs::write(&path, "{").unwrap();
     assert!(ImageProcessor::open(folder.path()).unwrap_err().to_string().contains("preprocessor_config.json"));
     assert!(TextProcessor::open(folder.path()).err().unwrap().to_string().contains("tokenizer.json"));

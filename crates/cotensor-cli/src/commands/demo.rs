@@ -4,6 +4,12 @@ use crate::output::Steps;
 use cotensor::core::{Error, Result};
 use cotensor::model::pool::HardwarePreferences;
 use cotensor_demo::{DemoOptions, SCENARIOS, WorkerOptions, html, run_demo, run_worker, text};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 pub(crate) fn demo(args: &DemoArgs) -> Result<()> {
@@ -22,14 +28,22 @@ pub(crate) fn demo(args: &DemoArgs) -> Result<()> {
         threads: args.common.threads.map_or(cores, usize::from),
         repeats: usize::from(args.repeats),
         max_memory_bytes: budget_bytes(&args.common)?,
+        stop: stop_on_signals()?,
     };
+    let report = args.report.as_deref().map(ReportFile::open).transpose()?;
     let comparison = {
         let steps = Steps::new();
-        run_demo(&options, &steps)?
+        run_demo(&options, &steps)
     };
-    if let Some(path) = &args.report {
-        std::fs::write(path, html(&comparison))
-            .map_err(|error| Error::io("cannot write the report", &error).in_file(path))?;
+    let signal = options.stop.load(Ordering::Relaxed);
+    if signal != 0 {
+        drop(report);
+        end_by(signal);
+        return comparison.map(drop);
+    }
+    let comparison = comparison?;
+    if let Some(report) = report {
+        report.write(&html(&comparison))?;
     }
     if args.common.json { print_json(&comparison) } else { print(&text(&comparison)) }
 }
@@ -40,8 +54,65 @@ pub(crate) fn demo_worker(args: WorkerArgs, started: Instant) -> Result<()> {
         mode: args.mode.parse()?,
         model: args.model,
         cache: args.cache,
-        threads: args.threads,
+        threads: usize::from(args.threads),
         max_memory_bytes: args.max_memory_bytes,
     };
     print_json(&run_worker(&options, started)?)
+}
+
+/// The number of the signal that asks this program to stop: workers and folders have to be cleared away first.
+fn stop_on_signals() -> Result<Arc<AtomicUsize>> {
+    let stop = Arc::new(AtomicUsize::new(0));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register_usize(signal, Arc::clone(&stop), signal as usize)
+            .map_err(|error| Error::io("cannot handle signals", &error))?;
+    }
+    Ok(stop)
+}
+
+/// Ends this process as `signal` does where nobody handles it, so that whoever started it sees why it ended.
+fn end_by(signal: usize) {
+    if let Ok(signal) = i32::try_from(signal) {
+        // The signals handled here end a process, so this does not return.
+        let _ = signal_hook::low_level::emulate_default_handler(signal);
+    }
+}
+
+/// The report's file, opened before minutes of measuring. What it held stays until the report is there, and a file that
+/// this made goes when none came.
+struct ReportFile<'a> {
+    path: &'a Path,
+    file: File,
+    /// Made here and not written yet.
+    empty: bool,
+}
+
+impl<'a> ReportFile<'a> {
+    fn open(path: &'a Path) -> Result<Self> {
+        let new = !path.exists();
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
+        let file = file.map_err(|error| Self::error(path, &error))?;
+        Ok(Self { path, file, empty: new })
+    }
+
+    fn write(mut self, html: &str) -> Result<()> {
+        // A pipe or a terminal has no length to cut.
+        let cut = if self.file.metadata().is_ok_and(|file| file.is_file()) { self.file.set_len(0) } else { Ok(()) };
+        cut.and_then(|()| self.file.write_all(html.as_bytes())).map_err(|error| Self::error(self.path, &error))?;
+        self.empty = false;
+        Ok(())
+    }
+
+    fn error(path: &Path, error: &std::io::Error) -> Error {
+        Error::io("cannot write the report", error).in_file(path).in_field("--report")
+    }
+}
+
+impl Drop for ReportFile<'_> {
+    fn drop(&mut self) {
+        if self.empty {
+            // Best effort: an empty file is in nobody's way.
+            let _ = std::fs::remove_file(self.path);
+        }
+    }
 }

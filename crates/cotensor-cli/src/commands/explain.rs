@@ -1,4 +1,4 @@
-use super::{print, print_json, progress, runtime};
+use super::{in_pipeline, print, print_json, progress, runtime};
 use crate::args::ExplainArgs;
 use cotensor::core::Result;
 use cotensor::model::pipeline::{Explanation, Pipeline, explain as explain_pipeline};
@@ -10,7 +10,8 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<()> {
     let base = args.pipeline.parent().unwrap_or(Path::new("."));
     let runtime = runtime(&args.common)?;
     let steps = progress(&pipeline, base, &runtime, 0);
-    let explanation = explain_pipeline(&pipeline, base, &runtime)?;
+    let explanation =
+        explain_pipeline(&pipeline, base, &runtime).map_err(|error| in_pipeline(error, &args.pipeline))?;
     steps.finish();
     if args.common.json { print_json(&explanation) } else { print(&text(&explanation)) }
 }

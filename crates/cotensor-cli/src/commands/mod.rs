@@ -10,10 +10,11 @@ pub(crate) use explain::explain;
 pub(crate) use models::models;
 pub(crate) use run::run;
 
-use crate::args::Common;
-use crate::output::Steps;
+use crate::args::{Cli, Common};
+use crate::output::{Steps, printable};
+use clap::CommandFactory;
 use cotensor::Pipeline;
-use cotensor::core::{Error, Result};
+use cotensor::core::{Error, ErrorKind, Result};
 use cotensor::{LocalOptions, Runtime, memory, model};
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -44,6 +45,11 @@ fn budget_bytes(common: &Common) -> Result<Option<u64>> {
     common.max_memory.map(checked).transpose()
 }
 
+/// What is wrong in a pipeline, and in no other file that the error names, is wrong in its file.
+fn in_pipeline(error: Error, file: &Path) -> Error {
+    if error.kind() == ErrorKind::Invalid { error.in_file(file) } else { error }
+}
+
 /// Progress over the stages that `pipeline` loads, told as they load, and `more` steps that the caller tells.
 fn progress(pipeline: &Pipeline, base: &Path, runtime: &Arc<model::runtime::Runtime>, more: usize) -> Arc<Steps> {
     let mut stages = BTreeSet::new();
@@ -61,8 +67,13 @@ fn progress(pipeline: &Pipeline, base: &Path, runtime: &Arc<model::runtime::Runt
     steps
 }
 
-/// Writes to standard output; a reader that went away ends the program quietly.
+/// Writes text for people to standard output.
 fn print(text: &str) -> Result<()> {
+    write_out(&printable(text))
+}
+
+/// Writes to standard output; a reader that went away ends the program quietly.
+fn write_out(text: &str) -> Result<()> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::io("cannot write", &error)),
@@ -70,7 +81,14 @@ fn print(text: &str) -> Result<()> {
     }
 }
 
+/// The completion script of a shell.
+pub(crate) fn completions(shell: clap_complete::Shell) -> Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "cotensor", &mut script);
+    write_out(&String::from_utf8_lossy(&script))
+}
+
 fn print_json(value: &impl serde::Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value).map_err(|error| Error::invalid(error.to_string()))?;
-    print(&format!("{text}\n"))
+    write_out(&format!("{text}\n"))
 }

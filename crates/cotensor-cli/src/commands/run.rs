@@ -1,4 +1,4 @@
-use super::{print, print_json, progress, runtime};
+use super::{in_pipeline, print, print_json, progress, runtime};
 use crate::args::RunArgs;
 use cotensor::core::Result;
 use cotensor::model::engine::FileMode;
@@ -40,7 +40,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     for user in &pipeline.users {
         steps.next(&format!("running {}", user.name));
         let model = runtime.open(&base.join(&user.model))?;
-        users.push(run_user(&model, user, &inputs, &runtime.store().holder(&user.name))?);
+        let report = run_user(&model, user, &inputs, &runtime.store().holder(&user.name));
+        users.push(report.map_err(|error| in_pipeline(error, &args.pipeline))?);
         open.push(model);
     }
     let mut max_abs_diff = None;

@@ -12,6 +12,7 @@ use cotensor_core::{ContentCache, ContentHash, Error, ErrorKind, Hasher, Located
 use index::{Index, pack_files};
 use notes::Notes;
 use std::fs::Metadata;
+use std::io::ErrorKind::AlreadyExists;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,8 +20,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 use writer::NewPack;
 
-/// Temporary files of writers that died are removed after this long.
+/// Temporary files of writers that died are removed after this long where locks do not work.
 const ABANDONED_AFTER: Duration = Duration::from_secs(24 * 3600);
+/// Temporary files that nobody holds a lock on are removed after this long: making and naming one is without.
+const UNLOCKED_AFTER: Duration = Duration::from_secs(60);
 
 /// A folder of packs that this user's processes share.
 ///
@@ -107,6 +110,8 @@ impl PackCache {
 /// Makes `path` if it is not there; it has to be a folder of this user.
 fn private_folder(path: &Path, look: impl Fn(&Path) -> std::io::Result<Metadata>) -> Result<Metadata> {
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    // What is there and no folder is told below.
+    let made = made.or_else(|error| if error.kind() == AlreadyExists { Ok(()) } else { Err(error) });
     let found = made.and_then(|()| look(path));
     let found = found.map_err(|error| Error::io("cannot use this folder as a cache", &error).in_file(path))?;
     if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() {
@@ -123,8 +128,10 @@ fn refused(what: &str, found: &Metadata) -> Error {
 fn remove_abandoned(folder: &Path) {
     let now = SystemTime::now();
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-        let old = entry.metadata().and_then(|file| file.modified()).ok().and_then(|at| now.duration_since(at).ok());
-        if entry.file_name().to_string_lossy().starts_with(".tmp-") && old.is_some_and(|age| age > ABANDONED_AFTER) {
+        let age = entry.metadata().and_then(|file| file.modified()).ok().and_then(|at| now.duration_since(at).ok());
+        let unlocked = || std::fs::File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok());
+        let abandoned = |age| age > ABANDONED_AFTER || age > UNLOCKED_AFTER && unlocked();
+        if entry.file_name().to_string_lossy().starts_with(".tmp-") && age.is_some_and(abandoned) {
             // Somebody else may have been faster.
             let _ = std::fs::remove_file(entry.path());
         }

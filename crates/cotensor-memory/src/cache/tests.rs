@@ -56,6 +56,34 @@ fn an_abandoned_pack_leaves_nothing() {
 }
 
 #[test]
+fn what_a_killed_writer_left_goes_and_what_a_living_one_writes_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let packs = folder.path().join("packs");
+    let cache = PackCache::open(folder.path()).unwrap();
+    let pack = cache.begin(&[(ContentHash::of(b"x"), 1)]).unwrap();
+    std::fs::write(packs.join(".tmp-left"), b"half").unwrap();
+    std::fs::write(packs.join(".tmp-new"), b"half").unwrap();
+    let names = || {
+        let entries = std::fs::read_dir(&packs).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        entries.collect::<Vec<_>>()
+    };
+    for name in names().iter().filter(|name| *name != ".tmp-new") {
+        let old = SystemTime::now() - 2 * UNLOCKED_AFTER;
+        std::fs::File::options().write(true).open(packs.join(name)).unwrap().set_modified(old).unwrap();
+    }
+    PackCache::open(folder.path()).unwrap();
+    assert!(names().len() == 2 && !names().contains(&".tmp-left".to_owned()), "{:?}", names());
+    pack.commit().unwrap();
+}
+
+#[test]
+fn a_file_in_place_of_the_folder_is_told() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let error = PackCache::open(file.path()).err().unwrap();
+    assert_eq!((error.kind(), error.file()), (ErrorKind::Refused, Some(file.path())), "{error}");
+}
+
+#[test]
 fn damaged_and_removed_packs_are_ignored_with_a_reason() {
     let folder = tempfile::tempdir().unwrap();
     let cache = PackCache::open(folder.path()).unwrap();

@@ -83,6 +83,7 @@ pub fn explain(pipeline: &Pipeline, base: &Path, runtime: &Arc<Runtime>) -> Resu
     for user in &pipeline.users {
         let model = runtime.open(&base.join(&user.model))?;
         let task = model.family().task(&user.task).map_err(|error| error.in_field(format!("{}.task", user.name)))?;
+        user.check_task(task)?;
         for role in &task.stages {
             let sources = model.family().stage(role)?.inputs.values().cloned().collect();
             uses.push(Use::new(user, &model, model.stage(role)?, sources, &uses));

@@ -1,5 +1,5 @@
 use crate::model::{Model, StageSource};
-use crate::preprocess::{decode_image, decode_wav, resample, wav_rate_and_seconds};
+use crate::preprocess::{decode_image, decode_wav_start, resample, wav_rate_and_seconds};
 use crate::stage::compute_once;
 use crate::value::Value;
 use cotensor_core::{ContentHash, Error, Hasher, Kind, Result};
@@ -87,9 +87,8 @@ impl Inputs {
         let file = self.audio.as_ref().ok_or_else(|| Error::invalid("this pipeline needs an audio file (--audio)"))?;
         let processor = model.audio()?;
         let (features, computed) = prepared(model, holder, file, "audio", processor.fingerprint(), || {
-            let mut audio = decode_wav(&file.bytes)?;
             // What the model does not hear need not be resampled; the filter's reach is far below a second.
-            audio.samples.truncate(((processor.seconds() + 1.0) * f64::from(audio.sample_rate_hz)) as usize);
+            let audio = decode_wav_start(&file.bytes, processor.seconds() + 1.0)?;
             processor.process(&resample(&audio, processor.sample_rate_hz())?)
         })?;
         let (rate, seconds) = wav_rate_and_seconds(&file.bytes).map_err(|error| error.in_file(&file.path))?;

@@ -7,6 +7,8 @@ use std::io::Cursor;
 
 /// The longest sound that is read.
 const SECONDS_MAX: u64 = 3600;
+/// The loudest sample that is read: float files hold -1 to 1, some of them the integers of another file.
+const SAMPLE_MAX: f32 = (1u32 << 31) as f32;
 /// The sample rates that make sense.
 const RATES_HZ: std::ops::RangeInclusive<u32> = 1000..=768_000;
 
@@ -24,12 +26,20 @@ pub struct Audio {
 /// # Errors
 /// `Corrupt` when it is no WAV file or ends early, `Invalid` when it is empty, too long or has samples that are no numbers.
 pub fn decode_wav(bytes: &[u8]) -> Result<Audio> {
+    decode_wav_start(bytes, SECONDS_MAX as f64)
+}
+
+/// As [`decode_wav`], of the first `seconds` alone: an hour of many channels is much to keep for a model that hears half a minute.
+///
+/// # Errors
+/// As [`decode_wav`].
+pub fn decode_wav_start(bytes: &[u8], seconds: f64) -> Result<Audio> {
     let corrupt = |error: hound::Error| Error::corrupt(format!("not a WAV file: {error}")).in_field("audio");
     let invalid = |message: String| Error::invalid(message).in_field("audio");
     if bytes.is_empty() {
         return Err(invalid("the audio is empty".into()));
     }
-    let reader = WavReader::new(Cursor::new(bytes)).map_err(corrupt)?;
+    let mut reader = WavReader::new(Cursor::new(bytes)).map_err(corrupt)?;
     let (spec, frames) = (reader.spec(), u64::from(reader.duration()));
     if !RATES_HZ.contains(&spec.sample_rate) || spec.channels == 0 {
         return Err(invalid(format!("{} channels at {} Hz", spec.channels, spec.sample_rate)));
@@ -40,20 +50,39 @@ pub fn decode_wav(bytes: &[u8]) -> Result<Audio> {
     if !(1..=32).contains(&spec.bits_per_sample) {
         return Err(invalid(format!("{} bits per sample; 1 to 32 can be read", spec.bits_per_sample)));
     }
-    let samples: Vec<f32> = match spec.sample_format {
-        SampleFormat::Float => reader.into_samples::<f32>().collect::<Result<_, _>>().map_err(corrupt)?,
-        SampleFormat::Int => {
-            let scale = 1.0 / (1i64 << (spec.bits_per_sample - 1)) as f32;
-            let scaled = reader.into_samples::<i32>().map(|sample| sample.map(|sample| sample as f32 * scale));
-            scaled.collect::<Result<_, _>>().map_err(corrupt)?
-        }
-    };
-    if let Some(index) = samples.iter().position(|sample| !sample.is_finite()) {
-        return Err(invalid(format!("sample {index} is not a number")));
-    }
+    // A file that ends early is refused however little is wanted of it.
+    reader.seek(frames as u32 - 1).map_err(|error| corrupt(error.into()))?;
+    read_frames(&mut reader, 1).map_err(corrupt)?;
+    reader.seek(0).map_err(|error| corrupt(error.into()))?;
+    let wanted = frames.min((seconds * f64::from(spec.sample_rate)) as u64).max(1);
+    let samples = read_frames(&mut reader, wanted as usize).map_err(corrupt)?;
+    check_samples(&samples)?;
     let channels = usize::from(spec.channels);
     let mono = samples.chunks_exact(channels).map(|frame| frame.iter().sum::<f32>() / channels as f32).collect();
     Ok(Audio { sample_rate_hz: spec.sample_rate, samples: mono })
+}
+
+/// The next `count` frames, channels interleaved, scaled to -1 to 1; fewer at the end of the data.
+fn read_frames(reader: &mut WavReader<Cursor<&[u8]>>, count: usize) -> Result<Vec<f32>, hound::Error> {
+    let spec = reader.spec();
+    let count = count * usize::from(spec.channels);
+    match spec.sample_format {
+        SampleFormat::Float => reader.samples::<f32>().take(count).collect(),
+        SampleFormat::Int => {
+            let scale = 1.0 / (1i64 << (spec.bits_per_sample - 1)) as f32;
+            let scaled = reader.samples::<i32>().map(|sample| sample.map(|sample| sample as f32 * scale));
+            scaled.take(count).collect()
+        }
+    }
+}
+
+/// Only numbers that a transform can add up: its crate panics on those that overflow.
+fn check_samples(samples: &[f32]) -> Result<()> {
+    let wrong = |sample: &f32| !sample.is_finite() || sample.abs() > SAMPLE_MAX;
+    samples.iter().position(wrong).map_or(Ok(()), |index| {
+        let message = format!("sample {index} is {}; numbers up to {SAMPLE_MAX} can be read", samples[index]);
+        Err(Error::invalid(message).in_field("audio"))
+    })
 }
 
 /// Sample rate in hertz and length in seconds, as the header says.
@@ -70,7 +99,7 @@ pub fn wav_rate_and_seconds(bytes: &[u8]) -> Result<(u32, f64)> {
 /// The same sound at another rate; as it is when the rate is right already.
 ///
 /// # Errors
-/// `Invalid` for rates that make no sense or a sound without samples.
+/// `Invalid` for rates that make no sense, a sound without samples or samples that are no numbers.
 pub fn resample(audio: &Audio, sample_rate_hz: u32) -> Result<Audio> {
     if audio.sample_rate_hz == sample_rate_hz {
         return Ok(audio.clone());
@@ -82,6 +111,7 @@ pub fn resample(audio: &Audio, sample_rate_hz: u32) -> Result<Audio> {
     if audio.samples.is_empty() || !RATES_HZ.contains(&audio.sample_rate_hz) || !RATES_HZ.contains(&sample_rate_hz) {
         return Err(failed(&"no samples or an impossible rate"));
     }
+    check_samples(&audio.samples)?;
     let (from, to) = (audio.sample_rate_hz as usize, sample_rate_hz as usize);
     let mut resampler = FftFixedIn::<f32>::new(from, to, 4096, 2, 1).map_err(|error| failed(&error))?;
     let wanted = (audio.samples.len() as u64 * to as u64).div_ceil(from as u64) as usize;
@@ -125,12 +155,22 @@ mod tests {
     fn channels_are_averaged_and_bad_files_refused() {
         assert_eq!(decode_wav(&wav(&[1.0, 0.0, 0.5, 0.5])).unwrap().samples, [0.5, 0.5]);
         assert!(decode_wav(&wav(&[0.0, f32::NAN])).unwrap_err().to_string().contains("sample 1"));
+        for huge in [f32::INFINITY, f32::MAX, -4.3e9] {
+            assert!(decode_wav(&wav(&[0.0, 0.0, huge, 0.0])).unwrap_err().to_string().contains("sample 2"));
+            assert!(resample(&Audio { sample_rate_hz: 8000, samples: vec![huge; 5000] }, 16_000).is_err());
+        }
+        let loudest = Audio { sample_rate_hz: 8000, samples: vec![-SAMPLE_MAX; 5000] };
+        assert!(resample(&loudest, 16_000).unwrap().samples.iter().all(|sample| sample.is_finite()));
         assert!(decode_wav(&wav(&[])).unwrap_err().to_string().contains("0 frames"));
         assert!(decode_wav(b"").is_err());
         let good = wav(&[0.25; 64]);
         for len in 0..good.len() {
             assert!(decode_wav(&good[..len]).is_err(), "{len}");
+            assert!(decode_wav_start(&good[..len], 1e-3).is_err(), "{len}");
         }
+        // 8 frames of the 32.
+        let start = decode_wav_start(&good, 1e-3).unwrap();
+        assert_eq!(start.samples, decode_wav(&good).unwrap().samples[..8]);
     }
 
     #[test]

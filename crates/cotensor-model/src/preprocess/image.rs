@@ -5,15 +5,18 @@ use crate::model::read_json;
 use cotensor_core::{ContentHash, Error, Hasher, Result};
 use fast_image_resize::images::Image;
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
-use image::{ImageReader, Limits, RgbImage};
+use image::{ImageFormat, ImageReader, Limits, RgbImage};
 use serde_json::Value;
+use std::borrow::Cow;
 use std::io::Cursor;
 use std::path::Path;
 
 /// The most pixels along a side of an image that is decoded.
 const SIDE_MAX: u32 = 20_000;
-/// The most bytes that decoding may take.
-const DECODED_BYTES_MAX: u64 = 1 << 30;
+/// The most bytes that decoding may take: 179 million pixels, as many as Pillow opens.
+const DECODED_BYTES_MAX: u64 = 1 << 29;
+/// About how many pixels of a row-wise pass are numbers of 32 bits at a time.
+const BAND_PIXELS: usize = 1 << 20;
 /// The most pixels along a side of what a model reads.
 const TARGET_SIDE_MAX: u64 = 4096;
 
@@ -50,11 +53,39 @@ pub fn decode_image(bytes: &[u8]) -> Result<RgbImage> {
     limits.max_image_height = Some(SIDE_MAX);
     limits.max_alloc = Some(DECODED_BYTES_MAX);
     reader.limits(limits);
+    if reader.format() == Some(ImageFormat::Jpeg) && jpeg_ends_early(bytes) {
+        return Err(Error::corrupt("not a whole image: the JPEG ends early").in_field("image"));
+    }
     let image = reader.decode().map_err(wrong)?.into_rgb8();
     if image.width() == 0 || image.height() == 0 {
         return Err(Error::invalid("the image has no pixels").in_field("image"));
     }
     Ok(image)
+}
+
+/// Whether a JPEG (ITU-T T.81, annex B) has no end: its decoder paints what is missing gray and says nothing.
+fn jpeg_ends_early(bytes: &[u8]) -> bool {
+    const START: u8 = 0xd8;
+    const END: u8 = 0xd9;
+    let mut rest = bytes;
+    loop {
+        // A marker is 0xff and a code. In a scan, 0xff 0 is a value and 0xd0 to 0xd7 restart the coder.
+        let Some(at) = rest.windows(2).position(|pair| pair[0] == 0xff && !matches!(pair[1], 0 | 0xd0..=0xd7 | 0xff))
+        else {
+            return true;
+        };
+        let code = rest[at + 1];
+        rest = &rest[at + 2..];
+        match code {
+            END => return false,
+            START | 1 => {}
+            // What follows a marker says how long it is, itself included.
+            _ => match rest.first_chunk().map(|&length| usize::from(u16::from_be_bytes(length))) {
+                Some(length) if length <= rest.len() => rest = &rest[length..],
+                _ => return true,
+            },
+        }
+    }
 }
 
 impl ImageProcessor {
@@ -128,7 +159,7 @@ impl ImageProcessor {
         if width == 0 || height == 0 {
             return Err(Error::invalid("the image has no pixels").in_field("image"));
         }
-        let mut levels = image.as_raw().clone();
+        let mut levels = Cow::Borrowed(image.as_raw().as_slice());
         if let Some((size, filter)) = self.resize {
             let (to_height, to_width) = match size {
                 Size::Exact(height, width) => (height, width),
@@ -139,14 +170,14 @@ impl ImageProcessor {
                 let message = format!("resized to {to_width} x {to_height}; at most {SIDE_MAX} pixels a side");
                 return Err(Error::invalid(message).in_field("image"));
             }
-            levels = resized(&levels, (width, height), (to_width, to_height), filter)?;
+            levels = resized(&levels, (width, height), (to_width, to_height), filter)?.into();
             (width, height) = (to_width, to_height);
         }
         if let Some((to_height, to_width)) = self.crop {
-            levels = center_cropped(&levels, (width, height), (to_width, to_height));
+            levels = center_cropped(&levels, (width, height), (to_width, to_height)).into();
             (width, height) = (to_width, to_height);
         }
-        Ok((levels, height, width))
+        Ok((levels.into_owned(), height, width))
     }
 
     /// Hash of every parameter that changes numbers.
@@ -157,7 +188,13 @@ impl ImageProcessor {
 
 /// Resizes as Pillow does: columns first, rounded to levels, then rows, rounded again.
 fn resized(levels: &[u8], from: (usize, usize), to: (usize, usize), filter: Option<FilterType>) -> Result<Vec<u8>> {
-    let across = one_pass(levels, from, (to.0, from.1), filter)?;
+    // Rows do not know of each other, so a huge image never is all in 32-bit numbers.
+    let rows = (BAND_PIXELS / from.0).max(1);
+    let mut across = Vec::with_capacity(to.0 * from.1 * 3);
+    for band in levels.chunks(rows * from.0 * 3) {
+        let rows = band.len() / (from.0 * 3);
+        across.extend(one_pass(band, (from.0, rows), (to.0, rows), filter)?);
+    }
     one_pass(&across, (to.0, from.1), to, filter)
 }
 
@@ -225,4 +262,47 @@ fn three(config: &Value, field: &str) -> Result<[f32; 3]> {
         numbers.and_then(|list| list.iter().map(|n| n.as_f64().map(|n| n as f32)).collect());
     let three = numbers.and_then(|numbers| <[f32; 3]>::try_from(numbers).ok());
     three.ok_or_else(|| Error::invalid("three numbers are required").in_field(field))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bands_are_the_image_in_one_pass() {
+        // 1.5 million pixels: more than a band.
+        let (width, height) = (1500, 1001);
+        let levels: Vec<u8> = (0..width * height * 3).map(|i| (i * 7919 % 251) as u8).collect();
+        for filter in [None, Some(FilterType::CatmullRom)] {
+            let whole = one_pass(&levels, (width, height), (60, height), filter).unwrap();
+            let whole = one_pass(&whole, (60, height), (60, 40), filter).unwrap();
+            assert_eq!(resized(&levels, (width, height), (60, 40), filter).unwrap(), whole);
+        }
+    }
+
+    #[test]
+    fn half_a_jpeg_is_no_image() {
+        let mut whole = Cursor::new(Vec::new());
+        let colourful = RgbImage::from_fn(64, 48, |x, y| image::Rgb([(x * 4) as u8, (y * 5) as u8, (x * y) as u8]));
+        colourful.write_to(&mut whole, ImageFormat::Jpeg).unwrap();
+        let whole = whole.into_inner();
+        for len in 0..whole.len() {
+            assert!(decode_image(&whole[..len]).is_err(), "{len}");
+        }
+        assert_eq!(decode_image(&whole).unwrap().dimensions(), (64, 48));
+        // What cameras append is nobody's business.
+        let trailed = [&whole[..], &[0xff, 0xda, 0, 9]].concat();
+        assert_eq!(decode_image(&trailed).unwrap(), decode_image(&whole).unwrap());
+    }
+
+    #[test]
+    fn an_image_that_unpacks_to_too_much_is_refused() {
+        // A bitmap's header may promise what it likes; nothing is taken before the limits are checked.
+        let mut bitmap = [b"BM".as_slice(), &54u32.to_le_bytes(), &[0; 4], &54u32.to_le_bytes()].concat();
+        bitmap.extend([40u32, 18_000, 18_000].iter().flat_map(|field| field.to_le_bytes()));
+        bitmap.extend([1u16, 24].iter().flat_map(|field| field.to_le_bytes()));
+        bitmap.extend([0; 24]);
+        let error = decode_image(&bitmap).unwrap_err().to_string();
+        assert!(error.contains("image") && error.to_lowercase().contains("limit"), "{error}");
+    }
 }

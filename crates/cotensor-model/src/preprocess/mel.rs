@@ -18,6 +18,9 @@ const SAMPLES_MAX: usize = 1 << 26;
 /// The most features that they may become.
 const FEATURES_MAX: usize = 1 << 24;
 
+/// The most samples that all their transforms may read together, fifty times what Whisper's do.
+const TRANSFORMED_MAX: usize = 1 << 26;
+
 /// What preprocessor_config.json says of audio.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AudioProcessor {
@@ -56,6 +59,10 @@ impl AudioProcessor {
         if samples > SAMPLES_MAX || mel_bins * (samples / hop) > FEATURES_MAX {
             let message = format!("{samples} samples in steps of {hop} by {mel_bins} bins are too many");
             return Err(Error::invalid(message).in_field("chunk_length"));
+        }
+        if window * (samples / hop) > TRANSFORMED_MAX {
+            let message = format!("{window} samples every {hop} of {samples} are too much work");
+            return Err(Error::invalid(message).in_field("n_fft"));
         }
         Ok(Self {
             mel_bins,
