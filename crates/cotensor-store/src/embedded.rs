@@ -365,7 +365,7 @@ impl Store for EmbeddedStore {
 
     fn get(&self, name: &str, holder: &Holder) -> Result<Lease> {
         // Before the lock: others wait for that.
-        let now = self.clock.now();
+        let now = self.clock.recent();
         let take = |record: &Arc<Record>| {
             let lease = Lease::find(record, holder.id)?;
             record.used(now);
@@ -375,7 +375,7 @@ impl Store for EmbeddedStore {
     }
 
     fn lease(&self, id: TensorId, holder: &Holder) -> Result<Lease> {
-        let now = self.clock.now();
+        let now = self.clock.recent();
         let take = |record: &Arc<Record>| {
             let lease = Lease::take(record, holder.id)?;
             record.used(now);

@@ -92,7 +92,7 @@ impl EmbeddedStore {
         match found {
             Found::Ready(leases) => {
                 self.counters.claim_hits.fetch_add(1, Ordering::Relaxed);
-                let now = self.clock.now();
+                let now = self.clock.recent();
                 leases.iter().for_each(|lease| lease.record.used(now));
                 Claim::Ready(leases)
             }
