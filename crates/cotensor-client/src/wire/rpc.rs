@@ -94,7 +94,9 @@ impl Response {
     }
 
     fn refused(code: ErrorCode) -> Self {
-        Self::new(Id::Null, Err(code.into()))
+        // As the specification spells it.
+        let message = if code == ErrorCode::InvalidRequest { "Invalid Request" } else { code.message() };
+        Self::new(Id::Null, Err(ErrorObjectOwned::owned(code.code(), message, None::<()>)))
     }
 }
 

@@ -24,7 +24,7 @@ pub struct HttpConfig {
     pub sessions_max: usize,
     /// The most connections at a time; each has one request at a time.
     pub connections_max: usize,
-    /// The most bytes of a request's line and headers.
+    /// The most bytes of a request's line and headers; up to twice as many pass when they come in one piece.
     pub header_bytes_max: usize,
     /// The most bytes of one JSON-RPC message.
     pub call_bytes_max: usize,

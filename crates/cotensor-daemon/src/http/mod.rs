@@ -23,6 +23,8 @@ mod range;
 mod rpc;
 mod sessions;
 mod tensors;
+#[cfg(test)]
+mod tests;
 mod token;
 
 pub use config::{HttpConfig, PORT, default_port};
