@@ -122,7 +122,7 @@ impl Daemon {
         });
         let routes = routes(Arc::clone(&http));
         let mut connections = tokio::task::JoinSet::new();
-        let mut expiry = tokio::time::interval(EXPIRY_CHECK.min(http.config.session_ttl));
+        let mut expiry = tokio::time::interval(EXPIRY_CHECK.min(http.config.session_ttl.max(Duration::from_millis(1))));
         let mut stop = std::pin::pin!(stop);
         loop {
             while connections.try_join_next().is_some() {}
