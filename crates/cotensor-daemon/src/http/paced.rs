@@ -1,5 +1,6 @@
 //! Clients that take their time: how long the daemon waits for them.
 
+use std::future::Future;
 use std::io::{Error, ErrorKind, Result};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -51,8 +52,6 @@ impl<S> Paced<S> {
         }
     }
 }
-
-use std::future::Future;
 
 impl<S: AsyncRead + Unpin> AsyncRead for Paced<S> {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, target: &mut ReadBuf<'_>) -> Poll<Result<()>> {
