@@ -3,6 +3,7 @@
 mod config;
 mod connection;
 mod dispatch;
+mod functions;
 mod handlers;
 mod outgoing;
 mod segment;
@@ -29,6 +30,7 @@ pub struct Daemon {
     pub(crate) config: Config,
     pub(crate) store: Arc<EmbeddedStore>,
     pub(crate) methods: Methods,
+    pub(crate) functions: functions::Registry,
     /// Differs between daemons.
     pub(crate) epoch: u64,
     secret: [u8; 32],
@@ -54,6 +56,7 @@ impl Daemon {
         Ok(Arc::new(Self {
             store,
             methods: handlers::methods(),
+            functions: functions::Registry::default(),
             // Numbers in JSON are exact up to 2^53.
             epoch: u64::from_le_bytes(epoch) >> 11,
             secret,
