@@ -124,7 +124,11 @@ impl Connection {
             inbox.calls.insert(id, None);
         }
         if let Err(error) = self.send(Frame { body, fds }) {
-            lock(&self.inbox).calls.remove(&id);
+            let mut inbox = lock(&self.inbox);
+            inbox.calls.remove(&id);
+            if error.kind() == ErrorKind::Io {
+                inbox.closed.get_or_insert_with(|| error.clone());
+            }
             return Err(error);
         }
         // A time beyond what the clock counts is no limit.
@@ -160,6 +164,14 @@ impl Connection {
     /// Why the connection ended, if it did.
     pub fn closed(&self) -> Option<Error> {
         lock(&self.inbox).closed.clone()
+    }
+
+    /// Whether the connection ended, also when nobody reads and so nobody was told.
+    pub fn has_ended(&self) -> bool {
+        let mut state = [PollFd::new(&self.socket, PollFlags::empty())];
+        let polled = poll(&mut state, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 }));
+        let hung_up = state[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL);
+        self.closed().is_some() || (polled.is_ok() && hung_up)
     }
 
     fn send(&self, frame: Frame) -> Result<()> {
@@ -347,6 +359,16 @@ mod tests {
         });
         assert!(connection.closed().is_some());
         assert!(connection.call::<Ping>(&Empty {}, Vec::new(), None).is_err());
+    }
+
+    #[test]
+    fn an_end_that_nobody_read_is_seen_all_the_same() {
+        let (connection, other) = connection();
+        assert!(!connection.has_ended());
+        drop(other);
+        assert!(connection.has_ended() && connection.closed().is_none());
+        assert!(connection.call::<Ping>(&Empty {}, Vec::new(), None).is_err());
+        assert!(connection.closed().is_some());
     }
 
     #[test]

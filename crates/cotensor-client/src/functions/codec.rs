@@ -139,7 +139,7 @@ fn read(json: Json, edge: &dyn Edge, depth: usize, count: &mut Count) -> Result<
         Json::Bool(value) => Value::Bool(value),
         Json::Number(number) => match (number.as_i64(), number.as_f64()) {
             (Some(number), _) => Value::Int(number),
-            (None, Some(number)) if !is_integer(&number.to_string()) => Value::Float(number),
+            (None, Some(float)) if !is_integer(&number.to_string()) => Value::Float(float),
             _ => return Err(Error::invalid(format!("{number} has more than 64 bits"))),
         },
         Json::String(text) => Value::String(text),

@@ -32,7 +32,11 @@ impl Link {
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.connection.closed().is_some()
+        self.connection.has_ended()
+    }
+
+    pub(super) fn disconnect(&self) {
+        self.connection.close();
     }
 
     pub(super) fn epoch(&self) -> u64 {

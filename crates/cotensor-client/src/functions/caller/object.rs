@@ -71,6 +71,12 @@ impl RemoteObject {
         self.link.ask::<p::ReleaseObject>(&p::ObjectParams { object }).map(drop)
     }
 
+    /// Ends the connection to the object's provider, as the end of this process would: everything that came from it is
+    /// given back.
+    pub fn disconnect(&self) {
+        self.link.disconnect();
+    }
+
     /// The reference, for the provider at the end of `link`.
     pub(super) fn reference_for(&self, link: &Arc<Link>) -> Result<p::ObjectRef> {
         let object = self.check()?;

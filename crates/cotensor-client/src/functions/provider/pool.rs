@@ -20,6 +20,15 @@ struct Queue {
     closed: bool,
 }
 
+impl Queue {
+    /// Drops runs that nobody waits for any more. One that has a function's turn stays, to pass it on.
+    fn clear_out(&mut self) {
+        let before = self.ready.len();
+        self.ready.retain(|flight| turn(flight).is_some() || !flight.is_over());
+        self.waiting -= before - self.ready.len();
+    }
+}
+
 /// Whose turn it is at a function that runs one call at a time.
 #[derive(Default)]
 pub(super) struct Turn {
@@ -41,6 +50,9 @@ impl Pool {
             let mut queue = lock(&self.queue);
             if queue.closed {
                 return Err(Error::new(ErrorKind::Conflict, "the provider has ended"));
+            }
+            if queue.waiting >= self.waiting_max {
+                queue.clear_out();
             }
             if queue.waiting >= self.waiting_max {
                 let message = format!("{} calls wait at this provider; try again later", queue.waiting);

@@ -15,7 +15,7 @@ use cotensor_store::Clock;
 use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::time::Duration;
 
 pub(super) struct Shared {
@@ -30,7 +30,7 @@ pub(super) struct Shared {
     store: RwLock<Arc<ClientStore>>,
     clock: Arc<dyn Clock>,
     /// Runs that equal calls may join.
-    flights: Mutex<HashMap<ContentHash, Arc<Flight>>>,
+    flights: Mutex<HashMap<ContentHash, Weak<Flight>>>,
     peers: Mutex<HashMap<u64, Arc<Peer>>>,
     next_peer: AtomicU64,
     closed: AtomicBool,
@@ -135,7 +135,7 @@ impl Shared {
             return self.submit_flight(flight, watcher).map(Some);
         };
         let mut flights = lock(&self.flights);
-        if let Some(running) = flights.get(&key).cloned() {
+        if let Some(running) = flights.get(&key).and_then(Weak::upgrade) {
             match running.watch(watcher) {
                 Ok(watch) => return Ok(Some((running, watch))),
                 // It was given up: this one takes its place.
@@ -149,7 +149,7 @@ impl Shared {
             return Ok(None);
         }
         let watch = watch_new(&flight, watcher)?;
-        flights.insert(key, Arc::clone(&flight));
+        flights.insert(key, Arc::downgrade(&flight));
         drop(flights);
         self.line_up(flight, watch).map(Some)
     }
@@ -176,9 +176,11 @@ impl Shared {
 
     fn line_up(&self, flight: Arc<Flight>, watch: u64) -> Result<(Arc<Flight>, u64)> {
         if let Err(error) = self.pool.submit(&flight) {
-            // Others may have joined it by now: all are told.
+            // Others may have joined it by now; whoever asked is told by the error.
             self.forget_flight(&flight);
-            flight.give_up(Failure::from(error));
+            flight.leave(watch);
+            flight.give_up(Failure::from(error.clone()));
+            return Err(error);
         }
         Ok((flight, watch))
     }
@@ -200,7 +202,7 @@ impl Shared {
     pub(super) fn forget_flight(&self, flight: &Arc<Flight>) {
         let Some(key) = &flight.key else { return };
         let mut flights = lock(&self.flights);
-        if flights.get(key).is_some_and(|known| Arc::ptr_eq(known, flight)) {
+        if flights.get(key).is_some_and(|known| known.as_ptr() == Arc::as_ptr(flight)) {
             flights.remove(key);
         }
     }
@@ -274,6 +276,7 @@ impl Shared {
     /// Lets go what is too old.
     pub(super) fn sweep(&self) {
         self.tasks.sweep();
+        lock(&self.flights).retain(|_, flight| flight.strong_count() > 0);
         let now = self.clock.now();
         for function in self.functions.all() {
             let gone = function.results.as_ref().map(|results| lock(results).sweep(now));
