@@ -3,6 +3,7 @@
 mod config;
 mod connection;
 mod dispatch;
+mod embed;
 mod functions;
 mod handlers;
 mod outgoing;
@@ -11,6 +12,7 @@ mod session;
 mod socket;
 
 pub use config::{Config, default_socket};
+pub use embed::{Embedded, connect_or_embed};
 pub use socket::Listening;
 
 use crate::dispatch::Methods;

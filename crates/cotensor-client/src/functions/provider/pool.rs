@@ -20,15 +20,6 @@ struct Queue {
     closed: bool,
 }
 
-impl Queue {
-    /// Drops runs that nobody waits for any more. One that has a function's turn stays, to pass it on.
-    fn clear_out(&mut self) {
-        let before = self.ready.len();
-        self.ready.retain(|flight| turn(flight).is_some() || !flight.is_over());
-        self.waiting -= before - self.ready.len();
-    }
-}
-
 /// Whose turn it is at a function that runs one call at a time.
 #[derive(Default)]
 pub(super) struct Turn {
@@ -46,14 +37,11 @@ impl Pool {
     /// # Errors
     /// `Conflict` when too many wait, or when the provider has ended.
     pub(super) fn submit(&self, flight: &Arc<Flight>) -> Result<()> {
+        if !self.has_room()? {
+            self.clear_out(flight);
+        }
         {
             let mut queue = lock(&self.queue);
-            if queue.closed {
-                return Err(Error::new(ErrorKind::Conflict, "the provider has ended"));
-            }
-            if queue.waiting >= self.waiting_max {
-                queue.clear_out();
-            }
             if queue.waiting >= self.waiting_max {
                 let message = format!("{} calls wait at this provider; try again later", queue.waiting);
                 return Err(Error::new(ErrorKind::Conflict, message));
@@ -70,6 +58,34 @@ impl Pool {
         }
         self.ready(Arc::clone(flight));
         Ok(())
+    }
+
+    fn has_room(&self) -> Result<bool> {
+        let queue = lock(&self.queue);
+        match queue.closed {
+            true => Err(Error::new(ErrorKind::Conflict, "the provider has ended")),
+            false => Ok(queue.waiting < self.waiting_max),
+        }
+    }
+
+    /// Drops runs that nobody waits for any more, of those that `flight` would wait behind.
+    fn clear_out(&self, flight: &Flight) {
+        let mut gone = Vec::new();
+        let mut keep = |flight: &Arc<Flight>, wanted: bool| {
+            if !wanted {
+                gone.push(Arc::clone(flight));
+            }
+            wanted
+        };
+        if let Some(turn) = turn(flight) {
+            lock(turn).waiting.retain(|waiting| keep(waiting, !waiting.is_over()));
+        }
+        let mut queue = lock(&self.queue);
+        // One that has a function's turn stays, to pass it on.
+        queue.ready.retain(|ready| keep(ready, turn(ready).is_some() || !ready.is_over()));
+        queue.waiting -= gone.len();
+        drop(queue);
+        drop(gone);
     }
 
     fn ready(&self, flight: Arc<Flight>) {
