@@ -6,6 +6,7 @@ mod dispatch;
 mod embed;
 mod functions;
 mod handlers;
+mod models;
 mod outgoing;
 mod segment;
 mod session;
@@ -13,6 +14,7 @@ mod socket;
 
 pub use config::{Config, default_socket};
 pub use embed::{Embedded, connect_or_embed};
+pub use models::model_functions;
 pub use socket::Listening;
 
 use crate::dispatch::Methods;
