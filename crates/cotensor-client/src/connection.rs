@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Called with the method and the parameters of what the other end says unasked.
-pub type OnNotice = Box<dyn Fn(&str, &RawValue) + Send + Sync>;
+/// Called with the method, the parameters and the descriptors of what the other end says unasked.
+pub type OnNotice = Box<dyn Fn(&str, &RawValue, Vec<OwnedFd>) + Send + Sync>;
 
 /// A connection to a daemon. All methods may be called from any thread.
 pub struct Connection {
@@ -97,6 +97,23 @@ impl Connection {
         fds: Vec<OwnedFd>,
         timeout: Option<Duration>,
     ) -> Result<(M::Result, Vec<OwnedFd>)> {
+        let (response, fds) = self.request::<M>(params, fds, timeout)?;
+        let value = response.outcome()?;
+        let value = serde_json::from_str(value.get())
+            .map_err(|error| Error::corrupt(format!("the answer to {}: {error}", M::NAME)))?;
+        Ok((value, fds))
+    }
+
+    /// As [`call`](Self::call), with the answer as it came: for methods whose errors say more than the daemon's do.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call), without the other end's own error.
+    pub fn request<M: Method>(
+        &self,
+        params: &M::Params,
+        fds: Vec<OwnedFd>,
+        timeout: Option<Duration>,
+    ) -> Result<(rpc::Response, Vec<OwnedFd>)> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let body = rpc::encode_call(Some(id), M::NAME, params)?;
         {
@@ -107,14 +124,28 @@ impl Connection {
             inbox.calls.insert(id, None);
         }
         if let Err(error) = self.send(Frame { body, fds }) {
-            lock(&self.inbox).calls.remove(&id);
+            let mut inbox = lock(&self.inbox);
+            inbox.calls.remove(&id);
+            if error.kind() == ErrorKind::Io {
+                inbox.closed.get_or_insert_with(|| error.clone());
+            }
             return Err(error);
         }
-        let Answer { response, fds } = self.wait(id, timeout.map(|timeout| Instant::now() + timeout))?;
-        let value = response.outcome()?;
-        let value = serde_json::from_str(value.get())
-            .map_err(|error| Error::corrupt(format!("the answer to {}: {error}", M::NAME)))?;
-        Ok((value, fds))
+        // A time beyond what the clock counts is no limit.
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let Answer { response, fds } = self.wait(id, deadline)?;
+        Ok((response, fds))
+    }
+
+    /// Hears what the other end says unasked, until the connection ends. Calls may be made beside it, from other threads.
+    ///
+    /// Says why it ended.
+    pub fn listen(&self) -> Error {
+        // No call has the number 0: this waits for an answer that never comes, and so for the end.
+        match self.wait(0, None) {
+            Ok(_) => Error::corrupt("an answer to no call"),
+            Err(error) => error,
+        }
     }
 
     /// Calls a method without asking for an answer.
@@ -133,6 +164,14 @@ impl Connection {
     /// Why the connection ended, if it did.
     pub fn closed(&self) -> Option<Error> {
         lock(&self.inbox).closed.clone()
+    }
+
+    /// Whether the connection ended, also when nobody reads and so nobody was told.
+    pub fn has_ended(&self) -> bool {
+        let mut state = [PollFd::new(&self.socket, PollFlags::empty())];
+        let polled = poll(&mut state, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 }));
+        let hung_up = state[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL);
+        self.closed().is_some() || (polled.is_ok() && hung_up)
     }
 
     fn send(&self, frame: Frame) -> Result<()> {
@@ -241,7 +280,7 @@ impl Connection {
         }
         let notice: Notice =
             serde_json::from_slice(&frame.body).map_err(|error| Error::corrupt(format!("from the daemon: {error}")))?;
-        (self.on_notice)(&notice.method, &notice.params);
+        (self.on_notice)(&notice.method, &notice.params, frame.fds);
         Ok(None)
     }
 }
@@ -283,7 +322,7 @@ mod tests {
 
     fn connection() -> (Arc<Connection>, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        (Arc::new(Connection::over(ours, Box::new(|_, _| {}))), theirs)
+        (Arc::new(Connection::over(ours, Box::new(|_, _, _| {}))), theirs)
     }
 
     #[test]
@@ -323,6 +362,16 @@ mod tests {
     }
 
     #[test]
+    fn an_end_that_nobody_read_is_seen_all_the_same() {
+        let (connection, other) = connection();
+        assert!(!connection.has_ended());
+        drop(other);
+        assert!(connection.has_ended() && connection.closed().is_none());
+        assert!(connection.call::<Ping>(&Empty {}, Vec::new(), None).is_err());
+        assert!(connection.closed().is_some());
+    }
+
+    #[test]
     fn silence_ends_in_a_timeout() {
         let (connection, _other) = connection();
         let error = connection.call::<Ping>(&Empty {}, Vec::new(), Some(Duration::from_millis(20))).unwrap_err();
@@ -335,16 +384,33 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let heard = Arc::new(Mutex::new(Vec::new()));
         let listener = Arc::clone(&heard);
-        let on_notice: OnNotice = Box::new(move |method, params| lock(&listener).push(format!("{method} {params}")));
+        let on_notice: OnNotice =
+            Box::new(move |method, params, fds| lock(&listener).push(format!("{method} {params} {}", fds.len())));
         let connection = Connection::over(ours, on_notice);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let body = br#"{"jsonrpc":"2.0","method":"slab.freed","params":[1]}"#.to_vec();
-                send_all(theirs.as_fd(), &Frame::new(body)).unwrap();
+                let fds = vec![theirs.try_clone().unwrap().into()];
+                send_all(theirs.as_fd(), &Frame { body, fds }).unwrap();
                 answer(&theirs, 1, |ids| ids);
             });
             connection.call::<Ping>(&Empty {}, Vec::new(), None).unwrap();
         });
-        assert_eq!(*lock(&heard), ["slab.freed [1]"]);
+        assert_eq!(*lock(&heard), ["slab.freed [1] 1"]);
+    }
+
+    #[test]
+    fn a_listener_reads_for_the_callers_and_hears_the_end() {
+        let (connection, other) = connection();
+        std::thread::scope(|scope| {
+            let listening = scope.spawn(|| connection.listen());
+            for _ in 0..10 {
+                let call = scope.spawn(|| connection.call::<Ping>(&Empty {}, Vec::new(), None));
+                answer(&other, 1, |ids| ids);
+                call.join().unwrap().unwrap();
+            }
+            connection.close();
+            assert_eq!(listening.join().unwrap().kind(), ErrorKind::Io);
+        });
     }
 }

@@ -4,14 +4,19 @@ mod config;
 mod connection;
 mod counters;
 mod dispatch;
+mod embed;
+mod functions;
 mod handlers;
 pub mod http;
+mod models;
 mod outgoing;
 mod segment;
 mod session;
 mod socket;
 
 pub use config::{Config, default_socket};
+pub use embed::{Embedded, connect_or_embed};
+pub use models::model_functions;
 pub use socket::Listening;
 
 use crate::dispatch::Methods;
@@ -31,6 +36,7 @@ pub struct Daemon {
     pub(crate) config: Config,
     pub(crate) store: Arc<EmbeddedStore>,
     pub(crate) methods: Methods,
+    pub(crate) functions: functions::Registry,
     /// Differs between daemons.
     pub(crate) epoch: u64,
     secret: [u8; 32],
@@ -56,6 +62,7 @@ impl Daemon {
         Ok(Arc::new(Self {
             store,
             methods: handlers::methods(),
+            functions: functions::Registry::default(),
             // Numbers in JSON are exact up to 2^53.
             epoch: u64::from_le_bytes(epoch) >> 11,
             secret,

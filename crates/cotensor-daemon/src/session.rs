@@ -218,11 +218,13 @@ impl Session {
 
     /// Says something unasked; a session that cannot hear it is about to end.
     pub(crate) fn notify(&self, method: &str, params: &impl serde::Serialize) {
-        if let Some(outgoing) = &self.outgoing
-            && let Ok(body) = rpc::encode_call(None, method, params)
-        {
-            drop(outgoing.send(Frame::new(body)));
-        }
+        self.notify_with(method, params, Vec::new());
+    }
+
+    /// As [`notify`](Self::notify), with descriptors; whether it was sent or is about to be.
+    pub(crate) fn notify_with(&self, method: &str, params: &impl serde::Serialize, fds: Vec<OwnedFd>) -> bool {
+        let (Some(outgoing), Ok(body)) = (&self.outgoing, rpc::encode_call(None, method, params)) else { return false };
+        outgoing.send(Frame { body, fds }).is_ok()
     }
 
     /// Keeps a lease for the client and describes the tensor to it. The segment's descriptor is added to `fds` when
@@ -360,6 +362,7 @@ impl Session {
 
     /// Gives everything back.
     pub(crate) fn end(&self) {
+        self.daemon.functions.forget(self.id);
         let state = std::mem::take(&mut *self.lock());
         drop(state);
     }

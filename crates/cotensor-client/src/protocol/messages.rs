@@ -15,6 +15,8 @@ macro_rules! message {
     };
 }
 
+pub(crate) use message;
+
 message! {
     /// Nothing.
     #[derive(Default, Copy)]

@@ -1,10 +1,13 @@
 //! The daemon's methods: names, parameters, results. Everything else about the protocol is made from this list.
 
+mod functions;
 mod messages;
 mod openrpc;
+pub mod provider;
 mod service;
 mod tensor;
 
+pub use functions::*;
 pub use messages::*;
 pub use openrpc::openrpc;
 pub use service::*;
@@ -51,13 +54,13 @@ fn again<T: Serialize + DeserializeOwned>(value: Value) -> serde_json::Result<Va
 }
 
 macro_rules! methods {
-    ($($(#[doc = $summary:literal])+ $type:ident $name:literal: $params:ty => $result:ty;)*) => {
+    ($list:ident: $($(#[doc = $summary:literal])+ $type:ident $name:literal: $params:ty => $result:ty;)*) => {
         $(
             $(#[doc = $summary])+
             #[derive(Debug)]
             pub struct $type;
 
-            impl Method for $type {
+            impl $crate::protocol::Method for $type {
                 const NAME: &'static str = $name;
                 const SUMMARY: &'static str = concat!($($summary),+);
                 type Params = $params;
@@ -66,18 +69,20 @@ macro_rules! methods {
         )*
 
         /// Every method, in the order of the documentation.
-        pub const METHODS: &[Described] = &[$(Described {
+        pub const $list: &[$crate::protocol::Described] = &[$($crate::protocol::Described {
             name: $name,
-            summary: <$type as Method>::SUMMARY,
+            summary: <$type as $crate::protocol::Method>::SUMMARY,
             params: |generator| generator.subschema_for::<$params>(),
             result: |generator| generator.subschema_for::<$result>(),
-            params_again: again::<$params>,
-            result_again: again::<$result>,
+            params_again: $crate::protocol::again::<$params>,
+            result_again: $crate::protocol::again::<$result>,
         }),*];
     };
 }
 
-methods! {
+pub(crate) use methods;
+
+methods! { METHODS:
     /// Opens a session on this connection, or takes up one that a former daemon had. Descriptor 0 of the answer is the index.
     Hello "session.hello": HelloParams => HelloResult;
     /// Answers.
@@ -134,6 +139,16 @@ methods! {
     /// Keeps a small note.
     Remember "note.remember": RememberParams => Empty;
 
+    /// Offers a function under a name, for as long as this connection lives. Nothing else of the provider can be called.
+    RegisterFunction "function.register": RegisterFunctionParams => Empty;
+    /// Takes a function back.
+    UnregisterFunction "function.unregister": FunctionNameParams => Empty;
+    /// Finds who provides a function, and connects the two: descriptor 0 of the answer is a socket to the provider, unless
+    /// the caller has one already.
+    LookupFunction "function.lookup": LookupFunctionParams => FoundFunction;
+    /// The functions whose names start with a prefix, and who provides them.
+    ListFunctions "function.list": ListFunctionsParams => FunctionList;
+
     /// The store's counters.
     Stats "store.stats": Empty => Report;
     /// Every live tensor with holders, bytes, device, age and hits; and every copy with its reason.
@@ -155,4 +170,7 @@ methods! {
 pub mod notice {
     /// Ranges of a slab that nobody leases any more. Parameters: [`FreedParams`](super::FreedParams).
     pub const SLAB_FREED: &str = "slab.freed";
+    /// Somebody wants to call a provider's functions; the descriptor is a socket to whoever it is. Parameters:
+    /// [`CallerInfo`](super::CallerInfo).
+    pub const FUNCTION_CONNECT: &str = "function.connect";
 }

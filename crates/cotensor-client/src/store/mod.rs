@@ -17,7 +17,7 @@ use memory::{Place, Slabs};
 use open::Opened;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
@@ -31,6 +31,8 @@ const CLAIM_TIMEOUT: Duration = Duration::from_secs(3600);
 /// What it leases is given back when it is dropped, or when the process ends, however it ends.
 pub struct ClientStore {
     link: Arc<Link>,
+    socket: PathBuf,
+    client: String,
     config: SharingConfig,
     small_bytes_max: usize,
     slabs: Slabs,
@@ -79,7 +81,7 @@ impl ClientStore {
         let socket = socket.map_or_else(default_socket, Path::to_path_buf);
         let slabs = Slabs::default();
         let freed = slabs.freed();
-        let on_notice = move |method: &str, params: &serde_json::value::RawValue| {
+        let on_notice = move |method: &str, params: &serde_json::value::RawValue, _: Vec<OwnedFd>| {
             if method == p::notice::SLAB_FREED
                 && let Ok(params) = serde_json::from_str::<p::FreedParams>(params.get())
             {
@@ -100,6 +102,8 @@ impl ClientStore {
         Ok(Arc::new_cyclic(|me| Self {
             opened: Opened::new(Arc::clone(&link)),
             link,
+            socket,
+            client: client.to_owned(),
             config,
             small_bytes_max: usize::try_from(hello.small_bytes_max).unwrap_or(usize::MAX),
             slabs,
@@ -124,6 +128,30 @@ impl ClientStore {
     /// stays readable until its leases are dropped.
     pub fn disconnect(&self) {
         self.link.connection.close();
+    }
+
+    /// Where the daemon listens.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// This process's name, as given to [`ClientStore::connect`].
+    pub fn client(&self) -> &str {
+        &self.client
+    }
+
+    /// Whether a lease is this store's, and not another's that happens to use the same numbers.
+    pub fn holds(&self, lease: &Lease) -> bool {
+        let own = self.opened.find(lease.id(), &self.holder(&lease.holder()));
+        own.is_some_and(|own| std::ptr::addr_eq(own.segment(), lease.segment()))
+    }
+
+    /// Asks the daemon for any of its methods, as [`ask`](Self::ask), for the descriptors that come with the answer, too.
+    ///
+    /// # Errors
+    /// The daemon's.
+    pub(crate) fn call<M: Method>(&self, params: &M::Params) -> Result<(M::Result, Vec<OwnedFd>)> {
+        self.link.call::<M>(params, Vec::new())
     }
 
     /// Asks the daemon for any of its methods.

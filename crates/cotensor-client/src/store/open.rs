@@ -118,12 +118,17 @@ impl Opened {
             self.give_back(id, holder.name());
             return Ok(lease);
         }
+        // A record that was closed and is about to be forgotten, which it then is here.
+        let mut closed = None;
         let entered = make().and_then(|record: Arc<Record>| {
             let lease = record.find(holder).ok_or_else(|| Error::new(ErrorKind::Conflict, "a new tensor is closed"))?;
-            tensors.insert(id, Open { record, holder: Arc::from(holder.name()) });
+            closed = tensors.insert(id, Open { record, holder: Arc::from(holder.name()) });
             Ok(lease)
         });
         drop(tensors);
+        if let Some(open) = closed {
+            self.give_back(id, &open.holder);
+        }
         if entered.is_err() {
             self.give_back(id, holder.name());
         }

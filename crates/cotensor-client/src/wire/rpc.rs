@@ -93,6 +93,11 @@ impl Response {
         }
     }
 
+    /// The other end's error, if that is the answer.
+    pub fn error(&self) -> Option<&ErrorObjectOwned> {
+        self.error.as_ref()
+    }
+
     fn refused(code: ErrorCode) -> Self {
         // As the specification spells it.
         let message = if code == ErrorCode::InvalidRequest { "Invalid Request" } else { code.message() };
@@ -171,6 +176,11 @@ struct Details {
     file: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     field: Option<String>,
+}
+
+/// The name of a kind in an error's data.
+pub fn kind_name(kind: ErrorKind) -> &'static str {
+    CODES.iter().find(|(known, ..)| *known == kind).map_or("invalid", |(.., name)| name)
 }
 
 /// An error on its way to whoever asked.

@@ -2,6 +2,7 @@
 
 mod claim;
 mod contents;
+mod functions;
 mod report;
 mod service;
 mod session;
@@ -42,6 +43,10 @@ pub(crate) fn methods() -> Methods {
         .add::<p::DiscardContents, _>(contents::discard)
         .add::<p::Recall, _>(report::recall)
         .add::<p::Remember, _>(report::remember)
+        .add::<p::RegisterFunction, _>(functions::register)
+        .add::<p::UnregisterFunction, _>(functions::unregister)
+        .add::<p::LookupFunction, _>(functions::lookup)
+        .add::<p::ListFunctions, _>(functions::list)
         .add::<p::Stats, _>(report::stats)
         .add::<p::Diagnostics, _>(report::diagnostics)
         .add::<p::Recommendations, _>(report::recommendations)

@@ -29,6 +29,14 @@ impl InputFile {
         let bytes = crate::model::read_bounded(path, INPUT_BYTES_MAX)?;
         Ok(Self { path: path.to_path_buf(), hash: ContentHash::of(&bytes), bytes })
     }
+
+    fn of(name: &str, bytes: Vec<u8>) -> Result<Self> {
+        if bytes.len() as u64 > INPUT_BYTES_MAX {
+            let message = format!("{} bytes; at most {INPUT_BYTES_MAX}", bytes.len());
+            return Err(Error::invalid(message).in_field(name));
+        }
+        Ok(Self { path: PathBuf::from(name), hash: ContentHash::of(&bytes), bytes })
+    }
 }
 
 impl Inputs {
@@ -45,6 +53,24 @@ impl Inputs {
     /// `NotFound`, `Io`, or `Invalid` past the size limit.
     pub fn with_image(mut self, path: &Path) -> Result<Self> {
         self.image = Some(InputFile::open(path)?);
+        Ok(self)
+    }
+
+    /// Takes the bytes of an image file, as [`with_image`](Self::with_image) reads.
+    ///
+    /// # Errors
+    /// `Invalid` past the size limit.
+    pub fn with_image_bytes(mut self, bytes: Vec<u8>) -> Result<Self> {
+        self.image = Some(InputFile::of("image", bytes)?);
+        Ok(self)
+    }
+
+    /// Takes the bytes of an audio file, as [`with_audio`](Self::with_audio) reads.
+    ///
+    /// # Errors
+    /// `Invalid` past the size limit.
+    pub fn with_audio_bytes(mut self, bytes: Vec<u8>) -> Result<Self> {
+        self.audio = Some(InputFile::of("audio", bytes)?);
         Ok(self)
     }
 

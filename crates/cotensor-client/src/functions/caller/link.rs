@@ -1,0 +1,145 @@
+//! The socket to one provider.
+
+use super::RemoteObject;
+use crate::connection::Connection;
+use crate::functions::codec::{self, Edge};
+use crate::functions::{Arguments, CallError, Value};
+use crate::protocol::provider as p;
+use crate::protocol::{Method, ProviderInfo};
+use crate::store::ClientStore;
+use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_store::{Holder, Store};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The provider keeps time limits; one that says nothing for this much longer is taken for dead.
+const GRACE: Duration = Duration::from_secs(30);
+
+pub(crate) struct Link {
+    connection: Connection,
+    epoch: u64,
+    client: String,
+    store: Arc<ClientStore>,
+    holder: Holder,
+}
+
+impl Link {
+    pub(super) fn new(socket: UnixStream, provider: &ProviderInfo, store: Arc<ClientStore>) -> Arc<Self> {
+        let connection = Connection::over(socket, Box::new(|_, _, _| {}));
+        let holder = store.holder("functions");
+        Arc::new(Self { connection, epoch: provider.epoch, client: provider.client.clone(), store, holder })
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.connection.has_ended()
+    }
+
+    pub(super) fn disconnect(&self) {
+        self.connection.close();
+    }
+
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Asks what is answered at once.
+    pub(super) fn ask<M: Method>(&self, params: &M::Params) -> Result<M::Result, CallError> {
+        self.ask_within::<M>(params, Some(Duration::ZERO))
+    }
+
+    /// Asks what is answered within `timeout`, or as long as the provider lives.
+    pub(super) fn ask_within<M: Method>(
+        &self,
+        params: &M::Params,
+        timeout: Option<Duration>,
+    ) -> Result<M::Result, CallError> {
+        let timeout = timeout.map(|timeout| timeout.saturating_add(GRACE));
+        let (response, _) = self.connection.request::<M>(params, Vec::new(), timeout).map_err(|error| {
+            // What the other end says comes as an answer: this is that it says nothing any more.
+            match error.kind() {
+                ErrorKind::Io | ErrorKind::TimedOut | ErrorKind::Corrupt => {
+                    let message = format!("{}, which provides it, is gone ({})", self.client, error.message());
+                    Error::new(ErrorKind::Io, message).in_field(M::NAME)
+                }
+                _ => error,
+            }
+        })?;
+        if let Some(error) = response.error() {
+            return Err(CallError::from_object(error));
+        }
+        let value = response.outcome()?;
+        let corrupt = |error: serde_json::Error| Error::corrupt(format!("the answer to {}: {error}", M::NAME));
+        Ok(serde_json::from_str(value.get()).map_err(corrupt)?)
+    }
+
+    pub(super) fn call(
+        self: &Arc<Self>,
+        name: &str,
+        arguments: &Arguments,
+        timeout: Option<Duration>,
+    ) -> Result<Value, CallError> {
+        let params = self.params(name, arguments, timeout)?;
+        let result = self.ask_within::<p::Call>(&params, timeout)?;
+        self.open(result)
+    }
+
+    pub(super) fn submit(
+        self: &Arc<Self>,
+        name: &str,
+        arguments: &Arguments,
+        timeout: Option<Duration>,
+    ) -> Result<u64, CallError> {
+        Ok(self.ask::<p::Submit>(&self.params(name, arguments, timeout)?)?.task)
+    }
+
+    fn params(
+        self: &Arc<Self>,
+        name: &str,
+        arguments: &Arguments,
+        timeout: Option<Duration>,
+    ) -> Result<p::CallParams> {
+        let (args, kwargs) = codec::encode_arguments(arguments, self)?;
+        Ok(p::CallParams { function: name.to_owned(), args, kwargs, timeout_ms: timeout.map(millis) })
+    }
+
+    /// The value of a result; its tensors are leased to this process from here on.
+    pub(super) fn open(self: &Arc<Self>, result: p::CallResult) -> Result<Value, CallError> {
+        let value = codec::decode(result.value, self);
+        if let Some(taken) = result.taken {
+            // A provider that is gone has let go already.
+            self.tell::<p::Taken>(&p::TakenParams { taken });
+        }
+        Ok(value?)
+    }
+
+    pub(super) fn tell<M: Method>(&self, params: &M::Params) {
+        drop(self.connection.notify::<M>(params));
+    }
+}
+
+/// A time limit as messages have it; less than a millisecond is one.
+pub(super) fn millis(timeout: Duration) -> u64 {
+    u64::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+impl Edge for Arc<Link> {
+    fn store(&self) -> &ClientStore {
+        &self.store
+    }
+
+    fn holder(&self) -> &Holder {
+        &self.holder
+    }
+
+    fn refer(&self, object: &Value) -> Result<p::ObjectRef> {
+        match object {
+            Value::Remote(object) => object.reference_for(self),
+            _ => Err(Error::unsupported("an object of this process: only a provider's results can be objects")),
+        }
+    }
+
+    fn resolve(&self, object: p::ObjectRef) -> Result<Value> {
+        Ok(Value::Remote(Arc::new(RemoteObject::new(Arc::clone(self), object))))
+    }
+}

@@ -1,0 +1,192 @@
+//! Calling what others provide.
+
+mod link;
+mod object;
+mod task;
+
+pub use object::RemoteObject;
+pub use task::Task;
+
+use super::{Arguments, CallError, Value};
+use crate::protocol::provider as p;
+use crate::protocol::{
+    FoundFunction, FunctionInfo, ListFunctions, ListFunctionsParams, LookupFunction, LookupFunctionParams, ProviderInfo,
+};
+use crate::store::ClientStore;
+use cotensor_core::{Error, ErrorKind, Result};
+use link::Link;
+use std::collections::HashMap;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// The functions of all providers, as one process sees them. All methods may be called from any thread.
+///
+/// A function is looked up once; calls go to its provider directly from then on, over one socket for each provider.
+pub struct Functions {
+    store: Arc<ClientStore>,
+    timeout: Option<Duration>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Who provides a function.
+    found: HashMap<String, (FunctionInfo, Arc<Link>)>,
+    /// By the providers' epochs.
+    links: HashMap<u64, Arc<Link>>,
+}
+
+impl Functions {
+    /// The functions that the daemon of `store` knows. Arguments and results are in `store`.
+    pub fn new(store: Arc<ClientStore>) -> Self {
+        Self { store, timeout: None, state: Mutex::default() }
+    }
+
+    /// With a limit for calls that have none of their own; without it, a call waits as long as its provider lives.
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// The functions whose names start with `prefix`, and who provides them.
+    ///
+    /// # Errors
+    /// `Io` when the daemon is gone.
+    pub fn list(&self, prefix: &str) -> Result<Vec<FoundFunction>> {
+        let params = ListFunctionsParams { prefix: prefix.to_owned() };
+        Ok(self.store.ask::<ListFunctions>(&params)?.functions)
+    }
+
+    /// What a function is.
+    ///
+    /// # Errors
+    /// `NotFound` when nobody provides it.
+    pub fn describe(&self, name: &str) -> Result<FunctionInfo> {
+        Ok(self.find(name)?.0)
+    }
+
+    /// Calls a function and waits for its result.
+    ///
+    /// # Errors
+    /// [`CallError::Failed`] with the function's own failure; [`CallError::NotCalled`] when it could not be called, or when
+    /// its provider ended meanwhile (`Io`).
+    pub fn call(&self, name: &str, arguments: &Arguments) -> Result<Value, CallError> {
+        self.call_within(name, arguments, self.timeout)
+    }
+
+    /// As [`call`](Self::call), for at most `timeout`: a run that nobody else waits for is asked to stop then.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call); a failure of kind `timed_out` when the time is over.
+    pub fn call_within(&self, name: &str, arguments: &Arguments, timeout: Option<Duration>) -> Result<Value, CallError> {
+        self.at_provider(name, |link| link.call(name, arguments, timeout))
+    }
+
+    /// Has a function called, and does not wait.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call), but for the function's own failure.
+    pub fn submit(&self, name: &str, arguments: &Arguments) -> Result<Task, CallError> {
+        self.submit_within(name, arguments, self.timeout)
+    }
+
+    /// As [`submit`](Self::submit); the task fails when it has not ended within `timeout`.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit).
+    pub fn submit_within(&self, name: &str, arguments: &Arguments, timeout: Option<Duration>) -> Result<Task, CallError> {
+        self.at_provider(name, |link| {
+            let task = link.submit(name, arguments, timeout)?;
+            Ok(Task::new(Arc::clone(link), task))
+        })
+    }
+
+    /// The tasks of every provider, each with its provider; the newest first. A provider that ends meanwhile is left out.
+    ///
+    /// # Errors
+    /// `Io` when the daemon is gone.
+    pub fn tasks(&self, state: Option<p::TaskState>) -> Result<Vec<(ProviderInfo, p::TaskInfo)>> {
+        let mut all = Vec::new();
+        let mut asked = Vec::new();
+        for FoundFunction { function, provider } in self.list("")? {
+            if asked.contains(&provider.epoch) {
+                continue;
+            }
+            asked.push(provider.epoch);
+            let Ok((_, link)) = self.find(&function.name) else { continue };
+            if let Ok(list) = link.ask::<p::ListTasks>(&p::ListTasksParams { state, limit: 1000 }) {
+                all.extend(list.tasks.into_iter().map(|task| (provider.clone(), task)));
+            }
+        }
+        Ok(all)
+    }
+
+    /// A task that was submitted by anybody, of the provider of that epoch.
+    ///
+    /// # Errors
+    /// `NotFound` when no such provider is there, or it has no such task.
+    pub fn task(&self, epoch: u64, number: u64) -> Result<Task, CallError> {
+        let link = lock(&self.state).links.get(&epoch).filter(|link| !link.is_closed()).cloned();
+        let link = match link {
+            Some(link) => link,
+            None => {
+                let all = self.list("")?;
+                let found = all.into_iter().find(|found| found.provider.epoch == epoch);
+                let missing = || Error::not_found("this provider is gone").in_field("epoch");
+                self.find(&found.ok_or_else(missing)?.function.name)?.1
+            }
+        };
+        link.ask::<p::Status>(&p::TaskParams { task: number })?;
+        Ok(Task::new(link, number))
+    }
+
+    /// Does `call` with the provider of a function. One that has ended, or has taken the function back, is looked up anew:
+    /// nothing was called then.
+    fn at_provider<T>(&self, name: &str, call: impl Fn(&Arc<Link>) -> Result<T, CallError>) -> Result<T, CallError> {
+        let known = lock(&self.state).found.get(name).map(|(_, link)| Arc::clone(link));
+        if let Some(link) = known.filter(|link| !link.is_closed()) {
+            match call(&link) {
+                Err(CallError::NotCalled(error)) if error.kind() == ErrorKind::NotFound && error.field() == Some("function") => {}
+                outcome => return outcome,
+            }
+        }
+        lock(&self.state).found.remove(name);
+        let (_, link) = self.find(name)?;
+        call(&link)
+    }
+
+    /// A function and the link to its provider.
+    fn find(&self, name: &str) -> Result<(FunctionInfo, Arc<Link>)> {
+        let connected = {
+            let mut state = lock(&self.state);
+            state.links.retain(|_, link| !link.is_closed());
+            state.found.retain(|_, (_, link)| !link.is_closed());
+            if let Some((function, link)) = state.found.get(name) {
+                return Ok((function.clone(), Arc::clone(link)));
+            }
+            state.links.keys().copied().collect()
+        };
+        let params = LookupFunctionParams { name: name.to_owned(), connected };
+        let (FoundFunction { function, provider }, fds) = self.store.call::<LookupFunction>(&params)?;
+        let mut state = lock(&self.state);
+        let link = match fds.into_iter().next() {
+            // Another thread may have been faster.
+            Some(_) if state.links.get(&provider.epoch).is_some_and(|link| !link.is_closed()) => None,
+            Some(fd) => Some(Link::new(UnixStream::from(fd), &provider, Arc::clone(&self.store))),
+            None => None,
+        };
+        if let Some(link) = link {
+            state.links.insert(provider.epoch, link);
+        }
+        let gone = || Error::new(ErrorKind::Io, format!("{} ended while {name} was looked up", provider.client));
+        let link = state.links.get(&provider.epoch).cloned().ok_or_else(gone)?;
+        state.found.insert(name.to_owned(), (function.clone(), Arc::clone(&link)));
+        Ok((function, link))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

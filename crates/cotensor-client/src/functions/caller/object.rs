@@ -1,0 +1,117 @@
+//! Objects that live with their provider.
+
+use super::link::{Link, millis};
+use crate::functions::{Arguments, CallError, Value, codec};
+use crate::protocol::provider as p;
+use cotensor_core::{Error, ErrorKind, Result};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// A reference to an object that lives with its provider. As an argument to a function of that provider, it is the object
+/// itself. Given back once: when dropped, or before that by [`release`](RemoteObject::release).
+pub struct RemoteObject {
+    link: Arc<Link>,
+    reference: p::ObjectRef,
+    released: AtomicBool,
+}
+
+impl RemoteObject {
+    pub(super) fn new(link: Arc<Link>, reference: p::ObjectRef) -> Self {
+        Self { link, reference, released: AtomicBool::new(false) }
+    }
+
+    /// The life of the provider that it belongs to.
+    pub fn epoch(&self) -> u64 {
+        self.reference.epoch
+    }
+
+    /// Its number among the references that this process has of that provider.
+    pub fn number(&self) -> u64 {
+        self.reference.id
+    }
+
+    /// Calls a method and waits for its result.
+    ///
+    /// # Errors
+    /// As [`Functions::call`](super::Functions::call); `Conflict` when the object's provider has ended, `NotFound` when it
+    /// was given back.
+    pub fn call(&self, method: &str, arguments: &Arguments) -> Result<Value, CallError> {
+        self.call_within(method, arguments, None)
+    }
+
+    /// As [`call`](Self::call), for at most `timeout`.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub fn call_within(
+        &self,
+        method: &str,
+        arguments: &Arguments,
+        timeout: Option<Duration>,
+    ) -> Result<Value, CallError> {
+        let object = self.check()?;
+        let (args, kwargs) = codec::encode_arguments(arguments, &self.link)?;
+        let (method, timeout_ms) = (method.to_owned(), timeout.map(millis));
+        let params = p::CallObjectParams { object, method, args, kwargs, timeout_ms };
+        let result = self.link.ask_within::<p::CallObject>(&params, timeout)?;
+        self.link.open(result)
+    }
+
+    /// Gives the object back.
+    ///
+    /// # Errors
+    /// `NotFound` when it was given back before, `Conflict` when its provider has ended.
+    pub fn release(&self) -> Result<(), CallError> {
+        let object = self.check()?;
+        if self.released.swap(true, Ordering::SeqCst) {
+            return Err(given_back().into());
+        }
+        self.link.ask::<p::ReleaseObject>(&p::ObjectParams { object }).map(drop)
+    }
+
+    /// Ends the connection to the object's provider, as the end of this process would: everything that came from it is
+    /// given back.
+    pub fn disconnect(&self) {
+        self.link.disconnect();
+    }
+
+    /// The reference, for the provider at the end of `link`.
+    pub(super) fn reference_for(&self, link: &Arc<Link>) -> Result<p::ObjectRef> {
+        let object = self.check()?;
+        match Arc::ptr_eq(&self.link, link) {
+            true => Ok(object),
+            false => Err(Error::new(ErrorKind::Conflict, "this object lives with another provider")),
+        }
+    }
+
+    fn check(&self) -> Result<p::ObjectRef> {
+        if self.released.load(Ordering::SeqCst) {
+            return Err(given_back());
+        }
+        if self.link.is_closed() {
+            let message = "this object is gone: its provider has ended or restarted since";
+            return Err(Error::new(ErrorKind::Conflict, message));
+        }
+        Ok(self.reference)
+    }
+}
+
+fn given_back() -> Error {
+    Error::not_found("this object was given back already")
+}
+
+impl Drop for RemoteObject {
+    fn drop(&mut self) {
+        if !*self.released.get_mut() {
+            self.link.tell::<p::ReleaseObject>(&p::ObjectParams { object: self.reference });
+        }
+    }
+}
+
+impl fmt::Debug for RemoteObject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RemoteObject({} of {})", self.reference.id, self.reference.epoch)
+    }
+}

@@ -1,0 +1,63 @@
+//! Tasks that a provider has taken on.
+
+use super::link::{Link, millis};
+use crate::functions::{CallError, Value};
+use crate::protocol::provider as p;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A task of a provider's. Dropping this changes nothing about it.
+pub struct Task {
+    link: Arc<Link>,
+    number: u64,
+}
+
+impl Task {
+    pub(super) fn new(link: Arc<Link>, number: u64) -> Self {
+        Self { link, number }
+    }
+
+    /// Its number with its provider.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The life of the provider that it belongs to.
+    pub fn epoch(&self) -> u64 {
+        self.link.epoch()
+    }
+
+    /// How far it is.
+    ///
+    /// # Errors
+    /// `NotFound` when its time to live is over, `Io` when its provider has ended.
+    pub fn status(&self) -> Result<p::TaskInfo, CallError> {
+        self.link.ask::<p::Status>(&p::TaskParams { task: self.number })
+    }
+
+    /// Waits until it has ended, for at most `timeout`; how far it is then.
+    ///
+    /// # Errors
+    /// As [`status`](Self::status).
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<p::TaskInfo, CallError> {
+        let params = p::WaitParams { task: self.number, timeout_ms: timeout.map(millis) };
+        self.link.ask_within::<p::Wait>(&params, timeout)
+    }
+
+    /// Its result, as often as it is asked for.
+    ///
+    /// # Errors
+    /// The function's own failure; `Conflict` while it has not ended; else as [`status`](Self::status).
+    pub fn result(&self) -> Result<Value, CallError> {
+        let result = self.link.ask::<p::TaskResult>(&p::TaskParams { task: self.number })?;
+        self.link.open(result)
+    }
+
+    /// Cancels it, unless it has ended. A function that runs is asked to stop.
+    ///
+    /// # Errors
+    /// As [`status`](Self::status).
+    pub fn cancel(&self) -> Result<p::TaskInfo, CallError> {
+        self.link.ask::<p::Cancel>(&p::TaskParams { task: self.number })
+    }
+}

@@ -1,0 +1,214 @@
+//! Values as JSON and back. How is said in [`protocol::provider`](crate::protocol::provider).
+
+use super::{Arguments, Value};
+use crate::hex;
+use crate::protocol::provider::{ObjectRef, TensorRef};
+use crate::store::ClientStore;
+use cotensor_core::{DType, Error, Result};
+use cotensor_store::{ContentSpec, Holder, Lease, Store};
+use serde_json::{Map, Value as Json, json};
+use std::sync::Arc;
+
+/// How deep values may be nested. A value that contains itself would be deeper.
+const DEPTH_MAX: usize = 64;
+/// The most values in one message.
+const VALUES_MAX: usize = 1 << 20;
+/// The most tensors in one message: each is a question to the daemon.
+const TENSORS_MAX: usize = 4096;
+
+/// One end of a socket between a caller and a provider: what stands behind the handles.
+pub(crate) trait Edge {
+    /// The store of this end.
+    fn store(&self) -> &ClientStore;
+    /// Who leases what comes.
+    fn holder(&self) -> &Holder;
+    /// The handle of an object.
+    fn refer(&self, object: &Value) -> Result<ObjectRef>;
+    /// The object of a handle.
+    fn resolve(&self, object: ObjectRef) -> Result<Value>;
+}
+
+/// Counts what passes, so that no message is endless.
+#[derive(Default)]
+struct Count {
+    values: usize,
+    tensors: usize,
+}
+
+impl Count {
+    fn value(&mut self, depth: usize) -> Result<()> {
+        self.values += 1;
+        if depth > DEPTH_MAX {
+            return Err(Error::invalid(format!("values are nested deeper than {DEPTH_MAX} levels")));
+        }
+        if self.values > VALUES_MAX {
+            return Err(Error::invalid(format!("more than {VALUES_MAX} values in one message")));
+        }
+        Ok(())
+    }
+
+    fn tensor(&mut self) -> Result<()> {
+        self.tensors += 1;
+        if self.tensors > TENSORS_MAX {
+            return Err(Error::invalid(format!("more than {TENSORS_MAX} tensors in one message")));
+        }
+        Ok(())
+    }
+}
+
+/// A value as JSON.
+pub(crate) fn encode(value: &Value, edge: &dyn Edge) -> Result<Json> {
+    write(value, edge, 0, &mut Count::default())
+}
+
+/// Arguments as JSON.
+pub(crate) fn encode_arguments(arguments: &Arguments, edge: &dyn Edge) -> Result<(Vec<Json>, Map<String, Json>)> {
+    let mut count = Count::default();
+    let args = arguments.args.iter().enumerate().map(|(position, value)| {
+        write(value, edge, 0, &mut count).map_err(|error| error.in_field(format!("argument {position}")))
+    });
+    let args = args.collect::<Result<_>>()?;
+    let kwargs = arguments.kwargs.iter().map(|(name, value)| {
+        let value = write(value, edge, 0, &mut count).map_err(|error| error.in_field(name.as_str()))?;
+        Ok((name.clone(), value))
+    });
+    Ok((args, kwargs.collect::<Result<_>>()?))
+}
+
+fn write(value: &Value, edge: &dyn Edge, depth: usize, count: &mut Count) -> Result<Json> {
+    count.value(depth)?;
+    Ok(match value {
+        Value::Null => Json::Null,
+        Value::Bool(value) => Json::Bool(*value),
+        Value::Int(number) => json!(number),
+        Value::Float(number) if number.is_finite() => json!(number),
+        Value::Float(number) if number.is_nan() => json!({"$float": "nan"}),
+        Value::Float(number) => json!({"$float": if *number > 0.0 { "inf" } else { "-inf" }}),
+        Value::String(text) => json!(text),
+        Value::Bytes(bytes) => json!({"$bytes": hex::encode(bytes)}),
+        Value::List(values) => {
+            let values = values.iter().map(|value| write(value, edge, depth + 1, count));
+            Json::Array(values.collect::<Result<_>>()?)
+        }
+        Value::Map(values) => {
+            let mut entries = Vec::with_capacity(values.len());
+            for (name, value) in values {
+                entries.push((name.clone(), write(value, edge, depth + 1, count)?));
+            }
+            match values.keys().any(|name| name.starts_with('$')) {
+                true => json!({"$map": entries}),
+                false => Json::Object(entries.into_iter().collect()),
+            }
+        }
+        Value::Tensor(lease) => {
+            count.tensor()?;
+            if !edge.store().holds(lease) {
+                let message = format!("tensor {:?} is not in the daemon's store: publish it there first", lease.name());
+                return Err(Error::invalid(message));
+            }
+            let (id, dtype) = (lease.id().into(), lease.dtype().name().to_owned());
+            json!({"$tensor": TensorRef { id, dtype, shape: lease.shape().to_vec() }})
+        }
+        Value::Object(_) | Value::Remote(_) => json!({"$object": edge.refer(value)?}),
+    })
+}
+
+/// The value of JSON; its tensors are leased to this end's holder.
+pub(crate) fn decode(json: Json, edge: &dyn Edge) -> Result<Value> {
+    read(json, edge, 0, &mut Count::default())
+}
+
+/// The arguments of JSON.
+pub(crate) fn decode_arguments(args: Vec<Json>, kwargs: Map<String, Json>, edge: &dyn Edge) -> Result<Arguments> {
+    let mut count = Count::default();
+    let args = args.into_iter().enumerate().map(|(position, value)| {
+        read(value, edge, 0, &mut count).map_err(|error| error.in_field(format!("argument {position}")))
+    });
+    let args = args.collect::<Result<_>>()?;
+    let kwargs = kwargs.into_iter().map(|(name, value)| {
+        let value = read(value, edge, 0, &mut count).map_err(|error| error.in_field(name.as_str()))?;
+        Ok((name, value))
+    });
+    Ok(Arguments { args, kwargs: kwargs.collect::<Result<_>>()? })
+}
+
+fn read(json: Json, edge: &dyn Edge, depth: usize, count: &mut Count) -> Result<Value> {
+    count.value(depth)?;
+    Ok(match json {
+        Json::Null => Value::Null,
+        Json::Bool(value) => Value::Bool(value),
+        Json::Number(number) => match (number.as_i64(), number.as_f64()) {
+            (Some(number), _) => Value::Int(number),
+            (None, Some(float)) if !is_integer(&number.to_string()) => Value::Float(float),
+            _ => return Err(Error::invalid(format!("{number} has more than 64 bits"))),
+        },
+        Json::String(text) => Value::String(text),
+        Json::Array(values) => {
+            let values = values.into_iter().map(|value| read(value, edge, depth + 1, count));
+            Value::List(values.collect::<Result<_>>()?)
+        }
+        Json::Object(mut entries) => {
+            let special = entries.keys().find(|name| name.starts_with('$')).cloned();
+            match special {
+                Some(name) if entries.len() == 1 => {
+                    let inner = entries.remove(&name).unwrap_or_default();
+                    return read_special(&name, inner, edge, depth, count);
+                }
+                Some(name) => return Err(unknown(&name)),
+                None => {
+                    let entries = entries.into_iter().map(|(name, value)| Ok((name, read(value, edge, depth + 1, count)?)));
+                    Value::Map(entries.collect::<Result<_>>()?)
+                }
+            }
+        }
+    })
+}
+
+/// Whether a number beyond `i64` was written as a whole one: it would silently lose digits as a float.
+fn is_integer(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-')
+}
+
+fn unknown(name: &str) -> Error {
+    Error::invalid(format!("an object with {name:?} is no value"))
+}
+
+fn read_special(name: &str, inner: Json, edge: &dyn Edge, depth: usize, count: &mut Count) -> Result<Value> {
+    let wrong = |error: serde_json::Error| Error::invalid(format!("{name}: {error}"));
+    match (name, inner) {
+        ("$tensor", inner) => {
+            count.tensor()?;
+            let wanted: TensorRef = serde_json::from_value(inner).map_err(wrong)?;
+            Ok(Value::Tensor(Arc::new(lease(&wanted, edge)?)))
+        }
+        ("$object", inner) => edge.resolve(serde_json::from_value(inner).map_err(wrong)?),
+        ("$bytes", Json::String(digits)) => {
+            let bytes = hex::decode(&digits).ok_or_else(|| Error::invalid("$bytes: hexadecimal digits are expected"))?;
+            Ok(Value::Bytes(bytes))
+        }
+        ("$float", Json::String(text)) => match text.as_str() {
+            "nan" => Ok(Value::Float(f64::NAN)),
+            "inf" => Ok(Value::Float(f64::INFINITY)),
+            "-inf" => Ok(Value::Float(f64::NEG_INFINITY)),
+            _ => Err(Error::invalid("$float: nan, inf or -inf is expected")),
+        },
+        ("$map", inner) => {
+            let entries: Vec<(String, Json)> = serde_json::from_value(inner).map_err(wrong)?;
+            let entries = entries.into_iter().map(|(name, value)| Ok((name, read(value, edge, depth + 1, count)?)));
+            Ok(Value::Map(entries.collect::<Result<_>>()?))
+        }
+        _ => Err(unknown(name)),
+    }
+}
+
+/// Leases what the sender leases, looked at the same way.
+fn lease(wanted: &TensorRef, edge: &dyn Edge) -> Result<Lease> {
+    let dtype: DType = wanted.dtype.parse()?;
+    let lease = edge.store().lease(wanted.id.into(), edge.holder())?;
+    if lease.dtype() == dtype && lease.shape() == wanted.shape {
+        return Ok(lease);
+    }
+    // The value is what the tensor is and how it is looked at.
+    let (hash, producer) = (lease.identity(), lease.producer().to_owned());
+    lease.look_at(&ContentSpec { hash, dtype, shape: wanted.shape.clone(), producer })
+}

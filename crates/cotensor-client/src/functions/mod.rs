@@ -1,0 +1,20 @@
+//! Functions across processes: a [`Provider`] offers some by name, and [`Functions`] calls them.
+//!
+//! The daemon introduces the two and is not asked again: calls go from the caller to the provider, over a socket of their
+//! own. Tensors among arguments and results stay where they are; their handles cross, and each side leases them from the
+//! daemon before the other lets go.
+
+mod caller;
+mod codec;
+mod context;
+mod failure;
+mod options;
+mod provider;
+mod value;
+
+pub use caller::{Functions, RemoteObject, Task};
+pub use context::Context;
+pub use failure::{CallError, Failure};
+pub use options::{Cache, Concurrency, Execution, Limits, Options};
+pub use provider::{Provider, ProviderBuilder};
+pub use value::{Arguments, Managed, Object, Value};

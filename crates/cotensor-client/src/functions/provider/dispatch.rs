@@ -1,0 +1,196 @@
+//! What callers ask of a provider. Nothing here waits: what takes time is answered by whoever is done with it.
+
+use super::flight::{Outcome, Watcher};
+use super::lock;
+use super::peer::Peer;
+use super::reply::{Batch, Reply};
+use crate::functions::{Arguments, Execution, Failure, codec};
+use crate::protocol::Method;
+use crate::protocol::provider as p;
+use crate::wire::Frame;
+use crate::wire::rpc::{self, Call, Message};
+use cotensor_core::{Error, Result};
+use jsonrpsee_types::ErrorCode;
+use serde_json::value::RawValue;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Answers a message.
+pub(super) fn answer(peer: &Arc<Peer>, frame: &Frame) {
+    match rpc::parse(&frame.body) {
+        Message::Refused(response) => peer.send(&response),
+        Message::Single(call) => one(peer, call, None),
+        Message::Batch(calls) => {
+            let (calls, answered): (Vec<_>, Vec<_>) = calls.into_iter().partition(std::result::Result::is_ok);
+            let answered: Vec<_> = answered.into_iter().filter_map(std::result::Result::err).collect();
+            if calls.is_empty() {
+                return peer.send(&answered);
+            }
+            let batch = Batch::new(calls.len(), answered);
+            calls.into_iter().flatten().for_each(|call| one(peer, call, Some(Arc::clone(&batch))));
+        }
+    }
+}
+
+fn one(peer: &Arc<Peer>, Call { id, method, params, .. }: Call, batch: Option<Arc<Batch>>) {
+    let asked = peer.asked();
+    let reply = Reply::new(peer, id, batch);
+    if let Err(error) = asked {
+        return reply.error(rpc::to_object(&error));
+    }
+    let params = params.as_deref().map_or("{}", RawValue::get);
+    match method.as_str() {
+        p::Call::NAME => with::<p::Call>(params, reply, call),
+        p::Submit::NAME => with::<p::Submit>(params, reply, submit),
+        p::Status::NAME => with::<p::Status>(params, reply, |reply, params| {
+            let info = reply.peer().shared.tasks.info(params.task);
+            reply.send(info);
+        }),
+        p::TaskResult::NAME => with::<p::TaskResult>(params, reply, result),
+        p::Wait::NAME => with::<p::Wait>(params, reply, wait),
+        p::Cancel::NAME => with::<p::Cancel>(params, reply, |reply, params| {
+            let info = reply.peer().shared.tasks.cancel(params.task);
+            reply.send(info);
+        }),
+        p::ListTasks::NAME => with::<p::ListTasks>(params, reply, |reply, params| {
+            let tasks = reply.peer().shared.tasks.list(&params);
+            reply.value(&tasks);
+        }),
+        p::CallObject::NAME => with::<p::CallObject>(params, reply, call_object),
+        p::ReleaseObject::NAME => with::<p::ReleaseObject>(params, reply, |reply, params| {
+            let released = reply.peer().release(params.object);
+            reply.send(released.map(|()| crate::protocol::Empty {}));
+        }),
+        p::Taken::NAME => with::<p::Taken>(params, reply, |reply, params| {
+            reply.peer().taken(params.taken);
+            reply.value(&crate::protocol::Empty {});
+        }),
+        _ => reply.error(ErrorCode::MethodNotFound.into()),
+    }
+}
+
+fn with<M: Method>(params: &str, reply: Reply, handle: impl FnOnce(Reply, M::Params)) {
+    match serde_json::from_str(params) {
+        Ok(params) => handle(reply, params),
+        Err(error) => reply.error(rpc::to_object(&Error::invalid(error.to_string()).in_field("params"))),
+    }
+}
+
+/// The reply to a call that several may want to answer: its run, its time limit, whoever comes first.
+type Once = Arc<Mutex<Option<Reply>>>;
+
+fn take(reply: &Once) -> Option<Reply> {
+    lock(reply).take()
+}
+
+fn call(reply: Reply, params: p::CallParams) {
+    let peer = Arc::clone(reply.peer());
+    let shared = Arc::clone(&peer.shared);
+    let ready = shared.functions.find(&params.function).and_then(|function| {
+        Ok((function, codec::decode_arguments(params.args, params.kwargs, &*peer)?))
+    });
+    let (function, arguments) = match ready {
+        Ok(ready) => ready,
+        Err(error) => return reply.error(rpc::to_object(&error)),
+    };
+    if function.options.execution == Execution::Task {
+        // Its caller waits for the task's end, and takes its result.
+        let timeout = params.timeout_ms.map(Duration::from_millis);
+        return match shared.submit(&function, arguments, &peer, timeout) {
+            Ok(task) => shared.wait(task, None, Box::new(move |_| result(reply, p::TaskParams { task }))),
+            Err(error) => reply.error(rpc::to_object(&error)),
+        };
+    }
+    let run = peer.next();
+    let (watcher, reply) = answering(&peer, reply, run);
+    match shared.launch(&function, arguments, &peer, watcher) {
+        Ok(Some((flight, watch))) => {
+            peer.waits(run, &flight, watch);
+            limit(&peer, reply, run, params.timeout_ms);
+        }
+        Ok(None) => {}
+        Err(error) => refuse(&reply, &error),
+    }
+}
+
+/// What answers a call when its run is over.
+fn answering(peer: &Arc<Peer>, reply: Reply, run: u64) -> (Watcher, Once) {
+    let once: Once = Arc::new(Mutex::new(Some(reply)));
+    let (answered, peer) = (Arc::clone(&once), Arc::clone(peer));
+    let watcher = move |outcome: &Outcome| {
+        if let Some(reply) = take(&answered) {
+            peer.give(reply, outcome);
+        }
+        peer.waits_no_more(run);
+    };
+    (Box::new(watcher), once)
+}
+
+/// Answers a call that has no answer when its time is over. Its run ends if nobody else waits for it.
+fn limit(peer: &Arc<Peer>, reply: Once, run: u64, timeout_ms: Option<u64>) {
+    let Some(timeout) = timeout_ms.map(Duration::from_millis) else { return };
+    let (shared, weak) = (Arc::clone(&peer.shared), Arc::downgrade(peer));
+    let pending = Arc::downgrade(&reply);
+    let alarm = move || {
+        let reply = pending.upgrade().and_then(|reply| take(&reply));
+        if let (Some(peer), Some(reply)) = (weak.upgrade(), reply) {
+            peer.waits_no_more(run);
+            reply.error(Failure::timed_out(timeout).to_object());
+        }
+    };
+    if let Some(limit) = shared.timer.after(timeout, Box::new(alarm)) {
+        peer.keep_limit(run, limit);
+    }
+}
+
+fn refuse(reply: &Once, error: &Error) {
+    if let Some(reply) = take(reply) {
+        reply.error(rpc::to_object(error));
+    }
+}
+
+fn submit(reply: Reply, params: p::CallParams) {
+    let peer = Arc::clone(reply.peer());
+    let submitted = || -> Result<p::SubmitResult> {
+        let function = peer.shared.functions.find(&params.function)?;
+        let arguments = codec::decode_arguments(params.args, params.kwargs, &*peer)?;
+        let timeout = params.timeout_ms.map(Duration::from_millis);
+        let task = peer.shared.submit(&function, arguments, &peer, timeout)?;
+        Ok(p::SubmitResult { task, epoch: peer.shared.epoch })
+    };
+    reply.send(submitted());
+}
+
+fn result(reply: Reply, params: p::TaskParams) {
+    let peer = Arc::clone(reply.peer());
+    match peer.shared.tasks.outcome(params.task) {
+        Ok(outcome) => peer.give(reply, &outcome),
+        Err(error) => reply.error(rpc::to_object(&error)),
+    }
+}
+
+fn wait(reply: Reply, params: p::WaitParams) {
+    let peer = Arc::clone(reply.peer());
+    let waiter = Box::new(move |info| reply.send(info));
+    peer.shared.wait(params.task, params.timeout_ms.map(Duration::from_millis), waiter);
+}
+
+fn call_object(reply: Reply, params: p::CallObjectParams) {
+    let peer = Arc::clone(reply.peer());
+    let ready = peer.object(params.object).and_then(|object| {
+        Ok((object, codec::decode_arguments(params.args, params.kwargs, &*peer)?))
+    });
+    let (object, arguments): (_, Arguments) = match ready {
+        Ok(ready) => ready,
+        Err(error) => return reply.error(rpc::to_object(&error)),
+    };
+    let run = peer.next();
+    let (watcher, reply) = answering(&peer, reply, run);
+    match peer.shared.launch_method(object, params.method, arguments, &peer, watcher) {
+        Ok((flight, watch)) => {
+            peer.waits(run, &flight, watch);
+            limit(&peer, reply, run, params.timeout_ms);
+        }
+        Err(error) => refuse(&reply, &error),
+    }
+}

@@ -1,0 +1,352 @@
+//! One caller: a socket, and what the caller has of this provider. All of it goes when the caller does.
+
+use super::flight::{Flight, Outcome};
+use super::functions::Kept;
+use super::reply::Reply;
+use super::timer::Limit;
+use super::{Shared, dispatch, lock};
+use crate::functions::codec::{self, Edge};
+use crate::functions::{Object, Value};
+use crate::protocol::provider::{CallResult, ObjectRef};
+use crate::store::ClientStore;
+use crate::wire::{Decoder, Frame, rpc, send};
+use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_store::{Holder, Store};
+use rustix::event::{PollFd, PollFlags, poll};
+use serde::Serialize;
+use std::collections::{HashMap, VecDeque};
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Calls that one caller may wait for.
+const CALLS_MAX: usize = 16 << 10;
+/// Results whose tensors a caller has not taken yet.
+const GIVEN_MAX: usize = 16 << 10;
+/// Bytes that may wait for a caller that does not read.
+const WAITING_BYTES_MAX: usize = 64 << 20;
+/// How long a caller may let the provider wait that has something to send, in seconds.
+const SEND_SECONDS_MAX: i64 = 30;
+
+pub(super) struct Peer {
+    pub(super) shared: Arc<Shared>,
+    pub(super) number: u64,
+    /// Name and process, for people.
+    pub(super) client: Arc<str>,
+    store: Arc<ClientStore>,
+    holder: Holder,
+    socket: UnixStream,
+    out: Mutex<Out>,
+    calls: AtomicUsize,
+    ended: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct Out {
+    frames: VecDeque<Vec<u8>>,
+    bytes: usize,
+    /// Whether a thread is sending what the socket did not take at once.
+    draining: bool,
+}
+
+#[derive(Default)]
+struct State {
+    next: u64,
+    objects: HashMap<u64, Object>,
+    /// Results whose tensors stay leased until the caller has leased them, too.
+    given: HashMap<u64, Arc<Value>>,
+    /// Runs that the caller waits for, and under which number.
+    runs: HashMap<u64, Run>,
+}
+
+/// A run that a caller waits for.
+struct Run {
+    flight: Arc<Flight>,
+    watch: u64,
+    limit: Option<Limit>,
+}
+
+impl Peer {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        number: u64,
+        client: &str,
+        store: Arc<ClientStore>,
+        socket: UnixStream,
+    ) -> Result<Arc<Self>> {
+        socket.set_nonblocking(true).map_err(|error| Error::io("setting a socket up", &error))?;
+        let holder = store.holder(&format!("provider for {client}"));
+        Ok(Arc::new(Self {
+            shared,
+            number,
+            client: Arc::from(client),
+            store,
+            holder,
+            socket,
+            out: Mutex::default(),
+            calls: AtomicUsize::new(0),
+            ended: AtomicBool::new(false),
+            state: Mutex::default(),
+        }))
+    }
+
+    /// Reads what the caller says, until it ends.
+    pub(super) fn serve(self: &Arc<Self>) {
+        let mut decoder = Decoder::default();
+        while !self.ended.load(Ordering::SeqCst) {
+            loop {
+                match decoder.take() {
+                    Ok(Some(frame)) => dispatch::answer(self, &frame),
+                    Ok(None) => break,
+                    Err(_) => return self.end(),
+                }
+            }
+            match decoder.fill(self.socket.as_fd()) {
+                Ok(0) => break,
+                Ok(_) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    // Whatever it says, the next read tells.
+                    let _ = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], None);
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(_) => break,
+            }
+        }
+        self.end();
+    }
+
+    /// Ends the connection. Nobody waits for the caller's calls any more, and what it had is let go.
+    pub(super) fn end(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+        drop(self.socket.shutdown(Shutdown::Both));
+        let state = std::mem::take(&mut *lock(&self.state));
+        for run in state.runs.values() {
+            run.flight.leave(run.watch);
+        }
+    }
+
+    /// Takes a call on.
+    ///
+    /// # Errors
+    /// `Conflict` when the caller waits for too many.
+    pub(super) fn asked(&self) -> Result<()> {
+        if self.calls.fetch_add(1, Ordering::SeqCst) >= CALLS_MAX {
+            return Err(Error::new(ErrorKind::Conflict, format!("{CALLS_MAX} calls of this caller wait for answers")));
+        }
+        Ok(())
+    }
+
+    pub(super) fn answered(&self) {
+        self.calls.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// The store that the caller's tensors are in.
+    pub(super) fn own_store(&self) -> Arc<ClientStore> {
+        Arc::clone(&self.store)
+    }
+
+    /// A number for something of the caller's.
+    pub(super) fn next(&self) -> u64 {
+        let mut state = lock(&self.state);
+        state.next += 1;
+        state.next
+    }
+
+    /// The caller waits for `flight` under the number `run`.
+    pub(super) fn waits(&self, run: u64, flight: &Arc<Flight>, watch: u64) {
+        lock(&self.state).runs.insert(run, Run { flight: Arc::clone(flight), watch, limit: None });
+        if flight.is_over() || self.ended.load(Ordering::SeqCst) {
+            self.waits_no_more(run);
+        }
+    }
+
+    /// The caller does not wait any more: it has its answer, or its time is over.
+    pub(super) fn waits_no_more(&self, run: u64) {
+        let run = lock(&self.state).runs.remove(&run);
+        if let Some(Run { flight, watch, .. }) = run {
+            flight.leave(watch);
+        }
+    }
+
+    /// The time limit of a run that the caller waits for goes when the waiting does.
+    pub(super) fn keep_limit(&self, run: u64, limit: Limit) {
+        let mut state = lock(&self.state);
+        let surplus = match state.runs.get_mut(&run) {
+            Some(run) => run.limit.replace(limit),
+            None => Some(limit),
+        };
+        drop(state);
+        drop(surplus);
+    }
+
+    /// Answers a call with what its run gave.
+    pub(super) fn give(&self, reply: Reply, outcome: &Outcome) {
+        let value = match outcome {
+            Ok(value) => value,
+            Err(failure) => return reply.error(failure.to_object()),
+        };
+        match self.encode(value) {
+            Ok(result) => reply.value(&result),
+            Err(error) => reply.error(rpc::to_object(&error.in_field("result"))),
+        }
+    }
+
+    fn encode(&self, value: &Arc<Value>) -> Result<CallResult> {
+        let encoded = codec::encode(value, self)?;
+        if !value.has_tensors() {
+            return Ok(CallResult { value: encoded, taken: None });
+        }
+        let mut state = lock(&self.state);
+        if state.given.len() >= GIVEN_MAX {
+            let message = format!("the caller has not taken {GIVEN_MAX} results (`result.taken`)");
+            return Err(Error::new(ErrorKind::Conflict, message));
+        }
+        state.next += 1;
+        let taken = state.next;
+        state.given.insert(taken, Arc::clone(value));
+        Ok(CallResult { value: encoded, taken: Some(taken) })
+    }
+
+    /// The caller leases a result's tensors itself.
+    pub(super) fn taken(&self, number: u64) {
+        let given = lock(&self.state).given.remove(&number);
+        drop(given);
+    }
+
+    /// An object that the caller has a reference to.
+    ///
+    /// # Errors
+    /// `Conflict` for a reference from an earlier life of this provider, `NotFound` for one that was given back.
+    pub(super) fn object(&self, object: ObjectRef) -> Result<Object> {
+        self.check(object)?;
+        lock(&self.state).objects.get(&object.id).cloned().ok_or_else(|| gone(object))
+    }
+
+    /// Lets an object go, once.
+    ///
+    /// # Errors
+    /// As [`object`](Self::object).
+    pub(super) fn release(&self, object: ObjectRef) -> Result<()> {
+        self.check(object)?;
+        let released = lock(&self.state).objects.remove(&object.id);
+        released.map(drop).ok_or_else(|| gone(object))
+    }
+
+    fn check(&self, object: ObjectRef) -> Result<()> {
+        if object.epoch == self.shared.epoch {
+            return Ok(());
+        }
+        let message = "this object is gone: its provider has restarted since, or it is another provider's";
+        Err(Error::new(ErrorKind::Conflict, message).in_field("object"))
+    }
+
+    /// Sends a message: at once if the socket takes it, else from a thread of its own, for nobody else is to wait.
+    pub(super) fn send(self: &Arc<Self>, message: &impl Serialize) {
+        let Ok(body) = serde_json::to_vec(message) else { return };
+        let frame = Frame::new(body);
+        let header = match frame.header() {
+            Ok(header) => header,
+            // Too long to be sent: the caller cannot be told more than that.
+            Err(_) => return self.end(),
+        };
+        let mut out = lock(&self.out);
+        let mut sent = 0;
+        while !out.draining && sent < header.len() + frame.body.len() {
+            match send(self.socket.as_fd(), &header, &frame, sent) {
+                Ok(bytes) => sent += bytes,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
+                Err(_) => return drop(self.socket.shutdown(Shutdown::Both)),
+            }
+        }
+        let mut rest: Vec<u8> = header.iter().copied().skip(sent).collect();
+        rest.extend_from_slice(&frame.body[sent.saturating_sub(header.len())..]);
+        if rest.is_empty() {
+            return;
+        }
+        out.bytes += rest.len();
+        out.frames.push_back(rest);
+        if out.bytes > WAITING_BYTES_MAX {
+            return drop(self.socket.shutdown(Shutdown::Both));
+        }
+        if !std::mem::replace(&mut out.draining, true) {
+            let peer = Arc::clone(self);
+            let thread = std::thread::Builder::new().name("cotensor-send".into()).spawn(move || peer.drain());
+            if thread.is_err() {
+                drop(self.socket.shutdown(Shutdown::Both));
+            }
+        }
+    }
+
+    fn drain(&self) {
+        loop {
+            let mut out = lock(&self.out);
+            let Some(bytes) = out.frames.pop_front() else {
+                out.draining = false;
+                return;
+            };
+            out.bytes -= bytes.len();
+            drop(out);
+            if self.send_bytes(&bytes).is_err() {
+                return drop(self.socket.shutdown(Shutdown::Both));
+            }
+        }
+    }
+
+    fn send_bytes(&self, mut bytes: &[u8]) -> std::io::Result<()> {
+        let patience = rustix::time::Timespec { tv_sec: SEND_SECONDS_MAX, tv_nsec: 0 };
+        while !bytes.is_empty() {
+            match rustix::net::send(&self.socket, bytes, rustix::net::SendFlags::NOSIGNAL) {
+                Ok(sent) => bytes = &bytes[sent..],
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => {
+                    if poll(&mut [PollFd::new(&self.socket, PollFlags::OUT)], Some(&patience))? == 0 {
+                        return Err(std::io::ErrorKind::TimedOut.into());
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn gone(object: ObjectRef) -> Error {
+    Error::not_found(format!("object {} was given back already", object.id)).in_field("object")
+}
+
+impl Edge for Peer {
+    fn store(&self) -> &ClientStore {
+        &self.store
+    }
+
+    fn holder(&self) -> &Holder {
+        &self.holder
+    }
+
+    fn refer(&self, object: &Value) -> Result<ObjectRef> {
+        let Value::Object(object) = object else {
+            return Err(Error::unsupported("an object of another provider cannot be passed on"));
+        };
+        let mut state = lock(&self.state);
+        if state.objects.len() >= self.shared.limits.objects_max {
+            let message = format!("the caller has references to {} objects", state.objects.len());
+            return Err(Error::new(ErrorKind::Conflict, message));
+        }
+        state.next += 1;
+        let id = state.next;
+        state.objects.insert(id, object.clone());
+        Ok(ObjectRef { id, epoch: self.shared.epoch })
+    }
+
+    fn resolve(&self, object: ObjectRef) -> Result<Value> {
+        let object = self.object(object)?;
+        Ok(match object.get::<Kept>() {
+            Some(Kept(value)) => value.clone(),
+            None => Value::Object(object),
+        })
+    }
+}

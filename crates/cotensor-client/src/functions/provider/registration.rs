@@ -1,0 +1,81 @@
+//! The provider's connection to the daemon: what it offers, and who wants to call.
+
+use super::{Shared, lock};
+use crate::connection::{Connection, OnNotice};
+use crate::protocol as p;
+use crate::store::ClientStore;
+use cotensor_core::{Error, ErrorKind, Result};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long the daemon may take.
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Between two attempts to find the daemon again.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// Gets a store, of a daemon that listens.
+pub(super) type Connector = Box<dyn Fn() -> Result<Arc<ClientStore>> + Send + Sync>;
+
+/// A session of the provider's own, in which it offers all its functions.
+pub(super) fn connect(shared: &Arc<Shared>) -> Result<Arc<Connection>> {
+    let store = shared.store();
+    let weak = Arc::downgrade(shared);
+    let on_notice: OnNotice = Box::new(move |method, params, fds: Vec<OwnedFd>| {
+        let (Some(shared), p::notice::FUNCTION_CONNECT) = (weak.upgrade(), method) else { return };
+        let caller = serde_json::from_str::<p::CallerInfo>(params.get());
+        if let (Ok(caller), Some(fd)) = (caller, fds.into_iter().next()) {
+            shared.welcome(&caller.client, UnixStream::from(fd));
+        }
+    });
+    let connection = Arc::new(Connection::open(store.socket(), on_notice)?);
+    let hello = p::HelloParams { protocol: p::PROTOCOL, client: store.client().to_owned(), resume: None };
+    connection.call::<p::Hello>(&hello, Vec::new(), Some(ANSWER_TIMEOUT))?;
+    for function in shared.functions.all() {
+        register(shared, &connection, function.info())?;
+    }
+    *lock(&shared.connection) = Some(Arc::clone(&connection));
+    Ok(connection)
+}
+
+pub(super) fn register(shared: &Shared, connection: &Connection, function: p::FunctionInfo) -> Result<()> {
+    let params = p::RegisterFunctionParams { function, epoch: shared.epoch };
+    connection.call::<p::RegisterFunction>(&params, Vec::new(), Some(ANSWER_TIMEOUT)).map(drop)
+}
+
+/// Listens, and finds the next daemon when one is gone, until the provider ends. Callers that are connected stay so.
+pub(super) fn keep(shared: &Arc<Shared>, mut connection: Arc<Connection>, connector: Option<Connector>) {
+    loop {
+        connection.listen();
+        *lock(&shared.connection) = None;
+        connection = loop {
+            if shared.is_closed() {
+                return;
+            }
+            match again(shared, connector.as_ref()) {
+                Ok(connection) => break connection,
+                Err(_) => std::thread::sleep(RETRY),
+            }
+        };
+        // Closed in between: nobody has told this connection.
+        if shared.is_closed() {
+            connection.close();
+        }
+    }
+}
+
+fn again(shared: &Arc<Shared>, connector: Option<&Connector>) -> Result<Arc<Connection>> {
+    match (connect(shared), connector) {
+        (Err(error), Some(connector)) if error.kind() == ErrorKind::NotFound => {
+            shared.replace_store(connector()?);
+            connect(shared)
+        }
+        (outcome, _) => outcome,
+    }
+}
+
+/// A function that could not be offered, as the daemon's error.
+pub(super) fn not_connected() -> Error {
+    Error::new(ErrorKind::Conflict, "no daemon is there now; the provider looks for it")
+}

@@ -1,0 +1,88 @@
+//! One thread for all time limits.
+
+use super::lock;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+type Alarm = Box<dyn FnOnce() + Send>;
+
+/// Does things later. Clones are the same timer.
+#[derive(Clone, Default)]
+pub(super) struct Timer(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    alarms: BTreeMap<(Instant, u64), Alarm>,
+    next: u64,
+    closed: bool,
+}
+
+/// Something that will be done, unless this is dropped before.
+pub(super) struct Limit {
+    timer: Timer,
+    key: (Instant, u64),
+}
+
+impl Drop for Limit {
+    fn drop(&mut self) {
+        let gone = lock(&self.timer.0.state).alarms.remove(&self.key);
+        drop(gone);
+    }
+}
+
+impl Timer {
+    /// Does `alarm` after `delay`. `None` for a delay beyond what the clock counts.
+    pub(super) fn after(&self, delay: Duration, alarm: Alarm) -> Option<Limit> {
+        let at = Instant::now().checked_add(delay)?;
+        let mut state = lock(&self.0.state);
+        state.next += 1;
+        let key = (at, state.next);
+        let first = state.alarms.first_key_value().is_none_or(|(first, _)| key < *first);
+        state.alarms.insert(key, alarm);
+        drop(state);
+        if first {
+            self.0.changed.notify_one();
+        }
+        Some(Limit { timer: self.clone(), key })
+    }
+
+    pub(super) fn close(&self) {
+        lock(&self.0.state).closed = true;
+        self.0.changed.notify_one();
+    }
+
+    /// The timer's thread, until it is closed. Does `tick` once in every `period`, too.
+    pub(super) fn run(&self, period: Duration, tick: impl Fn()) {
+        let mut ticked = Instant::now();
+        let mut state = lock(&self.0.state);
+        while !state.closed {
+            let now = Instant::now();
+            if state.alarms.first_key_value().is_some_and(|((at, _), _)| *at <= now) {
+                let alarm = state.alarms.pop_first();
+                drop(state);
+                if let Some((_, alarm)) = alarm {
+                    alarm();
+                }
+                state = lock(&self.0.state);
+                continue;
+            }
+            if now.duration_since(ticked) >= period {
+                ticked = now;
+                drop(state);
+                tick();
+                state = lock(&self.0.state);
+                continue;
+            }
+            let next = state.alarms.first_key_value().map_or(period, |((at, _), _)| at.duration_since(now));
+            let wait = next.min(period - now.duration_since(ticked));
+            state = self.0.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}

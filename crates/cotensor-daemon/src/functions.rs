@@ -1,0 +1,112 @@
+//! Which functions there are, and whose: a session's, for as long as it lives.
+
+use crate::session::Session;
+use cotensor_client::protocol::{
+    FUNCTION_NAME_BYTES_MAX, FUNCTION_SUMMARY_BYTES_MAX, FoundFunction, FunctionInfo, ProviderInfo,
+};
+use cotensor_core::{Error, ErrorKind, Result};
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// Functions that one session may offer.
+const OFFERED_MAX: usize = 1024;
+/// Functions of one list.
+const LIST_MAX: usize = 10_000;
+
+/// The functions that sessions offer.
+#[derive(Default)]
+pub(crate) struct Registry(Mutex<BTreeMap<String, Offer>>);
+
+struct Offer {
+    function: FunctionInfo,
+    provider: ProviderInfo,
+    session: u64,
+    /// Its state holds nothing that belongs to the registry, but a session that has ended is not to be kept by it.
+    owner: Weak<Session>,
+}
+
+impl Registry {
+    /// A session offers a function.
+    ///
+    /// # Errors
+    /// `Invalid` for an impossible name or summary; `Conflict` for a name that another session offers, or when this one
+    /// offers too many.
+    pub(crate) fn add(&self, session: &Arc<Session>, function: FunctionInfo, epoch: u64) -> Result<()> {
+        check(&function)?;
+        let mut offers = self.lock();
+        if let Some(other) = offers.get(&function.name) {
+            let message = format!("{} is provided by {} already", function.name, other.provider.client);
+            return Err(Error::new(ErrorKind::Conflict, message).in_field("name"));
+        }
+        if offers.values().filter(|offer| offer.session == session.id).count() >= OFFERED_MAX {
+            return Err(Error::new(ErrorKind::Conflict, format!("{OFFERED_MAX} functions are offered in this session")));
+        }
+        let provider = ProviderInfo { client: session.client().to_owned(), epoch };
+        let offer = Offer { provider, session: session.id, owner: Arc::downgrade(session), function };
+        offers.insert(offer.function.name.clone(), offer);
+        Ok(())
+    }
+
+    /// A session takes a function back.
+    ///
+    /// # Errors
+    /// `NotFound` for one that it does not offer.
+    pub(crate) fn remove(&self, session: &Session, name: &str) -> Result<()> {
+        let mut offers = self.lock();
+        if offers.get(name).is_none_or(|offer| offer.session != session.id) {
+            return Err(Error::not_found(format!("this session offers no function {name:?}")).in_field("name"));
+        }
+        offers.remove(name);
+        Ok(())
+    }
+
+    /// A session has ended.
+    pub(crate) fn forget(&self, session: u64) {
+        self.lock().retain(|_, offer| offer.session != session);
+    }
+
+    /// A function and the session that offers it.
+    ///
+    /// # Errors
+    /// `NotFound` for one that nobody offers.
+    pub(crate) fn find(&self, name: &str) -> Result<(FoundFunction, Arc<Session>)> {
+        let missing = || Error::not_found(format!("nobody provides a function {name:?}")).in_field("name");
+        let offers = self.lock();
+        let offer = offers.get(name).ok_or_else(missing)?;
+        Ok((offer.found(), offer.owner.upgrade().ok_or_else(missing)?))
+    }
+
+    /// The functions whose names start with `prefix`, in the order of their names.
+    pub(crate) fn list(&self, prefix: &str) -> Vec<FoundFunction> {
+        let offers = self.lock();
+        let from = offers.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
+        from.take_while(|(name, _)| name.starts_with(prefix)).take(LIST_MAX).map(|(_, offer)| offer.found()).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Offer>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Offer {
+    fn found(&self) -> FoundFunction {
+        FoundFunction { function: self.function.clone(), provider: self.provider.clone() }
+    }
+}
+
+fn check(function: &FunctionInfo) -> Result<()> {
+    let name = &function.name;
+    if name.is_empty() || name.len() > FUNCTION_NAME_BYTES_MAX {
+        let message = format!("a name has 1 to {FUNCTION_NAME_BYTES_MAX} bytes");
+        return Err(Error::invalid(message).in_field("name"));
+    }
+    if !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.:/-".contains(&byte)) {
+        return Err(Error::invalid("a name has letters, digits and any of _ . : / -").in_field("name"));
+    }
+    if function.summary.len() > FUNCTION_SUMMARY_BYTES_MAX {
+        let message = format!("a summary has at most {FUNCTION_SUMMARY_BYTES_MAX} bytes");
+        return Err(Error::invalid(message).in_field("summary"));
+    }
+    Ok(())
+}

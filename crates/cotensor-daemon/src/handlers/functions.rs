@@ -1,0 +1,50 @@
+//! Functions: offered, found, and the two ends connected.
+
+use super::{Answer, NOTHING};
+use crate::dispatch::{Caller, Reply};
+use cotensor_client::protocol::{
+    CallerInfo, Empty, FoundFunction, FunctionList, FunctionNameParams, ListFunctionsParams, LookupFunctionParams,
+    RegisterFunctionParams, notice,
+};
+use cotensor_core::{Error, ErrorKind};
+use std::os::unix::net::UnixStream;
+
+/// Providers that a caller may say it is connected to.
+const CONNECTED_MAX: usize = 1024;
+
+pub(super) async fn register(caller: Caller, params: RegisterFunctionParams) -> Answer<Empty> {
+    if caller.outgoing().is_none() {
+        return Err(Error::unsupported("functions are provided over the Unix socket"));
+    }
+    caller.daemon.functions.add(&caller.session, params.function, params.epoch)?;
+    Ok(NOTHING.into())
+}
+
+pub(super) async fn unregister(caller: Caller, params: FunctionNameParams) -> Answer<Empty> {
+    caller.daemon.functions.remove(&caller, &params.name)?;
+    Ok(NOTHING.into())
+}
+
+pub(super) async fn lookup(caller: Caller, params: LookupFunctionParams) -> Answer<FoundFunction> {
+    let (found, provider) = caller.daemon.functions.find(&params.name)?;
+    if params.connected.len() > CONNECTED_MAX {
+        return Err(Error::invalid(format!("more than {CONNECTED_MAX} providers")).in_field("connected"));
+    }
+    if params.connected.contains(&found.provider.epoch) {
+        return Ok(found.into());
+    }
+    if caller.outgoing().is_none() {
+        return Err(Error::unsupported("functions are called over the Unix socket"));
+    }
+    let (ours, theirs) = UnixStream::pair().map_err(|error| Error::io("connecting caller and provider", &error))?;
+    let who = CallerInfo { client: caller.client().to_owned() };
+    if !provider.notify_with(notice::FUNCTION_CONNECT, &who, vec![theirs.into()]) {
+        let message = format!("{} does not read what it is told", found.provider.client);
+        return Err(Error::new(ErrorKind::Conflict, message));
+    }
+    Ok(Reply { value: found, fds: vec![ours.into()] })
+}
+
+pub(super) async fn list(caller: Caller, params: ListFunctionsParams) -> Answer<FunctionList> {
+    Ok(FunctionList { functions: caller.daemon.functions.list(&params.prefix) }.into())
+}

@@ -1,0 +1,156 @@
+//! What a provider answers to frames that no caller of ours would send.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use cotensor_client::Connection;
+use cotensor_client::functions::{Options, Provider, Value};
+use cotensor_client::protocol::{self as p, provider};
+use cotensor_client::wire::{Decoder, Frame, send_all};
+use serde_json::{Value as Json, json};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+use support::Running;
+
+struct Raw {
+    socket: UnixStream,
+    decoder: Decoder,
+}
+
+impl Raw {
+    /// A socket to the provider of `echo`, as the daemon makes them.
+    fn connect(running: &Running) -> (Self, p::FoundFunction) {
+        let connection = Connection::open(&running.socket, Box::new(|_, _, _| {})).unwrap();
+        let hello = p::HelloParams { protocol: p::PROTOCOL, client: "raw".into(), resume: None };
+        connection.call::<p::Hello>(&hello, Vec::new(), None).unwrap();
+        let params = p::LookupFunctionParams { name: "echo".into(), connected: Vec::new() };
+        let (found, fds) = connection.call::<p::LookupFunction>(&params, Vec::new(), None).unwrap();
+        let known = p::LookupFunctionParams { name: "echo".into(), connected: vec![found.provider.epoch] };
+        let (_, none) = connection.call::<p::LookupFunction>(&known, Vec::new(), None).unwrap();
+        assert!(none.is_empty(), "one socket is enough");
+        let socket = UnixStream::from(fds.into_iter().next().unwrap());
+        (Self { socket, decoder: Decoder::default() }, found)
+    }
+
+    fn say(&self, text: &str) {
+        send_all(self.socket.as_fd(), &Frame::new(text.as_bytes().to_vec())).unwrap();
+    }
+
+    fn hear(&mut self) -> Json {
+        loop {
+            if let Some(frame) = self.decoder.take().unwrap() {
+                return serde_json::from_slice(&frame.body).unwrap();
+            }
+            assert!(self.decoder.fill(self.socket.as_fd()).unwrap() > 0, "the provider ended the connection");
+        }
+    }
+
+    fn ask(&mut self, method: &str, params: &Json) -> Json {
+        self.say(&json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string());
+        let answer = self.hear();
+        assert_eq!(answer["id"], 1);
+        answer
+    }
+}
+
+fn echoing(running: &Running) -> Provider {
+    let echo = |arguments: &cotensor_client::functions::Arguments, _: &_| Ok(arguments.get(0, "value")?.clone());
+    let builder = Provider::builder(running.connect("provider")).function("echo", Options::default(), echo);
+    builder.function("kept", Options::default().managed(), |_, _| Ok(Value::Int(1))).start().unwrap()
+}
+
+#[test]
+fn json_rpc_is_spoken_in_full() {
+    let running = Running::start(|_| {});
+    let _provider = echoing(&running);
+    let (mut raw, _) = Raw::connect(&running);
+    let call = |id: u64, value: Json| json!({"jsonrpc": "2.0", "id": id, "method": "call", "params": {"function": "echo", "args": [value]}});
+    raw.say(&call(7, json!([1, 2.5, {"a": null}])).to_string());
+    assert_eq!(raw.hear(), json!({"jsonrpc": "2.0", "id": 7, "result": {"value": [1, 2.5, {"a": null}]}}));
+    for (text, code) in [("{", -32700), ("[]", -32600), ("1", -32600), (r#"{"jsonrpc":"2.0","id":1,"method":"os.system"}"#, -32601)] {
+        raw.say(text);
+        assert_eq!(raw.hear()["error"]["code"], code, "{text}");
+    }
+    let notification = json!({"jsonrpc": "2.0", "method": "call", "params": {"function": "echo", "args": [0]}});
+    raw.say(&notification.to_string());
+    raw.say(&json!([call(1, json!(1)), notification, 5, call(2, json!("two"))]).to_string());
+    let answers = raw.hear();
+    let answers = answers.as_array().unwrap();
+    assert_eq!(answers.len(), 3, "the notification has none: {answers:?}");
+    assert!(answers.iter().any(|answer| answer["id"] == 2 && answer["result"]["value"] == "two"));
+    raw.say(&json!([notification, notification]).to_string());
+    raw.say(&call(9, json!(9)).to_string());
+    assert_eq!(raw.hear()["id"], 9, "a batch of notifications is not answered");
+}
+
+#[test]
+fn every_method_answers_and_wrong_parameters_are_named() {
+    let running = Running::start(|_| {});
+    let _provider = echoing(&running);
+    let (mut raw, found) = Raw::connect(&running);
+    for method in provider::METHODS {
+        let error = raw.ask(method.name, &json!({"nonsense": true}));
+        // A list of tasks needs no parameters.
+        let fine = method.name == "task.list" && error["result"]["tasks"] == json!([]);
+        assert!(fine || error["error"]["code"] == -32602, "{}: {error}", method.name);
+    }
+    let epoch = found.provider.epoch;
+    let forged = json!({"$object": {"id": 1, "epoch": epoch}});
+    let object = raw.ask("call", &json!({"function": "kept"}))["result"]["value"]["$object"].clone();
+    for (value, names) in [
+        (json!({"$tensor": {"id": {"slot": 99, "version": 1}, "dtype": "float32", "shape": [1]}}), "version"),
+        (json!({"$tensor": {"id": {"slot": 99, "version": 1}, "dtype": "float99", "shape": [1]}}), "float99"),
+        (json!({"$tensor": 5}), "$tensor"),
+        (json!({"$object": {"id": 999, "epoch": epoch}}), "object"),
+        (json!({"$object": {"id": object["id"], "epoch": epoch ^ 1}}), "restarted"),
+        (json!({"$bytes": "0g"}), "$bytes"),
+        (json!({"$float": "many"}), "$float"),
+        (json!({"$map": [["a"]]}), "$map"),
+        (json!({"$what": 1}), "$what"),
+        (json!({"$bytes": "00", "more": 1}), "$bytes"),
+        (serde_json::from_str("12345678901234567890").unwrap(), "64 bits"),
+    ] {
+        let answer = raw.ask("call", &json!({"function": "echo", "args": [value]}));
+        assert!(answer["error"].to_string().contains(names), "{value}: {answer}");
+    }
+    let deep = "[".repeat(100) + &"]".repeat(100);
+    raw.say(&format!(r#"{{"jsonrpc":"2.0","id":1,"method":"call","params":{{"function":"echo","args":[{deep}]}}}}"#));
+    assert!(raw.hear()["error"]["message"].to_string().contains("deeper"));
+    // Another caller's object is nobody else's.
+    let (mut other, _) = Raw::connect(&running);
+    assert!(other.ask("object.call", &json!({"object": object, "method": "get"}))["error"].is_object());
+    assert_eq!(raw.ask("object.call", &json!({"object": object, "method": "get"}))["result"]["value"], 1);
+    assert!(raw.ask("object.release", &json!({"object": object}))["result"].is_object());
+    assert!(raw.ask("object.release", &json!({"object": object}))["error"].is_object(), "once");
+    assert!(raw.ask("call", &json!({"function": "echo", "args": [forged]}))["error"].is_object());
+}
+
+#[test]
+fn callers_that_break_off_or_do_not_read_harm_nobody() {
+    let running = Running::start(|_| {});
+    let provider = echoing(&running);
+    let (half, _) = Raw::connect(&running);
+    rustix::io::write(&half.socket, &[200, 0, 0, 0, 0, 0, 0, 0, b'{']).unwrap();
+    let (garbage, _) = Raw::connect(&running);
+    rustix::io::write(&garbage.socket, &[255; 64]).unwrap();
+    let (mut reader, _) = Raw::connect(&running);
+    let (deaf, _) = Raw::connect(&running);
+    // Far more answers than any socket takes, for one who reads none.
+    let long = json!({"jsonrpc": "2.0", "id": 1, "method": "call", "params": {"function": "echo", "args": ["x".repeat(1 << 20)]}}).to_string();
+    deaf.socket.set_nonblocking(true).unwrap();
+    for _ in 0..100 {
+        if send_all(deaf.socket.as_fd(), &Frame::new(long.as_bytes().to_vec())).is_err() {
+            break;
+        }
+        assert_eq!(reader.ask("call", &json!({"function": "echo", "args": [1]}))["result"]["value"], 1);
+    }
+    assert_eq!(reader.ask("call", &json!({"function": "echo", "args": [2]}))["result"]["value"], 2);
+    drop((half, garbage, deaf));
+    let start = Instant::now();
+    while provider.callers() > 1 {
+        assert!(start.elapsed() < Duration::from_secs(60), "{} callers", provider.callers());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert_eq!(reader.ask("call", &json!({"function": "echo", "args": [3]}))["result"]["value"], 3);
+}

@@ -1,0 +1,531 @@
+//! Functions of one client, called by another: values and tensors cross, and each option does what it says.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use cotensor_client::functions::{Arguments, CallError, Failure, Functions, Limits, Options, Provider, Value};
+use cotensor_client::protocol::provider::TaskState;
+use cotensor_core::{DType, ErrorKind};
+use cotensor_store::{CopyReason, Lease, ManualClock, Store};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+use support::{Running, spec};
+
+/// A door that functions wait at until the test opens it.
+#[derive(Default)]
+struct Door {
+    open: Mutex<bool>,
+    opened: Condvar,
+    waiting: AtomicUsize,
+}
+
+impl Door {
+    fn pass(&self) {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let mut open = self.open.lock().unwrap();
+        while !*open {
+            open = self.opened.wait(open).unwrap();
+        }
+    }
+
+    fn open(&self) {
+        *self.open.lock().unwrap() = true;
+        self.opened.notify_all();
+    }
+
+    fn waits_for(&self, count: usize) {
+        until(&format!("{count} at the door"), || self.waiting.load(Ordering::SeqCst) >= count);
+    }
+}
+
+fn until(what: &str, done: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what}: not so after a minute");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn put(store: &dyn Store, name: &str, bytes: &[u8]) -> Lease {
+    let mut reservation = store.reserve(spec(name, bytes.len()), &store.holder("")).unwrap();
+    reservation.write(bytes, CopyReason::Put).unwrap();
+    reservation.publish().unwrap()
+}
+
+fn int(value: Result<Value, CallError>) -> i64 {
+    value.unwrap().as_int().unwrap()
+}
+
+fn none() -> Arguments {
+    Arguments::new()
+}
+
+#[test]
+fn values_of_all_kinds_cross_and_come_back() {
+    let running = Running::start(|_| {});
+    let provider = Provider::builder(running.connect("provider"))
+        .function("echo", Options::new("Gives its first argument back."), |arguments, _| Ok(arguments.get(0, "value")?.clone()))
+        .start()
+        .unwrap();
+    let store = running.connect("caller");
+    let functions = Functions::new(store.clone());
+    let large = Arc::new(put(&*store, "large", &vec![7; 1 << 20]));
+    let small = Arc::new(put(&*store, "small", &[1, 2, 3]));
+    let map: BTreeMap<String, Value> = [
+        ("plain".to_owned(), Value::List(vec![Value::Null, true.into(), (-5).into(), 1.0.into(), "é\"\n".into()])),
+        ("tensors".to_owned(), Value::List(vec![Value::Tensor(large.clone()), Value::Tensor(small.clone())])),
+        ("$odd".to_owned(), Value::Map([("$tensor".to_owned(), Value::Int(i64::MIN))].into())),
+        ("bytes".to_owned(), Value::Bytes(vec![0, 255])),
+        ("floats".to_owned(), Value::List(vec![f64::NAN.into(), f64::INFINITY.into(), (-0.0).into(), 1e300.into()])),
+    ]
+    .into();
+    let sent = Value::Map(map);
+    let back = functions.call("echo", &none().named("value", sent.clone())).unwrap();
+    let text = |value: &Value| format!("{value:?}").replace("by functions", "by ");
+    assert_eq!(text(&back), text(&sent));
+    let tensors = back.as_map().unwrap()["tensors"].as_list().unwrap();
+    let lease = tensors[0].as_tensor().unwrap();
+    assert_eq!(lease.bytes().unwrap().as_ptr(), large.bytes().unwrap().as_ptr(), "a handle, no copy");
+    assert_eq!(functions.list("e").unwrap()[0].function.summary, "Gives its first argument back.");
+    assert_eq!(provider.callers(), 1);
+    drop((back, sent, large, small));
+    // The provider lets go when the caller has taken the result.
+    until("all leases are given back", || running.daemon.store().stats().total_tensors == 0);
+}
+
+#[test]
+fn a_result_outlives_its_maker_without_a_gap() {
+    let running = Running::start(|_| {});
+    let provider = Provider::builder(running.connect("provider"))
+        .function("ones", Options::default(), |arguments, context| {
+            let len = usize::try_from(arguments.get(0, "len")?.as_int()?).unwrap_or(0);
+            Ok(context.tensor("ones", DType::U8, &[len], &vec![1; len])?.into())
+        })
+        .start()
+        .unwrap();
+    let functions = Functions::new(running.connect("caller"));
+    for len in [10, 1 << 20, 100, 3 << 20] {
+        // Nobody but the result holds it: were there a moment without a lease, it would be gone.
+        let ones = functions.call("ones", &none().arg(len)).unwrap();
+        assert!(ones.as_tensor().unwrap().bytes().unwrap() == vec![1; len as usize]);
+    }
+    let kept = functions.call("ones", &none().arg(5 << 20)).unwrap();
+    drop(provider);
+    assert!(kept.as_tensor().unwrap().bytes().unwrap().iter().all(|&byte| byte == 1));
+}
+
+#[test]
+fn errors_say_what_and_where() {
+    let running = Running::start(|_| {});
+    let provider = Provider::builder(running.connect("provider"))
+        .function("fails", Options::default(), |_, _| {
+            Err(Failure { kind: "ValueError".into(), message: "no".into(), trace: "line 3".into() })
+        })
+        .function("panics", Options::default(), |_, _| panic!("at the disco"))
+        .function("needs", Options::default(), |arguments, _| Ok(arguments.get(0, "number")?.as_int()?.into()))
+        .start()
+        .unwrap();
+    let functions = Functions::new(running.connect("caller"));
+    let failure = |name: &str| functions.call(name, &none()).unwrap_err().failure().unwrap().clone();
+    let fails = failure("fails");
+    assert_eq!((&*fails.kind, &*fails.message, &*fails.trace), ("ValueError", "no", "line 3"));
+    assert_eq!((&*failure("panics").kind, &*failure("panics").message), ("panic", "at the disco"));
+    assert!(failure("needs").message.contains("number"));
+    assert_eq!(int(functions.call("needs", &none().arg(3))), 3, "the worker goes on after a panic");
+    let error = functions.call("os.system", &none()).unwrap_err();
+    assert!(error.kind() == ErrorKind::NotFound && error.to_string().contains("os.system"), "{error}");
+    provider.remove("needs").unwrap();
+    let gone = functions.call("needs", &none().arg(3)).unwrap_err();
+    assert_eq!(gone.kind(), ErrorKind::NotFound);
+    let second = Provider::builder(running.connect("second")).function("fails", Options::default(), |_, _| Ok(Value::Null));
+    assert_eq!(second.start().err().unwrap().kind(), ErrorKind::Conflict, "a name is one provider's");
+    for name in ["", "a b", "../x\0", &"x".repeat(300)] {
+        assert!(provider.add(name, Options::default(), |_, _| Ok(Value::Null)).is_err(), "{name:?}");
+    }
+}
+
+#[test]
+fn endless_and_foreign_arguments_are_refused() {
+    let running = Running::start(|_| {});
+    let _provider = Provider::builder(running.connect("provider"))
+        .function("echo", Options::default(), |arguments, _| Ok(arguments.get(0, "value")?.clone()))
+        .function("deep", Options::default(), |_, _| Ok((0..500).fold(Value::Null, |inner, _| Value::List(vec![inner]))))
+        .start()
+        .unwrap();
+    let functions = Functions::new(running.connect("caller"));
+    let deep = (0..500).fold(Value::Null, |inner, _| Value::List(vec![inner]));
+    let error = functions.call("echo", &none().arg(deep)).unwrap_err();
+    assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("deeper"), "{error}");
+    assert!(functions.call("deep", &none()).unwrap_err().to_string().contains("result"));
+    let elsewhere = cotensor_store::EmbeddedStore::builder().build();
+    let foreign = put(&*elsewhere, "x", &[1]);
+    let error = functions.call("echo", &none().arg(foreign)).unwrap_err();
+    assert!(error.to_string().contains("not in the daemon's store"), "{error}");
+    let long = functions.call("echo", &none().arg(Value::Bytes(vec![0; 9 << 20]))).unwrap_err();
+    assert_eq!(long.kind(), ErrorKind::Invalid, "{long}");
+    assert_eq!(int(functions.call("echo", &none().arg(4))), 4, "the socket is as good as before");
+}
+
+#[test]
+fn equal_calls_at_the_same_time_run_once() {
+    let running = Running::start(|_| {});
+    let (door, runs) = (Arc::new(Door::default()), Arc::new(AtomicUsize::new(0)));
+    let (at, counted) = (Arc::clone(&door), Arc::clone(&runs));
+    let _provider = Provider::builder(running.connect("provider"))
+        .function("slow", Options::default().singleflight(), move |arguments, _| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            at.pass();
+            Ok(arguments.get(0, "number")?.clone())
+        })
+        .start()
+        .unwrap();
+    let callers: Vec<_> = (0..6).map(|caller| Functions::new(running.connect(&format!("caller {caller}")))).collect();
+    std::thread::scope(|scope| {
+        let calls: Vec<_> = callers.iter().map(|functions| scope.spawn(|| int(functions.call("slow", &none().arg(7))))).collect();
+        door.waits_for(1);
+        // A task joins the same run; another argument is another run.
+        let task = callers[0].submit("slow", &none().arg(7)).unwrap();
+        let other = scope.spawn(|| int(callers[1].call("slow", &none().arg(8))));
+        door.waits_for(2);
+        std::thread::sleep(Duration::from_millis(50));
+        door.open();
+        assert!(calls.into_iter().all(|call| call.join().unwrap() == 7));
+        assert_eq!(other.join().unwrap(), 8);
+        assert_eq!(task.wait(None).unwrap().state, TaskState::Completed);
+    });
+    // All six and the task came while the first ran, unless one was slow to connect: then it ran again.
+    assert!(runs.load(Ordering::SeqCst) <= 3, "{} runs", runs.load(Ordering::SeqCst));
+}
+
+#[test]
+fn serialised_calls_run_one_at_a_time_and_occupy_one_worker() {
+    let running = Running::start(|_| {});
+    let (door, inside, most) = (Arc::new(Door::default()), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (at, now, peak) = (Arc::clone(&door), Arc::clone(&inside), Arc::clone(&most));
+    let _provider = Provider::builder(running.connect("provider"))
+        .limits(Limits { workers: 2, ..Limits::default() })
+        .function("one", Options::default().serialized(), move |_, _| {
+            peak.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            at.pass();
+            now.fetch_sub(1, Ordering::SeqCst);
+            Ok(Value::Null)
+        })
+        .function("free", Options::default(), |_, _| Ok(1.into()))
+        .start()
+        .unwrap();
+    let functions = Functions::new(running.connect("caller"));
+    std::thread::scope(|scope| {
+        let calls: Vec<_> = (0..8).map(|_| scope.spawn(|| functions.call("one", &none()))).collect();
+        door.waits_for(1);
+        assert_eq!(int(functions.call("free", &none())), 1, "seven wait, and a worker is free");
+        door.open();
+        calls.into_iter().for_each(|call| drop(call.join().unwrap().unwrap()));
+    });
+    assert_eq!(most.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn results_are_kept_for_equal_contents_not_for_equal_names() {
+    let running = Running::start(|_| {});
+    let (clock, runs) = (Arc::new(ManualClock::default()), Arc::new(AtomicUsize::new(0)));
+    let counted = Arc::clone(&runs);
+    let sum = move |arguments: &Arguments, _: &_| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        let bytes = arguments.get(0, "tensor")?.as_tensor()?.bytes().map_or(0, |bytes| bytes.iter().map(|&b| i64::from(b)).sum());
+        Ok(Value::Int(bytes))
+    };
+    let again = sum.clone();
+    let _provider = Provider::builder(running.connect("provider"))
+        .clock(clock.clone())
+        .function("sum", Options::default().cached(Duration::from_secs(60), 100), sum)
+        .function("sum.uncached", Options::default(), again)
+        .start()
+        .unwrap();
+    let store = running.connect("caller");
+    let functions = Functions::new(store.clone());
+    let runs = || runs.load(Ordering::SeqCst);
+    let call = |lease: &Arc<Lease>| int(functions.call("sum", &none().arg(lease.clone())));
+    let first = Arc::new(put(&*store, "x", &[1, 2, 3]));
+    assert_eq!((call(&first), call(&first), runs()), (6, 6, 1));
+    let same = Arc::new(put(&*store, "y", &[1, 2, 3]));
+    assert_eq!((call(&same), runs()), (6, 1), "the same content under another name");
+    let other = Arc::new(put(&*store, "x", &[4, 5, 6]));
+    assert_eq!((call(&other), runs()), (15, 2), "another content under the same name");
+    assert_eq!((int(functions.call("sum", &none().named("tensor", first.clone()))), runs()), (6, 3), "said otherwise");
+    clock.advance(Duration::from_secs(61));
+    assert_eq!((call(&first), runs()), (6, 4), "too old");
+    for expected in [5, 6] {
+        int(functions.call("sum.uncached", &none().arg(first.clone())));
+        assert_eq!(runs(), expected, "nothing is kept unless it is asked for");
+    }
+}
+
+#[test]
+fn ten_thousand_tasks_go_through_their_states() {
+    let running = Running::start(|_| {});
+    let (door, sum) = (Arc::new(Door::default()), Arc::new(AtomicUsize::new(0)));
+    let (at, added) = (Arc::clone(&door), Arc::clone(&sum));
+    let _provider = Provider::builder(running.connect("provider"))
+        .limits(Limits { workers: 3, ..Limits::default() })
+        .function("gate", Options::default(), move |_, _| {
+            at.pass();
+            Ok(Value::Null)
+        })
+        .function("add", Options::default(), move |arguments, _| {
+            let number = arguments.get(0, "number")?.as_int()?;
+            added.fetch_add(usize::try_from(number).unwrap_or(0), Ordering::SeqCst);
+            if number == 13 { Err(Failure::new("Unlucky", "13")) } else { Ok(number.into()) }
+        })
+        .start()
+        .unwrap();
+    let functions = Functions::new(running.connect("caller"));
+    let gates: Vec<_> = (0..3).map(|_| functions.submit("gate", &none()).unwrap()).collect();
+    door.waits_for(3);
+    let tasks: Vec<_> = (0..10_000i64).map(|number| functions.submit("add", &none().arg(number)).unwrap()).collect();
+    let state = |task: usize| tasks[task].status().unwrap().state;
+    assert_eq!((gates[0].status().unwrap().state, state(0), state(9999)), (TaskState::Running, TaskState::Pending, TaskState::Pending));
+    assert_eq!(tasks[5].result().unwrap_err().kind(), ErrorKind::Conflict, "its result is not there yet");
+    assert_eq!(tasks[5].wait(Some(Duration::from_millis(1))).unwrap().state, TaskState::Pending, "the time is over");
+    assert_eq!(tasks[17].cancel().unwrap().state, TaskState::Cancelled);
+    let listed = functions.tasks(Some(TaskState::Running)).unwrap();
+    assert_eq!(listed.iter().map(|(_, task)| &*task.function).collect::<Vec<_>>(), ["gate"; 3]);
+    std::thread::scope(|scope| {
+        // A thousand waits occupy no worker: there are three.
+        let waits: Vec<_> = tasks[..200].iter().map(|task| scope.spawn(|| task.wait(None).unwrap().state)).collect();
+        door.open();
+        for (number, wait) in waits.into_iter().enumerate() {
+            let wanted = match number {
+                13 => TaskState::Failed,
+                17 => TaskState::Cancelled,
+                _ => TaskState::Completed,
+            };
+            assert_eq!(wait.join().unwrap(), wanted, "{number}");
+        }
+    });
+    for (number, task) in tasks.iter().enumerate().filter(|(number, _)| ![13, 17].contains(number)) {
+        assert_eq!(task.wait(None).unwrap().state, TaskState::Completed);
+        assert_eq!(int(task.result()), number as i64);
+    }
+    assert_eq!(sum.load(Ordering::SeqCst), (0..10_000).sum::<usize>() - 17, "the cancelled one did not run");
+    assert_eq!(tasks[13].result().unwrap_err().failure().unwrap().kind, "Unlucky");
+    assert!(tasks[17].result().unwrap_err().to_string().contains("cancelled"));
+    let other = Functions::new(running.connect("another caller"));
+    let found = other.task(tasks[13].epoch(), tasks[13].number()).unwrap();
+    assert_eq!(found.status().unwrap().error.as_deref(), Some("Unlucky: 13"));
+}
+
+#[test]
+fn ended_tasks_go_with_their_time_and_their_number() {
+    let running = Running::start(|_| {});
+    let (clock, door) = (Arc::new(ManualClock::default()), Arc::new(Door::default()));
+    let at = Arc::clone(&door);
+    let _provider = Provider::builder(running.connect("provider"))
+        .limits(Limits { workers: 2, tasks_max: 4, task_ttl: Duration::from_secs(10), waiting_max: 3, ..Limits::default() })
+        .clock(clock.clone())
+        .function("tensor", Options::default(), |_, context| Ok(context.tensor("t", DType::U8, &[1 << 20], &vec![1; 1 << 20])?.into()))
+        .function("gate", Options::default(), move |_, _| {
+            at.pass();
+            Ok(Value::Null)
+        })
+        .start()
+        .unwrap();
+    let functions = Functions::new(running.connect("caller"));
+    let tensors = || running.daemon.store().stats().total_tensors;
+    let first = functions.submit("tensor", &none()).unwrap();
+    assert_eq!(first.wait(None).unwrap().state, TaskState::Completed);
+    assert_eq!(first.result().unwrap().as_tensor().unwrap().bytes().unwrap()[9], 1);
+    assert_eq!(tensors(), 1, "the task keeps its result");
+    clock.advance(Duration::from_secs(11));
+    assert_eq!(first.status().unwrap_err().kind(), ErrorKind::NotFound);
+    until("the result goes with its task", || tensors() == 0);
+    let ended: Vec<_> = (0..4).map(|_| functions.submit("tensor", &none()).unwrap()).collect();
+    ended.iter().for_each(|task| drop(task.wait(None).unwrap()));
+    let newer = functions.submit("tensor", &none()).unwrap();
+    assert_eq!(newer.wait(None).unwrap().state, TaskState::Completed);
+    assert_eq!(ended[0].status().unwrap_err().kind(), ErrorKind::NotFound, "four are kept");
+    let gates: Vec<_> = (0..4).map(|_| functions.submit("gate", &none()).unwrap()).collect();
+    let error = functions.submit("gate", &none()).err().unwrap();
+    assert!(error.kind() == ErrorKind::Conflict && error.to_string().contains("have not ended"), "{error}");
+    door.waits_for(2);
+    // Two run, two wait, and one more may: one after the other, if each goes when its time is over.
+    let hurried = || functions.call_within("gate", &none(), Some(Duration::from_millis(10))).unwrap_err();
+    for _ in 0..5 {
+        assert_eq!(hurried().kind(), ErrorKind::TimedOut);
+    }
+    std::thread::scope(|scope| {
+        let patient = || loop {
+            match functions.call("gate", &none()) {
+                Err(error) if error.to_string().contains("try again later") => {}
+                outcome => return outcome,
+            }
+        };
+        let calls = [scope.spawn(patient), scope.spawn(patient)];
+        until("there is no room for both", || hurried().kind() == ErrorKind::Conflict);
+        door.open();
+        calls.into_iter().for_each(|call| drop(call.join().unwrap().unwrap()));
+    });
+    gates.iter().for_each(|task| assert_eq!(task.wait(None).unwrap().state, TaskState::Completed));
+}
+
+#[test]
+fn what_nobody_wants_any_more_is_asked_to_stop() {
+    let running = Running::start(|_| {});
+    let (started, stopped) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (starts, stops) = (Arc::clone(&started), Arc::clone(&stopped));
+    let endless = move |_: &Arguments, context: &cotensor_client::functions::Context| loop {
+        if starts.fetch_add(1, Ordering::SeqCst) > 1 << 40 {
+            return Ok(Value::Null);
+        }
+        if let Err(cancelled) = context.check() {
+            stops.fetch_add(1, Ordering::SeqCst);
+            return Err(cancelled);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    let limited = endless.clone();
+    let _provider = Provider::builder(running.connect("provider"))
+        .limits(Limits { workers: 2, ..Limits::default() })
+        .function("endless", Options::default(), endless)
+        .function("limited", Options::default().timeout(Duration::from_millis(30)).task(), limited)
+        .start()
+        .unwrap();
+    let store = running.connect("caller");
+    let functions = Functions::new(store.clone());
+    let stops = |count: usize| until(&format!("{count} stopped"), || stopped.load(Ordering::SeqCst) == count);
+    let error = functions.call_within("endless", &none(), Some(Duration::from_millis(30))).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "the caller's limit: {error}");
+    stops(1);
+    assert_eq!(functions.call("limited", &none()).unwrap_err().kind(), ErrorKind::TimedOut, "the function's limit");
+    stops(2);
+    assert_eq!(functions.tasks(Some(TaskState::Failed)).unwrap().len(), 1, "a call of this one is a task");
+    let task = functions.submit_within("endless", &none(), Some(Duration::from_millis(30))).unwrap();
+    assert_eq!(task.wait(None).unwrap().state, TaskState::Failed, "the task's limit");
+    stops(3);
+    let task = functions.submit("endless", &none()).unwrap();
+    until("it runs", || task.status().unwrap().state == TaskState::Running);
+    assert_eq!(task.cancel().unwrap().state, TaskState::Cancelled);
+    stops(4);
+    // A caller that goes takes its calls along; what its arguments were is given back.
+    let argument = put(&*store, "argument", &vec![1; 1 << 20]);
+    let going = Functions::new(running.connect("going"));
+    let theirs = Arc::new(Mutex::new(None));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let store = running.connect("gone");
+            let argument = store.get("argument", &store.holder("")).unwrap();
+            let functions = Functions::new(store);
+            let call = functions.submit("endless", &none().arg(argument)).unwrap();
+            *theirs.lock().unwrap() = Some((call.epoch(), call.number()));
+        });
+    });
+    let (epoch, number) = theirs.lock().unwrap().unwrap();
+    let task = going.task(epoch, number).unwrap();
+    until("a task outlives its caller", || task.status().unwrap().state == TaskState::Running);
+    task.cancel().unwrap();
+    stops(5);
+    drop(argument);
+    until("the argument is given back", || running.daemon.store().stats().total_tensors == 0);
+}
+
+/// A counter that lives with its provider.
+struct Counter(AtomicUsize, Arc<AtomicUsize>);
+
+impl cotensor_client::functions::Managed for Counter {
+    fn call(&self, method: &str, arguments: &Arguments, _: &cotensor_client::functions::Context) -> Result<Value, Failure> {
+        match method {
+            "add" => {
+                let by = usize::try_from(arguments.get(0, "by")?.as_int()?).unwrap_or(0);
+                Ok(Value::Int((self.0.fetch_add(by, Ordering::SeqCst) + by) as i64))
+            }
+            _ => Err(Failure::no_method(method)),
+        }
+    }
+}
+
+impl Drop for Counter {
+    fn drop(&mut self) {
+        self.1.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn counting(running: &Running, live: &Arc<AtomicUsize>) -> Provider {
+    use cotensor_client::functions::Object;
+    let live = Arc::clone(live);
+    Provider::builder(running.connect("provider"))
+        .limits(Limits { objects_max: 3, ..Limits::default() })
+        .function("counter", Options::default(), move |_, _| {
+            live.fetch_add(1, Ordering::SeqCst);
+            Ok(Object::new(Counter(AtomicUsize::new(0), Arc::clone(&live))).into())
+        })
+        .function("read", Options::default(), |arguments, _| {
+            let counter = arguments.get(0, "counter")?.as_object::<Counter>()?;
+            Ok(Value::Int(counter.0.load(Ordering::SeqCst) as i64))
+        })
+        .function("numbers", Options::default().managed(), |_, _| Ok(Value::List(vec![1.into(), 2.into()])))
+        .function("length", Options::default(), |arguments, _| Ok(Value::Int(arguments.get(0, "list")?.as_list()?.len() as i64)))
+        .start()
+        .unwrap()
+}
+
+#[test]
+fn objects_stay_with_their_provider_and_are_given_back_once() {
+    let running = Running::start(|_| {});
+    let live = Arc::new(AtomicUsize::new(0));
+    let provider = counting(&running, &live);
+    let functions = Functions::new(running.connect("caller"));
+    let remote = |value: &Value| match value {
+        Value::Remote(object) => Arc::clone(object),
+        other => panic!("{other:?}"),
+    };
+    let counter = functions.call("counter", &none()).unwrap();
+    assert_eq!(int(remote(&counter).call("add", &none().arg(2))), 2);
+    assert_eq!(int(remote(&counter).call("add", &none().named("by", 3))), 5);
+    assert_eq!(int(functions.call("read", &none().arg(counter.clone()))), 5, "the live object in its owner");
+    assert_eq!(remote(&counter).call("drop", &none()).unwrap_err().failure().unwrap().kind, "no_method");
+    let numbers = functions.call("numbers", &none()).unwrap();
+    assert_eq!(int(functions.call("length", &none().arg(numbers.clone()))), 2, "a managed result is the value again");
+    assert_eq!(remote(&numbers).call("get", &none()).unwrap().as_list().unwrap().len(), 2);
+    // References are the caller's own: another cannot use their numbers.
+    let other = Functions::new(running.connect("another caller"));
+    assert!(other.call("read", &none().arg(counter.clone())).is_err());
+    remote(&counter).release().unwrap();
+    until("the counter is dropped", || live.load(Ordering::SeqCst) == 0);
+    assert_eq!(remote(&counter).release().unwrap_err().kind(), ErrorKind::NotFound, "once");
+    assert_eq!(remote(&counter).call("add", &none().arg(1)).unwrap_err().kind(), ErrorKind::NotFound);
+    let kept: Vec<_> = (0..2).map(|_| functions.call("counter", &none()).unwrap()).collect();
+    let error = functions.call("counter", &none()).unwrap_err();
+    assert!(error.to_string().contains("objects"), "one caller has so many and no more: {error}");
+    until("refused ones go", || live.load(Ordering::SeqCst) == 2);
+    drop(kept);
+    until("dropped references are given back", || live.load(Ordering::SeqCst) == 0);
+    let stale = functions.call("counter", &none()).unwrap();
+    drop(provider);
+    until("objects go with their provider", || live.load(Ordering::SeqCst) == 0);
+    let _again = counting(&running, &live);
+    until("the next life of the provider is found", || functions.call("counter", &none()).is_ok());
+    let error = functions.call("read", &none().arg(stale.clone())).unwrap_err();
+    assert!(error.to_string().contains("restarted"), "{error}");
+    assert_eq!(remote(&stale).call("add", &none().arg(1)).unwrap_err().kind(), ErrorKind::Conflict);
+}
+
+#[test]
+fn what_a_caller_had_goes_with_it() {
+    let running = Running::start(|_| {});
+    let live = Arc::new(AtomicUsize::new(0));
+    let provider = counting(&running, &live);
+    for _ in 0..5 {
+        let functions = Functions::new(running.connect("caller"));
+        let kept: Vec<_> = (0..3).map(|_| functions.call("counter", &none()).unwrap()).collect();
+        std::mem::forget(kept.clone());
+        assert_eq!(provider.callers(), 1);
+        // The references are never dropped; the socket's end is what counts.
+        for value in &kept {
+            if let Value::Remote(object) = value {
+                object.disconnect();
+            }
+        }
+        until("nothing is left", || live.load(Ordering::SeqCst) == 0 && provider.callers() == 0);
+    }
+}
