@@ -2,6 +2,7 @@
 //! [`Store`](cotensor_store::Store) that speaks it.
 
 mod connection;
+pub mod files;
 pub mod hex;
 mod place;
 pub mod protocol;

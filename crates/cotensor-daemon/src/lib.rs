@@ -5,11 +5,13 @@ mod connection;
 mod dispatch;
 mod handlers;
 mod outgoing;
+mod run;
 mod segment;
 mod session;
 mod socket;
 
 pub use config::{Config, default_socket};
+pub use run::run;
 pub use socket::Listening;
 
 use crate::dispatch::Methods;
@@ -66,6 +68,11 @@ impl Daemon {
     /// The store that all sessions share.
     pub fn store(&self) -> &Arc<EmbeddedStore> {
         &self.store
+    }
+
+    /// How it runs.
+    pub fn config(&self) -> &Config {
+        &self.config
     }
 
     /// Serves connections on `listening` until `stop` is done, then ends every session.
