@@ -2,7 +2,9 @@
 
 mod args;
 mod commands;
+mod environment;
 mod output;
+mod table;
 
 use args::{Cli, Command};
 use clap::{CommandFactory, Parser};
@@ -18,6 +20,14 @@ fn main() -> ExitCode {
         Command::Explain(args) => commands::explain(&args),
         Command::Models(args) => commands::models(&args),
         Command::DemoWorker(args) => commands::demo_worker(args, started),
+        Command::Serve(args) => commands::serve(&args),
+        Command::Put(args) => commands::put(&args),
+        Command::Get(args) => commands::get(&args),
+        Command::Ls(args) => commands::ls(&args),
+        Command::Stat(args) => commands::stat(&args),
+        Command::Who(args) => commands::who(&args),
+        Command::Rm(args) => commands::rm(&args),
+        Command::Env(args) => commands::env(&args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "cotensor", &mut std::io::stdout());
             Ok(())

@@ -70,6 +70,11 @@ impl Daemon {
         &self.store
     }
 
+    /// A number that differs between daemons.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
     /// How it runs.
     pub fn config(&self) -> &Config {
         &self.config

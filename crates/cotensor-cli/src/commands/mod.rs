@@ -1,20 +1,29 @@
 //! One file per command.
 
 mod demo;
+mod env;
 mod explain;
+mod files;
 mod models;
 mod run;
+mod serve;
+mod tensors;
 
 pub(crate) use demo::{demo, demo_worker};
+pub(crate) use env::env;
 pub(crate) use explain::explain;
+pub(crate) use files::{get, put};
 pub(crate) use models::models;
 pub(crate) use run::run;
+pub(crate) use serve::serve;
+pub(crate) use tensors::{ls, rm, stat, who};
 
-use crate::args::Common;
+use crate::args::{Client, Common};
 use crate::output::Steps;
 use cotensor::Pipeline;
 use cotensor::core::{Error, Result};
 use cotensor::{LocalOptions, Runtime, memory, model};
+use cotensor_client::ClientStore;
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -37,11 +46,17 @@ fn runtime(common: &Common) -> Result<Arc<model::runtime::Runtime>> {
 }
 
 fn budget_bytes(common: &Common) -> Result<Option<u64>> {
-    let bytes = |mib: u64| mib.checked_mul(1 << 20).filter(|&bytes| bytes > 0);
-    let checked = |mib| {
-        bytes(mib).ok_or_else(|| Error::invalid(format!("{mib} MiB cannot be a budget")).in_field("--max-memory"))
-    };
-    common.max_memory.map(checked).transpose()
+    common.max_memory.map(|mib| mib_to_bytes(mib, "--max-memory")).transpose()
+}
+
+fn mib_to_bytes(mib: u64, argument: &str) -> Result<u64> {
+    let bytes = mib.checked_mul(1 << 20).filter(|&bytes| bytes > 0);
+    bytes.ok_or_else(|| Error::invalid(format!("{mib} MiB cannot be a budget")).in_field(argument))
+}
+
+/// The daemon's store; `name` is what it calls this process.
+fn connect(client: &Client, name: &str) -> Result<Arc<ClientStore>> {
+    ClientStore::connect(client.socket.as_deref(), name)
 }
 
 /// Progress over the stages that `pipeline` loads, told as they load, and `more` steps that the caller tells.

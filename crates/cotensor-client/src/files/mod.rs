@@ -117,8 +117,8 @@ impl<R: Read> TensorReader<R> {
     /// Reads tensor number `index` into `target`; those before it are passed over.
     ///
     /// # Errors
-    /// `Corrupt` when the file ends too early, `Invalid` for a tensor that was read or passed over already, or a target of
-    /// another size.
+    /// `Corrupt` when the file ends too early or does not end with its last tensor, `Invalid` for a tensor that was read or
+    /// passed over already, or a target of another size.
     pub fn read(&mut self, index: usize, target: &mut [u8]) -> Result<()> {
         let entry = self.entries.get(index).filter(|_| index >= self.next);
         let entry = entry.ok_or_else(|| Error::invalid("tensors are read once, in the order of the file"))?;
@@ -138,14 +138,6 @@ impl<R: Read> TensorReader<R> {
         }
         self.at = entry.offset + target.len() as u64;
         self.next = index + 1;
-        Ok(())
-    }
-
-    /// Checks that nothing follows the last tensor, where that was read.
-    ///
-    /// # Errors
-    /// `Corrupt` when something does.
-    pub fn finish(mut self) -> Result<()> {
         if self.next < self.entries.len() {
             return Ok(());
         }

@@ -18,7 +18,6 @@ fn every_dtype_comes_back_from_every_format() {
         let entry = Entry::raw(dtype, vec![2, 3]);
         let mut raw = TensorReader::open(&bytes[..], Format::Raw, Some(entry.clone())).unwrap();
         let lease = raw.put(0, &*store, &holder, &put(dtype.name())).unwrap();
-        raw.finish().unwrap();
         for format in [Format::Npy, Format::Safetensors, Format::Raw] {
             let mut file = Vec::new();
             let written = write(&mut file, format, &[("a \"name\"\n", &lease)]);
@@ -34,11 +33,13 @@ fn every_dtype_comes_back_from_every_format() {
             assert_eq!(found.name, if format == Format::Safetensors { "a \"name\"\n" } else { "" });
             let back = reader.put(0, &*store, &holder, &put("back")).unwrap();
             assert_eq!(back.bytes().unwrap(), bytes, "{dtype} {format:?}");
-            reader.finish().unwrap();
         }
     }
     let copies = store.stats().copies;
-    assert_eq!(copies.iter().map(|copy| (&copy.reason[..], copy.count)).collect::<Vec<_>>(), [("file import", 13 + 38)]);
+    assert_eq!(
+        copies.iter().map(|copy| (&copy.reason[..], copy.count)).collect::<Vec<_>>(),
+        [("file import", 13 + 38)]
+    );
 }
 
 #[test]
@@ -60,7 +61,6 @@ fn one_of_many_is_read_by_passing_over_the_rest() {
     reader.read(1, &mut target).unwrap();
     assert_eq!(target[..], numbers(5));
     assert!(reader.read(0, &mut [0; 80]).is_err(), "passed over");
-    reader.finish().unwrap();
     assert!(write(&mut Vec::new(), Format::Npy, &[("bytes", &bytes), ("words", &words)]).is_err());
 }
 
@@ -80,8 +80,7 @@ fn files_of_the_wrong_length_are_refused() {
     let short = TensorReader::open(&[0; 7][..], Format::Raw, entry()).unwrap().read(0, &mut [0; 8]).unwrap_err();
     assert_eq!(short.kind(), ErrorKind::Corrupt);
     let mut long = TensorReader::open(&[0; 9][..], Format::Raw, entry()).unwrap();
-    long.read(0, &mut [0; 8]).unwrap();
-    assert_eq!(long.finish().unwrap_err().kind(), ErrorKind::Corrupt);
+    assert_eq!(long.read(0, &mut [0; 8]).unwrap_err().kind(), ErrorKind::Corrupt);
     assert!(TensorReader::open(&[0; 8][..], Format::Raw, None).is_err());
     assert!(TensorReader::open(&[0; 8][..], Format::Npy, entry()).is_err());
     let huge = Some(Entry::raw(DType::F64, vec![usize::MAX, 2]));

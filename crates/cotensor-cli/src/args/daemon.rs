@@ -1,0 +1,175 @@
+//! The daemon's commands.
+
+use crate::environment;
+use clap::{Args, ValueEnum};
+use cotensor_client::files::Format;
+use std::path::PathBuf;
+
+const MIB: &str = "MIB";
+
+/// Which daemon, and how to answer.
+#[derive(Args)]
+pub(crate) struct Client {
+    /// The daemon's Unix socket [default: cotensor.sock in $XDG_RUNTIME_DIR, else in /tmp/cotensor-UID].
+    #[arg(long, env = environment::SOCKET, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+    /// Print one JSON object on standard output, and nothing else there.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Keeps one copy of every tensor for all processes of this user, until SIGTERM or Ctrl-C.
+///
+/// The daemon holds tensors that others made and sealed; it copies none. A socket that a killed daemon left is replaced;
+/// a second daemon on the same socket is refused. dist/cotensor.service runs it under systemd.
+#[derive(Args)]
+pub(crate) struct ServeArgs {
+    /// Where to listen: a Unix socket, made with mode 0600 [default: cotensor.sock in $XDG_RUNTIME_DIR, else in
+    /// /tmp/cotensor-UID].
+    #[arg(long, env = environment::SOCKET, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+    /// The most memory of all tensors together, in MiB [default: none]. What nobody uses goes first; then publishing
+    /// fails with an error that names who holds what.
+    #[arg(long, env = environment::MAX_MEMORY, value_name = MIB)]
+    pub(crate) max_memory: Option<u64>,
+    /// What to log on standard error: error, warn, info, debug, trace, or a list such as `info,cotensor_daemon=debug`.
+    #[arg(long, env = environment::LOG, value_name = "LEVEL")]
+    pub(crate) log: Option<String>,
+    /// Log every session and call: short for --log debug.
+    #[arg(long, short, conflicts_with = "log")]
+    pub(crate) verbose: bool,
+    /// Print one JSON object on standard output once clients can connect: {"socket", "pid", "epoch"}.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// How a file holds tensors.
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum FileFormat {
+    /// One tensor, as numpy.save writes it.
+    Npy,
+    /// Any number of named tensors.
+    Safetensors,
+    /// The elements alone, row by row, least significant byte first.
+    Raw,
+}
+
+impl From<FileFormat> for Format {
+    fn from(format: FileFormat) -> Self {
+        match format {
+            FileFormat::Npy => Format::Npy,
+            FileFormat::Safetensors => Format::Safetensors,
+            FileFormat::Raw => Format::Raw,
+        }
+    }
+}
+
+/// Publishes a file's tensors; they stay when this command ends, until they are removed or their memory is wanted.
+///
+/// The file is read straight into the memory that every process then maps. A name that is there already gets a new
+/// version; whoever reads the old one keeps it.
+#[derive(Args)]
+#[command(after_help = "Examples:\n  cotensor put query query.npy\n  cotensor put --all bert/ model.safetensors\n  \
+    cotensor put head model.safetensors --tensor classifier.weight\n  \
+    cotensor put noise noise.bin --dtype float32 --shape 16,1024\n  cat x.npy | cotensor put x - --format npy")]
+pub(crate) struct PutArgs {
+    #[command(flatten)]
+    pub(crate) client: Client,
+    /// The name to publish under; with --all, what every name starts with.
+    pub(crate) name: String,
+    /// A .npy, .safetensors, .raw or .bin file, or - for standard input.
+    pub(crate) file: PathBuf,
+    /// The file's format, where its name does not say.
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) format: Option<FileFormat>,
+    /// Publish every tensor of the file, each as NAME followed by its name in the file.
+    #[arg(long, conflicts_with = "tensor")]
+    pub(crate) all: bool,
+    /// Which tensor of the file, where it has several.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) tensor: Option<String>,
+    /// Element type of bare bytes, such as float32 or BF16.
+    #[arg(long, requires = "shape")]
+    pub(crate) dtype: Option<String>,
+    /// Shape of bare bytes, such as 2,768; empty for a single number.
+    #[arg(long, requires = "dtype", value_name = "DIMS")]
+    pub(crate) shape: Option<String>,
+    /// What the tensor means, such as text_embedding.
+    #[arg(long, default_value = "other")]
+    pub(crate) kind: String,
+    /// What it would take to make it again: when memory is wanted, what is cheap per byte goes first.
+    #[arg(long, default_value_t = 3600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=1_000_000_000))]
+    pub(crate) recompute: u64,
+}
+
+/// Writes a tensor to a file.
+#[derive(Args)]
+#[command(after_help = "Examples:\n  cotensor get query query.npy\n  cotensor get --all bert/ model.safetensors\n  \
+    cotensor get query - | python3 -c 'import io, sys, numpy; print(numpy.load(io.BytesIO(sys.stdin.buffer.read())))'")]
+pub(crate) struct GetArgs {
+    #[command(flatten)]
+    pub(crate) client: Client,
+    /// The tensor's name; with --all, what the names start with.
+    pub(crate) name: String,
+    /// A .npy, .safetensors, .raw or .bin file, or - for standard output. A file is replaced as a whole or not at all.
+    pub(crate) file: PathBuf,
+    /// The file's format, where its name does not say [default for -: npy].
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) format: Option<FileFormat>,
+    /// Write every tensor whose name starts with NAME, under the rest of its name (needs a .safetensors file).
+    #[arg(long)]
+    pub(crate) all: bool,
+}
+
+/// Lists tensors.
+#[derive(Args)]
+pub(crate) struct LsArgs {
+    #[command(flatten)]
+    pub(crate) client: Client,
+    /// How their names start.
+    #[arg(default_value = "")]
+    pub(crate) prefix: String,
+    /// The most to list.
+    #[arg(long, default_value_t = 10_000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) limit: u32,
+}
+
+/// Shows a tensor with all its versions, or the daemon's counters.
+#[derive(Args)]
+pub(crate) struct StatArgs {
+    #[command(flatten)]
+    pub(crate) client: Client,
+    /// The tensor; none for the daemon.
+    pub(crate) name: Option<String>,
+}
+
+/// Says who holds a tensor, through which process, and how often.
+#[derive(Args)]
+pub(crate) struct WhoArgs {
+    #[command(flatten)]
+    pub(crate) client: Client,
+    /// The tensor.
+    pub(crate) name: String,
+}
+
+/// Forgets tensors: their names are free at once, their memory returns when the last reader lets go.
+#[derive(Args)]
+pub(crate) struct RmArgs {
+    #[command(flatten)]
+    pub(crate) client: Client,
+    /// The tensors.
+    #[arg(required = true)]
+    pub(crate) names: Vec<String>,
+}
+
+/// Lists the COTENSOR_* variables and what they are set to.
+#[derive(Args)]
+#[command(after_help = crate::environment::help())]
+pub(crate) struct EnvArgs {
+    /// Print docs/environment.md.
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) markdown: bool,
+    /// Print one JSON object on standard output, and nothing else there.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
