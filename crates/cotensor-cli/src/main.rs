@@ -27,6 +27,7 @@ fn main() -> ExitCode {
         Command::Stat(args) => commands::stat(&args),
         Command::Who(args) => commands::who(&args),
         Command::Rm(args) => commands::rm(&args),
+        Command::Doctor(args) => commands::doctor(&args),
         Command::Env(args) => commands::env(&args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "cotensor", &mut std::io::stdout());

@@ -183,3 +183,19 @@ fn one_daemon_at_a_time_and_a_killed_one_is_replaced() {
         daemon.serve(&[]);
     }
 }
+
+#[test]
+fn the_doctor_finds_the_daemon_and_says_what_is_broken() {
+    let mut daemon = Daemon::start(&[]);
+    let state = |diagnosis: &serde_json::Value, name: &str| {
+        let findings = diagnosis["findings"].as_array().unwrap();
+        findings.iter().find(|finding| finding["name"] == name).unwrap()["state"].clone()
+    };
+    let diagnosis = daemon.json(&["doctor"]);
+    assert_eq!([state(&diagnosis, "daemon"), state(&diagnosis, "sealed memory")], ["ok", "ok"]);
+    assert_eq!(diagnosis["broken"], false);
+    assert_eq!(daemon.signal("-TERM"), Some(0));
+    assert_eq!(state(&daemon.json(&["doctor"]), "daemon"), "note");
+    fs::write(daemon.socket(), "in the way").unwrap();
+    daemon.refuses(&["doctor"], 1, &["does not work"]);
+}

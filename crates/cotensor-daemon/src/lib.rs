@@ -3,6 +3,7 @@
 mod config;
 mod connection;
 mod dispatch;
+pub mod doctor;
 mod handlers;
 mod outgoing;
 mod run;

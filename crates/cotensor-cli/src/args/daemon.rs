@@ -162,6 +162,16 @@ pub(crate) struct RmArgs {
     pub(crate) names: Vec<String>,
 }
 
+/// Looks at what this machine can do for the daemon, what will be slow, and why.
+///
+/// Tries sealed memory, reads the kernel's limits, and asks the daemon if one runs. Changes nothing. Exit code 1 when
+/// something does not work.
+#[derive(Args)]
+pub(crate) struct DoctorArgs {
+    #[command(flatten)]
+    pub(crate) client: Client,
+}
+
 /// Lists the COTENSOR_* variables and what they are set to.
 #[derive(Args)]
 #[command(after_help = crate::environment::help())]

@@ -33,6 +33,7 @@ pub(crate) enum Command {
     Stat(StatArgs),
     Who(WhoArgs),
     Rm(RmArgs),
+    Doctor(DoctorArgs),
     Env(EnvArgs),
     /// Print a completion script for a shell.
     Completions {

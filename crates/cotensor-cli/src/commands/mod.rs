@@ -1,6 +1,7 @@
 //! One file per command.
 
 mod demo;
+mod doctor;
 mod env;
 mod explain;
 mod files;
@@ -10,6 +11,7 @@ mod serve;
 mod tensors;
 
 pub(crate) use demo::{demo, demo_worker};
+pub(crate) use doctor::doctor;
 pub(crate) use env::env;
 pub(crate) use explain::explain;
 pub(crate) use files::{get, put};

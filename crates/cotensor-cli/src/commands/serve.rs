@@ -3,6 +3,7 @@ use crate::args::ServeArgs;
 use cotensor::core::{Error, Result};
 use cotensor_daemon::{Config, Daemon};
 use serde::Serialize;
+use std::io::IsTerminal;
 use tracing_subscriber::EnvFilter;
 
 /// What a program that started the daemon wants to know.
@@ -16,7 +17,8 @@ struct Ready<'a> {
 pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
     let level = if args.verbose { "debug" } else { args.log.as_deref().unwrap_or("info") };
     let filter = EnvFilter::try_new(level).map_err(|error| Error::invalid(error.to_string()).in_field("--log"))?;
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    log.with_ansi(std::io::stderr().is_terminal()).init();
     let mut config = Config::default();
     if let Some(socket) = &args.socket {
         config.socket.clone_from(socket);
