@@ -7,6 +7,7 @@ pub mod doctor;
 mod handlers;
 mod outgoing;
 mod run;
+pub mod scan;
 mod segment;
 mod session;
 mod socket;
