@@ -28,6 +28,7 @@ fn main() -> ExitCode {
         Command::Who(args) => commands::who(&args),
         Command::Rm(args) => commands::rm(&args),
         Command::Doctor(args) => commands::doctor(&args),
+        Command::Scan(args) => commands::scan(&args),
         Command::Env(args) => commands::env(&args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "cotensor", &mut std::io::stdout());

@@ -8,6 +8,8 @@ use cotensor::core::DType;
 use daemon::Daemon;
 use serde_json::json;
 use std::fs;
+use std::io::Write;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 fn numbers(count: usize) -> Vec<u8> {
@@ -198,4 +200,37 @@ fn the_doctor_finds_the_daemon_and_says_what_is_broken() {
     assert_eq!(state(&daemon.json(&["doctor"]), "daemon"), "note");
     fs::write(daemon.socket(), "in the way").unwrap();
     daemon.refuses(&["doctor"], 1, &["does not work"]);
+}
+
+#[test]
+fn a_scan_finds_what_two_processes_hold() {
+    let daemon = Daemon::start(&[]);
+    // Two commands that have read all of a tensor but its last byte: each holds it in memory of its own.
+    let bytes: Vec<u8> = (0..4u32 << 20).flat_map(|index| index.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    let len = (bytes.len() + 1).to_string();
+    let mut waiting: Vec<_> = ["a", "b"]
+        .iter()
+        .map(|name| {
+            let put = ["put", name, "-", "--format", "raw", "--dtype", "uint8", "--shape", &len];
+            let mut child = daemon.command(&put).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+            child.stdin.as_mut().unwrap().write_all(&bytes).unwrap();
+            child
+        })
+        .collect();
+    let pids: Vec<String> = waiting.iter().map(|child| child.id().to_string()).collect();
+    let arguments = ["scan", "--pid", &pids[0], "--pid", &pids[1]];
+    let found = daemon.json(&arguments);
+    let total = bytes.len() as u64;
+    // What is still in the pipe is not in memory yet.
+    let between = found["total"]["between_processes_bytes"].as_u64().unwrap();
+    assert!((total - (1 << 20)..total + (8 << 20)).contains(&between), "{found}");
+    assert_eq!(found["pairs"][0]["pids"].as_array().unwrap().len(), 2);
+    assert!(found["ranges"][0]["name"].as_str().unwrap().contains("memfd"), "{found}");
+    let text = String::from_utf8(daemon.ok(&arguments)).unwrap();
+    assert!(text.contains("held more than once") && text.contains(&pids[1]), "{text}");
+    for child in &mut waiting {
+        child.stdin.take().unwrap().write_all(&[0]).unwrap();
+        assert!(child.wait().unwrap().success());
+    }
+    daemon.refuses(&["scan", "--pid", "4294967295"], 2, &["--pid"]);
 }

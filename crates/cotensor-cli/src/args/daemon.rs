@@ -172,6 +172,32 @@ pub(crate) struct DoctorArgs {
     pub(crate) client: Client,
 }
 
+/// Finds what running processes hold twice, page by page: what sharing would save, before anything is adopted.
+///
+/// Needs no daemon and changes nothing: the memory of this user's processes is read, and pages of equal content that are
+/// not one page already are counted. Zeros are left out. What may not be read is named.
+#[derive(Args)]
+pub(crate) struct ScanArgs {
+    /// Only this process; may be given several times [default: all of this user's].
+    #[arg(long, value_name = "PID")]
+    pub(crate) pid: Vec<u32>,
+    /// Leave out ranges of fewer KiB.
+    #[arg(long, default_value_t = 1024, value_name = "KIB", value_parser = clap::value_parser!(u64).range(..1 << 40))]
+    pub(crate) min_range: u64,
+    /// Stop after reading so many MiB.
+    #[arg(long, default_value_t = 16_384, value_name = "MIB")]
+    pub(crate) max_read: u64,
+    /// Stop after so many seconds.
+    #[arg(long, default_value_t = 120, value_name = "SECONDS")]
+    pub(crate) max_time: u64,
+    /// Take in one content of N: less memory and time, and estimates instead of counts.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub(crate) sample: u32,
+    /// Print one JSON object on standard output, and nothing else there.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 /// Lists the COTENSOR_* variables and what they are set to.
 #[derive(Args)]
 #[command(after_help = crate::environment::help())]

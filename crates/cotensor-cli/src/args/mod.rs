@@ -34,6 +34,7 @@ pub(crate) enum Command {
     Who(WhoArgs),
     Rm(RmArgs),
     Doctor(DoctorArgs),
+    Scan(ScanArgs),
     Env(EnvArgs),
     /// Print a completion script for a shell.
     Completions {

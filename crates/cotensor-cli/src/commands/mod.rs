@@ -7,6 +7,7 @@ mod explain;
 mod files;
 mod models;
 mod run;
+mod scan;
 mod serve;
 mod tensors;
 
@@ -17,6 +18,7 @@ pub(crate) use explain::explain;
 pub(crate) use files::{get, put};
 pub(crate) use models::models;
 pub(crate) use run::run;
+pub(crate) use scan::scan;
 pub(crate) use serve::serve;
 pub(crate) use tensors::{ls, rm, stat, who};
 

@@ -9,7 +9,7 @@ mod tally;
 
 pub use tally::{Holding, Total};
 
-use cotensor_core::{Error, Result};
+use cotensor_core::{Error, ErrorKind, Result};
 use pages::{Counted, Known, Page, Pages};
 use process::Process;
 use serde::Serialize;
@@ -188,6 +188,8 @@ impl Walk<'_> {
         let mut counted = Counted::default();
         if self.stopped.is_none()
             && let Err(error) = self.pages_of(number, process, &mut counted)
+            // One that has ended is not running any more, which is what was asked about.
+            && error.kind() != ErrorKind::NotFound
         {
             self.unread.push(Unread { pid: Some(process.pid), bytes: None, why: error.to_string() });
         }
