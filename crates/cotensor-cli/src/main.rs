@@ -27,6 +27,7 @@ fn main() -> ExitCode {
         Command::Stat(args) => commands::stat(&args),
         Command::Who(args) => commands::who(&args),
         Command::Rm(args) => commands::rm(&args),
+        Command::Top(args) => commands::top(&args),
         Command::Doctor(args) => commands::doctor(&args),
         Command::Scan(args) => commands::scan(&args),
         Command::Env(args) => commands::env(&args),

@@ -114,6 +114,10 @@ fn versions_holders_and_removal_are_shown() {
     let holder = format!("reader[{}]/the test", std::process::id());
     assert_eq!(who["versions"][0]["holders"], json!({ holder.as_str(): 1 }));
     assert!(String::from_utf8(daemon.ok(&["who", "x"])).unwrap().contains(&holder));
+    let top = daemon.json(&["top"]);
+    assert_eq!(top["holders"], json!([{"name": holder.as_str(), "tensors": 1, "leases": 1, "bytes": 2}]));
+    assert_eq!((&top["tensors"][0]["name"], &top["tensors"][0]["leases"]), (&json!("x"), &json!(1)));
+    assert!(String::from_utf8(daemon.ok(&["top"])).unwrap().contains(&holder), "tables where there is no terminal");
 
     assert_eq!(daemon.json(&["rm", "x"]), json!({"removed": ["x"]}));
     daemon.refuses(&["rm", "x"], 2, &["x"]);

@@ -162,6 +162,16 @@ pub(crate) struct RmArgs {
     pub(crate) names: Vec<String>,
 }
 
+/// Shows tensors, holders, bytes and hits, live; q or Ctrl-C ends it. Tables once where there is no terminal.
+#[derive(Args)]
+pub(crate) struct TopArgs {
+    #[command(flatten)]
+    pub(crate) client: Client,
+    /// Milliseconds between looks.
+    #[arg(long, default_value_t = 1000, value_name = "MS", value_parser = clap::value_parser!(u32).range(50..=3_600_000))]
+    pub(crate) interval_ms: u32,
+}
+
 /// Looks at what this machine can do for the daemon, what will be slow, and why.
 ///
 /// Tries sealed memory, reads the kernel's limits, and asks the daemon if one runs. Changes nothing. Exit code 1 when

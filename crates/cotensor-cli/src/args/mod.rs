@@ -33,6 +33,7 @@ pub(crate) enum Command {
     Stat(StatArgs),
     Who(WhoArgs),
     Rm(RmArgs),
+    Top(TopArgs),
     Doctor(DoctorArgs),
     Scan(ScanArgs),
     Env(EnvArgs),

@@ -10,6 +10,7 @@ mod run;
 mod scan;
 mod serve;
 mod tensors;
+mod top;
 
 pub(crate) use demo::{demo, demo_worker};
 pub(crate) use doctor::doctor;
@@ -21,6 +22,7 @@ pub(crate) use run::run;
 pub(crate) use scan::scan;
 pub(crate) use serve::serve;
 pub(crate) use tensors::{ls, rm, stat, who};
+pub(crate) use top::top;
 
 use crate::args::{Client, Common};
 use crate::output::Steps;
