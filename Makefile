@@ -4,7 +4,7 @@ SHELL := /bin/bash
 CARGO ?= cargo
 MIN_TESTS := 140
 
-.PHONY: test setup fmt lint deps doc unit gate bench loom valgrind miri fuzz fuzz-short wasm demo
+.PHONY: test setup fmt lint deps doc unit gate bench loom valgrind miri fuzz fuzz-short wasm demo protocol test-dashboard
 
 test: setup fmt lint deps unit doc loom
 
@@ -30,6 +30,14 @@ unit:
 doc:
 	$(CARGO) test --workspace --doc --quiet
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --quiet
+
+# The files in protocol/, from the code; a test compares them.
+protocol:
+	COTENSOR_WRITE_PROTOCOL=1 $(CARGO) test -p cotensor-client --test golden --quiet
+
+# The daemon's page in a headless Chromium; installs what it needs.
+test-dashboard:
+	CARGO="$(CARGO)" scripts/test_dashboard.sh
 
 # Every interleaving of the lease count.
 loom:

@@ -1,5 +1,6 @@
 //! From a call's name to what answers it.
 
+use crate::counters::{Calls, Errors};
 use crate::session::Session;
 use cotensor_client::protocol::Method;
 use cotensor_client::wire::rpc::{self, Call, Message, Response};
@@ -55,9 +56,17 @@ type Outcome = Result<Reply<Box<RawValue>>, ErrorObjectOwned>;
 type Running = Pin<Box<dyn Future<Output = Outcome> + Send>>;
 type Handler = Box<dyn Fn(Caller, Option<Box<RawValue>>) -> Running + Send + Sync>;
 
-/// The methods that a daemon answers.
+/// The methods that a daemon answers, and how often it did.
 #[derive(Default)]
-pub(crate) struct Methods(HashMap<&'static str, Handler>);
+pub(crate) struct Methods {
+    by_name: HashMap<&'static str, Endpoint>,
+    errors: Errors,
+}
+
+struct Endpoint {
+    handler: Handler,
+    calls: Calls,
+}
 
 impl Methods {
     /// Answers `M` by `handler`.
@@ -79,24 +88,34 @@ impl Methods {
                 }
             }
         };
-        let before = self.0.insert(M::NAME, Box::new(run));
+        let before = self.by_name.insert(M::NAME, Endpoint { handler: Box::new(run), calls: Calls::default() });
         debug_assert!(before.is_none(), "{} has two handlers", M::NAME);
         self
     }
 
-    /// The names of all methods.
-    #[cfg(test)]
-    pub(crate) fn names(&self) -> impl Iterator<Item = &'static str> {
-        self.0.keys().copied()
+    /// The names of all methods, and how often each was called.
+    pub(crate) fn calls(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.by_name.iter().map(|(name, endpoint)| (*name, endpoint.calls.get()))
+    }
+
+    /// The errors that calls ended in.
+    pub(crate) fn errors(&self) -> &Errors {
+        &self.errors
     }
 
     /// Answers one call; `None` for a notification.
     async fn call(&self, caller: Caller, call: Call) -> Option<Reply<Response>> {
-        let running = match self.0.get(call.method.as_str()) {
-            Some(handler) => handler(caller, call.params),
+        let running = match self.by_name.get(call.method.as_str()) {
+            Some(endpoint) => {
+                endpoint.calls.add();
+                (endpoint.handler)(caller, call.params)
+            }
             None => Box::pin(std::future::ready(Err(ErrorCode::MethodNotFound.into()))),
         };
         let outcome = running.await;
+        if let Err(error) = &outcome {
+            self.errors.add(error.code());
+        }
         let id = call.id?;
         Some(match outcome {
             Ok(Reply { value, fds }) => Reply { value: Response::new(id, Ok(value)), fds },
@@ -104,11 +123,16 @@ impl Methods {
         })
     }
 
+    fn refused(&self, response: Response) -> Response {
+        self.errors.add(response.error_code().unwrap_or_default());
+        response
+    }
+
     /// Answers a message: the body to send back, if there is one, and its descriptors.
     pub(crate) async fn answer(&self, session: &Arc<Session>, message: Frame) -> Option<Reply<Vec<u8>>> {
         let caller = |fds: Vec<OwnedFd>| Caller { session: Arc::clone(session), fds: fds.into() };
         match rpc::parse(&message.body) {
-            Message::Refused(response) => Some(to_bytes(&response).into()),
+            Message::Refused(response) => Some(to_bytes(&self.refused(response)).into()),
             Message::Single(call) => {
                 let Reply { value, fds } = self.call(caller(message.fds), call).await?;
                 Some(Reply { value: to_bytes(&value), fds })
@@ -117,7 +141,7 @@ impl Methods {
                 let (mut responses, mut all) = (Vec::new(), Vec::new());
                 for call in calls {
                     match call {
-                        Err(response) => responses.push(response),
+                        Err(response) => responses.push(self.refused(response)),
                         Ok(call) => {
                             let Some(Reply { value, mut fds }) = self.call(caller(Vec::new()), call).await else {
                                 continue;

@@ -2,9 +2,11 @@
 
 mod config;
 mod connection;
+mod counters;
 mod dispatch;
 pub mod doctor;
 mod handlers;
+pub mod http;
 mod outgoing;
 mod run;
 pub mod scan;
@@ -19,7 +21,7 @@ pub use socket::Listening;
 use crate::dispatch::Methods;
 use crate::outgoing::Outgoing;
 use crate::session::Session;
-use cotensor_client::protocol::{Id, Resume};
+use cotensor_client::protocol::{Id, Resume, SessionInfo};
 use cotensor_core::{Error, Result};
 use cotensor_store::EmbeddedStore;
 use std::collections::HashMap;
@@ -120,6 +122,14 @@ impl Daemon {
         let session = Arc::new(Session::new(Arc::clone(self), id, pid, outgoing));
         self.lock().insert(id, Arc::clone(&session));
         session
+    }
+
+    /// What is known of every session, by number.
+    pub(crate) fn session_infos(&self) -> Vec<SessionInfo> {
+        let sessions: Vec<_> = self.lock().values().cloned().collect();
+        let mut infos: Vec<_> = sessions.iter().map(|session| session.info()).collect();
+        infos.sort_unstable_by_key(|info| info.session);
+        infos
     }
 
     pub(crate) fn end_session(&self, session: &Session) {

@@ -3,7 +3,7 @@
 use crate::Daemon;
 use crate::outgoing::Outgoing;
 use crate::segment::Slab;
-use cotensor_client::protocol::{Descriptor, SegmentInfo, Spec};
+use cotensor_client::protocol::{Descriptor, SegmentInfo, SessionInfo, Spec, Transport};
 use cotensor_client::wire::{FRAME_FDS_MAX, Frame, rpc};
 use cotensor_core::{Error, ErrorKind, MemoryKind, Result};
 use cotensor_store::home::Charge;
@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
 /// Names that one session may hold under.
 const HOLDERS_MAX: usize = 1024;
@@ -25,6 +26,8 @@ pub(crate) struct Session {
     /// The client's name and process, as holders show them; set by `session.hello`.
     client: OnceLock<String>,
     pid: Option<i32>,
+    begun: Instant,
+    /// Where it is told things; none for HTTP.
     outgoing: Option<Outgoing>,
     state: Mutex<State>,
 }
@@ -147,17 +150,43 @@ impl Drop for Made<'_> {
 
 impl Session {
     pub(crate) fn new(daemon: Arc<Daemon>, id: u64, pid: Option<i32>, outgoing: Option<Outgoing>) -> Self {
-        Self { daemon, id, client: OnceLock::new(), pid, outgoing, state: Mutex::default() }
+        Self { daemon, id, client: OnceLock::new(), pid, begun: Instant::now(), outgoing, state: Mutex::default() }
     }
 
     /// Names the client; later names are ignored.
     pub(crate) fn introduce(&self, client: &str) {
         let client: String = client.chars().filter(|c| !c.is_control()).take(100).collect();
-        self.client.get_or_init(|| self.pid.map_or(client.clone(), |pid| format!("{client}[{pid}]")));
+        self.client.get_or_init(|| match (self.transport(), self.pid) {
+            (Transport::Http, _) => format!("{client}[http]"),
+            (Transport::Unix, Some(pid)) => format!("{client}[{pid}]"),
+            (Transport::Unix, None) => client,
+        });
+    }
+
+    /// Whether the client has said hello.
+    pub(crate) fn is_introduced(&self) -> bool {
+        self.client.get().is_some()
+    }
+
+    pub(crate) fn transport(&self) -> Transport {
+        if self.outgoing.is_some() { Transport::Unix } else { Transport::Http }
+    }
+
+    pub(crate) fn info(&self) -> SessionInfo {
+        let state = self.lock();
+        SessionInfo {
+            session: self.id,
+            client: self.client().to_owned(),
+            transport: self.transport(),
+            age_s: self.begun.elapsed().as_secs_f64(),
+            leases: state.leases.len(),
+            bytes: state.leases.values().map(|held| held.lease.layout().size_bytes() as u64).sum(),
+        }
     }
 
     pub(crate) fn client(&self) -> &str {
-        self.client.get().map_or("unnamed", String::as_str)
+        let unnamed = if self.transport() == Transport::Http { "http" } else { "unnamed" };
+        self.client.get().map_or(unnamed, String::as_str)
     }
 
     /// The holder that leases of this session's `holder` count for.
@@ -302,8 +331,11 @@ impl Session {
     /// The descriptor of a segment in which the session holds something.
     ///
     /// # Errors
-    /// `NotFound` for any other.
+    /// `NotFound` for any other, `Unsupported` for a session that cannot be sent one.
     pub(crate) fn segment_fd(&self, segment: u64) -> Result<OwnedFd> {
+        if self.transport() == Transport::Http {
+            return Err(Error::unsupported("descriptors travel on the Unix socket only"));
+        }
         let mut state = self.lock();
         let State { leases, segments, .. } = &mut *state;
         let missing =

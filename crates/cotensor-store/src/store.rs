@@ -231,6 +231,8 @@ pub enum CopyReason {
     Put,
     /// From one device to another.
     DeviceTransfer,
+    /// To a reader, or from a writer, who has no memory in common with the store.
+    Network,
 }
 
 impl CopyReason {
@@ -241,6 +243,7 @@ impl CopyReason {
         CopyReason::EngineConversion,
         CopyReason::Put,
         CopyReason::DeviceTransfer,
+        CopyReason::Network,
     ];
 
     /// The name used in reports.
@@ -251,6 +254,7 @@ impl CopyReason {
             CopyReason::EngineConversion => "engine conversion",
             CopyReason::Put => "put",
             CopyReason::DeviceTransfer => "device transfer",
+            CopyReason::Network => "network",
         }
     }
 }

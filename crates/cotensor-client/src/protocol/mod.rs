@@ -2,15 +2,18 @@
 
 mod messages;
 mod openrpc;
+mod service;
 mod tensor;
 
 pub use messages::*;
 pub use openrpc::openrpc;
+pub use service::*;
 pub use tensor::{Descriptor, Id, IndexSlot, Keep, SegmentInfo, Spec};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 /// The protocol's version; ends that differ refuse each other.
 pub const PROTOCOL: u32 = 1;
@@ -37,6 +40,14 @@ pub struct Described {
     pub params: fn(&mut SchemaGenerator) -> Schema,
     /// Schema of its result.
     pub result: fn(&mut SchemaGenerator) -> Schema,
+    /// Reads parameters and writes them again: what is lost, or refused, is not what the types say.
+    pub params_again: fn(Value) -> serde_json::Result<Value>,
+    /// The same for a result.
+    pub result_again: fn(Value) -> serde_json::Result<Value>,
+}
+
+fn again<T: Serialize + DeserializeOwned>(value: Value) -> serde_json::Result<Value> {
+    serde_json::to_value(serde_json::from_value::<T>(value)?)
 }
 
 macro_rules! methods {
@@ -60,6 +71,8 @@ macro_rules! methods {
             summary: <$type as Method>::SUMMARY,
             params: |generator| generator.subschema_for::<$params>(),
             result: |generator| generator.subschema_for::<$result>(),
+            params_again: again::<$params>,
+            result_again: again::<$result>,
         }),*];
     };
 }
@@ -131,6 +144,11 @@ methods! {
     Optimize "store.optimize": Empty => Report;
     /// Counts a copy that a client made, and why.
     RecordCopy "store.record_copy": CopyParams => Empty;
+
+    /// The sessions that are open, and what each of them holds.
+    Sessions "session.list": Empty => SessionList;
+    /// The description of every method, as OpenRPC has it.
+    Discover "rpc.discover": Empty => Document;
 }
 
 /// What the daemon tells a session unasked.

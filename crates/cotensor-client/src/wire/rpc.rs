@@ -20,7 +20,7 @@ pub struct Call {
     /// The method's name.
     pub method: String,
     /// By name (an object) or by position (an array).
-    #[serde(default)]
+    #[serde(default, deserialize_with = "structured")]
     pub params: Option<Box<RawValue>>,
 }
 
@@ -33,6 +33,15 @@ enum Version {
 /// A field that is there, even if it is null.
 fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Id<'static>>, D::Error> {
     owned(deserializer).map(Some)
+}
+
+/// Parameters as the specification allows them; null, which it does not, is what some send for none.
+fn structured<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RawValue>>, D::Error> {
+    let params = Option::<Box<RawValue>>::deserialize(deserializer)?;
+    match params.as_deref().is_none_or(|params| params.get().starts_with(['[', '{'])) {
+        true => Ok(params),
+        false => Err(serde::de::Error::custom("parameters are an object or an array")),
+    }
 }
 
 /// An answer: a result or an error.
@@ -67,6 +76,11 @@ impl Response {
         Self { jsonrpc: "2.0".to_owned(), result, error, id }
     }
 
+    /// The error's code, if it is an error.
+    pub fn error_code(&self) -> Option<i32> {
+        self.error.as_ref().map(ErrorObjectOwned::code)
+    }
+
     /// The value, or what went wrong.
     ///
     /// # Errors
@@ -80,7 +94,9 @@ impl Response {
     }
 
     fn refused(code: ErrorCode) -> Self {
-        Self::new(Id::Null, Err(code.into()))
+        // As the specification spells it.
+        let message = if code == ErrorCode::InvalidRequest { "Invalid Request" } else { code.message() };
+        Self::new(Id::Null, Err(ErrorObjectOwned::owned(code.code(), message, None::<()>)))
     }
 }
 
@@ -216,6 +232,7 @@ mod tests {
             (r#"{"jsonrpc":"1.0","method":"a","id":1}"#, -32600),
             (r#"{"jsonrpc":"2.0","method":1,"params":"bar"}"#, -32600),
             (r#"{"jsonrpc":"2.0","method":"a","id":{}}"#, -32600),
+            (r#"{"jsonrpc":"2.0","method":"a","params":"b","id":1}"#, -32600),
         ] {
             assert_eq!(refused(body), code, "{body}");
         }

@@ -3,6 +3,7 @@
 mod claim;
 mod contents;
 mod report;
+mod service;
 mod session;
 mod tensor;
 
@@ -45,7 +46,9 @@ pub(crate) fn methods() -> Methods {
         .add::<p::Diagnostics, _>(report::diagnostics)
         .add::<p::Recommendations, _>(report::recommendations)
         .add::<p::Optimize, _>(report::optimize)
-        .add::<p::RecordCopy, _>(report::record_copy);
+        .add::<p::RecordCopy, _>(report::record_copy)
+        .add::<p::Sessions, _>(service::sessions)
+        .add::<p::Discover, _>(service::discover);
     methods
 }
 
@@ -58,7 +61,7 @@ mod tests {
     #[test]
     fn every_method_of_the_protocol_is_answered_and_no_other() {
         let methods = methods();
-        let mut answered: Vec<_> = methods.names().collect();
+        let mut answered: Vec<_> = methods.calls().map(|(name, _)| name).collect();
         let mut described: Vec<_> = p::METHODS.iter().map(|method| method.name).collect();
         answered.sort_unstable();
         described.sort_unstable();

@@ -1,0 +1,150 @@
+//! The files in protocol/ say what the code says: the OpenRPC document, and a request and its answers for every method,
+//! made from the types. Other languages' tests read them. `make protocol` writes them anew.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use cotensor_client::protocol::{Described, METHODS, openrpc};
+use cotensor_client::wire::rpc;
+use cotensor_core::{Error, ErrorKind};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// Set to write the files instead of comparing them.
+const WRITE: &str = "COTENSOR_WRITE_PROTOCOL";
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../protocol")
+}
+
+fn generated() -> BTreeMap<String, Value> {
+    let document = openrpc();
+    let mut files: BTreeMap<String, Value> = BTreeMap::new();
+    for (method, described) in METHODS.iter().zip(document["methods"].as_array().unwrap()) {
+        let group = method.name.split('.').next().unwrap();
+        let messages = files.entry(format!("messages/{group}.json")).or_insert_with(|| json!([]));
+        messages.as_array_mut().unwrap().push(exchange(method, described, &document));
+    }
+    files.insert("messages/errors.json".to_owned(), errors());
+    files.insert("openrpc.json".to_owned(), document);
+    files
+}
+
+/// A call of a method and every kind of answer to it, which the types read and write back unchanged.
+fn exchange(method: &Described, described: &Value, document: &Value) -> Value {
+    let params = sample("params", &described["params"][0]["schema"], document);
+    assert_eq!((method.params_again)(params.clone()).unwrap(), params, "{}", method.name);
+    let results = variants(&described["result"]["schema"], document);
+    let responses = results.into_iter().map(|result| {
+        assert_eq!((method.result_again)(result.clone()).unwrap(), result, "{}", method.name);
+        json!({"jsonrpc": "2.0", "id": 1, "result": result})
+    });
+    json!({
+        "request": {"jsonrpc": "2.0", "id": 1, "method": method.name, "params": params},
+        "responses": responses.collect::<Vec<_>>(),
+    })
+}
+
+/// An answer for each kind of error.
+fn errors() -> Value {
+    use ErrorKind::*;
+    let kinds = [Invalid, NotFound, Conflict, OverBudget, Refused, Unsupported, Io, Engine, TimedOut, Corrupt];
+    let error = |kind| {
+        let error = Error::new(kind, "why").in_file("model/config.json").in_field("shape");
+        json!({"jsonrpc": "2.0", "id": 1, "error": rpc::to_object(&error)})
+    };
+    kinds.into_iter().map(error).collect()
+}
+
+/// One value for each alternative of a schema.
+fn variants(schema: &Value, document: &Value) -> Vec<Value> {
+    let schema = resolved(schema, document);
+    match schema["oneOf"].as_array() {
+        Some(alternatives) => alternatives.iter().map(|schema| sample("result", schema, document)).collect(),
+        None => vec![sample("result", schema, document)],
+    }
+}
+
+/// A value that a schema allows, every optional field included. Strings are what their field's name wants.
+fn sample(field: &str, schema: &Value, document: &Value) -> Value {
+    let schema = resolved(schema, document);
+    for combined in ["allOf", "anyOf", "oneOf"] {
+        if let Some(first) = schema[combined].get(0) {
+            return sample(field, first, document);
+        }
+    }
+    if let Some(value) = schema.get("const").or_else(|| schema["enum"].get(0)) {
+        return value.clone();
+    }
+    let kind = schema["type"].as_str().or_else(|| schema["type"][0].as_str());
+    match kind {
+        Some("string") => text(field).into(),
+        Some("integer") => 1.into(),
+        Some("number") => 0.5.into(),
+        Some("boolean") => true.into(),
+        Some("array") => match &schema["items"] {
+            Value::Array(items) => items.iter().map(|item| sample(field, item, document)).collect(),
+            item => json!([sample(field, item, document)]),
+        },
+        Some("object") => {
+            let fields = schema["properties"].as_object().into_iter().flatten();
+            let mut object: serde_json::Map<_, _> =
+                fields.map(|(name, schema)| (name.clone(), sample(name, schema, document))).collect();
+            if schema["additionalProperties"].is_object() {
+                object.insert("reader[1]".to_owned(), sample(field, &schema["additionalProperties"], document));
+            }
+            object.into()
+        }
+        _ => json!({"any": "value"}),
+    }
+}
+
+fn resolved<'a>(schema: &'a Value, document: &'a Value) -> &'a Value {
+    match schema["$ref"].as_str() {
+        Some(reference) => {
+            let target = document.pointer(reference.trim_start_matches('#'));
+            resolved(target.unwrap_or_else(|| panic!("{reference}")), document)
+        }
+        None => schema,
+    }
+}
+
+fn text(field: &str) -> String {
+    match field {
+        "dtype" => "float32",
+        "device" => "cpu",
+        "kind" | "allowed_types" => "text_embedding",
+        "key" | "hash" | "space" | "provenance" | "token" => return "0123456789abcdef".repeat(4),
+        "note" => "c0ffee",
+        "reason" => "put",
+        other => other,
+    }
+    .to_owned()
+}
+
+fn written(value: &Value) -> String {
+    serde_json::to_string_pretty(value).unwrap() + "\n"
+}
+
+#[test]
+fn the_files_in_protocol_are_what_the_code_says() {
+    let (folder, files) = (folder(), generated());
+    assert!(files.len() > 5 && METHODS.len() > 20);
+    if std::env::var_os(WRITE).is_some() {
+        std::fs::create_dir_all(folder.join("messages")).unwrap();
+        for old in std::fs::read_dir(folder.join("messages")).unwrap() {
+            std::fs::remove_file(old.unwrap().path()).unwrap();
+        }
+        for (name, value) in &files {
+            std::fs::write(folder.join(name), written(value)).unwrap();
+        }
+    }
+    for (name, value) in &files {
+        let kept = std::fs::read_to_string(folder.join(name)).unwrap_or_default();
+        assert!(kept == written(value), "protocol/{name} is not what the code says: make protocol");
+    }
+    let kept: BTreeSet<_> = std::fs::read_dir(folder.join("messages"))
+        .unwrap()
+        .map(|file| format!("messages/{}", file.unwrap().file_name().into_string().unwrap()))
+        .collect();
+    assert!(kept.iter().all(|name| files.contains_key(name)), "{kept:?}: make protocol");
+}

@@ -1,0 +1,17 @@
+//! The daemon about itself.
+
+use super::Answer;
+use crate::dispatch::Caller;
+use cotensor_client::protocol::{Document, Empty, SessionList, openrpc};
+use cotensor_core::Error;
+
+pub(super) async fn sessions(caller: Caller, _: Empty) -> Answer<SessionList> {
+    Ok(SessionList { sessions: caller.daemon.session_infos() }.into())
+}
+
+pub(super) async fn discover(_: Caller, _: Empty) -> Answer<Document> {
+    match openrpc() {
+        serde_json::Value::Object(fields) => Ok(Document { fields }.into()),
+        _ => Err(Error::unsupported("the description is no object")),
+    }
+}

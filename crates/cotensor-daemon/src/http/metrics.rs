@@ -1,0 +1,132 @@
+//! The daemon's counters in the [text format](https://prometheus.io/docs/instrumenting/exposition_formats/) that
+//! Prometheus reads. Every figure is one that the daemon counts anyway, read when somebody asks.
+
+use super::Http;
+use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use cotensor_client::protocol::Transport;
+use cotensor_store::Store;
+use std::collections::BTreeMap;
+use std::fmt::{Display, Write};
+use std::sync::Arc;
+
+/// Every counter.
+pub(super) async fn get(State(http): State<Arc<Http>>) -> Response {
+    // Going through all tensors takes a while when there are many.
+    let text = tokio::task::spawn_blocking(move || render(&http)).await.unwrap_or_default();
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+}
+
+fn render(http: &Http) -> String {
+    let (daemon, stats) = (&http.daemon, http.daemon.store.stats());
+    let records = daemon.store.records("");
+    let (mut tensors, mut leases) = (BTreeMap::<_, (u64, u64)>::new(), 0);
+    for record in &records {
+        let place = (record.segment().device().to_string(), record.spec().kind.name());
+        let (count, bytes) = tensors.entry(place).or_default();
+        *count += 1;
+        *bytes += record.layout().size_bytes() as u64;
+        leases += record.holders().into_iter().map(|(_, count)| u64::from(count)).sum::<u64>();
+    }
+    let sessions = daemon.session_infos();
+    let connected = |transport| sessions.iter().filter(|session| session.transport == transport).count();
+    let calls: BTreeMap<_, _> = daemon.methods.calls().collect();
+
+    let mut page = Page::default();
+    page.gauge("info", "The daemon's version.").labelled(&[("version", &env!("CARGO_PKG_VERSION"))], 1);
+    page.gauge("sessions", "Sessions that are open.")
+        .labelled(&[("transport", &"unix")], connected(Transport::Unix))
+        .labelled(&[("transport", &"http")], connected(Transport::Http));
+    page.gauge("leases", "Leases that are held.").value(leases);
+    page.gauge("tensors", "Tensors that are published.");
+    for ((device, kind), (count, _)) in &tensors {
+        page.labelled(&[("device", device), ("kind", kind)], count);
+    }
+    page.gauge("tensor_bytes", "Bytes of their elements.");
+    for ((device, kind), (_, bytes)) in &tensors {
+        page.labelled(&[("device", device), ("kind", kind)], bytes);
+    }
+    page.gauge("memory_bytes", "Bytes taken from the budget.").value(stats.memory_usage_bytes);
+    page.gauge("memory_peak_bytes", "The most that was taken at a time.").value(stats.peak_memory_bytes);
+    if daemon.config.max_memory_bytes != u64::MAX {
+        page.gauge("memory_budget_bytes", "The most that may be taken.").value(daemon.config.max_memory_bytes);
+    }
+    page.counter("hits_total", "Lookups and claims that found what they asked for.").value(stats.cache_hits);
+    page.counter("misses_total", "Lookups and claims that did not.").value(stats.cache_misses);
+    page.counter("evictions_total", "Tensors evicted for lack of memory.").value(stats.evictions);
+    page.counter("evicted_bytes_total", "Their bytes.").value(stats.evicted_bytes);
+    page.counter("copies_total", "Copies, by reason.");
+    for copies in &stats.copies {
+        page.labelled(&[("reason", &copies.reason)], copies.count);
+    }
+    page.counter("copied_bytes_total", "Their bytes.");
+    for copies in &stats.copies {
+        page.labelled(&[("reason", &copies.reason)], copies.bytes);
+    }
+    page.counter("requests_total", "Calls, by method.");
+    for (method, count) in &calls {
+        page.labelled(&[("method", method)], count);
+    }
+    page.counter("errors_total", "Calls that failed, by JSON-RPC code; 0 is any other.");
+    for (code, count) in &daemon.methods.errors().get() {
+        page.labelled(&[("code", code)], count);
+    }
+    page.text
+}
+
+/// The text as it grows.
+#[derive(Default)]
+struct Page {
+    text: String,
+    name: &'static str,
+}
+
+impl Page {
+    fn gauge(&mut self, name: &'static str, help: &str) -> &mut Self {
+        self.begin(name, help, "gauge")
+    }
+
+    fn counter(&mut self, name: &'static str, help: &str) -> &mut Self {
+        self.begin(name, help, "counter")
+    }
+
+    fn begin(&mut self, name: &'static str, help: &str, kind: &str) -> &mut Self {
+        self.name = name;
+        self.line(format_args!("# HELP cotensor_{name} {help}\n# TYPE cotensor_{name} {kind}"))
+    }
+
+    fn value(&mut self, value: impl Display) -> &mut Self {
+        let name = self.name;
+        self.line(format_args!("cotensor_{name} {value}"))
+    }
+
+    fn labelled(&mut self, labels: &[(&str, &dyn Display)], value: impl Display) -> &mut Self {
+        let escape = |text: String| text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+        let labels: Vec<_> =
+            labels.iter().map(|(label, value)| format!("{label}=\"{}\"", escape(value.to_string()))).collect();
+        let name = self.name;
+        self.line(format_args!("cotensor_{name}{{{}}} {value}", labels.join(",")))
+    }
+
+    fn line(&mut self, line: std::fmt::Arguments<'_>) -> &mut Self {
+        // Writing to a string does not fail.
+        let _ = writeln!(self.text, "{line}");
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_escaped() {
+        let mut page = Page::default();
+        page.gauge("x", "Help.").labelled(&[("a", &"1\"2\\3\n4"), ("b", &5)], 6).value(7);
+        assert_eq!(
+            page.text,
+            "# HELP cotensor_x Help.\n# TYPE cotensor_x gauge\ncotensor_x{a=\"1\\\"2\\\\3\\n4\",b=\"5\"} 6\ncotensor_x 7\n"
+        );
+    }
+}

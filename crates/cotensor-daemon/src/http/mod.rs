@@ -1,0 +1,191 @@
+//! The daemon over HTTP: JSON-RPC by POST, tensors' bytes, health, metrics, and a page to look at.
+//!
+//! | path | |
+//! |---|---|
+//! | `POST /jsonrpc` | calls and batches; the header `Cotensor-Session` names a session that `session.hello` opened |
+//! | `DELETE /session` | ends that session |
+//! | `GET`, `PUT`, `DELETE /tensors/NAME` | a tensor's bytes, with ranges; `PUT` takes `?dtype=float32&shape=2,3` |
+//! | `GET /health` | version, epoch, process and Unix socket |
+//! | `GET /metrics` | counters for Prometheus |
+//! | `GET /openrpc.json` | what `rpc.discover` answers |
+//! | `GET /` | the dashboard |
+//!
+//! On loopback, and without a token, only processes of the daemon's own user (and root) are served; see [`HttpConfig`].
+
+mod about;
+mod access;
+mod answer;
+mod config;
+mod metrics;
+mod paced;
+mod peer;
+mod range;
+mod rpc;
+mod sessions;
+mod tensors;
+#[cfg(test)]
+mod tests;
+mod token;
+
+pub use config::{HttpConfig, PORT, default_port};
+
+use self::access::{Access, Peer};
+use self::paced::Paced;
+use self::sessions::Sessions;
+use self::token::Token;
+use crate::Daemon;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::{delete, get, post};
+use axum::{Extension, Router};
+use cotensor_core::{Error, Result};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use std::future::Future;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpStream;
+
+/// The most headers of a request.
+const HEADERS_MAX: usize = 64;
+/// How often it is looked for sessions that have ended.
+const EXPIRY_CHECK: Duration = Duration::from_secs(1);
+
+/// A listening socket and the rules of who may use it.
+pub struct HttpListening {
+    listener: TcpListener,
+    address: SocketAddr,
+    config: HttpConfig,
+    token: Option<Token>,
+    token_file: Option<PathBuf>,
+}
+
+impl HttpListening {
+    /// Listens as `config` says. Off loopback without a token file, a token is made beside `socket`, in a file of mode
+    /// 0600.
+    ///
+    /// # Errors
+    /// `Io` when the address is taken, `Refused` or `Invalid` for a token file that will not do.
+    pub fn bind(config: HttpConfig, socket: &Path) -> Result<Self> {
+        let (token, token_file) = match &config.token_file {
+            Some(file) => (Some(Token::from_file(file)?), Some(file.clone())),
+            None if !config.listen.ip().is_loopback() => {
+                let (token, file) = Token::beside(socket)?;
+                (Some(token), Some(file))
+            }
+            None => (None, None),
+        };
+        let io =
+            |error: std::io::Error| Error::io(format!("listening on {}", config.listen), &error).in_field("listen");
+        let listener = TcpListener::bind(config.listen).map_err(io)?;
+        listener.set_nonblocking(true).map_err(io)?;
+        let address = listener.local_addr().map_err(io)?;
+        Ok(Self { listener, address, config, token, token_file })
+    }
+
+    /// Where it listens; the port is the system's choice if it was to be 0.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The file of the token that is required, if one is.
+    pub fn token_file(&self) -> Option<&Path> {
+        self.token_file.as_deref()
+    }
+}
+
+/// What the requests of one listener have in common.
+pub(crate) struct Http {
+    daemon: Arc<Daemon>,
+    config: HttpConfig,
+    access: Access,
+    sessions: Sessions,
+}
+
+impl Daemon {
+    /// Serves HTTP on `listening` until `stop` is done; then ends the sessions that were opened there.
+    ///
+    /// # Errors
+    /// `Io` when the socket fails.
+    pub async fn serve_http(self: &Arc<Self>, listening: HttpListening, stop: impl Future<Output = ()>) -> Result<()> {
+        let HttpListening { listener, config, token, .. } = listening;
+        let listener = tokio::net::TcpListener::from_std(listener)
+            .map_err(|error| Error::io("listening", &error).in_field("listen"))?;
+        let http = Arc::new(Http {
+            daemon: Arc::clone(self),
+            access: Access { token, hosts: config.hosts.clone() },
+            sessions: Sessions::default(),
+            config,
+        });
+        let routes = routes(Arc::clone(&http));
+        let mut connections = tokio::task::JoinSet::new();
+        let mut expiry = tokio::time::interval(EXPIRY_CHECK.min(http.config.session_ttl));
+        let mut stop = std::pin::pin!(stop);
+        loop {
+            while connections.try_join_next().is_some() {}
+            tokio::select! {
+                () = &mut stop => break,
+                _ = expiry.tick() => http.sessions.expire(self, http.config.session_ttl),
+                accepted = listener.accept() => match accepted {
+                    Ok((stream, _)) if connections.len() < http.config.connections_max => {
+                        connections.spawn(serve(Arc::clone(&http), routes.clone(), stream));
+                    }
+                    Ok(_) => tracing::warn!("an HTTP connection was refused: {} are open", connections.len()),
+                    Err(error) => {
+                        // Out of descriptors, mostly: some will be closed.
+                        tracing::warn!("an HTTP connection was not accepted: {error}");
+                        tokio::time::sleep(Duration::from_millis(50)).await;
+                    }
+                },
+            }
+        }
+        connections.shutdown().await;
+        http.sessions.expire(self, Duration::ZERO);
+        Ok(())
+    }
+}
+
+fn routes(http: Arc<Http>) -> Router {
+    let tensor = get(tensors::get).put(tensors::put).delete(tensors::delete);
+    Router::new()
+        .route("/", get(about::page))
+        .route("/health", get(about::health))
+        .route("/metrics", get(metrics::get))
+        .route("/openrpc.json", get(about::openrpc))
+        .route("/jsonrpc", post(rpc::call))
+        .route("/session", delete(end_session))
+        .route("/tensors/{*name}", tensor)
+        .layer(axum::middleware::from_fn_with_state(Arc::clone(&http), access::guard))
+        .with_state(http)
+}
+
+/// Serves one connection, whose headers, times and rates are bounded.
+async fn serve(http: Arc<Http>, routes: Router, stream: TcpStream) {
+    let own = match (stream.peer_addr(), stream.local_addr()) {
+        (Ok(peer), Ok(local)) if http.access.token.is_none() => {
+            tokio::task::spawn_blocking(move || peer::is_own(peer, local)).await.unwrap_or(false)
+        }
+        _ => false,
+    };
+    drop(stream.set_nodelay(true));
+    let service = TowerToHyperService::new(routes.layer(Extension(Peer { own })));
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(http.config.patience)
+        .max_headers(HEADERS_MAX)
+        // The least that hyper takes.
+        .max_buf_size(http.config.header_bytes_max.max(8192))
+        .serve_connection(TokioIo::new(Paced::new(stream, http.config.patience)), service)
+        .await;
+    if let Err(error) = served {
+        tracing::debug!("an HTTP connection ended: {error}");
+    }
+}
+
+async fn end_session(State(http): State<Arc<Http>>, headers: HeaderMap) -> Result<StatusCode, answer::Refusal> {
+    http.sessions.call(&http.daemon, &headers)?.end();
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,77 @@
+//! Who is at the other end of a loopback connection. A Unix socket tells; for TCP the kernel's table of sockets does.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::net::{IpAddr, SocketAddr};
+
+/// The longest row that is read.
+const ROW_BYTES_MAX: u64 = 1024;
+
+/// Whether the client at `peer`, connected to `local` on this machine, belongs to this user or to root. False when the
+/// system does not tell.
+pub(crate) fn is_own(peer: SocketAddr, local: SocketAddr) -> bool {
+    let table = if peer.is_ipv4() { "/proc/net/tcp" } else { "/proc/net/tcp6" };
+    let Ok(file) = File::open(table) else { return false };
+    let owner = owner(BufReader::new(file), peer, local);
+    owner.is_some_and(|uid| uid == 0 || uid == rustix::process::geteuid().as_raw())
+}
+
+/// The user of the socket that is bound to `socket` and connected to `other`.
+fn owner(mut rows: impl BufRead, socket: SocketAddr, other: SocketAddr) -> Option<u32> {
+    let (socket, other) = (in_table(socket), in_table(other));
+    let mut row = String::new();
+    while std::io::Read::take(&mut rows, ROW_BYTES_MAX).read_line(&mut row).ok()? > 0 {
+        // sl, local_address, rem_address, st, tx_queue:rx_queue, tr:tm->when, retrnsmt, uid
+        let mut columns = row.split_ascii_whitespace().skip(1);
+        if columns.next() == Some(&socket) && columns.next() == Some(&other) {
+            return columns.nth(4)?.parse().ok();
+        }
+        row.clear();
+    }
+    None
+}
+
+/// An address as the kernel prints it: 32-bit words in hexadecimal as they lie in memory, and the port.
+fn in_table(address: SocketAddr) -> String {
+    let word = |bytes: &[u8]| bytes.try_into().map_or(0, u32::from_ne_bytes);
+    let words: String = match address.ip() {
+        IpAddr::V4(ip) => format!("{:08X}", word(&ip.octets())),
+        IpAddr::V6(ip) => ip.octets().chunks(4).map(|bytes| format!("{:08X}", word(bytes))).collect(),
+    };
+    format!("{words}:{:04X}", address.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn a_connection_of_this_process_is_this_users() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(listener) = TcpListener::bind(address) else { continue };
+            let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (peer, local) = (client.local_addr().unwrap(), client.peer_addr().unwrap());
+            assert!(is_own(peer, local), "{address}");
+            let elsewhere = SocketAddr::new(local.ip(), 1);
+            assert!(!is_own(peer, elsewhere) && !is_own(elsewhere, local));
+        }
+    }
+
+    #[test]
+    fn the_owner_is_read_from_the_row_of_both_addresses() {
+        // Little-endian rows, as x86-64 and AArch64 print them.
+        if cfg!(target_endian = "big") {
+            return;
+        }
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
+            \x20  0: 0100007F:09E9 0100007F:C000 01 00000000:00000000 00:00000000 00000000     7        0 1044 1\n\
+            \x20  1: 0100007F:C000 0100007F:09E9 01 00000000:00000000 00:00000000 00000000  1001        0 1045 1\n\
+            \x20  2: 0100007F:C001 0100007F:09E9 01 short\n";
+        let (daemon, client) = ("127.0.0.1:2537".parse().unwrap(), "127.0.0.1:49152".parse().unwrap());
+        assert_eq!(owner(table.as_bytes(), client, daemon), Some(1001));
+        assert_eq!(owner(table.as_bytes(), daemon, client), Some(7));
+        assert_eq!(owner(table.as_bytes(), "127.0.0.1:49153".parse().unwrap(), daemon), None);
+        assert_eq!(owner(&[b'x'; 100_000][..], client, daemon), None);
+    }
+}

@@ -1,0 +1,118 @@
+//! Sessions over HTTP. No connection tells that their client is gone, so they end when it has not called for a while.
+
+use super::answer::Refusal;
+use crate::Daemon;
+use crate::session::Session;
+use axum::http::{HeaderMap, HeaderName, StatusCode};
+use cotensor_core::ContentHash;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The header that carries a session's token.
+pub(crate) const HEADER: HeaderName = HeaderName::from_static("cotensor-session");
+
+/// The sessions that were opened over HTTP. Keyed by the hash of their tokens: how long a lookup takes says nothing
+/// about a token.
+#[derive(Default)]
+pub(crate) struct Sessions(Mutex<HashMap<ContentHash, Entry>>);
+
+struct Entry {
+    session: Arc<Session>,
+    /// Calls that run now.
+    calls: usize,
+    used: Instant,
+}
+
+/// A session for the time of one call.
+pub(crate) struct Call<'a> {
+    pub(crate) session: Arc<Session>,
+    daemon: &'a Daemon,
+    sessions: &'a Sessions,
+    /// Of the session's token; none while the session is this call's alone.
+    key: Option<ContentHash>,
+}
+
+impl Sessions {
+    /// The session that a request names, or one for this call alone if it names none.
+    ///
+    /// # Errors
+    /// 404 for a session that ended or never was.
+    pub(crate) fn call<'a>(&'a self, daemon: &'a Arc<Daemon>, headers: &HeaderMap) -> Result<Call<'a>, Refusal> {
+        let Some(token) = headers.get(HEADER) else {
+            return Ok(Call { session: daemon.begin_session(None, None), daemon, sessions: self, key: None });
+        };
+        let key = ContentHash::of(token.as_bytes());
+        let mut entries = self.lock();
+        let entry = entries.get_mut(&key).ok_or_else(|| {
+            Refusal::new(StatusCode::NOT_FOUND, "this session has ended: open another by session.hello")
+        })?;
+        entry.calls += 1;
+        Ok(Call { session: Arc::clone(&entry.session), daemon, sessions: self, key: Some(key) })
+    }
+
+    /// Ends those that have not called for `ttl`.
+    pub(crate) fn expire(&self, daemon: &Daemon, ttl: Duration) {
+        let mut ended = Vec::new();
+        self.lock().retain(|_, entry| {
+            let keep = entry.calls > 0 || entry.used.elapsed() < ttl;
+            if !keep {
+                ended.push(Arc::clone(&entry.session));
+            }
+            keep
+        });
+        ended.iter().for_each(|session| daemon.end_session(session));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<ContentHash, Entry>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Call<'_> {
+    /// Whether the session outlives the call.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.key.is_some()
+    }
+
+    /// Keeps the session for later calls, if its client has said hello in this one.
+    ///
+    /// # Errors
+    /// 503 when there are `max` already.
+    pub(crate) fn keep_if_introduced(&mut self, max: usize) -> Result<(), Refusal> {
+        if self.is_kept() || !self.session.is_introduced() {
+            return Ok(());
+        }
+        let mut entries = self.sessions.lock();
+        if entries.len() >= max {
+            return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, format!("{max} sessions are open over HTTP")));
+        }
+        let key = ContentHash::of(self.daemon.token(self.session.id).as_bytes());
+        entries.insert(key, Entry { session: Arc::clone(&self.session), calls: 1, used: Instant::now() });
+        self.key = Some(key);
+        Ok(())
+    }
+
+    /// Ends the session now.
+    pub(crate) fn end(self) {
+        if let Some(key) = self.key {
+            self.sessions.lock().remove(&key);
+        }
+        self.daemon.end_session(&self.session);
+    }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        match self.key {
+            // Also when the client hung up in the middle: what the call leased goes with it.
+            None => self.daemon.end_session(&self.session),
+            Some(key) => {
+                if let Some(entry) = self.sessions.lock().get_mut(&key) {
+                    entry.calls -= 1;
+                    entry.used = Instant::now();
+                }
+            }
+        }
+    }
+}

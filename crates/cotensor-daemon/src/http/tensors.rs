@@ -1,0 +1,263 @@
+//! Tensors' bytes, for clients that have no memory in common with the daemon. Contiguous, row-major, little-endian.
+
+use super::Http;
+use super::answer::{Refusal, json};
+use super::paced::time_for;
+use super::range::{Wanted, wanted};
+use super::rpc::next;
+use crate::segment::Sealed;
+use axum::body::{Body, Bytes};
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
+use axum::http::header::{
+    ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderName, IF_NONE_MATCH, IF_RANGE, RANGE,
+};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
+use axum::response::{IntoResponse, Response};
+use cotensor_client::protocol::{Id, Keep, Spec};
+use cotensor_core::{Error, ErrorKind, Layout, Segment, SegmentMut};
+use cotensor_memory::MemfdMut;
+use cotensor_store::{CopyReason, EmbeddedStore, Lease, Store};
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use tokio::time::Instant;
+
+const DTYPE: HeaderName = HeaderName::from_static("cotensor-dtype");
+const SHAPE: HeaderName = HeaderName::from_static("cotensor-shape");
+const KIND: HeaderName = HeaderName::from_static("cotensor-kind");
+const VERSION: HeaderName = HeaderName::from_static("cotensor-version");
+/// Read and sent at a time.
+const PIECE_BYTES: usize = 256 << 10;
+
+/// The bytes of the newest version of a name, or a range of them. They are leased for as long as sending them takes.
+pub(super) async fn get(
+    State(http): State<Arc<Http>>,
+    method: Method,
+    name: Result<Path<String>, PathRejection>,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
+    let name = name_in(name)?;
+    let call = http.sessions.call(&http.daemon, &headers)?;
+    let store = Arc::clone(&http.daemon.store);
+    let lease = store.get(&name, &call.session.holder("")?)?;
+    if !lease.layout().is_contiguous() {
+        return Err(Error::unsupported("a strided tensor is not served as bytes").into());
+    }
+    let len = lease.layout().size_bytes() as u64;
+    let tag = format!("\"{}-{}-{}\"", http.daemon.epoch, lease.id().slot, lease.id().version);
+    let text = |header| headers.get(header).and_then(|value: &HeaderValue| value.to_str().ok());
+    let mut about = describe(&lease);
+    about.insert(ETAG, ascii(&tag));
+    about.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    if text(IF_NONE_MATCH).is_some_and(|known| known == "*" || known.split(',').any(|known| known.trim() == tag)) {
+        return Ok((StatusCode::NOT_MODIFIED, about).into_response());
+    }
+    // A range of another version than the one that the client has the rest of is no use to it.
+    let same = text(IF_RANGE).is_none_or(|known| known == tag);
+    let asked = text(RANGE).filter(|_| same).map_or(Wanted::All, |header| wanted(header, len));
+    let (status, range) = match asked {
+        Wanted::All => (StatusCode::OK, 0..len),
+        Wanted::Part(range) => {
+            about.insert(CONTENT_RANGE, ascii(&format!("bytes {}-{}/{len}", range.start, range.end - 1)));
+            (StatusCode::PARTIAL_CONTENT, range)
+        }
+        Wanted::Nothing => {
+            about.insert(CONTENT_RANGE, ascii(&format!("bytes */{len}")));
+            return Ok((StatusCode::RANGE_NOT_SATISFIABLE, about).into_response());
+        }
+    };
+    about.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+    if method == Method::HEAD {
+        about.insert(CONTENT_LENGTH, HeaderValue::from(range.end - range.start));
+        return Ok((status, about).into_response());
+    }
+    Ok((status, about, Body::new(Pieces::new(store, lease, range))).into_response())
+}
+
+/// What is to be published, besides its name and bytes.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PutQuery {
+    dtype: String,
+    /// Dimensions with commas between them; nothing for a scalar.
+    #[serde(default)]
+    shape: String,
+    kind: Option<String>,
+    space: Option<String>,
+    #[serde(default)]
+    producer: String,
+    #[serde(default)]
+    keep: Keep,
+}
+
+/// What was published.
+#[derive(Serialize)]
+struct Published {
+    id: Id,
+    spec: Spec,
+    bytes: u64,
+    /// Whether the session leases it now.
+    leased: bool,
+}
+
+/// Publishes the body under a name. Its memory is made, filled and sealed here.
+pub(super) async fn put(
+    State(http): State<Arc<Http>>,
+    name: Result<Path<String>, PathRejection>,
+    query: Result<Query<PutQuery>, QueryRejection>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Refusal> {
+    let Query(query) = query.map_err(|error| Error::invalid(error.body_text()).in_field("query"))?;
+    let spec = spec_of(name_in(name)?, query)?.to_domain()?;
+    let layout = Layout::contiguous(spec.dtype, &spec.shape)?;
+    let bytes = layout.size_bytes() as u64;
+    let Some(sent) = body.size_hint().exact() else {
+        return Err(Refusal::new(StatusCode::LENGTH_REQUIRED, "a tensor's Content-Length is required"));
+    };
+    if sent.max(bytes) > http.config.tensor_bytes_max {
+        let message = format!("a tensor has at most {} bytes here", http.config.tensor_bytes_max);
+        return Err(Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, message));
+    }
+    if sent != bytes {
+        return Err(Error::invalid(format!("{bytes} bytes by dtype and shape, {sent} sent")).in_field("shape").into());
+    }
+    let call = http.sessions.call(&http.daemon, &headers)?;
+    let holder = call.session.holder("")?;
+    let store = &http.daemon.store;
+    let charge = store.grant(&spec)?;
+    let segment = Arc::new(receive(&http, body, layout.size_bytes()).await?);
+    store.record_copy(&spec.name, CopyReason::Network, layout.size_bytes());
+    let lease = store.adopt(spec, layout, segment, charge, None, &holder)?;
+    let published = Published { id: lease.id().into(), spec: Spec::from(lease.spec()), bytes, leased: call.is_kept() };
+    if call.is_kept() {
+        call.session.grant(lease, &holder, &mut Vec::new())?;
+    }
+    Ok(json(StatusCode::CREATED, &published))
+}
+
+/// Forgets a name.
+pub(super) async fn delete(
+    State(http): State<Arc<Http>>,
+    name: Result<Path<String>, PathRejection>,
+) -> Result<StatusCode, Refusal> {
+    http.daemon.store.remove(&name_in(name)?)?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+fn name_in(name: Result<Path<String>, PathRejection>) -> Result<String, Error> {
+    let Path(name) = name.map_err(|error| Error::invalid(error.body_text()).in_field("name"))?;
+    Ok(name)
+}
+
+fn spec_of(name: String, query: PutQuery) -> Result<Spec, Error> {
+    let dimensions = query.shape.split(',').map(str::trim).filter(|_| !query.shape.trim().is_empty());
+    let wrong = |_| Error::invalid("dimensions with commas between them expected").in_field("shape");
+    Ok(Spec {
+        name,
+        dtype: query.dtype,
+        shape: dimensions.map(|dimension| dimension.parse().map_err(wrong)).collect::<Result<_, _>>()?,
+        kind: query.kind.unwrap_or_else(|| cotensor_core::Kind::Other.name().to_owned()),
+        space: query.space,
+        producer: query.producer,
+        keep: query.keep,
+        provenance: None,
+    })
+}
+
+/// Sealed memory with a body of `len` bytes in it.
+async fn receive(http: &Http, mut body: Body, len: usize) -> Result<Sealed, Refusal> {
+    let mut memory = blocking(move || MemfdMut::create(len)).await?;
+    let (start, mut filled) = (Instant::now(), 0);
+    while let Some(part) = next(&mut body, start + http.config.patience + time_for(filled as u64)).await? {
+        memory.write_at(filled, &part)?;
+        filled += part.len();
+    }
+    if filled != len {
+        return Err(Error::invalid(format!("{len} bytes by dtype and shape, {filled} came")).in_field("shape").into());
+    }
+    Ok(blocking(move || {
+        let sealed = memory.seal()?;
+        let fd = sealed.fd().ok_or_else(|| Error::unsupported("this memory has no descriptor"))?;
+        let fd = fd.try_clone_to_owned().map_err(|error| Error::io("duplicating a descriptor", &error))?;
+        // Kept as what clients publish is: by its descriptor, not mapped.
+        Sealed::new(fd, len)
+    })
+    .await?)
+}
+
+/// Runs what takes long, such as making memory, where nobody waits for the thread.
+async fn blocking<T: Send + 'static>(run: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Result<T, Error> {
+    let ended = tokio::task::spawn_blocking(run).await;
+    ended.map_err(|error| Error::new(ErrorKind::Io, format!("the daemon is stopping: {error}")))?
+}
+
+fn describe(lease: &Lease) -> HeaderMap {
+    let shape: Vec<String> = lease.shape().iter().map(usize::to_string).collect();
+    HeaderMap::from_iter([
+        (DTYPE, ascii(lease.dtype().name())),
+        (SHAPE, ascii(&shape.join(","))),
+        (KIND, ascii(lease.kind().name())),
+        (VERSION, HeaderValue::from(lease.id().version)),
+    ])
+}
+
+/// Names of types, numbers and punctuation: always a header's value.
+fn ascii(text: &str) -> HeaderValue {
+    HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static(""))
+}
+
+/// A leased tensor's bytes on their way out.
+struct Pieces {
+    store: Arc<EmbeddedStore>,
+    lease: Lease,
+    /// What is left, in the segment.
+    left: Range<usize>,
+    sent: usize,
+}
+
+impl Pieces {
+    fn new(store: Arc<EmbeddedStore>, lease: Lease, range: Range<u64>) -> Self {
+        let start = lease.layout().byte_range().start;
+        // Both ends are within the tensor, whose length is a usize.
+        let left = start + range.start as usize..start + range.end as usize;
+        Self { store, lease, left, sent: 0 }
+    }
+}
+
+impl HttpBody for Pieces {
+    type Data = Bytes;
+    type Error = Error;
+
+    fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        let this = self.get_mut();
+        if this.left.is_empty() {
+            return Poll::Ready(None);
+        }
+        let mut piece = vec![0; this.left.len().min(PIECE_BYTES)];
+        let read = this.lease.segment().read_at(this.left.start, &mut piece);
+        this.left.start += piece.len();
+        this.sent += piece.len();
+        Poll::Ready(Some(read.map(|()| Frame::data(piece.into()))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.left.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.left.len() as u64)
+    }
+}
+
+impl Drop for Pieces {
+    fn drop(&mut self) {
+        if self.sent > 0 {
+            self.store.record_copy(self.lease.name(), CopyReason::Network, self.sent);
+        }
+    }
+}

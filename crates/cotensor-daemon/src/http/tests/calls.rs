@@ -1,0 +1,168 @@
+//! JSON-RPC: the specification's examples, sessions, and what the daemon says about itself.
+
+use super::Running;
+use crate::dispatch::{Caller, Methods, Reply};
+use cotensor_client::protocol::Method;
+use cotensor_core::Result;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// The specification's examples and some more: what is sent, and what comes back if anything does.
+const EXAMPLES: &str = include_str!("../../../../../protocol/jsonrpc.json");
+
+#[derive(Serialize, Deserialize, JsonSchema)]
+struct Subtraction {
+    minuend: i64,
+    subtrahend: i64,
+}
+
+/// What cannot be written as JSON.
+#[derive(Deserialize, JsonSchema)]
+struct Unwritable;
+
+impl Serialize for Unwritable {
+    fn serialize<S: Serializer>(&self, _: S) -> std::result::Result<S::Ok, S::Error> {
+        Err(serde::ser::Error::custom("unwritable"))
+    }
+}
+
+macro_rules! methods {
+    ($($type:ident $name:literal $params:ty => $result:ty: $run:expr;)*) => {
+        $(
+            struct $type;
+            impl Method for $type {
+                const NAME: &'static str = $name;
+                const SUMMARY: &'static str = "";
+                type Params = $params;
+                type Result = $result;
+            }
+        )*
+        fn methods() -> Methods {
+            let mut methods = Methods::default();
+            $({
+                async fn run(_: Caller, params: $params) -> Result<Reply<$result>> {
+                    let run: fn($params) -> $result = $run;
+                    Ok(run(params).into())
+                }
+                methods.add::<$type, _>(run);
+            })*
+            methods
+        }
+    };
+}
+
+methods! {
+    Subtract "subtract" Subtraction => i64: |params| params.minuend - params.subtrahend;
+    Sum "sum" Vec<i64> => i64: |params| params.iter().sum();
+    Update "update" Vec<i64> => (): |_| ();
+    NotifyHello "notify_hello" Vec<i64> => (): |_| ();
+    NotifySum "notify_sum" Vec<i64> => (): |_| ();
+    GetData "get_data" Value => (String, i64): |_| ("hello".to_owned(), 5);
+    Fail "unwritable" Value => Unwritable: |_| Unwritable;
+}
+
+/// Whether `found` is what was expected; an error may say more about itself.
+fn agrees(found: &Value, expected: &Value) -> bool {
+    match (found, expected) {
+        (Value::Object(found), Value::Object(expected)) => {
+            found.len() >= expected.len()
+                && expected.iter().all(|(name, value)| found.get(name).is_some_and(|found| agrees(found, value)))
+        }
+        (Value::Array(found), Value::Array(expected)) => {
+            found.len() == expected.len() && found.iter().zip(expected).all(|(a, b)| agrees(a, b))
+        }
+        _ => found == expected,
+    }
+}
+
+#[test]
+fn the_specifications_examples() {
+    let running = Running::with(Some(methods()), |_, _| {});
+    let examples: Vec<Value> = serde_json::from_str(EXAMPLES).unwrap();
+    assert!(examples.len() > 15);
+    for example in &examples {
+        let answer = running.rpc(&[], example["send"].as_str().unwrap());
+        match example.get("receive") {
+            None => assert_eq!((answer.status, &answer.body[..]), (204, &b""[..]), "{example}"),
+            Some(expected) => {
+                assert_eq!(answer.status, 200);
+                assert!(agrees(&answer.json(), expected), "{example}\n{}", answer.text());
+            }
+        }
+    }
+    let metrics = running.get("/metrics");
+    for line in [
+        "cotensor_requests_total{method=\"subtract\"} 6",
+        "cotensor_errors_total{code=\"-32700\"} 2",
+        "cotensor_errors_total{code=\"-32602\"} 1",
+        "cotensor_errors_total{code=\"-32603\"} 1",
+    ] {
+        assert!(metrics.text().contains(line), "{line}\n{}", metrics.text());
+    }
+}
+
+#[test]
+fn a_session_goes_on_over_requests_and_ends_when_it_does_not_call() {
+    let running = Running::start(|_, http| http.session_ttl = Duration::from_millis(300));
+    running.request("PUT", "/tensors/x?dtype=uint8&shape=4", &[], b"1234");
+    let token = running.hello("reader");
+    let session = [("Cotensor-Session", token.as_str())];
+    let found = running.call(&session, "tensor.get", json!({"name": "x"})).unwrap();
+    assert_eq!((&found["spec"]["shape"], found.get("fd")), (&json!([4]), None));
+    let who = running.call(&[], "tensor.who", json!({"name": "x"})).unwrap();
+    assert_eq!(who["versions"][0]["holders"], json!({"reader[http]": 1}));
+    let error = running.call(&session, "segment.fd", json!({"segment": found["segment"]["id"]})).unwrap_err();
+    assert_eq!(error["data"]["kind"], "unsupported");
+
+    // What another call leases under no session goes with that call.
+    running.call(&[], "tensor.get", json!({"name": "x"})).unwrap();
+    let holders = || running.call(&[], "tensor.who", json!({"name": "x"})).unwrap()["versions"][0]["holders"].take();
+    assert_eq!(holders(), json!({"reader[http]": 1}));
+    while holders() != json!({}) {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let gone = running.rpc(&session, "{}");
+    assert_eq!((gone.status, gone.json()["error"]["data"]["kind"].as_str()), (404, Some("refused")));
+
+    let token = running.hello("brief");
+    let session = [("Cotensor-Session", token.as_str())];
+    running.call(&session, "tensor.get", json!({"name": "x"})).unwrap();
+    assert_eq!(running.request("DELETE", "/session", &session, b"").status, 204);
+    assert_eq!(holders(), json!({}));
+    assert_eq!(running.request("DELETE", "/session", &session, b"").status, 404);
+}
+
+#[test]
+fn sessions_are_listed_and_counted_and_their_number_is_bounded() {
+    let running = Running::start(|_, http| http.sessions_max = 2);
+    (0..2).for_each(|number| drop(running.hello(&format!("client {number}"))));
+    let third = running.rpc(&[], r#"{"jsonrpc":"2.0","id":1,"method":"session.hello","params":[1,"c"]}"#);
+    assert_eq!(third.status, 503);
+    let list = running.call(&[], "session.list", json!({})).unwrap();
+    let named: Vec<_> = list["sessions"].as_array().unwrap().iter().map(|session| session["client"].clone()).collect();
+    assert_eq!(named[..2], ["client 0[http]", "client 1[http]"]);
+    assert_eq!(list["sessions"][0]["transport"], "http");
+    assert!(running.get("/metrics").text().contains("cotensor_sessions{transport=\"http\"} 2"));
+}
+
+#[test]
+fn the_daemon_describes_itself() {
+    let running = Running::start(|_, _| {});
+    let health = running.get("/health").json();
+    assert_eq!(health["status"], "ok");
+    assert_eq!(health["pid"], std::process::id());
+    assert_eq!(health["socket"], running.daemon.config.socket.to_str().unwrap());
+    assert_eq!(health["epoch"], running.daemon.epoch);
+    let document = running.get("/openrpc.json").json();
+    assert_eq!(document, running.call(&[], "rpc.discover", json!({})).unwrap());
+    assert_eq!(document["openrpc"], "1.3.2");
+    let page = running.get("/");
+    assert_eq!((page.status, page.headers["content-type"].as_str()), (200, "text/html; charset=utf-8"));
+    let policy = &page.headers["content-security-policy"];
+    let nonce = policy.split("script-src 'nonce-").nth(1).unwrap().split('\'').next().unwrap();
+    assert!(page.text().contains(&format!("<script nonce=\"{nonce}\">")) && !page.text().contains("{{"));
+    assert_eq!(running.get("/nothing").status, 404);
+    assert_eq!(running.get("/jsonrpc").status, 405);
+}

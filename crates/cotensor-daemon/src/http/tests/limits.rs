@@ -1,0 +1,130 @@
+//! Clients that send too much, too slowly, or not at all.
+
+use super::{Answer, Running};
+use cotensor_store::Store;
+use std::io::{BufReader, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+const SHORT: Duration = Duration::from_millis(200);
+
+/// Whether the daemon ends the connection, with or without an answer.
+fn is_ended(mut stream: &TcpStream) -> bool {
+    let mut rest = Vec::new();
+    match stream.read_to_end(&mut rest) {
+        Ok(_) => true,
+        Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+    }
+}
+
+fn settles(running: &Running) {
+    let start = Instant::now();
+    while running.daemon.store().stats().memory_usage_bytes > 0 {
+        assert!(start.elapsed() < Duration::from_secs(10));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn messages_and_headers_are_bounded() {
+    let running = Running::start(|_, http| http.call_bytes_max = 1000);
+    assert_eq!(running.rpc(&[], &" ".repeat(1001)).status, 413);
+    assert_eq!(running.rpc(&[], &" ".repeat(1000)).status, 200);
+
+    let mut stream = running.connect();
+    let head = "POST /jsonrpc HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n";
+    let chunk = format!("200\r\n{}\r\n", " ".repeat(0x200));
+    drop(
+        stream.write_all(format!("{head}Transfer-Encoding: chunked\r\n\r\n{chunk}{chunk}{chunk}0\r\n\r\n").as_bytes()),
+    );
+    assert_eq!(Answer::read(&mut BufReader::new(&stream), "POST").status, 413);
+
+    let long = "x".repeat(100 << 10);
+    assert_eq!(running.request("GET", "/health", &[("X-Long", &long)], b"").status, 431);
+    let mut stream = running.connect();
+    let many: String = (0..100).map(|number| format!("X-{number}: y\r\n")).collect();
+    stream.write_all(format!("GET /health HTTP/1.1\r\nHost: localhost\r\n{many}\r\n").as_bytes()).unwrap();
+    assert_eq!(Answer::read(&mut BufReader::new(&stream), "GET").status, 431);
+    // Nesting is bounded too.
+    let running = Running::start(|_, _| {});
+    let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+    assert_eq!(running.rpc(&[], &deep).json()[0]["error"]["code"], -32600);
+    let deep = format!("{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"tensor.list\",\"params\":{deep}}}");
+    assert_eq!(running.rpc(&[], &deep).json()["error"]["code"], -32602);
+}
+
+#[test]
+fn nobody_is_waited_for_long() {
+    let running = Running::start(|_, http| http.patience = SHORT);
+    let silent = running.connect();
+    let mut half = running.connect();
+    half.write_all(b"GET /health HTT").unwrap();
+    let mut bodyless = running.connect();
+    let head = "Host: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n";
+    bodyless.write_all(format!("POST /jsonrpc HTTP/1.1\r\n{head}[").as_bytes()).unwrap();
+    let mut upload = running.connect();
+    upload.write_all(format!("PUT /tensors/x?dtype=uint8&shape=1000000 HTTP/1.1\r\n{head}abc").as_bytes()).unwrap();
+    for stream in [&silent, &half, &bodyless, &upload] {
+        assert!(is_ended(stream));
+    }
+    settles(&running);
+}
+
+#[test]
+fn a_reader_that_does_not_take_its_tensor_loses_it() {
+    let running = Running::start(|_, http| http.patience = SHORT);
+    running.request("PUT", "/tensors/x?dtype=uint8&shape=64000000", &[], &vec![1; 64_000_000]);
+    let mut stream = running.connect();
+    stream.write_all(b"GET /tensors/x HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let store = running.daemon.store();
+    let held = || store.records("x").iter().any(|record| !record.holders().is_empty());
+    let start = Instant::now();
+    while !held() {
+        assert!(start.elapsed() < Duration::from_secs(10), "it is not leased");
+    }
+    while held() {
+        assert!(start.elapsed() < Duration::from_secs(10), "it is leased still");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn an_upload_that_breaks_off_leaves_nothing() {
+    let running = Running::start(|_, _| {});
+    let mut stream = running.connect();
+    let head =
+        "PUT /tensors/x?dtype=uint8&shape=1000000 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n";
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.write_all(&[1; 500_000]).unwrap();
+    while running.daemon.store().stats().memory_usage_bytes == 0 {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    drop(stream);
+    settles(&running);
+    assert_eq!(running.get("/tensors/x").status, 404);
+}
+
+#[test]
+fn connections_are_bounded_and_an_ended_one_makes_room() {
+    let running = Running::start(|_, http| http.connections_max = 2);
+    let kept: Vec<_> = (0..2)
+        .map(|_| {
+            let mut stream = running.connect();
+            stream.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+            assert_eq!(stream.read(&mut [0; 1]).unwrap(), 1);
+            stream
+        })
+        .collect();
+    assert!(is_ended(&running.connect()));
+    drop(kept);
+    let start = Instant::now();
+    loop {
+        let mut stream = running.connect();
+        let request = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+        let mut answer = String::new();
+        if stream.write_all(request).is_ok() && stream.read_to_string(&mut answer).is_ok() && !answer.is_empty() {
+            return assert!(answer.starts_with("HTTP/1.1 200"));
+        }
+        assert!(start.elapsed() < Duration::from_secs(10));
+    }
+}

@@ -1,0 +1,116 @@
+//! Tensors' bytes up and down.
+
+use super::Running;
+use cotensor_store::Store;
+use serde_json::json;
+use std::os::fd::AsFd;
+
+#[test]
+fn bytes_go_up_and_come_down_whole_or_in_ranges() {
+    let running = Running::start(|_, _| {});
+    let content: Vec<u8> = (0..3_000_000).map(|index| (index % 251) as u8).collect();
+    let put = running.request("PUT", "/tensors/a/b%20c?dtype=float32&shape=250000,3&kind=weight", &[], &content);
+    assert_eq!((put.status, &put.json()["id"]["version"]), (201, &json!(1)), "{put:?}");
+    assert_eq!((&put.json()["spec"]["name"], &put.json()["leased"]), (&json!("a/b c"), &json!(false)));
+
+    // Nobody can write it any more, and the daemon does not map it.
+    let lease = running.daemon.store().get("a/b c", &running.daemon.store().holder("test")).unwrap();
+    let fd = lease.segment().fd().unwrap();
+    assert!(lease.bytes().is_none());
+    assert!(rustix::io::pwrite(fd.as_fd(), b"x", 0).is_err());
+    drop(lease);
+
+    let whole = running.get("/tensors/a/b%20c");
+    assert_eq!((whole.status, whole.body == content), (200, true));
+    for (header, value) in [
+        ("cotensor-dtype", "float32"),
+        ("cotensor-shape", "250000,3"),
+        ("cotensor-kind", "weight"),
+        ("cotensor-version", "1"),
+        ("content-type", "application/octet-stream"),
+        ("content-length", "3000000"),
+        ("accept-ranges", "bytes"),
+    ] {
+        assert_eq!(whole.headers[header], value);
+    }
+    let tag = whole.headers["etag"].as_str();
+    let ranged = |headers: &[(&str, &str)]| running.request("GET", "/tensors/a/b%20c", headers, b"");
+    let part = ranged(&[("Range", "bytes=999999-2000000"), ("If-Range", tag)]);
+    assert_eq!((part.status, part.headers["content-range"].as_str()), (206, "bytes 999999-2000000/3000000"));
+    assert!(part.body == content[999_999..=2_000_000]);
+    assert_eq!(ranged(&[("Range", "bytes=-5")]).body, content[2_999_995..]);
+    let beyond = ranged(&[("Range", "bytes=3000000-")]);
+    assert_eq!((beyond.status, beyond.headers["content-range"].as_str()), (416, "bytes */3000000"));
+    assert_eq!(ranged(&[("If-None-Match", tag)]).status, 304);
+    let head = running.request("HEAD", "/tensors/a/b%20c", &[], b"");
+    assert_eq!((head.status, head.headers["content-length"].as_str()), (200, "3000000"));
+
+    // Another version: a range of the one before does not continue it.
+    running.request("PUT", "/tensors/a/b%20c?dtype=uint8&shape=4", &[], b"1234");
+    let other = ranged(&[("Range", "bytes=1-2"), ("If-Range", tag)]);
+    assert_eq!((other.status, &other.body[..]), (200, &b"1234"[..]));
+
+    let copies = running.daemon.store().stats().copies;
+    let network = copies.iter().find(|copies| copies.reason == "network").unwrap();
+    assert_eq!(network.bytes, 2 * 3_000_000 + 1_000_002 + 5 + 2 * 4);
+
+    assert_eq!(running.request("DELETE", "/tensors/a/b%20c", &[], b"").status, 204);
+    let gone = running.get("/tensors/a/b%20c");
+    assert_eq!((gone.status, gone.json()["error"]["data"]["kind"].as_str()), (404, Some("not_found")));
+    assert_eq!(running.daemon.store().stats().memory_usage_bytes, 0);
+}
+
+#[test]
+fn scalars_and_empty_tensors_have_bytes_too() {
+    let running = Running::start(|_, _| {});
+    assert_eq!(running.request("PUT", "/tensors/scalar?dtype=float64", &[], &[7; 8]).status, 201);
+    let scalar = running.get("/tensors/scalar");
+    assert_eq!((&scalar.body[..], scalar.headers["cotensor-shape"].as_str()), (&[7; 8][..], ""));
+    assert_eq!(running.request("PUT", "/tensors/empty?dtype=float32&shape=0,4", &[], b"").status, 201);
+    let empty = running.get("/tensors/empty");
+    assert_eq!((empty.status, empty.body.len(), empty.headers["cotensor-shape"].as_str()), (200, 0, "0,4"));
+}
+
+#[test]
+fn a_session_holds_what_it_puts() {
+    let running = Running::start(|_, _| {});
+    let token = running.hello("writer");
+    let session = [("Cotensor-Session", token.as_str())];
+    let put = running.request("PUT", "/tensors/x?dtype=uint8&shape=3&keep=while_leased", &session, b"abc");
+    assert_eq!(put.json()["leased"], true);
+    let id = &put.json()["id"];
+    assert_eq!(running.get("/tensors/x").body, b"abc");
+    running.call(&session, "tensor.release", json!({"leases": [{"id": id}]})).unwrap();
+    assert_eq!(running.get("/tensors/x").status, 404);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_leaves_nothing() {
+    let running = Running::start(|config, http| {
+        config.max_memory_bytes = 1 << 20;
+        http.tensor_bytes_max = 4 << 20;
+    });
+    for (target, body, status, field) in [
+        ("x?dtype=uint8&shape=3", 2, 400, Some("shape")),
+        ("x?dtype=uint8&shape=3,-1", 3, 400, Some("shape")),
+        ("x?dtype=uint8&shape=1e3", 1000, 400, Some("shape")),
+        ("x?dtype=uint8&shape=99999999999,99999999999", 3, 400, Some("shape")),
+        ("x?dtype=uint9&shape=3", 3, 400, Some("dtype")),
+        ("x?shape=3", 3, 400, Some("query")),
+        ("x?dtype=uint8&shape=3&colour=red", 3, 400, Some("query")),
+        ("x?dtype=uint8&shape=3&kind=nonsense", 3, 400, Some("kind")),
+        ("x?dtype=uint8&shape=3&space=12", 3, 400, Some("space")),
+        ("%ff?dtype=uint8&shape=3", 3, 400, Some("name")),
+        ("x?dtype=uint8&shape=2000000", 2_000_000, 507, Some("x")),
+        ("x?dtype=uint8&shape=5000000", 5_000_000, 413, None),
+        (&format!("{}?dtype=uint8&shape=3", "n".repeat(2000)), 3, 400, Some("name")),
+    ] {
+        let answer = running.request("PUT", &format!("/tensors/{target}"), &[], &vec![0; body]);
+        assert_eq!(answer.status, status, "{target}: {answer:?}");
+        assert_eq!(answer.json()["error"]["data"]["field"].as_str(), field, "{target}: {answer:?}");
+    }
+    let session = [("Cotensor-Session", "forged")];
+    assert_eq!(running.request("PUT", "/tensors/x?dtype=uint8&shape=3", &session, b"abc").status, 404);
+    let stats = running.daemon.store().stats();
+    assert_eq!((stats.total_tensors, stats.memory_usage_bytes), (0, 0));
+}

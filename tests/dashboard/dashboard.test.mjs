@@ -1,0 +1,136 @@
+// The daemon's page in a real headless Chromium: what it shows is what the daemon holds, and it stays true.
+//
+//     SERVE=path/to/the/serve/example CHROMIUM=/usr/bin/chromium node --test
+//
+// SCREENSHOTS, if set, is a folder for pictures of the page, light and dark.
+
+import assert from "node:assert/strict";
+import {spawn} from "node:child_process";
+import {mkdtempSync, rmSync, writeFileSync} from "node:fs";
+import {tmpdir} from "node:os";
+import path from "node:path";
+import {after, before, test} from "node:test";
+import {chromium} from "playwright-core";
+
+const {SERVE, CHROMIUM = "/usr/bin/chromium", SCREENSHOTS} = process.env;
+const TOKEN = "a-token-for-this-test";
+const folder = mkdtempSync(path.join(tmpdir(), "cotensor-dashboard-"));
+let browser;
+
+// A daemon that lives until `stop`, and its address.
+async function daemon(name, ...options) {
+  const child = spawn(SERVE, [path.join(folder, name), "127.0.0.1:0", ...options], {stdio: ["pipe", "pipe", "inherit"]});
+  const ended = new Promise(done => child.once("exit", done));
+  const url = await new Promise((done, fail) => {
+    child.stdout.once("data", line => done(line.toString().trim()));
+    child.once("exit", code => fail(new Error(`the daemon ended with ${code}`)));
+  });
+  return {url, stop: () => { child.stdin.end(); return ended }};
+}
+
+async function session(url, client) {
+  const body = JSON.stringify({jsonrpc: "2.0", id: 1, method: "session.hello", params: {protocol: 1, client}});
+  const answer = await fetch(`${url}/jsonrpc`, {method: "POST", headers: {"Content-Type": "application/json"}, body});
+  const {result} = await answer.json();
+  return {"Cotensor-Session": result.token};
+}
+
+async function put(url, name, shape, kind, headers = {}) {
+  const bytes = 4 * shape.reduce((product, dimension) => product * dimension, 1);
+  const query = new URLSearchParams({dtype: "float32", shape: shape.join(","), kind});
+  const target = `${url}/tensors/${encodeURIComponent(name)}?${query}`;
+  const answer = await fetch(target, {method: "PUT", headers, body: new Uint8Array(bytes)});
+  assert.equal(answer.status, 201, await answer.text());
+}
+
+// A page whose every error, and every request to elsewhere, fails the test.
+async function open(url, options = {}) {
+  const page = await browser.newPage({viewport: {width: 1280, height: 1000}, ...options});
+  const wrong = [];
+  page.on("pageerror", error => wrong.push(String(error)));
+  page.on("console", message => message.type() === "error" && wrong.push(message.text()));
+  page.on("request", request => request.url().startsWith(url) || request.url().startsWith("data:") || wrong.push(request.url()));
+  await page.goto(url);
+  return {page, wrong};
+}
+
+const cell = (page, table, text) => page.locator(`#${table} tr`, {hasText: text});
+const state = (page, text) => page.locator("#state", {hasText: text}).waitFor();
+
+before(async () => {
+  assert.ok(SERVE, "SERVE is the program to start");
+  browser = await chromium.launch({executablePath: CHROMIUM, args: ["--no-sandbox"]});
+});
+after(async () => {
+  await browser?.close();
+  rmSync(folder, {recursive: true, force: true});
+});
+
+test("the page shows what the daemon holds, and goes on showing it", async () => {
+  const {url, stop} = await daemon("live");
+  const {page, wrong} = await open(url);
+  await state(page, "live");
+  await page.getByText("Nothing is published.").first().waitFor();
+
+  const reader = await session(url, "reader");
+  const hostile = "<img src=x onerror=alert(1)>";
+  await put(url, "bert/encoder/layer.0/weight", [768, 768], "weight", reader);
+  await put(url, "image 17/embedding", [1, 512], "vision_embedding");
+  await put(url, hostile, [4], "other");
+  await cell(page, "tensors", "bert/encoder/layer.0/weight").filter({hasText: "reader[http]"}).filter({hasText: "2.3 MiB"}).waitFor();
+  await cell(page, "tensors", "image 17/embedding").filter({hasText: "float32 [1, 512]"}).filter({hasText: "nobody"}).waitFor();
+  await cell(page, "tensors", hostile).waitFor();
+  assert.equal(await page.locator("img").count(), 0);
+  await cell(page, "sessions", "reader[http]").filter({hasText: "2.3 MiB"}).waitFor();
+  await cell(page, "memory", "weight").filter({hasText: "cpu"}).waitFor();
+  await cell(page, "memory", "vision_embedding").filter({hasText: "2.0 KiB"}).waitFor();
+  await cell(page, "copies", "network").filter({hasText: "3"}).waitFor();
+  assert.ok(await page.locator("#memory .bar i").first().evaluate(bar => bar.offsetWidth > 0));
+
+  await fetch(`${url}/tensors/${encodeURIComponent("image 17/embedding")}`).then(answer => answer.arrayBuffer());
+  await page.locator(".figure", {hasText: "hits"}).filter({hasText: "1"}).first().waitFor();
+  await page.fill("#filter", "image");
+  await cell(page, "tensors", hostile).waitFor({state: "detached"});
+  assert.equal(await cell(page, "tensors", "image 17/embedding").count(), 1);
+  await page.fill("#filter", "");
+  await cell(page, "tensors", hostile).waitFor();
+
+  await fetch(`${url}/tensors/${encodeURIComponent(hostile)}`, {method: "DELETE"});
+  await cell(page, "tensors", hostile).waitFor({state: "detached"});
+  const narrow = await page.evaluate(() => document.documentElement.scrollWidth <= window.innerWidth);
+  assert.ok(narrow, "the page is wider than its window");
+  if (SCREENSHOTS) await page.screenshot({path: path.join(SCREENSHOTS, "light.png"), fullPage: true});
+  assert.deepEqual(wrong, []);
+
+  const dark = await open(url, {colorScheme: "dark"});
+  await state(dark.page, "live");
+  assert.notEqual(await background(page), await background(dark.page));
+  if (SCREENSHOTS) await dark.page.screenshot({path: path.join(SCREENSHOTS, "dark.png"), fullPage: true});
+  const phone = await open(url, {viewport: {width: 390, height: 800}});
+  await state(phone.page, "live");
+  assert.ok(await phone.page.evaluate(() => document.documentElement.scrollWidth <= window.innerWidth));
+
+  await stop();
+  await state(page, "no answer");
+});
+
+const background = page => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+
+test("a daemon that wants a token gets it from the page, and nothing is shown before", async () => {
+  const file = path.join(folder, "token");
+  writeFileSync(file, `${TOKEN}\n`, {mode: 0o600});
+  const {url, stop} = await daemon("locked", file);
+  await fetch(`${url}/tensors/secret?dtype=uint8&shape=1`, {method: "PUT", headers: {Authorization: `Bearer ${TOKEN}`}, body: new Uint8Array(1)});
+  const {page} = await open(url);
+  await state(page, "locked");
+  assert.ok(!(await page.content()).includes("secret"));
+  await page.fill("#token", "not-the-token-at-all");
+  await page.keyboard.press("Enter");
+  await state(page, "locked");
+  await page.fill("#token", TOKEN);
+  await page.keyboard.press("Enter");
+  await state(page, "live");
+  await cell(page, "tensors", "secret").waitFor();
+  assert.ok(await page.locator("#locked").isHidden());
+  await stop();
+});
