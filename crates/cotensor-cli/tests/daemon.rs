@@ -8,7 +8,8 @@ use cotensor::core::DType;
 use daemon::Daemon;
 use serde_json::json;
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -237,4 +238,24 @@ fn a_scan_finds_what_two_processes_hold() {
         assert!(child.wait().unwrap().success());
     }
     daemon.refuses(&["scan", "--pid", "4294967295"], 2, &["--pid"]);
+}
+
+#[test]
+fn http_is_answered_where_it_was_asked_for() {
+    let mut daemon = Daemon::start(&["--listen", "127.0.0.1:0"]);
+    let address = daemon.ready["http"].as_str().unwrap().to_owned();
+    let get = |path: &str| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let health = get("/health");
+    assert!(health.starts_with("HTTP/1.1 200") && health.contains(daemon.socket().to_str().unwrap()), "{health}");
+    assert_eq!(daemon.signal("-TERM"), Some(0));
+    assert!(TcpStream::connect(&address).is_err());
+    daemon.refuses(&["serve", "--listen", "nowhere"], 2, &["--listen", "nowhere"]);
+    daemon.refuses(&["serve", "--listen", "8.8.8.8:1"], 1, &["8.8.8.8:1"]);
+    assert!(!daemon.socket().exists());
 }

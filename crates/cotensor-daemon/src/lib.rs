@@ -15,7 +15,7 @@ mod session;
 mod socket;
 
 pub use config::{Config, default_socket};
-pub use run::run;
+pub use run::{Ready, run};
 pub use socket::Listening;
 
 use crate::dispatch::Methods;

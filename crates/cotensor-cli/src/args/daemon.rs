@@ -32,13 +32,21 @@ pub(crate) struct ServeArgs {
     /// fails with an error that names who holds what.
     #[arg(long, env = environment::MAX_MEMORY, value_name = MIB)]
     pub(crate) max_memory: Option<u64>,
+    /// Answer HTTP too: JSON-RPC, tensors' bytes, health, metrics and a page to look at. On loopback this user's processes
+    /// are served without more; elsewhere everyone needs a token [default without a value: 127.0.0.1, port 2537 + RANK].
+    #[arg(long, env = environment::LISTEN, value_name = "ADDRESS:PORT", num_args = 0..=1, default_missing_value = "")]
+    pub(crate) listen: Option<String>,
+    /// A file that holds the token, readable by its owner alone [default off loopback: one is made beside the socket].
+    #[arg(long, env = environment::TOKEN_FILE, value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
     /// What to log on standard error: error, warn, info, debug, trace, or a list such as `info,cotensor_daemon=debug`.
     #[arg(long, env = environment::LOG, value_name = "LEVEL")]
     pub(crate) log: Option<String>,
     /// Log every session and call: short for --log debug.
     #[arg(long, short, conflicts_with = "log")]
     pub(crate) verbose: bool,
-    /// Print one JSON object on standard output once clients can connect: {"socket", "pid", "epoch"}.
+    /// Print one JSON object on standard output once clients can connect: {"socket", "pid", "epoch",
+    /// "http", "token_file"}.
     #[arg(long)]
     pub(crate) json: bool,
 }

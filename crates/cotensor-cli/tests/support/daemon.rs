@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 
 pub(crate) struct Daemon {
     pub(crate) folder: tempfile::TempDir,
+    /// What it said when it was ready.
+    pub(crate) ready: Value,
     child: Option<Child>,
 }
 
 impl Daemon {
     pub(crate) fn start(arguments: &[&str]) -> Self {
-        let mut daemon = Self { folder: tempfile::tempdir().unwrap(), child: None };
+        let mut daemon = Self { folder: tempfile::tempdir().unwrap(), ready: Value::Null, child: None };
         daemon.serve(arguments);
         daemon
     }
@@ -27,8 +29,8 @@ impl Daemon {
         while !answer.trim_end().ends_with('}') {
             assert!(lines.read_line(&mut answer).unwrap() > 0, "the daemon ended: {answer}");
         }
-        let ready: Value = serde_json::from_str(&answer).unwrap();
-        assert_eq!(ready["pid"], child.id());
+        self.ready = serde_json::from_str(&answer).unwrap();
+        assert_eq!(self.ready["pid"], child.id());
         self.child = Some(child);
     }
 
@@ -43,7 +45,11 @@ impl Daemon {
     /// The command, told of the daemon by the environment, in a folder of its own.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cotensor"));
-        command.current_dir(self.folder.path()).env("COTENSOR_SOCKET", self.socket()).env_remove("COTENSOR_MAX_MEMORY");
+        command
+            .current_dir(self.folder.path())
+            .env("COTENSOR_SOCKET", self.socket())
+            .env_remove("COTENSOR_MAX_MEMORY")
+            .env_remove("COTENSOR_LISTEN");
         command.args(arguments);
         command
     }
