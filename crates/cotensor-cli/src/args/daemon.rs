@@ -32,6 +32,9 @@ pub(crate) struct ServeArgs {
     /// fails with an error that names who holds what.
     #[arg(long, env = environment::MAX_MEMORY, value_name = MIB)]
     pub(crate) max_memory: Option<u64>,
+    /// The most memory that one client may lease and reserve, in MiB [default: none].
+    #[arg(long, env = environment::MAX_CLIENT_MEMORY, value_name = MIB)]
+    pub(crate) max_client_memory: Option<u64>,
     /// Answer HTTP too: JSON-RPC, tensors' bytes, health, metrics and a page to look at. On loopback this user's processes
     /// are served without more; elsewhere everyone needs a token [default without a value: 127.0.0.1, port 2537 + RANK].
     #[arg(long, env = environment::LISTEN, value_name = "ADDRESS:PORT", num_args = 0..=1, default_missing_value = "")]

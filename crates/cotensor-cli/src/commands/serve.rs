@@ -31,6 +31,9 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
     if let Some(mib) = args.max_memory {
         config.max_memory_bytes = mib_to_bytes(mib, "--max-memory")?;
     }
+    if let Some(mib) = args.max_client_memory {
+        config.max_client_bytes = mib_to_bytes(mib, "--max-client-memory")?;
+    }
     let http = args.listen.as_deref().map(address).transpose()?;
     let http = http.map(|listen| HttpConfig { listen, token_file: args.token_file.clone(), ..HttpConfig::default() });
     cotensor_daemon::run(config, http, |ready| announce(&ready, args.json))
