@@ -13,7 +13,7 @@ ALLOWED = {
     "cotensor-daemon": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-model", "cotensor-client"},
     "cotensor": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-model"},
     "cotensor-demo": {"cotensor"},
-    "cotensor-cli": {"cotensor", "cotensor-demo"},
+    "cotensor-cli": {"cotensor", "cotensor-demo", "cotensor-client", "cotensor-daemon"},
 }
 
 metadata = json.loads(subprocess.check_output(["cargo", "metadata", "--format-version", "1", "--no-deps"]))

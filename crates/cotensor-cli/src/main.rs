@@ -2,8 +2,10 @@
 
 mod args;
 mod commands;
+mod environment;
 mod output;
 mod panics;
+mod table;
 
 use args::{Cli, Command};
 use clap::Parser;
@@ -33,6 +35,17 @@ fn command(started: Instant) -> Result<()> {
         Command::Models(args) => commands::models(&args),
         Command::DemoWorker(args) => commands::demo_worker(args, started),
         Command::Completions { shell } => commands::completions(shell),
+        Command::Serve(args) => commands::serve(&args),
+        Command::Put(args) => commands::put(&args),
+        Command::Get(args) => commands::get(&args),
+        Command::Ls(args) => commands::ls(&args),
+        Command::Stat(args) => commands::stat(&args),
+        Command::Who(args) => commands::who(&args),
+        Command::Rm(args) => commands::rm(&args),
+        Command::Top(args) => commands::top(&args),
+        Command::Doctor(args) => commands::doctor(&args),
+        Command::Scan(args) => commands::scan(&args),
+        Command::Env(args) => commands::env(&args),
     }
 }
 

@@ -2,6 +2,7 @@
 //! [`Store`](cotensor_store::Store) that speaks it.
 
 mod connection;
+pub mod files;
 pub mod functions;
 pub mod hex;
 mod place;

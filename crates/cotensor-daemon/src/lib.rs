@@ -6,10 +6,13 @@ mod counters;
 mod dispatch;
 mod embed;
 mod functions;
+pub mod doctor;
 mod handlers;
 pub mod http;
 mod models;
 mod outgoing;
+mod run;
+pub mod scan;
 mod segment;
 mod session;
 mod socket;
@@ -17,6 +20,7 @@ mod socket;
 pub use config::{Config, default_socket};
 pub use embed::{Embedded, connect_or_embed};
 pub use models::model_functions;
+pub use run::{Ready, run};
 pub use socket::Listening;
 
 use crate::dispatch::Methods;
@@ -75,6 +79,16 @@ impl Daemon {
     /// The store that all sessions share.
     pub fn store(&self) -> &Arc<EmbeddedStore> {
         &self.store
+    }
+
+    /// A number that differs between daemons.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// How it runs.
+    pub fn config(&self) -> &Config {
+        &self.config
     }
 
     /// Serves connections on `listening` until `stop` is done, then ends every session.

@@ -6,7 +6,7 @@ use crate::segment::Slab;
 use cotensor_client::protocol::{Descriptor, SegmentInfo, SessionInfo, Spec, Transport};
 use cotensor_client::wire::{FRAME_FDS_MAX, Frame, rpc};
 use cotensor_core::{Error, ErrorKind, MemoryKind, Result};
-use cotensor_store::home::Charge;
+use cotensor_store::home::{Budget, Charge};
 use cotensor_store::{Holder, Key, Lease, Pack, Store, TensorId, TensorSpec, Ticket};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -29,6 +29,8 @@ pub(crate) struct Session {
     begun: Instant,
     /// Where it is told things; none for HTTP.
     outgoing: Option<Outgoing>,
+    /// For what it leases and has reserved.
+    budget: Arc<Budget>,
     state: Mutex<State>,
 }
 
@@ -38,15 +40,19 @@ pub(crate) struct State {
     leases: HashMap<(TensorId, u32), Held>,
     segments: Segments,
     pub(crate) reservations: Open<Reserved>,
-    pub(crate) packs: Open<Pack>,
+    pub(crate) packs: Open<(Pack, Arc<Charge>)>,
     pub(crate) tickets: Open<Ticket>,
     pub(crate) slabs: HashMap<u64, Arc<Slab>>,
+    /// What the slabs take from the session's budget.
+    slab_charges: Vec<Arc<Charge>>,
 }
 
 /// A tensor whose memory the client makes: the budget has room for it.
 pub(crate) struct Reserved {
     pub(crate) spec: TensorSpec,
     pub(crate) charge: Arc<Charge>,
+    /// What it takes from the session's budget; the lease takes its place.
+    pub(crate) own: Arc<Charge>,
     pub(crate) holder: Holder,
 }
 
@@ -54,6 +60,8 @@ pub(crate) struct Reserved {
 struct Held {
     lease: Lease,
     count: u32,
+    /// What it takes from the session's budget; nothing for what lies in a slab of the session's own.
+    _charge: Option<Arc<Charge>>,
 }
 
 /// Things by number.
@@ -150,7 +158,9 @@ impl Drop for Made<'_> {
 
 impl Session {
     pub(crate) fn new(daemon: Arc<Daemon>, id: u64, pid: Option<i32>, outgoing: Option<Outgoing>) -> Self {
-        Self { daemon, id, client: OnceLock::new(), pid, begun: Instant::now(), outgoing, state: Mutex::default() }
+        let budget = Budget::new(daemon.config.max_client_bytes);
+        let begun = Instant::now();
+        Self { daemon, id, client: OnceLock::new(), pid, begun, outgoing, budget, state: Mutex::default() }
     }
 
     /// Names the client; later names are ignored.
@@ -208,6 +218,21 @@ impl Session {
         Ok(known)
     }
 
+    /// Takes `bytes` from what one client may have.
+    ///
+    /// # Errors
+    /// `OverBudget` when it has too much already.
+    pub(crate) fn charge(&self, bytes: u64) -> Result<Arc<Charge>> {
+        self.budget.take(bytes).ok_or_else(|| {
+            let (used, max) = (self.budget.used(), self.budget.max());
+            let message = format!(
+                "{} leases and reserves {used} bytes, {bytes} more are beyond the {max} of one client",
+                self.client()
+            );
+            Error::new(ErrorKind::OverBudget, message)
+        })
+    }
+
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -236,6 +261,12 @@ impl Session {
         let mut state = self.lock();
         let key = (lease.id(), holder.id());
         let held_already = state.leases.contains_key(&key);
+        let in_own_slab =
+            || state.segments.by_fd.get(&fd.as_raw_fd()).is_some_and(|known| state.slabs.contains_key(&known.id));
+        let charge = match held_already || in_own_slab() {
+            true => None,
+            false => Some(self.charge(layout.size_bytes() as u64)?),
+        };
         let known = state.segments.hold(fd.as_raw_fd());
         let id = known.id;
         let send = self.outgoing.is_some() && !known.sent && fds.len() < FRAME_FDS_MAX;
@@ -268,7 +299,7 @@ impl Session {
                 Some(lease)
             }
             Entry::Vacant(place) => {
-                place.insert(Held { lease, count: 1 });
+                place.insert(Held { lease, count: 1, _charge: charge });
                 None
             }
         };
@@ -351,8 +382,9 @@ impl Session {
     }
 
     /// Keeps a slab of the session's own, under the number of its segment.
-    pub(crate) fn keep_slab(&self, slab: Slab) -> u64 {
+    pub(crate) fn keep_slab(&self, slab: Slab, charge: Arc<Charge>) -> u64 {
         let mut state = self.lock();
+        state.slab_charges.push(charge);
         let known = state.segments.hold(slab.fd().as_raw_fd());
         known.sent = true;
         let id = known.id;

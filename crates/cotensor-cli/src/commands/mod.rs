@@ -1,21 +1,36 @@
 //! One file per command.
 
 mod demo;
+mod doctor;
+mod env;
 mod explain;
+mod files;
 mod models;
 mod run;
+mod scan;
+mod serve;
+mod tensors;
+mod top;
 
 pub(crate) use demo::{demo, demo_worker};
+pub(crate) use doctor::doctor;
+pub(crate) use env::env;
 pub(crate) use explain::explain;
+pub(crate) use files::{get, put};
 pub(crate) use models::models;
 pub(crate) use run::run;
+pub(crate) use scan::scan;
+pub(crate) use serve::serve;
+pub(crate) use tensors::{ls, rm, stat, who};
+pub(crate) use top::top;
 
-use crate::args::{Cli, Common};
+use crate::args::{Cli, Client, Common};
 use crate::output::{Steps, printable};
 use clap::CommandFactory;
 use cotensor::Pipeline;
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor::{LocalOptions, Runtime, memory, model};
+use cotensor_client::ClientStore;
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -38,11 +53,17 @@ fn runtime(common: &Common) -> Result<Arc<model::runtime::Runtime>> {
 }
 
 fn budget_bytes(common: &Common) -> Result<Option<u64>> {
-    let bytes = |mib: u64| mib.checked_mul(1 << 20).filter(|&bytes| bytes > 0);
-    let checked = |mib| {
-        bytes(mib).ok_or_else(|| Error::invalid(format!("{mib} MiB cannot be a budget")).in_field("--max-memory"))
-    };
-    common.max_memory.map(checked).transpose()
+    common.max_memory.map(|mib| mib_to_bytes(mib, "--max-memory")).transpose()
+}
+
+fn mib_to_bytes(mib: u64, argument: &str) -> Result<u64> {
+    let bytes = mib.checked_mul(1 << 20).filter(|&bytes| bytes > 0);
+    bytes.ok_or_else(|| Error::invalid(format!("{mib} MiB cannot be a budget")).in_field(argument))
+}
+
+/// The daemon's store; `name` is what it calls this process.
+fn connect(client: &Client, name: &str) -> Result<Arc<ClientStore>> {
+    ClientStore::connect(client.socket.as_deref(), name)
 }
 
 /// What is wrong in a pipeline, and in no other file that the error names, is wrong in its file.

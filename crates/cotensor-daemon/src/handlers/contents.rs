@@ -54,7 +54,10 @@ pub(super) async fn begin(caller: Caller, params: ContentsParams) -> Answer<Cont
         Some(pack) => {
             let bytes = pack.bytes() as u64;
             let places = pack.places().map(|(place, range)| (place, range.start as u64, range.len() as u64)).collect();
-            let reservation = caller.lock().packs.add(pack)?;
+            let reservation = {
+                let own = caller.charge(bytes)?;
+                caller.lock().packs.add((pack, own))?
+            };
             Some(Wanted { reservation, bytes, places })
         }
     };
@@ -63,10 +66,11 @@ pub(super) async fn begin(caller: Caller, params: ContentsParams) -> Answer<Cont
 
 pub(super) async fn finish(mut caller: Caller, params: ProvideParams) -> Answer<Descriptors> {
     let fd = caller.fd()?;
-    let pack = caller.lock().packs.take(params.reservation, "reservation")?;
+    let (pack, own) = caller.lock().packs.take(params.reservation, "reservation")?;
     let holder = pack.holder().clone();
     let segment: Arc<dyn Segment> = Arc::new(Sealed::new(fd, pack.bytes())?);
     let leases = caller.daemon.store.publish_pack(pack, &segment, Duration::from_micros(params.micros))?;
+    drop(own);
     let made = segment.fd().map(|fd| caller.made(fd.as_raw_fd()));
     let mut fds = Vec::new();
     let grant = |lease| caller.grant(lease, &holder, &mut fds);

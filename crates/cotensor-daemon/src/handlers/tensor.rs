@@ -20,18 +20,20 @@ const SLABS_MAX: usize = 1024;
 pub(super) async fn reserve(caller: Caller, params: ReserveParams) -> Answer<ReserveResult> {
     let holder = caller.holder(&params.holder)?;
     let spec = params.spec.to_domain()?;
+    let own = caller.charge(Layout::contiguous(spec.dtype, &spec.shape)?.size_bytes() as u64)?;
     let charge = caller.daemon.store.grant(&spec)?;
-    let reservation = caller.lock().reservations.add(Reserved { spec, charge, holder })?;
+    let reservation = caller.lock().reservations.add(Reserved { spec, charge, own, holder })?;
     Ok(ReserveResult { reservation }.into())
 }
 
 pub(super) async fn publish(mut caller: Caller, params: PublishParams) -> Answer<Descriptor> {
     let fd = caller.fd()?;
-    let Reserved { spec, charge, holder } = caller.lock().reservations.take(params.reservation, "reservation")?;
+    let Reserved { spec, charge, own, holder } = caller.lock().reservations.take(params.reservation, "reservation")?;
     let layout = Layout::contiguous(spec.dtype, &spec.shape)?;
     let segment = Arc::new(Sealed::new(fd, layout.size_bytes())?);
     let key = params.ticket.map(|ticket| caller.key_of(ticket)).transpose()?;
     let lease = caller.daemon.store.adopt(spec, layout, segment, charge, key, &holder)?;
+    drop(own);
     made_here(&caller, lease, &holder)
 }
 
@@ -45,10 +47,11 @@ pub(super) async fn open_slab(mut caller: Caller, params: SlabParams) -> Answer<
     if caller.lock().slabs.len() >= SLABS_MAX {
         return Err(Error::new(ErrorKind::Conflict, format!("{SLABS_MAX} slabs are open in this session")));
     }
+    let own = caller.charge(params.bytes)?;
     let share = caller.daemon.store.share(params.bytes)?;
     let len = usize::try_from(params.bytes).map_err(|_| Error::invalid("too many bytes").in_field("bytes"))?;
     let slab = Slab::new(caller.fd()?, len, share)?;
-    let slab = caller.keep_slab(slab);
+    let slab = caller.keep_slab(slab, own);
     Ok(SlabResult { slab }.into())
 }
 

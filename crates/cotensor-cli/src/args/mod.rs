@@ -1,5 +1,10 @@
 //! What the command line accepts. Definitions only; `commands` acts on them.
 
+mod daemon;
+
+pub(crate) use daemon::*;
+
+use crate::environment;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
@@ -21,6 +26,17 @@ pub(crate) enum Command {
     Explain(ExplainArgs),
     /// List the model families: what is supported, what is open.
     Models(ModelsArgs),
+    Serve(ServeArgs),
+    Put(PutArgs),
+    Get(GetArgs),
+    Ls(LsArgs),
+    Stat(StatArgs),
+    Who(WhoArgs),
+    Rm(RmArgs),
+    Top(TopArgs),
+    Doctor(DoctorArgs),
+    Scan(ScanArgs),
+    Env(EnvArgs),
     /// Print a completion script for a shell.
     Completions {
         /// The shell.
@@ -34,13 +50,13 @@ pub(crate) enum Command {
 #[derive(Args)]
 pub(crate) struct Common {
     /// Where weights (and the demo's models) are kept [default: the user's cache folder].
-    #[arg(long, env = "COTENSOR_CACHE", value_name = "DIR")]
+    #[arg(long, env = environment::CACHE, value_name = "DIR")]
     pub(crate) cache: Option<PathBuf>,
     /// Threads of the engine [default: one per core].
-    #[arg(long, env = "COTENSOR_THREADS", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, env = environment::THREADS, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
     /// The store's budget in MiB [default: none].
-    #[arg(long, env = "COTENSOR_MAX_MEMORY", value_name = "MIB")]
+    #[arg(long, env = environment::MAX_MEMORY, value_name = "MIB")]
     pub(crate) max_memory: Option<u64>,
     /// Print one JSON object on standard output, and nothing else there.
     #[arg(long)]

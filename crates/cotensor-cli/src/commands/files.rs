@@ -1,0 +1,218 @@
+//! `put` and `get`: tensors from and to files.
+
+use super::{connect, print, print_json};
+use crate::args::{GetArgs, PutArgs};
+use crate::table::{plain, shape, size};
+use cotensor::core::{DType, Error, ErrorKind, Kind, Result};
+use cotensor::store::{Lease, Store};
+use cotensor_client::files::{Entry, Format, Put, TensorReader, write};
+use cotensor_client::protocol::{List, ListParams};
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The most tensors that one `get --all` takes.
+const LIST_MAX: usize = 10_000;
+
+#[derive(Serialize)]
+struct Moved {
+    tensors: Vec<Tensor>,
+}
+
+#[derive(Serialize)]
+struct Tensor {
+    name: String,
+    version: u64,
+    dtype: &'static str,
+    shape: Vec<usize>,
+    bytes: usize,
+}
+
+impl Tensor {
+    fn of(lease: &Lease) -> Self {
+        let layout = lease.layout();
+        Self {
+            name: lease.name().to_owned(),
+            version: lease.id().version,
+            dtype: lease.dtype().name(),
+            shape: lease.shape().to_vec(),
+            bytes: layout.size_bytes(),
+        }
+    }
+}
+
+fn report(tensors: Vec<Tensor>, json: bool, to_stderr: bool) -> Result<()> {
+    if json {
+        return print_json(&Moved { tensors });
+    }
+    let mut text = String::new();
+    for Tensor { name, version, dtype, shape: dims, bytes } in &tensors {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{} version {version}: {dtype} {}, {}", plain(name), shape(dims), size(*bytes as u64));
+    }
+    if to_stderr {
+        eprint!("{text}");
+        return Ok(());
+    }
+    print(&text)
+}
+
+fn is_stream(file: &Path) -> bool {
+    file == Path::new("-")
+}
+
+fn dims(text: &str) -> Result<Vec<usize>> {
+    let invalid = |_| Error::invalid(format!("{text:?} is no list of whole numbers such as 2,768")).in_field("--shape");
+    let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+    parts.map(|part| part.parse().map_err(invalid)).collect()
+}
+
+pub(crate) fn put(args: &PutArgs) -> Result<()> {
+    let format = args.format.map_or_else(|| Format::of(&args.file), |format| Ok(format.into()))?;
+    let kind: Kind = args.kind.parse().map_err(|error: Error| error.in_field("--kind"))?;
+    let raw = match (&args.dtype, &args.shape) {
+        (Some(dtype), Some(shape)) => {
+            let dtype: DType = dtype.parse().map_err(|error: Error| error.in_field("--dtype"))?;
+            Some(Entry::raw(dtype, dims(shape)?))
+        }
+        _ => None,
+    };
+    let source: Box<dyn Read> = match is_stream(&args.file) {
+        true => Box::new(std::io::stdin()),
+        false => {
+            Box::new(File::open(&args.file).map_err(|error| Error::io("cannot open", &error).in_file(&args.file))?)
+        }
+    };
+    let in_file = |error: Error| if is_stream(&args.file) { error } else { error.in_file(&args.file) };
+    let mut reader = TensorReader::open(source, format, raw).map_err(in_file)?;
+    let chosen = choose(args, reader.entries()).map_err(in_file)?;
+    let store = connect(&args.client, "cotensor put")?;
+    let holder = store.holder("");
+    let recompute = Duration::from_secs(args.recompute);
+    let mut tensors = Vec::new();
+    for (index, name) in chosen {
+        let put = Put { name: &name, kind, producer: "cotensor put", recompute };
+        let lease = reader.put(index, &*store, &holder, &put).map_err(|error| match error.kind() {
+            ErrorKind::Corrupt | ErrorKind::Unsupported => in_file(error),
+            _ => error,
+        })?;
+        tensors.push(Tensor::of(&lease));
+    }
+    report(tensors, args.client.json, false)
+}
+
+/// Which tensors of the file to publish, and as what.
+fn choose(args: &PutArgs, entries: &[Entry]) -> Result<Vec<(usize, String)>> {
+    if args.all {
+        let named = entries.iter().enumerate();
+        return Ok(named.map(|(index, entry)| (index, format!("{}{}", args.name, entry.name))).collect());
+    }
+    let names = || {
+        let names: Vec<_> = entries.iter().take(10).map(|entry| plain(&entry.name)).collect();
+        format!("{} tensors ({}{})", entries.len(), names.join(", "), if entries.len() > 10 { ", …" } else { "" })
+    };
+    let index = match (&args.tensor, entries) {
+        (Some(name), _) => entries
+            .iter()
+            .position(|entry| entry.name == *name)
+            .ok_or_else(|| Error::not_found(format!("{name:?} is none of its {}", names())).in_field("--tensor"))?,
+        (None, [_]) => 0,
+        (None, _) => {
+            let message = format!("the file has {}: choose one, or publish all with --all", names());
+            return Err(Error::invalid(message).in_field("--tensor"));
+        }
+    };
+    Ok(vec![(index, args.name.clone())])
+}
+
+pub(crate) fn get(args: &GetArgs) -> Result<()> {
+    let stream = is_stream(&args.file);
+    let format = match args.format {
+        Some(format) => format.into(),
+        None if stream => Format::Npy,
+        None => Format::of(&args.file)?,
+    };
+    if args.client.json && stream {
+        return Err(Error::invalid("standard output holds the tensor already").in_field("--json"));
+    }
+    if args.all && format != Format::Safetensors {
+        return Err(Error::invalid("only .safetensors files hold several tensors").in_field("--all"));
+    }
+    let store = connect(&args.client, "cotensor get")?;
+    let holder = store.holder("");
+    let leases = match args.all {
+        false => vec![store.get(&args.name, &holder)?],
+        true => {
+            let params = ListParams { prefix: args.name.clone(), limit: LIST_MAX };
+            let found = store.ask::<List>(&params)?;
+            if found.tensors.is_empty() {
+                return Err(Error::not_found(format!("no tensor's name starts with {:?}", args.name)));
+            }
+            if found.left_off > 0 {
+                return Err(Error::invalid(format!("more than {LIST_MAX} tensors: take them in parts")));
+            }
+            let mut names: Vec<_> = found.tensors.into_iter().map(|tensor| tensor.spec.name).collect();
+            names.dedup();
+            names.iter().map(|name| store.get(name, &holder)).collect::<Result<Vec<_>>>()?
+        }
+    };
+    let named = |lease| (name_in_file(lease, args), lease);
+    let tensors: Vec<(&str, &Lease)> = leases.iter().map(named).collect();
+    if stream {
+        write(&mut UntilClosed { target: std::io::stdout().lock(), closed: false }, format, &tensors)?;
+    } else {
+        replace(&args.file, |file| write(file, format, &tensors))?;
+    }
+    report(leases.iter().map(Tensor::of).collect(), args.client.json, stream)
+}
+
+/// Writes until the reader has seen enough; what follows is nobody's.
+struct UntilClosed<W> {
+    target: W,
+    closed: bool,
+}
+
+impl<W: Write> Write for UntilClosed<W> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.closed {
+            return Ok(bytes.len());
+        }
+        match self.target.write(bytes) {
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
+                self.closed = true;
+                Ok(bytes.len())
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        if self.closed { Ok(()) } else { self.target.flush() }
+    }
+}
+
+fn name_in_file<'a>(lease: &'a Lease, args: &GetArgs) -> &'a str {
+    let rest = if args.all { lease.name().strip_prefix(&args.name) } else { None };
+    rest.filter(|rest| !rest.is_empty()).unwrap_or(lease.name())
+}
+
+/// Writes beside `path` and renames, so that nobody sees half a file; a pipe or a device is written as it is.
+fn replace(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> Result<()>) -> Result<()> {
+    let io = |error: std::io::Error| Error::io("cannot write", &error).in_file(path);
+    if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        let file = File::options().write(true).open(path).map_err(io)?;
+        return fill(&mut BufWriter::new(file)).map_err(|error| error.in_file(path));
+    }
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}.part", std::process::id()));
+    let beside = PathBuf::from(beside);
+    let file = File::options().write(true).create_new(true).open(&beside).map_err(io)?;
+    let written = fill(&mut BufWriter::new(file)).and_then(|()| std::fs::rename(&beside, path).map_err(io));
+    if written.is_err() {
+        drop(std::fs::remove_file(&beside));
+    }
+    written.map_err(|error| error.in_file(path))
+}

@@ -1,0 +1,191 @@
+//! What the daemon has, and who uses it.
+
+use super::{connect, print, print_json};
+use crate::args::{Client, LsArgs, RmArgs, StatArgs, WhoArgs};
+use crate::table::{Table, duration, plain, shape, size};
+use cotensor::core::Result;
+use cotensor::store::{Stats, Store};
+use cotensor_client::protocol::{
+    Hello, HelloParams, Keep, List, ListParams, NameParams, PROTOCOL, Spec, TensorInfo, Who,
+};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// One version of a tensor, as `--json` prints it.
+#[derive(Serialize)]
+struct Tensor {
+    name: String,
+    version: u64,
+    dtype: String,
+    shape: Vec<usize>,
+    bytes: u64,
+    kind: String,
+    producer: String,
+    device: String,
+    /// Whether it stays when nobody holds it.
+    cached: bool,
+    age_s: f64,
+    hits: u64,
+    /// Leases by holder.
+    holders: BTreeMap<String, u32>,
+}
+
+impl From<TensorInfo> for Tensor {
+    fn from(info: TensorInfo) -> Self {
+        let TensorInfo { id, spec, bytes, device, age_s, hits, holders } = info;
+        let Spec { name, dtype, shape, kind, producer, keep, .. } = spec;
+        let cached = keep != Keep::WhileLeased;
+        Self { name, version: id.version, dtype, shape, bytes, kind, producer, device, cached, age_s, hits, holders }
+    }
+}
+
+#[derive(Serialize)]
+struct Listing {
+    tensors: Vec<Tensor>,
+    left_off: usize,
+}
+
+pub(crate) fn ls(args: &LsArgs) -> Result<()> {
+    let store = connect(&args.client, "cotensor ls")?;
+    let params = ListParams { prefix: args.prefix.clone(), limit: args.limit as usize };
+    let found = store.ask::<List>(&params)?;
+    let listing = Listing { tensors: found.tensors.into_iter().map(Tensor::from).collect(), left_off: found.left_off };
+    if args.client.json {
+        return print_json(&listing);
+    }
+    let right = &[false, true, false, false, true, true, true, true];
+    let mut table = Table::new(right, &["name", "version", "dtype", "shape", "size", "age", "hits", "leases"]);
+    for tensor in &listing.tensors {
+        table.row([
+            plain(&tensor.name),
+            tensor.version.to_string(),
+            tensor.dtype.clone(),
+            shape(&tensor.shape),
+            size(tensor.bytes),
+            duration(tensor.age_s),
+            tensor.hits.to_string(),
+            tensor.holders.values().sum::<u32>().to_string(),
+        ]);
+    }
+    let mut text = table.text();
+    if listing.left_off > 0 {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "and {} more: give a prefix or a higher --limit", listing.left_off);
+    }
+    print(&text)
+}
+
+#[derive(Serialize)]
+struct Versions {
+    name: String,
+    /// Those that live, newest first.
+    versions: Vec<Tensor>,
+}
+
+fn versions(client: &Client, command: &str, name: &str) -> Result<Versions> {
+    let found = connect(client, command)?.ask::<Who>(&NameParams { name: name.to_owned() })?;
+    Ok(Versions { name: name.to_owned(), versions: found.versions.into_iter().map(Tensor::from).collect() })
+}
+
+pub(crate) fn who(args: &WhoArgs) -> Result<()> {
+    let found = versions(&args.client, "cotensor who", &args.name)?;
+    if args.client.json {
+        return print_json(&found);
+    }
+    let mut table = Table::new(&[true, false, true], &["version", "holder", "leases"]);
+    for tensor in &found.versions {
+        for (holder, leases) in &tensor.holders {
+            table.row([tensor.version.to_string(), plain(holder), leases.to_string()]);
+        }
+        if tensor.holders.is_empty() {
+            table.row([
+                tensor.version.to_string(),
+                "nobody; kept until its memory is wanted".to_owned(),
+                "0".to_owned(),
+            ]);
+        }
+    }
+    print(&table.text())
+}
+
+/// The daemon's counters.
+#[derive(Serialize)]
+struct Daemon {
+    version: String,
+    protocol: u32,
+    epoch: u64,
+    stats: Stats,
+}
+
+pub(crate) fn stat(args: &StatArgs) -> Result<()> {
+    match &args.name {
+        Some(name) => stat_tensor(args, name),
+        None => stat_daemon(args),
+    }
+}
+
+fn stat_tensor(args: &StatArgs, name: &str) -> Result<()> {
+    let found = versions(&args.client, "cotensor stat", name)?;
+    if args.client.json {
+        return print_json(&found);
+    }
+    let mut text = format!("{}\n", plain(name));
+    for tensor in &found.versions {
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "version {}: {} {}, {} ({} bytes) on {}\n  kind {}, made by {}, {} ago\n  {} lookups found it, {} leases, {}",
+            tensor.version,
+            tensor.dtype,
+            shape(&tensor.shape),
+            size(tensor.bytes),
+            tensor.bytes,
+            tensor.device,
+            tensor.kind,
+            plain(&tensor.producer),
+            duration(tensor.age_s),
+            tensor.hits,
+            tensor.holders.values().sum::<u32>(),
+            if tensor.cached { "kept until its memory is wanted" } else { "freed with its last lease" },
+        );
+    }
+    print(&text)
+}
+
+fn stat_daemon(args: &StatArgs) -> Result<()> {
+    let store = connect(&args.client, "cotensor stat")?;
+    let hello = HelloParams { protocol: PROTOCOL, client: String::new(), resume: None };
+    let hello = store.ask::<Hello>(&hello)?;
+    let daemon = Daemon { version: hello.version, protocol: hello.protocol, epoch: hello.epoch, stats: store.stats() };
+    if args.client.json {
+        return print_json(&daemon);
+    }
+    let stats = &daemon.stats;
+    let mut table = Table::new(&[], &["daemon", &daemon.version]);
+    let mut row = |what: &str, value: String| table.row([what.to_owned(), value]);
+    row("tensors", stats.total_tensors.to_string());
+    row("holders", stats.total_models.to_string());
+    row("memory", size(stats.memory_usage_bytes));
+    row("most memory so far", size(stats.peak_memory_bytes));
+    row("lookups that found", format!("{} ({:.1} %)", stats.cache_hits, 100.0 * stats.hit_rate));
+    row("lookups that did not", stats.cache_misses.to_string());
+    row("evicted", format!("{} ({})", stats.evictions, size(stats.evicted_bytes)));
+    for copy in &stats.copies {
+        row(&format!("copies: {}", copy.reason), format!("{} ({})", copy.count, size(copy.bytes)));
+    }
+    print(&table.text())
+}
+
+#[derive(Serialize)]
+struct Removed<'a> {
+    removed: &'a [String],
+}
+
+pub(crate) fn rm(args: &RmArgs) -> Result<()> {
+    let store = connect(&args.client, "cotensor rm")?;
+    for name in &args.names {
+        store.remove(name).map_err(|error| error.in_field(plain(name)))?;
+    }
+    if args.client.json { print_json(&Removed { removed: &args.names }) } else { Ok(()) }
+}

@@ -1,0 +1,180 @@
+//! A live view of the daemon; tables once where there is no terminal.
+
+mod snapshot;
+mod view;
+
+use super::{connect, print, print_json};
+use crate::args::TopArgs;
+use crate::table::{Table, plain, size};
+use cotensor::core::{Error, Result};
+use cotensor_client::ClientStore;
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers, poll, read};
+use serde::Serialize;
+use snapshot::{HolderRow, Order, Snapshot, leases};
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use view::View;
+
+const PAGE: isize = 20;
+
+pub(crate) fn top(args: &TopArgs) -> Result<()> {
+    let store = connect(&args.client, "cotensor top")?;
+    let snapshot = Snapshot::take(&store)?;
+    if args.client.json {
+        return print_json(&report(snapshot));
+    }
+    if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+        return print(&text(snapshot));
+    }
+    let io = |error: std::io::Error| Error::io("the terminal", &error);
+    let terminal = ratatui::try_init().map_err(io)?;
+    let outcome = watch(terminal, store, snapshot, args).map_err(io);
+    ratatui::try_restore().map_err(io)?;
+    outcome
+}
+
+/// Shows the daemon until the user has seen enough.
+fn watch(
+    mut terminal: DefaultTerminal,
+    store: Arc<ClientStore>,
+    snapshot: Snapshot,
+    args: &TopArgs,
+) -> std::io::Result<()> {
+    let socket = args.client.socket.clone().unwrap_or_else(cotensor_client::default_socket);
+    let socket = socket.display().to_string();
+    let mut view = View { socket, snapshot, order: Order::Bytes, top: 0, paused: false, rate: 0.0, trouble: None };
+    view.snapshot.sort(view.order);
+    let interval = Duration::from_millis(u64::from(args.interval_ms));
+    let mut store = Some(store);
+    let mut asked = Instant::now();
+    loop {
+        terminal.draw(|frame| view.draw(frame))?;
+        let left = interval.saturating_sub(asked.elapsed());
+        if poll(left)? {
+            if let Event::Key(key) = read()?
+                && key.kind == KeyEventKind::Press
+                && !act(&mut view, key)
+            {
+                return Ok(());
+            }
+        } else {
+            if !view.paused {
+                refresh(&mut view, &mut store, args, asked.elapsed());
+            }
+            asked = Instant::now();
+        }
+    }
+}
+
+/// What a key does; whether to go on.
+fn act(view: &mut View, key: KeyEvent) -> bool {
+    match key.code {
+        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return false,
+        KeyCode::Char('q') | KeyCode::Esc => return false,
+        KeyCode::Up | KeyCode::Char('k') => view.scroll(-1),
+        KeyCode::Down | KeyCode::Char('j') => view.scroll(1),
+        KeyCode::PageUp => view.scroll(-PAGE),
+        KeyCode::PageDown => view.scroll(PAGE),
+        KeyCode::Home => view.scroll(isize::MIN),
+        KeyCode::Char('p' | ' ') => view.paused = !view.paused,
+        KeyCode::Char('s') => {
+            view.order = view.order.next();
+            view.snapshot.sort(view.order);
+        }
+        _ => {}
+    }
+    true
+}
+
+/// Asks the daemon again, a new one when the former has gone.
+fn refresh(view: &mut View, store: &mut Option<Arc<ClientStore>>, args: &TopArgs, passed: Duration) {
+    let asked = match store.take() {
+        Some(store) => Ok(store),
+        None => connect(&args.client, "cotensor top"),
+    };
+    match asked.and_then(|asked| Ok((Snapshot::take(&asked)?, asked))) {
+        Ok((snapshot, asked)) => {
+            let lookups = |snapshot: &Snapshot| snapshot.stats.cache_hits + snapshot.stats.cache_misses;
+            // A new daemon counts from zero.
+            let new = lookups(&snapshot).saturating_sub(lookups(&view.snapshot));
+            view.rate = new as f64 / passed.as_secs_f64();
+            view.snapshot = snapshot;
+            view.snapshot.sort(view.order);
+            view.scroll(0);
+            view.trouble = None;
+            *store = Some(asked);
+        }
+        Err(error) => view.trouble = Some(error.to_string()),
+    }
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Report {
+    stats: cotensor::store::Stats,
+    tensors: Vec<TensorRow>,
+    holders: Vec<Holder>,
+}
+
+#[derive(Serialize)]
+struct TensorRow {
+    name: String,
+    version: u64,
+    bytes: u64,
+    hits: u64,
+    leases: u64,
+    age_s: f64,
+}
+
+#[derive(Serialize)]
+struct Holder {
+    name: String,
+    tensors: usize,
+    leases: u64,
+    bytes: u64,
+}
+
+impl From<HolderRow> for Holder {
+    fn from(HolderRow { name, tensors, leases, bytes }: HolderRow) -> Self {
+        Self { name, tensors, leases, bytes }
+    }
+}
+
+fn report(mut snapshot: Snapshot) -> Report {
+    snapshot.sort(Order::Bytes);
+    let holders = snapshot.holders().into_iter().map(Holder::from).collect();
+    let row = |tensor: &cotensor_client::protocol::TensorInfo| TensorRow {
+        name: tensor.spec.name.clone(),
+        version: tensor.id.version,
+        bytes: tensor.bytes,
+        hits: tensor.hits,
+        leases: leases(tensor),
+        age_s: tensor.age_s,
+    };
+    Report { tensors: snapshot.tensors.iter().map(row).collect(), stats: snapshot.stats, holders }
+}
+
+fn text(snapshot: Snapshot) -> String {
+    let report = report(snapshot);
+    let right = &[true, true, true, false];
+    let mut tensors = Table::new(right, &["bytes", "hits", "leases", "name"]);
+    for tensor in &report.tensors {
+        tensors.row([size(tensor.bytes), tensor.hits.to_string(), tensor.leases.to_string(), plain(&tensor.name)]);
+    }
+    let mut holders = Table::new(right, &["tensors", "leases", "bytes", "holder"]);
+    for holder in &report.holders {
+        holders.row([holder.tensors.to_string(), holder.leases.to_string(), size(holder.bytes), plain(&holder.name)]);
+    }
+    let stats = &report.stats;
+    format!(
+        "{} tensors, {} in use, most so far {}, {:.1} % of lookups found what they asked for\n\n{}\n{}",
+        stats.total_tensors,
+        size(stats.memory_usage_bytes),
+        size(stats.peak_memory_bytes),
+        100.0 * stats.hit_rate,
+        tensors.text(),
+        holders.text()
+    )
+}

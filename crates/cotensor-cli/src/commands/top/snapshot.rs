@@ -1,0 +1,100 @@
+//! What the daemon had at one moment, and the order to show it in.
+
+use cotensor::core::Result;
+use cotensor::store::{Stats, Store};
+use cotensor_client::ClientStore;
+use cotensor_client::protocol::{List, ListParams, TensorInfo};
+use std::collections::BTreeMap;
+
+/// The most tensors that are asked for at a time.
+const TENSORS_MAX: usize = 10_000;
+
+/// By what tensors are ordered, the largest first but for names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    Bytes,
+    Hits,
+    Leases,
+    Newest,
+    Name,
+}
+
+impl Order {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Bytes => "bytes",
+            Self::Hits => "hits",
+            Self::Leases => "leases",
+            Self::Newest => "newest",
+            Self::Name => "name",
+        }
+    }
+
+    pub(super) fn next(self) -> Self {
+        match self {
+            Self::Bytes => Self::Hits,
+            Self::Hits => Self::Leases,
+            Self::Leases => Self::Newest,
+            Self::Newest => Self::Name,
+            Self::Name => Self::Bytes,
+        }
+    }
+}
+
+/// One holder: its leases, and the bytes of what it leases.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct HolderRow {
+    pub(super) name: String,
+    pub(super) tensors: usize,
+    pub(super) leases: u64,
+    pub(super) bytes: u64,
+}
+
+/// What the daemon had at one moment.
+#[derive(Clone, Default)]
+pub(super) struct Snapshot {
+    pub(super) tensors: Vec<TensorInfo>,
+    pub(super) left_off: usize,
+    pub(super) stats: Stats,
+}
+
+pub(super) fn leases(tensor: &TensorInfo) -> u64 {
+    tensor.holders.values().map(|&count| u64::from(count)).sum()
+}
+
+impl Snapshot {
+    pub(super) fn take(store: &ClientStore) -> Result<Self> {
+        let found = store.ask::<List>(&ListParams { prefix: String::new(), limit: TENSORS_MAX })?;
+        Ok(Self { tensors: found.tensors, left_off: found.left_off, stats: store.stats() })
+    }
+
+    pub(super) fn sort(&mut self, order: Order) {
+        self.tensors.sort_by(|a, b| {
+            let names = a.spec.name.cmp(&b.spec.name).then(a.id.version.cmp(&b.id.version));
+            match order {
+                Order::Bytes => b.bytes.cmp(&a.bytes).then(names),
+                Order::Hits => b.hits.cmp(&a.hits).then(names),
+                Order::Leases => leases(b).cmp(&leases(a)).then(names),
+                Order::Newest => a.age_s.total_cmp(&b.age_s).then(names),
+                Order::Name => names,
+            }
+        });
+    }
+
+    /// Who holds what, the most bytes first. A tensor that several hold counts for each.
+    pub(super) fn holders(&self) -> Vec<HolderRow> {
+        let mut rows: BTreeMap<&str, HolderRow> = BTreeMap::new();
+        for tensor in &self.tensors {
+            for (name, &count) in &tensor.holders {
+                let empty = || HolderRow { name: name.clone(), tensors: 0, leases: 0, bytes: 0 };
+                let row = rows.entry(name).or_insert_with(empty);
+                row.tensors += 1;
+                row.leases += u64::from(count);
+                row.bytes += tensor.bytes;
+            }
+        }
+        let mut rows: Vec<HolderRow> = rows.into_values().collect();
+        rows.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+        rows
+    }
+}

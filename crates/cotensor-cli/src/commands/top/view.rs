@@ -1,0 +1,208 @@
+//! The picture.
+
+use super::snapshot::{Order, Snapshot, leases};
+use crate::table::{duration, plain, shape, size};
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Style, Stylize};
+use ratatui::text::Line;
+use ratatui::widgets::{Block, Cell, Paragraph, Row, Table};
+
+/// What is shown, and how.
+pub(super) struct View {
+    pub(super) socket: String,
+    pub(super) snapshot: Snapshot,
+    pub(super) order: Order,
+    /// The first tensor shown.
+    pub(super) top: usize,
+    pub(super) paused: bool,
+    /// Lookups in a second.
+    pub(super) rate: f64,
+    /// Why nothing new comes.
+    pub(super) trouble: Option<String>,
+}
+
+impl View {
+    /// Moves through the tensors.
+    pub(super) fn scroll(&mut self, by: isize) {
+        let last = self.snapshot.tensors.len().saturating_sub(1);
+        self.top = self.top.saturating_add_signed(by).min(last);
+    }
+
+    pub(super) fn draw(&self, frame: &mut Frame<'_>) {
+        let holders = self.snapshot.holders();
+        let shown = u16::try_from(holders.len()).unwrap_or(u16::MAX).clamp(1, 8) + 3;
+        let [head, tensors, who, keys] = Layout::vertical([
+            Constraint::Length(3),
+            Constraint::Min(4),
+            Constraint::Length(shown),
+            Constraint::Length(1),
+        ])
+        .areas(frame.area());
+        frame.render_widget(self.head(), head);
+        self.tensors(frame, tensors);
+        let rows = holders.iter().map(|row| {
+            Row::new([
+                right(row.tensors.to_string()),
+                right(row.leases.to_string()),
+                right(size(row.bytes)),
+                plain(&row.name).into(),
+            ])
+        });
+        let widths = [Constraint::Length(8), Constraint::Length(8), Constraint::Length(10), Constraint::Fill(1)];
+        let header = Row::new([right("tensors"), right("leases"), right("bytes"), "holder".into()]).bold();
+        frame.render_widget(Table::new(rows, widths).header(header).block(Block::bordered().title(" holders ")), who);
+        let pause = if self.paused { "p go on" } else { "p pause" };
+        let help = format!(" q quit   ↑ ↓ PgUp PgDn move   s order: {}   {pause}", self.order.name());
+        frame.render_widget(Line::from(help).dim(), keys);
+    }
+
+    fn head(&self) -> Paragraph<'_> {
+        let stats = &self.snapshot.stats;
+        let title = format!(" cotensor {} ", plain(&self.socket));
+        let line = match &self.trouble {
+            Some(trouble) => Line::from(plain(trouble)).red(),
+            None => Line::from(format!(
+                "{} tensors   {} (most so far {})   {} holders   {:.0} lookups/s, {:.1} % found   {} evicted",
+                stats.total_tensors,
+                size(stats.memory_usage_bytes),
+                size(stats.peak_memory_bytes),
+                stats.total_models,
+                self.rate,
+                100.0 * stats.hit_rate,
+                stats.evictions
+            )),
+        };
+        Paragraph::new(line).block(Block::bordered().title(title))
+    }
+
+    fn tensors(&self, frame: &mut Frame<'_>, area: Rect) {
+        let height = usize::from(area.height);
+        let rows = self.snapshot.tensors.iter().skip(self.top).take(height).map(|tensor| {
+            let style = if tensor.holders.is_empty() { Style::new().dim() } else { Style::new() };
+            Row::new([
+                right(size(tensor.bytes)),
+                right(tensor.hits.to_string()),
+                right(leases(tensor).to_string()),
+                right(duration(tensor.age_s)),
+                tensor.spec.dtype.clone().into(),
+                shape(&tensor.spec.shape).into(),
+                plain(&tensor.spec.name).into(),
+            ])
+            .style(style)
+        });
+        let header = Row::new([
+            right("bytes"),
+            right("hits"),
+            right("leases"),
+            right("age"),
+            "dtype".into(),
+            "shape".into(),
+            "name".into(),
+        ]);
+        let widths = [
+            Constraint::Length(10),
+            Constraint::Length(8),
+            Constraint::Length(7),
+            Constraint::Length(8),
+            Constraint::Length(9),
+            Constraint::Length(20),
+            Constraint::Fill(1),
+        ];
+        let more = match self.snapshot.left_off {
+            0 => String::new(),
+            count => format!(" and {count} more "),
+        };
+        let title = format!(" tensors {} of {}{more} ", self.top + 1, self.snapshot.tensors.len());
+        let title = if self.snapshot.tensors.is_empty() { " no tensors ".to_owned() } else { title };
+        frame.render_widget(Table::new(rows, widths).header(header.bold()).block(Block::bordered().title(title)), area);
+    }
+}
+
+fn right(text: impl Into<String>) -> Cell<'static> {
+    Line::from(text.into()).right_aligned().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cotensor_client::protocol::{Id, Keep, Spec, TensorInfo};
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+    use std::collections::BTreeMap;
+
+    fn tensor(name: &str, bytes: u64, hits: u64, holders: &[(&str, u32)]) -> TensorInfo {
+        TensorInfo {
+            id: Id { slot: 1, version: 1 },
+            spec: Spec {
+                name: name.to_owned(),
+                dtype: "float32".to_owned(),
+                shape: vec![2, 3],
+                kind: "other".to_owned(),
+                space: None,
+                producer: String::new(),
+                keep: Keep::Cached,
+                provenance: None,
+            },
+            bytes,
+            device: "cpu".to_owned(),
+            age_s: 3.0,
+            hits,
+            holders: holders.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect::<BTreeMap<_, _>>(),
+        }
+    }
+
+    fn view(order: Order) -> View {
+        let tensors = vec![
+            tensor("small/often", 24, 900, &[("a[1]", 2)]),
+            tensor("large\u{1b}[31m", 5 << 20, 1, &[("a[1]", 1), ("b[2]", 1)]),
+        ];
+        let mut snapshot = Snapshot { tensors, ..Snapshot::default() };
+        snapshot.sort(order);
+        let socket = "/run/cotensor.sock".to_owned();
+        View { socket, snapshot, order, top: 0, paused: false, rate: 12.0, trouble: None }
+    }
+
+    fn lines(view: &View) -> Vec<String> {
+        let mut terminal = Terminal::new(TestBackend::new(110, 24)).unwrap();
+        terminal.draw(|frame| view.draw(frame)).unwrap();
+        let buffer = terminal.backend().buffer().clone();
+        let cell = |x, y| buffer.cell((x, y)).map_or(" ", |cell| cell.symbol()).to_owned();
+        (0..24).map(|y| (0..110).map(|x| cell(x, y)).collect()).collect()
+    }
+
+    fn line_with(lines: &[String], word: &str) -> usize {
+        lines.iter().position(|line| line.contains(word)).unwrap_or_else(|| panic!("{word} in {lines:#?}"))
+    }
+
+    #[test]
+    fn tensors_and_holders_are_shown_in_order() {
+        let shown = lines(&view(Order::Bytes));
+        assert!(line_with(&shown, "large\\u{1b}[31m") < line_with(&shown, "small/often"));
+        assert!(shown[line_with(&shown, "5.00 MiB")].contains("float32"));
+        let (a, b) = (line_with(&shown, "a[1]"), line_with(&shown, "b[2]"));
+        assert!(a < b && shown[a].contains('3'), "{shown:#?}");
+        let shown = lines(&view(Order::Hits));
+        assert!(line_with(&shown, "small/often") < line_with(&shown, "large"));
+    }
+
+    #[test]
+    fn it_scrolls_within_what_there_is_and_tells_of_trouble() {
+        let mut view = view(Order::Bytes);
+        view.scroll(1);
+        assert!(!lines(&view).iter().any(|line| line.contains("large")));
+        view.scroll(100);
+        assert_eq!(view.top, 1);
+        view.scroll(-100);
+        assert_eq!(view.top, 0);
+        view.trouble = Some("the daemon ended".to_owned());
+        line_with(&lines(&view), "the daemon ended");
+        view.snapshot = Snapshot::default();
+        line_with(&lines(&view), "no tensors");
+        let mut orders = vec![Order::Bytes];
+        while orders.len() < 6 {
+            orders.push(orders[orders.len() - 1].next());
+        }
+        assert_eq!(orders[5], Order::Bytes);
+    }
+}

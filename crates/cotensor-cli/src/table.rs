@@ -1,0 +1,108 @@
+//! Plain text for people: columns, sizes, names.
+
+use std::fmt::Write;
+
+/// Columns as wide as what is in them; numbers go to the right.
+pub(crate) struct Table {
+    rows: Vec<Vec<String>>,
+    right: &'static [bool],
+}
+
+impl Table {
+    /// A table with a header; `right` says which columns go to the right.
+    pub(crate) fn new(right: &'static [bool], header: &[&str]) -> Self {
+        Self { rows: vec![header.iter().map(|&cell| cell.to_owned()).collect()], right }
+    }
+
+    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.rows.push(cells.into_iter().collect());
+    }
+
+    pub(crate) fn text(&self) -> String {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let cell = |row: &Vec<String>, column: usize| row.get(column).map_or(0, |cell| cell.chars().count());
+        let widths: Vec<usize> =
+            (0..columns).map(|column| self.rows.iter().map(|row| cell(row, column)).max().unwrap_or(0)).collect();
+        let mut text = String::new();
+        for row in &self.rows {
+            let mut line = String::new();
+            for (column, cell) in row.iter().enumerate() {
+                let width = widths[column];
+                // Writing to a string cannot fail.
+                let _ = match self.right.get(column) {
+                    Some(true) => write!(line, "{cell:>width$}  "),
+                    _ => write!(line, "{cell:width$}  "),
+                };
+            }
+            text.push_str(line.trim_end());
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// A size with three digits or so.
+pub(crate) fn size(bytes: u64) -> String {
+    let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let Some(power) = bytes.checked_ilog2().map(|log| log as usize / 10).filter(|&power| power > 0) else {
+        return format!("{bytes} B");
+    };
+    let value = bytes as f64 / f64::from(1u32 << 10).powi(i32::try_from(power).unwrap_or(0));
+    let digits = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
+    format!("{value:.digits$} {}", units[power - 1])
+}
+
+/// A length of time in one unit.
+pub(crate) fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 1.0 => format!("{:.0} ms", 1000.0 * s),
+        s if s < 120.0 => format!("{s:.0} s"),
+        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
+        s if s < 172_800.0 => format!("{:.0} h", s / 3600.0),
+        s => format!("{:.0} days", s / 86_400.0),
+    }
+}
+
+/// Text of others as one line that cannot steer a terminal.
+pub(crate) fn plain(text: &str) -> String {
+    let steers = |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    text.chars().flat_map(|c| if steers(c) { c.escape_default().collect() } else { vec![c] }).collect()
+}
+
+/// Dimensions as `[2, 768]`.
+pub(crate) fn shape(dims: &[usize]) -> String {
+    format!("{dims:?}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up() {
+        let mut table = Table::new(&[false, true], &["name", "bytes"]);
+        table.row(["größer".to_owned(), "7".to_owned()]);
+        table.row(["x".to_owned(), "1234567".to_owned()]);
+        assert_eq!(table.text(), "name      bytes\ngrößer        7\nx       1234567\n");
+    }
+
+    #[test]
+    fn sizes_and_times_have_few_digits() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.00 KiB"),
+            (10 << 10, "10.0 KiB"),
+            (500 << 20, "500 MiB"),
+            (u64::MAX, "16.0 EiB"),
+        ] {
+            assert_eq!(size(bytes), text);
+        }
+        assert_eq!([duration(0.25), duration(60.0), duration(600.0)], ["250 ms", "60 s", "10 min"]);
+    }
+
+    #[test]
+    fn names_cannot_steer_a_terminal() {
+        assert_eq!(plain("a\nb\u{1b}[31m\u{202e}ü 🦀"), "a\\nb\\u{1b}[31m\\u{202e}ü 🦀");
+    }
+}

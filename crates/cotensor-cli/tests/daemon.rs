@@ -1,0 +1,261 @@
+//! The daemon's commands against a real `cotensor serve`, one for each test.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "support/daemon.rs"]
+mod daemon;
+
+use cotensor::core::DType;
+use daemon::Daemon;
+use serde_json::json;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+fn numbers(count: usize) -> Vec<u8> {
+    (0..count).map(|index| (index * 37 % 251) as u8).collect()
+}
+
+#[test]
+fn every_dtype_makes_the_round_trip_through_every_format() {
+    let daemon = Daemon::start(&[]);
+    for &dtype in DType::ALL {
+        let name = dtype.name();
+        let bytes = numbers(6 * dtype.size_bytes());
+        fs::write(daemon.path("in.bin"), &bytes).unwrap();
+        let put = daemon.json(&["put", name, "in.bin", "--dtype", name, "--shape", "2,3"]);
+        let expected = json!({"name": name, "version": 1, "dtype": name, "shape": [2, 3], "bytes": bytes.len()});
+        assert_eq!(put["tensors"], json!([expected]));
+        for file in ["out.npy", "out.safetensors", "out.raw"] {
+            if file == "out.npy" && dtype == DType::BF16 {
+                daemon.refuses(&["get", name, file], 2, &["out.npy", "bfloat16", "safetensors"]);
+                assert!(!daemon.path(file).exists());
+                continue;
+            }
+            daemon.ok(&["get", name, file]);
+            let raw = ["--dtype", dtype.safetensors_name(), "--shape", "2,3"];
+            let again = [&["put", "again", file][..], if file == "out.raw" { &raw } else { &[] }].concat();
+            daemon.ok(&again);
+            assert!(daemon.ok(&["get", "again", "-", "--format", "raw"]) == bytes, "{name} through {file}");
+            fs::remove_file(daemon.path(file)).unwrap();
+        }
+    }
+    let listing = daemon.json(&["ls"]);
+    assert_eq!(listing["tensors"].as_array().unwrap().len(), DType::ALL.len() + 1);
+    assert_eq!(listing["left_off"], 0);
+    let left: Vec<_> = fs::read_dir(daemon.folder.path()).unwrap().flatten().map(|entry| entry.file_name()).collect();
+    assert!(left.iter().all(|name| !name.to_string_lossy().contains("part")), "{left:?}");
+}
+
+#[test]
+fn a_big_file_goes_through_unchanged() {
+    let daemon = Daemon::start(&[]);
+    let bytes = numbers(96 << 20);
+    fs::write(daemon.path("big.bin"), &bytes).unwrap();
+    daemon.ok(&["put", "big", "big.bin", "--dtype", "float32", "--shape", "24,1048576"]);
+    daemon.ok(&["get", "big", "big.safetensors"]);
+    daemon.ok(&["put", "copy", "big.safetensors"]);
+    assert!(daemon.ok(&["get", "copy", "-", "--format", "raw"]) == bytes);
+    let stat = daemon.json(&["stat"]);
+    assert_eq!(stat["stats"]["memory_usage_bytes"], 2 * bytes.len());
+    // Read straight into the store's memory: one copy each.
+    let copies = &stat["stats"]["copies"];
+    assert_eq!(copies, &json!([{"reason": "file import", "count": 2, "bytes": 2 * bytes.len()}]));
+}
+
+#[test]
+fn names_may_be_odd_and_many_tensors_go_at_once() {
+    let daemon = Daemon::start(&[]);
+    fs::write(daemon.path("x.bin"), [1, 2, 3]).unwrap();
+    let names = ["a b", "ü/🦀", "new\nline", "\u{1b}[31mred", "'quoted\"", "--", "-x"];
+    for name in names {
+        daemon.ok(&["put", "--dtype", "uint8", "--shape", "3", "--", &format!("all/{name}"), "x.bin"]);
+    }
+    let listing = daemon.json(&["ls", "all/"]);
+    let mut listed: Vec<_> =
+        listing["tensors"].as_array().unwrap().iter().map(|tensor| tensor["name"].as_str().unwrap()).collect();
+    listed.sort_unstable();
+    let mut expected: Vec<_> = names.iter().map(|name| format!("all/{name}")).collect();
+    expected.sort_unstable();
+    assert_eq!(listed, expected);
+    let text = String::from_utf8(daemon.ok(&["ls"])).unwrap();
+    assert_eq!(text.lines().count(), 1 + names.len(), "{text}");
+    assert!(!text.contains('\u{1b}') && text.contains("new\\nline"), "{text}");
+
+    daemon.ok(&["get", "--all", "all/", "all.safetensors"]);
+    daemon.ok(&["put", "--all", "copy/", "all.safetensors"]);
+    for name in names {
+        assert_eq!(daemon.ok(&["get", "--format", "raw", "--", &format!("copy/{name}"), "-"]), [1, 2, 3]);
+    }
+    daemon.refuses(&["put", "one", "all.safetensors"], 2, &["all.safetensors", "--tensor", "7 tensors"]);
+    daemon.refuses(&["put", "one", "all.safetensors", "--tensor", "none"], 2, &["none"]);
+    daemon.ok(&["put", "one", "all.safetensors", "--tensor", "a b"]);
+    daemon.refuses(&["get", "--all", "nothing/", "x.safetensors"], 2, &["nothing/"]);
+    daemon.refuses(&["get", "--all", "all/", "x.npy"], 2, &["--all"]);
+}
+
+#[test]
+fn versions_holders_and_removal_are_shown() {
+    let daemon = Daemon::start(&[]);
+    for bytes in [[1, 2], [3, 4]] {
+        let output = daemon.feed(&["put", "x", "-", "--format", "raw", "--dtype", "u1x", "--shape", "2"], &bytes);
+        assert_eq!(output.status.code(), Some(2), "not a dtype");
+        let output = daemon.feed(&["put", "x", "-", "--format", "raw", "--dtype", "uint8", "--shape", "2"], &bytes);
+        assert!(output.status.success());
+    }
+    let stat = daemon.json(&["stat", "x"]);
+    assert_eq!((&stat["name"], &stat["versions"][0]["version"]), (&json!("x"), &json!(2)));
+    assert_eq!((&stat["versions"][0]["cached"], &stat["versions"][0]["bytes"]), (&json!(true), &json!(2)));
+    assert!(String::from_utf8(daemon.ok(&["who", "x"])).unwrap().contains("nobody"));
+
+    let store = cotensor_client::ClientStore::connect(Some(&daemon.socket()), "reader").unwrap();
+    let lease = cotensor::Store::get(&*store, "x", &cotensor::Store::holder(&*store, "the test")).unwrap();
+    let who = daemon.json(&["who", "x"]);
+    let holder = format!("reader[{}]/the test", std::process::id());
+    assert_eq!(who["versions"][0]["holders"], json!({ holder.as_str(): 1 }));
+    assert!(String::from_utf8(daemon.ok(&["who", "x"])).unwrap().contains(&holder));
+    let top = daemon.json(&["top"]);
+    assert_eq!(top["holders"], json!([{"name": holder.as_str(), "tensors": 1, "leases": 1, "bytes": 2}]));
+    assert_eq!((&top["tensors"][0]["name"], &top["tensors"][0]["leases"]), (&json!("x"), &json!(1)));
+    assert!(String::from_utf8(daemon.ok(&["top"])).unwrap().contains(&holder), "tables where there is no terminal");
+
+    assert_eq!(daemon.json(&["rm", "x"]), json!({"removed": ["x"]}));
+    daemon.refuses(&["rm", "x"], 2, &["x"]);
+    daemon.refuses(&["stat", "never"], 2, &["never"]);
+    daemon.refuses(&["get", "x", "-"], 2, &["x"]);
+    assert_eq!(lease.bytes().unwrap(), [3, 4], "whoever holds it keeps it");
+    drop(lease);
+}
+
+#[test]
+fn bad_files_and_arguments_are_refused_and_nothing_stays() {
+    let daemon = Daemon::start(&["--max-memory", "8"]);
+    for (file, bytes, words) in [
+        ("empty.npy", &b""[..], &["empty.npy", "magic"][..]),
+        ("text.npy", b"hello, world", &["text.npy", "magic"]),
+        ("text.safetensors", b"hello, world", &["text.safetensors", "header"]),
+        ("x.txt", b"1 2 3", &["x.txt", ".npy"]),
+        (
+            "short.npy",
+            b"\x93NUMPY\x01\x00\x3a\x00{'descr': '<i4', 'fortran_order': False, 'shape': (2,), }\n1234",
+            &["short.npy", "too early"],
+        ),
+        (
+            "cols.npy",
+            b"\x93NUMPY\x01\x00\x3b\x00{'descr': '<i4', 'fortran_order': True, 'shape': (2,2), }\n\n",
+            &["cols.npy", "fortran_order"],
+        ),
+    ] {
+        fs::write(daemon.path(file), bytes).unwrap();
+        daemon.refuses(&["put", "x", file], 2, words);
+    }
+    daemon.refuses(&["put", "x", "missing.npy"], 2, &["missing.npy"]);
+    daemon.refuses(&["put", "x", "short.npy", "--dtype", "int32", "--shape", "1"], 2, &["dtype"]);
+    fs::write(daemon.path("big.bin"), vec![0; 9 << 20]).unwrap();
+    daemon.refuses(&["put", "x", "big.bin", "--dtype", "uint8", "--shape", "9437184"], 2, &["9437184"]);
+    daemon.refuses(&["put", "x", "big.bin", "--dtype", "uint8", "--shape", "a,b"], 2, &["--shape"]);
+    daemon.refuses(&["put", "x", "big.bin", "--dtype", "uint8", "--shape", "9"], 2, &["big.bin", "follow"]);
+    fs::write(daemon.path("one.bin"), [1]).unwrap();
+    daemon.refuses(&["put", "", "one.bin", "--dtype", "uint8", "--shape", ""], 2, &["name"]);
+    assert_eq!(daemon.json(&["ls"])["tensors"], json!([]));
+    // What the commands had reserved goes with their connections.
+    let start = Instant::now();
+    while daemon.json(&["stat"])["stats"]["memory_usage_bytes"] != 0 {
+        assert!(start.elapsed() < Duration::from_secs(30));
+    }
+}
+
+#[test]
+fn one_daemon_at_a_time_and_a_killed_one_is_replaced() {
+    let mut daemon = Daemon::start(&[]);
+    fs::write(daemon.path("x.bin"), [1, 2, 3]).unwrap();
+    let put = ["put", "x", "x.bin", "--dtype", "uint8", "--shape", "3"];
+    daemon.ok(&put);
+    daemon.refuses(&["serve"], 2, &["cotensor.sock", "another daemon"]);
+    daemon.ok(&["stat", "x"]);
+
+    assert_eq!(daemon.signal("-KILL"), None);
+    assert!(daemon.socket().exists(), "nobody was left to remove it");
+    daemon.refuses(&["ls"], 2, &["cotensor.sock", "cotensor serve"]);
+    daemon.serve(&[]);
+    daemon.ok(&put);
+
+    for signal in ["-TERM", "-INT"] {
+        // A client that stays connected does not hold the daemon up.
+        let store = cotensor_client::ClientStore::connect(Some(&daemon.socket()), "stays").unwrap();
+        assert_eq!(daemon.signal(signal), Some(0), "{signal}");
+        assert!(!daemon.socket().exists(), "{signal}");
+        drop(store);
+        daemon.serve(&[]);
+    }
+}
+
+#[test]
+fn the_doctor_finds_the_daemon_and_says_what_is_broken() {
+    let mut daemon = Daemon::start(&[]);
+    let state = |diagnosis: &serde_json::Value, name: &str| {
+        let findings = diagnosis["findings"].as_array().unwrap();
+        findings.iter().find(|finding| finding["name"] == name).unwrap()["state"].clone()
+    };
+    let diagnosis = daemon.json(&["doctor"]);
+    assert_eq!([state(&diagnosis, "daemon"), state(&diagnosis, "sealed memory")], ["ok", "ok"]);
+    assert_eq!(diagnosis["broken"], false);
+    assert_eq!(daemon.signal("-TERM"), Some(0));
+    assert_eq!(state(&daemon.json(&["doctor"]), "daemon"), "note");
+    fs::write(daemon.socket(), "in the way").unwrap();
+    daemon.refuses(&["doctor"], 1, &["does not work"]);
+}
+
+#[test]
+fn a_scan_finds_what_two_processes_hold() {
+    let daemon = Daemon::start(&[]);
+    // Two commands that have read all of a tensor but its last byte: each holds it in memory of its own.
+    let bytes: Vec<u8> = (0..4u32 << 20).flat_map(|index| index.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    let len = (bytes.len() + 1).to_string();
+    let mut waiting: Vec<_> = ["a", "b"]
+        .iter()
+        .map(|name| {
+            let put = ["put", name, "-", "--format", "raw", "--dtype", "uint8", "--shape", &len];
+            let mut child = daemon.command(&put).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+            child.stdin.as_mut().unwrap().write_all(&bytes).unwrap();
+            child
+        })
+        .collect();
+    let pids: Vec<String> = waiting.iter().map(|child| child.id().to_string()).collect();
+    let arguments = ["scan", "--pid", &pids[0], "--pid", &pids[1]];
+    let found = daemon.json(&arguments);
+    let total = bytes.len() as u64;
+    // What is still in the pipe is not in memory yet.
+    let between = found["total"]["between_processes_bytes"].as_u64().unwrap();
+    assert!((total - (1 << 20)..total + (8 << 20)).contains(&between), "{found}");
+    assert_eq!(found["pairs"][0]["pids"].as_array().unwrap().len(), 2);
+    assert!(found["ranges"][0]["name"].as_str().unwrap().contains("memfd"), "{found}");
+    let text = String::from_utf8(daemon.ok(&arguments)).unwrap();
+    assert!(text.contains("held more than once") && text.contains(&pids[1]), "{text}");
+    for child in &mut waiting {
+        child.stdin.take().unwrap().write_all(&[0]).unwrap();
+        assert!(child.wait().unwrap().success());
+    }
+    daemon.refuses(&["scan", "--pid", "4294967295"], 2, &["--pid"]);
+}
+
+#[test]
+fn http_is_answered_where_it_was_asked_for() {
+    let mut daemon = Daemon::start(&["--listen", "127.0.0.1:0"]);
+    let address = daemon.ready["http"].as_str().unwrap().to_owned();
+    let get = |path: &str| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let health = get("/health");
+    assert!(health.starts_with("HTTP/1.1 200") && health.contains(daemon.socket().to_str().unwrap()), "{health}");
+    assert_eq!(daemon.signal("-TERM"), Some(0));
+    assert!(TcpStream::connect(&address).is_err());
+    daemon.refuses(&["serve", "--listen", "nowhere"], 2, &["--listen", "nowhere"]);
+    daemon.refuses(&["serve", "--listen", "8.8.8.8:1"], 1, &["8.8.8.8:1"]);
+    assert!(!daemon.socket().exists());
+}

@@ -1,0 +1,120 @@
+//! The header of a `.safetensors` file, as its [format](https://github.com/huggingface/safetensors#format) has it.
+
+use super::Entry;
+use cotensor_core::{DType, Error, RANK_MAX, Result};
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+use std::io::{Read, Write};
+
+/// The longest header that is read, in bytes.
+const HEADER_BYTES_MAX: u64 = 32 << 20;
+/// The data starts at a multiple of this.
+const ALIGNMENT: usize = 64;
+
+/// Reads a header; the data follows it in `source`. Entries come in the order of their data, which lies without gaps.
+pub(super) fn read_header(source: &mut impl Read) -> Result<Vec<Entry>> {
+    let mut len = [0; 8];
+    source.read_exact(&mut len).map_err(|error| super::ended(&error).in_field("header length"))?;
+    let len = u64::from_le_bytes(len);
+    if len > HEADER_BYTES_MAX {
+        let message = format!("{len} bytes; at most {HEADER_BYTES_MAX} are read (is it a .safetensors file?)");
+        return Err(Error::corrupt(message).in_field("header length"));
+    }
+    let mut header = Vec::new();
+    // Grows with what really comes.
+    source.take(len).read_to_end(&mut header).map_err(|error| super::ended(&error).in_field("header"))?;
+    if header.len() as u64 != len {
+        return Err(Error::corrupt("the file ends in it").in_field("header"));
+    }
+    let metadata: Metadata =
+        serde_json::from_slice(&header).map_err(|error| Error::corrupt(error.to_string()).in_field("header"))?;
+    let keys = metadata.offset_keys();
+    let entry = |name: String| -> Result<Entry> {
+        let info = metadata.info(&name).ok_or_else(|| Error::corrupt("a tensor is missing").in_field(name.as_str()))?;
+        let dtype = info.dtype.to_string().parse::<DType>();
+        let dtype = dtype.map_err(|error| Error::unsupported(error.message()).in_field(name.as_str()))?;
+        if info.shape.len() > RANK_MAX {
+            let message = format!("{} dimensions; at most {RANK_MAX} are supported", info.shape.len());
+            return Err(Error::unsupported(message).in_field(name));
+        }
+        let offset = info.data_offsets.0 as u64;
+        Ok(Entry { dtype, shape: info.shape.clone(), big_endian: false, offset, name })
+    };
+    keys.into_iter().map(entry).collect()
+}
+
+/// Writes a header for tensors whose data follows without gaps in the order of `tensors`.
+pub(super) fn write_header(target: &mut impl Write, tensors: &[(&str, DType, &[usize])]) -> Result<()> {
+    let mut offset = 0usize;
+    let mut infos = Vec::new();
+    for &(name, dtype, shape) in tensors {
+        if name == "__metadata__" {
+            return Err(Error::invalid("the format keeps this name for itself").in_field(name));
+        }
+        let too_large = || Error::invalid("too many bytes for one file").in_field(name);
+        let bytes = shape.iter().try_fold(dtype.size_bytes(), |bytes, &dim| bytes.checked_mul(dim));
+        let end = bytes.and_then(|bytes| offset.checked_add(bytes)).ok_or_else(too_large)?;
+        let info = TensorInfo { dtype: file_dtype(dtype)?, shape: shape.to_vec(), data_offsets: (offset, end) };
+        infos.push((name.to_owned(), info));
+        offset = end;
+    }
+    let invalid = |error: String| Error::invalid(error).in_field("header");
+    let metadata = Metadata::new(None, infos).map_err(|error| invalid(error.to_string()))?;
+    let mut header = serde_json::to_vec(&metadata).map_err(|error| invalid(error.to_string()))?;
+    let len = (8 + header.len()).next_multiple_of(ALIGNMENT) - 8;
+    header.resize(len, b' ');
+    let written = target.write_all(&(len as u64).to_le_bytes()).and_then(|()| target.write_all(&header));
+    written.map_err(|error| Error::io("cannot write", &error))
+}
+
+fn file_dtype(dtype: DType) -> Result<Dtype> {
+    let name = serde_json::Value::from(dtype.safetensors_name());
+    serde_json::from_value(name).map_err(|_| Error::unsupported(format!(".safetensors files have no {dtype}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(header: &str) -> Vec<u8> {
+        [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat()
+    }
+
+    #[test]
+    fn headers_read_back_aligned() {
+        let tensors: Vec<_> = DType::ALL.iter().map(|dtype| (dtype.name(), *dtype, &[2, 3][..])).collect();
+        let mut bytes = Vec::new();
+        write_header(&mut bytes, &tensors).unwrap();
+        assert_eq!(bytes.len() % ALIGNMENT, 0);
+        let entries = read_header(&mut &bytes[..]).unwrap();
+        let mut offset = 0;
+        for (entry, (name, dtype, shape)) in entries.iter().zip(&tensors) {
+            assert_eq!((&entry.name[..], entry.dtype, &entry.shape[..]), (*name, *dtype, *shape));
+            assert_eq!(entry.offset, offset);
+            offset += 6 * dtype.size_bytes() as u64;
+        }
+        assert_eq!(entries.len(), tensors.len());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (header, field) in [
+            (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#, "header"),
+            (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}"#, "header"),
+            (r#"{"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}}"#, "header"),
+            (r#"{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}"#, "header"),
+            (r#"{"a":{"dtype":"F8_E5M2","shape":[4],"data_offsets":[0,4]}}"#, "a"),
+            (r#"{"a":1}"#, "header"),
+            ("{", "header"),
+            ("", "header"),
+        ] {
+            assert_eq!(read_header(&mut &file(header)[..]).unwrap_err().field(), Some(field), "{header}");
+        }
+        let deep = format!(r#"{{"a":{{"dtype":"U8","shape":[{}1],"data_offsets":[0,1]}}}}"#, "1,".repeat(RANK_MAX));
+        assert_eq!(read_header(&mut &file(&deep)[..]).unwrap_err().field(), Some("a"));
+        for bytes in [&u64::MAX.to_le_bytes()[..], &[0; 3], &[9, 0, 0, 0, 0, 0, 0, 0, b'{']] {
+            assert!(read_header(&mut &bytes[..]).is_err());
+        }
+        assert!(write_header(&mut Vec::new(), &[("__metadata__", DType::U8, &[1])]).is_err());
+    }
+}

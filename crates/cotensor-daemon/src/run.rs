@@ -1,0 +1,82 @@
+//! A daemon in the foreground, until it is told to stop.
+
+use crate::http::{HttpConfig, HttpListening};
+use crate::{Config, Daemon, Listening};
+use cotensor_core::{Error, Result};
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+
+/// How long tasks may take to end once everything is told to stop.
+const STOP_PATIENCE: Duration = Duration::from_millis(500);
+
+/// A daemon that clients can connect to.
+#[derive(Debug)]
+pub struct Ready<'a> {
+    /// How it runs.
+    pub config: &'a Config,
+    /// A number that differs between daemons.
+    pub epoch: u64,
+    /// Where it answers HTTP, if it does.
+    pub http: Option<SocketAddr>,
+    /// The file of the token that HTTP clients need, if they need one.
+    pub token_file: Option<&'a std::path::Path>,
+}
+
+/// Runs a daemon until SIGTERM or SIGINT, with HTTP if `http` says how. `ready` is called once clients can connect. The
+/// socket is gone afterwards.
+///
+/// # Errors
+/// `Conflict` when another daemon listens on the socket, those of [`HttpListening::bind`], else `Io`.
+pub fn run(config: Config, http: Option<HttpConfig>, ready: impl FnOnce(Ready<'_>)) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Error::io("starting threads", &error))?;
+    let outcome = runtime.block_on(async {
+        let (mut terminate, mut interrupt) = (handle(SignalKind::terminate())?, handle(SignalKind::interrupt())?);
+        let listening = Listening::bind(&config.socket)?;
+        let http = http.map(|http| HttpListening::bind(http, &config.socket)).transpose()?;
+        let daemon = Daemon::new(config)?;
+        ready(Ready {
+            config: &daemon.config,
+            epoch: daemon.epoch,
+            http: http.as_ref().map(HttpListening::address),
+            token_file: http.as_ref().and_then(HttpListening::token_file),
+        });
+        // Set by a signal, and by whichever end fails first, so that the other ends too.
+        let (stop, stopped) = watch::channel(false);
+        let until_stopped = |mut stopped: watch::Receiver<bool>| async move {
+            drop(stopped.wait_for(|&stopped| stopped).await);
+        };
+        let signalled = async {
+            let name = tokio::select! {
+                _ = terminate.recv() => "SIGTERM",
+                _ = interrupt.recv() => "SIGINT",
+                () = until_stopped(stopped.clone()) => return,
+            };
+            tracing::info!("stopping on {name}");
+            stop.send_replace(true);
+        };
+        let on_socket = async {
+            let outcome = daemon.serve(&listening, signalled).await;
+            stop.send_replace(true);
+            outcome
+        };
+        let over_http = async {
+            let Some(http) = http else { return Ok(()) };
+            let outcome = daemon.serve_http(http, until_stopped(stopped.clone())).await;
+            stop.send_replace(true);
+            outcome
+        };
+        let (on_socket, over_http) = tokio::join!(on_socket, over_http);
+        on_socket.and(over_http)
+    });
+    runtime.shutdown_timeout(STOP_PATIENCE);
+    outcome
+}
+
+fn handle(kind: SignalKind) -> Result<Signal> {
+    signal(kind).map_err(|error| Error::io("watching for signals", &error))
+}
