@@ -100,7 +100,9 @@ fn a_provider_is_killed_while_it_is_called() {
         let _provider = Provider::builder(store)
             .function("hang", Options::default(), hang)
             .function("pid", Options::default(), |_, _| Ok(Value::Int(i64::from(std::process::id()))))
-            .function("tensor", Options::default(), |_, context| Ok(context.tensor("t", DType::U8, &[1 << 20], &vec![5; 1 << 20])?.into()))
+            .function("tensor", Options::default(), |_, context| {
+                Ok(context.tensor("t", DType::U8, &[1 << 20], &vec![5; 1 << 20])?.into())
+            })
             .start()
             .unwrap();
         say("ready");

@@ -66,7 +66,9 @@ fn none() -> Arguments {
 fn values_of_all_kinds_cross_and_come_back() {
     let running = Running::start(|_| {});
     let provider = Provider::builder(running.connect("provider"))
-        .function("echo", Options::new("Gives its first argument back."), |arguments, _| Ok(arguments.get(0, "value")?.clone()))
+        .function("echo", Options::new("Gives its first argument back."), |arguments, _| {
+            Ok(arguments.get(0, "value")?.clone())
+        })
         .start()
         .unwrap();
     let store = running.connect("caller");
@@ -139,7 +141,8 @@ fn errors_say_what_and_where() {
     provider.remove("needs").unwrap();
     let gone = functions.call("needs", &none().arg(3)).unwrap_err();
     assert_eq!(gone.kind(), ErrorKind::NotFound);
-    let second = Provider::builder(running.connect("second")).function("fails", Options::default(), |_, _| Ok(Value::Null));
+    let second =
+        Provider::builder(running.connect("second")).function("fails", Options::default(), |_, _| Ok(Value::Null));
     assert_eq!(second.start().err().unwrap().kind(), ErrorKind::Conflict, "a name is one provider's");
     for name in ["", "a b", "../x\0", &"x".repeat(300)] {
         assert!(provider.add(name, Options::default(), |_, _| Ok(Value::Null)).is_err(), "{name:?}");
@@ -149,11 +152,14 @@ fn errors_say_what_and_where() {
 #[test]
 fn endless_and_foreign_arguments_are_refused() {
     let running = Running::start(|_| {});
-    let _provider = Provider::builder(running.connect("provider"))
-        .function("echo", Options::default(), |arguments, _| Ok(arguments.get(0, "value")?.clone()))
-        .function("deep", Options::default(), |_, _| Ok((0..500).fold(Value::Null, |inner, _| Value::List(vec![inner]))))
-        .start()
-        .unwrap();
+    let _provider =
+        Provider::builder(running.connect("provider"))
+            .function("echo", Options::default(), |arguments, _| Ok(arguments.get(0, "value")?.clone()))
+            .function("deep", Options::default(), |_, _| {
+                Ok((0..500).fold(Value::Null, |inner, _| Value::List(vec![inner])))
+            })
+            .start()
+            .unwrap();
     let functions = Functions::new(running.connect("caller"));
     let deep = (0..500).fold(Value::Null, |inner, _| Value::List(vec![inner]));
     let error = functions.call("echo", &none().arg(deep)).unwrap_err();
@@ -183,7 +189,8 @@ fn equal_calls_at_the_same_time_run_once() {
         .unwrap();
     let callers: Vec<_> = (0..6).map(|caller| Functions::new(running.connect(&format!("caller {caller}")))).collect();
     std::thread::scope(|scope| {
-        let calls: Vec<_> = callers.iter().map(|functions| scope.spawn(|| int(functions.call("slow", &none().arg(7))))).collect();
+        let calls: Vec<_> =
+            callers.iter().map(|functions| scope.spawn(|| int(functions.call("slow", &none().arg(7))))).collect();
         door.waits_for(1);
         // A task joins the same run; another argument is another run.
         let task = callers[0].submit("slow", &none().arg(7)).unwrap();
@@ -202,7 +209,8 @@ fn equal_calls_at_the_same_time_run_once() {
 #[test]
 fn serialised_calls_run_one_at_a_time_and_occupy_one_worker() {
     let running = Running::start(|_| {});
-    let (door, inside, most) = (Arc::new(Door::default()), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (door, inside, most) =
+        (Arc::new(Door::default()), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (at, now, peak) = (Arc::clone(&door), Arc::clone(&inside), Arc::clone(&most));
     let _provider = Provider::builder(running.connect("provider"))
         .limits(Limits { workers: 2, ..Limits::default() })
@@ -233,7 +241,11 @@ fn results_are_kept_for_equal_contents_not_for_equal_names() {
     let counted = Arc::clone(&runs);
     let sum = move |arguments: &Arguments, _: &_| {
         counted.fetch_add(1, Ordering::SeqCst);
-        let bytes = arguments.get(0, "tensor")?.as_tensor()?.bytes().map_or(0, |bytes| bytes.iter().map(|&b| i64::from(b)).sum());
+        let bytes = arguments
+            .get(0, "tensor")?
+            .as_tensor()?
+            .bytes()
+            .map_or(0, |bytes| bytes.iter().map(|&b| i64::from(b)).sum());
         Ok(Value::Int(bytes))
     };
     let again = sum.clone();
@@ -285,7 +297,10 @@ fn ten_thousand_tasks_go_through_their_states() {
     door.waits_for(3);
     let tasks: Vec<_> = (0..10_000i64).map(|number| functions.submit("add", &none().arg(number)).unwrap()).collect();
     let state = |task: usize| tasks[task].status().unwrap().state;
-    assert_eq!((gates[0].status().unwrap().state, state(0), state(9999)), (TaskState::Running, TaskState::Pending, TaskState::Pending));
+    assert_eq!(
+        (gates[0].status().unwrap().state, state(0), state(9999)),
+        (TaskState::Running, TaskState::Pending, TaskState::Pending)
+    );
     assert_eq!(tasks[5].result().unwrap_err().kind(), ErrorKind::Conflict, "its result is not there yet");
     assert_eq!(tasks[5].wait(Some(Duration::from_millis(1))).unwrap().state, TaskState::Pending, "the time is over");
     assert_eq!(tasks[17].cancel().unwrap().state, TaskState::Cancelled);
@@ -322,9 +337,17 @@ fn ended_tasks_go_with_their_time_and_their_number() {
     let (clock, door) = (Arc::new(ManualClock::default()), Arc::new(Door::default()));
     let at = Arc::clone(&door);
     let _provider = Provider::builder(running.connect("provider"))
-        .limits(Limits { workers: 2, tasks_max: 4, task_ttl: Duration::from_secs(10), waiting_max: 3, ..Limits::default() })
+        .limits(Limits {
+            workers: 2,
+            tasks_max: 4,
+            task_ttl: Duration::from_secs(10),
+            waiting_max: 3,
+            ..Limits::default()
+        })
         .clock(clock.clone())
-        .function("tensor", Options::default(), |_, context| Ok(context.tensor("t", DType::U8, &[1 << 20], &vec![1; 1 << 20])?.into()))
+        .function("tensor", Options::default(), |_, context| {
+            Ok(context.tensor("t", DType::U8, &[1 << 20], &vec![1; 1 << 20])?.into())
+        })
         .function("gate", Options::default(), move |_, _| {
             at.pass();
             Ok(Value::Null)
@@ -433,7 +456,12 @@ fn what_nobody_wants_any_more_is_asked_to_stop() {
 struct Counter(AtomicUsize, Arc<AtomicUsize>);
 
 impl cotensor_client::functions::Managed for Counter {
-    fn call(&self, method: &str, arguments: &Arguments, _: &cotensor_client::functions::Context) -> Result<Value, Failure> {
+    fn call(
+        &self,
+        method: &str,
+        arguments: &Arguments,
+        _: &cotensor_client::functions::Context,
+    ) -> Result<Value, Failure> {
         match method {
             "add" => {
                 let by = usize::try_from(arguments.get(0, "by")?.as_int()?).unwrap_or(0);
@@ -464,7 +492,9 @@ fn counting(running: &Running, live: &Arc<AtomicUsize>) -> Provider {
             Ok(Value::Int(counter.0.load(Ordering::SeqCst) as i64))
         })
         .function("numbers", Options::default().managed(), |_, _| Ok(Value::List(vec![1.into(), 2.into()])))
-        .function("length", Options::default(), |arguments, _| Ok(Value::Int(arguments.get(0, "list")?.as_list()?.len() as i64)))
+        .function("length", Options::default(), |arguments, _| {
+            Ok(Value::Int(arguments.get(0, "list")?.as_list()?.len() as i64))
+        })
         .start()
         .unwrap()
 }
