@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use support::calls::{none, until};
 use support::{Running, spec};
 
 /// Where the daemon of the other process is; its presence says that this is the other process.
@@ -71,18 +72,6 @@ fn say(word: &str) {
 /// Until the process is killed, or its parent is.
 fn wait_for_the_end() {
     drop(std::io::stdin().read_line(&mut String::new()));
-}
-
-fn until(what: &str, done: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < Duration::from_secs(60), "{what}: not so after a minute");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
-fn none() -> Arguments {
-    Arguments::new()
 }
 
 fn hang(_: &Arguments, context: &Context) -> Result<Value, Failure> {
