@@ -40,7 +40,10 @@ impl Registry {
             return Err(Error::new(ErrorKind::Conflict, message).in_field("name"));
         }
         if offers.values().filter(|offer| offer.session == session.id).count() >= OFFERED_MAX {
-            return Err(Error::new(ErrorKind::Conflict, format!("{OFFERED_MAX} functions are offered in this session")));
+            return Err(Error::new(
+                ErrorKind::Conflict,
+                format!("{OFFERED_MAX} functions are offered in this session"),
+            ));
         }
         let provider = ProviderInfo { client: session.client().to_owned(), epoch };
         let offer = Offer { provider, session: session.id, owner: Arc::downgrade(session), function };

@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use support::calls::{none, until};
 use support::{Running, spec};
 
 /// Where the daemon of the other process is; its presence says that this is the other process.
@@ -73,18 +74,6 @@ fn wait_for_the_end() {
     drop(std::io::stdin().read_line(&mut String::new()));
 }
 
-fn until(what: &str, done: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < Duration::from_secs(60), "{what}: not so after a minute");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
-fn none() -> Arguments {
-    Arguments::new()
-}
-
 fn hang(_: &Arguments, context: &Context) -> Result<Value, Failure> {
     say("hanging");
     while !context.is_cancelled() {
@@ -100,7 +89,9 @@ fn a_provider_is_killed_while_it_is_called() {
         let _provider = Provider::builder(store)
             .function("hang", Options::default(), hang)
             .function("pid", Options::default(), |_, _| Ok(Value::Int(i64::from(std::process::id()))))
-            .function("tensor", Options::default(), |_, context| Ok(context.tensor("t", DType::U8, &[1 << 20], &vec![5; 1 << 20])?.into()))
+            .function("tensor", Options::default(), |_, context| {
+                Ok(context.tensor("t", DType::U8, &[1 << 20], &vec![5; 1 << 20])?.into())
+            })
             .start()
             .unwrap();
         say("ready");

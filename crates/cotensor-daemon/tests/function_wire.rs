@@ -68,7 +68,9 @@ fn json_rpc_is_spoken_in_full() {
     let call = |id: u64, value: Json| json!({"jsonrpc": "2.0", "id": id, "method": "call", "params": {"function": "echo", "args": [value]}});
     raw.say(&call(7, json!([1, 2.5, {"a": null}])).to_string());
     assert_eq!(raw.hear(), json!({"jsonrpc": "2.0", "id": 7, "result": {"value": [1, 2.5, {"a": null}]}}));
-    for (text, code) in [("{", -32700), ("[]", -32600), ("1", -32600), (r#"{"jsonrpc":"2.0","id":1,"method":"os.system"}"#, -32601)] {
+    for (text, code) in
+        [("{", -32700), ("[]", -32600), ("1", -32600), (r#"{"jsonrpc":"2.0","id":1,"method":"os.system"}"#, -32601)]
+    {
         raw.say(text);
         assert_eq!(raw.hear()["error"]["code"], code, "{text}");
     }

@@ -156,7 +156,8 @@ fn read(json: Json, edge: &dyn Edge, depth: usize, count: &mut Count) -> Result<
                 }
                 Some(name) => return Err(unknown(&name)),
                 None => {
-                    let entries = entries.into_iter().map(|(name, value)| Ok((name, read(value, edge, depth + 1, count)?)));
+                    let entries =
+                        entries.into_iter().map(|(name, value)| Ok((name, read(value, edge, depth + 1, count)?)));
                     Value::Map(entries.collect::<Result<_>>()?)
                 }
             }
@@ -183,7 +184,8 @@ fn read_special(name: &str, inner: Json, edge: &dyn Edge, depth: usize, count: &
         }
         ("$object", inner) => edge.resolve(serde_json::from_value(inner).map_err(wrong)?),
         ("$bytes", Json::String(digits)) => {
-            let bytes = hex::decode(&digits).ok_or_else(|| Error::invalid("$bytes: hexadecimal digits are expected"))?;
+            let bytes =
+                hex::decode(&digits).ok_or_else(|| Error::invalid("$bytes: hexadecimal digits are expected"))?;
             Ok(Value::Bytes(bytes))
         }
         ("$float", Json::String(text)) => match text.as_str() {

@@ -50,15 +50,16 @@ impl<'a> Said<'a> {
 
     pub(super) fn texts(&self, name: &str) -> Result<Vec<String>> {
         let Some(value) = self.find(name) else { return Ok(Vec::new()) };
-        let texts = value.as_list().and_then(|texts| texts.iter().map(|text| text.as_str().map(str::to_owned)).collect());
+        let texts =
+            value.as_list().and_then(|texts| texts.iter().map(|text| text.as_str().map(str::to_owned)).collect());
         texts.map_err(|error: Error| error.in_field(name))
     }
 
     pub(super) fn count(&self, name: &str) -> Result<Option<usize>> {
         let Some(value) = self.find(name) else { return Ok(None) };
-        let count = value.as_int().and_then(|number| {
-            usize::try_from(number).map_err(|_| Error::invalid(format!("{number} is no count")))
-        });
+        let count = value
+            .as_int()
+            .and_then(|number| usize::try_from(number).map_err(|_| Error::invalid(format!("{number} is no count"))));
         count.map(Some).map_err(|error| error.in_field(name))
     }
 

@@ -31,11 +31,15 @@ pub fn model_functions(builder: ProviderBuilder, runtime: Arc<Runtime>) -> Provi
     let service = Arc::new(Service { runtime, recent: Mutex::default() });
     let (open, run, stage) = (Arc::clone(&service), Arc::clone(&service), service);
     builder
-        .function("model.open", Options::new("Opens a model; it stays open while somebody has the result."), move |said, _| {
-            let said = Said::new(said, &["folder"])?;
-            let model = open.runtime.open(arguments::absolute(said.need("folder")?.as_str()?, "folder")?)?;
-            Ok(Object::new(Open { model, service: Arc::clone(&open) }).into())
-        })
+        .function(
+            "model.open",
+            Options::new("Opens a model; it stays open while somebody has the result."),
+            move |said, _| {
+                let said = Said::new(said, &["folder"])?;
+                let model = open.runtime.open(arguments::absolute(said.need("folder")?.as_str()?, "folder")?)?;
+                Ok(Object::new(Open { model, service: Arc::clone(&open) }).into())
+            },
+        )
         .function("model.run", Options::new("Runs a task with a model."), move |said, context| run.run(said, context))
         .function("model.stage", Options::new("Runs one stage of a model on tensors."), move |said, context| {
             stage.stage(said, context)
@@ -62,7 +66,8 @@ impl Managed for Open {
             "describe" => {
                 let (name, family) = (self.model.name(), self.model.family());
                 let stages = family.stages.iter().map(|stage| stage.role.as_str().into()).collect::<Vec<Value>>();
-                let entries = [("name", name.into()), ("family", family.name.as_str().into()), ("stages", stages.into())];
+                let entries =
+                    [("name", name.into()), ("family", family.name.as_str().into()), ("stages", stages.into())];
                 Ok(map(entries))
             }
             _ => Err(Failure::no_method(method)),
@@ -119,9 +124,10 @@ impl Service {
         let inputs = said.inputs()?;
         context.check()?;
         let (report, kept) = run_user_keeping(model, &user, &inputs, context.holder())?;
-        let stages = report.stages.iter().map(|stage| {
-            map([("role", stage.role.as_str().into()), ("computed", stage.computed.into())])
-        });
+        let stages = report
+            .stages
+            .iter()
+            .map(|stage| map([("role", stage.role.as_str().into()), ("computed", stage.computed.into())]));
         let outputs = report.outputs.iter().map(|output| Ok((output.name.clone(), tensor(output, context)?)));
         let outputs: BTreeMap<String, Value> = outputs.collect::<Result<_>>()?;
         let tensors: BTreeMap<String, Value> =
@@ -148,7 +154,8 @@ impl Service {
         let wanted: Vec<&str> = def.outputs.iter().map(String::as_str).collect();
         let run = model.stage(role)?.run(&inputs, &wanted, context.holder())?;
         let outputs = wanted.iter().zip(&run.outputs).map(|(name, value)| {
-            let private = || Error::unsupported("this result may not be shared (the store's configuration)").in_field(*name);
+            let private =
+                || Error::unsupported("this result may not be shared (the store's configuration)").in_field(*name);
             Ok(((*name).to_owned(), value.lease().ok_or_else(private)?.try_clone()?.into()))
         });
         Ok(Value::Map(outputs.collect::<Result<_>>()?))

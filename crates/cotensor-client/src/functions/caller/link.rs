@@ -93,12 +93,7 @@ impl Link {
         Ok(self.ask::<p::Submit>(&self.params(name, arguments, timeout)?)?.task)
     }
 
-    fn params(
-        self: &Arc<Self>,
-        name: &str,
-        arguments: &Arguments,
-        timeout: Option<Duration>,
-    ) -> Result<p::CallParams> {
+    fn params(self: &Arc<Self>, name: &str, arguments: &Arguments, timeout: Option<Duration>) -> Result<p::CallParams> {
         let (args, kwargs) = codec::encode_arguments(arguments, self)?;
         Ok(p::CallParams { function: name.to_owned(), args, kwargs, timeout_ms: timeout.map(millis) })
     }

@@ -80,7 +80,12 @@ impl Functions {
     ///
     /// # Errors
     /// As [`call`](Self::call); a failure of kind `timed_out` when the time is over.
-    pub fn call_within(&self, name: &str, arguments: &Arguments, timeout: Option<Duration>) -> Result<Value, CallError> {
+    pub fn call_within(
+        &self,
+        name: &str,
+        arguments: &Arguments,
+        timeout: Option<Duration>,
+    ) -> Result<Value, CallError> {
         self.at_provider(name, |link| link.call(name, arguments, timeout))
     }
 
@@ -96,7 +101,12 @@ impl Functions {
     ///
     /// # Errors
     /// As [`submit`](Self::submit).
-    pub fn submit_within(&self, name: &str, arguments: &Arguments, timeout: Option<Duration>) -> Result<Task, CallError> {
+    pub fn submit_within(
+        &self,
+        name: &str,
+        arguments: &Arguments,
+        timeout: Option<Duration>,
+    ) -> Result<Task, CallError> {
         self.at_provider(name, |link| {
             let task = link.submit(name, arguments, timeout)?;
             Ok(Task::new(Arc::clone(link), task))
@@ -148,7 +158,8 @@ impl Functions {
         let known = lock(&self.state).found.get(name).map(|(_, link)| Arc::clone(link));
         if let Some(link) = known.filter(|link| !link.is_closed()) {
             match call(&link) {
-                Err(CallError::NotCalled(error)) if error.kind() == ErrorKind::NotFound && error.field() == Some("function") => {}
+                Err(CallError::NotCalled(error))
+                    if error.kind() == ErrorKind::NotFound && error.field() == Some("function") => {}
                 outcome => return outcome,
             }
         }

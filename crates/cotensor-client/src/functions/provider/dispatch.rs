@@ -86,9 +86,10 @@ fn take(reply: &Once) -> Option<Reply> {
 fn call(reply: Reply, params: p::CallParams) {
     let peer = Arc::clone(reply.peer());
     let shared = Arc::clone(&peer.shared);
-    let ready = shared.functions.find(&params.function).and_then(|function| {
-        Ok((function, codec::decode_arguments(params.args, params.kwargs, &*peer)?))
-    });
+    let ready = shared
+        .functions
+        .find(&params.function)
+        .and_then(|function| Ok((function, codec::decode_arguments(params.args, params.kwargs, &*peer)?)));
     let (function, arguments) = match ready {
         Ok(ready) => ready,
         Err(error) => return reply.error(rpc::to_object(&error)),
@@ -177,9 +178,9 @@ fn wait(reply: Reply, params: p::WaitParams) {
 
 fn call_object(reply: Reply, params: p::CallObjectParams) {
     let peer = Arc::clone(reply.peer());
-    let ready = peer.object(params.object).and_then(|object| {
-        Ok((object, codec::decode_arguments(params.args, params.kwargs, &*peer)?))
-    });
+    let ready = peer
+        .object(params.object)
+        .and_then(|object| Ok((object, codec::decode_arguments(params.args, params.kwargs, &*peer)?)));
     let (object, arguments): (_, Arguments) = match ready {
         Ok(ready) => ready,
         Err(error) => return reply.error(rpc::to_object(&error)),

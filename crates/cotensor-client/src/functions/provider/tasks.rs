@@ -91,7 +91,9 @@ impl Tasks {
         let number = table.next;
         let (function, client) = (Arc::clone(function), Arc::clone(client));
         let (flight, limit, outcome, waiters) = (None, None, None, Vec::new());
-        table.tasks.insert(number, Task { function, client, submitted, flight, limit, outcome, next_waiter: 0, waiters });
+        table
+            .tasks
+            .insert(number, Task { function, client, submitted, flight, limit, outcome, next_waiter: 0, waiters });
         drop(table);
         drop(gone);
         Ok(number)
