@@ -97,8 +97,8 @@ impl EmbeddedStore {
         self.names.version(name, version, |record| Lease::take(record, holder.id)).ok_or_else(missing)
     }
 
-    /// Whether this version is what its name means.
-    pub fn is_newest(&self, record: &Record) -> bool {
-        self.names.current(&record.spec.name) == Some(record.id)
+    /// The version that a name means.
+    pub fn newest(&self, name: &str) -> Option<TensorId> {
+        self.names.current(name)
     }
 }
