@@ -1,6 +1,8 @@
 //! A daemon in this process, on a socket of its own.
 #![allow(dead_code, reason = "every test file uses a part")]
 
+pub(crate) mod processes;
+
 use cotensor_client::ClientStore;
 use cotensor_core::{DType, Kind};
 use cotensor_daemon::{Config, Daemon, Listening};
