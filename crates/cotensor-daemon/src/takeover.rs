@@ -9,10 +9,13 @@ use cotensor_client::protocol::{Id, Resume};
 use cotensor_core::{ContentHash, Error, ErrorKind, Layout, Result, Segment};
 use cotensor_memory::Index;
 use cotensor_store::home::{Charge, Record};
-use cotensor_store::{EmbeddedStore, Key, Lease, Restored, Retention, Share, Store, TensorId, Watch};
+use cotensor_store::{
+    Claim, EmbeddedStore, Holder, Key, Lease, Restored, Retention, Share, Store, TensorId, Ticket, Watch,
+};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
+use std::task::{Poll, Waker};
 use std::time::Duration;
 use subtle::ConstantTimeEq;
 
@@ -47,6 +50,10 @@ impl Watch for Changes {
         }
     }
 
+    fn abandoned(&self, key: &Key) {
+        self.tell(Change::Abandoned(key.0.to_string()));
+    }
+
     fn finished(&self, key: &Key, results: &[TensorId]) {
         let results = results.iter().map(|id| (*id).into()).collect();
         self.tell(Change::Finished { key: key.0.to_string(), results });
@@ -79,6 +86,8 @@ pub(crate) struct Orphans {
     leases: Vec<Lease>,
     /// Slabs whose sessions have not come back.
     pub(crate) slabs: HashMap<Inode, (Arc<Slab>, Share)>,
+    /// Claims whose sessions have not come back: nobody else computes them meanwhile.
+    tickets: HashMap<Key, Ticket>,
 }
 
 enum Taken {
@@ -129,14 +138,21 @@ impl Daemon {
             leases.push(lease.ok().map(|lease| session.take_up(lease, &holder)).transpose()?);
         }
         let holder = session.holder("")?;
-        let claim = |key: &String| {
+        let take_up = |key: &String| {
             let key = Key(ContentHash::from_hex(key)?);
-            match self.store.poll_claim(&key, &holder, std::task::Waker::noop()) {
-                std::task::Poll::Ready(cotensor_store::Claim::Compute(ticket)) => session.lock().tickets.add(ticket).ok(),
-                _ => None,
-            }
+            let waiting = self.orphans().tickets.remove(&key);
+            let ticket = waiting.or_else(|| claim(&self.store, &key, &holder))?;
+            session.lock().tickets.add(ticket).ok()
         };
-        Ok((leases, resume.claims.iter().map(claim).collect()))
+        Ok((leases, resume.claims.iter().map(take_up).collect()))
+    }
+}
+
+/// The right to compute `key`, unless it is somebody's, or computed.
+fn claim(store: &EmbeddedStore, key: &Key, holder: &Holder) -> Option<Ticket> {
+    match store.poll_claim(key, holder, Waker::noop()) {
+        Poll::Ready(Claim::Compute(ticket)) => Some(ticket),
+        _ => None,
     }
 }
 
@@ -172,6 +188,7 @@ fn restore(store: &EmbeddedStore, kept: &Kept) -> Orphans {
     store.skip_slots(state.ledger.slots());
     let entries: Vec<Entry> = state.ledger.entries().collect();
     let claims: Vec<(String, Vec<Id>)> = state.ledger.claims().map(|(key, ids)| (key.to_owned(), ids.to_vec())).collect();
+    let claimed: Vec<Key> = state.ledger.claimed().filter_map(ContentHash::from_hex).map(Key).collect();
     let notes: Vec<(String, String)> =
         state.ledger.notes().map(|(key, note)| (key.to_owned(), note.to_owned())).collect();
     drop(state);
@@ -193,6 +210,7 @@ fn restore(store: &EmbeddedStore, kept: &Kept) -> Orphans {
             store.restore_claim(Key(key), &results);
         }
     }
+    orphans.tickets = claimed.into_iter().filter_map(|key| Some((key, claim(store, &key, &holder)?))).collect();
     for (key, note) in notes {
         if let (Some(key), Some(note)) = (ContentHash::from_hex(&key), hex::decode(&note)) {
             store.remember(&key, &note);
@@ -210,7 +228,7 @@ fn list(
     store: &EmbeddedStore,
     entry: Entry,
     segments: &HashMap<u64, (Taken, Arc<Charge>)>,
-    holder: &cotensor_store::Holder,
+    holder: &Holder,
 ) -> Result<Lease> {
     let spec = entry.spec.to_domain()?;
     let layout = Layout::contiguous(spec.dtype, &spec.shape)?;

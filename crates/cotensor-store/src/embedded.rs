@@ -363,6 +363,7 @@ impl Home for EmbeddedStore {
     }
 
     fn abandon(&self, key: Key) {
+        self.tell(|watch| watch.abandoned(&key));
         self.claims.abandon(key);
     }
 

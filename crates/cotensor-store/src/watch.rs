@@ -21,6 +21,9 @@ pub trait Watch: Send + Sync {
 
     /// These are the results of a claim, all of them listed.
     fn finished(&self, key: &Key, results: &[TensorId]);
+
+    /// A claim is given up: others can have it from now on.
+    fn abandoned(&self, key: &Key);
 }
 
 /// A tensor that a former store listed.

@@ -38,6 +38,10 @@ impl Watch for Told {
     fn finished(&self, _: &Key, results: &[TensorId]) {
         self.0.lock().unwrap().push(format!("finished {}", results.len()));
     }
+
+    fn abandoned(&self, _: &Key) {
+        self.0.lock().unwrap().push("abandoned".to_owned());
+    }
 }
 
 fn spec(name: &str, retention: Retention) -> TensorSpec {
@@ -77,6 +81,8 @@ fn a_watcher_is_told_of_every_change_in_its_order() {
     assert_eq!(told.take(), ["listing z 1", "finished 1"]);
     store.optimize();
     assert_eq!(told.take(), ["gone z 1"]);
+    drop(store.claim(&Key(ContentHash::of(b"other")), &store.holder("m")).unwrap());
+    assert_eq!(told.take(), ["abandoned"]);
 }
 
 fn restored(store: &EmbeddedStore, (name, id): (&str, TensorId), versions: u64, current: bool) -> Restored {

@@ -3,7 +3,7 @@
 use cotensor_client::protocol::{Id, SegmentInfo, Spec};
 use cotensor_core::{Error, Result};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 
 /// All notes together, in bytes, as the store bounds them (they are written in hexadecimal here).
@@ -37,6 +37,10 @@ pub(crate) enum Change {
     Gone(Id),
     /// The results of a claim.
     Finished { key: String, results: Vec<Id> },
+    /// A session computes this.
+    Claimed(String),
+    /// It does not any more.
+    Abandoned(String),
     /// A note.
     Noted { key: String, note: String },
     /// Slots up to this one were given to names.
@@ -63,6 +67,8 @@ pub(crate) struct Ledger {
     segments: HashMap<u64, Segment>,
     names: HashMap<u64, Name>,
     claims: HashMap<String, Vec<Id>>,
+    /// Claims whose results are on their way.
+    claimed: HashSet<String>,
     notes: HashMap<String, String>,
     notes_bytes: usize,
     slots: u64,
@@ -82,7 +88,12 @@ impl Ledger {
                 }
             }
             Change::Gone(id) => self.drop_entry(id),
-            Change::Finished { key, results } => drop(self.claims.insert(key, results)),
+            Change::Claimed(key) => drop(self.claimed.insert(key)),
+            Change::Abandoned(key) => drop(self.claimed.remove(&key)),
+            Change::Finished { key, results } => {
+                self.claimed.remove(&key);
+                self.claims.insert(key, results);
+            }
             Change::Noted { key, note } => self.note(key, note),
             Change::Slots(slot) => self.slots = self.slots.max(slot),
         }
@@ -150,7 +161,7 @@ impl Ledger {
     /// Those of `told`; `Io` when descriptors cannot be duplicated.
     pub(crate) fn tell(&self, mut told: impl FnMut(Change, Vec<OwnedFd>) -> Result<()>) -> Result<()> {
         told(Change::Slots(self.slots), Vec::new())?;
-        let mut sent = std::collections::HashSet::new();
+        let mut sent = HashSet::new();
         for name in self.names.values() {
             for entry in name.entries.values() {
                 let entry = Box::new(Entry { versions: name.versions, ..entry.clone() });
@@ -163,6 +174,9 @@ impl Ledger {
         }
         for (key, results) in &self.claims {
             told(Change::Finished { key: key.clone(), results: results.clone() }, Vec::new())?;
+        }
+        for key in &self.claimed {
+            told(Change::Claimed(key.clone()), Vec::new())?;
         }
         for (key, note) in &self.notes {
             told(Change::Noted { key: key.clone(), note: note.clone() }, Vec::new())?;
@@ -187,6 +201,10 @@ impl Ledger {
 
     pub(crate) fn claims(&self) -> impl Iterator<Item = (&str, &[Id])> {
         self.claims.iter().map(|(key, results)| (key.as_str(), results.as_slice()))
+    }
+
+    pub(crate) fn claimed(&self) -> impl Iterator<Item = &str> {
+        self.claimed.iter().map(String::as_str)
     }
 
     pub(crate) fn notes(&self) -> impl Iterator<Item = (&str, &str)> {
@@ -229,6 +247,10 @@ mod tests {
         ledger.apply(Change::Hidden(Id { slot: 3, version: 7 }), Vec::new()).unwrap();
         let results = vec![Id { slot: 1, version: 2 }];
         ledger.apply(Change::Finished { key: "key".into(), results }, Vec::new()).unwrap();
+        for key in ["mine", "given up"] {
+            ledger.apply(Change::Claimed(key.to_owned()), Vec::new()).unwrap();
+        }
+        ledger.apply(Change::Abandoned("given up".to_owned()), Vec::new()).unwrap();
         ledger.apply(Change::Noted { key: "n".into(), note: "00".into() }, Vec::new()).unwrap();
         ledger
     }
@@ -255,6 +277,7 @@ mod tests {
         assert_eq!((other.segments().count(), other.slots()), (3, 3));
         assert_eq!(other.claims().collect::<Vec<_>>(), [("key", &[Id { slot: 1, version: 2 }][..])]);
         assert_eq!(other.notes().collect::<Vec<_>>(), [("n", "00")]);
+        assert_eq!(other.claimed().collect::<Vec<_>>(), ["mine"]);
     }
 
     #[test]
