@@ -1,9 +1,9 @@
 //! Memory that clients made: checked, kept, passed on, and never mapped here.
 
-use cotensor_core::{Device, Error, MemoryKind, Result, Segment};
-use cotensor_memory::{Guarantee, check_sealed};
 use crate::session::Session;
 use cotensor_client::protocol::{FreedParams, notice};
+use cotensor_core::{Device, Error, MemoryKind, Result, Segment};
+use cotensor_memory::{Guarantee, check_sealed};
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

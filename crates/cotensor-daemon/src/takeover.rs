@@ -90,6 +90,9 @@ pub(crate) struct Orphans {
     tickets: HashMap<Key, Ticket>,
 }
 
+/// For each lease and each claim that a session wants to take up again, what it is now.
+pub(crate) type TakenUp = (Vec<Option<Id>>, Vec<Option<u64>>);
+
 enum Taken {
     Sealed(Arc<Sealed>),
     Slab(Arc<Slab>),
@@ -119,11 +122,7 @@ impl Daemon {
     ///
     /// # Errors
     /// `Refused` for a token that no daemon of this keeper gave, `Invalid` for too many leases.
-    pub(crate) fn resume(
-        &self,
-        session: &crate::session::Session,
-        resume: &Resume,
-    ) -> Result<(Vec<Option<Id>>, Vec<Option<u64>>)> {
+    pub(crate) fn resume(&self, session: &crate::session::Session, resume: &Resume) -> Result<TakenUp> {
         let token = self.token(resume.session);
         if !bool::from(token.as_bytes().ct_eq(resume.token.as_bytes())) {
             return Err(Error::new(ErrorKind::Refused, "not this session's token").in_field("resume.token"));
@@ -162,13 +161,14 @@ fn restore(store: &EmbeddedStore, kept: &Kept) -> Orphans {
     let holder = store.holder("taken over");
     let mut state = kept.state();
     for segment in state.ledger.segments() {
-        let taken = segment.fd.try_clone().map_err(|error| Error::io("duplicating a descriptor", &error)).and_then(|fd| {
-            let len = usize::try_from(segment.info.bytes).map_err(|_| Error::unsupported("too long"))?;
-            match segment.info.slab {
-                true => Ok(Taken::Slab(Arc::new(Slab::new(fd, len)?))),
-                false => Ok(Taken::Sealed(Arc::new(Sealed::new(fd, len)?))),
-            }
-        });
+        let taken =
+            segment.fd.try_clone().map_err(|error| Error::io("duplicating a descriptor", &error)).and_then(|fd| {
+                let len = usize::try_from(segment.info.bytes).map_err(|_| Error::unsupported("too long"))?;
+                match segment.info.slab {
+                    true => Ok(Taken::Slab(Arc::new(Slab::new(fd, len)?))),
+                    false => Ok(Taken::Sealed(Arc::new(Sealed::new(fd, len)?))),
+                }
+            });
         match taken {
             Ok(taken) => drop(segments.insert(segment.info.id, (taken, store.take_over(segment.info.bytes)))),
             Err(error) => tracing::error!("a segment was not taken over: {error}"),
@@ -187,7 +187,8 @@ fn restore(store: &EmbeddedStore, kept: &Kept) -> Orphans {
     }
     store.skip_slots(state.ledger.slots());
     let entries: Vec<Entry> = state.ledger.entries().collect();
-    let claims: Vec<(String, Vec<Id>)> = state.ledger.claims().map(|(key, ids)| (key.to_owned(), ids.to_vec())).collect();
+    let claims: Vec<(String, Vec<Id>)> =
+        state.ledger.claims().map(|(key, ids)| (key.to_owned(), ids.to_vec())).collect();
     let claimed: Vec<Key> = state.ledger.claimed().filter_map(ContentHash::from_hex).map(Key).collect();
     let notes: Vec<(String, String)> =
         state.ledger.notes().map(|(key, note)| (key.to_owned(), note.to_owned())).collect();

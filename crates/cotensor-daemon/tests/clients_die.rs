@@ -16,8 +16,20 @@ use std::process::{Command, Stdio};
 use support::processes::{Processes, content, put, settles_empty, signal};
 
 const STEPS: &[&str] = &[
-    "connected", "greeted", "reserved", "written", "sealed", "sent", "published", "in a slab", "read", "claimed",
-    "half computed", "contents begun", "contents half provided", "many",
+    "connected",
+    "greeted",
+    "reserved",
+    "written",
+    "sealed",
+    "sent",
+    "published",
+    "in a slab",
+    "read",
+    "claimed",
+    "half computed",
+    "contents begun",
+    "contents half provided",
+    "many",
 ];
 const SOCKET: &str = "COTENSOR_TEST_SOCKET";
 const STEP: &str = "COTENSOR_TEST_STEP";
@@ -124,9 +136,12 @@ fn child() {
         "contents half provided" => drop(store.contents(&specs(), &mut Half(2), &holder)),
         "many" => {
             let held: Vec<_> = (0..300)
-                .map(|n| put(&store, &format!("doomed {n}"), &content(n, 100 + 900 * n as usize), Retention::WhileLeased))
+                .map(|n| {
+                    put(&store, &format!("doomed {n}"), &content(n, 100 + 900 * n as usize), Retention::WhileLeased)
+                })
                 .collect();
-            let _read: Vec<_> = held.iter().map(|lease| store.get(lease.name(), &store.holder("again")).unwrap()).collect();
+            let _read: Vec<_> =
+                held.iter().map(|lease| store.get(lease.name(), &store.holder("again")).unwrap()).collect();
             reached();
         }
         other => panic!("no step is called {other}"),

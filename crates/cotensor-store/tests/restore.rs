@@ -3,9 +3,7 @@
 
 use cotensor_core::{ContentHash, DType, ErrorKind, Kind, Layout, Segment};
 use cotensor_store::home::Record;
-use cotensor_store::{
-    Claim, EmbeddedStore, Key, Lease, Restored, Retention, Store, TensorId, TensorSpec, Watch,
-};
+use cotensor_store::{Claim, EmbeddedStore, Key, Lease, Restored, Retention, Store, TensorId, TensorSpec, Watch};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -75,7 +73,9 @@ fn a_watcher_is_told_of_every_change_in_its_order() {
     drop(second);
     drop(put(&store, "y", Retention::WhileLeased));
     assert_eq!(told.take(), ["gone x 2", "listing y 1", "gone y 1"]);
-    let Claim::Compute(ticket) = store.claim(&Key(ContentHash::of(b"k")), &store.holder("m")).unwrap() else { panic!() };
+    let Claim::Compute(ticket) = store.claim(&Key(ContentHash::of(b"k")), &store.holder("m")).unwrap() else {
+        panic!()
+    };
     let result = store.reserve(spec("z", KEPT), &store.holder("m")).unwrap();
     drop(ticket.publish(vec![result]).unwrap());
     assert_eq!(told.take(), ["listing z 1", "finished 1"]);

@@ -1,7 +1,7 @@
 //! Weights by content, through the daemon: leased where they are, provided where nobody has them.
 
-use super::memory::descriptor_of;
 use super::link::Live;
+use super::memory::descriptor_of;
 use super::{CLAIM_TIMEOUT, ClientStore};
 use crate::protocol as p;
 use cotensor_core::{Error, Result};
@@ -42,13 +42,7 @@ struct Answer {
 }
 
 /// Asks for the contents at the places `left`; places of the answer are those of `specs`.
-fn ask(
-    store: &ClientStore,
-    live: &Live,
-    specs: &[ContentSpec],
-    left: &[usize],
-    holder: &Holder,
-) -> Result<Answer> {
+fn ask(store: &ClientStore, live: &Live, specs: &[ContentSpec], left: &[usize], holder: &Holder) -> Result<Answer> {
     let content = |&place: &usize| {
         let ContentSpec { hash, dtype, shape, .. } = &specs[place];
         p::ContentParams { hash: hash.to_string(), dtype: dtype.name().to_owned(), shape: shape.clone() }

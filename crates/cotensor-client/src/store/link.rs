@@ -100,11 +100,7 @@ impl Link {
         Ok(Greeted { connection, hello, index })
     }
 
-    pub(super) fn greet_again(
-        &self,
-        generation: u64,
-        resume: impl FnOnce() -> Option<p::Resume>,
-    ) -> Result<Greeted> {
+    pub(super) fn greet_again(&self, generation: u64, resume: impl FnOnce() -> Option<p::Resume>) -> Result<Greeted> {
         Self::greet(&self.socket, &self.client, &self.freed, generation, resume)
     }
 

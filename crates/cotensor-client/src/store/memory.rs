@@ -90,8 +90,7 @@ impl Freed {
         published.slabs.insert(number, slab);
         let early: Vec<p::FreedParams> = published.early.extract_if(.., |freed| freed.slab == number).collect();
         let freed = |offset: &u64| !live.contains(offset) || early.iter().any(|freed| freed.offsets.contains(offset));
-        let gone: Vec<_> =
-            published.parts.extract_if(|(known, offset), _| *known == slab && freed(offset)).collect();
+        let gone: Vec<_> = published.parts.extract_if(|(known, offset), _| *known == slab && freed(offset)).collect();
         drop(published);
         drop(gone);
     }

@@ -18,12 +18,12 @@ use cotensor_store::{
 use link::{Link, Live};
 use memory::{Place, Slabs};
 use open::Opened;
-use tickets::Tickets;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
+use tickets::Tickets;
 
 /// The longest that is asked to wait for another's computation; the daemon has a limit of its own.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(3600);

@@ -6,9 +6,8 @@ use crate::segment::{Part, Sealed, Slab};
 use crate::session::{Reserved, Session};
 use crate::takeover::inode;
 use cotensor_client::protocol::{
-    Descriptor, Empty, GetParams, IdParams, LeaseParams, NameParams, Present, PublishParams,
-    PublishSlabParams, ReleaseParams, ReservationParams, ReserveParams, ReserveResult, SegmentParams, SlabParams,
-    SlabResult,
+    Descriptor, Empty, GetParams, IdParams, LeaseParams, NameParams, Present, PublishParams, PublishSlabParams,
+    ReleaseParams, ReservationParams, ReserveParams, ReserveResult, SegmentParams, SlabParams, SlabResult,
 };
 use cotensor_core::{Error, ErrorKind, Layout, Result};
 use cotensor_store::{Holder, Lease, Store};

@@ -194,8 +194,9 @@ impl Ledger {
 
     /// Every tensor, a name's versions in their order.
     pub(crate) fn entries(&self) -> impl Iterator<Item = Entry> {
-        let versions =
-            |name: &Name| name.entries.values().map(|entry| Entry { versions: name.versions, ..entry.clone() }).collect();
+        let versions = |name: &Name| {
+            name.entries.values().map(|entry| Entry { versions: name.versions, ..entry.clone() }).collect()
+        };
         self.names.values().flat_map(move |name| -> Vec<Entry> { versions(name) })
     }
 
@@ -265,11 +266,12 @@ mod tests {
     fn another_that_is_told_all_is_the_same() {
         let ledger = filled();
         let mut other = Ledger::default();
-        ledger.tell(|change, fds| {
-            let sent = serde_json::to_string(&change).unwrap();
-            other.apply(serde_json::from_str(&sent).unwrap(), fds)
-        })
-        .unwrap();
+        ledger
+            .tell(|change, fds| {
+                let sent = serde_json::to_string(&change).unwrap();
+                other.apply(serde_json::from_str(&sent).unwrap(), fds)
+            })
+            .unwrap();
         let entries = sorted(&other);
         assert_eq!(entries, sorted(&ledger));
         let currents: Vec<bool> = entries.iter().map(|entry| entry.current).collect();

@@ -171,7 +171,8 @@ impl Estate {
             match socket.try_io(Interest::READABLE, || receiver.fill()) {
                 Ok(0) => return Ok(if stopping { End::Stopped } else { End::Died }),
                 Ok(_) => {}
-                Err(error) if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted) => {}
+                Err(error)
+                    if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted) => {}
                 // Its death, with something of ours unread.
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {
                     return Ok(if stopping { End::Stopped } else { End::Died });

@@ -1,6 +1,7 @@
 //! A daemon in this process, on a socket of its own.
 #![allow(dead_code, reason = "every test file uses a part")]
 
+#[cfg(test)]
 pub(crate) mod processes;
 
 use cotensor_client::ClientStore;
