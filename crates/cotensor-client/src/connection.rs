@@ -126,6 +126,7 @@ impl Connection {
         if let Err(error) = self.send(Frame { body, fds }) {
             let mut inbox = lock(&self.inbox);
             inbox.calls.remove(&id);
+            // Half a message may be gone: nothing can follow it.
             if error.kind() == ErrorKind::Io {
                 inbox.closed.get_or_insert_with(|| error.clone());
             }
@@ -158,10 +159,24 @@ impl Connection {
 
     /// Ends the connection; whoever waits gets an error.
     pub fn close(&self) {
+        lock(&self.inbox).closed.get_or_insert_with(|| Error::new(ErrorKind::Io, "the connection was ended"));
         drop(self.socket.shutdown(Shutdown::Both));
     }
 
-    /// Why the connection ended, if it did.
+    /// Waits until the connection ends, at whichever end.
+    pub fn wait_for_end(&self) {
+        // Neither data nor an interruption is an end.
+        loop {
+            let mut ends = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+            match poll(&mut ends, None) {
+                Ok(_) if !ends[0].revents().is_empty() => return,
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Why the connection ended, if it did and anybody noticed.
     pub fn closed(&self) -> Option<Error> {
         lock(&self.inbox).closed.clone()
     }

@@ -4,11 +4,13 @@ mod config;
 mod connection;
 mod counters;
 mod dispatch;
+pub mod doctor;
 mod embed;
 mod functions;
-pub mod doctor;
 mod handlers;
 pub mod http;
+mod index;
+pub mod keeper;
 mod models;
 mod outgoing;
 mod run;
@@ -16,6 +18,7 @@ pub mod scan;
 mod segment;
 mod session;
 mod socket;
+mod takeover;
 
 pub use config::{Config, default_socket};
 pub use embed::{Embedded, connect_or_embed};
@@ -24,21 +27,29 @@ pub use run::{Ready, run};
 pub use socket::Listening;
 
 use crate::dispatch::Methods;
+use crate::index::{INDEX_SLOTS, Slots};
+use crate::keeper::Kept;
 use crate::outgoing::Outgoing;
 use crate::session::Session;
-use cotensor_client::protocol::{Id, Resume, SessionInfo};
-use cotensor_core::{Error, Result};
-use cotensor_store::EmbeddedStore;
+use crate::takeover::{Changes, Orphans};
+use cotensor_client::protocol::SessionInfo;
+use cotensor_core::{Error, Hasher, Result};
+use cotensor_memory::Index;
+use cotensor_store::{EmbeddedStore, Watch};
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::net::UnixListener;
+
+/// Numbers in JSON are exact up to 2^53, and a session's has the server's above 32 bits.
+const SERVERS_MASK: u64 = (1 << 20) - 1;
 
 /// A daemon: the store, and who uses it.
 pub struct Daemon {
     pub(crate) config: Config,
     pub(crate) store: Arc<EmbeddedStore>,
+    pub(crate) changes: Arc<Changes>,
     pub(crate) methods: Methods,
     pub(crate) functions: functions::Registry,
     /// Differs between daemons.
@@ -46,6 +57,7 @@ pub struct Daemon {
     secret: [u8; 32],
     next_session: AtomicU64,
     sessions: Mutex<HashMap<u64, Arc<Session>>>,
+    orphans: Mutex<Orphans>,
 }
 
 impl Daemon {
@@ -54,25 +66,42 @@ impl Daemon {
     /// # Errors
     /// `Io` when the system has no random numbers.
     pub fn new(config: Config) -> Result<Arc<Self>> {
+        Self::with(config, Index::create(INDEX_SLOTS)?, None)
+    }
+
+    fn with(config: Config, index: Index, kept: Option<Arc<Kept>>) -> Result<Arc<Self>> {
         let mut secret = [0; 32];
         let mut epoch = [0; 8];
         getrandom::fill(&mut secret)
             .and_then(|()| getrandom::fill(&mut epoch))
             .map_err(|error| Error::new(cotensor_core::ErrorKind::Io, error.to_string()))?;
+        // Sessions of one keeper's servers have one number each.
+        let mut first_session = 1;
+        if let Some(kept) = &kept {
+            secret = kept.secret();
+            first_session |= (kept.servers() & SERVERS_MASK) << 32;
+        }
+        let seed = Hasher::new("cotensor slots v1").field(&secret).finish();
+        let (seed, _) = seed.as_bytes().split_at(8);
+        let changes = Arc::new(Changes { slots: Slots::new(index)?, kept });
         let store = EmbeddedStore::builder()
             .max_memory_bytes(config.max_memory_bytes)
             .claim_wait_max(config.claim_wait_max)
+            .seed(seed.iter().fold(0, |seed, &byte| seed << 8 | u64::from(byte)))
+            .watch(Arc::clone(&changes) as Arc<dyn Watch>)
             .build();
         Ok(Arc::new(Self {
             store,
+            changes,
             methods: handlers::methods(),
             functions: functions::Registry::default(),
             // Numbers in JSON are exact up to 2^53.
             epoch: u64::from_le_bytes(epoch) >> 11,
             secret,
             config,
-            next_session: AtomicU64::new(1),
+            next_session: AtomicU64::new(first_session),
             sessions: Mutex::default(),
+            orphans: Mutex::default(),
         }))
     }
 
@@ -117,6 +146,9 @@ impl Daemon {
                 },
             }
         }
+        if let Some(kept) = &self.changes.kept {
+            kept.stop();
+        }
         connections.shutdown().await;
         for session in self.lock().drain() {
             session.1.end();
@@ -149,10 +181,9 @@ impl Daemon {
         cotensor_core::Hasher::new("cotensor session v1").field(&self.secret).number(session).finish().to_string()
     }
 
-    /// Leases again what a session of a former daemon leased.
-    pub(crate) fn resume(&self, session: &Arc<Session>, resume: &Resume) -> Result<Vec<Option<Id>>> {
-        let _ = (session, resume);
-        Err(Error::unsupported("sessions do not outlive their daemon yet"))
+    /// What a former daemon left and nobody has come for.
+    pub(crate) fn orphans(&self) -> MutexGuard<'_, Orphans> {
+        self.orphans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Arc<Session>>> {

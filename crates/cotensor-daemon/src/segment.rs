@@ -1,12 +1,14 @@
 //! Memory that clients made: checked, kept, passed on, and never mapped here.
 
+use crate::session::Session;
+use cotensor_client::protocol::{FreedParams, notice};
 use cotensor_core::{Device, Error, MemoryKind, Result, Segment};
 use cotensor_memory::{Guarantee, check_sealed};
-use cotensor_store::Share;
+use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// A memfd that nobody can write any more.
 pub(crate) struct Sealed {
@@ -53,23 +55,42 @@ impl Segment for Sealed {
 pub(crate) struct Slab {
     file: File,
     len: usize,
-    share: Share,
+    uses: Mutex<Uses>,
+}
+
+#[derive(Default)]
+struct Uses {
+    /// The session that can write it, and its number there; none between a takeover and the session's return.
+    owner: Option<(Weak<Session>, u64)>,
+    /// Published tensors by their offsets.
+    live: HashMap<usize, u32>,
 }
 
 impl Slab {
     /// # Errors
     /// `Refused` for anything but a memfd of `len` bytes that takes no new writer.
-    pub(crate) fn new(fd: OwnedFd, len: usize, share: Share) -> Result<Self> {
+    pub(crate) fn new(fd: OwnedFd, len: usize) -> Result<Self> {
         check_sealed(&fd, len, Guarantee::ProducerOnly)?;
-        Ok(Self { file: fd.into(), len, share })
+        Ok(Self { file: fd.into(), len, uses: Mutex::default() })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// From now on `owner` is told which ranges nobody leases any more; returns the offsets of those that somebody does.
+    pub(crate) fn belongs(&self, owner: &Arc<Session>, number: u64) -> Vec<u64> {
+        let mut uses = self.uses();
+        uses.owner = Some((Arc::downgrade(owner), number));
+        uses.live.keys().map(|&offset| offset as u64).collect()
+    }
+
+    fn uses(&self) -> MutexGuard<'_, Uses> {
+        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
-    }
-
-    pub(crate) fn share(&self) -> &Share {
-        &self.share
     }
 }
 
@@ -78,32 +99,39 @@ pub(crate) struct Part {
     slab: Arc<Slab>,
     offset: usize,
     len: usize,
-    freed: Box<dyn Fn(usize) + Send + Sync>,
 }
 
 impl Part {
-    /// `freed` is told the offset when the part goes.
+    /// The slab's owner is told when the last part at this offset goes.
     ///
     /// # Errors
     /// `Invalid` when the place is not inside the slab.
-    pub(crate) fn new(
-        slab: Arc<Slab>,
-        offset: usize,
-        len: usize,
-        freed: Box<dyn Fn(usize) + Send + Sync>,
-    ) -> Result<Self> {
+    pub(crate) fn new(slab: Arc<Slab>, offset: usize, len: usize) -> Result<Self> {
         if !offset.is_multiple_of(cotensor_core::ALIGNMENT) || offset.checked_add(len).is_none_or(|end| end > slab.len)
         {
             let message = format!("{len} bytes at {offset} are no place in a slab of {}", slab.len);
             return Err(Error::invalid(message).in_field("offset"));
         }
-        Ok(Self { slab, offset, len, freed })
+        *slab.uses().live.entry(offset).or_default() += 1;
+        Ok(Self { slab, offset, len })
     }
 }
 
 impl Drop for Part {
     fn drop(&mut self) {
-        (self.freed)(self.offset);
+        let mut uses = self.slab.uses();
+        if let Some(count) = uses.live.get_mut(&self.offset) {
+            *count -= 1;
+            if *count > 0 {
+                return;
+            }
+        }
+        uses.live.remove(&self.offset);
+        let owner = uses.owner.as_ref().and_then(|(owner, number)| Some((owner.upgrade()?, *number)));
+        drop(uses);
+        if let Some((owner, slab)) = owner {
+            owner.notify(notice::SLAB_FREED, &FreedParams { slab, offsets: vec![self.offset as u64] });
+        }
     }
 }
 

@@ -3,11 +3,11 @@
 use crate::Daemon;
 use crate::outgoing::Outgoing;
 use crate::segment::Slab;
-use cotensor_client::protocol::{Descriptor, SegmentInfo, SessionInfo, Spec, Transport};
+use cotensor_client::protocol::{Descriptor, Id, SegmentInfo, SessionInfo, Spec, Transport};
 use cotensor_client::wire::{FRAME_FDS_MAX, Frame, rpc};
 use cotensor_core::{Error, ErrorKind, MemoryKind, Result};
 use cotensor_store::home::{Budget, Charge};
-use cotensor_store::{Holder, Key, Lease, Pack, Store, TensorId, TensorSpec, Ticket};
+use cotensor_store::{Holder, Key, Lease, Pack, Share, Store, TensorId, TensorSpec, Ticket};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -17,7 +17,7 @@ use std::time::Instant;
 /// Names that one session may hold under.
 const HOLDERS_MAX: usize = 1024;
 /// Reservations, tickets and slabs that one session may have open, each.
-const OPEN_MAX: usize = 4096;
+pub(crate) const OPEN_MAX: usize = 4096;
 
 /// A client's session.
 pub(crate) struct Session {
@@ -42,9 +42,16 @@ pub(crate) struct State {
     pub(crate) reservations: Open<Reserved>,
     pub(crate) packs: Open<(Pack, Arc<Charge>)>,
     pub(crate) tickets: Open<Ticket>,
-    pub(crate) slabs: HashMap<u64, Arc<Slab>>,
+    pub(crate) slabs: HashMap<u64, OwnSlab>,
     /// What the slabs take from the session's budget.
     slab_charges: Vec<Arc<Charge>>,
+}
+
+/// A slab that the session's client writes.
+pub(crate) struct OwnSlab {
+    pub(crate) slab: Arc<Slab>,
+    /// As long as the client can write it, its memory does not come back.
+    pub(crate) share: Share,
 }
 
 /// A tensor whose memory the client makes: the budget has room for it.
@@ -257,6 +264,7 @@ impl Session {
     pub(crate) fn grant(&self, lease: Lease, holder: &Holder, fds: &mut Vec<OwnedFd>) -> Result<Descriptor> {
         let (segment, layout) = (lease.segment(), lease.layout());
         let fd = segment.fd().ok_or_else(|| Error::unsupported("this segment has no descriptor"))?;
+        let index = self.outgoing.as_ref().and_then(|_| self.daemon.changes.slots.slot_of(&self.daemon.store, &lease));
         let size = rustix::fs::fstat(fd).map_err(|error| Error::io("looking at a segment", &error.into()))?.st_size;
         let mut state = self.lock();
         let key = (lease.id(), holder.id());
@@ -291,7 +299,7 @@ impl Session {
             offset_bytes: layout.offset_bytes() + segment.fd_offset(),
             segment: SegmentInfo { id, bytes: size as u64, slab: segment.kind() == MemoryKind::Slab },
             fd: send,
-            index: None,
+            index,
         };
         let surplus = match state.leases.entry(key) {
             Entry::Occupied(mut held) => {
@@ -306,6 +314,29 @@ impl Session {
         drop(state);
         drop(surplus);
         Ok(descriptor)
+    }
+
+    /// Keeps a lease that the client had before the daemon was replaced; returns which it is.
+    ///
+    /// # Errors
+    /// `Unsupported` for a segment without a descriptor.
+    pub(crate) fn take_up(&self, lease: Lease, holder: &Holder) -> Result<Id> {
+        let (id, fd) = (lease.id(), fd_of(&lease)?);
+        let mut state = self.lock();
+        match state.leases.entry((id, holder.id())) {
+            // Said twice: one is enough, as for the client it is one.
+            Entry::Occupied(_) => {
+                drop(state);
+                drop(lease);
+            }
+            Entry::Vacant(place) => {
+                // What the client had under the former daemon it keeps, whatever its budget is now.
+                let charge = self.budget.take(lease.layout().size_bytes() as u64);
+                place.insert(Held { lease, count: 1, _charge: charge });
+                state.segments.hold(fd);
+            }
+        }
+        Ok(id.into())
     }
 
     /// Notes that the client made this segment itself: it has the descriptor.
@@ -382,13 +413,13 @@ impl Session {
     }
 
     /// Keeps a slab of the session's own, under the number of its segment.
-    pub(crate) fn keep_slab(&self, slab: Slab, charge: Arc<Charge>) -> u64 {
+    pub(crate) fn keep_slab(&self, slab: Arc<Slab>, share: Share, charge: Arc<Charge>) -> u64 {
         let mut state = self.lock();
         state.slab_charges.push(charge);
         let known = state.segments.hold(slab.fd().as_raw_fd());
         known.sent = true;
         let id = known.id;
-        state.slabs.insert(id, Arc::new(slab));
+        state.slabs.insert(id, OwnSlab { slab, share });
         id
     }
 

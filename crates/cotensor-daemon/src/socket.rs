@@ -9,12 +9,14 @@ use std::path::{Path, PathBuf};
 
 /// A listening socket and the lock that keeps a second daemon away from it.
 ///
-/// Dropping it removes the socket. The lock's file stays: removing it would let two daemons hold "the" lock.
+/// Dropping the one that bound it removes the socket. The lock's file stays: removing it would let two daemons hold "the" lock.
 #[derive(Debug)]
 pub struct Listening {
     listener: UnixListener,
     path: PathBuf,
-    _lock: OwnedFd,
+    lock: OwnedFd,
+    /// Whether the socket goes with this.
+    owner: bool,
 }
 
 impl Listening {
@@ -60,7 +62,26 @@ impl Listening {
             drop(std::fs::remove_file(&new_path));
             return Err(io("listening")(error));
         }
-        Ok(Self { listener, path: path.to_path_buf(), _lock: lock })
+        Ok(Self { listener, path: path.to_path_buf(), lock, owner: true })
+    }
+
+    /// What another process has bound and locked.
+    pub(crate) fn from_parts(listener: UnixListener, path: PathBuf, lock: OwnedFd) -> Self {
+        Self { listener, path, lock, owner: false }
+    }
+
+    /// From now on the socket goes with this.
+    pub(crate) fn own(&mut self) {
+        self.owner = true;
+    }
+
+    /// Copies of the socket and of the lock, for another process.
+    ///
+    /// # Errors
+    /// `Io` when no more descriptors may be open.
+    pub(crate) fn descriptors(&self) -> Result<Vec<OwnedFd>> {
+        let io = |error| Error::io("duplicating a descriptor", &error);
+        Ok(vec![self.listener.try_clone().map_err(io)?.into(), self.lock.try_clone().map_err(io)?])
     }
 
     /// The listener, not blocking.
@@ -76,7 +97,9 @@ impl Listening {
 
 impl Drop for Listening {
     fn drop(&mut self) {
-        drop(std::fs::remove_file(&self.path));
+        if self.owner {
+            drop(std::fs::remove_file(&self.path));
+        }
     }
 }
 

@@ -8,6 +8,7 @@
 mod cache;
 mod copy;
 mod free;
+mod index;
 mod map;
 mod mapped_file;
 mod memfd;
@@ -20,6 +21,7 @@ pub mod usage;
 
 pub use cache::PackCache;
 pub use copy::{PARALLEL_COPY_BYTES_MIN, copy_parallel};
+pub use index::{INDEX_SLOTS_MAX, Index, IndexReader};
 pub use mapped_file::{MappedFile, MappedFileMemory};
 pub use memfd::{MemfdMemory, MemfdMut, SealedMemfd};
 pub use pack::{Entry, parse_table};

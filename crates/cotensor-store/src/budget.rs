@@ -43,13 +43,18 @@ impl Budget {
     pub fn take(self: &Arc<Self>, bytes: u64) -> Option<Arc<Charge>> {
         let fits = |used: u64| used.checked_add(bytes).filter(|&total| total <= self.max());
         let before = self.used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fits).ok()?;
+        Some(self.charged(before, bytes))
+    }
+
+    /// Takes `bytes` whether they fit or not.
+    pub(crate) fn take_over(self: &Arc<Self>, bytes: u64) -> Arc<Charge> {
+        self.charged(self.used.fetch_add(bytes, Ordering::SeqCst), bytes)
+    }
+
+    fn charged(self: &Arc<Self>, before: u64, bytes: u64) -> Arc<Charge> {
         self.peak.fetch_max(before + bytes, Ordering::SeqCst);
-        Some(Arc::new(Charge {
-            bytes,
-            open: AtomicUsize::new(0),
-            left: AtomicBool::new(false),
-            budget: Arc::clone(self),
-        }))
+        let (open, left) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Arc::new(Charge { bytes, open, left, budget: Arc::clone(self) })
     }
 
     /// Whether `bytes` will fit without anybody's doing once what is leaving has left, and `freed` more.

@@ -11,10 +11,11 @@ use crate::notes::Notes;
 use crate::record::Record;
 use crate::{
     Claim, Clock, ContentSource, ContentSpec, CopyReason, Diagnostics, Holder, Key, Lease, OptimizeReport,
-    Recommendations, Reservation, Retention, SharingConfig, Stats, Store, SystemClock, TensorId, TensorSpec,
+    Recommendations, Reservation, Retention, SharingConfig, Stats, Store, SystemClock, TensorId, TensorSpec, Watch,
 };
 use cotensor_core::{ContentCache, ContentHash, Error, ErrorKind, HeapMemory, Layout, Memory, Result, Segment};
 use std::collections::HashMap;
+use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
@@ -50,6 +51,7 @@ pub struct EmbeddedStore {
     config: SharingConfig,
     holders: RwLock<Holders>,
     notes: Mutex<Notes>,
+    pub(crate) watch: Option<Arc<dyn Watch>>,
     pub(crate) me: Weak<EmbeddedStore>,
 }
 
@@ -81,6 +83,8 @@ pub struct EmbeddedStoreBuilder {
     config: SharingConfig,
     claim_wait_max: Duration,
     shards: usize,
+    seed: Option<u64>,
+    watch: Option<Arc<dyn Watch>>,
 }
 
 impl EmbeddedStoreBuilder {
@@ -132,10 +136,26 @@ impl EmbeddedStoreBuilder {
         self
     }
 
+    /// What decides, with the name, which slots a name can have: a store that is to take over what another had is made
+    /// with the other's seed. Random by default.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// Who is told of what changes.
+    #[must_use]
+    pub fn watch(mut self, watch: Arc<dyn Watch>) -> Self {
+        self.watch = Some(watch);
+        self
+    }
+
     /// The store.
     pub fn build(self) -> Arc<EmbeddedStore> {
+        let seed = self.seed.unwrap_or_else(|| foldhash::fast::RandomState::default().hash_one(0));
         Arc::new_cyclic(|me| EmbeddedStore {
-            names: Names::new(self.shards),
+            names: Names::new(self.shards, seed),
             claims: Claims::new(self.claim_wait_max),
             budget: Budget::new(self.max_memory_bytes),
             memory: self.memory,
@@ -145,6 +165,7 @@ impl EmbeddedStoreBuilder {
             config: self.config,
             holders: RwLock::default(),
             notes: Mutex::default(),
+            watch: self.watch,
             me: me.clone(),
         })
     }
@@ -161,6 +182,8 @@ impl EmbeddedStore {
             config: SharingConfig::default(),
             claim_wait_max: CLAIM_WAIT_MAX,
             shards: SHARDS,
+            seed: None,
+            watch: None,
         }
     }
 
@@ -230,7 +253,7 @@ impl EmbeddedStore {
     pub(crate) fn drop_closed(&self, records: &[Arc<Record>]) {
         crate::sharing::log::tell_gone(records);
         for record in records {
-            self.names.forget(record);
+            self.names.forget(record, |record| self.tell(|watch| watch.gone(record)));
             if let Some(key) = &record.key {
                 self.claims.forget(key, record);
             }
@@ -246,6 +269,12 @@ impl EmbeddedStore {
                 *last = Some(error.to_string());
             })
             .ok()
+    }
+
+    fn tell(&self, what: impl FnOnce(&dyn Watch)) {
+        if let Some(watch) = &self.watch {
+            what(&**watch);
+        }
     }
 
     fn let_go(&self, record: &Arc<Record>) {
@@ -277,6 +306,7 @@ impl EmbeddedStore {
             let record = Record::new(parts, home);
             // Before anybody can see it: a tensor that is not kept must not go between publishing and leasing.
             record.leases.acquire(holder);
+            self.tell(|watch| watch.listing(&record));
             record
         });
         if let Some(superseded) = superseded {
@@ -329,9 +359,11 @@ impl Home for EmbeddedStore {
 
     fn finish(&self, key: Key, results: &[&Lease]) {
         self.claims.finish(key, results.iter().map(|lease| Arc::downgrade(&lease.record)).collect());
+        self.tell(|watch| watch.finished(&key, &results.iter().map(|lease| lease.id()).collect::<Vec<_>>()));
     }
 
     fn abandon(&self, key: Key) {
+        self.tell(|watch| watch.abandoned(&key));
         self.claims.abandon(key);
     }
 
@@ -426,7 +458,8 @@ impl Store for EmbeddedStore {
     }
 
     fn remove(&self, name: &str) -> Result<()> {
-        let record = self.names.remove(name).ok_or_else(|| Error::not_found(format!("no tensor is named {name:?}")))?;
+        let record = self.names.remove(name, |record| self.tell(|watch| watch.hidden(record)));
+        let record = record.ok_or_else(|| Error::not_found(format!("no tensor is named {name:?}")))?;
         self.let_go(&record);
         Ok(())
     }

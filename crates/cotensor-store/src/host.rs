@@ -22,6 +22,13 @@ impl Share {
     }
 }
 
+impl Share {
+    pub(crate) fn new(charge: Arc<Charge>) -> Self {
+        charge.opened();
+        Self(charge)
+    }
+}
+
 impl Drop for Share {
     fn drop(&mut self) {
         self.0.closed();
@@ -46,9 +53,7 @@ impl EmbeddedStore {
     /// # Errors
     /// `OverBudget` when eviction could not make room.
     pub fn share(&self, bytes: u64) -> Result<Share> {
-        let charge = self.charge(bytes)?;
-        charge.opened();
-        Ok(Share(charge))
+        Ok(Share::new(self.charge(bytes)?))
     }
 
     /// Refuses, and counts, what the configuration does not let be shared: for a tensor in a [`Share`]d segment.

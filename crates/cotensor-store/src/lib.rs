@@ -24,6 +24,7 @@ mod reservation;
 mod sharing;
 mod store;
 mod sync;
+mod watch;
 
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use config::{Refusal, SharingConfig};
@@ -35,3 +36,4 @@ pub use report::{Copies, Diagnostics, OptimizeReport, RecentCopy, Recommendation
 pub use reservation::{Reservation, Ticket};
 pub use sharing::{LogSink, SharedTensor, SharedTensorView, TensorSharingManager};
 pub use store::{Claim, ContentSource, ContentSpec, CopyReason, Holder, Key, Retention, Store, TensorId, TensorSpec};
+pub use watch::{Restored, Watch};

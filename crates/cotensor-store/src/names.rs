@@ -2,6 +2,7 @@
 
 use crate::TensorId;
 use crate::record::Record;
+use cotensor_core::{Error, ErrorKind, Result};
 use hashbrown::HashTable;
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,9 +35,16 @@ struct Entry {
 
 pub(crate) struct Names {
     shards: Vec<Shard>,
-    hasher: foldhash::fast::RandomState,
+    hasher: foldhash::fast::FixedState,
     slots: AtomicU64,
     surveys: Mutex<()>,
+}
+
+/// Where a record of a former store belongs.
+pub(crate) struct Restored {
+    pub(crate) id: TensorId,
+    pub(crate) versions: u64,
+    pub(crate) current: bool,
 }
 
 /// All records at one moment. One survey at a time: whoever evicts can rely on it that no report keeps alive what it
@@ -47,10 +55,11 @@ pub(crate) struct Survey<'a> {
 }
 
 impl Names {
-    pub(crate) fn new(shards: usize) -> Self {
+    /// Names of equal `seed` and number of shards are in the same shards, so that slots keep their meaning.
+    pub(crate) fn new(shards: usize, seed: u64) -> Self {
         Self {
             shards: (0..shards).map(|_| Shard::default()).collect(),
-            hasher: foldhash::fast::RandomState::default(),
+            hasher: foldhash::fast::FixedState::with_seed(seed),
             slots: AtomicU64::new(1),
             surveys: Mutex::default(),
         }
@@ -116,18 +125,77 @@ impl Names {
         TensorId { slot: self.new_slot(0), version: 1 }
     }
 
-    /// Takes `name` out of sight; returns what was there.
-    pub(crate) fn remove(&self, name: &str) -> Option<Arc<Record>> {
+    /// Puts a record where it was.
+    pub(crate) fn restore(
+        &self,
+        name: &str,
+        place: Restored,
+        make: impl FnOnce() -> Arc<Record>,
+    ) -> Result<Arc<Record>> {
+        let Restored { id, versions, current } = place;
+        let (index, hash) = self.locate(name);
+        if id.slot % self.shards.len() as u64 != index as u64 {
+            return Err(Error::new(ErrorKind::Conflict, format!("{name:?} was in a store of another seed")));
+        }
+        self.skip(id.slot);
+        let mut names = self.lock(index);
+        let entry = names
+            .entries
+            .entry(hash, |entry| &*entry.name == name, |entry| self.hasher.hash_one(&*entry.name))
+            .or_insert_with(|| Entry { name: name.into(), slot: id.slot, version: 0, current: None, old: Vec::new() })
+            .into_mut();
+        let taken = entry.current.iter().chain(&entry.old).any(|record| record.id == id);
+        if entry.slot != id.slot || taken || (current && entry.current.is_some()) {
+            return Err(Error::new(ErrorKind::Conflict, format!("{name:?} has a version {} already", id.version)));
+        }
+        entry.version = entry.version.max(versions);
+        let record = make();
+        match current {
+            true => entry.current = Some(Arc::clone(&record)),
+            false => entry.old.push(Arc::clone(&record)),
+        }
+        Ok(record)
+    }
+
+    /// Leaves all slots up to `slot` to those who have them.
+    pub(crate) fn skip(&self, slot: u64) {
+        self.slots.fetch_max((slot / self.shards.len() as u64).saturating_add(1), Ordering::Relaxed);
+    }
+
+    /// One version of a name, made a lease by `take`.
+    pub(crate) fn version<T>(
+        &self,
+        name: &str,
+        version: u64,
+        take: impl FnOnce(&Arc<Record>) -> Option<T>,
+    ) -> Option<T> {
+        let (index, hash) = self.locate(name);
+        let names = self.lock(index);
+        let entry = names.entries.find(hash, |entry| &*entry.name == name)?;
+        entry.current.iter().chain(&entry.old).find(|record| record.id.version == version).and_then(take)
+    }
+
+    /// The newest version.
+    pub(crate) fn current(&self, name: &str) -> Option<TensorId> {
+        let (index, hash) = self.locate(name);
+        let names = self.lock(index);
+        names.entries.find(hash, |entry| &*entry.name == name)?.current.as_ref().map(|record| record.id)
+    }
+
+    /// Takes `name` out of sight; returns what was there, once `hidden` was told.
+    pub(crate) fn remove(&self, name: &str, hidden: impl FnOnce(&Record)) -> Option<Arc<Record>> {
         let (index, hash) = self.locate(name);
         let mut names = self.lock(index);
         let entry = names.entries.find_mut(hash, |entry| &*entry.name == name)?;
         let record = entry.current.take()?;
         entry.old.push(Arc::clone(&record));
+        hidden(&record);
         Some(record)
     }
 
     /// Drops a record that is closed, and the name with its last version: should it ever come back, then in a new slot.
-    pub(crate) fn forget(&self, record: &Record) {
+    /// `gone` is told.
+    pub(crate) fn forget(&self, record: &Record, gone: impl FnOnce(&Record)) {
         let (index, hash) = self.locate(&record.spec.name);
         let mut names = self.lock(index);
         let Ok(mut found) = names.entries.find_entry(hash, |entry| *entry.name == *record.spec.name) else { return };
@@ -136,6 +204,7 @@ impl Names {
             entry.current = None;
         }
         entry.old.retain(|old| old.id != record.id);
+        gone(record);
         if entry.current.is_none() && entry.old.is_empty() {
             found.remove();
         }

@@ -41,6 +41,9 @@ message! {
         token: String,
         /// What it leases: the daemon leases it again.
         leases: Vec<Resumed>,
+        /// Computations that it has claimed, 64 hexadecimal digits each: it goes on with those that nobody else has claimed.
+        #[serde(default)]
+        claims: Vec<String>,
     }
 
     /// A lease to take up again.
@@ -73,6 +76,9 @@ message! {
         sharing: Sharing,
         /// For each lease to take up again, its identity now; none when it is gone.
         resumed: Vec<Option<Id>>,
+        /// For each claim to take up again, its ticket now; none when it is somebody else's, or finished.
+        #[serde(default)]
+        tickets: Vec<Option<u64>>,
     }
 
     /// What may be shared, as the store's configuration has it.
@@ -126,6 +132,9 @@ message! {
     SlabResult {
         /// Its number, as a segment.
         slab: u64,
+        /// Offsets of the tensors in it that there are: of one that the session had before the daemon was replaced.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        live: Vec<u64>,
     }
 
     /// A tensor that lies in a slab.

@@ -31,7 +31,7 @@ impl From<Id> for TensorId {
 }
 
 /// What is to be published.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Spec {
     /// The name to publish under.

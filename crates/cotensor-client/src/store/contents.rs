@@ -1,5 +1,6 @@
 //! Weights by content, through the daemon: leased where they are, provided where nobody has them.
 
+use super::link::Live;
 use super::memory::descriptor_of;
 use super::{CLAIM_TIMEOUT, ClientStore};
 use crate::protocol as p;
@@ -16,12 +17,16 @@ pub(super) fn lease(
     let mut leases: Vec<Option<Lease>> = specs.iter().map(|_| None).collect();
     let mut left: Vec<usize> = (0..specs.len()).collect();
     while !left.is_empty() {
-        let answer = ask(store, specs, &left, holder)?;
-        let provided = match answer.wanted {
-            Some(wanted) => provide(store, &wanted, source, holder)?,
-            None => Vec::new(),
-        };
-        for (place, lease) in answer.ready.into_iter().chain(provided) {
+        // Both steps are one session's: should the daemon be replaced in between, both are done again.
+        let found = store.attempt(|live| {
+            let answer = ask(store, live, specs, &left, holder)?;
+            let mut found = answer.ready;
+            if let Some(wanted) = answer.wanted {
+                found.extend(provide(store, live, &wanted, source, holder)?);
+            }
+            Ok(found)
+        })?;
+        for (place, lease) in found {
             leases[place] = Some(lease.look_at(&specs[place])?);
         }
         // What others provide is there in a later round, and so is a content that was asked for twice.
@@ -37,7 +42,7 @@ struct Answer {
 }
 
 /// Asks for the contents at the places `left`; places of the answer are those of `specs`.
-fn ask(store: &ClientStore, specs: &[ContentSpec], left: &[usize], holder: &Holder) -> Result<Answer> {
+fn ask(store: &ClientStore, live: &Live, specs: &[ContentSpec], left: &[usize], holder: &Holder) -> Result<Answer> {
     let content = |&place: &usize| {
         let ContentSpec { hash, dtype, shape, .. } = &specs[place];
         p::ContentParams { hash: hash.to_string(), dtype: dtype.name().to_owned(), shape: shape.clone() }
@@ -47,11 +52,11 @@ fn ask(store: &ClientStore, specs: &[ContentSpec], left: &[usize], holder: &Hold
         producer: left.first().map(|&place| specs[place].producer.clone()).unwrap_or_default(),
         holder: holder.name().to_owned(),
     };
-    let (answer, fds) = store.link.connection.call::<p::Contents>(&params, Vec::new(), Some(CLAIM_TIMEOUT))?;
+    let (answer, fds) = live.connection.call::<p::Contents>(&params, Vec::new(), Some(CLAIM_TIMEOUT))?;
     let (mut fds, mut ready) = (fds.into_iter(), Vec::new());
     let there = |place: usize| left.get(place).copied().ok_or_else(|| Error::corrupt("a place that was not asked for"));
     for (place, descriptor) in answer.ready {
-        ready.push((there(place)?, store.open((descriptor, &mut fds), holder)?));
+        ready.push((there(place)?, store.open(live, (descriptor, &mut fds), holder)?));
     }
     let mut wanted = answer.wanted;
     if let Some(wanted) = &mut wanted {
@@ -68,6 +73,7 @@ fn ask(store: &ClientStore, specs: &[ContentSpec], left: &[usize], holder: &Hold
 /// Fills one segment with what the daemon wants, and publishes it.
 fn provide(
     store: &ClientStore,
+    live: &Live,
     wanted: &p::Wanted,
     source: &mut dyn ContentSource,
     holder: &Holder,
@@ -77,14 +83,14 @@ fn provide(
     let segment = match filled {
         Ok(segment) => segment,
         Err(error) => {
-            store.link.tell::<p::DiscardContents>(&p::ReservationParams { reservation: wanted.reservation });
+            live.tell::<p::DiscardContents>(&p::ReservationParams { reservation: wanted.reservation });
             return Err(error);
         }
     };
     let micros = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
     let params = p::ProvideParams { reservation: wanted.reservation, micros };
-    let (published, _) = store.link.call::<p::ProvideContents>(&params, vec![descriptor_of(&*segment)?])?;
-    let open = |descriptor| store.opened.part(descriptor, &segment, holder, store.me.clone());
+    let (published, _) = live.call::<p::ProvideContents>(&params, vec![descriptor_of(&*segment)?])?;
+    let open = |descriptor| store.opened.part(live, descriptor, &segment, holder, store.me.clone());
     let places = wanted.places.iter().map(|(place, ..)| *place);
     places.zip(published.tensors).map(|(place, descriptor)| Ok((place, open(descriptor)?))).collect()
 }

@@ -1,6 +1,7 @@
 //! Memory that this process makes for what it publishes.
 
-use super::{Link, lock};
+use super::link::{Link, Live};
+use super::{ClientStore, lock};
 use crate::protocol::{self as p, Descriptor, Spec};
 use cotensor_core::{Error, ErrorKind, Memory, Result, Segment, SegmentMut};
 use cotensor_memory::{MemfdPool, Slab};
@@ -14,17 +15,20 @@ const SLAB_BYTES: usize = 4 << 20;
 /// Bytes that wait warm for the next large tensor.
 const POOL_BYTES_MAX: usize = 1 << 30;
 
-/// The slabs of one session, for small tensors.
+/// The slabs of this client, for small tensors. They outlive the daemon: the next one is told of each.
 #[derive(Default)]
 pub(super) struct Slabs {
-    slabs: Mutex<Vec<Open>>,
+    slabs: Mutex<Opened>,
     freed: Freed,
     pub(super) pool: Pool,
 }
 
-struct Open {
-    slab: Slab,
-    number: u64,
+/// By numbers of this client's own, the newest last.
+#[derive(Default)]
+struct Opened {
+    generation: u64,
+    next: u64,
+    open: Vec<(u64, Slab)>,
 }
 
 /// Memory for large tensors.
@@ -46,19 +50,63 @@ impl Pool {
     }
 }
 
-type Parts = HashMap<(u64, u64), Arc<dyn Segment>>;
-
 /// Published ranges of slabs, which are not used again before the daemon says that nobody leases them.
 #[derive(Clone, Default)]
-pub(super) struct Freed(Arc<Mutex<Parts>>);
+pub(super) struct Freed(Arc<Mutex<Published>>);
+
+#[derive(Default)]
+struct Published {
+    generation: u64,
+    /// This client's numbers of slabs by the session's.
+    slabs: HashMap<u64, u64>,
+    /// By this client's number of the slab, and the offset.
+    parts: HashMap<(u64, u64), Arc<dyn Segment>>,
+    /// What was said of slabs before their numbers were known.
+    early: Vec<p::FreedParams>,
+}
 
 impl Freed {
-    /// The daemon said so.
-    pub(super) fn add(&self, params: &p::FreedParams) {
-        let mut parts = lock(&self.0);
-        let freed: Vec<_> = params.offsets.iter().map(|&offset| parts.remove(&(params.slab, offset))).collect();
-        drop(parts);
+    /// The daemon said so, on the connection of `generation`.
+    pub(super) fn add(&self, generation: u64, params: &p::FreedParams) {
+        let mut published = lock(&self.0);
+        if published.generation != generation {
+            return;
+        }
+        let Some(&slab) = published.slabs.get(&params.slab) else {
+            return published.early.push(params.clone());
+        };
+        let freed: Vec<_> = params.offsets.iter().map(|&offset| published.parts.remove(&(slab, offset))).collect();
+        drop(published);
         drop(freed);
+    }
+
+    /// The session of `generation` has no slab yet.
+    fn leave(&self, generation: u64) {
+        let mut published = lock(&self.0);
+        published.generation = generation;
+        published.slabs.clear();
+        published.early.clear();
+    }
+
+    /// The session knows a slab, in which it has tensors at the offsets `live` and nowhere else.
+    fn opened(&self, slab: u64, number: u64, live: &[u64]) {
+        let mut published = lock(&self.0);
+        published.slabs.insert(number, slab);
+        let early: Vec<p::FreedParams> = published.early.extract_if(.., |freed| freed.slab == number).collect();
+        let freed = |offset: &u64| !live.contains(offset) || early.iter().any(|freed| freed.offsets.contains(offset));
+        let gone: Vec<_> = published.parts.extract_if(|(known, offset), _| *known == slab && freed(offset)).collect();
+        drop(published);
+        drop(gone);
+    }
+
+    /// The session's number of a slab.
+    fn number(&self, live: &Live, slab: u64) -> Result<u64> {
+        let published = lock(&self.0);
+        if published.generation != live.generation {
+            return Err(live.outlived());
+        }
+        let number = published.slabs.iter().find(|(_, own)| **own == slab).map(|(number, _)| *number);
+        number.ok_or_else(|| Error::new(ErrorKind::Conflict, "the daemon did not take this slab over"))
     }
 }
 
@@ -68,44 +116,88 @@ impl Slabs {
     }
 
     /// A range of a slab, of a new one if it must be.
-    pub(super) fn place(&self, link: &Link, len: usize) -> Result<(Place, Box<dyn SegmentMut>)> {
-        let mut slabs = lock(&self.slabs);
+    pub(super) fn place(&self, store: &ClientStore, len: usize) -> Result<(Place, Box<dyn SegmentMut>)> {
+        if let Some(found) = self.range(len)? {
+            return Ok(found);
+        }
+        let slab = Slab::create(SLAB_BYTES.max(len))?;
+        store.attempt(|live| {
+            let opened = open(live, &slab)?;
+            let mut slabs = lock(&self.slabs);
+            if slabs.generation != live.generation {
+                return Err(live.outlived());
+            }
+            slabs.next += 1;
+            let own = slabs.next;
+            let segment = slab.reserve(len)?;
+            slabs.open.push((own, slab.clone()));
+            self.freed.opened(own, opened.slab, &opened.live);
+            Ok((Place::Slab(own), segment))
+        })
+    }
+
+    /// A range of a slab that is open.
+    fn range(&self, len: usize) -> Result<Option<(Place, Box<dyn SegmentMut>)>> {
         // The newest is the emptiest.
-        for open in slabs.iter().rev() {
-            match open.slab.reserve(len) {
-                Ok(segment) => return Ok((Place::Slab(open.number), segment)),
+        for (own, slab) in lock(&self.slabs).open.iter().rev() {
+            match slab.reserve(len) {
+                Ok(segment) => return Ok(Some((Place::Slab(*own), segment))),
                 Err(error) if error.kind() == ErrorKind::OverBudget => {}
                 Err(error) => return Err(error),
             }
         }
-        let slab = Slab::create(SLAB_BYTES.max(len))?;
-        let fd = slab.fd().try_clone_to_owned().map_err(|error| Error::io("duplicating a descriptor", &error))?;
-        let (opened, _) = link.call::<p::OpenSlab>(&p::SlabParams { bytes: slab.len() as u64 }, vec![fd])?;
-        let segment = slab.reserve(len)?;
-        slabs.push(Open { slab, number: opened.slab });
-        Ok((Place::Slab(opened.slab), segment))
+        Ok(None)
     }
+
+    /// The session of `generation` has no slab yet.
+    pub(super) fn leave(&self, generation: u64) {
+        lock(&self.slabs).generation = generation;
+        self.freed.leave(generation);
+    }
+
+    /// Opens every slab in the session of `live`.
+    ///
+    /// # Errors
+    /// When that ends meanwhile. A slab that it refuses is not used any more.
+    pub(super) fn reopen(&self, live: &Live) -> Result<()> {
+        let slabs = lock(&self.slabs).open.clone();
+        for (own, slab) in slabs {
+            match open(live, &slab) {
+                Ok(opened) => self.freed.opened(own, opened.slab, &opened.live),
+                Err(error) if live.connection.closed().is_some() => return Err(error),
+                Err(_) => lock(&self.slabs).open.retain(|(known, _)| *known != own),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn open(live: &Live, slab: &Slab) -> Result<p::SlabResult> {
+    let fd = slab.fd().try_clone_to_owned().map_err(|error| Error::io("duplicating a descriptor", &error))?;
+    Ok(live.call::<p::OpenSlab>(&p::SlabParams { bytes: slab.len() as u64 }, vec![fd])?.0)
 }
 
 /// Where an unpublished tensor lies, as the daemon knows it.
 pub(super) enum Place {
-    /// In one of the session's slabs.
+    /// In one of the slabs, by this client's number.
     Slab(u64),
     /// In memory of its own, for which the daemon has reserved.
     Own(Reserved),
 }
 
-/// A reservation of the daemon's, given back unless it is published.
+/// A reservation of a session's, given back unless it is published.
 pub(super) struct Reserved {
     number: u64,
+    generation: u64,
     link: Arc<Link>,
     published: bool,
 }
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        if !self.published {
-            self.link.tell::<p::Discard>(&p::ReservationParams { reservation: self.number });
+        let live = self.link.live();
+        if !self.published && live.generation == self.generation {
+            live.tell::<p::Discard>(&p::ReservationParams { reservation: self.number });
         }
     }
 }
@@ -113,46 +205,54 @@ impl Drop for Reserved {
 impl Place {
     /// Memory of its own for a tensor of `len` bytes, if the daemon has room for it.
     pub(super) fn reserved(
-        link: &Arc<Link>,
-        pool: &Pool,
+        store: &ClientStore,
         params: &p::ReserveParams,
         len: usize,
     ) -> Result<(Self, Box<dyn SegmentMut>)> {
-        let number = link.ask::<p::Reserve>(params)?.reservation;
-        let reserved = Reserved { number, link: Arc::clone(link), published: false };
-        Ok((Self::Own(reserved), pool.reserve(len)?))
+        let (number, generation) = store.attempt(|live| Ok((reserve(live, params)?, live.generation)))?;
+        let reserved = Reserved { number, generation, link: Arc::clone(&store.link), published: false };
+        Ok((Self::Own(reserved), store.slabs.pool.reserve(len)?))
     }
 
-    /// Publishes what `segment` holds now.
+    /// Publishes what `segment` holds now, in the session of `live`. Can be called again in another.
     pub(super) fn publish(
-        self,
-        link: &Link,
+        &mut self,
+        live: &Live,
         slabs: &Slabs,
         spec: &TensorSpec,
         segment: &Arc<dyn Segment>,
         holder: &str,
         ticket: Option<u64>,
     ) -> Result<Descriptor> {
+        let (described, holder) = (Spec::from(spec), holder.to_owned());
         match self {
-            Self::Own(mut reserved) => {
+            Self::Own(reserved) => {
+                if reserved.generation != live.generation {
+                    reserved.number = reserve(live, &p::ReserveParams { spec: described, holder })?;
+                    reserved.generation = live.generation;
+                }
                 let params = p::PublishParams { reservation: reserved.number, ticket };
                 reserved.published = true;
-                Ok(link.call::<p::Publish>(&params, vec![descriptor_of(&**segment)?])?.0)
+                Ok(live.call::<p::Publish>(&params, vec![descriptor_of(&**segment)?])?.0)
             }
-            Self::Slab(slab) => {
-                let offset = segment.fd_offset() as u64;
-                let (spec, holder) = (Spec::from(spec), holder.to_owned());
+            Self::Slab(own) => {
+                let (offset, slab) = (segment.fd_offset() as u64, slabs.freed.number(live, *own)?);
                 // Kept before anybody is told: the daemon may say at once that nobody leases it.
-                lock(&slabs.freed.0).insert((slab, offset), Arc::clone(segment));
-                let params = p::PublishSlabParams { slab, offset, spec, holder, ticket };
-                let published = link.ask::<p::PublishSlab>(&params);
-                if published.is_err() {
-                    lock(&slabs.freed.0).remove(&(slab, offset));
+                lock(&slabs.freed.0).parts.insert((*own, offset), Arc::clone(segment));
+                let params = p::PublishSlabParams { slab, offset, spec: described, holder, ticket };
+                let published = live.call::<p::PublishSlab>(&params, Vec::new());
+                // Without an answer it may be published: the next session knows.
+                if published.is_err() && live.connection.closed().is_none() {
+                    lock(&slabs.freed.0).parts.remove(&(*own, offset));
                 }
-                published
+                Ok(published?.0)
             }
         }
     }
+}
+
+fn reserve(live: &Live, params: &p::ReserveParams) -> Result<u64> {
+    Ok(live.call::<p::Reserve>(params, Vec::new())?.0.reservation)
 }
 
 /// A descriptor of a segment, to send.

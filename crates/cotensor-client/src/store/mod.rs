@@ -1,10 +1,12 @@
 //! A [`Store`] whose tensors the daemon keeps: the same for its users as one inside their process.
 
 mod contents;
+mod link;
 mod memory;
 mod open;
+mod rejoin;
+mod tickets;
 
-use crate::connection::Connection;
 use crate::place::default_socket;
 use crate::protocol::{self as p, Method, Spec};
 use cotensor_core::{ContentHash, Device, Error, ErrorKind, HeapMemory, Layout, Memory, Result};
@@ -13,6 +15,7 @@ use cotensor_store::{
     Claim, ContentSource, ContentSpec, CopyReason, Diagnostics, Holder, Key, Lease, OptimizeReport, Recommendations,
     Reservation, SharingConfig, Stats, Store, TensorId, TensorSpec, Ticket,
 };
+use link::{Link, Live};
 use memory::{Place, Slabs};
 use open::Opened;
 use std::collections::HashMap;
@@ -20,9 +23,8 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
+use tickets::Tickets;
 
-/// How long the daemon may take for what it does at once.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest that is asked to wait for another's computation; the daemon has a limit of its own.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(3600);
 
@@ -37,30 +39,16 @@ pub struct ClientStore {
     small_bytes_max: usize,
     slabs: Slabs,
     opened: Opened,
-    tickets: Mutex<HashMap<Key, u64>>,
+    tickets: Tickets,
     holders: RwLock<Holders>,
     /// Private tensors are this process's own; the daemon's budget is for what it keeps.
     private: Arc<Budget>,
     me: Weak<ClientStore>,
 }
 
-/// The connection, for calls.
-pub(crate) struct Link {
-    connection: Connection,
-}
-
-impl Link {
-    pub(crate) fn call<M: Method>(&self, params: &M::Params, fds: Vec<OwnedFd>) -> Result<(M::Result, Vec<OwnedFd>)> {
-        self.connection.call::<M>(params, fds, Some(ANSWER_TIMEOUT))
-    }
-
-    pub(crate) fn ask<M: Method>(&self, params: &M::Params) -> Result<M::Result> {
-        Ok(self.call::<M>(params, Vec::new())?.0)
-    }
-
-    /// Says something whose failure changes nothing here: a connection that is gone has given everything back.
-    pub(crate) fn tell<M: Method>(&self, params: &M::Params) {
-        drop(self.connection.notify::<M>(params));
+impl Drop for ClientStore {
+    fn drop(&mut self) {
+        self.link.end();
     }
 }
 
@@ -80,18 +68,9 @@ impl ClientStore {
     pub fn connect(socket: Option<&Path>, client: &str) -> Result<Arc<Self>> {
         let socket = socket.map_or_else(default_socket, Path::to_path_buf);
         let slabs = Slabs::default();
-        let freed = slabs.freed();
-        let on_notice = move |method: &str, params: &serde_json::value::RawValue, _: Vec<OwnedFd>| {
-            if method == p::notice::SLAB_FREED
-                && let Ok(params) = serde_json::from_str::<p::FreedParams>(params.get())
-            {
-                freed.add(&params);
-            }
-        };
-        let connection = Connection::open(&socket, Box::new(on_notice))?;
-        let link = Arc::new(Link { connection });
-        let hello = p::HelloParams { protocol: p::PROTOCOL, client: client.to_owned(), resume: None };
-        let hello = link.ask::<p::Hello>(&hello).map_err(|error| error.in_file(&socket))?;
+        let greeted = Link::greet(&socket, client, &slabs.freed(), 0, || None)?;
+        let hello = greeted.hello.clone();
+        let link = Arc::new(Link::new(&socket, client, slabs.freed(), greeted.live(0)));
         let kinds =
             hello.sharing.allowed_types.map(|kinds| kinds.iter().filter_map(|kind| kind.parse().ok()).collect());
         let config = SharingConfig {
@@ -99,7 +78,7 @@ impl ClientStore {
             allowed_types: kinds,
             max_shared_tensor_size_bytes: hello.sharing.max_shared_tensor_size_bytes,
         };
-        Ok(Arc::new_cyclic(|me| Self {
+        let store = Arc::new_cyclic(|me| Self {
             opened: Opened::new(Arc::clone(&link)),
             link,
             socket,
@@ -107,11 +86,13 @@ impl ClientStore {
             config,
             small_bytes_max: usize::try_from(hello.small_bytes_max).unwrap_or(usize::MAX),
             slabs,
-            tickets: Mutex::default(),
+            tickets: Tickets::default(),
             holders: RwLock::default(),
             private: Budget::new(u64::MAX),
             me: me.clone(),
-        }))
+        });
+        rejoin::watch(&store.link, store.me.clone())?;
+        Ok(store)
     }
 
     /// Makes memory for `count` large tensors of `bytes` bytes ready, so that publishing them takes the time of the copy;
@@ -127,7 +108,8 @@ impl ClientStore {
     /// Ends the connection, as the end of the process would: the daemon gives back what this client leased. What is mapped
     /// stays readable until its leases are dropped.
     pub fn disconnect(&self) {
-        self.link.connection.close();
+        self.link.end();
+        self.opened.forget_names();
     }
 
     /// Where the daemon listens.
@@ -146,29 +128,26 @@ impl ClientStore {
         own.is_some_and(|own| std::ptr::addr_eq(own.segment(), lease.segment()))
     }
 
-    /// Asks the daemon for any of its methods, as [`ask`](Self::ask), for the descriptors that come with the answer, too.
+    /// Asks the daemon for any of its methods, once.
     ///
     /// # Errors
-    /// The daemon's.
-    pub(crate) fn call<M: Method>(&self, params: &M::Params) -> Result<(M::Result, Vec<OwnedFd>)> {
-        self.link.call::<M>(params, Vec::new())
-    }
-
-    /// Asks the daemon for any of its methods.
-    ///
-    /// # Errors
-    /// The daemon's.
+    /// The daemon's; `Io` when it dies meanwhile.
     pub fn ask<M: Method>(&self, params: &M::Params) -> Result<M::Result> {
-        self.link.ask::<M>(params)
+        let live = self.link.live();
+        if live.connection.closed().is_some() && !self.link.ended() {
+            self.rejoin(&live)?;
+        }
+        Ok(self.link.live().call::<M>(params, Vec::new())?.0)
     }
 
     /// A lease of this process's own on what the daemon leased to it.
     fn open(
         &self,
+        live: &Live,
         (descriptor, fds): (p::Descriptor, &mut std::vec::IntoIter<OwnedFd>),
         holder: &Holder,
     ) -> Result<Lease> {
-        self.opened.open(descriptor, fds, holder, self.me.clone())
+        self.opened.open(live, descriptor, fds, holder, self.me.clone())
     }
 
     fn home(&self) -> Result<Arc<dyn Home>> {
@@ -176,22 +155,16 @@ impl ClientStore {
         Ok(me)
     }
 
-    fn ticket(&self, key: Option<Key>) -> Result<Option<u64>> {
-        let Some(key) = key else { return Ok(None) };
-        let missing = || Error::new(ErrorKind::Conflict, "this claim is not this process's any more");
-        lock(&self.tickets).get(&key).copied().ok_or_else(missing).map(Some)
-    }
-
     fn report<M: Method<Params = p::Empty, Result = p::Report>, T: Default + serde::de::DeserializeOwned>(&self) -> T {
-        let report = self.link.ask::<M>(&p::Empty {});
+        let report = self.call::<M>(&p::Empty {});
         // Reports have no errors: of a daemon that is gone there is nothing to say.
-        report.ok().and_then(|report| serde_json::from_value(report.fields.into()).ok()).unwrap_or_default()
+        report.ok().and_then(|(report, _)| serde_json::from_value(report.fields.into()).ok()).unwrap_or_default()
     }
 
     fn refuse(&self, spec: &TensorSpec, bytes: usize) -> Result<()> {
         match self.config.refuses(spec.kind, bytes as u64) {
             // Asked for all the same: the daemon counts what it refuses.
-            Some(_) => self.link.ask::<p::Reserve>(&reserve_params(spec, "")).map(drop),
+            Some(_) => self.call::<p::Reserve>(&reserve_params(spec, "")).map(drop),
             None => Ok(()),
         }
     }
@@ -213,9 +186,13 @@ impl Home for ClientStore {
             return record.lease(&holder).ok_or_else(|| Error::new(ErrorKind::Conflict, "a new tensor is closed"));
         }
         let place = tag.downcast::<Place>().map_err(|_| Error::invalid("this tensor was reserved in another store"))?;
-        let ticket = self.ticket(key)?;
-        let descriptor = place.publish(&self.link, &self.slabs, &spec, &segment, holder.name(), ticket)?;
-        self.opened.made(descriptor, segment, key, &holder, self.me.clone())
+        let mut place = *place;
+        self.attempt(|live| {
+            // Tickets are this session's; whether it has one is looked up for each.
+            let ticket = self.tickets.number(key)?;
+            let descriptor = place.publish(live, &self.slabs, &spec, &segment, holder.name(), ticket)?;
+            self.opened.made(live, descriptor, Arc::clone(&segment), key, &holder, self.me.clone())
+        })
     }
 
     fn forget(&self, record: &Arc<Record>) {
@@ -225,15 +202,15 @@ impl Home for ClientStore {
     }
 
     fn finish(&self, key: Key, results: &[&Lease]) {
-        if let Some(ticket) = lock(&self.tickets).remove(&key) {
+        if let Some(ticket) = self.tickets.take(key) {
             let results = results.iter().map(|lease| lease.id().into()).collect();
-            self.link.tell::<p::Finish>(&p::FinishParams { ticket, results });
+            self.link.live().tell::<p::Finish>(&p::FinishParams { ticket, results });
         }
     }
 
     fn abandon(&self, key: Key) {
-        if let Some(ticket) = lock(&self.tickets).remove(&key) {
-            self.link.tell::<p::Decline>(&p::TicketParams { ticket });
+        if let Some(ticket) = self.tickets.take(key) {
+            self.link.live().tell::<p::Decline>(&p::TicketParams { ticket });
         }
     }
 
@@ -260,9 +237,14 @@ impl Store for ClientStore {
     }
 
     fn get(&self, name: &str, holder: &Holder) -> Result<Lease> {
+        if let Some(lease) = self.opened.find_newest(name, holder) {
+            return Ok(lease);
+        }
         let params = p::GetParams { name: name.to_owned(), holder: holder.name().to_owned() };
-        let (descriptor, fds) = self.link.call::<p::Get>(&params, Vec::new())?;
-        self.open((descriptor, &mut fds.into_iter()), holder)
+        self.attempt(|live| {
+            let (descriptor, fds) = live.call::<p::Get>(&params, Vec::new())?;
+            self.open(live, (descriptor, &mut fds.into_iter()), holder)
+        })
     }
 
     fn lease(&self, id: TensorId, holder: &Holder) -> Result<Lease> {
@@ -270,12 +252,14 @@ impl Store for ClientStore {
             return Ok(lease);
         }
         let params = p::LeaseParams { id: id.into(), holder: holder.name().to_owned() };
-        let (descriptor, fds) = self.link.call::<p::Lease>(&params, Vec::new())?;
-        self.open((descriptor, &mut fds.into_iter()), holder)
+        self.attempt(|live| {
+            let (descriptor, fds) = live.call::<p::Lease>(&params, Vec::new())?;
+            self.open(live, (descriptor, &mut fds.into_iter()), holder)
+        })
     }
 
     fn has(&self, id: TensorId) -> bool {
-        self.link.ask::<p::Has>(&p::IdParams { id: id.into() }).is_ok_and(|there| there.present)
+        self.call::<p::Has>(&p::IdParams { id: id.into() }).is_ok_and(|(there, _)| there.present)
     }
 
     fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
@@ -283,8 +267,8 @@ impl Store for ClientStore {
         let len = layout.size_bytes();
         self.refuse(&spec, len)?;
         let (place, segment) = match len <= self.small_bytes_max {
-            true => self.slabs.place(&self.link, len)?,
-            false => Place::reserved(&self.link, &self.slabs.pool, &reserve_params(&spec, holder.name()), len)?,
+            true => self.slabs.place(self, len)?,
+            false => Place::reserved(self, &reserve_params(&spec, holder.name()), len)?,
         };
         let charge = self.private.take(0).ok_or_else(|| Error::new(ErrorKind::OverBudget, "no memory"))?;
         let (device, holder, tag) = (Device::Cpu, holder.clone(), Box::new(place));
@@ -304,22 +288,24 @@ impl Store for ClientStore {
 
     fn claim(&self, key: &Key, holder: &Holder) -> Result<Claim> {
         let params = p::ClaimParams { key: key.0.to_string(), holder: holder.name().to_owned() };
-        let (claim, fds) = self.link.connection.call::<p::Claim>(&params, Vec::new(), Some(CLAIM_TIMEOUT))?;
-        match claim {
-            p::ClaimResult::Compute(ticket) => {
-                lock(&self.tickets).insert(*key, ticket);
-                Ok(Claim::Compute(Ticket::new(*key, self.me.clone())))
+        self.attempt(|live| {
+            let (claim, fds) = live.connection.call::<p::Claim>(&params, Vec::new(), Some(CLAIM_TIMEOUT))?;
+            match claim {
+                p::ClaimResult::Compute(ticket) => {
+                    self.tickets.add(live, *key, ticket)?;
+                    Ok(Claim::Compute(Ticket::new(*key, self.me.clone())))
+                }
+                p::ClaimResult::Ready(descriptors) => {
+                    let mut fds = fds.into_iter();
+                    let open = |descriptor| self.open(live, (descriptor, &mut fds), holder);
+                    Ok(Claim::Ready(descriptors.into_iter().map(open).collect::<Result<_>>()?))
+                }
             }
-            p::ClaimResult::Ready(descriptors) => {
-                let mut fds = fds.into_iter();
-                let open = |descriptor| self.open((descriptor, &mut fds), holder);
-                Ok(Claim::Ready(descriptors.into_iter().map(open).collect::<Result<_>>()?))
-            }
-        }
+        })
     }
 
     fn is_computed(&self, key: &Key) -> bool {
-        self.link.ask::<p::IsComputed>(&p::KeyParams { key: key.0.to_string() }).is_ok_and(|answer| answer.computed)
+        self.call::<p::IsComputed>(&p::KeyParams { key: key.0.to_string() }).is_ok_and(|(answer, _)| answer.computed)
     }
 
     fn contents(&self, specs: &[ContentSpec], source: &mut dyn ContentSource, holder: &Holder) -> Result<Vec<Lease>> {
@@ -327,17 +313,25 @@ impl Store for ClientStore {
     }
 
     fn recall(&self, key: &ContentHash) -> Option<Vec<u8>> {
-        let note = self.link.ask::<p::Recall>(&p::KeyParams { key: key.to_string() }).ok()?.note?;
+        let note = self.call::<p::Recall>(&p::KeyParams { key: key.to_string() }).ok()?.0.note?;
         crate::hex::decode(&note)
     }
 
     fn remember(&self, key: &ContentHash, note: &[u8]) {
         let params = p::RememberParams { key: key.to_string(), note: crate::hex::encode(note) };
-        self.link.tell::<p::Remember>(&params);
+        self.link.live().tell::<p::Remember>(&params);
     }
 
     fn remove(&self, name: &str) -> Result<()> {
-        self.link.ask::<p::Remove>(&p::NameParams { name: name.to_owned() }).map(drop)
+        let (params, mut again) = (p::NameParams { name: name.to_owned() }, false);
+        self.attempt(|live| match live.call::<p::Remove>(&params, Vec::new()) {
+            // Removed the first time, when the answer was lost.
+            Err(error) if again && error.kind() == ErrorKind::NotFound => Ok(()),
+            outcome => {
+                again = true;
+                outcome.map(drop)
+            }
+        })
     }
 
     fn config(&self) -> &SharingConfig {
@@ -350,7 +344,7 @@ impl Store for ClientStore {
 
     fn record_copy(&self, tensor: &str, reason: CopyReason, bytes: usize) {
         let (tensor, reason, bytes) = (tensor.to_owned(), reason.name().to_owned(), bytes as u64);
-        self.link.tell::<p::RecordCopy>(&p::CopyParams { tensor, reason, bytes });
+        self.link.live().tell::<p::RecordCopy>(&p::CopyParams { tensor, reason, bytes });
     }
 
     fn optimize(&self) -> OptimizeReport {

@@ -2,6 +2,7 @@
 
 use super::{Answer, NOTHING};
 use crate::dispatch::{Caller, Reply};
+use crate::keeper::Change;
 use cotensor_client::protocol::{ClaimParams, ClaimResult, Computed, Empty, FinishParams, Id, KeyParams, TicketParams};
 use cotensor_core::{ContentHash, Error, ErrorKind, Result};
 use cotensor_store::{Claim, Key, Store};
@@ -22,7 +23,11 @@ pub(super) async fn begin(caller: Caller, params: ClaimParams) -> Answer<ClaimRe
         Error::new(ErrorKind::TimedOut, format!("another session computes this for over {} s", wait.as_secs()))
     })?;
     match claim {
-        Claim::Compute(ticket) => Ok(ClaimResult::Compute(caller.lock().tickets.add(ticket)?).into()),
+        Claim::Compute(ticket) => {
+            let number = caller.lock().tickets.add(ticket)?;
+            caller.daemon.changes.tell(Change::Claimed(params.key));
+            Ok(ClaimResult::Compute(number).into())
+        }
         Claim::Ready(leases) => {
             let mut fds = Vec::new();
             let grant = |lease| caller.grant(lease, &holder, &mut fds);

@@ -3,6 +3,7 @@
 use super::claim::key;
 use super::{Answer, NOTHING};
 use crate::dispatch::Caller;
+use crate::keeper::Change;
 use cotensor_client::hex;
 use cotensor_client::protocol::{
     CopyParams, Empty, KeyParams, ListParams, ListResult, NameParams, Note, RememberParams, Report, Spec, TensorInfo,
@@ -55,6 +56,7 @@ pub(super) async fn remember(caller: Caller, params: RememberParams) -> Answer<E
     let note =
         hex::decode(&params.note).ok_or_else(|| Error::invalid("hexadecimal digits expected").in_field("note"))?;
     caller.daemon.store.remember(&key(&params.key)?, &note);
+    caller.daemon.changes.tell(Change::Noted { key: params.key, note: params.note });
     Ok(NOTHING.into())
 }
 

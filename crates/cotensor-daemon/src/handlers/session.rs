@@ -1,7 +1,7 @@
 //! Sessions begin.
 
 use super::{Answer, NOTHING};
-use crate::dispatch::Caller;
+use crate::dispatch::{Caller, Reply};
 use cotensor_client::protocol::{Empty, HelloParams, HelloResult, PROTOCOL, Sharing};
 use cotensor_core::Error;
 use cotensor_store::Store;
@@ -13,19 +13,21 @@ pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloRe
     }
     caller.introduce(&params.client);
     let daemon = &caller.daemon;
-    let resumed = match params.resume {
+    let (resumed, tickets) = match params.resume {
         Some(resume) => daemon.resume(&caller.session, &resume)?,
-        None => Vec::new(),
+        None => (Vec::new(), Vec::new()),
     };
+    // For connections that carry descriptors.
+    let index = caller.outgoing().map(|_| daemon.changes.slots.fd()).transpose()?;
     let sharing = daemon.store.config();
     let allowed = sharing.allowed_types.as_ref();
-    Ok(HelloResult {
+    let value = HelloResult {
         protocol: PROTOCOL,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         session: caller.id,
         token: daemon.token(caller.id),
         epoch: daemon.epoch,
-        index_slots: 0,
+        index_slots: if index.is_some() { daemon.changes.slots.count() } else { 0 },
         small_bytes_max: daemon.config.small_bytes_max,
         sharing: Sharing {
             enable_shared_tensors: sharing.enable_shared_tensors,
@@ -33,8 +35,9 @@ pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloRe
             max_shared_tensor_size_bytes: sharing.max_shared_tensor_size_bytes,
         },
         resumed,
-    }
-    .into())
+        tickets,
+    };
+    Ok(Reply { value, fds: index.into_iter().collect() })
 }
 
 pub(super) async fn ping(_: Caller, _: Empty) -> Answer<Empty> {

@@ -4,10 +4,10 @@ use super::{Answer, NOTHING};
 use crate::dispatch::{Caller, Reply};
 use crate::segment::{Part, Sealed, Slab};
 use crate::session::{Reserved, Session};
+use crate::takeover::inode;
 use cotensor_client::protocol::{
-    Descriptor, Empty, FreedParams, GetParams, IdParams, LeaseParams, NameParams, Present, PublishParams,
-    PublishSlabParams, ReleaseParams, ReservationParams, ReserveParams, ReserveResult, SegmentParams, SlabParams,
-    SlabResult, notice,
+    Descriptor, Empty, GetParams, IdParams, LeaseParams, NameParams, Present, PublishParams, PublishSlabParams,
+    ReleaseParams, ReservationParams, ReserveParams, ReserveResult, SegmentParams, SlabParams, SlabResult,
 };
 use cotensor_core::{Error, ErrorKind, Layout, Result};
 use cotensor_store::{Holder, Lease, Store};
@@ -48,31 +48,36 @@ pub(super) async fn open_slab(mut caller: Caller, params: SlabParams) -> Answer<
         return Err(Error::new(ErrorKind::Conflict, format!("{SLABS_MAX} slabs are open in this session")));
     }
     let own = caller.charge(params.bytes)?;
-    let share = caller.daemon.store.share(params.bytes)?;
     let len = usize::try_from(params.bytes).map_err(|_| Error::invalid("too many bytes").in_field("bytes"))?;
-    let slab = Slab::new(caller.fd()?, len, share)?;
-    let slab = caller.keep_slab(slab, own);
-    Ok(SlabResult { slab }.into())
+    let fd = caller.fd()?;
+    let (daemon, inode) = (&caller.daemon, inode(&fd)?);
+    let waiting = daemon.orphans().slabs.remove(&inode);
+    let (slab, share) = match waiting {
+        // What a former daemon knew is charged already, and what was published in it lies there still.
+        Some((slab, share)) if slab.len() == len => (slab, share),
+        _ => {
+            let share = daemon.store.share(params.bytes)?;
+            (Arc::new(Slab::new(fd, len)?), share)
+        }
+    };
+    let number = caller.keep_slab(Arc::clone(&slab), share, own);
+    let live = slab.belongs(&caller.session, number);
+    Ok(SlabResult { slab: number, live }.into())
 }
 
 pub(super) async fn publish_slab(caller: Caller, params: PublishSlabParams) -> Answer<Descriptor> {
     let spec = params.spec.to_domain()?;
     let holder = caller.holder(&params.holder)?;
     let missing = || Error::not_found(format!("this session has no slab {}", params.slab)).in_field("slab");
-    let slab = caller.lock().slabs.get(&params.slab).cloned().ok_or_else(missing)?;
+    let known = caller.lock().slabs.get(&params.slab).map(|own| (Arc::clone(&own.slab), own.share.charge()));
+    let (slab, charge) = known.ok_or_else(missing)?;
     let layout = Layout::contiguous(spec.dtype, &spec.shape)?;
     let offset = usize::try_from(params.offset).unwrap_or(usize::MAX);
-    let (owner, number) = (Arc::downgrade(&caller.session), params.slab);
-    let freed = move |offset: usize| {
-        if let Some(session) = owner.upgrade() {
-            session.notify(notice::SLAB_FREED, &FreedParams { slab: number, offsets: vec![offset as u64] });
-        }
-    };
-    let part = Part::new(Arc::clone(&slab), offset, layout.size_bytes(), Box::new(freed))?;
+    let part = Part::new(slab, offset, layout.size_bytes())?;
     let key = params.ticket.map(|ticket| caller.key_of(ticket)).transpose()?;
     let store = &caller.daemon.store;
     store.check_shared(&spec)?;
-    let lease = store.adopt(spec, layout, Arc::new(part), slab.share().charge(), key, &holder)?;
+    let lease = store.adopt(spec, layout, Arc::new(part), charge, key, &holder)?;
     made_here(&caller, lease, &holder)
 }
 

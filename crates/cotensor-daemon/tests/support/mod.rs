@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "every test file uses a part")]
 
 pub(crate) mod calls;
+#[cfg(test)]
+pub(crate) mod processes;
 
 use cotensor_client::ClientStore;
 use cotensor_core::{DType, Kind};

@@ -1,0 +1,124 @@
+//! The connection as the store's parts use it: one at a time, replaced when the daemon is.
+
+use super::memory::Freed;
+use crate::connection::{Connection, OnNotice};
+use crate::protocol::{self as p, Method};
+use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_memory::IndexReader;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+/// How long the daemon may take for what it does at once.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A connection with a session on it.
+pub(super) struct Live {
+    pub(super) connection: Connection,
+    /// Counts the connections of this client. What a session numbered (segments, slabs, tickets, reservations) means
+    /// nothing to the next.
+    pub(super) generation: u64,
+    pub(super) session: u64,
+    pub(super) token: String,
+    pub(super) index: Option<Arc<IndexReader>>,
+}
+
+impl Live {
+    /// Calls a method once.
+    pub(super) fn call<M: Method>(&self, params: &M::Params, fds: Vec<OwnedFd>) -> Result<(M::Result, Vec<OwnedFd>)> {
+        self.connection.call::<M>(params, fds, Some(ANSWER_TIMEOUT))
+    }
+
+    /// Says something whose failure changes nothing here: a connection that is gone has given everything back.
+    pub(super) fn tell<M: Method>(&self, params: &M::Params) {
+        drop(self.connection.notify::<M>(params));
+    }
+
+    /// What is said when an answer comes after its session was replaced; it is asked for again then.
+    pub(super) fn outlived(&self) -> Error {
+        Error::new(ErrorKind::Io, "the daemon was replaced meanwhile")
+    }
+}
+
+/// What a new connection begins with.
+pub(super) struct Greeted {
+    pub(super) connection: Connection,
+    pub(super) hello: p::HelloResult,
+    index: Option<Arc<IndexReader>>,
+}
+
+impl Greeted {
+    pub(super) fn live(self, generation: u64) -> Live {
+        let Self { connection, hello, index } = self;
+        Live { connection, generation, session: hello.session, token: hello.token, index }
+    }
+}
+
+/// Where the daemon is, and the connection to it that there is now.
+pub(super) struct Link {
+    pub(super) socket: PathBuf,
+    client: String,
+    freed: Freed,
+    live: RwLock<Arc<Live>>,
+    /// One at a time connects anew.
+    pub(super) turn: Mutex<()>,
+    ended: AtomicBool,
+}
+
+impl Link {
+    pub(super) fn new(socket: &Path, client: &str, freed: Freed, live: Live) -> Self {
+        let (socket, client, live) = (socket.to_path_buf(), client.to_owned(), RwLock::new(Arc::new(live)));
+        Self { socket, client, freed, live, turn: Mutex::default(), ended: AtomicBool::new(false) }
+    }
+
+    /// Connects and says hello. Notices of slabs count for `generation`.
+    pub(super) fn greet(
+        socket: &Path,
+        client: &str,
+        freed: &Freed,
+        generation: u64,
+        resume: impl FnOnce() -> Option<p::Resume>,
+    ) -> Result<Greeted> {
+        let freed = freed.clone();
+        let on_notice: OnNotice = Box::new(move |method, params, _| {
+            if method == p::notice::SLAB_FREED
+                && let Ok(params) = serde_json::from_str::<p::FreedParams>(params.get())
+            {
+                freed.add(generation, &params);
+            }
+        });
+        let connection = Connection::open(socket, on_notice)?;
+        let hello = p::HelloParams { protocol: p::PROTOCOL, client: client.to_owned(), resume: resume() };
+        let greeted = connection.call::<p::Hello>(&hello, Vec::new(), Some(ANSWER_TIMEOUT));
+        let (hello, fds) = greeted.map_err(|error| error.in_file(socket))?;
+        let index = match fds.first() {
+            Some(fd) if hello.index_slots > 0 => Some(Arc::new(IndexReader::open(fd, hello.index_slots)?)),
+            _ => None,
+        };
+        Ok(Greeted { connection, hello, index })
+    }
+
+    pub(super) fn greet_again(&self, generation: u64, resume: impl FnOnce() -> Option<p::Resume>) -> Result<Greeted> {
+        Self::greet(&self.socket, &self.client, &self.freed, generation, resume)
+    }
+
+    pub(super) fn live(&self) -> Arc<Live> {
+        Arc::clone(&self.live.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn replace(&self, live: Arc<Live>) {
+        *self.live.write().unwrap_or_else(PoisonError::into_inner) = live;
+    }
+
+    /// Ends the connection for good.
+    pub(super) fn end(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+        self.live().connection.close();
+    }
+
+    pub(super) fn ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
+    }
+}

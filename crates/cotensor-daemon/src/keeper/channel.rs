@@ -1,0 +1,152 @@
+//! What keeper and server say to each other on their socket pair, with descriptors.
+
+use super::ledger::{Change, Ledger};
+use crate::Listening;
+use cotensor_client::wire::{Decoder, Frame, send_all};
+use cotensor_core::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How long the other end may leave something unread before it counts as gone.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+
+/// One message.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Message {
+    /// First of a handover. Descriptors: the listening socket, its lock, and the index if there is one.
+    Begin(Birth),
+    /// A part of the ledger, or what happened to it since.
+    Change(Change),
+    /// Last of a handover.
+    Complete,
+    /// The server ends because it was asked to.
+    Stopping,
+}
+
+/// What a server or a keeper starts with, beside the ledger.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Birth {
+    /// Where the socket is.
+    pub(super) socket: PathBuf,
+    /// What sessions' tokens are made with.
+    pub(super) secret: [u8; 32],
+    /// How many servers there were before.
+    pub(super) servers: u64,
+    /// The server that is handed over to a keeper.
+    pub(super) server: Option<u32>,
+    /// Slots of the index, when there is one.
+    pub(super) index_slots: u32,
+}
+
+/// One end of the pair, for receiving.
+pub(super) struct Receiver {
+    pub(super) socket: UnixStream,
+    decoder: Decoder,
+}
+
+impl Receiver {
+    pub(super) fn new(socket: UnixStream) -> Self {
+        Self { socket, decoder: Decoder::default() }
+    }
+
+    /// What came already, if it is a whole message.
+    ///
+    /// # Errors
+    /// `Corrupt` for anything that the other end does not say.
+    pub(super) fn take(&mut self) -> Result<Option<(Message, Vec<OwnedFd>)>> {
+        let Some(frame) = self.decoder.take()? else { return Ok(None) };
+        let message = serde_json::from_slice(&frame.body);
+        Ok(Some((message.map_err(|error| Error::corrupt(format!("between keeper and server: {error}")))?, frame.fds)))
+    }
+
+    /// Reads once; zero bytes are the end.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn fill(&mut self) -> std::io::Result<usize> {
+        self.decoder.fill(self.socket.as_fd())
+    }
+
+    /// Waits for the next message.
+    ///
+    /// # Errors
+    /// `Io` at the end or past the socket's patience.
+    fn next(&mut self) -> Result<(Message, Vec<OwnedFd>)> {
+        loop {
+            if let Some(message) = self.take()? {
+                return Ok(message);
+            }
+            match self.fill() {
+                Ok(0) => return Err(Error::new(cotensor_core::ErrorKind::Io, "the handover ended midway")),
+                Ok(_) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Error::io("taking over", &error)),
+            }
+        }
+    }
+
+    /// Takes a handover.
+    ///
+    /// # Errors
+    /// `Io`, and `Corrupt` for what is no handover.
+    pub(super) fn take_over(&mut self) -> Result<Handover> {
+        let timeout = |time| self.socket.set_read_timeout(time).map_err(|error| Error::io("taking over", &error));
+        timeout(Some(PATIENCE))?;
+        let (Message::Begin(birth), fds) = self.next()? else { return Err(Error::corrupt("no handover")) };
+        let mut fds = fds.into_iter();
+        let mut fd = || fds.next().ok_or_else(|| Error::corrupt("a descriptor is missing"));
+        let listening = Listening::from_parts(fd()?.into(), birth.socket.clone(), fd()?);
+        let index = (birth.index_slots > 0).then(fd).transpose()?;
+        let mut ledger = Ledger::default();
+        loop {
+            match self.next()? {
+                (Message::Change(change), fds) => ledger.apply(change, fds)?,
+                (Message::Complete, _) => break,
+                (message, _) => return Err(Error::corrupt(format!("{message:?} in a handover"))),
+            }
+        }
+        let timeout = |time| self.socket.set_read_timeout(time).map_err(|error| Error::io("taking over", &error));
+        timeout(None)?;
+        Ok(Handover { birth, listening, index, ledger })
+    }
+}
+
+/// All that goes from one to the next.
+pub(super) struct Handover {
+    pub(super) birth: Birth,
+    pub(super) listening: Listening,
+    pub(super) index: Option<OwnedFd>,
+    pub(super) ledger: Ledger,
+}
+
+/// Says something.
+///
+/// # Errors
+/// `Io` when the other end is gone or does not read.
+pub(super) fn say(socket: &UnixStream, message: &Message, fds: Vec<OwnedFd>) -> Result<()> {
+    let body = serde_json::to_vec(message).map_err(|error| Error::invalid(error.to_string()))?;
+    send_all(socket.as_fd(), &Frame { body, fds })
+}
+
+/// Hands everything over.
+///
+/// # Errors
+/// As [`say`].
+pub(super) fn hand_over(
+    socket: &UnixStream,
+    birth: Birth,
+    listening: &Listening,
+    index: Option<OwnedFd>,
+    ledger: &Ledger,
+) -> Result<()> {
+    socket.set_write_timeout(Some(PATIENCE)).map_err(|error| Error::io("handing over", &error))?;
+    let mut fds = listening.descriptors()?;
+    fds.extend(index);
+    say(socket, &Message::Begin(birth), fds)?;
+    ledger.tell(|change, fds| say(socket, &Message::Change(change), fds))?;
+    say(socket, &Message::Complete, Vec::new())
+}

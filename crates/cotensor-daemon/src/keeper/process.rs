@@ -1,0 +1,112 @@
+//! The two processes: how one starts the other, and how it ends.
+
+use cotensor_core::{Error, Result};
+use rustix::process::{Pid, Resource, Signal, getrlimit, kill_process, setrlimit};
+use std::ffi::OsString;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How a server that has to go is waited for before it is killed.
+const GOING: Duration = Duration::from_millis(100);
+
+/// How the two processes are started: the program, and the arguments that make it call [`serve`](super::serve) or
+/// [`resume`](super::resume).
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// The program: what is at this path when a server is started, so a new version takes over from an old one.
+    pub program: PathBuf,
+    /// Arguments of a server.
+    pub server: Vec<OsString>,
+    /// Arguments of a keeper that a server starts.
+    pub keeper: Vec<OsString>,
+}
+
+impl Launch {
+    /// The program that runs now, with these arguments.
+    ///
+    /// # Errors
+    /// `Io` when the system does not tell which that is.
+    pub fn this_program(
+        server: impl IntoIterator<Item = OsString>,
+        keeper: impl IntoIterator<Item = OsString>,
+    ) -> Result<Self> {
+        let program = std::env::current_exe().map_err(|error| Error::io("finding this program", &error))?;
+        Ok(Self { program, server: server.into_iter().collect(), keeper: keeper.into_iter().collect() })
+    }
+
+    /// Starts a server with `socket` as its standard input.
+    pub(super) fn server(&self, socket: UnixStream) -> Result<Server> {
+        let child = self.start(&self.server, socket)?;
+        Ok(Server { pid: Some(child.id()), child: Some(child) })
+    }
+
+    /// Starts a keeper.
+    pub(super) fn keeper(&self, socket: UnixStream) -> Result<Child> {
+        self.start(&self.keeper, socket)
+    }
+
+    fn start(&self, arguments: &[OsString], socket: UnixStream) -> Result<Child> {
+        let mut command = Command::new(&self.program);
+        command.args(arguments).stdin(Stdio::from(OwnedFd::from(socket)));
+        command.spawn().map_err(|error| Error::io("starting", &error).in_file(&self.program))
+    }
+}
+
+/// A server as its keeper sees it.
+pub(super) struct Server {
+    /// Unless another keeper started it.
+    pub(super) child: Option<Child>,
+    pub(super) pid: Option<u32>,
+}
+
+impl Server {
+    /// Has it stop, which it says before it does.
+    pub(super) fn ask_to_stop(&self) {
+        self.signal(Signal::TERM);
+    }
+
+    pub(super) fn kill(&self) {
+        self.signal(Signal::KILL);
+    }
+
+    /// Only while its end of the socket pair is open: the number is still its own then.
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = self.pid.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?)) {
+            let _ = kill_process(pid, signal);
+        }
+    }
+
+    /// Makes sure that it is gone: two servers must not listen on one socket.
+    pub(super) fn end(&mut self) {
+        let Some(child) = &mut self.child else { return };
+        let start = Instant::now();
+        while let Ok(None) = child.try_wait() {
+            if start.elapsed() >= GOING {
+                drop(child.kill());
+                drop(child.wait());
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// The socket that this process was started with.
+pub(super) fn standard_input() -> Result<UnixStream> {
+    let fd = std::io::stdin().as_fd().try_clone_to_owned();
+    let fd = fd.map_err(|error| Error::io("taking standard input over", &error))?;
+    if rustix::net::sockopt::socket_domain(&fd) != Ok(rustix::net::AddressFamily::UNIX) {
+        return Err(Error::invalid("standard input is no socket: this is started by `cotensor serve` alone"));
+    }
+    Ok(fd.into())
+}
+
+/// One descriptor for every large tensor: as many as the system lets this process have.
+pub(super) fn raise_descriptor_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    let _ = setrlimit(Resource::Nofile, limit);
+}

@@ -1,0 +1,235 @@
+//! The server's side: taking over what there is, telling the keeper what changes, and starting another when it dies.
+
+use super::channel::{Birth, Message, Receiver, hand_over, say};
+use super::process::{Launch, raise_descriptor_limit, standard_input};
+use super::{Change, Entry, Ledger};
+use crate::{Config, Daemon, Listening};
+use cotensor_client::protocol::{SegmentInfo, Spec};
+use cotensor_core::{Error, MemoryKind, Result};
+use cotensor_memory::Index;
+use cotensor_store::home::Record;
+use std::collections::HashMap;
+use std::io::Read;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Runs a server that a keeper started, until SIGTERM or SIGINT. Blocks; to be called from the program's start.
+///
+/// # Errors
+/// `Invalid` when no keeper started this process; `Io`.
+pub fn serve(config: Config, launch: &Launch) -> Result<()> {
+    let (daemon, listening) = take_over(config, launch)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Error::io("starting the server", &error))?;
+    runtime.block_on(async {
+        let listen = |kind| signal(kind).map_err(|error| Error::io("listening for signals", &error));
+        let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
+        let stop = async {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        };
+        daemon.serve(&listening, stop).await
+    })
+}
+
+/// A daemon with everything that the keeper which started this process has kept, and the socket to serve: for servers
+/// that do more than [`serve`].
+///
+/// # Errors
+/// `Invalid` when no keeper started this process; `Io`.
+pub fn take_over(config: Config, launch: &Launch) -> Result<(Arc<Daemon>, Listening)> {
+    raise_descriptor_limit();
+    let mut receiver = Receiver::new(standard_input()?);
+    let handover = receiver.take_over()?;
+    let socket = receiver.socket;
+    let index = match handover.index {
+        Some(fd) => Index::open(fd, handover.birth.index_slots)?,
+        None => Index::create(crate::index::INDEX_SLOTS)?,
+    };
+    let io = |error| Error::io("taking over", &error);
+    let fds = handover.listening.descriptors()?;
+    let [listener, lock]: [OwnedFd; 2] = fds.try_into().map_err(|_| Error::corrupt("a descriptor is missing"))?;
+    let kept = Arc::new(Kept {
+        birth: Birth { server: Some(std::process::id()), index_slots: 0, ..handover.birth.clone() },
+        listening: Listening::from_parts(listener.into(), handover.birth.socket.clone(), lock),
+        launch: launch.clone(),
+        stopping: AtomicBool::new(false),
+        state: Mutex::new(State {
+            next: handover.ledger.segments().map(|segment| segment.info.id).max().unwrap_or(0),
+            ledger: handover.ledger,
+            socket: Some(socket.try_clone().map_err(io)?),
+            numbers: HashMap::new(),
+        }),
+    });
+    let daemon = Daemon::take_over(config, index, Arc::clone(&kept))?;
+    let minded = std::thread::Builder::new().name("keeper".to_owned()).spawn(move || kept.mind(socket));
+    drop(minded.map_err(io)?);
+    Ok((daemon, handover.listening))
+}
+
+/// What the keeper is told, and told again should it die.
+pub(crate) struct Kept {
+    birth: Birth,
+    listening: Listening,
+    launch: Launch,
+    stopping: AtomicBool,
+    state: Mutex<State>,
+}
+
+pub(crate) struct State {
+    pub(crate) ledger: Ledger,
+    /// The keeper's end, while there is one.
+    socket: Option<UnixStream>,
+    /// Segments' numbers by this process's descriptors of them.
+    numbers: HashMap<RawFd, u64>,
+    next: u64,
+}
+
+impl Kept {
+    pub(crate) fn secret(&self) -> [u8; 32] {
+        self.birth.secret
+    }
+
+    /// How many servers there were, this one included.
+    pub(crate) fn servers(&self) -> u64 {
+        self.birth.servers
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn listing(&self, record: &Record) {
+        if let Err(error) = self.try_listing(record) {
+            tracing::error!("{} would not outlive this server: {error}", record.spec().name);
+        }
+    }
+
+    fn try_listing(&self, record: &Record) -> Result<()> {
+        let segment = record.segment();
+        let fd = segment.fd().ok_or_else(|| Error::unsupported("this segment has no descriptor"))?;
+        let mut state = self.state();
+        let known = state.numbers.get(&fd.as_raw_fd()).copied();
+        let (info, fds) = match known {
+            Some(_) => (None, Vec::new()),
+            None => {
+                let copy = fd.try_clone_to_owned().map_err(|error| Error::io("duplicating a descriptor", &error))?;
+                let found = rustix::fs::fstat(fd).map_err(|error| Error::io("looking at a segment", &error.into()))?;
+                let (id, slab) = (state.next + 1, segment.kind() == MemoryKind::Slab);
+                (Some(SegmentInfo { id, bytes: found.st_size as u64, slab }), vec![copy])
+            }
+        };
+        let number = known.unwrap_or(state.next + 1);
+        if known.is_none() {
+            state.next = number;
+            state.numbers.insert(fd.as_raw_fd(), number);
+        }
+        let entry = Box::new(Entry {
+            id: record.id().into(),
+            spec: Spec::from(record.spec()),
+            segment: number,
+            offset: record.layout().offset_bytes() + segment.fd_offset(),
+            key: record.key().map(|key| key.0.to_string()),
+            versions: record.id().version,
+            current: true,
+        });
+        state.tell(Change::Listed { entry, segment: info }, fds)
+    }
+
+    pub(crate) fn gone(&self, record: &Record) {
+        let mut state = self.state();
+        self.told(state.tell(Change::Gone(record.id().into()), Vec::new()));
+        let fd = record.segment().fd().map(|fd| fd.as_raw_fd());
+        let number = fd.and_then(|fd| state.numbers.get(&fd).copied());
+        if let (Some(fd), Some(number)) = (fd, number)
+            && !state.ledger.has_segment(number)
+        {
+            state.numbers.remove(&fd);
+        }
+    }
+
+    pub(crate) fn tell(&self, change: Change) {
+        let told = self.state().tell(change, Vec::new());
+        self.told(told);
+    }
+
+    fn told(&self, told: Result<()>) {
+        if let Err(error) = told {
+            tracing::error!("the keeper was not told: {error}");
+        }
+    }
+
+    /// This server ends because it was asked to: nobody is to follow it.
+    pub(crate) fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        if let Some(socket) = self.state().socket.take() {
+            drop(say(&socket, &Message::Stopping, Vec::new()));
+        }
+    }
+
+    /// Waits for the keeper's end and starts the next one, for as long as this server lives.
+    fn mind(&self, mut socket: UnixStream) {
+        loop {
+            // It says nothing: whatever ends this read ends the keeper.
+            drop(socket.read(&mut [0]));
+            if self.stopping.load(Ordering::SeqCst) {
+                return;
+            }
+            tracing::warn!("the keeper died; starting another");
+            socket = loop {
+                match self.next_keeper() {
+                    Ok(socket) => break socket,
+                    Err(error) => tracing::error!("no keeper: {error}"),
+                }
+                std::thread::sleep(std::time::Duration::from_secs(1));
+                if self.stopping.load(Ordering::SeqCst) {
+                    return;
+                }
+            };
+        }
+    }
+
+    fn next_keeper(&self) -> Result<UnixStream> {
+        let io = |error| Error::io("starting a keeper", &error);
+        let (ours, theirs) = UnixStream::pair().map_err(io)?;
+        let mut child = self.launch.keeper(theirs)?;
+        // Changes wait for the lock meanwhile, so that the keeper misses none.
+        let mut state = self.state();
+        state.socket = None;
+        let handed = hand_over(&ours, self.birth.clone(), &self.listening, None, &state.ledger);
+        // Reaped when it dies, so that no zombie stays.
+        drop(std::thread::Builder::new().name("reaper".to_owned()).spawn(move || child.wait()));
+        handed?;
+        state.socket = Some(ours.try_clone().map_err(io)?);
+        Ok(ours)
+    }
+}
+
+impl State {
+    /// Knows a restored segment's descriptor.
+    pub(crate) fn number(&mut self, fd: RawFd, number: u64) {
+        self.numbers.insert(fd, number);
+    }
+
+    /// Writes a change down, and has the keeper do so.
+    pub(crate) fn tell(&mut self, change: Change, fds: Vec<OwnedFd>) -> Result<()> {
+        let copies = fds.iter().map(OwnedFd::try_clone).collect::<std::io::Result<_>>();
+        let copies = copies.map_err(|error| Error::io("duplicating a descriptor", &error))?;
+        let message = Message::Change(change);
+        if let Some(socket) = &self.socket
+            && let Err(error) = say(socket, &message, copies)
+        {
+            tracing::error!("the keeper does not listen: {error}");
+            // Maybe half a message was sent: it is of no use any more, and `mind` starts another.
+            drop(socket.shutdown(std::net::Shutdown::Both));
+            self.socket = None;
+        }
+        let Message::Change(change) = message else { return Ok(()) };
+        self.ledger.apply(change, fds)
+    }
+}

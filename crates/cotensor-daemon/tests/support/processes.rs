@@ -1,0 +1,162 @@
+//! A daemon in processes of its own, to be killed.
+
+use cotensor_client::ClientStore;
+use cotensor_client::protocol as p;
+use cotensor_store::{CopyReason, Lease, Retention, Store};
+use rustix::process::{Pid, Signal, kill_process};
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long anything may take that is waited for. Far more than it does.
+pub(crate) const SOON: Duration = Duration::from_secs(60);
+
+pub(crate) struct Processes {
+    keeper: Child,
+    pub(crate) socket: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Processes {
+    pub(crate) fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("cotensor.sock");
+        let keeper = Command::new(env!("CARGO_BIN_EXE_cotensor-daemon")).arg(&socket).spawn().unwrap();
+        let this = Self { keeper, socket, _folder: folder };
+        until("the daemon answers", || ClientStore::connect(Some(&this.socket), "first").is_ok());
+        this
+    }
+
+    pub(crate) fn connect(&self, client: &str) -> Arc<ClientStore> {
+        ClientStore::connect(Some(&self.socket), client).unwrap()
+    }
+
+    pub(crate) fn keeper(&self) -> u32 {
+        self.keeper.id()
+    }
+
+    /// The server that the first keeper has now.
+    pub(crate) fn server(&self) -> u32 {
+        let mut found = None;
+        until("there is a server", || {
+            found = children(self.keeper()).first().copied();
+            found.is_some()
+        });
+        found.unwrap()
+    }
+
+    /// Kills the server; the next one has another number.
+    pub(crate) fn kill_server(&self) {
+        let server = self.server();
+        signal(server, Signal::KILL);
+        until("the next server starts", || children(self.keeper()).first().is_some_and(|next| *next != server));
+    }
+
+    /// Asks it to stop; whether it did so well.
+    pub(crate) fn stop(&mut self) -> bool {
+        signal(self.keeper.id(), Signal::TERM);
+        self.keeper.wait().unwrap().success()
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        // A server would start another keeper.
+        for child in children(self.keeper.id()) {
+            signal(child, Signal::KILL);
+        }
+        drop(self.keeper.kill());
+        drop(self.keeper.wait());
+        // One that was started in between.
+        until("nobody listens", || {
+            let listening = ClientStore::connect(Some(&self.socket), "last").is_ok();
+            for pid in with_argument(&self.socket) {
+                signal(pid, Signal::KILL);
+            }
+            !listening
+        });
+    }
+}
+
+/// Processes that were started with this socket.
+pub(crate) fn with_argument(socket: &std::path::Path) -> Vec<u32> {
+    let wanted = socket.as_os_str().as_encoded_bytes();
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let started = |pid: &u32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).nth(1) == Some(wanted)
+    };
+    pids.filter(started).collect()
+}
+
+/// The processes that a process has started, those that are dead already left out.
+pub(crate) fn children(parent: u32) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let child = |pid: &u32| {
+        let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+        let mut fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+        fields.next() != Some("Z") && fields.next() == Some(&parent.to_string())
+    };
+    pids.filter(child).collect()
+}
+
+pub(crate) fn signal(pid: u32, signal: Signal) {
+    let _ = kill_process(Pid::from_raw(pid as i32).unwrap(), signal);
+}
+
+/// Waits until `what`.
+pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < SOON, "waited too long until {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Waits until the daemon has no tensor and no bytes.
+pub(crate) fn settles_empty(processes: &Processes) {
+    let store = processes.connect("inspector");
+    let mut seen = String::new();
+    let start = Instant::now();
+    loop {
+        let stats = store.stats();
+        let list = store.ask::<p::List>(&p::ListParams { prefix: String::new(), limit: 100 });
+        if list.as_ref().is_ok_and(|list| list.tensors.is_empty()) && stats.memory_usage_bytes == 0 {
+            return;
+        }
+        if start.elapsed() > SOON {
+            seen.push_str(&format!("{} bytes, {list:?}", stats.memory_usage_bytes));
+            panic!("not everything came back: {seen}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Bytes by which a tensor is known: of `number`, in whatever length.
+pub(crate) fn content(number: u64, bytes: usize) -> Vec<u8> {
+    let mut state = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut content: Vec<u8> = number.to_le_bytes().into_iter().take(bytes).collect();
+    content.resize_with(bytes, || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    });
+    content
+}
+
+/// Whether `bytes` are a whole [`content`].
+pub(crate) fn is_whole(bytes: &[u8]) -> bool {
+    let number = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+    bytes == content(number, bytes.len())
+}
+
+pub(crate) fn put(store: &ClientStore, name: &str, bytes: &[u8], retention: Retention) -> Lease {
+    let spec = cotensor_store::TensorSpec { retention, ..super::spec(name, bytes.len()) };
+    let mut reservation = store.reserve(spec, &store.holder("")).unwrap();
+    reservation.write(bytes, CopyReason::Put).unwrap();
+    reservation.publish().unwrap()
+}
