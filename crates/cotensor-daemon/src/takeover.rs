@@ -5,7 +5,7 @@ use crate::keeper::{Change, Entry, Kept};
 use crate::segment::{Part, Sealed, Slab};
 use crate::{Config, Daemon};
 use cotensor_client::hex;
-use cotensor_client::protocol::{Id, Resume};
+use cotensor_client::protocol::{Id, RESUME_TOKEN, Resume};
 use cotensor_core::{ContentHash, Error, ErrorKind, Layout, Result, Segment};
 use cotensor_memory::Index;
 use cotensor_store::home::{Charge, Record};
@@ -125,7 +125,7 @@ impl Daemon {
     pub(crate) fn resume(&self, session: &crate::session::Session, resume: &Resume) -> Result<TakenUp> {
         let token = self.token(resume.session);
         if !bool::from(token.as_bytes().ct_eq(resume.token.as_bytes())) {
-            return Err(Error::new(ErrorKind::Refused, "not this session's token").in_field("resume.token"));
+            return Err(Error::new(ErrorKind::Refused, "not this session's token").in_field(RESUME_TOKEN));
         }
         if resume.leases.len() > RESUMED_MAX || resume.claims.len() > crate::session::OPEN_MAX {
             return Err(Error::invalid(format!("more than {RESUMED_MAX} leases")).in_field("resume.leases"));

@@ -3,6 +3,7 @@
 
 mod support;
 
+use cotensor_client::ClientStore;
 use cotensor_core::{ContentHash, ErrorKind};
 use cotensor_store::{Claim, CopyReason, Key, Lease, Retention, Store};
 use rustix::process::Signal;
@@ -161,6 +162,27 @@ fn a_clean_stop_ends_both_and_takes_the_socket_away() {
     assert!(!processes.socket.exists() && with_argument(&processes.socket).is_empty());
     assert!(is_whole(held.bytes().unwrap()));
     assert!(one.get("y", &one.holder("")).is_err());
+}
+
+#[test]
+fn a_client_joins_a_daemon_that_knows_nothing_of_it() {
+    let processes = Processes::start();
+    let (one, two) = (processes.connect("one"), processes.connect("two"));
+    let held = put(&one, "x", &content(1, 1000), Retention::WhileLeased);
+    let read = two.get("x", &two.holder("")).unwrap();
+    let processes = processes.start_anew();
+    // Nobody was left to end the index: until the end of the connection is noticed, the client answers from it.
+    let empty = |store: &ClientStore| store.get("x", &store.holder("")).is_err_and(|e| e.kind() == ErrorKind::NotFound);
+    until("both are at the new one, which is empty", || empty(&one) && empty(&two));
+    // What is held goes on, and nobody writes where it lies.
+    let next: Vec<Lease> = (2..60).map(|n| put(&one, "x", &content(n, 1000), Retention::WhileLeased)).collect();
+    assert_eq!((held.bytes().unwrap(), read.bytes().unwrap()), (&content(1, 1000)[..], &content(1, 1000)[..]));
+    assert_eq!(two.get("x", &two.holder("")).unwrap().bytes().unwrap(), content(59, 1000));
+    drop(held);
+    drop(put(&one, "y", &content(61, 1000), Retention::WhileLeased));
+    assert_eq!(read.bytes().unwrap(), content(1, 1000), "its producer let go, which no daemon knows");
+    drop((read, next, one, two));
+    settles_empty(&processes);
 }
 
 #[test]

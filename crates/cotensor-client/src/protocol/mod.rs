@@ -21,6 +21,9 @@ use serde_json::Value;
 /// The protocol's version; ends that differ refuse each other.
 pub const PROTOCOL: u32 = 1;
 
+/// The field that an error names when a session cannot be taken up: it was a session of another daemon, or of none.
+pub const RESUME_TOKEN: &str = "resume.token";
+
 /// One method of the daemon.
 pub trait Method {
     /// Its name on the wire.

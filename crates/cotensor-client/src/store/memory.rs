@@ -155,6 +155,12 @@ impl Slabs {
         self.freed.leave(generation);
     }
 
+    /// What lies in these slabs others may read still, and no daemon says when they no longer do: never used again.
+    pub(super) fn retire(&self) {
+        let retired = std::mem::take(&mut lock(&self.slabs).open);
+        drop(retired);
+    }
+
     /// Opens every slab in the session of `live`.
     ///
     /// # Errors

@@ -53,7 +53,7 @@ impl ClientStore {
     /// Replaces a connection that is lost.
     ///
     /// # Errors
-    /// `NotFound` when no daemon came within a second, and what it answers; `Conflict` after the end.
+    /// `Io` when no daemon came within a second, and what it answers; `Conflict` after the end.
     pub(super) fn rejoin(&self, lost: &Live) -> Result<()> {
         let _turn = lock(&self.link.turn);
         if !self.is_live(lost) {
@@ -73,6 +73,10 @@ impl ClientStore {
                     Ok(()) => return Ok(()),
                     Err(error) if error.kind() == ErrorKind::Io => break,
                     Err(error) if error.kind() == ErrorKind::NotFound && start.elapsed() < MISSING_MAX => {}
+                    // Not the error of a tensor that is missing.
+                    Err(error) if error.kind() == ErrorKind::NotFound => {
+                        return Err(Error::new(ErrorKind::Io, error.message()).in_file(&self.link.socket));
+                    }
                     Err(error) => return Err(error),
                 }
                 std::thread::sleep(delay);
@@ -94,7 +98,14 @@ impl ClientStore {
             let claims = claimed.iter().map(|key| key.0.to_string()).collect();
             Some(p::Resume { session: lost.session, token: lost.token.clone(), leases, claims })
         };
-        let greeted = self.link.greet_again(generation, resume)?;
+        let greeted = match self.link.greet_again(generation, resume) {
+            // A daemon that knows nothing of the former one: without a keeper, or after both died. All leases are lost.
+            Err(error) if error.field() == Some(p::RESUME_TOKEN) => {
+                self.slabs.retire();
+                self.link.greet_again(generation, || None)?
+            }
+            greeted => greeted?,
+        };
         let (resumed, tickets) = (greeted.hello.resumed.clone(), greeted.hello.tickets.clone());
         let live = Arc::new(greeted.live(generation));
         self.slabs.reopen(&live)?;

@@ -35,10 +35,10 @@ use tokio::signal::unix::{SignalKind, signal};
 /// How long a server has to stop when it is asked to.
 const STOP_TIME: Duration = Duration::from_secs(1);
 /// A server that lived this long was not stillborn.
-const LIVED: Duration = Duration::from_secs(5);
+const LIVED: Duration = Duration::from_secs(1);
 /// Between a stillborn server and the next attempt, growing.
 const DELAY_MIN: Duration = Duration::from_millis(20);
-const DELAY_MAX: Duration = Duration::from_secs(1);
+const DELAY_MAX: Duration = Duration::from_millis(500);
 
 /// What a keeper keeps.
 struct Estate {

@@ -1,6 +1,6 @@
 //! The server's side: taking over what there is, telling the keeper what changes, and starting another when it dies.
 
-use super::channel::{Birth, Message, Receiver, hand_over, say};
+use super::channel::{Birth, Message, PATIENCE, Receiver, hand_over, say};
 use super::process::{Launch, raise_descriptor_limit, standard_input};
 use super::{Change, Entry, Ledger};
 use crate::{Config, Daemon, Listening};
@@ -52,6 +52,7 @@ pub fn take_over(config: Config, launch: &Launch) -> Result<(Arc<Daemon>, Listen
         None => Index::create(crate::index::INDEX_SLOTS)?,
     };
     let io = |error| Error::io("taking over", &error);
+    socket.set_write_timeout(Some(PATIENCE)).map_err(io)?;
     let fds = handover.listening.descriptors()?;
     let [listener, lock]: [OwnedFd; 2] = fds.try_into().map_err(|_| Error::corrupt("a descriptor is missing"))?;
     let kept = Arc::new(Kept {

@@ -28,6 +28,17 @@ impl Processes {
         this
     }
 
+    /// Kills both, and starts others that know nothing.
+    pub(crate) fn start_anew(mut self) -> Self {
+        let server = self.server();
+        signal(self.keeper(), Signal::STOP);
+        signal(server, Signal::KILL);
+        drop(self.keeper.kill());
+        drop(self.keeper.wait());
+        self.keeper = Command::new(env!("CARGO_BIN_EXE_cotensor-daemon")).arg(&self.socket).spawn().unwrap();
+        self
+    }
+
     pub(crate) fn connect(&self, client: &str) -> Arc<ClientStore> {
         ClientStore::connect(Some(&self.socket), client).unwrap()
     }
