@@ -106,7 +106,9 @@ fn ended_tasks_go_with_their_time_and_their_number() {
     ended.iter().for_each(|task| drop(task.wait(None).unwrap()));
     let newer = functions.submit("tensor", &none()).unwrap();
     assert_eq!(newer.wait(None).unwrap().state, TaskState::Completed);
-    assert_eq!(ended[0].status().unwrap_err().kind(), ErrorKind::NotFound, "four are kept");
+    // Two at a time: which of them ended first is chance.
+    let gone: Vec<_> = ended.iter().filter_map(|task| task.status().err()).map(|error| error.kind()).collect();
+    assert_eq!(gone, [ErrorKind::NotFound], "four are kept");
     let gates: Vec<_> = (0..4).map(|_| functions.submit("gate", &none()).unwrap()).collect();
     let error = functions.submit("gate", &none()).err().unwrap();
     assert!(error.kind() == ErrorKind::Conflict && error.to_string().contains("have not ended"), "{error}");
