@@ -33,7 +33,7 @@ pub fn copy_parallel(target: &mut [u8], source: &[u8]) {
 }
 
 /// How many of `len` bytes one thread works on.
-fn part_bytes(len: usize) -> usize {
+pub(crate) fn part_bytes(len: usize) -> usize {
     if len < PARALLEL_COPY_BYTES_MIN {
         return len.max(1);
     }

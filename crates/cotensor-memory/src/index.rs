@@ -1,7 +1,8 @@
 //! A table of numbers that one process writes and others read, so that they see what changed without asking.
 
+use crate::backing::create;
 use crate::map::{Access, Map};
-use crate::seal::{Guarantee, check_sealed, create, seal};
+use crate::seal::{Guarantee, check_sealed, seal};
 use cotensor_core::{Error, Result};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -71,7 +72,7 @@ impl Index {
     /// # Errors
     /// `Invalid` for no slots or too many, `Io` when the system has no more memory.
     pub fn create(slots: u32) -> Result<Self> {
-        let fd = create(bytes_of(slots)?)?;
+        let (fd, _) = create(bytes_of(slots)?)?;
         Ok(Self { words: Words::map(fd.as_fd(), slots, Access::Write)?, fd })
     }
 

@@ -1,11 +1,13 @@
 //! One mapping, unmapped on drop.
 
+use crate::backing::huge_page_bytes;
 use cotensor_core::{ALIGNMENT, Error, Result};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use rustix::param::page_size;
 use std::ffi::c_void;
 use std::num::NonZero;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
@@ -59,8 +61,16 @@ impl Map {
             return Ok(Self { start: aligned, len, access });
         }
         let (protection, flags) = access.flags();
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
-        let start = unsafe { mmap(std::ptr::null_mut(), len, protection, flags, fd, offset) };
+        let map = |at: *mut c_void, flags| {
+            // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists; at a room's, with
+            // MAP_FIXED, it replaces that room, which nobody else knows.
+            unsafe { mmap(at, len, protection, flags, fd, offset) }
+        };
+        let start = match huge_page_bytes() {
+            Some(page) if len >= page => room(len, offset, page)
+                .and_then(|room| map(room, flags | MapFlags::FIXED).inspect_err(|_| free(room, len))),
+            _ => map(std::ptr::null_mut(), flags),
+        };
         let start = start.map_err(|error| Error::io(format!("cannot map {len} bytes"), &error.into()))?;
         let start = NonNull::new(start.cast()).ok_or_else(|| Error::unsupported("the system mapped address zero"))?;
         Ok(Self { start, len, access })
@@ -106,6 +116,19 @@ impl Map {
         }
     }
 
+    /// Backs `range` of a new writable mapping by huge pages of `page` bytes, of which it is a multiple, as far as the
+    /// kernel has any: it is asked for one range after the other until it has none. The bytes do not change.
+    pub(crate) fn collapse(&self, range: Range<usize>, page: usize) {
+        debug_assert!(range.end <= self.len && self.access == Access::Write);
+        for start in range.clone().step_by(page) {
+            // SAFETY: M1: the byte is inside. It is read so that the kernel finds one page to make a huge one of; a
+            // volatile read is not left out.
+            unsafe { self.start.as_ptr().add(start).read_volatile() };
+        }
+        // SAFETY: M1: the range is inside. Which pages hold the bytes is nothing that a program can see.
+        let _ = unsafe { libc::madvise(self.start.as_ptr().add(range.start).cast(), range.len(), libc::MADV_COLLAPSE) };
+    }
+
     /// Where the mapping starts.
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
@@ -125,6 +148,30 @@ impl Map {
         let writable = self.access != Access::Read;
         // SAFETY: M1 and M2; the exclusive borrow of `self` excludes other references.
         writable.then(|| unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) })
+    }
+}
+
+/// Addresses for `len` bytes of a file from `offset` on, so that huge pages of the file can be mapped as such. They are
+/// taken, by a mapping of nothing.
+fn room(len: usize, offset: u64, page: usize) -> Result<*mut c_void, Errno> {
+    let whole = len.checked_add(page).ok_or(Errno::NOMEM)?;
+    // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
+    let found = unsafe { mmap_anonymous(std::ptr::null_mut(), whole, ProtFlags::empty(), MapFlags::PRIVATE)? };
+    let into = offset as usize % page;
+    let before = (into + page - found.addr() % page) % page;
+    let end = (before + len).next_multiple_of(page_size());
+    let start = found.wrapping_byte_add(before);
+    free(found, before);
+    free(found.wrapping_byte_add(end), whole.saturating_sub(end));
+    Ok(start)
+}
+
+/// Gives addresses of a [`room`] back.
+fn free(start: *mut c_void, len: usize) {
+    if len > 0 {
+        // SAFETY: the range belongs to a mapping of nothing that this module made and nobody else knows. A failure would
+        // leave it taken, which harms nobody.
+        let _ = unsafe { munmap(start, len) };
     }
 }
 

@@ -1,9 +1,10 @@
 //! Anonymous files that any process can map and none can write once they are published.
 
+use crate::backing::create;
 use crate::copy::copy_parallel;
 use crate::map::{Access, Map};
 use crate::private::PrivateCopy;
-use crate::seal::{Guarantee, check_sealed, create, seal};
+use crate::seal::{Guarantee, check_sealed, seal};
 use cotensor_core::{ALIGNMENT, Device, Error, Memory, MemoryKind, Result, Segment, SegmentMut, range_within};
 use rustix::fs::ftruncate;
 use std::ops::Range;
@@ -42,8 +43,7 @@ impl MemfdMut {
     /// # Errors
     /// `Invalid` for a length that cannot exist, `Io` when the system has no more memory.
     pub fn create(len: usize) -> Result<Self> {
-        let fd = create(len)?;
-        let map = Map::new(fd.as_fd(), len, Access::Write)?;
+        let (fd, map) = create(len)?;
         Ok(Self { map, fd, len })
     }
 

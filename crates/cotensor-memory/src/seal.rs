@@ -1,11 +1,9 @@
 //! Seals: what the kernel guarantees about a memfd, whoever holds a descriptor of it.
 
 use cotensor_core::{Error, ErrorKind, Result, padded};
-use rustix::fs::{
-    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, memfd_create,
-};
+use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs};
 use rustix::io::Errno;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 /// How long sealing waits for a writable mapping that a forked child has until it starts its own program.
@@ -34,19 +32,6 @@ impl Guarantee {
             Guarantee::ProducerOnly => size | SealFlags::FUTURE_WRITE,
         }
     }
-}
-
-/// A new memfd of `len` bytes, all of them backed, that can be sealed.
-pub(crate) fn create(len: usize) -> Result<OwnedFd> {
-    padded(len)?;
-    let io = |what: &str, error: Errno| Error::io(format!("{what} {len} bytes of shared memory"), &error.into());
-    let fd = memfd_create("cotensor", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-        .map_err(|error| io("cannot make", error))?;
-    if len > 0 {
-        // Backed now or refused now: a page that is missing later would be a SIGBUS for whoever touches it.
-        fallocate(&fd, FallocateFlags::empty(), 0, len as u64).map_err(|error| io("cannot reserve", error))?;
-    }
-    Ok(fd)
 }
 
 /// Seals a memfd for good.

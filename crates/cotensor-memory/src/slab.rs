@@ -1,9 +1,10 @@
 //! One memfd for many small tensors of one producer.
 
+use crate::backing::create;
 use crate::copy::copy_parallel;
 use crate::free::FreeRanges;
-use crate::map::{Access, Map};
-use crate::seal::{Guarantee, create, seal};
+use crate::map::Map;
+use crate::seal::{Guarantee, seal};
 use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, padded, range_within};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -40,8 +41,7 @@ impl Slab {
     /// # Errors
     /// `Invalid` for a length that cannot exist, `Io` when the system has no more memory.
     pub fn create(len: usize) -> Result<Self> {
-        let fd = create(len)?;
-        let map = Map::new(fd.as_fd(), len, Access::Write)?;
+        let (fd, map) = create(len)?;
         seal(&fd, Guarantee::ProducerOnly)?;
         // Ranges are multiples of the alignment: what is left over at the end is not used.
         let state = State { free: FreeRanges::new(len - len % cotensor_core::ALIGNMENT), used_end: 0 };

@@ -1,5 +1,6 @@
 use super::*;
 use crate::SealedMemfd;
+use crate::map::Access;
 use rustix::fs::{FallocateFlags, Mode, OFlags, SealFlags, fallocate, fcntl_get_seals, ftruncate, open};
 use std::os::fd::AsRawFd;
 

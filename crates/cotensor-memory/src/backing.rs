@@ -1,0 +1,51 @@
+//! New anonymous memory: all of it there before anybody is told, in huge pages where the kernel has them.
+
+use crate::copy::part_bytes;
+use crate::map::{Access, Map};
+use cotensor_core::{Error, Result, padded};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::OnceLock;
+
+/// A new memfd of `len` zeroed bytes, all of them backed, that can be sealed; mapped for writing.
+///
+/// Huge pages make it several times cheaper to seal (the writable mapping has to go first), to read for the first time
+/// and to give back; they are made at once, because a page that was small when it was written would have to be copied.
+pub(crate) fn create(len: usize) -> Result<(OwnedFd, Map)> {
+    padded(len)?;
+    let io = |what: &str, error: Errno| Error::io(format!("{what} {len} bytes of shared memory"), &error.into());
+    let fd = memfd_create("cotensor", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+        .map_err(|error| io("cannot make", error))?;
+    ftruncate(&fd, len as u64).map_err(|error| io("cannot size", error))?;
+    let mut map = Map::new(fd.as_fd(), len, Access::Write)?;
+    if len > 0 {
+        make_huge(&mut map);
+        // Backed now or refused now: a page that is missing later would be a SIGBUS for whoever touches it.
+        fallocate(&fd, FallocateFlags::empty(), 0, len as u64).map_err(|error| io("cannot reserve", error))?;
+    }
+    Ok((fd, map))
+}
+
+/// Bytes of a huge page, if the kernel has them.
+pub(crate) fn huge_page_bytes() -> Option<usize> {
+    static BYTES: OnceLock<Option<usize>> = OnceLock::new();
+    *BYTES.get_or_init(|| {
+        let text = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").ok()?;
+        text.trim().parse().ok().filter(|bytes: &usize| bytes.is_power_of_two())
+    })
+}
+
+/// Backs what it can by huge pages, on several threads. Where the kernel has none to give, small ones come later.
+fn make_huge(map: &mut Map) {
+    let Some(page) = huge_page_bytes().filter(|&page| page <= map.len()) else { return };
+    let map = &*map;
+    let len = map.len() - map.len() % page;
+    let part = part_bytes(len).next_multiple_of(page);
+    std::thread::scope(|threads| {
+        for start in (part..len).step_by(part) {
+            threads.spawn(move || map.collapse(start..len.min(start + part), page));
+        }
+        map.collapse(0..len.min(part), page);
+    });
+}
