@@ -1,12 +1,12 @@
 //! One connection, many callers: whoever waits reads, for the others too, so that an answer wakes nobody in between.
 
 use crate::protocol::Method;
-use crate::wire::{Decoder, Frame, rpc, send_all};
+use crate::wire::rpc::{self, Said};
+use crate::wire::{Decoder, Frame, send_all, send_bytes};
 use cotensor_core::{Error, ErrorKind, Result};
 use jsonrpsee_types::Id;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::socket_peercred;
-use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::collections::HashMap;
 use std::net::Shutdown;
@@ -17,18 +17,31 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+/// One wait for something to read; longer waits are several.
+const WAIT_MAX: Duration = Duration::from_secs(10);
+/// Bytes of notices that may wait for the next message.
+const LATER_BYTES_MAX: usize = 16 << 10;
+
 /// Called with the method, the parameters and the descriptors of what the other end says unasked.
 pub type OnNotice = Box<dyn Fn(&str, &RawValue, Vec<OwnedFd>) + Send + Sync>;
 
 /// A connection to a daemon. All methods may be called from any thread.
 pub struct Connection {
     socket: UnixStream,
-    sending: Mutex<()>,
+    /// What goes before the next message.
+    sending: Mutex<Vec<u8>>,
     next_id: AtomicU64,
-    decoder: Mutex<Decoder>,
+    reading: Mutex<Reading>,
     inbox: Mutex<Inbox>,
     arrived: Condvar,
     on_notice: OnNotice,
+}
+
+#[derive(Default)]
+struct Reading {
+    decoder: Decoder,
+    /// How long the socket waits for something to read; setting it costs a call of the system.
+    wait: Option<Duration>,
 }
 
 #[derive(Default)]
@@ -37,6 +50,8 @@ struct Inbox {
     calls: HashMap<u64, Option<Answer>>,
     /// Whether one of the callers is reading.
     reading: bool,
+    /// How many wait for it.
+    following: usize,
     /// Why nothing comes any more.
     closed: Option<Error>,
 }
@@ -44,13 +59,6 @@ struct Inbox {
 struct Answer {
     response: rpc::Response,
     fds: Vec<OwnedFd>,
-}
-
-/// A response, or a notice, which has a method.
-#[derive(Deserialize)]
-struct Notice {
-    method: String,
-    params: Box<RawValue>,
 }
 
 impl Connection {
@@ -79,7 +87,7 @@ impl Connection {
             socket,
             sending: Mutex::default(),
             next_id: AtomicU64::new(1),
-            decoder: Mutex::default(),
+            reading: Mutex::default(),
             inbox: Mutex::default(),
             arrived: Condvar::new(),
             on_notice,
@@ -157,8 +165,24 @@ impl Connection {
         self.send(Frame::new(rpc::encode_call(None, M::NAME, params)?))
     }
 
+    /// As [`notify`](Self::notify), for what may wait: it goes with the next message, or when the connection is closed.
+    ///
+    /// # Errors
+    /// `Io` when the connection ended.
+    pub fn notify_later<M: Method>(&self, params: &M::Params) -> Result<()> {
+        let frame = Frame::new(rpc::encode_call(None, M::NAME, params)?);
+        let mut before = lock(&self.sending);
+        before.extend(frame.header()?);
+        before.extend(&frame.body);
+        if before.len() < LATER_BYTES_MAX { Ok(()) } else { self.flush(&mut before) }
+    }
+
     /// Ends the connection; whoever waits gets an error.
     pub fn close(&self) {
+        // Unless somebody is sending, which nothing may follow now.
+        if let Ok(mut before) = self.sending.try_lock() {
+            drop(self.flush(&mut before));
+        }
         lock(&self.inbox).closed.get_or_insert_with(|| Error::new(ErrorKind::Io, "the connection was ended"));
         drop(self.socket.shutdown(Shutdown::Both));
     }
@@ -189,9 +213,22 @@ impl Connection {
         self.closed().is_some() || (polled.is_ok() && hung_up)
     }
 
-    fn send(&self, frame: Frame) -> Result<()> {
-        let _turn = lock(&self.sending);
-        send_all(self.socket.as_fd(), &frame)
+    fn send(&self, mut frame: Frame) -> Result<()> {
+        let mut before = lock(&self.sending);
+        if before.is_empty() || !frame.fds.is_empty() {
+            self.flush(&mut before)?;
+            return send_all(self.socket.as_fd(), &frame);
+        }
+        before.extend(frame.header()?);
+        before.append(&mut frame.body);
+        self.flush(&mut before)
+    }
+
+    /// Sends whole frames that were put together.
+    fn flush(&self, frames: &mut Vec<u8>) -> Result<()> {
+        let sent = send_bytes(self.socket.as_fd(), frames);
+        frames.clear();
+        sent
     }
 
     fn wait(&self, id: u64, deadline: Option<Instant>) -> Result<Answer> {
@@ -206,7 +243,9 @@ impl Connection {
                 return Err(error);
             }
             if inbox.reading {
+                inbox.following += 1;
                 inbox = self.follow(inbox, deadline);
+                inbox.following -= 1;
             } else {
                 inbox.reading = true;
                 drop(inbox);
@@ -228,7 +267,9 @@ impl Connection {
                         drop(self.socket.shutdown(Shutdown::Both));
                     }
                 }
-                self.arrived.notify_all();
+                if inbox.following > 0 {
+                    self.arrived.notify_all();
+                }
             }
         }
     }
@@ -251,23 +292,31 @@ impl Connection {
     /// Reads until at least one frame is there; the answers among them.
     fn read(&self, deadline: Option<Instant>) -> Result<Vec<(u64, Answer)>> {
         let ended = || Error::new(ErrorKind::Io, "the daemon ended the connection");
-        let mut decoder = lock(&self.decoder);
+        let mut reading = lock(&self.reading);
         loop {
             let mut answers = Vec::new();
             let mut frames = 0;
-            while let Some(frame) = decoder.take()? {
+            while let Some(frame) = reading.decoder.take()? {
                 frames += 1;
                 answers.extend(self.sort(frame)?);
             }
             if frames > 0 {
                 return Ok(answers);
             }
-            if let Some(deadline) = deadline {
-                self.poll(deadline)?;
+            let left = deadline.map_or(WAIT_MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return Err(timed_out());
             }
-            match decoder.fill(self.socket.as_fd()) {
+            let wait = Some(left.min(WAIT_MAX));
+            if reading.wait != wait {
+                self.socket.set_read_timeout(wait).map_err(|error| Error::io("setting a socket up", &error))?;
+                reading.wait = wait;
+            }
+            match reading.decoder.fill(self.socket.as_fd()) {
                 Ok(0) => return Err(ended()),
                 Ok(_) => {}
+                // The next turn sees whether the time is up.
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return Err(ended()),
                 Err(error) => return Err(Error::io("reading from the daemon", &error)),
@@ -275,28 +324,18 @@ impl Connection {
         }
     }
 
-    fn poll(&self, deadline: Instant) -> Result<()> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let left = left.try_into().map_err(|_| Error::invalid("a timeout beyond what the system counts"))?;
-        match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&left)) {
-            Ok(0) => Err(timed_out()),
-            // An interrupted wait reads once without a limit; the daemon answers or ends.
-            _ => Ok(()),
-        }
-    }
-
     /// An answer, or a notice, which is heard at once.
     fn sort(&self, frame: Frame) -> Result<Option<(u64, Answer)>> {
-        if let Ok(response) = serde_json::from_slice::<rpc::Response>(&frame.body) {
-            return match response.id {
+        match rpc::hear(&frame.body)? {
+            Said::Answer(response) => match response.id {
                 Id::Number(id) => Ok(Some((id, Answer { response, fds: frame.fds }))),
                 _ => Err(response.outcome().err().unwrap_or_else(|| Error::corrupt("an answer without a number"))),
-            };
+            },
+            Said::Notice { method, params } => {
+                (self.on_notice)(&method, &params, frame.fds);
+                Ok(None)
+            }
         }
-        let notice: Notice =
-            serde_json::from_slice(&frame.body).map_err(|error| Error::corrupt(format!("from the daemon: {error}")))?;
-        (self.on_notice)(&notice.method, &notice.params, frame.fds);
-        Ok(None)
     }
 }
 

@@ -1,121 +1,140 @@
-//! One connection on the Unix socket: frames in, answers out, until either end has had enough.
+//! One connection on the Unix socket: frames in, answers out, until either end has had enough. Each has a thread of its
+//! own, which the kernel wakes as directly as any, and which what another session asks for cannot keep waiting.
 
 use crate::Daemon;
 use crate::dispatch::Reply;
-use crate::outgoing::Outgoing;
 use crate::session::Session;
-use cotensor_client::wire::{Decoder, Frame};
+use cotensor_client::wire::{Decoder, Frame, Outbox};
 use cotensor_core::{Error, ErrorKind, Result};
+use rustix::net::sockopt::socket_peercred;
 use std::future::Future;
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
-use tokio::io::Interest;
-use tokio::net::UnixStream;
+use std::time::Instant;
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 /// Calls of one session that may wait at the same time, each for another session's work.
 const WAITING_CALLS_MAX: usize = 1024;
+/// What answers nests little; the system gives it page by page.
+const STACK_BYTES: usize = 1 << 20;
 
-/// Serves `stream` until it ends; what its session held is given back then.
-pub(crate) async fn serve(daemon: Arc<Daemon>, stream: UnixStream) {
-    let credentials = stream.peer_cred();
-    let pid = match &credentials {
-        Ok(peer) if peer.uid() == rustix::process::geteuid().as_raw() => peer.pid(),
+/// Serves `stream` until it ends, on a thread of its own; what its session held is given back then, and `open` dropped.
+/// What has to wait does so on the runtime that this is called on.
+///
+/// # Errors
+/// `Io` when the system has no more threads.
+pub(crate) fn serve<T: Send + 'static>(daemon: Arc<Daemon>, stream: UnixStream, open: T) -> Result<()> {
+    let runtime = Handle::current();
+    let run = move || {
+        let _entered = runtime.enter();
+        let _open = open;
+        converse(&daemon, stream);
+    };
+    let thread = std::thread::Builder::new().name("session".to_owned()).stack_size(STACK_BYTES);
+    thread.spawn(run).map(drop).map_err(|error| Error::io("starting a thread", &error))
+}
+
+/// Ends a session however its thread does.
+struct Open(Arc<Session>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.daemon.end_session(&self.0);
+    }
+}
+
+fn converse(daemon: &Arc<Daemon>, stream: UnixStream) {
+    let pid = match socket_peercred(&stream) {
+        Ok(peer) if peer.uid == rustix::process::geteuid() => peer.pid.as_raw_nonzero().get(),
         // The socket's mode keeps others out; this is for a socket whose mode somebody changed.
         _ => return tracing::warn!("a connection of another user was refused"),
     };
     let stream = Arc::new(stream);
-    let session = daemon.begin_session(pid, Some(Outgoing::new(Arc::clone(&stream))));
-    let drained = async {
-        match session.outgoing() {
-            Some(outgoing) => outgoing.drain().await,
-            None => Ok(()),
-        }
-    };
-    let mut waiting = JoinSet::new();
-    let outcome = tokio::select! {
-        outcome = read(&daemon, &session, &stream, &mut waiting) => outcome,
-        outcome = drained => outcome,
-    };
-    waiting.abort_all();
-    if let Err(error) = outcome {
-        tracing::debug!(session = session.id, client = session.client(), "ended: {error}");
-    }
-    daemon.end_session(&session);
-}
-
-async fn read(
-    daemon: &Arc<Daemon>,
-    session: &Arc<Session>,
-    stream: &UnixStream,
-    waiting: &mut JoinSet<()>,
-) -> Result<()> {
-    let slots = Arc::new(Semaphore::new(WAITING_CALLS_MAX));
-    let mut decoder = Decoder::default();
-    let mut greeted = false;
-    loop {
-        while let Some(frame) = decoder.take()? {
-            greeted = true;
-            answer(daemon, session, frame, &slots, waiting)?;
-        }
-        while waiting.try_join_next().is_some() {}
-        // Silence is allowed between frames only.
-        let patience = (decoder.is_midway() || !greeted).then_some(daemon.config.patience);
-        ready(stream, patience).await?;
-        match stream.try_io(Interest::READABLE, || decoder.fill(stream.as_fd())) {
-            Ok(0) => return Ok(()),
-            Ok(_) => {}
-            Err(error) if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted) => {}
-            Err(error) => return Err(Error::io("reading", &error)),
-        }
+    let session = Open(daemon.begin_session(Some(pid), Some(Outbox::new(Arc::clone(&stream)))));
+    let mut reader = Reader { session: &session.0, stream: &stream, waiting: JoinSet::new() };
+    if let Err(error) = reader.read() {
+        tracing::debug!(session = session.0.id, client = session.0.client(), "ended: {error}");
     }
 }
 
-async fn ready(stream: &UnixStream, patience: Option<Duration>) -> Result<()> {
-    let ready = match patience {
-        None => stream.readable().await,
-        Some(patience) => tokio::time::timeout(patience, stream.readable())
-            .await
-            .map_err(|_| Error::new(ErrorKind::TimedOut, "the rest of a message did not come"))?,
-    };
-    ready.map_err(|error| Error::io("reading", &error))
+struct Reader<'a> {
+    session: &'a Arc<Session>,
+    stream: &'a UnixStream,
+    /// Calls that wait; they end with this.
+    waiting: JoinSet<()>,
 }
 
-/// Answers at once what can be; what has to wait for others goes on beside the calls that follow.
-fn answer(
-    daemon: &Arc<Daemon>,
-    session: &Arc<Session>,
-    frame: Frame,
-    slots: &Arc<Semaphore>,
-    waiting: &mut JoinSet<()>,
-) -> Result<()> {
-    let (daemon, owner) = (Arc::clone(daemon), Arc::clone(session));
-    let mut answering = Box::pin(async move { daemon.methods.answer(&owner, frame).await });
-    match answering.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(reply) => send(session, reply),
-        Poll::Pending => {
-            let slot = Arc::clone(slots).try_acquire_owned().map_err(|_| {
-                Error::new(ErrorKind::Conflict, format!("more than {WAITING_CALLS_MAX} calls of one session wait"))
-            })?;
-            let session = Arc::clone(session);
-            waiting.spawn(async move {
-                let reply = answering.await;
-                drop(slot);
-                if let Err(error) = send(&session, reply) {
-                    tracing::debug!(session = session.id, "an answer was not sent: {error}");
+impl Reader<'_> {
+    fn read(&mut self) -> Result<()> {
+        let slots = Arc::new(Semaphore::new(WAITING_CALLS_MAX));
+        let mut decoder = Decoder::default();
+        let mut greeted = false;
+        // When what has begun has to have ended; silence is allowed between frames only.
+        let mut due: Option<Instant> = None;
+        loop {
+            while let Some(frame) = decoder.take()? {
+                greeted = true;
+                if due.take().is_some() {
+                    self.limit(None)?;
                 }
-            });
-            Ok(())
+                self.answer(frame, &slots)?;
+            }
+            while self.waiting.try_join_next().is_some() {}
+            if decoder.is_midway() || !greeted {
+                let patience = self.session.daemon.config.patience;
+                self.limit(Some(*due.get_or_insert_with(|| Instant::now() + patience)))?;
+            }
+            match decoder.fill(self.stream.as_fd()) {
+                Ok(0) => return Ok(()),
+                Ok(_) => {}
+                // The time is up, which the next turn sees.
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Error::io("reading", &error)),
+            }
+        }
+    }
+
+    /// Lets reads wait until `due` and no longer.
+    fn limit(&self, due: Option<Instant>) -> Result<()> {
+        let left = due.map(|due| due.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return Err(Error::new(ErrorKind::TimedOut, "the rest of a message did not come"));
+        }
+        self.stream.set_read_timeout(left).map_err(|error| Error::io("reading", &error))
+    }
+
+    /// Answers at once what can be; what has to wait for others goes on beside the calls that follow.
+    fn answer(&mut self, frame: Frame, slots: &Arc<Semaphore>) -> Result<()> {
+        let (daemon, owner) = (Arc::clone(&self.session.daemon), Arc::clone(self.session));
+        let mut answering = Box::pin(async move { daemon.methods.answer(&owner, frame).await });
+        match answering.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(reply) => send(self.session, reply),
+            Poll::Pending => {
+                let slot = Arc::clone(slots).try_acquire_owned().map_err(|_| {
+                    Error::new(ErrorKind::Conflict, format!("more than {WAITING_CALLS_MAX} calls of one session wait"))
+                })?;
+                let session = Arc::clone(self.session);
+                self.waiting.spawn(async move {
+                    let reply = answering.await;
+                    drop(slot);
+                    if let Err(error) = send(&session, reply) {
+                        tracing::debug!(session = session.id, "an answer was not sent: {error}");
+                    }
+                });
+                Ok(())
+            }
         }
     }
 }
 
 fn send(session: &Session, reply: Option<Reply<Vec<u8>>>) -> Result<()> {
-    match (reply, session.outgoing()) {
-        (Some(Reply { value, fds }), Some(outgoing)) => outgoing.send(Frame { body: value, fds }),
+    match (reply, session.outbox()) {
+        (Some(Reply { value, fds }), Some(outbox)) => outbox.send(Frame { body: value, fds }),
         _ => Ok(()),
     }
 }

@@ -12,7 +12,6 @@ pub mod http;
 mod index;
 pub mod keeper;
 mod models;
-mod outgoing;
 mod run;
 pub mod scan;
 mod segment;
@@ -29,19 +28,23 @@ pub use socket::Listening;
 use crate::dispatch::Methods;
 use crate::index::{INDEX_SLOTS, Slots};
 use crate::keeper::Kept;
-use crate::outgoing::Outgoing;
 use crate::session::Session;
 use crate::takeover::{Changes, Orphans};
 use cotensor_client::protocol::SessionInfo;
-use cotensor_core::{Error, Hasher, Result};
+use cotensor_client::wire::Outbox;
+use cotensor_core::{Error, ErrorKind, Hasher, Result};
 use cotensor_memory::Index;
 use cotensor_store::{EmbeddedStore, Watch};
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::net::UnixListener;
+use std::time::Duration;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
 
+/// How long connections may take to end once the daemon is told to stop.
+const STOP_PATIENCE: Duration = Duration::from_millis(300);
 /// Numbers in JSON are exact up to 2^53, and a session's has the server's above 32 bits.
 const SERVERS_MASK: u64 = (1 << 20) - 1;
 
@@ -74,7 +77,7 @@ impl Daemon {
         let mut epoch = [0; 8];
         getrandom::fill(&mut secret)
             .and_then(|()| getrandom::fill(&mut epoch))
-            .map_err(|error| Error::new(cotensor_core::ErrorKind::Io, error.to_string()))?;
+            .map_err(|error| Error::new(ErrorKind::Io, error.to_string()))?;
         // Sessions of one keeper's servers have one number each.
         let mut first_session = 1;
         if let Some(kept) = &kept {
@@ -127,21 +130,22 @@ impl Daemon {
     pub async fn serve(self: &Arc<Self>, listening: &Listening, stop: impl Future<Output = ()>) -> Result<()> {
         let io = |error: std::io::Error| Error::io("listening", &error).in_file(listening.path());
         let listener = UnixListener::from_std(listening.listener().try_clone().map_err(io)?).map_err(io)?;
-        let mut connections = tokio::task::JoinSet::new();
+        // Held by each connection's thread.
+        let open = Arc::new(Semaphore::new(self.config.connections_max));
         let mut stop = std::pin::pin!(stop);
         loop {
-            while connections.try_join_next().is_some() {}
             tokio::select! {
                 () = &mut stop => break,
                 accepted = listener.accept() => match accepted {
-                    Ok((stream, _)) if connections.len() < self.config.connections_max => {
-                        connections.spawn(connection::serve(Arc::clone(self), stream));
+                    Ok((stream, _)) => {
+                        if let Err(error) = self.accept(stream, &open) {
+                            tracing::warn!("a connection was refused: {error}");
+                        }
                     }
-                    Ok(_) => tracing::warn!("a connection was refused: {} are open", connections.len()),
                     Err(error) => {
                         // Out of descriptors, mostly: some will be closed.
                         tracing::warn!("a connection was not accepted: {error}");
-                        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                        tokio::time::sleep(Duration::from_millis(50)).await;
                     }
                 },
             }
@@ -149,16 +153,29 @@ impl Daemon {
         if let Some(kept) = &self.changes.kept {
             kept.stop();
         }
-        connections.shutdown().await;
-        for session in self.lock().drain() {
-            session.1.end();
+        let sessions: Vec<_> = self.lock().values().cloned().collect();
+        sessions.iter().filter_map(|session| session.outbox()).for_each(Outbox::end);
+        // One that is busy ends when it can.
+        let all = u32::try_from(self.config.connections_max).unwrap_or(u32::MAX);
+        drop(tokio::time::timeout(STOP_PATIENCE, open.acquire_many(all)).await);
+        for (_, session) in self.lock().drain() {
+            session.end();
         }
         Ok(())
     }
 
-    pub(crate) fn begin_session(self: &Arc<Self>, pid: Option<i32>, outgoing: Option<Outgoing>) -> Arc<Session> {
+    fn accept(self: &Arc<Self>, stream: UnixStream, open: &Arc<Semaphore>) -> Result<()> {
+        let full = |_| Error::new(ErrorKind::Conflict, format!("{} are open", self.config.connections_max));
+        let place = Arc::clone(open).try_acquire_owned().map_err(full)?;
+        let io = |error: std::io::Error| Error::io("accepting", &error);
+        let stream = stream.into_std().map_err(io)?;
+        stream.set_nonblocking(false).map_err(io)?;
+        connection::serve(Arc::clone(self), stream, place)
+    }
+
+    pub(crate) fn begin_session(self: &Arc<Self>, pid: Option<i32>, outbox: Option<Outbox>) -> Arc<Session> {
         let id = self.next_session.fetch_add(1, Ordering::Relaxed);
-        let session = Arc::new(Session::new(Arc::clone(self), id, pid, outgoing));
+        let session = Arc::new(Session::new(Arc::clone(self), id, pid, outbox));
         self.lock().insert(id, Arc::clone(&session));
         session
     }

@@ -1,16 +1,17 @@
 //! One client: what it leases, what it has reserved, what it was sent. All of it goes when the client does.
 
 use crate::Daemon;
-use crate::outgoing::Outgoing;
 use crate::segment::Slab;
-use cotensor_client::protocol::{Descriptor, Id, SegmentInfo, SessionInfo, Spec, Transport};
+use cotensor_client::protocol::{Descriptor, Id, Published, SegmentInfo, SessionInfo, Spec, Transport};
+use cotensor_client::wire::Outbox;
 use cotensor_client::wire::{FRAME_FDS_MAX, Frame, rpc};
-use cotensor_core::{Error, ErrorKind, MemoryKind, Result};
+use cotensor_core::{Error, ErrorKind, MemoryKind, Result, Segment};
 use cotensor_store::home::{Budget, Charge};
 use cotensor_store::{Holder, Key, Lease, Pack, Share, Store, TensorId, TensorSpec, Ticket};
+use rustix::fs::fstat;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -28,7 +29,7 @@ pub(crate) struct Session {
     pid: Option<i32>,
     begun: Instant,
     /// Where it is told things; none for HTTP.
-    outgoing: Option<Outgoing>,
+    outbox: Option<Outbox>,
     /// For what it leases and has reserved.
     budget: Arc<Budget>,
     state: Mutex<State>,
@@ -43,8 +44,6 @@ pub(crate) struct State {
     pub(crate) packs: Open<(Pack, Arc<Charge>)>,
     pub(crate) tickets: Open<Ticket>,
     pub(crate) slabs: HashMap<u64, OwnSlab>,
-    /// What the slabs take from the session's budget.
-    slab_charges: Vec<Arc<Charge>>,
 }
 
 /// A slab that the session's client writes.
@@ -52,6 +51,8 @@ pub(crate) struct OwnSlab {
     pub(crate) slab: Arc<Slab>,
     /// As long as the client can write it, its memory does not come back.
     pub(crate) share: Share,
+    /// What it takes from the session's budget.
+    _charge: Arc<Charge>,
 }
 
 /// A tensor whose memory the client makes: the budget has room for it.
@@ -118,6 +119,8 @@ struct Segments {
 
 struct Known {
     id: u64,
+    /// Its size.
+    bytes: u64,
     /// Leases and slabs of the session in it.
     uses: usize,
     /// Whether the client was sent its descriptor.
@@ -125,14 +128,18 @@ struct Known {
 }
 
 impl Segments {
-    fn hold(&mut self, fd: RawFd) -> &mut Known {
-        let next = &mut self.next;
-        let known = self.by_fd.entry(fd).or_insert_with(|| {
-            *next += 1;
-            Known { id: *next, uses: 0, sent: false }
-        });
+    fn hold(&mut self, fd: BorrowedFd<'_>) -> Result<&mut Known> {
+        let known = match self.by_fd.entry(fd.as_raw_fd()) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => {
+                let found = fstat(fd).map_err(|error| Error::io("looking at a segment", &error.into()))?;
+                let bytes = u64::try_from(found.st_size).unwrap_or(0);
+                self.next += 1;
+                place.insert(Known { id: self.next, bytes, uses: 0, sent: false })
+            }
+        };
         known.uses += 1;
-        known
+        Ok(known)
     }
 
     fn let_go(&mut self, fd: RawFd) {
@@ -145,10 +152,9 @@ impl Segments {
     }
 }
 
-/// The daemon's descriptor of a lease's segment.
-fn fd_of(lease: &Lease) -> Result<RawFd> {
-    let fd = lease.segment().fd().ok_or_else(|| Error::unsupported("this segment has no descriptor"))?;
-    Ok(fd.as_raw_fd())
+/// The daemon's descriptor of a segment.
+fn fd_of(segment: &dyn Segment) -> Result<BorrowedFd<'_>> {
+    segment.fd().ok_or_else(|| Error::unsupported("this segment has no descriptor"))
 }
 
 /// Holds a segment's number while what was made in it is being granted.
@@ -164,10 +170,10 @@ impl Drop for Made<'_> {
 }
 
 impl Session {
-    pub(crate) fn new(daemon: Arc<Daemon>, id: u64, pid: Option<i32>, outgoing: Option<Outgoing>) -> Self {
+    pub(crate) fn new(daemon: Arc<Daemon>, id: u64, pid: Option<i32>, outbox: Option<Outbox>) -> Self {
         let budget = Budget::new(daemon.config.max_client_bytes);
         let begun = Instant::now();
-        Self { daemon, id, client: OnceLock::new(), pid, begun, outgoing, budget, state: Mutex::default() }
+        Self { daemon, id, client: OnceLock::new(), pid, begun, outbox, budget, state: Mutex::default() }
     }
 
     /// Names the client; later names are ignored.
@@ -186,7 +192,7 @@ impl Session {
     }
 
     pub(crate) fn transport(&self) -> Transport {
-        if self.outgoing.is_some() { Transport::Unix } else { Transport::Http }
+        if self.outbox.is_some() { Transport::Unix } else { Transport::Http }
     }
 
     pub(crate) fn info(&self) -> SessionInfo {
@@ -244,8 +250,8 @@ impl Session {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn outgoing(&self) -> Option<&Outgoing> {
-        self.outgoing.as_ref()
+    pub(crate) fn outbox(&self) -> Option<&Outbox> {
+        self.outbox.as_ref()
     }
 
     /// Says something unasked; a session that cannot hear it is about to end.
@@ -255,17 +261,32 @@ impl Session {
 
     /// As [`notify`](Self::notify), with descriptors; whether it was sent or is about to be.
     pub(crate) fn notify_with(&self, method: &str, params: &impl serde::Serialize, fds: Vec<OwnedFd>) -> bool {
-        let (Some(outgoing), Ok(body)) = (&self.outgoing, rpc::encode_call(None, method, params)) else { return false };
-        outgoing.send(Frame { body, fds }).is_ok()
+        let (Some(outbox), Ok(body)) = (&self.outbox, rpc::encode_call(None, method, params)) else { return false };
+        outbox.send(Frame { body, fds }).is_ok()
     }
 
     /// Keeps a lease for the client and describes the tensor to it. The segment's descriptor is added to `fds` when
     /// the client has not got it.
     pub(crate) fn grant(&self, lease: Lease, holder: &Holder, fds: &mut Vec<OwnedFd>) -> Result<Descriptor> {
         let (segment, layout) = (lease.segment(), lease.layout());
-        let fd = segment.fd().ok_or_else(|| Error::unsupported("this segment has no descriptor"))?;
-        let index = self.outgoing.as_ref().and_then(|_| self.daemon.changes.slots.slot_of(&self.daemon.store, &lease));
-        let size = rustix::fs::fstat(fd).map_err(|error| Error::io("looking at a segment", &error.into()))?.st_size;
+        let (slab, offset_bytes) = (segment.kind() == MemoryKind::Slab, layout.offset_bytes() + segment.fd_offset());
+        let (spec, strides) = (Spec::from(lease.spec()).looked_at(layout), layout.strides().to_vec());
+        let sent = fds.len();
+        let (Published { id, segment, index }, bytes) = self.keep(lease, holder, fds)?;
+        let segment = SegmentInfo { id: segment, bytes, slab };
+        Ok(Descriptor { id, spec, strides, offset_bytes, segment, fd: fds.len() > sent, index })
+    }
+
+    /// Keeps a lease for the client of what it made in memory of its own.
+    pub(crate) fn grant_made(&self, lease: Lease, holder: &Holder) -> Result<Published> {
+        let _made = self.made(lease.segment())?;
+        Ok(self.keep(lease, holder, &mut Vec::new())?.0)
+    }
+
+    /// Keeps a lease; also returns the size of its segment in bytes.
+    fn keep(&self, lease: Lease, holder: &Holder, fds: &mut Vec<OwnedFd>) -> Result<(Published, u64)> {
+        let fd = fd_of(lease.segment())?;
+        let index = self.outbox.as_ref().and_then(|_| self.daemon.changes.slots.slot_of(&self.daemon.store, &lease));
         let mut state = self.lock();
         let key = (lease.id(), holder.id());
         let held_already = state.leases.contains_key(&key);
@@ -273,12 +294,11 @@ impl Session {
             || state.segments.by_fd.get(&fd.as_raw_fd()).is_some_and(|known| state.slabs.contains_key(&known.id));
         let charge = match held_already || in_own_slab() {
             true => None,
-            false => Some(self.charge(layout.size_bytes() as u64)?),
+            false => Some(self.charge(lease.layout().size_bytes() as u64)?),
         };
-        let known = state.segments.hold(fd.as_raw_fd());
-        let id = known.id;
-        let send = self.outgoing.is_some() && !known.sent && fds.len() < FRAME_FDS_MAX;
-        if send {
+        let known = state.segments.hold(fd)?;
+        let (segment, bytes) = (known.id, known.bytes);
+        if self.outbox.is_some() && !known.sent && fds.len() < FRAME_FDS_MAX {
             match fd.try_clone_to_owned() {
                 Ok(copy) => fds.push(copy),
                 Err(error) => {
@@ -292,15 +312,7 @@ impl Session {
             // One lease of the store stands for all that the client took under this holder.
             state.segments.let_go(fd.as_raw_fd());
         }
-        let descriptor = Descriptor {
-            id: lease.id().into(),
-            spec: Spec::from(lease.spec()).looked_at(layout),
-            strides: layout.strides().to_vec(),
-            offset_bytes: layout.offset_bytes() + segment.fd_offset(),
-            segment: SegmentInfo { id, bytes: size as u64, slab: segment.kind() == MemoryKind::Slab },
-            fd: send,
-            index,
-        };
+        let published = Published { id: lease.id().into(), segment, index };
         let surplus = match state.leases.entry(key) {
             Entry::Occupied(mut held) => {
                 held.get_mut().count += 1;
@@ -313,7 +325,7 @@ impl Session {
         };
         drop(state);
         drop(surplus);
-        Ok(descriptor)
+        Ok((published, bytes))
     }
 
     /// Keeps a lease that the client had before the daemon was replaced; returns which it is.
@@ -321,9 +333,10 @@ impl Session {
     /// # Errors
     /// `Unsupported` for a segment without a descriptor.
     pub(crate) fn take_up(&self, lease: Lease, holder: &Holder) -> Result<Id> {
-        let (id, fd) = (lease.id(), fd_of(&lease)?);
+        let (id, fd) = (lease.id(), fd_of(lease.segment())?);
         let mut state = self.lock();
-        match state.leases.entry((id, holder.id())) {
+        let State { leases, segments, .. } = &mut *state;
+        match leases.entry((id, holder.id())) {
             // Said twice: one is enough, as for the client it is one.
             Entry::Occupied(_) => {
                 drop(state);
@@ -332,17 +345,21 @@ impl Session {
             Entry::Vacant(place) => {
                 // What the client had under the former daemon it keeps, whatever its budget is now.
                 let charge = self.budget.take(lease.layout().size_bytes() as u64);
+                segments.hold(fd)?;
                 place.insert(Held { lease, count: 1, _charge: charge });
-                state.segments.hold(fd);
             }
         }
         Ok(id.into())
     }
 
     /// Notes that the client made this segment itself: it has the descriptor.
-    pub(crate) fn made(&self, fd: RawFd) -> Made<'_> {
-        self.lock().segments.hold(fd).sent = true;
-        Made { session: self, fd }
+    ///
+    /// # Errors
+    /// `Unsupported` for a segment without a descriptor.
+    pub(crate) fn made(&self, segment: &dyn Segment) -> Result<Made<'_>> {
+        let fd = fd_of(segment)?;
+        self.lock().segments.hold(fd)?.sent = true;
+        Ok(Made { session: self, fd: fd.as_raw_fd() })
     }
 
     /// The computation that a ticket of the session's is for.
@@ -383,8 +400,8 @@ impl Session {
             return Ok(());
         }
         let gone = state.leases.remove(&key);
-        if let Some(Ok(fd)) = gone.as_ref().map(|held| fd_of(&held.lease)) {
-            state.segments.let_go(fd);
+        if let Some(Ok(fd)) = gone.as_ref().map(|held| fd_of(held.lease.segment())) {
+            state.segments.let_go(fd.as_raw_fd());
         }
         // Freeing a tensor can be long; others of this session need not wait for it.
         drop(state);
@@ -406,21 +423,26 @@ impl Session {
             || Error::not_found(format!("this session holds nothing in segment {segment}")).in_field("segment");
         let known = segments.by_fd.iter_mut().find(|(_, known)| known.id == segment);
         let (&at, known) = known.ok_or_else(missing)?;
-        let held = leases.values().find(|held| fd_of(&held.lease).is_ok_and(|fd| fd == at)).ok_or_else(missing)?;
+        let held = leases
+            .values()
+            .find(|held| fd_of(held.lease.segment()).is_ok_and(|fd| fd.as_raw_fd() == at))
+            .ok_or_else(missing)?;
         let fd = held.lease.segment().fd().ok_or_else(missing)?;
         known.sent = true;
         fd.try_clone_to_owned().map_err(|error| Error::io("duplicating a descriptor", &error))
     }
 
     /// Keeps a slab of the session's own, under the number of its segment.
-    pub(crate) fn keep_slab(&self, slab: Arc<Slab>, share: Share, charge: Arc<Charge>) -> u64 {
+    ///
+    /// # Errors
+    /// `Io` when the system does not say what it is.
+    pub(crate) fn keep_slab(&self, slab: Arc<Slab>, share: Share, charge: Arc<Charge>) -> Result<u64> {
         let mut state = self.lock();
-        state.slab_charges.push(charge);
-        let known = state.segments.hold(slab.fd().as_raw_fd());
+        let known = state.segments.hold(slab.fd())?;
         known.sent = true;
         let id = known.id;
-        state.slabs.insert(id, OwnSlab { slab, share });
-        id
+        state.slabs.insert(id, OwnSlab { slab, share, _charge: charge });
+        Ok(id)
     }
 
     /// Gives everything back.

@@ -11,7 +11,7 @@ pub use functions::*;
 pub use messages::*;
 pub use openrpc::openrpc;
 pub use service::*;
-pub use tensor::{Descriptor, Id, IndexSlot, Keep, SegmentInfo, Spec};
+pub use tensor::{Descriptor, Id, IndexSlot, Keep, Published, SegmentInfo, Spec};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
@@ -95,14 +95,14 @@ methods! { METHODS:
     Reserve "tensor.reserve": ReserveParams => ReserveResult;
     /// Makes a reserved tensor visible under its name and leases it to the session. The descriptor that comes with the
     /// request is its memory, sealed against writing and resizing.
-    Publish "tensor.publish": PublishParams => Descriptor;
+    Publish "tensor.publish": PublishParams => Published;
     /// Gives a reservation back.
     Discard "tensor.discard": ReservationParams => Empty;
     /// Opens a slab, in which the session lays small tensors out by itself. The descriptor that comes with the request is
     /// its memory, sealed against resizing and new writers.
     OpenSlab "slab.open": SlabParams => SlabResult;
     /// Publishes a tensor that lies in one of the session's slabs.
-    PublishSlab "tensor.publish_slab": PublishSlabParams => Descriptor;
+    PublishSlab "tensor.publish_slab": PublishSlabParams => Published;
     /// Leases the newest version of a name. The descriptor of its segment comes with it if the session has not got it yet.
     Get "tensor.get": GetParams => Descriptor;
     /// Leases exactly one version.

@@ -195,6 +195,18 @@ pub struct Descriptor {
     pub index: Option<IndexSlot>,
 }
 
+/// What became of a tensor that the session made: leased to it, in memory that it has.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Published {
+    /// Which version of which tensor.
+    pub id: Id,
+    /// The segment's number in this session.
+    pub segment: u64,
+    /// Where the newest version can be seen without asking.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub index: Option<IndexSlot>,
+}
+
 impl Descriptor {
     /// How the elements lie, checked to be inside the segment.
     ///

@@ -90,7 +90,7 @@ fn provide(
     let micros = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
     let params = p::ProvideParams { reservation: wanted.reservation, micros };
     let (published, _) = live.call::<p::ProvideContents>(&params, vec![descriptor_of(&*segment)?])?;
-    let open = |descriptor| store.opened.part(live, descriptor, &segment, holder, store.me.clone());
+    let open = |descriptor| store.opened.part(live, &descriptor, segment.clone(), holder, store.me.clone());
     let places = wanted.places.iter().map(|(place, ..)| *place);
     places.zip(published.tensors).map(|(place, descriptor)| Ok((place, open(descriptor)?))).collect()
 }

@@ -2,7 +2,7 @@
 
 use super::link::{Link, Live};
 use super::{ClientStore, lock};
-use crate::protocol::{self as p, Descriptor, Spec};
+use crate::protocol::{self as p, Published, Spec};
 use cotensor_core::{Error, ErrorKind, Memory, Result, Segment, SegmentMut};
 use cotensor_memory::{MemfdPool, Slab};
 use cotensor_store::TensorSpec;
@@ -52,10 +52,10 @@ impl Pool {
 
 /// Published ranges of slabs, which are not used again before the daemon says that nobody leases them.
 #[derive(Clone, Default)]
-pub(super) struct Freed(Arc<Mutex<Published>>);
+pub(super) struct Freed(Arc<Mutex<Ranges>>);
 
 #[derive(Default)]
-struct Published {
+struct Ranges {
     generation: u64,
     /// This client's numbers of slabs by the session's.
     slabs: HashMap<u64, u64>,
@@ -229,7 +229,7 @@ impl Place {
         segment: &Arc<dyn Segment>,
         holder: &str,
         ticket: Option<u64>,
-    ) -> Result<Descriptor> {
+    ) -> Result<Published> {
         let (described, holder) = (Spec::from(spec), holder.to_owned());
         match self {
             Self::Own(reserved) => {

@@ -17,7 +17,7 @@ use cotensor_store::{
 };
 use link::{Link, Live};
 use memory::{Place, Slabs};
-use open::Opened;
+use open::{Opened, Opening};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -190,8 +190,10 @@ impl Home for ClientStore {
         self.attempt(|live| {
             // Tickets are this session's; whether it has one is looked up for each.
             let ticket = self.tickets.number(key)?;
-            let descriptor = place.publish(live, &self.slabs, &spec, &segment, holder.name(), ticket)?;
-            self.opened.made(live, descriptor, Arc::clone(&segment), key, &holder, self.me.clone())
+            let published = place.publish(live, &self.slabs, &spec, &segment, holder.name(), ticket)?;
+            let (id, index) = (published.id.into(), published.index);
+            let (spec, layout, segment) = (spec.clone(), layout.clone(), Arc::clone(&segment));
+            self.opened.enter(live, Opening { id, index, spec, layout, segment, key }, &holder, self.me.clone())
         })
     }
 
@@ -344,7 +346,7 @@ impl Store for ClientStore {
 
     fn record_copy(&self, tensor: &str, reason: CopyReason, bytes: usize) {
         let (tensor, reason, bytes) = (tensor.to_owned(), reason.name().to_owned(), bytes as u64);
-        self.link.live().tell::<p::RecordCopy>(&p::CopyParams { tensor, reason, bytes });
+        self.link.live().tell_later::<p::RecordCopy>(&p::CopyParams { tensor, reason, bytes });
     }
 
     fn optimize(&self) -> OptimizeReport {

@@ -4,10 +4,10 @@
 use super::link::{Link, Live};
 use super::lock;
 use crate::protocol::{self as p, Descriptor, Id, IndexSlot};
-use cotensor_core::{Error, ErrorKind, Result, Segment};
+use cotensor_core::{Error, ErrorKind, Layout, Result, Segment};
 use cotensor_memory::{Guarantee, IndexReader, SealedMemfd};
 use cotensor_store::home::{Budget, Home, Record, RecordParts};
-use cotensor_store::{Holder, Key, Lease, TensorId};
+use cotensor_store::{Holder, Key, Lease, TensorId, TensorSpec};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,6 +37,17 @@ struct Tensors {
 struct Newest {
     index: Option<Arc<IndexReader>>,
     names: HashMap<Box<str>, (IndexSlot, Weak<Record>)>,
+}
+
+/// A tensor that the daemon just leased to this process, and the memory that it lies in.
+pub(super) struct Opening {
+    pub(super) id: TensorId,
+    pub(super) index: Option<IndexSlot>,
+    pub(super) spec: TensorSpec,
+    pub(super) layout: Layout,
+    pub(super) segment: Arc<dyn Segment>,
+    /// The computation that it is a result of.
+    pub(super) key: Option<Key>,
 }
 
 struct Open {
@@ -136,64 +147,46 @@ impl Opened {
         holder: &Holder,
         home: Weak<dyn Home>,
     ) -> Result<Lease> {
-        let id = descriptor.id.into();
         let fd = if descriptor.fd { fds.next() } else { None };
-        let segment = match self.segment(live, &descriptor, fd) {
-            Ok(segment) => segment,
+        match self.segment(live, &descriptor, fd) {
+            Ok(segment) => self.part(live, &descriptor, segment, holder, home),
             Err(error) => {
-                give_back(live, id, holder.name());
-                return Err(error);
+                give_back(live, descriptor.id.into(), holder.name());
+                Err(error)
             }
-        };
-        self.enter(live, descriptor, segment, None, holder, home)
+        }
     }
 
-    /// A lease of what this process just published from memory of its own.
-    pub(super) fn made(
-        &self,
-        live: &Live,
-        mut descriptor: Descriptor,
-        segment: Arc<dyn Segment>,
-        key: Option<Key>,
-        holder: &Holder,
-        home: Weak<dyn Home>,
-    ) -> Result<Lease> {
-        // Its own segment begins where the tensor does.
-        descriptor.offset_bytes = 0;
-        descriptor.segment.bytes = segment.len() as u64;
-        self.enter(live, descriptor, segment, key, holder, home)
-    }
-
-    /// A lease of a part of a segment that this process just published.
+    /// A lease of a tensor in a segment that this process has.
     pub(super) fn part(
         &self,
         live: &Live,
-        descriptor: Descriptor,
-        segment: &Arc<dyn Segment>,
+        descriptor: &Descriptor,
+        segment: Arc<dyn Segment>,
         holder: &Holder,
         home: Weak<dyn Home>,
     ) -> Result<Lease> {
-        self.enter(live, descriptor, Arc::clone(segment), None, holder, home)
+        let (id, index) = (descriptor.id.into(), descriptor.index);
+        match descriptor.spec.to_domain().and_then(|spec| Ok((spec, descriptor.layout()?))) {
+            Ok((spec, layout)) => {
+                self.enter(live, Opening { id, index, spec, layout, segment, key: None }, holder, home)
+            }
+            Err(error) => {
+                give_back(live, id, holder.name());
+                Err(error)
+            }
+        }
     }
 
-    fn enter(
-        &self,
-        live: &Live,
-        descriptor: Descriptor,
-        segment: Arc<dyn Segment>,
-        key: Option<Key>,
-        holder: &Holder,
-        home: Weak<dyn Home>,
-    ) -> Result<Lease> {
-        let id: TensorId = descriptor.id.into();
+    /// A lease of what the daemon just leased to this process under `holder`'s name.
+    pub(super) fn enter(&self, live: &Live, opening: Opening, holder: &Holder, home: Weak<dyn Home>) -> Result<Lease> {
+        let Opening { id, index, spec, layout, segment, key } = opening;
         let make = || {
             let charge = self.budget.take(0).ok_or_else(|| Error::new(ErrorKind::OverBudget, "no memory"))?;
-            let (spec, layout) = (descriptor.spec.to_domain()?, descriptor.layout()?);
             let created = Duration::ZERO;
             let parts = RecordParts { id, spec, layout, segment, charge, kept: false, private: false, key, created };
             Ok(Record::new(parts, home))
         };
-        let index = descriptor.index;
         let mut tensors = lock(&self.tensors);
         if tensors.generation != live.generation {
             // That session is over, and this lease with it.

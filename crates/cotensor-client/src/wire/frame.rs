@@ -60,8 +60,14 @@ impl Frame {
 /// Sends what is left of a frame, of which `sent` bytes (header included) are gone already; returns how many went now.
 ///
 /// # Errors
-/// The system's, `WouldBlock` among them on a non-blocking socket.
-pub fn send(socket: BorrowedFd<'_>, header: &[u8], frame: &Frame, sent: usize) -> std::io::Result<usize> {
+/// The system's, `WouldBlock` among them where `flags` or the socket say not to wait.
+pub(super) fn send(
+    socket: BorrowedFd<'_>,
+    header: &[u8],
+    frame: &Frame,
+    sent: usize,
+    flags: SendFlags,
+) -> std::io::Result<usize> {
     let (head, body) = match sent.checked_sub(header.len()) {
         None => (&header[sent..], frame.body.as_slice()),
         Some(sent) => (&[][..], &frame.body[sent..]),
@@ -73,7 +79,7 @@ pub fn send(socket: BorrowedFd<'_>, header: &[u8], frame: &Frame, sent: usize) -
     if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(&fds)) {
         return Err(Errno::NOBUFS.into());
     }
-    Ok(sendmsg(socket, &parts, &mut ancillary, SendFlags::NOSIGNAL)?)
+    Ok(sendmsg(socket, &parts, &mut ancillary, flags | SendFlags::NOSIGNAL)?)
 }
 
 /// Sends a whole frame on a blocking socket.
@@ -84,10 +90,25 @@ pub fn send_all(socket: BorrowedFd<'_>, frame: &Frame) -> Result<()> {
     let header = frame.header()?;
     let mut sent = 0;
     while sent < header.len() + frame.body.len() {
-        match send(socket, &header, frame, sent) {
+        match send(socket, &header, frame, sent, SendFlags::empty()) {
             Ok(bytes) => sent += bytes,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             Err(error) => return Err(Error::io("sending", &error)),
+        }
+    }
+    Ok(())
+}
+
+/// Sends whole frames without descriptors, one after the other in `bytes`, on a blocking socket.
+///
+/// # Errors
+/// `Io` when the other end is gone.
+pub(crate) fn send_bytes(socket: BorrowedFd<'_>, mut bytes: &[u8]) -> Result<()> {
+    while !bytes.is_empty() {
+        match rustix::net::send(socket, bytes, SendFlags::NOSIGNAL) {
+            Ok(sent) => bytes = &bytes[sent..],
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(Error::io("sending", &error.into())),
         }
     }
     Ok(())
@@ -239,7 +260,7 @@ mod tests {
         }
         let (a, b) = pair();
         let file = OwnedFd::from(tempfile::tempfile().unwrap());
-        send(a.as_fd(), &[0; 8], &Frame { body: vec![], fds: vec![file] }, 0).unwrap();
+        send(a.as_fd(), &[0; 8], &Frame { body: vec![], fds: vec![file] }, 0, SendFlags::empty()).unwrap();
         let mut decoder = Decoder::default();
         decoder.fill(b.as_fd()).unwrap();
         assert!(decoder.take().unwrap_err().message().contains("no frame counts"));

@@ -1,6 +1,9 @@
 //! Bytes on the socket: frames with descriptors alongside, and the JSON-RPC messages inside them.
 
 mod frame;
+mod outbox;
 pub mod rpc;
 
-pub use frame::{Decoder, FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame, send, send_all};
+pub(crate) use frame::send_bytes;
+pub use frame::{Decoder, FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame, send_all};
+pub use outbox::Outbox;

@@ -3,6 +3,7 @@
 
 use cotensor_core::{Error, ErrorKind};
 use jsonrpsee_types::{ErrorCode, ErrorObjectOwned, Id};
+use serde::de::Visitor;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -24,7 +25,7 @@ pub struct Call {
     pub params: Option<Box<RawValue>>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 enum Version {
     #[serde(rename = "2.0")]
     Two,
@@ -47,7 +48,7 @@ fn structured<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Optio
 /// An answer: a result or an error.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Response {
-    jsonrpc: String,
+    jsonrpc: Version,
     #[serde(default, deserialize_with = "there", skip_serializing_if = "Option::is_none")]
     result: Option<Box<RawValue>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -62,8 +63,29 @@ fn there<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Box
     Box::<RawValue>::deserialize(deserializer).map(Some)
 }
 
+/// As `Id` itself, which reads it into a tree first: every message has one.
 fn owned<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Id<'static>, D::Error> {
-    Id::deserialize(deserializer).map(Id::into_owned)
+    struct OfId;
+    impl Visitor<'_> for OfId {
+        type Value = Id<'static>;
+
+        fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            formatter.write_str("a number, a string or null")
+        }
+
+        fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<Self::Value, E> {
+            Ok(Id::Number(number))
+        }
+
+        fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Self::Value, E> {
+            Ok(Id::Str(text.to_owned().into()))
+        }
+
+        fn visit_unit<E: serde::de::Error>(self) -> Result<Self::Value, E> {
+            Ok(Id::Null)
+        }
+    }
+    deserializer.deserialize_any(OfId)
 }
 
 impl Response {
@@ -73,7 +95,7 @@ impl Response {
             Ok(value) => (Some(value), None),
             Err(error) => (None, Some(error)),
         };
-        Self { jsonrpc: "2.0".to_owned(), result, error, id }
+        Self { jsonrpc: Version::Two, result, error, id }
     }
 
     /// The error's code, if it is an error.
@@ -102,6 +124,46 @@ impl Response {
         // As the specification spells it.
         let message = if code == ErrorCode::InvalidRequest { "Invalid Request" } else { code.message() };
         Self::new(Id::Null, Err(ErrorObjectOwned::owned(code.code(), message, None::<()>)))
+    }
+}
+
+/// What the end that is asked says: an answer, or something unasked.
+#[derive(Debug)]
+pub enum Said {
+    /// To a call.
+    Answer(Response),
+    /// A notification.
+    Notice {
+        /// The method's name.
+        method: String,
+        /// By name or by position.
+        params: Box<RawValue>,
+    },
+}
+
+/// Reads what the end that is asked says.
+///
+/// # Errors
+/// `Corrupt` for anything that is neither an answer nor a notification.
+pub fn hear(body: &[u8]) -> cotensor_core::Result<Said> {
+    #[derive(Deserialize)]
+    struct Either {
+        jsonrpc: Version,
+        #[serde(default, deserialize_with = "present")]
+        id: Option<Id<'static>>,
+        method: Option<String>,
+        params: Option<Box<RawValue>>,
+        #[serde(default, deserialize_with = "there")]
+        result: Option<Box<RawValue>>,
+        error: Option<ErrorObjectOwned>,
+    }
+    let corrupt = |why: String| Error::corrupt(format!("from the daemon: {why}"));
+    let Either { jsonrpc, id, method, params, result, error } =
+        serde_json::from_slice(body).map_err(|error| corrupt(error.to_string()))?;
+    match (id, method, params) {
+        (Some(id), None, None) => Ok(Said::Answer(Response { jsonrpc, result, error, id })),
+        (None, Some(method), Some(params)) => Ok(Said::Notice { method, params }),
+        _ => Err(corrupt("neither an answer nor a notification".to_owned())),
     }
 }
 
@@ -252,6 +314,20 @@ mod tests {
             panic!("a batch")
         };
         assert_eq!(calls.iter().map(Result::is_ok).collect::<Vec<_>>(), [false, true, false]);
+    }
+
+    #[test]
+    fn answers_and_notices_are_told_apart() {
+        let heard = |body: &str| hear(body.as_bytes());
+        assert!(matches!(heard(r#"{"jsonrpc":"2.0","result":null,"id":7}"#), Ok(Said::Answer(answer))
+            if answer.id == Id::Number(7) && answer.result.is_some()));
+        assert!(matches!(heard(r#"{"jsonrpc":"2.0","method":"a","params":[1]}"#), Ok(Said::Notice { method, params })
+            if method == "a" && params.get() == "[1]"));
+        for wrong in
+            ["", "[]", "{}", r#"{"jsonrpc":"2.0","result":1}"#, r#"{"jsonrpc":"2.0","method":"a","params":[],"id":1}"#]
+        {
+            assert_eq!(heard(wrong).unwrap_err().kind(), ErrorKind::Corrupt, "{wrong}");
+        }
     }
 
     #[test]

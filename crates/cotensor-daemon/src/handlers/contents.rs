@@ -10,7 +10,6 @@ use cotensor_client::protocol::{
 use cotensor_core::{DType, Error, ErrorKind, Result, Segment};
 use cotensor_store::{Begun, ContentSpec};
 use std::future::poll_fn;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -71,11 +70,10 @@ pub(super) async fn finish(mut caller: Caller, params: ProvideParams) -> Answer<
     let segment: Arc<dyn Segment> = Arc::new(Sealed::new(fd, pack.bytes())?);
     let leases = caller.daemon.store.publish_pack(pack, &segment, Duration::from_micros(params.micros))?;
     drop(own);
-    let made = segment.fd().map(|fd| caller.made(fd.as_raw_fd()));
+    let _made = caller.made(&*segment)?;
     let mut fds = Vec::new();
     let grant = |lease| caller.grant(lease, &holder, &mut fds);
     let tensors = leases.into_iter().map(grant).collect::<Result<_>>()?;
-    drop(made);
     Ok(Reply { value: Descriptors { tensors }, fds })
 }
 

@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 const CONNECTED_MAX: usize = 1024;
 
 pub(super) async fn register(caller: Caller, params: RegisterFunctionParams) -> Answer<Empty> {
-    if caller.outgoing().is_none() {
+    if caller.outbox().is_none() {
         return Err(Error::unsupported("functions are provided over the Unix socket"));
     }
     caller.daemon.functions.add(&caller.session, params.function, params.epoch)?;
@@ -33,7 +33,7 @@ pub(super) async fn lookup(caller: Caller, params: LookupFunctionParams) -> Answ
     if params.connected.contains(&found.provider.epoch) {
         return Ok(found.into());
     }
-    if caller.outgoing().is_none() {
+    if caller.outbox().is_none() {
         return Err(Error::unsupported("functions are called over the Unix socket"));
     }
     let (ours, theirs) = UnixStream::pair().map_err(|error| Error::io("connecting caller and provider", &error))?;

@@ -18,7 +18,7 @@ pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloRe
         None => (Vec::new(), Vec::new()),
     };
     // For connections that carry descriptors.
-    let index = caller.outgoing().map(|_| daemon.changes.slots.fd()).transpose()?;
+    let index = caller.outbox().map(|_| daemon.changes.slots.fd()).transpose()?;
     let sharing = daemon.store.config();
     let allowed = sharing.allowed_types.as_ref();
     let value = HelloResult {

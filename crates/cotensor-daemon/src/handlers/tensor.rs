@@ -7,11 +7,10 @@ use crate::session::{Reserved, Session};
 use crate::takeover::inode;
 use cotensor_client::protocol::{
     Descriptor, Empty, GetParams, IdParams, LeaseParams, NameParams, Present, PublishParams, PublishSlabParams,
-    ReleaseParams, ReservationParams, ReserveParams, ReserveResult, SegmentParams, SlabParams, SlabResult,
+    Published, ReleaseParams, ReservationParams, ReserveParams, ReserveResult, SegmentParams, SlabParams, SlabResult,
 };
 use cotensor_core::{Error, ErrorKind, Layout, Result};
 use cotensor_store::{Holder, Lease, Store};
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 /// Slabs that one session may have.
@@ -26,7 +25,7 @@ pub(super) async fn reserve(caller: Caller, params: ReserveParams) -> Answer<Res
     Ok(ReserveResult { reservation }.into())
 }
 
-pub(super) async fn publish(mut caller: Caller, params: PublishParams) -> Answer<Descriptor> {
+pub(super) async fn publish(mut caller: Caller, params: PublishParams) -> Answer<Published> {
     let fd = caller.fd()?;
     let Reserved { spec, charge, own, holder } = caller.lock().reservations.take(params.reservation, "reservation")?;
     let layout = Layout::contiguous(spec.dtype, &spec.shape)?;
@@ -34,7 +33,7 @@ pub(super) async fn publish(mut caller: Caller, params: PublishParams) -> Answer
     let key = params.ticket.map(|ticket| caller.key_of(ticket)).transpose()?;
     let lease = caller.daemon.store.adopt(spec, layout, segment, charge, key, &holder)?;
     drop(own);
-    made_here(&caller, lease, &holder)
+    Ok(caller.grant_made(lease, &holder)?.into())
 }
 
 pub(super) async fn discard(caller: Caller, params: ReservationParams) -> Answer<Empty> {
@@ -60,12 +59,12 @@ pub(super) async fn open_slab(mut caller: Caller, params: SlabParams) -> Answer<
             (Arc::new(Slab::new(fd, len)?), share)
         }
     };
-    let number = caller.keep_slab(Arc::clone(&slab), share, own);
+    let number = caller.keep_slab(Arc::clone(&slab), share, own)?;
     let live = slab.belongs(&caller.session, number);
     Ok(SlabResult { slab: number, live }.into())
 }
 
-pub(super) async fn publish_slab(caller: Caller, params: PublishSlabParams) -> Answer<Descriptor> {
+pub(super) async fn publish_slab(caller: Caller, params: PublishSlabParams) -> Answer<Published> {
     let spec = params.spec.to_domain()?;
     let holder = caller.holder(&params.holder)?;
     let missing = || Error::not_found(format!("this session has no slab {}", params.slab)).in_field("slab");
@@ -78,15 +77,7 @@ pub(super) async fn publish_slab(caller: Caller, params: PublishSlabParams) -> A
     let store = &caller.daemon.store;
     store.check_shared(&spec)?;
     let lease = store.adopt(spec, layout, Arc::new(part), charge, key, &holder)?;
-    made_here(&caller, lease, &holder)
-}
-
-/// Described to the session that made it, which has its memory already.
-fn made_here(session: &Session, lease: Lease, holder: &Holder) -> Answer<Descriptor> {
-    let made = lease.segment().fd().map(|fd| session.made(fd.as_raw_fd()));
-    let reply = granted(session, lease, holder);
-    drop(made);
-    reply
+    Ok(caller.grant_made(lease, &holder)?.into())
 }
 
 /// Described to a session, with the descriptor if it has not got it.

@@ -9,13 +9,11 @@ use crate::functions::codec::{self, Edge};
 use crate::functions::{Object, Value};
 use crate::protocol::provider::{CallResult, ObjectRef};
 use crate::store::ClientStore;
-use crate::wire::{Decoder, Frame, rpc, send};
+use crate::wire::{Decoder, Frame, Outbox, rpc};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_store::{Holder, Store};
-use rustix::event::{PollFd, PollFlags, poll};
 use serde::Serialize;
-use std::collections::{HashMap, VecDeque};
-use std::net::Shutdown;
+use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -25,10 +23,6 @@ use std::sync::{Arc, Mutex};
 const CALLS_MAX: usize = 16 << 10;
 /// Results whose tensors a caller has not taken yet.
 const GIVEN_MAX: usize = 16 << 10;
-/// Bytes that may wait for a caller that does not read.
-const WAITING_BYTES_MAX: usize = 64 << 20;
-/// How long a caller may let the provider wait that has something to send, in seconds.
-const SEND_SECONDS_MAX: i64 = 30;
 
 pub(super) struct Peer {
     pub(super) shared: Arc<Shared>,
@@ -37,19 +31,11 @@ pub(super) struct Peer {
     pub(super) client: Arc<str>,
     store: Arc<ClientStore>,
     holder: Holder,
-    socket: UnixStream,
-    out: Mutex<Out>,
+    socket: Arc<UnixStream>,
+    out: Outbox,
     calls: AtomicUsize,
     ended: AtomicBool,
     state: Mutex<State>,
-}
-
-#[derive(Default)]
-struct Out {
-    frames: VecDeque<Vec<u8>>,
-    bytes: usize,
-    /// Whether a thread is sending what the socket did not take at once.
-    draining: bool,
 }
 
 #[derive(Default)]
@@ -76,21 +62,21 @@ impl Peer {
         client: &str,
         store: Arc<ClientStore>,
         socket: UnixStream,
-    ) -> Result<Arc<Self>> {
-        socket.set_nonblocking(true).map_err(|error| Error::io("setting a socket up", &error))?;
+    ) -> Arc<Self> {
+        let socket = Arc::new(socket);
         let holder = store.holder(&format!("provider for {client}"));
-        Ok(Arc::new(Self {
+        Arc::new(Self {
             shared,
             number,
             client: Arc::from(client),
             store,
             holder,
+            out: Outbox::new(Arc::clone(&socket)),
             socket,
-            out: Mutex::default(),
             calls: AtomicUsize::new(0),
             ended: AtomicBool::new(false),
             state: Mutex::default(),
-        }))
+        })
     }
 
     /// Reads what the caller says, until it ends.
@@ -107,10 +93,6 @@ impl Peer {
             match decoder.fill(self.socket.as_fd()) {
                 Ok(0) => break,
                 Ok(_) => {}
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                    // Whatever it says, the next read tells.
-                    let _ = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], None);
-                }
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(_) => break,
             }
@@ -121,7 +103,7 @@ impl Peer {
     /// Ends the connection. Nobody waits for the caller's calls any more, and what it had is let go.
     pub(super) fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
-        drop(self.socket.shutdown(Shutdown::Both));
+        self.out.end();
         let state = std::mem::take(&mut *lock(&self.state));
         for run in state.runs.values() {
             run.flight.leave(run.watch);
@@ -243,74 +225,13 @@ impl Peer {
         Err(Error::new(ErrorKind::Conflict, message).in_field("object"))
     }
 
-    /// Sends a message: at once if the socket takes it, else from a thread of its own, for nobody else is to wait.
-    pub(super) fn send(self: &Arc<Self>, message: &impl Serialize) {
-        let Ok(body) = serde_json::to_vec(message) else { return };
-        let frame = Frame::new(body);
-        let header = match frame.header() {
-            Ok(header) => header,
-            // Too long to be sent: the caller cannot be told more than that.
-            Err(_) => return self.end(),
-        };
-        let mut out = lock(&self.out);
-        let mut sent = 0;
-        while !out.draining && sent < header.len() + frame.body.len() {
-            match send(self.socket.as_fd(), &header, &frame, sent) {
-                Ok(bytes) => sent += bytes,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
-                Err(_) => return drop(self.socket.shutdown(Shutdown::Both)),
-            }
+    /// Sends a message; nobody waits for the caller to read it.
+    pub(super) fn send(&self, message: &impl Serialize) {
+        // One that is too long to be sent, or not to be written, ends the connection: the caller cannot be told more.
+        match serde_json::to_vec(message) {
+            Ok(body) => drop(self.out.send(Frame::new(body))),
+            Err(_) => self.out.end(),
         }
-        let mut rest: Vec<u8> = header.iter().copied().skip(sent).collect();
-        rest.extend_from_slice(&frame.body[sent.saturating_sub(header.len())..]);
-        if rest.is_empty() {
-            return;
-        }
-        out.bytes += rest.len();
-        out.frames.push_back(rest);
-        if out.bytes > WAITING_BYTES_MAX {
-            return drop(self.socket.shutdown(Shutdown::Both));
-        }
-        if !std::mem::replace(&mut out.draining, true) {
-            let peer = Arc::clone(self);
-            let thread = std::thread::Builder::new().name("cotensor-send".into()).spawn(move || peer.drain());
-            if thread.is_err() {
-                drop(self.socket.shutdown(Shutdown::Both));
-            }
-        }
-    }
-
-    fn drain(&self) {
-        loop {
-            let mut out = lock(&self.out);
-            let Some(bytes) = out.frames.pop_front() else {
-                out.draining = false;
-                return;
-            };
-            out.bytes -= bytes.len();
-            drop(out);
-            if self.send_bytes(&bytes).is_err() {
-                return drop(self.socket.shutdown(Shutdown::Both));
-            }
-        }
-    }
-
-    fn send_bytes(&self, mut bytes: &[u8]) -> std::io::Result<()> {
-        let patience = rustix::time::Timespec { tv_sec: SEND_SECONDS_MAX, tv_nsec: 0 };
-        while !bytes.is_empty() {
-            match rustix::net::send(&self.socket, bytes, rustix::net::SendFlags::NOSIGNAL) {
-                Ok(sent) => bytes = &bytes[sent..],
-                Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::AGAIN) => {
-                    if poll(&mut [PollFd::new(&self.socket, PollFlags::OUT)], Some(&patience))? == 0 {
-                        return Err(std::io::ErrorKind::TimedOut.into());
-                    }
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(())
     }
 }
 

@@ -85,7 +85,7 @@ impl Shared {
     /// Serves a caller from a thread of its own.
     pub(super) fn welcome(self: &Arc<Self>, client: &str, socket: UnixStream) {
         let number = self.next_peer.fetch_add(1, Ordering::Relaxed);
-        let Ok(peer) = Peer::new(Arc::clone(self), number, client, self.store(), socket) else { return };
+        let peer = Peer::new(Arc::clone(self), number, client, self.store(), socket);
         {
             let mut peers = lock(&self.peers);
             // Refused by the end of its socket.

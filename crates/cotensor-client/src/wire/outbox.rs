@@ -1,0 +1,180 @@
+//! What one end is sent: at once if the socket takes it, else kept up to a bound, so that nobody waits for a slow reader.
+
+use super::frame::{Frame, send};
+use cotensor_core::{Error, ErrorKind, Result};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::SendFlags;
+use rustix::time::Timespec;
+use std::collections::VecDeque;
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Bytes that may wait for a reader; one that does not read what it asks for is left.
+const WAITING_BYTES_MAX: usize = 64 << 20;
+/// Frames that may wait; each can hold descriptors.
+const WAITING_FRAMES_MAX: usize = 4096;
+/// How long a reader may take nothing of what waits for it.
+const PATIENCE: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
+
+/// The sending half of a socket. Whatever goes wrong ends the connection, which its reader sees.
+pub struct Outbox(Arc<Inner>);
+
+struct Inner {
+    socket: Arc<UnixStream>,
+    queue: Mutex<Queue>,
+}
+
+#[derive(Default)]
+struct Queue {
+    frames: VecDeque<Pending>,
+    bytes: usize,
+}
+
+struct Pending {
+    header: [u8; 8],
+    frame: Frame,
+    sent: usize,
+}
+
+impl Pending {
+    fn len(&self) -> usize {
+        self.header.len() + self.frame.body.len()
+    }
+}
+
+impl Outbox {
+    /// What is sent on `socket`, by this alone.
+    pub fn new(socket: Arc<UnixStream>) -> Self {
+        Self(Arc::new(Inner { socket, queue: Mutex::default() }))
+    }
+
+    /// Sends a frame after those before it, without waiting for the reader.
+    ///
+    /// # Errors
+    /// `Invalid` for a frame past the limits, `Io` when the reader is gone, `Conflict` when it lets too much wait.
+    pub fn send(&self, frame: Frame) -> Result<()> {
+        let sent = self.0.send(frame).and_then(|begin| if begin { self.begin() } else { Ok(()) });
+        sent.inspect_err(|_| self.end())
+    }
+
+    /// Ends the connection.
+    pub fn end(&self) {
+        // One that is gone has ended.
+        drop(self.0.socket.shutdown(Shutdown::Both));
+    }
+
+    /// Sends what waits on a thread of its own, which ends when nothing does.
+    fn begin(&self) -> Result<()> {
+        let waiting = Self(Arc::clone(&self.0));
+        let thread = std::thread::Builder::new().name("outbox".to_owned());
+        let started = thread.spawn(move || {
+            if waiting.0.drain().is_err() {
+                waiting.end();
+            }
+        });
+        started.map(drop).map_err(|error| Error::io("starting a thread", &error))
+    }
+}
+
+impl Inner {
+    /// Whether somebody has to begin to drain the queue.
+    fn send(&self, frame: Frame) -> Result<bool> {
+        let mut pending = Pending { header: frame.header()?, frame, sent: 0 };
+        let mut queue = self.lock();
+        let first = queue.frames.is_empty();
+        if first && self.write(&mut pending)? {
+            return Ok(false);
+        }
+        queue.bytes += pending.len();
+        queue.frames.push_back(pending);
+        if queue.bytes > WAITING_BYTES_MAX || queue.frames.len() > WAITING_FRAMES_MAX {
+            return Err(Error::new(ErrorKind::Conflict, "the other end does not read what it asked for"));
+        }
+        Ok(first)
+    }
+
+    fn drain(&self) -> Result<()> {
+        while !self.flush()? {
+            let polled = poll(&mut [PollFd::new(&self.socket, PollFlags::OUT)], Some(&PATIENCE));
+            match polled {
+                Ok(0) => return Err(Error::new(ErrorKind::TimedOut, "the other end reads nothing")),
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(Error::io("waiting to send", &error.into())),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all that was queued is sent.
+    fn flush(&self) -> Result<bool> {
+        let mut queue = self.lock();
+        while let Some(pending) = queue.frames.front_mut() {
+            if !self.write(pending)? {
+                return Ok(false);
+            }
+            let len = pending.len();
+            queue.bytes -= len;
+            queue.frames.pop_front();
+        }
+        Ok(true)
+    }
+
+    /// Whether the whole frame is sent.
+    fn write(&self, pending: &mut Pending) -> Result<bool> {
+        while pending.sent < pending.len() {
+            let Pending { header, frame, sent } = pending;
+            match send(self.socket.as_fd(), header, frame, *sent, SendFlags::DONTWAIT) {
+                Ok(bytes) => *sent += bytes,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Error::io("sending", &error)),
+            }
+        }
+        Ok(true)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Decoder;
+
+    fn pair() -> (Outbox, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        (Outbox::new(Arc::new(ours)), theirs)
+    }
+
+    #[test]
+    fn what_the_socket_does_not_take_waits_in_order() {
+        let (outbox, reader) = pair();
+        for index in 0..200_u8 {
+            outbox.send(Frame::new(vec![index; 20_000])).unwrap();
+        }
+        let mut decoder = Decoder::default();
+        for index in 0..200_u8 {
+            let frame = loop {
+                match decoder.take().unwrap() {
+                    Some(frame) => break frame,
+                    None => assert!(decoder.fill(reader.as_fd()).unwrap() > 0),
+                }
+            };
+            assert!(frame.body == [index; 20_000], "{index}");
+        }
+    }
+
+    #[test]
+    fn who_does_not_read_is_left_and_sees_the_end() {
+        let (outbox, reader) = pair();
+        let refused = (0..WAITING_FRAMES_MAX * 20).find_map(|_| outbox.send(Frame::new(vec![0; 200_000])).err());
+        assert_eq!(refused.unwrap().kind(), ErrorKind::Conflict);
+        assert!(outbox.0.lock().bytes < WAITING_BYTES_MAX + 300_000);
+        let mut decoder = Decoder::default();
+        while decoder.fill(reader.as_fd()).unwrap() > 0 {}
+    }
+}
