@@ -170,9 +170,14 @@ fn large(echo_at: &Path, daemon_at: &Path) {
         let start = Instant::now();
         let lease = put(&store, "large", &source);
         warm.push(start.elapsed());
-        maps.push(timed(|| drop(receive(&mut echo))));
-        gets.push(timed(|| drop(reader.get("large", &holder).unwrap())));
-        drop(lease);
+        let start = Instant::now();
+        let mapped = receive(&mut echo);
+        maps.push(start.elapsed());
+        drop(mapped);
+        let start = Instant::now();
+        let got = reader.get("large", &holder).unwrap();
+        gets.push(start.elapsed());
+        drop((got, lease));
         let start = Instant::now();
         let lease = put(&store, "large", &source);
         cold.push(start.elapsed());
