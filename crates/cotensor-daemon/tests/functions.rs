@@ -226,6 +226,24 @@ fn results_are_kept_for_equal_contents_not_for_equal_names() {
     }
 }
 
+#[test]
+fn a_failure_is_not_kept() {
+    let running = Running::start(|_| {});
+    let runs = AtomicUsize::new(0);
+    let _provider = Provider::builder(running.connect("provider"))
+        .function("second", Options::default().cached(Duration::from_secs(60), 100).singleflight(), move |_, _| {
+            match runs.fetch_add(1, Ordering::SeqCst) {
+                0 => Err(Failure::new("NotYet", "the first time")),
+                run => Ok(Value::Int(run as i64)),
+            }
+        })
+        .start()
+        .unwrap();
+    let functions = Functions::new(running.connect("caller"));
+    assert_eq!(functions.call("second", &none()).unwrap_err().failure().unwrap().kind, "NotYet");
+    assert_eq!((int(functions.call("second", &none())), int(functions.call("second", &none()))), (1, 1));
+}
+
 /// A counter that lives with its provider.
 struct Counter(AtomicUsize, Arc<AtomicUsize>);
 
