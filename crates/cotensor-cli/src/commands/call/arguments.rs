@@ -41,14 +41,14 @@ impl Reader {
             return self.tensor(tensor);
         }
         match serde_json::from_str::<Json>(word) {
-            Ok(json) => self.from_json(json),
+            Ok(json) => self.json(json),
             // What begins like this was meant to be JSON.
             Err(error) if word.starts_with(['{', '[', '"']) => Err(Error::invalid(error.to_string())),
             Err(_) => Ok(word.into()),
         }
     }
 
-    fn from_json(&self, json: Json) -> Result<Value> {
+    fn json(&self, json: Json) -> Result<Value> {
         Ok(match json {
             Json::Null => Value::Null,
             Json::Bool(value) => value.into(),
@@ -58,9 +58,7 @@ impl Reader {
                 _ => return Err(Error::invalid(format!("{number} has more than 64 bits"))),
             },
             Json::String(text) => text.into(),
-            Json::Array(values) => {
-                values.into_iter().map(|value| self.from_json(value)).collect::<Result<Vec<_>>>()?.into()
-            }
+            Json::Array(values) => values.into_iter().map(|value| self.json(value)).collect::<Result<Vec<_>>>()?.into(),
             Json::Object(entries) => {
                 let special = entries.iter().next().filter(|(name, _)| entries.len() == 1 && name.starts_with('$'));
                 match special.map(|(name, value)| (name.as_str(), value)) {
@@ -70,7 +68,7 @@ impl Reader {
                         Value::Bytes(bytes.ok_or_else(|| Error::invalid("$bytes: hexadecimal digits are expected"))?)
                     }
                     _ => {
-                        let entries = entries.into_iter().map(|(name, value)| Ok((name, self.from_json(value)?)));
+                        let entries = entries.into_iter().map(|(name, value)| Ok((name, self.json(value)?)));
                         Value::Map(entries.collect::<Result<_>>()?)
                     }
                 }
