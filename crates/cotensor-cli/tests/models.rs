@@ -97,6 +97,26 @@ fn what_one_process_loads_and_computes_the_next_finds_in_the_daemon() {
 }
 
 #[test]
+fn processes_that_start_together_compute_once() {
+    let daemon = daemon_with_bert();
+    let arguments = ["run", "pipeline.toml", "--text", TEXT, "--daemon", "--threads", "1", "--json"];
+    let running: Vec<_> = (0..4)
+        .map(|_| daemon.command(&arguments).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap())
+        .collect();
+    let reports: Vec<Value> = running
+        .into_iter()
+        .map(|child| {
+            let output = child.wait_with_output().unwrap();
+            assert!(output.status.success());
+            serde_json::from_slice(&output.stdout).unwrap()
+        })
+        .collect();
+    let ran = reports.iter().flat_map(computed).filter(|&computed| computed).count();
+    assert_eq!(ran, computed(&reports[0]).len(), "each stage by one of them");
+    assert!(reports.iter().all(|report| report["users"][0]["answer"] == reports[0]["users"][0]["answer"]));
+}
+
+#[test]
 fn a_model_that_one_process_serves_others_run() {
     let daemon = daemon_with_bert();
     daemon.refuses(&["call", "model.run"], 2, &["nobody provides"]);

@@ -72,6 +72,27 @@ fn the_daemon_tells_the_tasks_of_all_providers() {
 }
 
 #[test]
+fn many_long_errors_fit_into_one_list() {
+    let running = Running::start(|_| {});
+    let _provider = Provider::builder(running.connect("provider"))
+        .function("fails", Options::default(), |_, _| {
+            Err(cotensor_client::functions::Failure::new("Long", "é".repeat(40_000)))
+        })
+        .start()
+        .unwrap();
+    let store = running.connect("caller");
+    let functions = Functions::new(store.clone());
+    let submitted: Vec<_> = (0..1000).map(|_| functions.submit("fails", &none()).unwrap()).collect();
+    submitted.iter().for_each(|task| drop(task.wait(None).unwrap()));
+    let found = store.ask::<p::ListAllTasks>(&p::AllTasksParams { state: None, limit: usize::MAX }).unwrap();
+    assert_eq!((found.providers[0].tasks.len(), &found.providers[0].error), (1000, &None));
+    let error = found.providers[0].tasks[0].error.as_ref().unwrap();
+    assert!(error.starts_with("Long: éé") && error.len() <= 512);
+    let whole = submitted[0].result().unwrap_err();
+    assert!(whole.failure().unwrap().message.len() > 60_000, "the result says all of it");
+}
+
+#[test]
 fn documents_list_what_is_provided_now() {
     let running = Running::start(|_| {});
     let store = running.connect("caller");

@@ -102,7 +102,7 @@ message! {
         client: String,
         /// Since it was submitted, in milliseconds.
         age_ms: u64,
-        /// What went wrong, for one that failed.
+        /// What went wrong, for one that failed; a long error is cut.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         error: Option<String>,
     }

@@ -12,6 +12,8 @@ use std::os::unix::net::UnixStream;
 
 /// Providers that a caller may say it is connected to.
 const CONNECTED_MAX: usize = 1024;
+/// Tasks of one answer.
+const TASKS_MAX: usize = 10_000;
 
 pub(super) async fn register(caller: Caller, params: RegisterFunctionParams) -> Answer<Empty> {
     if caller.outgoing().is_none() {
@@ -52,14 +54,19 @@ pub(super) async fn list(caller: Caller, params: ListFunctionsParams) -> Answer<
 
 pub(super) async fn tasks(caller: Caller, params: AllTasksParams) -> Answer<AllTasks> {
     let ask = |(provider, session): (_, std::sync::Arc<crate::session::Session>)| {
-        let params = ListTasksParams { state: params.state, limit: params.limit };
+        let params = ListTasksParams { state: params.state, limit: params.limit.min(TASKS_MAX) };
         tokio::task::spawn_blocking(move || session.daemon.functions.tasks.of(provider, &session, &params))
     };
     // All at once: one that does not answer is not to hold up the others.
     let asked: Vec<_> = caller.daemon.functions.providers().into_iter().map(ask).collect();
     let mut providers = Vec::with_capacity(asked.len());
+    let mut room = TASKS_MAX;
     for answer in asked {
-        providers.push(answer.await.map_err(|error| Error::new(ErrorKind::Io, error.to_string()))?);
+        let mut answer = answer.await.map_err(|error| Error::new(ErrorKind::Io, error.to_string()))?;
+        answer.left_off += answer.tasks.len().saturating_sub(room);
+        answer.tasks.truncate(room);
+        room -= answer.tasks.len();
+        providers.push(answer);
     }
     Ok(AllTasks { providers }.into())
 }
