@@ -4,6 +4,7 @@
 mod connection;
 pub mod files;
 pub mod functions;
+pub mod health;
 pub mod hex;
 mod place;
 pub mod protocol;
@@ -11,5 +12,5 @@ mod store;
 pub mod wire;
 
 pub use connection::{Connection, OnNotice};
-pub use place::{default_socket, socket_of};
+pub use place::default_socket;
 pub use store::ClientStore;

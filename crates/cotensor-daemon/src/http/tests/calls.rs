@@ -155,7 +155,7 @@ fn the_daemon_describes_itself() {
     assert_eq!(health["pid"], std::process::id());
     assert_eq!(health["socket"], running.daemon.config.socket.to_str().unwrap());
     assert_eq!(health["epoch"], running.daemon.epoch);
-    let socket = cotensor_client::socket_of(running.address, None).unwrap();
+    let socket = cotensor_client::health::socket_of(running.address, None).unwrap();
     assert_eq!(socket, running.daemon.config.socket, "who knows the port finds the socket");
     let document = running.get("/openrpc.json").json();
     assert_eq!(document, running.call(&[], "rpc.discover", json!({})).unwrap());
@@ -171,7 +171,7 @@ fn the_daemon_describes_itself() {
 
 #[test]
 fn the_socket_is_for_those_who_may_know_it() {
-    use cotensor_client::socket_of;
+    use cotensor_client::health::socket_of;
     use cotensor_core::ErrorKind;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("token");
