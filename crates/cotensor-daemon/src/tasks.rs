@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a provider may take to tell its tasks. It answers at once unless it is stopped or broken.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long one that did not answer is left alone: what it does not read would pile up.
 const LEFT_ALONE: Duration = Duration::from_secs(30);
 
@@ -26,7 +26,7 @@ struct Link {
 }
 
 impl TaskLinks {
-    /// A provider's tasks, or why they are not known. Takes a second at most, on the calling thread.
+    /// A provider's tasks, or why they are not known. Takes three seconds at most, on the calling thread.
     pub(crate) fn of(&self, provider: ProviderInfo, session: &Session, params: &ListTasksParams) -> ProviderTasks {
         let asked = self.link(session).and_then(|connection| {
             let (list, _) = connection.call::<ListTasks>(params, Vec::new(), Some(ANSWER_TIMEOUT))?;

@@ -7,35 +7,30 @@ use cotensor_client::functions::{Functions, Limits, Options, Provider, Value};
 use cotensor_core::{DType, ErrorKind};
 use cotensor_store::{ManualClock, Store, TensorId};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use support::Running;
-use support::calls::{Door, int, none, until};
+use support::calls::{Counted, int, none, until};
 
 #[test]
 fn no_more_functions_run_at_a_time_than_there_are_workers() {
     let running = Running::start(|_| {});
-    let (door, inside, most) =
-        (Arc::new(Door::default()), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let (at, now, peak) = (Arc::clone(&door), Arc::clone(&inside), Arc::clone(&most));
+    let counted = Arc::new(Counted::default());
+    let at = Arc::clone(&counted);
     let _provider = Provider::builder(running.connect("provider"))
         .limits(Limits { workers: 2, ..Limits::default() })
         .function("pass", Options::default(), move |_, _| {
-            peak.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
             at.pass();
-            now.fetch_sub(1, Ordering::SeqCst);
             Ok(Value::Null)
         })
         .start()
         .unwrap();
     let functions = Functions::new(running.connect("caller"));
     let tasks: Vec<_> = (0..20).map(|_| functions.submit("pass", &none()).unwrap()).collect();
-    door.waits_for(2);
+    counted.door.waits_for(2);
     // All twenty are lined up by now, and eighteen have no worker.
-    assert_eq!(inside.load(Ordering::SeqCst), 2);
-    door.open();
+    counted.door.open();
     tasks.iter().for_each(|task| drop(task.wait(None).unwrap()));
-    assert_eq!(most.load(Ordering::SeqCst), 2, "in parallel, as far as workers go");
+    assert_eq!(counted.most(), 2, "in parallel, as far as workers go");
 }
 
 #[test]
