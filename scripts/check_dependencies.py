@@ -11,7 +11,7 @@ ALLOWED = {
     "cotensor-model": {"cotensor-core", "cotensor-store"},
     "cotensor-client": {"cotensor-core", "cotensor-store", "cotensor-memory"},
     "cotensor-daemon": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-model", "cotensor-client"},
-    "cotensor": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-model"},
+    "cotensor": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-model", "cotensor-client"},
     "cotensor-demo": {"cotensor"},
     "cotensor-cli": {"cotensor", "cotensor-demo", "cotensor-client", "cotensor-daemon"},
 }

@@ -1,6 +1,6 @@
 // The daemon's page in a real headless Chromium: what it shows is what the daemon holds, and it stays true.
 //
-//     SERVE=path/to/the/serve/example CHROMIUM=/usr/bin/chromium node --test
+//     EXAMPLES=target/debug/examples CHROMIUM=/usr/bin/chromium node --test
 //
 // SCREENSHOTS, if set, is a folder for pictures of the page, light and dark.
 
@@ -12,20 +12,28 @@ import path from "node:path";
 import {after, before, test} from "node:test";
 import {chromium} from "playwright-core";
 
-const {SERVE, CHROMIUM = "/usr/bin/chromium", SCREENSHOTS} = process.env;
+const {EXAMPLES, CHROMIUM = "/usr/bin/chromium", SCREENSHOTS} = process.env;
 const TOKEN = "a-token-for-this-test";
 const folder = mkdtempSync(path.join(tmpdir(), "cotensor-dashboard-"));
 let browser;
 
 // A daemon that lives until `stop`, and its address.
 async function daemon(name, ...options) {
-  const child = spawn(SERVE, [path.join(folder, name), "127.0.0.1:0", ...options], {stdio: ["pipe", "pipe", "inherit"]});
+  const child = spawn(path.join(EXAMPLES, "serve"), [path.join(folder, name), "127.0.0.1:0", ...options], {stdio: ["pipe", "pipe", "inherit"]});
   const ended = new Promise(done => child.once("exit", done));
   const url = await new Promise((done, fail) => {
     child.stdout.once("data", line => done(line.toString().trim()));
     child.once("exit", code => fail(new Error(`the daemon ended with ${code}`)));
   });
   return {url, stop: () => { child.stdin.end(); return ended }};
+}
+
+// One of the examples that have functions, and what it says first.
+function started(name, ...options) {
+  const child = spawn(path.join(EXAMPLES, name), options, {stdio: ["pipe", "pipe", "inherit"]});
+  const ended = new Promise(done => child.once("exit", done));
+  const said = new Promise(done => child.stdout.once("data", line => done(line.toString().trim())));
+  return {said, ended, stop: () => { child.stdin.end(); return ended }};
 }
 
 async function session(url, client) {
@@ -58,7 +66,7 @@ const cell = (page, table, text) => page.locator(`#${table} tr`, {hasText: text}
 const state = (page, text) => page.locator("#state", {hasText: text}).waitFor();
 
 before(async () => {
-  assert.ok(SERVE, "SERVE is the program to start");
+  assert.ok(EXAMPLES, "EXAMPLES is the folder of the programs to start");
   browser = await chromium.launch({executablePath: CHROMIUM, args: ["--no-sandbox"]});
 });
 after(async () => {
@@ -73,6 +81,7 @@ test("the page shows what the daemon holds, and goes on showing it", async () =>
   await page.getByText("Nothing is published.").first().waitFor();
 
   const reader = await session(url, "reader");
+  await session(url, "<b onclick=alert(1)>client</b>");
   const hostile = "<img src=x onerror=alert(1)>";
   await put(url, "bert/encoder/layer.0/weight", [768, 768], "weight", reader);
   await put(url, "image 17/embedding", [1, 512], "vision_embedding");
@@ -80,7 +89,8 @@ test("the page shows what the daemon holds, and goes on showing it", async () =>
   await cell(page, "tensors", "bert/encoder/layer.0/weight").filter({hasText: "reader[http]"}).filter({hasText: "2.3 MiB"}).waitFor();
   await cell(page, "tensors", "image 17/embedding").filter({hasText: "float32 [1, 512]"}).filter({hasText: "nobody"}).waitFor();
   await cell(page, "tensors", hostile).waitFor();
-  assert.equal(await page.locator("img").count(), 0);
+  await cell(page, "sessions", "<b onclick=alert(1)>client</b>").waitFor();
+  assert.equal(await page.locator("img, td b").count(), 0);
   await cell(page, "sessions", "reader[http]").filter({hasText: "2.3 MiB"}).waitFor();
   await cell(page, "memory", "weight").filter({hasText: "cpu"}).waitFor();
   await cell(page, "memory", "vision_embedding").filter({hasText: "2.0 KiB"}).waitFor();
@@ -112,6 +122,23 @@ test("the page shows what the daemon holds, and goes on showing it", async () =>
 
   await stop();
   await state(page, "no answer");
+});
+
+test("tasks of providers are shown while there are any", async () => {
+  const {url, stop} = await daemon("tasks");
+  const {page, wrong} = await open(url);
+  await page.getByText("No task is known.").waitFor();
+  const provider = started("provider", path.join(folder, "tasks"));
+  assert.equal(await provider.said, "ready");
+  assert.equal(await started("caller", path.join(folder, "tasks")).ended, 0);
+  await cell(page, "tasks", "completed").filter({hasText: "wait"}).filter({hasText: /provider\[\d+\]/}).filter({hasText: /caller\[\d+\]/}).waitFor();
+  await cell(page, "tasks", "cancelled").filter({hasText: "wait"}).waitFor();
+  await cell(page, "sessions", "provider[").first().waitFor();
+  if (SCREENSHOTS) await page.screenshot({path: path.join(SCREENSHOTS, "tasks.png"), fullPage: true});
+  assert.equal(await provider.stop(), 0);
+  await page.getByText("No task is known.").waitFor();
+  assert.deepEqual(wrong, []);
+  await stop();
 });
 
 const background = page => page.evaluate(() => getComputedStyle(document.body).backgroundColor);

@@ -4,6 +4,7 @@
 mod connection;
 pub mod files;
 pub mod functions;
+pub mod health;
 pub mod hex;
 mod place;
 pub mod protocol;

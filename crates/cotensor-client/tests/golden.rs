@@ -2,7 +2,7 @@
 //! made from the types. Other languages' tests read them. `make protocol` writes them anew.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use cotensor_client::protocol::{Described, METHODS, openrpc};
+use cotensor_client::protocol::{Described, METHODS, openrpc, openrpc_of_provider, provider};
 use cotensor_client::wire::rpc;
 use cotensor_core::{Error, ErrorKind};
 use serde_json::{Value, json};
@@ -17,21 +17,32 @@ fn folder() -> PathBuf {
 }
 
 fn generated() -> BTreeMap<String, Value> {
-    let document = openrpc();
+    let (document, of_provider) = (openrpc(), openrpc_of_provider());
     let mut files: BTreeMap<String, Value> = BTreeMap::new();
     for (method, described) in METHODS.iter().zip(document["methods"].as_array().unwrap()) {
         let group = method.name.split('.').next().unwrap();
         let messages = files.entry(format!("messages/{group}.json")).or_insert_with(|| json!([]));
         messages.as_array_mut().unwrap().push(exchange(method, described, &document));
     }
+    let described = provider::METHODS.iter().zip(of_provider["methods"].as_array().unwrap());
+    let messages = described.map(|(method, described)| exchange(method, described, &of_provider));
+    files.insert("messages/provider.json".to_owned(), messages.collect());
     files.insert("messages/errors.json".to_owned(), errors());
     files.insert("openrpc.json".to_owned(), document);
+    files.insert("provider.json".to_owned(), of_provider);
     files
 }
 
 /// A call of a method and every kind of answer to it, which the types read and write back unchanged.
 fn exchange(method: &Described, described: &Value, document: &Value) -> Value {
-    let params = sample("params", &described["params"][0]["schema"], document);
+    let params = described["params"].as_array().unwrap().iter();
+    let params: serde_json::Map<_, _> = params
+        .map(|parameter| {
+            let name = parameter["name"].as_str().unwrap();
+            (name.to_owned(), sample(name, &parameter["schema"], document))
+        })
+        .collect();
+    let params = Value::from(params);
     assert_eq!((method.params_again)(params.clone()).unwrap(), params, "{}", method.name);
     let results = variants(&described["result"]["schema"], document);
     let responses = results.into_iter().map(|result| {

@@ -1,6 +1,7 @@
 //! Which functions there are, and whose: a session's, for as long as it lives.
 
 use crate::session::Session;
+use crate::tasks::TaskLinks;
 use cotensor_client::protocol::{
     FUNCTION_NAME_BYTES_MAX, FUNCTION_SUMMARY_BYTES_MAX, FoundFunction, FunctionInfo, ProviderInfo,
 };
@@ -16,7 +17,10 @@ const LIST_MAX: usize = 10_000;
 
 /// The functions that sessions offer.
 #[derive(Default)]
-pub(crate) struct Registry(Mutex<BTreeMap<String, Offer>>);
+pub(crate) struct Registry {
+    offers: Mutex<BTreeMap<String, Offer>>,
+    pub(crate) tasks: TaskLinks,
+}
 
 struct Offer {
     function: FunctionInfo,
@@ -64,9 +68,26 @@ impl Registry {
         Ok(())
     }
 
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.lock().len()
+    }
+
     /// A session has ended.
     pub(crate) fn forget(&self, session: u64) {
         self.lock().retain(|_, offer| offer.session != session);
+        self.tasks.forget(session);
+    }
+
+    /// Every session that offers anything, by the names of their clients.
+    pub(crate) fn providers(&self) -> Vec<(ProviderInfo, Arc<Session>)> {
+        let offers = self.lock();
+        let by_session: BTreeMap<u64, &Offer> = offers.values().map(|offer| (offer.session, offer)).collect();
+        let living = by_session.values().filter_map(|offer| Some((offer.provider.clone(), offer.owner.upgrade()?)));
+        let mut providers: Vec<_> = living.collect();
+        drop(offers);
+        providers.sort_by(|(left, _), (right, _)| left.client.cmp(&right.client));
+        providers
     }
 
     /// A function and the session that offers it.
@@ -88,7 +109,7 @@ impl Registry {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Offer>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.offers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -18,6 +18,7 @@ mod segment;
 mod session;
 mod socket;
 mod takeover;
+mod tasks;
 
 pub use config::{Config, default_socket};
 pub use embed::{Embedded, connect_or_embed};

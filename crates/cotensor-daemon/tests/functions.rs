@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use support::Running;
-use support::calls::{Door, int, none, put, until};
+use support::calls::{Counted, Door, int, none, put, until};
 
 #[test]
 fn values_of_all_kinds_cross_and_come_back() {
@@ -161,15 +161,12 @@ fn equal_calls_at_the_same_time_run_once() {
 #[test]
 fn serialised_calls_run_one_at_a_time_and_occupy_one_worker() {
     let running = Running::start(|_| {});
-    let (door, inside, most) =
-        (Arc::new(Door::default()), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let (at, now, peak) = (Arc::clone(&door), Arc::clone(&inside), Arc::clone(&most));
+    let counted = Arc::new(Counted::default());
+    let at = Arc::clone(&counted);
     let _provider = Provider::builder(running.connect("provider"))
         .limits(Limits { workers: 2, ..Limits::default() })
         .function("one", Options::default().serialized(), move |_, _| {
-            peak.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
             at.pass();
-            now.fetch_sub(1, Ordering::SeqCst);
             Ok(Value::Null)
         })
         .function("free", Options::default(), |_, _| Ok(1.into()))
@@ -178,12 +175,12 @@ fn serialised_calls_run_one_at_a_time_and_occupy_one_worker() {
     let functions = Functions::new(running.connect("caller"));
     std::thread::scope(|scope| {
         let calls: Vec<_> = (0..8).map(|_| scope.spawn(|| functions.call("one", &none()))).collect();
-        door.waits_for(1);
+        counted.door.waits_for(1);
         assert_eq!(int(functions.call("free", &none())), 1, "seven wait, and a worker is free");
-        door.open();
+        counted.door.open();
         calls.into_iter().for_each(|call| drop(call.join().unwrap().unwrap()));
     });
-    assert_eq!(most.load(Ordering::SeqCst), 1);
+    assert_eq!(counted.most(), 1);
 }
 
 #[test]
@@ -224,6 +221,24 @@ fn results_are_kept_for_equal_contents_not_for_equal_names() {
         int(functions.call("sum.uncached", &none().arg(first.clone())));
         assert_eq!(runs(), expected, "nothing is kept unless it is asked for");
     }
+}
+
+#[test]
+fn a_failure_is_not_kept() {
+    let running = Running::start(|_| {});
+    let runs = AtomicUsize::new(0);
+    let _provider = Provider::builder(running.connect("provider"))
+        .function("second", Options::default().cached(Duration::from_secs(60), 100).singleflight(), move |_, _| {
+            match runs.fetch_add(1, Ordering::SeqCst) {
+                0 => Err(Failure::new("NotYet", "the first time")),
+                run => Ok(Value::Int(run as i64)),
+            }
+        })
+        .start()
+        .unwrap();
+    let functions = Functions::new(running.connect("caller"));
+    assert_eq!(functions.call("second", &none()).unwrap_err().failure().unwrap().kind, "NotYet");
+    assert_eq!((int(functions.call("second", &none())), int(functions.call("second", &none()))), (1, 1));
 }
 
 /// A counter that lives with its provider.

@@ -2,6 +2,7 @@
 //!
 //! This crate wires the others together and re-exports them; it has no logic of its own.
 
+pub use cotensor_client as client;
 pub use cotensor_core as core;
 pub use cotensor_memory as memory;
 pub use cotensor_model as model;
@@ -54,8 +55,13 @@ impl Runtime {
         if let Some(folder) = &options.cache {
             builder = builder.cache(Arc::new(PackCache::open(folder)?));
         }
-        let engine = Arc::new(RtenEngine::new(options.threads));
-        Ok(model::runtime::Runtime::new(builder.build(), engine))
+        Ok(Self::over(builder.build(), options.threads))
+    }
+
+    /// A runtime over a store that is there already: over the daemon's ([`client::ClientStore`]), weights and results are
+    /// shared with every process that uses it. `threads` are the engine's; none lets it choose.
+    pub fn over(store: Arc<dyn Store>, threads: Option<usize>) -> Arc<model::runtime::Runtime> {
+        model::runtime::Runtime::new(store, Arc::new(RtenEngine::new(threads)))
     }
 }
 

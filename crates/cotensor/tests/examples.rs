@@ -1,7 +1,8 @@
 //! The programs in examples/ do what they say. They are run as built, and judged by what they print.
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// Cargo puts the examples beside the folder of the test programs.
 fn program(name: &str) -> PathBuf {
@@ -16,9 +17,20 @@ fn printed(name: &str, temporary: &Path) -> String {
     // What an earlier test that was killed has left must not count.
     drop(std::fs::remove_dir_all(temporary));
     std::fs::create_dir_all(temporary).expect("a folder of this test's own");
-    let output = Command::new(program(name)).env("TMPDIR", temporary).output().expect("the example can be run");
-    assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    said(Command::new(program(name)).env("TMPDIR", temporary))
+}
+
+/// What a program prints that has to succeed.
+fn said(command: &mut Command) -> String {
+    let output = command.output().expect("the example can be run");
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("text")
+}
+
+/// What an example prints whose argument is the socket of a daemon; there is none before.
+fn said_over_daemon(name: &str) -> String {
+    let folder = tempfile::tempdir().expect("a folder");
+    said(Command::new(program(name)).arg(folder.path().join("cotensor.sock")))
 }
 
 fn folder(name: &str) -> PathBuf {
@@ -69,4 +81,46 @@ fn tensor_view() {
     assert_eq!(same, "same memory: true");
     // The view still reads the number that the row began with.
     assert_eq!(between(row, "starts with [", ","), first.trim_start_matches("first number: "));
+}
+
+#[test]
+fn provider_and_caller() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("cotensor.sock");
+    let mut provider = Command::new(program("provider"));
+    provider.arg(&socket).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut provider = provider.spawn().expect("the example can be run");
+    let mut ready = String::new();
+    let mut lines = BufReader::new(provider.stdout.take().expect("piped"));
+    lines.read_line(&mut ready).expect("a line");
+    assert_eq!(ready, "ready, and the daemon\n");
+    let heard = said(Command::new(program("caller")).arg(&socket));
+    for line in [
+        "mean: 3\n",
+        "scaled: [10.0, 20.0, 30.0, 60.0]\n",
+        "the task has completed\n",
+        "its result: rested\n",
+        "the other is cancelled\n",
+        "counted: 42\n",
+        "as it should: invalid: ",
+    ] {
+        assert!(heard.contains(line), "{line}{heard}");
+    }
+    drop(provider.stdin.take());
+    assert!(provider.wait().expect("a status").success());
+}
+
+#[test]
+fn share_processes() {
+    let heard = said_over_daemon("share_processes");
+    assert!(heard.contains("first: 1 of 1 stages computed here\n"), "{heard}");
+    assert!(heard.contains("second: the tensor has 8388608 bytes, the last is Some(7)\n"), "{heard}");
+    assert!(heard.contains("second: 0 of 1 stages computed here\n"), "{heard}");
+}
+
+#[test]
+fn serve_model() {
+    let heard = said_over_daemon("serve_model");
+    let computed: Vec<_> = heard.lines().filter(|line| line.starts_with("computed: ")).collect();
+    assert_eq!(computed, ["computed: Bool(true)", "computed: Bool(false)"], "{heard}");
 }

@@ -155,6 +155,8 @@ pub(crate) struct StatArgs {
 }
 
 /// Says who holds a tensor, through which process, and how often.
+///
+/// A process is listed under the name that it asked with first: what it leases again, it takes from that lease.
 #[derive(Args)]
 pub(crate) struct WhoArgs {
     #[command(flatten)]

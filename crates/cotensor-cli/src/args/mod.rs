@@ -1,7 +1,9 @@
 //! What the command line accepts. Definitions only; `commands` acts on them.
 
+mod calls;
 mod daemon;
 
+pub(crate) use calls::*;
 pub(crate) use daemon::*;
 
 use crate::environment;
@@ -34,6 +36,9 @@ pub(crate) enum Command {
     Who(WhoArgs),
     Rm(RmArgs),
     Top(TopArgs),
+    Call(CallArgs),
+    Tasks(TasksArgs),
+    ServeModels(ServeModelsArgs),
     Doctor(DoctorArgs),
     Scan(ScanArgs),
     Env(EnvArgs),
@@ -91,6 +96,13 @@ pub(crate) struct DemoArgs {
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) common: Common,
+    /// Keep weights and results in the daemon: what another process has loaded or computed is not done again. The budget
+    /// is the daemon's then, and no cache folder is used.
+    #[arg(long)]
+    pub(crate) daemon: bool,
+    /// The daemon's Unix socket, with --daemon [default: cotensor.sock in $XDG_RUNTIME_DIR, else in /tmp/cotensor-UID].
+    #[arg(long, env = environment::SOCKET, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
     /// The pipeline's TOML file.
     pub(crate) pipeline: PathBuf,
     /// The text that its users read.

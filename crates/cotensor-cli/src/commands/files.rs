@@ -4,7 +4,7 @@ use super::{connect, print, print_json};
 use crate::args::{GetArgs, PutArgs};
 use crate::table::{plain, shape, size};
 use cotensor::core::{DType, Error, ErrorKind, Kind, Result};
-use cotensor::store::{Lease, Store};
+use cotensor::store::{Lease, Retention, Store};
 use cotensor_client::files::{Entry, Format, Put, TensorReader, write};
 use cotensor_client::protocol::{List, ListParams};
 use serde::Serialize;
@@ -60,7 +60,7 @@ fn report(tensors: Vec<Tensor>, json: bool, to_stderr: bool) -> Result<()> {
     print(&text)
 }
 
-fn is_stream(file: &Path) -> bool {
+pub(super) fn is_stream(file: &Path) -> bool {
     file == Path::new("-")
 }
 
@@ -91,10 +91,10 @@ pub(crate) fn put(args: &PutArgs) -> Result<()> {
     let chosen = choose(args, reader.entries()).map_err(in_file)?;
     let store = connect(&args.client, "cotensor put")?;
     let holder = store.holder("");
-    let recompute = Duration::from_secs(args.recompute);
+    let retention = Retention::Cached { recompute: Duration::from_secs(args.recompute) };
     let mut tensors = Vec::new();
     for (index, name) in chosen {
-        let put = Put { name: &name, kind, producer: "cotensor put", recompute };
+        let put = Put { name: &name, kind, producer: "cotensor put", retention };
         let lease = reader.put(index, &*store, &holder, &put).map_err(|error| match error.kind() {
             ErrorKind::Corrupt | ErrorKind::Unsupported => in_file(error),
             _ => error,
@@ -161,11 +161,7 @@ pub(crate) fn get(args: &GetArgs) -> Result<()> {
     };
     let named = |lease| (name_in_file(lease, args), lease);
     let tensors: Vec<(&str, &Lease)> = leases.iter().map(named).collect();
-    if stream {
-        write(&mut UntilClosed { target: std::io::stdout().lock(), closed: false }, format, &tensors)?;
-    } else {
-        replace(&args.file, |file| write(file, format, &tensors))?;
-    }
+    export(&args.file, format, &tensors)?;
     report(leases.iter().map(Tensor::of).collect(), args.client.json, stream)
 }
 
@@ -197,6 +193,14 @@ impl<W: Write> Write for UntilClosed<W> {
 fn name_in_file<'a>(lease: &'a Lease, args: &GetArgs) -> &'a str {
     let rest = if args.all { lease.name().strip_prefix(&args.name) } else { None };
     rest.filter(|rest| !rest.is_empty()).unwrap_or(lease.name())
+}
+
+/// Writes tensors to `file`, or to standard output for `-`; the names are what a format that has names calls them.
+pub(super) fn export(file: &Path, format: Format, tensors: &[(&str, &Lease)]) -> Result<()> {
+    match is_stream(file) {
+        true => write(&mut UntilClosed { target: std::io::stdout().lock(), closed: false }, format, tensors),
+        false => replace(file, |target| write(target, format, tensors)),
+    }
 }
 
 /// Writes beside `path` and renames, so that nobody sees half a file; a pipe or a device is written as it is.

@@ -1,5 +1,6 @@
 //! One file per command.
 
+mod call;
 mod demo;
 mod doctor;
 mod env;
@@ -9,9 +10,12 @@ mod models;
 mod run;
 mod scan;
 mod serve;
+mod serve_models;
+mod tasks;
 mod tensors;
 mod top;
 
+pub(crate) use call::call;
 pub(crate) use demo::{demo, demo_worker};
 pub(crate) use doctor::doctor;
 pub(crate) use env::env;
@@ -21,6 +25,8 @@ pub(crate) use models::models;
 pub(crate) use run::run;
 pub(crate) use scan::scan;
 pub(crate) use serve::serve;
+pub(crate) use serve_models::serve_models;
+pub(crate) use tasks::tasks;
 pub(crate) use tensors::{ls, rm, stat, who};
 pub(crate) use top::top;
 

@@ -1,9 +1,11 @@
 use super::{in_pipeline, print, print_json, progress, runtime};
 use crate::args::RunArgs;
+use cotensor::Runtime;
 use cotensor::core::Result;
 use cotensor::model::engine::FileMode;
 use cotensor::model::model::{Model, StageSource};
 use cotensor::model::pipeline::{Answer, Inputs, Pipeline, UserReport, run_user};
+use cotensor_client::ClientStore;
 use cotensor_demo::max_abs_diff as largest_difference;
 use serde::Serialize;
 use std::fmt::Write;
@@ -32,7 +34,13 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     if let Some(path) = &args.audio {
         inputs = inputs.with_audio(path)?;
     }
-    let runtime = runtime(&args.common)?;
+    let runtime = match args.daemon {
+        false => runtime(&args.common)?,
+        true => {
+            let store = ClientStore::connect(args.socket.as_deref(), "cotensor run")?;
+            Runtime::over(store, args.common.threads.map(usize::from))
+        }
+    };
     let runs = pipeline.users.len() * if args.compare { 2 } else { 1 };
     let steps = progress(&pipeline, base, &runtime, runs);
     let mut users = Vec::new();

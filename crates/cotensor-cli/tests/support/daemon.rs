@@ -1,4 +1,5 @@
 //! A real daemon process on a socket of its own, and commands against it.
+#![allow(dead_code, reason = "every test file uses a part")]
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};

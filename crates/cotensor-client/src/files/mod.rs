@@ -9,7 +9,6 @@ use cotensor_store::{CopyReason, Holder, Lease, Retention, Store, TensorSpec};
 use std::io::{Read, Write};
 use std::path::Path;
 use std::str::FromStr;
-use std::time::Duration;
 
 /// How a file holds tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,8 +149,6 @@ impl<R: Read> TensorReader<R> {
 
     /// Publishes tensor number `index` under `name`: it is read where it will stay.
     ///
-    /// `recompute` is what it would take to make it again: what is cheap to make goes first when memory is wanted.
-    ///
     /// # Errors
     /// As [`read`](Self::read), and the store's.
     pub fn put(&mut self, index: usize, store: &dyn Store, holder: &Holder, put: &Put<'_>) -> Result<Lease> {
@@ -163,7 +160,7 @@ impl<R: Read> TensorReader<R> {
             kind: put.kind,
             space: None,
             producer: put.producer.to_owned(),
-            retention: Retention::Cached { recompute: put.recompute },
+            retention: put.retention,
             provenance: None,
         };
         let mut reservation = store.reserve(spec, holder)?;
@@ -186,8 +183,8 @@ pub struct Put<'a> {
     pub kind: Kind,
     /// Who made it, for people.
     pub producer: &'a str,
-    /// What it would take to make it again.
-    pub recompute: Duration,
+    /// Whether it stays when nobody leases it.
+    pub retention: Retention,
 }
 
 /// Writes tensors to `target`: the names are what a format that has names calls them.

@@ -1,8 +1,9 @@
 use super::*;
 use cotensor_store::EmbeddedStore;
+use std::time::Duration;
 
 fn put(name: &str) -> Put<'_> {
-    Put { name, kind: Kind::Other, producer: "test", recompute: Duration::ZERO }
+    Put { name, kind: Kind::Other, producer: "test", retention: Retention::Cached { recompute: Duration::ZERO } }
 }
 
 fn numbers(count: usize) -> Vec<u8> {

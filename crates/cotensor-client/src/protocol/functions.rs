@@ -1,6 +1,7 @@
 //! Functions, as the daemon knows them: their names, and whom to ask.
 
 use super::messages::message;
+use super::provider::{TaskInfo, TaskState};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -77,9 +78,42 @@ message! {
         functions: Vec<FoundFunction>,
     }
 
+    /// Which tasks, of all providers.
+    AllTasksParams {
+        /// Only those in this state.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        state: Option<TaskState>,
+        /// The most of each provider; the newest.
+        #[serde(default = "tasks_listed")]
+        limit: usize,
+    }
+
+    /// The tasks of every provider.
+    AllTasks {
+        /// By the names of their clients.
+        providers: Vec<ProviderTasks>,
+    }
+
+    /// The tasks of one provider.
+    ProviderTasks {
+        /// The provider.
+        provider: ProviderInfo,
+        /// The newest first.
+        tasks: Vec<TaskInfo>,
+        /// How many more there are.
+        left_off: usize,
+        /// Why nothing is known: a provider that did not answer in time.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        error: Option<String>,
+    }
+
     /// Who is at the other end of a socket.
     CallerInfo {
         /// The caller's name and process, for people.
         client: String,
     }
+}
+
+fn tasks_listed() -> usize {
+    100
 }

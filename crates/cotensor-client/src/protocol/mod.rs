@@ -9,7 +9,7 @@ mod tensor;
 
 pub use functions::*;
 pub use messages::*;
-pub use openrpc::openrpc;
+pub use openrpc::{FUNCTIONS, openrpc, openrpc_of_provider, openrpc_with};
 pub use service::*;
 pub use tensor::{Descriptor, Id, IndexSlot, Keep, Published, SegmentInfo, Spec};
 
@@ -151,6 +151,8 @@ methods! { METHODS:
     LookupFunction "function.lookup": LookupFunctionParams => FoundFunction;
     /// The functions whose names start with a prefix, and who provides them.
     ListFunctions "function.list": ListFunctionsParams => FunctionList;
+    /// The tasks of all providers, for who wants to see them: the daemon asks each of them now.
+    ListAllTasks "function.tasks": AllTasksParams => AllTasks;
 
     /// The store's counters.
     Stats "store.stats": Empty => Report;

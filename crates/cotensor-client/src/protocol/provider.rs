@@ -5,6 +5,7 @@
 //! a key that begins with `$`.
 
 use super::messages::{Empty, message};
+use super::service::Document;
 use super::tensor::Id;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -101,7 +102,7 @@ message! {
         client: String,
         /// Since it was submitted, in milliseconds.
         age_ms: u64,
-        /// What went wrong, for one that failed.
+        /// What went wrong, for one that failed; a long error is cut.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         error: Option<String>,
     }
@@ -213,4 +214,6 @@ super::methods! { METHODS:
     ReleaseObject "object.release": ObjectParams => Empty;
     /// The caller leases the tensors of a result itself now.
     Taken "result.taken": TakenParams => Empty;
+    /// The description of every method, as OpenRPC has it, and the provider's functions.
+    Discover "rpc.discover": Empty => Document;
 }

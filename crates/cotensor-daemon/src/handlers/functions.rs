@@ -2,15 +2,18 @@
 
 use super::{Answer, NOTHING};
 use crate::dispatch::{Caller, Reply};
+use cotensor_client::protocol::provider::ListTasksParams;
 use cotensor_client::protocol::{
-    CallerInfo, Empty, FoundFunction, FunctionList, FunctionNameParams, ListFunctionsParams, LookupFunctionParams,
-    RegisterFunctionParams, notice,
+    AllTasks, AllTasksParams, CallerInfo, Empty, FoundFunction, FunctionList, FunctionNameParams, ListFunctionsParams,
+    LookupFunctionParams, RegisterFunctionParams, notice,
 };
 use cotensor_core::{Error, ErrorKind};
 use std::os::unix::net::UnixStream;
 
 /// Providers that a caller may say it is connected to.
 const CONNECTED_MAX: usize = 1024;
+/// Tasks of one answer.
+const TASKS_MAX: usize = 10_000;
 
 pub(super) async fn register(caller: Caller, params: RegisterFunctionParams) -> Answer<Empty> {
     if caller.outbox().is_none() {
@@ -47,4 +50,23 @@ pub(super) async fn lookup(caller: Caller, params: LookupFunctionParams) -> Answ
 
 pub(super) async fn list(caller: Caller, params: ListFunctionsParams) -> Answer<FunctionList> {
     Ok(FunctionList { functions: caller.daemon.functions.list(&params.prefix) }.into())
+}
+
+pub(super) async fn tasks(caller: Caller, params: AllTasksParams) -> Answer<AllTasks> {
+    let ask = |(provider, session): (_, std::sync::Arc<crate::session::Session>)| {
+        let params = ListTasksParams { state: params.state, limit: params.limit.min(TASKS_MAX) };
+        tokio::task::spawn_blocking(move || session.daemon.functions.tasks.of(provider, &session, &params))
+    };
+    // All at once: one that does not answer is not to hold up the others.
+    let asked: Vec<_> = caller.daemon.functions.providers().into_iter().map(ask).collect();
+    let mut providers = Vec::with_capacity(asked.len());
+    let mut room = TASKS_MAX;
+    for answer in asked {
+        let mut answer = answer.await.map_err(|error| Error::new(ErrorKind::Io, error.to_string()))?;
+        answer.left_off += answer.tasks.len().saturating_sub(room);
+        answer.tasks.truncate(room);
+        room -= answer.tasks.len();
+        providers.push(answer);
+    }
+    Ok(AllTasks { providers }.into())
 }

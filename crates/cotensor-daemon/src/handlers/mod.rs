@@ -47,6 +47,7 @@ pub(crate) fn methods() -> Methods {
         .add::<p::UnregisterFunction, _>(functions::unregister)
         .add::<p::LookupFunction, _>(functions::lookup)
         .add::<p::ListFunctions, _>(functions::list)
+        .add::<p::ListAllTasks, _>(functions::tasks)
         .add::<p::Stats, _>(report::stats)
         .add::<p::Diagnostics, _>(report::diagnostics)
         .add::<p::Recommendations, _>(report::recommendations)

@@ -2,15 +2,15 @@
 
 use super::Answer;
 use crate::dispatch::Caller;
-use cotensor_client::protocol::{Document, Empty, SessionList, openrpc};
+use cotensor_client::protocol::{Document, Empty, SessionList, openrpc_with};
 use cotensor_core::Error;
 
 pub(super) async fn sessions(caller: Caller, _: Empty) -> Answer<SessionList> {
     Ok(SessionList { sessions: caller.daemon.session_infos() }.into())
 }
 
-pub(super) async fn discover(_: Caller, _: Empty) -> Answer<Document> {
-    match openrpc() {
+pub(super) async fn discover(caller: Caller, _: Empty) -> Answer<Document> {
+    match openrpc_with(&caller.daemon.functions.list("")) {
         serde_json::Value::Object(fields) => Ok(Document { fields }.into()),
         _ => Err(Error::unsupported("the description is no object")),
     }

@@ -45,9 +45,9 @@ pub(super) async fn health(State(http): State<Arc<Http>>, Extension(trusted): Ex
     json(StatusCode::OK, &Health { status: "ok", details })
 }
 
-/// The description of every method.
-pub(super) async fn openrpc() -> Response {
-    json(StatusCode::OK, &protocol::openrpc())
+/// The description of every method, and the functions that are provided.
+pub(super) async fn openrpc(State(http): State<Arc<Http>>) -> Response {
+    json(StatusCode::OK, &protocol::openrpc_with(&http.daemon.functions.list("")))
 }
 
 /// The page, which asks for its figures as any client does. Nothing but its own script runs in it.

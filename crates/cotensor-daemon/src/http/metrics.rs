@@ -38,6 +38,7 @@ fn render(http: &Http) -> String {
     page.gauge("sessions", "Sessions that are open.")
         .labelled(&[("transport", &"unix")], connected(Transport::Unix))
         .labelled(&[("transport", &"http")], connected(Transport::Http));
+    page.gauge("functions", "Functions that are provided.").value(daemon.functions.count());
     page.gauge("leases", "Leases that are held.").value(leases);
     page.gauge("tensors", "Tensors that are published.");
     for ((device, kind), (count, _)) in &tensors {

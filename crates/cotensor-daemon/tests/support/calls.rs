@@ -34,7 +34,28 @@ impl Door {
     }
 }
 
-pub(crate) fn until(what: &str, done: impl Fn() -> bool) {
+/// A door that counts how many stand at it at a time.
+#[derive(Default)]
+pub(crate) struct Counted {
+    pub(crate) door: Door,
+    now: AtomicUsize,
+    most: AtomicUsize,
+}
+
+impl Counted {
+    pub(crate) fn pass(&self) {
+        self.most.fetch_max(self.now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        self.door.pass();
+        self.now.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// The most that there were at a time.
+    pub(crate) fn most(&self) -> usize {
+        self.most.load(Ordering::SeqCst)
+    }
+}
+
+pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
         assert!(start.elapsed() < Duration::from_secs(60), "{what}: not so after a minute");

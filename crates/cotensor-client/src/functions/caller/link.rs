@@ -43,6 +43,11 @@ impl Link {
         self.epoch
     }
 
+    /// The provider's name and process, for people.
+    pub(super) fn client(&self) -> &str {
+        &self.client
+    }
+
     /// Asks what is answered at once.
     pub(super) fn ask<M: Method>(&self, params: &M::Params) -> Result<M::Result, CallError> {
         self.ask_within::<M>(params, Some(Duration::ZERO))

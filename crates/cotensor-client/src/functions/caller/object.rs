@@ -80,10 +80,16 @@ impl RemoteObject {
     /// The reference, for the provider at the end of `link`.
     pub(super) fn reference_for(&self, link: &Arc<Link>) -> Result<p::ObjectRef> {
         let object = self.check()?;
-        match Arc::ptr_eq(&self.link, link) {
-            true => Ok(object),
-            false => Err(Error::new(ErrorKind::Conflict, "this object lives with another provider")),
+        if Arc::ptr_eq(&self.link, link) {
+            return Ok(object);
         }
+        let message = match self.link.epoch() == link.epoch() {
+            true => "this object came over another connection: references belong to the one they came over".to_owned(),
+            false => {
+                format!("this object lives with {}: only functions of that provider can have it", self.link.client())
+            }
+        };
+        Err(Error::new(ErrorKind::Conflict, message))
     }
 
     fn check(&self) -> Result<p::ObjectRef> {

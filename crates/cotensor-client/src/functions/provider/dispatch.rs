@@ -5,8 +5,8 @@ use super::lock;
 use super::peer::Peer;
 use super::reply::{Batch, Reply};
 use crate::functions::{Arguments, Execution, Failure, codec};
-use crate::protocol::Method;
 use crate::protocol::provider as p;
+use crate::protocol::{FUNCTIONS, Method, openrpc_of_provider};
 use crate::wire::Frame;
 use crate::wire::rpc::{self, Call, Message};
 use cotensor_core::{Error, Result};
@@ -61,12 +61,24 @@ fn one(peer: &Arc<Peer>, Call { id, method, params, .. }: Call, batch: Option<Ar
             let released = reply.peer().release(params.object);
             reply.send(released.map(|()| crate::protocol::Empty {}));
         }),
+        p::Discover::NAME => with::<p::Discover>(params, reply, |reply, _| {
+            let document = discover(reply.peer());
+            reply.value(&document);
+        }),
         p::Taken::NAME => with::<p::Taken>(params, reply, |reply, params| {
             reply.peer().taken(params.taken);
             reply.value(&crate::protocol::Empty {});
         }),
         _ => reply.error(ErrorCode::MethodNotFound.into()),
     }
+}
+
+fn discover(peer: &Peer) -> serde_json::Value {
+    let mut functions: Vec<_> = peer.shared.functions.all().iter().map(|function| function.info()).collect();
+    functions.sort_unstable_by(|left, right| left.name.cmp(&right.name));
+    let mut document = openrpc_of_provider();
+    document[FUNCTIONS] = serde_json::json!(functions);
+    document
 }
 
 fn with<M: Method>(params: &str, reply: Reply, handle: impl FnOnce(Reply, M::Params)) {

@@ -250,7 +250,9 @@ impl Edge for Peer {
 
     fn refer(&self, object: &Value) -> Result<ObjectRef> {
         let Value::Object(object) = object else {
-            return Err(Error::unsupported("an object of another provider cannot be passed on"));
+            return Err(Error::unsupported(
+                "an object of another provider cannot be passed on: ask that provider for it",
+            ));
         };
         let mut state = lock(&self.state);
         if state.objects.len() >= self.shared.limits.objects_max {

@@ -14,6 +14,9 @@ use std::time::Duration;
 /// The most tasks of one list.
 const LIST_MAX: usize = 10_000;
 
+/// The most bytes of an error's message that a task's description has; its result has all of it.
+const ERROR_BYTES_MAX: usize = 512;
+
 /// Who waits for a task's end.
 pub(super) type Waiter = Box<dyn FnOnce(Result<TaskInfo>) + Send>;
 
@@ -58,7 +61,11 @@ impl Task {
             None => (TaskState::Pending, None),
             Some(Ok(_)) => (TaskState::Completed, None),
             Some(Err(failure)) if failure.is_cancellation() => (TaskState::Cancelled, None),
-            Some(Err(failure)) => (TaskState::Failed, Some(failure.to_string())),
+            Some(Err(failure)) => {
+                // Cut before it is copied: a list of many is made under the lock.
+                let message = &failure.message[..failure.message.floor_char_boundary(ERROR_BYTES_MAX)];
+                (TaskState::Failed, Some(format!("{}: {message}", failure.kind)))
+            }
         };
         let age_ms = u64::try_from(now.saturating_sub(self.submitted).as_millis()).unwrap_or(u64::MAX);
         let (function, client) = (self.function.to_string(), self.client.to_string());

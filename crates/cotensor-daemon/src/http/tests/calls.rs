@@ -155,6 +155,8 @@ fn the_daemon_describes_itself() {
     assert_eq!(health["pid"], std::process::id());
     assert_eq!(health["socket"], running.daemon.config.socket.to_str().unwrap());
     assert_eq!(health["epoch"], running.daemon.epoch);
+    let socket = cotensor_client::health::socket_of(running.address, None).unwrap();
+    assert_eq!(socket, running.daemon.config.socket, "who knows the port finds the socket");
     let document = running.get("/openrpc.json").json();
     assert_eq!(document, running.call(&[], "rpc.discover", json!({})).unwrap());
     assert_eq!(document["openrpc"], "1.3.2");
@@ -165,4 +167,96 @@ fn the_daemon_describes_itself() {
     assert!(page.text().contains(&format!("<script nonce=\"{nonce}\">")) && !page.text().contains("{{"));
     assert_eq!(running.get("/nothing").status, 404);
     assert_eq!(running.get("/jsonrpc").status, 405);
+}
+
+#[test]
+fn the_socket_is_for_those_who_may_know_it() {
+    use cotensor_client::health::socket_of;
+    use cotensor_core::ErrorKind;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    std::fs::write(&file, "a-token-for-this-test").unwrap();
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let running = Running::start(|_, http| http.token_file = Some(file.clone()));
+    let ask = |token| socket_of(running.address, token);
+    assert_eq!(ask(running.token.as_deref()).unwrap(), running.daemon.config.socket);
+    assert_eq!(ask(None).unwrap_err().kind(), ErrorKind::Refused);
+    assert_eq!(ask(Some("not-the-token-at-all")).unwrap_err().kind(), ErrorKind::Refused);
+    let error = socket_of("192.0.2.1:2537".parse().unwrap(), None).unwrap_err();
+    assert!(error.kind() == ErrorKind::Unsupported && error.to_string().contains("192.0.2.1"), "{error}");
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = nobody.local_addr().unwrap();
+    let other = std::thread::spawn(move || {
+        let (mut stream, _) = nobody.accept().unwrap();
+        std::io::Write::write_all(&mut stream, b"HTTP/1.0 200 OK\r\n\r\n<html>").unwrap();
+    });
+    let kind = socket_of(address, None).unwrap_err().kind();
+    assert!(kind == ErrorKind::Corrupt || kind == ErrorKind::Io, "{kind:?}: another server");
+    other.join().unwrap();
+    assert_eq!(socket_of(address, None).unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+/// A name as the [format](https://prometheus.io/docs/instrumenting/exposition_formats/) has them.
+fn is_name(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')
+}
+
+/// Name, labels and value of a sample; `None` for what is none.
+fn sample(line: &str) -> Option<(&str, &str, f64)> {
+    let (series, value) = line.rsplit_once(' ')?;
+    let (name, labels) = match series.split_once('{') {
+        Some((name, labels)) => (name, labels.strip_suffix('}')?),
+        None => (series, ""),
+    };
+    let mut rest = labels;
+    while !rest.is_empty() {
+        let (label, quoted) = rest.split_once("=\"")?;
+        let end = (0..quoted.len()).find(|&at| {
+            let escapes = quoted[..at].bytes().rev().take_while(|&byte| byte == b'\\').count();
+            quoted.as_bytes()[at] == b'"' && escapes % 2 == 0
+        })?;
+        rest = &quoted[end + 1..];
+        rest = rest.strip_prefix(',').unwrap_or(rest);
+        if !is_name(label) {
+            return None;
+        }
+    }
+    is_name(name).then_some((name, labels, value.parse().ok()?))
+}
+
+#[test]
+fn the_metrics_are_what_prometheus_reads() {
+    let running = Running::start(|config, _| config.max_memory_bytes = 1 << 20);
+    running.request("PUT", "/tensors/x%22%5C%0Ay?dtype=uint8&shape=4", &[], b"1234");
+    drop(running.hello("reader"));
+    drop(running.rpc(&[], "{"));
+    let answer = running.get("/metrics");
+    assert!(answer.headers["content-type"].starts_with("text/plain; version=0.0.4"));
+    let text = answer.text();
+    assert!(text.ends_with('\n'));
+    let (mut described, mut seen) = (Vec::new(), std::collections::BTreeSet::new());
+    for line in text.lines() {
+        if let Some(help) = line.strip_prefix("# HELP ") {
+            let name = help.split(' ').next().unwrap().to_owned();
+            assert!(!described.iter().any(|(known, _)| *known == name), "described twice: {name}");
+            described.push((name, ""));
+        } else if let Some(kind) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = kind.split_once(' ').unwrap();
+            let last = described.last_mut().unwrap();
+            assert!(last.0 == name && ["gauge", "counter"].contains(&kind), "{line}");
+            last.1 = kind;
+            assert_eq!(kind == "counter", name.ends_with("_total"), "{line}");
+        } else {
+            let (name, labels, value) = sample(line).unwrap_or_else(|| panic!("{line}"));
+            assert_eq!(described.last().unwrap().0, name, "samples follow their description: {line}");
+            assert!(seen.insert((name, labels)), "twice: {line}");
+            assert!(value >= 0.0, "{line}");
+        }
+    }
+    assert!(described.iter().all(|(_, kind)| !kind.is_empty()) && described.len() > 10);
+    for name in
+        ["tensors", "tensor_bytes", "leases", "functions", "memory_budget_bytes", "requests_total", "errors_total"]
+    {
+        assert!(seen.iter().any(|(known, _)| known.strip_prefix("cotensor_") == Some(name)), "{name}\n{text}");
+    }
 }

@@ -1,0 +1,155 @@
+//! `tasks`: what providers run, and have run.
+
+use super::call::{mended, show};
+use super::{connect, print, print_json};
+use crate::args::TasksArgs;
+use crate::table::{Table, duration, plain};
+use cotensor::core::{Error, ErrorKind, Result};
+use cotensor_client::ClientStore;
+use cotensor_client::functions::{Functions, Task};
+use cotensor_client::protocol::provider::{TaskInfo, TaskState};
+use cotensor_client::protocol::{AllTasksParams, ListAllTasks};
+use serde::Serialize;
+use serde_json::{Map, Value as Json, json};
+use std::fmt::Write;
+
+/// A task, as `--json` prints it.
+#[derive(Serialize)]
+struct Shown {
+    task: String,
+    function: String,
+    state: TaskState,
+    /// Who provides the function; only in lists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    provider: Option<String>,
+    /// Who submitted it.
+    client: String,
+    age_s: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+impl Shown {
+    fn new(epoch: u64, info: TaskInfo, provider: Option<String>) -> Self {
+        let TaskInfo { task, function, state, client, age_ms, error } = info;
+        Self { task: name(epoch, task), function, state, provider, client, age_s: age_ms as f64 / 1000.0, error }
+    }
+
+    fn cells(&self) -> [String; 7] {
+        [
+            self.task.clone(),
+            plain(&self.function),
+            self.state.name().to_owned(),
+            self.provider.as_deref().map(plain).unwrap_or_default(),
+            plain(&self.client),
+            duration(self.age_s),
+            self.error.as_deref().map(plain).unwrap_or_default(),
+        ]
+    }
+}
+
+#[derive(Serialize)]
+struct Listing {
+    tasks: Vec<Shown>,
+    left_off: usize,
+}
+
+/// A task's name: its provider's life and its number there.
+fn name(epoch: u64, number: u64) -> String {
+    format!("{epoch:x}-{number}")
+}
+
+fn parse(task: &str) -> Result<(u64, u64)> {
+    let parts = task
+        .split_once('-')
+        .and_then(|(epoch, number)| Some((u64::from_str_radix(epoch, 16).ok()?, number.parse().ok()?)));
+    parts.ok_or_else(|| Error::invalid(format!("{task:?} is no task such as 1a2b3c-7")).in_field("TASK"))
+}
+
+/// Prints the name of a task that was taken on.
+pub(super) fn submitted(task: &Task, function: &str, as_json: bool) -> Result<()> {
+    let name = name(task.epoch(), task.number());
+    if as_json { print_json(&json!({"task": name, "function": function})) } else { print(&format!("{name}\n")) }
+}
+
+pub(crate) fn tasks(args: &TasksArgs) -> Result<()> {
+    let store = connect(&args.client, "cotensor tasks")?;
+    let Some(named) = &args.task else { return list(args, &store) };
+    let (epoch, number) = parse(named)?;
+    let task = Functions::new(store).task(epoch, number).map_err(|error| mended(error, named))?;
+    let info = match (args.cancel, args.wait) {
+        (true, _) => task.cancel(),
+        (false, true) => task.wait(args.timeout),
+        (false, false) => task.status(),
+    };
+    let info = info.map_err(|error| mended(error, named))?;
+    let state = info.state;
+    if args.wait && !state.is_final() {
+        return Err(Error::new(ErrorKind::TimedOut, format!("still {}", state.name())).in_field(named));
+    }
+    if args.result {
+        let value = task.result().map_err(|error| mended(error, named))?;
+        let about = json!({"task": named, "function": info.function});
+        let about = match about {
+            Json::Object(about) => about,
+            _ => Map::new(),
+        };
+        return show(&value, about, args.client.json, args.output.as_deref());
+    }
+    let shown = Shown::new(epoch, info, None);
+    let failed = shown.error.clone();
+    if args.client.json {
+        print_json(&shown)?;
+    } else {
+        let mut table = Table::new(&[], &["task", named]);
+        let titles = ["function", "state", "provider", "submitted by", "age", "error"];
+        for (title, cell) in titles.iter().zip(shown.cells().into_iter().skip(1)).filter(|(_, cell)| !cell.is_empty()) {
+            table.row([(*title).to_owned(), cell]);
+        }
+        print(&table.text())?;
+    }
+    if args.wait && state != TaskState::Completed {
+        let why = failed.unwrap_or_else(|| state.name().to_owned());
+        return Err(Error::new(ErrorKind::Engine, why).in_field(named));
+    }
+    Ok(())
+}
+
+fn list(args: &TasksArgs, store: &ClientStore) -> Result<()> {
+    let mut listing = Listing { tasks: Vec::new(), left_off: 0 };
+    let wanted = AllTasksParams { state: args.state, limit: args.limit as usize };
+    for found in store.ask::<ListAllTasks>(&wanted)?.providers {
+        let (epoch, client) = (found.provider.epoch, found.provider.client);
+        if let Some(error) = found.error {
+            crate::output::tell(&format!("notice: {}: {}", plain(&client), plain(&error)));
+        }
+        let shown = found.tasks.into_iter().map(|info| Shown::new(epoch, info, Some(client.clone())));
+        listing.tasks.extend(shown);
+        listing.left_off += found.left_off;
+    }
+    if args.client.json {
+        return print_json(&listing);
+    }
+    let titles = ["task", "function", "state", "provider", "submitted by", "age", "error"];
+    let mut table = Table::new(&[false, false, false, false, false, true], &titles);
+    listing.tasks.iter().for_each(|task| table.row(task.cells()));
+    let mut text = table.text();
+    if listing.left_off > 0 {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "and {} more: give a --state or a higher --limit", listing.left_off);
+    }
+    print(&text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_tasks_are_read_again() {
+        assert_eq!(parse(&name((1 << 53) - 1, 7)).unwrap(), ((1 << 53) - 1, 7));
+        for wrong in ["", "7", "-", "x-7", "1a-", "1a-b", "1a-7-7"] {
+            assert_eq!(parse(wrong).unwrap_err().field(), Some("TASK"), "{wrong}");
+        }
+    }
+}

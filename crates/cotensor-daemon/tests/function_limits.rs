@@ -1,0 +1,100 @@
+//! What is bounded at a provider, and what kept results hold.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use cotensor_client::functions::{Functions, Limits, Options, Provider, Value};
+use cotensor_core::{DType, ErrorKind};
+use cotensor_store::{ManualClock, Store, TensorId};
+use std::sync::Arc;
+use std::time::Duration;
+use support::Running;
+use support::calls::{Counted, int, none, until};
+
+#[test]
+fn no_more_functions_run_at_a_time_than_there_are_workers() {
+    let running = Running::start(|_| {});
+    let counted = Arc::new(Counted::default());
+    let at = Arc::clone(&counted);
+    let _provider = Provider::builder(running.connect("provider"))
+        .limits(Limits { workers: 2, ..Limits::default() })
+        .function("pass", Options::default(), move |_, _| {
+            at.pass();
+            Ok(Value::Null)
+        })
+        .start()
+        .unwrap();
+    let functions = Functions::new(running.connect("caller"));
+    let tasks: Vec<_> = (0..20).map(|_| functions.submit("pass", &none()).unwrap()).collect();
+    counted.door.waits_for(2);
+    // All twenty are lined up by now, and eighteen have no worker.
+    counted.door.open();
+    tasks.iter().for_each(|task| drop(task.wait(None).unwrap()));
+    assert_eq!(counted.most(), 2, "in parallel, as far as workers go");
+}
+
+#[test]
+fn callers_beyond_the_limit_are_turned_away_and_find_room_later() {
+    let running = Running::start(|_| {});
+    let provider = Provider::builder(running.connect("provider"))
+        .limits(Limits { callers_max: 2, ..Limits::default() })
+        .function("one", Options::default(), |_, _| Ok(1.into()))
+        .start()
+        .unwrap();
+    let caller = |name: &str| Functions::new(running.connect(name));
+    let (first, second, third) = (caller("first"), caller("second"), caller("third"));
+    assert_eq!((int(first.call("one", &none())), int(second.call("one", &none()))), (1, 1));
+    let error = third.call("one", &none()).unwrap_err();
+    assert!(error.kind() == ErrorKind::Io && error.to_string().contains("provider["), "{error}");
+    assert_eq!(int(first.call("one", &none())), 1, "those who are in stay in");
+    drop(second);
+    until("there is room", || provider.callers() < 2);
+    assert_eq!(int(third.call("one", &none())), 1);
+}
+
+#[test]
+fn a_session_offers_so_many_functions_and_no_more() {
+    let running = Running::start(|_| {});
+    let provider = Provider::builder(running.connect("provider")).start().unwrap();
+    let offer = |number: usize| provider.add(&format!("f{number}"), Options::default(), |_, _| Ok(Value::Null));
+    (0..1024).for_each(|number| offer(number).unwrap());
+    let error = offer(1024).unwrap_err();
+    assert!(error.kind() == ErrorKind::Conflict && error.to_string().contains("1024"), "{error}");
+    provider.remove("f7").unwrap();
+    offer(1024).unwrap();
+    let functions = Functions::new(running.connect("caller"));
+    assert_eq!(functions.list("f").unwrap().len(), 1024);
+    drop(provider);
+    until("all of them go with it", || functions.list("").unwrap().is_empty());
+}
+
+#[test]
+fn kept_results_hold_their_tensors_for_their_time() {
+    let running = Running::start(|_| {});
+    let clock = Arc::new(ManualClock::default());
+    let _provider = Provider::builder(running.connect("provider"))
+        .clock(clock.clone())
+        .function("big", Options::default().cached(Duration::from_secs(60), 2), |said, context| {
+            let byte = u8::try_from(said.get(0, "byte")?.as_int()?).unwrap_or(0);
+            Ok(context.tensor("big", DType::U8, &[1 << 20], &vec![byte; 1 << 20])?.into())
+        })
+        .start()
+        .unwrap();
+    let functions = Functions::new(running.connect("caller"));
+    let tensors = || running.daemon.store().stats().total_tensors;
+    let call = |byte: i64| -> TensorId {
+        let value = functions.call("big", &none().arg(byte)).unwrap();
+        let lease = value.as_tensor().unwrap();
+        assert_eq!(i64::from(lease.bytes().unwrap()[99]), byte);
+        lease.id()
+    };
+    let first = call(1);
+    assert_eq!(call(1), first, "the same tensor: nothing was made again");
+    assert_eq!(tensors(), 1, "kept, though no caller has it");
+    call(2);
+    call(3);
+    until("the third takes the place of the first", || tensors() == 2);
+    assert_ne!(call(1), first);
+    clock.advance(Duration::from_secs(61));
+    until("what is too old lets its memory go", || tensors() == 0);
+}

@@ -1,0 +1,76 @@
+//! Offers functions to other processes until its input ends. Becomes the daemon, too, if none runs.
+//!
+//! ```sh
+//! cargo run --example provider                       # in one terminal
+//! cargo run --example caller                         # in another; or, from the command line:
+//! cotensor call mean @x.npy
+//! ```
+
+use cotensor::client::default_socket;
+use cotensor::client::functions::{Failure, Managed, Object, Options, Provider, Value};
+use cotensor::{DType, Lease, Result};
+use cotensor_daemon::{Config, connect_or_embed};
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+fn main() -> Result<()> {
+    let socket = std::env::args_os().nth(1).map_or_else(default_socket, Into::into);
+    let config = Config { socket, ..Config::default() };
+    // Lives as long as the variable: what was started here serves everybody.
+    let (store, daemon) = connect_or_embed(&config, "provider")?;
+
+    let _provider = Provider::builder(store)
+        .function("mean", Options::new("The mean of a tensor's numbers."), |arguments, _| {
+            let numbers = numbers(arguments.get(0, "tensor")?.as_tensor()?)?;
+            Ok((numbers.iter().sum::<f32>() / numbers.len().max(1) as f32).into())
+        })
+        .function("scale", Options::new("A tensor times a number."), |arguments, context| {
+            let (tensor, by) = (arguments.get(0, "tensor")?.as_tensor()?, arguments.get(1, "by")?.as_float()?);
+            let scaled: Vec<u8> = numbers(tensor)?.iter().flat_map(|n| (n * by as f32).to_ne_bytes()).collect();
+            Ok(context.tensor("scaled", DType::F32, tensor.shape(), &scaled)?.into())
+        })
+        .function(
+            "wait",
+            Options::new("Waits so many seconds, unless it is cancelled.").task(),
+            |arguments, context| {
+                let end = std::time::Instant::now()
+                    + Duration::from_secs_f64(arguments.get(0, "seconds")?.as_float()?.clamp(0.0, 3600.0));
+                while std::time::Instant::now() < end {
+                    context.check()?;
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Ok("rested".into())
+            },
+        )
+        .function("counter", Options::new("A counter that stays here: call its method `add`."), |_, _| {
+            Ok(Object::new(Counter(AtomicI64::new(0))).into())
+        })
+        .start()?;
+    println!("ready{}", if daemon.is_some() { ", and the daemon" } else { "" });
+    drop(std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
+    Ok(())
+}
+
+/// The numbers where they lie: in memory that every process maps.
+fn numbers(tensor: &Lease) -> std::result::Result<&[f32], Failure> {
+    Ok(tensor.typed::<f32>()?)
+}
+
+struct Counter(AtomicI64);
+
+impl Managed for Counter {
+    fn call(
+        &self,
+        method: &str,
+        arguments: &cotensor::client::functions::Arguments,
+        _: &cotensor::client::functions::Context,
+    ) -> std::result::Result<Value, Failure> {
+        match method {
+            "add" => {
+                let by = arguments.get(0, "by")?.as_int()?;
+                Ok((self.0.fetch_add(by, Ordering::SeqCst) + by).into())
+            }
+            _ => Err(Failure::no_method(method)),
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! A model behind the daemon: this process has it open, another runs it by a call. `cotensor serve-models` is the same as a
+//! command. A daemon is started here if none runs.
+//!
+//! `cargo run --example serve_model`
+
+use cotensor::client::functions::{Arguments, CallError, Functions, Provider};
+use cotensor::client::{ClientStore, default_socket};
+use cotensor::{Error, Runtime};
+use cotensor_daemon::{Config, connect_or_embed, model_functions};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/tiny/bert");
+const CALLER: &str = "caller";
+
+fn main() -> Result<(), CallError> {
+    let mut arguments = std::env::args_os().skip(1);
+    let socket: PathBuf = arguments.next().map_or_else(default_socket, Into::into);
+    if arguments.next().is_some_and(|part| part == CALLER) {
+        return call(ClientStore::connect(Some(&socket), CALLER)?);
+    }
+    let config = Config { socket: socket.clone(), ..Config::default() };
+    let (store, _daemon) = connect_or_embed(&config, "models")?;
+    let runtime = Runtime::over(Arc::clone(&store) as Arc<_>, Some(1));
+    let _provider = model_functions(Provider::builder(store), runtime).start()?;
+
+    let io = |error: std::io::Error| Error::io("cannot start this program again", &error);
+    let program = std::env::current_exe().map_err(io)?;
+    for _ in 0..2 {
+        let status = Command::new(&program).arg(&socket).arg(CALLER).status().map_err(io)?;
+        if !status.success() {
+            return Err(Error::invalid("the caller failed").into());
+        }
+    }
+    Ok(())
+}
+
+/// Another process: it loads nothing, and what a former one had computed is there already.
+fn call(store: Arc<ClientStore>) -> Result<(), CallError> {
+    let functions = Functions::new(store);
+    let folder = Path::new(MODEL).canonicalize().map_err(|error| Error::io("no model", &error).in_file(MODEL))?;
+    let model = functions.call("model.open", &Arguments::new().arg(&*folder.to_string_lossy()))?;
+    let task = Arguments::new().arg(model).arg("sentence-embedding").named("text", "hello, world");
+    let report = functions.call("model.run", &task)?;
+    let report = report.as_map()?;
+    for (name, output) in report["outputs"].as_map()? {
+        println!("{name}: {:?}", output.as_tensor()?.shape());
+    }
+    let computed = report["stages"].as_list()?.iter().map(|stage| Ok(format!("{:?}", stage.as_map()?["computed"])));
+    println!("computed: {}", computed.collect::<Result<Vec<_>, Error>>()?.join(", "));
+    Ok(())
+}
