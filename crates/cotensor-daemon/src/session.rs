@@ -8,13 +8,13 @@ use cotensor_client::wire::{FRAME_FDS_MAX, Frame, rpc};
 use cotensor_core::{Error, ErrorKind, MemoryKind, Result};
 use cotensor_store::home::{Budget, Charge};
 use cotensor_store::{Holder, Key, Lease, Pack, Share, Store, TensorId, TensorSpec, Ticket};
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-/// Names that one session may hold under.
+/// Names that one session may hold something under at a time.
 const HOLDERS_MAX: usize = 1024;
 /// Reservations, tickets and slabs that one session may have open, each.
 pub(crate) const OPEN_MAX: usize = 4096;
@@ -45,6 +45,18 @@ pub(crate) struct State {
     pub(crate) slabs: HashMap<u64, OwnSlab>,
     /// What the slabs take from the session's budget.
     slab_charges: Vec<Arc<Charge>>,
+}
+
+impl State {
+    /// Forgets the holders that hold nothing: a client that serves others names one for each of them.
+    fn forget_holders(&mut self) {
+        let Self { holders, leases, reservations, packs, .. } = self;
+        let leased = leases.keys().map(|(_, holder)| *holder);
+        let reserved = reservations.things.values().map(|reserved| reserved.holder.id());
+        let packed = packs.things.values().map(|(pack, _)| pack.holder().id());
+        let used: HashSet<u32> = leased.chain(reserved).chain(packed).collect();
+        holders.retain(|_, holder| used.contains(&holder.id()));
+    }
 }
 
 /// A slab that the session's client writes.
@@ -214,6 +226,9 @@ impl Session {
         let mut state = self.lock();
         if let Some(known) = state.holders.get(holder) {
             return Ok(known.clone());
+        }
+        if state.holders.len() >= HOLDERS_MAX {
+            state.forget_holders();
         }
         if state.holders.len() >= HOLDERS_MAX {
             return Err(Error::new(ErrorKind::Conflict, format!("{HOLDERS_MAX} holders are named in this session")));

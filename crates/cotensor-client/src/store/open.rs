@@ -8,7 +8,7 @@ use cotensor_core::{Error, ErrorKind, Result, Segment};
 use cotensor_memory::{Guarantee, IndexReader, SealedMemfd};
 use cotensor_store::home::{Budget, Home, Record, RecordParts};
 use cotensor_store::{Holder, Key, Lease, TensorId};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
@@ -61,6 +61,12 @@ impl Opened {
     /// A version for a tensor of this process alone.
     pub(super) fn next_private(&self) -> u64 {
         self.private.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// For whom there are leases.
+    pub(super) fn holders(&self) -> HashSet<u32> {
+        let tensors = lock(&self.tensors);
+        tensors.open.values().flat_map(|open| open.record.holders()).map(|(holder, _)| holder).collect()
     }
 
     /// A lease of a tensor that is open already.
@@ -190,7 +196,7 @@ impl Opened {
             let charge = self.budget.take(0).ok_or_else(|| Error::new(ErrorKind::OverBudget, "no memory"))?;
             let (spec, layout) = (descriptor.spec.to_domain()?, descriptor.layout()?);
             let created = Duration::ZERO;
-            let parts = RecordParts { id, spec, layout, segment, charge, kept: false, private: false, key, created };
+            let parts = RecordParts { id, spec, layout, segment, charge, kept: false, private: None, key, created };
             Ok(Record::new(parts, home))
         };
         let index = descriptor.index;
