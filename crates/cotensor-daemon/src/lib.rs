@@ -171,8 +171,20 @@ impl Daemon {
         infos
     }
 
+    /// The session's client has said who it is: should this server die, the next one waits for it.
+    pub(crate) fn joined(&self, session: &Session, was: Option<u64>) {
+        let Some(pid) = session.pid.filter(|_| session.outgoing().is_some()) else { return };
+        self.changes.tell(keeper::Change::Joined { session: session.id, member: keeper::Member { pid, was } });
+        // Over already, and that was told first.
+        if !self.lock().contains_key(&session.id) {
+            self.changes.tell(keeper::Change::Left(session.id));
+        }
+    }
+
     pub(crate) fn end_session(&self, session: &Session) {
-        self.lock().remove(&session.id);
+        if self.lock().remove(&session.id).is_some() {
+            self.changes.tell(keeper::Change::Left(session.id));
+        }
         session.end();
     }
 

@@ -25,7 +25,7 @@ pub(crate) struct Session {
     pub(crate) id: u64,
     /// The client's name and process, as holders show them; set by `session.hello`.
     client: OnceLock<String>,
-    pid: Option<i32>,
+    pub(crate) pid: Option<i32>,
     begun: Instant,
     /// Where it is told things; none for HTTP.
     outgoing: Option<Outgoing>,

@@ -133,8 +133,9 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
                 crowd.replace(&mut random)?;
                 killed += 1;
                 if killed % 10 == 0 {
-                    leases_max = leases_max.max(daemon.leases()?);
-                    tensors_max = tensors_max.max(daemon.0.stats().total_tensors);
+                    let (leases, tensors) = (daemon.leases()?, daemon.0.stats().total_tensors);
+                    eprintln!("{:5.1} s: {leases} leases, {tensors} tensors", start.elapsed().as_secs_f64());
+                    (leases_max, tensors_max) = (leases_max.max(leases), tensors_max.max(tensors));
                 }
             }
             Event::Daemon => {

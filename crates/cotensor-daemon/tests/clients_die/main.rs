@@ -9,12 +9,13 @@ mod support;
 mod survivor;
 
 use cotensor_core::{ContentHash, DType};
-use cotensor_store::{ContentSource, ContentSpec, Key};
+use cotensor_store::{ContentSource, ContentSpec, Key, Store};
 use rustix::process::Signal;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
-use support::processes::{Processes, signal};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use support::processes::{Processes, content, settles_empty, signal, until};
 use survivor::{Level, Survivor};
 
 const SOCKET: &str = "COTENSOR_TEST_SOCKET";
@@ -75,6 +76,20 @@ fn child() {
     panic!("{name} was passed");
 }
 
+/// A client that has reached `step`; what it says before goes to `said`.
+fn start(processes: &Processes, step: &str, said: impl Fn(&str)) -> Child {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "child", "--nocapture"])
+        .envs([(SOCKET, processes.socket.to_str().unwrap()), (STEP, step)])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let reached = lines.inspect(|line| said(line)).any(|line| line == "reached");
+    assert!(reached, "{step} was not reached");
+    child
+}
+
 /// Kills a client at each of `steps`: every counter comes back to what it was, and the survivor has what it had.
 fn nothing_stays(steps: &[Step]) {
     let processes = Processes::start();
@@ -82,22 +97,7 @@ fn nothing_stays(steps: &[Step]) {
     survivor.goes_on("before");
     let before = Level::of(&processes, &survivor);
     for Step(step, _) in steps {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--ignored", "--exact", "child", "--nocapture"])
-            .envs([(SOCKET, processes.socket.to_str().unwrap()), (STEP, step)])
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let said = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-        let mut reached = false;
-        for line in said {
-            survivor.is_asked(&line);
-            reached = line == "reached";
-            if reached {
-                break;
-            }
-        }
-        assert!(reached, "{step} was not reached");
+        let mut child = start(&processes, step, |line| survivor.is_asked(line));
         signal(child.id(), Signal::KILL);
         child.wait().unwrap();
         survivor.goes_on(step);
@@ -118,4 +118,32 @@ fn nothing_stays_of_a_client_that_is_killed_with_tensors() {
 #[test]
 fn nothing_stays_of_a_client_that_is_killed_amid_a_call() {
     nothing_stays(calls::STEPS);
+}
+
+#[test]
+fn a_client_that_stands_still_while_the_server_is_replaced_is_waited_for() {
+    let processes = Processes::start();
+    let reader = processes.connect("reader");
+    let mut child = start(&processes, "published", |_| {});
+    signal(child.id(), Signal::STOP);
+    processes.kill_server();
+    // Longer than anybody is waited for who is dead.
+    std::thread::sleep(Duration::from_secs(7));
+    let get = |name: &str| reader.get(name, &reader.holder(""));
+    assert_eq!(get("doomed").unwrap().bytes().unwrap(), content(1, 1 << 20));
+    signal(child.id(), Signal::CONT);
+    let back = || {
+        let sessions = reader.ask::<cotensor_client::protocol::Sessions>(&cotensor_client::protocol::Empty {});
+        sessions
+            .is_ok_and(|list| list.sessions.iter().any(|each| each.client.starts_with("doomed") && each.leases == 2))
+    };
+    until("it is back with what it had", back);
+    assert_eq!(get("doomed small").unwrap().bytes().unwrap(), content(1, 100));
+    // One that dies meanwhile is not waited for longer than need be.
+    signal(child.id(), Signal::STOP);
+    processes.kill_server();
+    signal(child.id(), Signal::KILL);
+    child.wait().unwrap();
+    drop(reader);
+    settles_empty(&processes);
 }
