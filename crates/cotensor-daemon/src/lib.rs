@@ -173,7 +173,10 @@ impl Daemon {
 
     /// The session's client has said who it is: should this server die, the next one waits for it.
     pub(crate) fn joined(&self, session: &Session, was: Option<u64>) {
-        let Some(pid) = session.pid.filter(|_| session.outgoing().is_some()) else { return };
+        if session.outgoing().is_none() {
+            return;
+        }
+        let pid = session.pid.unwrap_or(0);
         self.changes.tell(keeper::Change::Joined { session: session.id, member: keeper::Member { pid, was } });
         // Over already, and that was told first.
         if !self.lock().contains_key(&session.id) {

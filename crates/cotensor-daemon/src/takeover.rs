@@ -22,7 +22,7 @@ use subtle::ConstantTimeEq;
 
 /// How long tensors that go with their last lease wait for those who lease them, at least: a child of a process that has
 /// died may have its leases.
-const GRACE: Duration = Duration::from_secs(5);
+const GRACE: Duration = Duration::from_millis(500);
 /// The same at most, for sessions whose processes live: they may be stopped, or wait for their turn.
 const GRACE_MAX: Duration = Duration::from_secs(60);
 /// Between two looks at the processes.
@@ -195,8 +195,12 @@ impl Daemon {
     }
 }
 
-/// Whether a process lives, as far as this one can tell: one that has died and was not waited for does not.
+/// Whether a process lives, as far as this one can tell: one that has died and was not waited for does not; one of another
+/// namespace, whose number is 0 here, may.
 fn lives(pid: i32) -> bool {
+    if pid <= 0 {
+        return true;
+    }
     let exists = Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid) != Err(rustix::io::Errno::SRCH));
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let dead = stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X']));
@@ -343,6 +347,6 @@ mod tests {
         }
         assert!(!lives(pid), "dead, though nobody has waited for it");
         child.wait().unwrap();
-        assert!(!lives(pid) && !lives(0));
+        assert!(!lives(pid) && lives(0), "of another namespace nothing is known");
     }
 }

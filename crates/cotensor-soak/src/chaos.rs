@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Shares of the run before and after which the daemon is not killed: tensors wait five seconds for clients that had
-/// them under the former server, and it is not this wait that the end of the run is to measure.
+/// Shares of the run before and after which the daemon is not killed: tensors wait a while for clients that had them
+/// under the former server, and it is not this wait that the end of the run is to measure.
 const QUIET: std::ops::Range<f64> = 0.05..0.85;
 
 #[derive(clap::Args, Clone)]

@@ -128,7 +128,7 @@ fn a_client_that_stands_still_while_the_server_is_replaced_is_waited_for() {
     signal(child.id(), Signal::STOP);
     processes.kill_server();
     // Longer than anybody is waited for who is dead.
-    std::thread::sleep(Duration::from_secs(7));
+    std::thread::sleep(Duration::from_secs(3));
     let get = |name: &str| reader.get(name, &reader.holder(""));
     assert_eq!(get("doomed").unwrap().bytes().unwrap(), content(1, 1 << 20));
     signal(child.id(), Signal::CONT);
