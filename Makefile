@@ -4,7 +4,7 @@ SHELL := /bin/bash
 CARGO ?= cargo
 MIN_TESTS := 300
 
-.PHONY: test setup fmt lint deps doc unit gate bench loom valgrind miri fuzz fuzz-short wasm demo protocol test-dashboard
+.PHONY: test setup fmt lint deps doc unit gate bench soak loom valgrind miri fuzz fuzz-short wasm demo protocol test-dashboard
 
 test: setup fmt lint deps unit doc loom
 
@@ -46,7 +46,17 @@ loom:
 # The criterion benches, then the figures of the whole system.
 bench:
 	$(CARGO) bench --workspace
+	$(CARGO) run --release -p cotensor-soak -- figures --cycles 100000
 	$(CARGO) run --release -- demo
+
+# Clients and daemon killed at random for SOAK_SECONDS, then CYCLES of put, get and release: what the short tests do, long.
+SOAK_SECONDS ?= 1800
+SOAK_CYCLES ?= 1000000
+soak:
+	$(CARGO) build --release -p cotensor-soak
+	$(CARGO) run --release -p cotensor-soak -- chaos --seconds $(SOAK_SECONDS) --client-kills $$(($(SOAK_SECONDS) * 5)) \
+	  --daemon-kills $$(($(SOAK_SECONDS) / 6)) --seed $$RANDOM
+	$(CARGO) run --release -p cotensor-soak -- cycles --cycles $(SOAK_CYCLES) --seed $$RANDOM
 
 demo:
 	$(CARGO) run --release -- demo

@@ -13,6 +13,9 @@ ALLOWED = {
     "cotensor-daemon": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-model", "cotensor-client"},
     "cotensor": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-model", "cotensor-client"},
     "cotensor-demo": {"cotensor"},
+    "cotensor-soak": {
+        "cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-model", "cotensor-client", "cotensor-daemon", "cotensor-demo"
+    },
     "cotensor-cli": {"cotensor", "cotensor-demo", "cotensor-client", "cotensor-daemon"},
 }
 

@@ -189,8 +189,23 @@ impl Daemon {
         infos
     }
 
+    /// The session's client has said who it is: should this server die, the next one waits for it.
+    pub(crate) fn joined(&self, session: &Session, was: Option<u64>) {
+        if session.outbox().is_none() {
+            return;
+        }
+        let pid = session.pid.unwrap_or(0);
+        self.changes.tell(keeper::Change::Joined { session: session.id, member: keeper::Member { pid, was } });
+        // Over already, and that was told first.
+        if !self.lock().contains_key(&session.id) {
+            self.changes.tell(keeper::Change::Left(session.id));
+        }
+    }
+
     pub(crate) fn end_session(&self, session: &Session) {
-        self.lock().remove(&session.id);
+        if self.lock().remove(&session.id).is_some() {
+            self.changes.tell(keeper::Change::Left(session.id));
+        }
         session.end();
     }
 

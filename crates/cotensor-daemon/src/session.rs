@@ -3,19 +3,19 @@
 use crate::Daemon;
 use crate::segment::Slab;
 use cotensor_client::protocol::{Descriptor, Id, Published, SegmentInfo, SessionInfo, Spec, Transport};
-use cotensor_client::wire::Outbox;
-use cotensor_client::wire::{FRAME_FDS_MAX, Frame, rpc};
+
+use cotensor_client::wire::{FRAME_FDS_MAX, Frame, Outbox, rpc};
 use cotensor_core::{Error, ErrorKind, MemoryKind, Result, Segment};
 use cotensor_store::home::{Budget, Charge};
 use cotensor_store::{Holder, Key, Lease, Pack, Share, Store, TensorId, TensorSpec, Ticket};
 use rustix::fs::fstat;
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-/// Names that one session may hold under.
+/// Names that one session may hold something under at a time.
 const HOLDERS_MAX: usize = 1024;
 /// Reservations, tickets and slabs that one session may have open, each.
 pub(crate) const OPEN_MAX: usize = 4096;
@@ -26,7 +26,7 @@ pub(crate) struct Session {
     pub(crate) id: u64,
     /// The client's name and process, as holders show them; set by `session.hello`.
     client: OnceLock<String>,
-    pid: Option<i32>,
+    pub(crate) pid: Option<i32>,
     begun: Instant,
     /// Where it is told things; none for HTTP.
     outbox: Option<Outbox>,
@@ -44,6 +44,18 @@ pub(crate) struct State {
     pub(crate) packs: Open<(Pack, Arc<Charge>)>,
     pub(crate) tickets: Open<Ticket>,
     pub(crate) slabs: HashMap<u64, OwnSlab>,
+}
+
+impl State {
+    /// Forgets the holders that hold nothing: a client that serves others names one for each of them.
+    fn forget_holders(&mut self) {
+        let Self { holders, leases, reservations, packs, .. } = self;
+        let leased = leases.keys().map(|(_, holder)| *holder);
+        let reserved = reservations.things.values().map(|reserved| reserved.holder.id());
+        let packed = packs.things.values().map(|(pack, _)| pack.holder().id());
+        let used: HashSet<u32> = leased.chain(reserved).chain(packed).collect();
+        holders.retain(|_, holder| used.contains(&holder.id()));
+    }
 }
 
 /// A slab that the session's client writes.
@@ -220,6 +232,9 @@ impl Session {
         let mut state = self.lock();
         if let Some(known) = state.holders.get(holder) {
             return Ok(known.clone());
+        }
+        if state.holders.len() >= HOLDERS_MAX {
+            state.forget_holders();
         }
         if state.holders.len() >= HOLDERS_MAX {
             return Err(Error::new(ErrorKind::Conflict, format!("{HOLDERS_MAX} holders are named in this session")));

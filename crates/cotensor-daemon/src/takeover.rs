@@ -1,7 +1,7 @@
 //! Where another server ended: verifying what it left, and waiting for those who use it.
 
 use crate::index::Slots;
-use crate::keeper::{Change, Entry, Kept};
+use crate::keeper::{Change, Entry, Kept, Member};
 use crate::segment::{Part, Sealed, Slab};
 use crate::{Config, Daemon};
 use cotensor_client::hex;
@@ -12,15 +12,21 @@ use cotensor_store::home::{Charge, Record};
 use cotensor_store::{
     Claim, EmbeddedStore, Holder, Key, Lease, Restored, Retention, Share, Store, TensorId, Ticket, Watch,
 };
+use rustix::process::{Pid, test_kill_process};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use subtle::ConstantTimeEq;
 
-/// How long tensors that go with their last lease wait for those who lease them.
-const GRACE: Duration = Duration::from_secs(5);
+/// How long tensors that go with their last lease wait for those who lease them, at least: a child of a process that has
+/// died may have its leases.
+const GRACE: Duration = Duration::from_millis(500);
+/// The same at most, for sessions whose processes live: they may be stopped, or wait for their turn.
+const GRACE_MAX: Duration = Duration::from_secs(60);
+/// Between two looks at the processes.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// The most leases that one session can take up again.
 pub(crate) const RESUMED_MAX: usize = 100_000;
 
@@ -85,13 +91,35 @@ pub(crate) fn inode(fd: impl AsFd) -> Result<Inode> {
 pub(crate) struct Orphans {
     leases: Vec<Lease>,
     /// Slabs whose sessions have not come back.
-    pub(crate) slabs: HashMap<Inode, (Arc<Slab>, Share)>,
+    slabs: HashMap<Inode, (Arc<Slab>, Share)>,
+    /// Slabs whose sessions had not come back in time, as long as somebody leases a part of them.
+    late: HashMap<Inode, (Weak<Slab>, Weak<Charge>)>,
     /// Claims whose sessions have not come back: nobody else computes them meanwhile.
     tickets: HashMap<Key, Ticket>,
+    /// Sessions that have not come back, and their processes.
+    sessions: HashMap<u64, Member>,
 }
 
 /// For each lease and each claim that a session wants to take up again, what it is now.
 pub(crate) type TakenUp = (Vec<Option<Id>>, Vec<Option<u64>>);
+
+impl Orphans {
+    /// A slab that a session comes back with: whoever made it anew would use ranges that others lease.
+    pub(crate) fn take_slab(&mut self, inode: Inode, store: &EmbeddedStore) -> Option<(Arc<Slab>, Share)> {
+        if let Some(waiting) = self.slabs.remove(&inode) {
+            return Some(waiting);
+        }
+        let (slab, charge) = self.late.remove(&inode)?;
+        Some((slab.upgrade()?, store.share_of(&charge.upgrade()?)))
+    }
+
+    /// Waits no more: what is returned goes.
+    fn give_up(&mut self) -> Self {
+        let weak = |(slab, share): &(Arc<Slab>, Share)| (Arc::downgrade(slab), Arc::downgrade(&share.charge()));
+        let late = self.slabs.iter().map(|(inode, waiting)| (*inode, weak(waiting))).collect();
+        std::mem::replace(self, Self { late, ..Self::default() })
+    }
+}
 
 enum Taken {
     Sealed(Arc<Sealed>),
@@ -110,8 +138,17 @@ impl Daemon {
         let waiting = Arc::clone(&daemon);
         let grace = std::thread::Builder::new().name("grace".to_owned());
         let grace = grace.spawn(move || {
-            std::thread::sleep(GRACE);
-            let orphans = std::mem::take(&mut *waiting.orphans());
+            let start = Instant::now();
+            while start.elapsed() < GRACE_MAX {
+                std::thread::sleep(LOOK_AGAIN);
+                let missing: Vec<i32> = waiting.orphans().sessions.values().map(|member| member.pid).collect();
+                if missing.is_empty() || (start.elapsed() >= GRACE && !missing.into_iter().any(lives)) {
+                    break;
+                }
+            }
+            let gone: Vec<u64> = waiting.orphans().sessions.keys().copied().collect();
+            gone.into_iter().for_each(|session| waiting.changes.tell(Change::Left(session)));
+            let orphans = waiting.orphans().give_up();
             drop(orphans);
         });
         drop(grace.map_err(|error| Error::io("taking over", &error))?);
@@ -143,8 +180,31 @@ impl Daemon {
             let ticket = waiting.or_else(|| claim(&self.store, &key, &holder))?;
             session.lock().tickets.add(ticket).ok()
         };
-        Ok((leases, resume.claims.iter().map(take_up).collect()))
+        let claims = resume.claims.iter().map(take_up).collect();
+        self.is_back(resume.session);
+        Ok((leases, claims))
     }
+}
+
+impl Daemon {
+    /// Nobody waits any more for the session that a client had, under the number that the client knows.
+    fn is_back(&self, session: u64) {
+        let same = |number: &u64, member: &mut Member| *number == session || member.was == Some(session);
+        let back: Vec<_> = self.orphans().sessions.extract_if(same).collect();
+        back.into_iter().for_each(|(session, _)| self.changes.tell(Change::Left(session)));
+    }
+}
+
+/// Whether a process lives, as far as this one can tell: one that has died and was not waited for does not; one of another
+/// namespace, whose number is 0 here, may.
+fn lives(pid: i32) -> bool {
+    if pid <= 0 {
+        return true;
+    }
+    let exists = Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid) != Err(rustix::io::Errno::SRCH));
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let dead = stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X']));
+    exists && !dead
 }
 
 /// The right to compute `key`, unless it is somebody's, or computed.
@@ -186,6 +246,7 @@ fn restore(store: &EmbeddedStore, kept: &Kept) -> Orphans {
         }
     }
     store.skip_slots(state.ledger.slots());
+    orphans.sessions = state.ledger.sessions().collect();
     let entries: Vec<Entry> = state.ledger.entries().collect();
     let claims: Vec<(String, Vec<Id>)> =
         state.ledger.claims().map(|(key, ids)| (key.to_owned(), ids.to_vec())).collect();
@@ -242,4 +303,50 @@ fn list(
     let key = entry.key.as_deref().and_then(ContentHash::from_hex).map(Key);
     let (id, charge, versions, current) = (entry.id.into(), Arc::clone(charge), entry.versions, entry.current);
     store.restore(Restored { id, spec, layout, segment, charge, key, versions, current }, holder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cotensor_core::Memory;
+    use cotensor_memory::Slab as Made;
+
+    #[test]
+    fn a_slab_that_comes_back_late_is_the_one_that_others_lease_parts_of() {
+        let store = EmbeddedStore::builder().build();
+        let made = Made::create(1 << 20).unwrap();
+        let _written = made.reserve(64).unwrap();
+        let slab = || Slab::new(made.fd().try_clone_to_owned().unwrap(), 1 << 20).map(Arc::new);
+        let inode = inode(made.fd()).unwrap();
+        for leased in [true, false] {
+            let slab = slab().unwrap();
+            let share = store.share_of(&store.take_over(1 << 20));
+            let charge = share.charge();
+            let mut orphans = Orphans::default();
+            orphans.slabs.insert(inode, (Arc::clone(&slab), share));
+            let part = leased.then(|| Part::new(Arc::clone(&slab), 0, 64).unwrap());
+            drop(slab);
+            drop(orphans.give_up());
+            let charge = leased.then_some(charge);
+            let found = orphans.take_slab(inode, &store);
+            assert_eq!(found.is_some(), leased);
+            assert!(orphans.take_slab(inode, &store).is_none(), "it is one session's");
+            drop((found, part, charge));
+        }
+        assert_eq!(store.memory_usage_bytes(), 0);
+    }
+
+    #[test]
+    fn the_dead_do_not_live() {
+        assert!(lives(std::process::id() as i32));
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = child.id() as i32;
+        let start = Instant::now();
+        while lives(pid) && start.elapsed() < GRACE_MAX {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!lives(pid), "dead, though nobody has waited for it");
+        child.wait().unwrap();
+        assert!(!lives(pid) && lives(0), "of another namespace nothing is known");
+    }
 }

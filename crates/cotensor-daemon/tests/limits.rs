@@ -42,3 +42,27 @@ fn one_client_has_a_limit_of_its_own() {
     drop((one, other));
     running.settles_at(0);
 }
+
+#[test]
+fn a_client_may_name_any_number_of_its_parts_though_not_at_a_time() {
+    let running = Running::start(|_| {});
+    let (one, other) = (running.connect("one"), running.connect("other"));
+    let shared = put(&*one, "shared", 100).unwrap();
+    let get = |part: usize| other.get("shared", &other.holder(&format!("part {part}")));
+    let held = get(0).unwrap();
+    for part in 1..3000 {
+        // Asked of the daemon: what this process holds it would lease itself.
+        let lease = put(&*one, &format!("own {part}"), 10).unwrap();
+        drop(other.get(lease.name(), &other.holder(&format!("part {part}"))).unwrap());
+    }
+    let all: Vec<_> = (0..1023).map(|part| put(&*one, &format!("all {part}"), 10).unwrap()).collect();
+    let get = |part: usize| other.get(&format!("all {part}"), &other.holder(&format!("holding {part}")));
+    let holding: Vec<_> = (0..1023).map(|part| get(part).unwrap()).collect();
+    let last = put(&*one, "last", 10).unwrap();
+    let error = other.get("last", &other.holder("one too many")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+    drop(holding);
+    drop(other.get("last", &other.holder("one too many")).unwrap());
+    drop((shared, held, all, last, one, other));
+    running.settles_at(0);
+}

@@ -5,6 +5,7 @@ use crate::claims::Claims;
 use crate::config::Refusal;
 use crate::copies::CopyLog;
 use crate::evict::{candidates, charged_bytes};
+use crate::holders::Holders;
 use crate::home::{Draft, Home, RecordParts};
 use crate::names::{Names, SHARDS};
 use crate::notes::Notes;
@@ -14,10 +15,10 @@ use crate::{
     Recommendations, Reservation, Retention, SharingConfig, Stats, Store, SystemClock, TensorId, TensorSpec, Watch,
 };
 use cotensor_core::{ContentCache, ContentHash, Error, ErrorKind, HeapMemory, Layout, Memory, Result, Segment};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 /// The longest that a claim waits for another's computation, unless the builder says otherwise.
@@ -49,16 +50,10 @@ pub struct EmbeddedStore {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) counters: Counters,
     config: SharingConfig,
-    holders: RwLock<Holders>,
+    holders: Holders,
     notes: Mutex<Notes>,
     pub(crate) watch: Option<Arc<dyn Watch>>,
     pub(crate) me: Weak<EmbeddedStore>,
-}
-
-#[derive(Default)]
-struct Holders {
-    ids: HashMap<Arc<str>, u32>,
-    names: Vec<Arc<str>>,
 }
 
 #[repr(align(128))]
@@ -163,7 +158,7 @@ impl EmbeddedStoreBuilder {
             clock: self.clock,
             counters: Counters::default(),
             config: self.config,
-            holders: RwLock::default(),
+            holders: Holders::default(),
             notes: Mutex::default(),
             watch: self.watch,
             me: me.clone(),
@@ -302,7 +297,7 @@ impl EmbeddedStore {
         let home: Weak<dyn Home> = self.me.clone();
         let (record, superseded) = self.names.publish(&name, |id| {
             let kept = matches!(spec.retention, Retention::Cached { .. });
-            let parts = RecordParts { id, spec, layout, segment, charge, kept, private: false, key, created };
+            let parts = RecordParts { id, spec, layout, segment, charge, kept, private: None, key, created };
             let record = Record::new(parts, home);
             // Before anybody can see it: a tensor that is not kept must not go between publishing and leasing.
             record.leases.acquire(holder);
@@ -345,10 +340,11 @@ impl Home for EmbeddedStore {
             return self.list(spec, layout, segment, charge, key, holder.id);
         }
         let (id, created) = (self.names.private_id(), self.clock.now());
+        let (id_of_holder, private) = (holder.id, Some(holder));
         let parts = RecordParts { id, spec, layout, segment, charge, kept: false, private, key: None, created };
         let record = Record::new(parts, self.me.clone());
-        record.leases.acquire(holder.id);
-        Ok(Lease { record, holder: holder.id, look: None })
+        record.leases.acquire(id_of_holder);
+        Ok(Lease { record, holder: id_of_holder, look: None })
     }
 
     fn forget(&self, record: &Arc<Record>) {
@@ -368,8 +364,7 @@ impl Home for EmbeddedStore {
     }
 
     fn holder_name(&self, id: u32) -> Arc<str> {
-        let holders = self.holders.read().unwrap_or_else(PoisonError::into_inner);
-        holders.names.get(id as usize).cloned().unwrap_or_else(|| Arc::from("?"))
+        self.holders.name(id)
     }
 
     fn copied(&self, tensor: &str, reason: CopyReason, bytes: usize) {
@@ -379,19 +374,10 @@ impl Home for EmbeddedStore {
 
 impl Store for EmbeddedStore {
     fn holder(&self, name: &str) -> Holder {
-        let found = {
-            let holders = self.holders.read().unwrap_or_else(PoisonError::into_inner);
-            holders.ids.get(name).map(|&id| Holder { id, name: Arc::clone(&holders.names[id as usize]) })
-        };
-        found.unwrap_or_else(|| {
-            let mut holders = self.holders.write().unwrap_or_else(PoisonError::into_inner);
-            let Holders { ids, names } = &mut *holders;
-            let next = names.len() as u32;
-            let id = *ids.entry(Arc::from(name)).or_insert_with_key(|name| {
-                names.push(Arc::clone(name));
-                next
-            });
-            Holder { id, name: Arc::clone(&names[id as usize]) }
+        self.holders.holder(name, || {
+            let survey = self.names.survey();
+            let holders = survey.records.iter().flat_map(|record| record.leases.holders());
+            holders.map(|(holder, _)| holder).collect::<HashSet<u32>>()
         })
     }
 

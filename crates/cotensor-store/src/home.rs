@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use crate::budget::{Budget, Charge};
+pub use crate::holders::Holders;
 pub use crate::record::Record;
 
 /// What stands behind leases, reservations and tickets: usually the store itself. Called from any thread, and never
@@ -83,8 +84,8 @@ pub struct RecordParts {
     pub charge: Arc<Charge>,
     /// Whether it stays when nobody leases it. Otherwise [`Home::forget`] is called with the last lease.
     pub kept: bool,
-    /// Whether it is unlisted: it then goes with its last lease, and the home is not asked.
-    pub private: bool,
+    /// Who made it, where it is unlisted: it then goes with its last lease, and the home is not asked.
+    pub private: Option<Holder>,
     /// The claim whose result it is part of.
     pub key: Option<Key>,
     /// When, by the store's clock.

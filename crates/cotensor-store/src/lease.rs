@@ -165,7 +165,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let last = self.record.leases.release(self.holder) == Released::Last;
         if last
-            && !self.record.private
+            && self.record.private.is_none()
             && !self.record.kept.load(std::sync::atomic::Ordering::SeqCst)
             && let Some(home) = self.record.home.upgrade()
         {

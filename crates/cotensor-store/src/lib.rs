@@ -13,6 +13,7 @@ mod copies;
 pub mod count;
 mod embedded;
 mod evict;
+mod holders;
 pub mod home;
 mod host;
 mod lease;

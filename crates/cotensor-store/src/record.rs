@@ -18,8 +18,8 @@ pub struct Record {
     pub(crate) leases: LeaseCount,
     /// Whether it stays when nobody leases it.
     pub(crate) kept: AtomicBool,
-    /// Not listed under its name.
-    pub(crate) private: bool,
+    /// Who made it, where it is not listed under its name; kept so that his name is.
+    pub(crate) private: Option<Holder>,
     /// The claim whose result it is part of.
     pub(crate) key: Option<Key>,
     /// Bytes of the budget; shared by all tensors of one segment.

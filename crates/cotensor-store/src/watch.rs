@@ -63,7 +63,7 @@ impl EmbeddedStore {
         let place = Place { id, versions: versions.max(id.version), current };
         let record = self.names.restore(&name, place, || {
             let kept = current && matches!(spec.retention, Retention::Cached { .. });
-            let parts = RecordParts { id, spec, layout, segment, charge, kept, private: false, key, created };
+            let parts = RecordParts { id, spec, layout, segment, charge, kept, private: None, key, created };
             let record = Record::new(parts, home);
             record.leases.acquire(holder.id);
             record

@@ -74,7 +74,7 @@ impl Client {
             charge: Budget::new(u64::MAX).take(lease.layout().size_bytes() as u64).unwrap(),
             segment: Arc::new(Mapped(lease)),
             kept: false,
-            private: false,
+            private: None,
             key,
             created: Duration::ZERO,
         };

@@ -10,7 +10,7 @@ mod tickets;
 use crate::place::default_socket;
 use crate::protocol::{self as p, Method, Spec};
 use cotensor_core::{ContentHash, Device, Error, ErrorKind, HeapMemory, Layout, Memory, Result};
-use cotensor_store::home::{Budget, Draft, Home, Record, RecordParts};
+use cotensor_store::home::{Budget, Draft, Holders, Home, Record, RecordParts};
 use cotensor_store::{
     Claim, ContentSource, ContentSpec, CopyReason, Diagnostics, Holder, Key, Lease, OptimizeReport, Recommendations,
     Reservation, SharingConfig, Stats, Store, TensorId, TensorSpec, Ticket,
@@ -18,10 +18,9 @@ use cotensor_store::{
 use link::{Link, Live};
 use memory::{Place, Slabs};
 use open::{Opened, Opening};
-use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tickets::Tickets;
 
@@ -40,7 +39,7 @@ pub struct ClientStore {
     slabs: Slabs,
     opened: Opened,
     tickets: Tickets,
-    holders: RwLock<Holders>,
+    holders: Holders,
     /// Private tensors are this process's own; the daemon's budget is for what it keeps.
     private: Arc<Budget>,
     me: Weak<ClientStore>,
@@ -50,12 +49,6 @@ impl Drop for ClientStore {
     fn drop(&mut self) {
         self.link.end();
     }
-}
-
-#[derive(Default)]
-struct Holders {
-    ids: HashMap<Arc<str>, u32>,
-    names: Vec<Arc<str>>,
 }
 
 impl ClientStore {
@@ -87,7 +80,7 @@ impl ClientStore {
             small_bytes_max: usize::try_from(hello.small_bytes_max).unwrap_or(usize::MAX),
             slabs,
             tickets: Tickets::default(),
-            holders: RwLock::default(),
+            holders: Holders::default(),
             private: Budget::new(u64::MAX),
             me: me.clone(),
         });
@@ -181,6 +174,7 @@ impl Home for ClientStore {
         if private {
             let id = TensorId { slot: u64::MAX, version: self.opened.next_private() };
             let created = Duration::ZERO;
+            let private = Some(holder.clone());
             let parts = RecordParts { id, spec, layout, segment, charge, kept: false, private, key: None, created };
             let record = Record::new(parts, self.me.clone());
             return record.lease(&holder).ok_or_else(|| Error::new(ErrorKind::Conflict, "a new tensor is closed"));
@@ -217,8 +211,7 @@ impl Home for ClientStore {
     }
 
     fn holder_name(&self, id: u32) -> Arc<str> {
-        let holders = self.holders.read().unwrap_or_else(PoisonError::into_inner);
-        holders.names.get(id as usize).cloned().unwrap_or_else(|| Arc::from("?"))
+        self.holders.name(id)
     }
 
     fn copied(&self, tensor: &str, reason: CopyReason, bytes: usize) {
@@ -228,14 +221,7 @@ impl Home for ClientStore {
 
 impl Store for ClientStore {
     fn holder(&self, name: &str) -> Holder {
-        let mut holders = self.holders.write().unwrap_or_else(PoisonError::into_inner);
-        let Holders { ids, names } = &mut *holders;
-        let next = u32::try_from(names.len()).unwrap_or(u32::MAX);
-        let id = *ids.entry(Arc::from(name)).or_insert_with_key(|name| {
-            names.push(Arc::clone(name));
-            next
-        });
-        Holder::new(id, Arc::clone(&names[id as usize]))
+        self.holders.holder(name, || self.opened.holders())
     }
 
     fn get(&self, name: &str, holder: &Holder) -> Result<Lease> {

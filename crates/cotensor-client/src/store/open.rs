@@ -8,7 +8,7 @@ use cotensor_core::{Error, ErrorKind, Layout, Result, Segment};
 use cotensor_memory::{Guarantee, IndexReader, SealedMemfd};
 use cotensor_store::home::{Budget, Home, Record, RecordParts};
 use cotensor_store::{Holder, Key, Lease, TensorId, TensorSpec};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
@@ -72,6 +72,12 @@ impl Opened {
     /// A version for a tensor of this process alone.
     pub(super) fn next_private(&self) -> u64 {
         self.private.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// For whom there are leases.
+    pub(super) fn holders(&self) -> HashSet<u32> {
+        let tensors = lock(&self.tensors);
+        tensors.open.values().flat_map(|open| open.record.holders()).map(|(holder, _)| holder).collect()
     }
 
     /// A lease of a tensor that is open already.
@@ -184,7 +190,7 @@ impl Opened {
         let make = || {
             let charge = self.budget.take(0).ok_or_else(|| Error::new(ErrorKind::OverBudget, "no memory"))?;
             let created = Duration::ZERO;
-            let parts = RecordParts { id, spec, layout, segment, charge, kept: false, private: false, key, created };
+            let parts = RecordParts { id, spec, layout, segment, charge, kept: false, private: None, key, created };
             Ok(Record::new(parts, home))
         };
         let mut tensors = lock(&self.tensors);

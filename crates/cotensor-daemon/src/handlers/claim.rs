@@ -24,8 +24,9 @@ pub(super) async fn begin(caller: Caller, params: ClaimParams) -> Answer<ClaimRe
     })?;
     match claim {
         Claim::Compute(ticket) => {
-            let number = caller.lock().tickets.add(ticket)?;
+            // Told before the session has it: with the session's end it is told that the claim is given up.
             caller.daemon.changes.tell(Change::Claimed(params.key));
+            let number = caller.lock().tickets.add(ticket)?;
             Ok(ClaimResult::Compute(number).into())
         }
         Claim::Ready(leases) => {

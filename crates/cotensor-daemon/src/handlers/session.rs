@@ -13,10 +13,12 @@ pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloRe
     }
     caller.introduce(&params.client);
     let daemon = &caller.daemon;
+    let was = params.resume.as_ref().map(|resume| resume.session);
     let (resumed, tickets) = match params.resume {
         Some(resume) => daemon.resume(&caller.session, &resume)?,
         None => (Vec::new(), Vec::new()),
     };
+    daemon.joined(&caller.session, was);
     // For connections that carry descriptors.
     let index = caller.outbox().map(|_| daemon.changes.slots.fd()).transpose()?;
     let sharing = daemon.store.config();

@@ -50,7 +50,7 @@ pub(super) async fn open_slab(mut caller: Caller, params: SlabParams) -> Answer<
     let len = usize::try_from(params.bytes).map_err(|_| Error::invalid("too many bytes").in_field("bytes"))?;
     let fd = caller.fd()?;
     let (daemon, inode) = (&caller.daemon, inode(&fd)?);
-    let waiting = daemon.orphans().slabs.remove(&inode);
+    let waiting = daemon.orphans().take_slab(inode, &daemon.store);
     let (slab, share) = match waiting {
         // What a former daemon knew is charged already, and what was published in it lies there still.
         Some((slab, share)) if slab.len() == len => (slab, share),

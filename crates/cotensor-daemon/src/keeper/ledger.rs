@@ -25,6 +25,14 @@ pub(crate) struct Entry {
     pub(crate) current: bool,
 }
 
+/// Who has a session.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Member {
+    pub(crate) pid: i32,
+    /// The session that it took up: the one that the client knows, should the answer have been lost with the server.
+    pub(crate) was: Option<u64>,
+}
+
 /// What happened.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -45,6 +53,10 @@ pub(crate) enum Change {
     Noted { key: String, note: String },
     /// Slots up to this one were given to names.
     Slots(u64),
+    /// A process has this session on the socket.
+    Joined { session: u64, member: Member },
+    /// This session is over, or nobody waits for it any more.
+    Left(u64),
 }
 
 /// A segment and how many tensors lie in it.
@@ -72,6 +84,8 @@ pub(crate) struct Ledger {
     notes: HashMap<String, String>,
     notes_bytes: usize,
     slots: u64,
+    /// Processes by their sessions.
+    sessions: HashMap<u64, Member>,
 }
 
 impl Ledger {
@@ -96,6 +110,8 @@ impl Ledger {
             }
             Change::Noted { key, note } => self.note(key, note),
             Change::Slots(slot) => self.slots = self.slots.max(slot),
+            Change::Joined { session, member } => drop(self.sessions.insert(session, member)),
+            Change::Left(session) => drop(self.sessions.remove(&session)),
         }
         Ok(())
     }
@@ -178,6 +194,9 @@ impl Ledger {
         for key in &self.claimed {
             told(Change::Claimed(key.clone()), Vec::new())?;
         }
+        for (&session, &member) in &self.sessions {
+            told(Change::Joined { session, member }, Vec::new())?;
+        }
         for (key, note) in &self.notes {
             told(Change::Noted { key: key.clone(), note: note.clone() }, Vec::new())?;
         }
@@ -210,6 +229,11 @@ impl Ledger {
 
     pub(crate) fn notes(&self) -> impl Iterator<Item = (&str, &str)> {
         self.notes.iter().map(|(key, note)| (key.as_str(), note.as_str()))
+    }
+
+    /// Sessions, and the processes that have them.
+    pub(crate) fn sessions(&self) -> impl Iterator<Item = (u64, Member)> {
+        self.sessions.iter().map(|(session, member)| (*session, *member))
     }
 
     pub(crate) fn slots(&self) -> u64 {
@@ -253,6 +277,11 @@ mod tests {
         }
         ledger.apply(Change::Abandoned("given up".to_owned()), Vec::new()).unwrap();
         ledger.apply(Change::Noted { key: "n".into(), note: "00".into() }, Vec::new()).unwrap();
+        for session in [1, 2] {
+            let member = Member { pid: 7, was: Some(session + 10) };
+            ledger.apply(Change::Joined { session, member }, Vec::new()).unwrap();
+        }
+        ledger.apply(Change::Left(1), Vec::new()).unwrap();
         ledger
     }
 
@@ -280,6 +309,7 @@ mod tests {
         assert_eq!(other.claims().collect::<Vec<_>>(), [("key", &[Id { slot: 1, version: 2 }][..])]);
         assert_eq!(other.notes().collect::<Vec<_>>(), [("n", "00")]);
         assert_eq!(other.claimed().collect::<Vec<_>>(), ["mine"]);
+        assert_eq!(other.sessions().collect::<Vec<_>>(), [(2, Member { pid: 7, was: Some(12) })]);
     }
 
     #[test]

@@ -1,0 +1,195 @@
+//! BERT-base in several processes, each of which maps its weights through the daemon and runs it.
+
+use crate::daemon::{Machine, io, this_program};
+use cotensor_client::ClientStore;
+use cotensor_core::{Error, Result};
+use cotensor_memory::{PackCache, usage};
+use cotensor_model::array::Array;
+use cotensor_model::engine::RtenEngine;
+use cotensor_model::runtime::Runtime;
+use cotensor_model::value::Value;
+use cotensor_store::Store;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::Arc;
+
+#[derive(clap::Args, Clone)]
+pub(crate) struct Options {
+    /// Processes that run the model at the same time.
+    #[arg(long, default_value_t = 4)]
+    pub(crate) processes: usize,
+    /// Where the seeded model is, or is made at first use.
+    #[arg(long, env = "COTENSOR_CACHE")]
+    pub(crate) cache: Option<PathBuf>,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct ModelOptions {
+    socket: PathBuf,
+    folder: PathBuf,
+    /// Which of the processes: each runs an input of its own.
+    index: i32,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Outcome {
+    one: Memory,
+    many: Memory,
+    processes: usize,
+    pub(crate) ratio: f64,
+}
+
+/// Memory of the daemon, its keeper, and the processes that run the model, in bytes.
+#[derive(Debug, Serialize)]
+struct Memory {
+    /// Of each process that runs the model.
+    clients: Vec<u64>,
+    server: u64,
+    keeper: u64,
+    /// Pages of the daemon's segments that no process maps.
+    unmapped: u64,
+    total: u64,
+}
+
+/// # Errors
+/// What keeps the model from being made or run.
+pub(crate) fn run(options: &Options) -> Result<Outcome> {
+    let cache = options.cache.clone().map_or_else(PackCache::default_dir, Ok)?;
+    let folder = cotensor_demo::materialize("bert-base", &cache.join("models"), &|_, _| true)?;
+    let one = measure(&folder, 1)?;
+    let many = measure(&folder, options.processes)?;
+    let ratio = many.total as f64 / one.total as f64;
+    Ok(Outcome { one, many, processes: options.processes, ratio })
+}
+
+/// A process that has run the model, and keeps it open.
+struct Running(Child);
+
+impl Running {
+    fn start(socket: &Path, folder: &Path, index: usize) -> Result<Self> {
+        let mut command = this_program("model")?;
+        command.arg(socket).arg(folder).arg(index.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        Ok(Self(command.spawn().map_err(io("starting a process"))?))
+    }
+
+    fn wait_until_ready(&mut self) -> Result<()> {
+        let out = self.0.stdout.take().ok_or_else(|| Error::invalid("no output"))?;
+        let mut line = String::new();
+        BufReader::new(out).read_line(&mut line).map_err(io("listening to a process"))?;
+        if line == "ready\n" { Ok(()) } else { Err(Error::corrupt("a process could not run the model")) }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+fn measure(folder: &Path, processes: usize) -> Result<Memory> {
+    let machine = Machine::start(u64::MAX)?;
+    let start = |index| Running::start(&machine.socket, folder, index);
+    let mut running = (0..processes).map(start).collect::<Result<Vec<_>>>()?;
+    running.iter_mut().try_for_each(Running::wait_until_ready)?;
+    let [server, keeper] = machine.processes()?;
+    let pids: Vec<u32> = running.iter().map(|running| running.0.id()).collect();
+    let clients = pids.iter().map(|&pid| usage::process_pss_bytes(pid)).collect::<Result<Vec<_>>>()?;
+    let mut mapped = BTreeMap::new();
+    for &pid in pids.iter().chain(&[server, keeper]) {
+        for (inode, bytes) in mapped_segments(pid)? {
+            *mapped.entry(inode).or_default() += bytes;
+        }
+    }
+    let unmapped = held_segments(server)?
+        .into_iter()
+        .map(|(inode, bytes)| bytes.saturating_sub(mapped.get(&inode).copied().unwrap_or(0)));
+    let unmapped = unmapped.sum();
+    let (server, keeper) = (usage::process_pss_bytes(server)?, usage::process_pss_bytes(keeper)?);
+    let total = clients.iter().sum::<u64>() + server + keeper + unmapped;
+    eprintln!("{processes} processes: {} MiB, {} of them in segments that nobody maps", total >> 20, unmapped >> 20);
+    Ok(Memory { clients, server, keeper, unmapped, total })
+}
+
+/// The proportional set size of every memfd that a process maps, by inode.
+fn mapped_segments(pid: u32) -> Result<Vec<(u64, u64)>> {
+    let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).map_err(io("reading smaps"))?;
+    Ok(segments_of(&smaps))
+}
+
+fn segments_of(smaps: &str) -> Vec<(u64, u64)> {
+    let (mut found, mut inode) = (Vec::new(), None);
+    for line in smaps.lines() {
+        let mut words = line.split_whitespace();
+        match (words.next(), inode) {
+            (Some("Pss:"), Some(inode)) => {
+                let kib: u64 = words.next().and_then(|kib| kib.parse().ok()).unwrap_or(0);
+                found.push((inode, kib << 10));
+            }
+            // A mapping begins: its range, four columns, and what is mapped.
+            (Some(first), _) if !first.ends_with(':') => {
+                let memfd = line.contains(" /memfd:");
+                inode = words.nth(3).and_then(|inode| inode.parse().ok()).filter(|_| memfd);
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// The pages of every memfd that a process has open, by inode.
+fn held_segments(pid: u32) -> Result<BTreeMap<u64, u64>> {
+    let folder = std::fs::read_dir(format!("/proc/{pid}/fd")).map_err(io("listing descriptors"))?;
+    let mut held = BTreeMap::new();
+    for entry in folder.flatten() {
+        let target = std::fs::read_link(entry.path()).unwrap_or_default();
+        if target.to_string_lossy().starts_with("/memfd:")
+            && let Ok(about) = std::fs::metadata(entry.path())
+        {
+            held.insert(about.ino(), about.blocks() * 512);
+        }
+    }
+    Ok(held)
+}
+
+/// Opens, runs, says so, and stays.
+///
+/// # Errors
+/// What keeps the model from being run.
+pub(crate) fn run_model(options: &ModelOptions) -> Result<()> {
+    let store = ClientStore::connect(Some(&options.socket), &format!("process {}", options.index))?;
+    let holder = store.holder("bert");
+    let runtime = Runtime::new(store, Arc::new(RtenEngine::new(None)));
+    let model = runtime.open(&options.folder)?;
+    let stage = model.stage("encoder")?;
+    let ids = Value::from(Array::i32([1, 128], (0..128).map(|i| 1000 + options.index * 128 + i).collect())?);
+    let (ones, zeros) =
+        (Value::from(Array::i32([1, 128], vec![1; 128])?), Value::from(Array::i32([1, 128], vec![0; 128])?));
+    let inputs = [("input_ids", &ids), ("attention_mask", &ones), ("token_type_ids", &zeros)];
+    let run = stage.run(&inputs, &["last_hidden_state"], &holder)?;
+    if !run.computed {
+        return Err(Error::corrupt("another process has run this input"));
+    }
+    println!("ready");
+    drop(std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
+    drop((run, model));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_are_read_from_smaps() {
+        let smaps = "7f00-7f10 r--p 00000000 00:01 42   /memfd:cotensor (deleted)\nSize: 64 kB\nPss: 12 kB\n\
+                     7f10-7f20 rw-p 00000000 00:00 0 \nPss: 100 kB\n\
+                     7f20-7f30 r--s 00000000 fe:00 43   /lib/c\nPss: 7 kB\n\
+                     7f30-7f40 r--s 00000000 00:01 44   /memfd:x (deleted)\nPss: 3 kB\nPss_Dirty: 9 kB\n";
+        assert_eq!(segments_of(smaps), [(42, 12 << 10), (44, 3 << 10)]);
+    }
+}

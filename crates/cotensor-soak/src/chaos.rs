@@ -1,0 +1,272 @@
+//! Many clients that hold thousands of leases; they are killed at random, and so is the daemon. Nothing may leak, nobody
+//! may read a wrong byte, and all go on.
+
+mod crowd;
+
+use crate::content::Random;
+use crate::daemon::{Machine, Process, Usage, until};
+use cotensor_client::ClientStore;
+use cotensor_client::protocol::{Empty, ListParams, SessionInfo, Sessions};
+use cotensor_core::{Error, Result};
+use cotensor_store::Store;
+use crowd::Crowd;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Shares of the run before and after which the daemon is not killed: tensors wait a while for clients that had them
+/// under the former server, and it is not this wait that the end of the run is to measure.
+const QUIET: std::ops::Range<f64> = 0.05..0.85;
+
+#[derive(clap::Args, Clone)]
+pub(crate) struct Options {
+    /// Processes at a time.
+    #[arg(long, default_value_t = 64)]
+    pub(crate) clients: usize,
+    /// Leases of all of them together.
+    #[arg(long, default_value_t = 10_000)]
+    pub(crate) leases: usize,
+    /// How long clients are killed and replaced.
+    #[arg(long, default_value_t = 60.0)]
+    pub(crate) seconds: f64,
+    /// Clients that are killed meanwhile.
+    #[arg(long, default_value_t = 300)]
+    pub(crate) client_kills: usize,
+    /// How often the daemon is killed meanwhile.
+    #[arg(long, default_value_t = 10)]
+    pub(crate) daemon_kills: usize,
+    /// What decides who is killed when.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+}
+
+/// What came of it. Times are from a death, as the system reports it, to what is said.
+#[derive(Debug, Serialize)]
+pub(crate) struct Outcome {
+    clients: usize,
+    client_kills: usize,
+    daemon_kills: usize,
+    /// The most leases that the daemon counted at a time.
+    leases_max: usize,
+    tensors_max: usize,
+    /// What clients found wrong; nothing.
+    wrong: Vec<String>,
+    /// From the daemon's death to a client's first answered call, over all kills and clients.
+    recovery: Option<Times>,
+    /// From half the clients' death until the daemon counts exactly what the others hold.
+    half_ms: f64,
+    /// From the last clients' death to no tensor, no byte, no session.
+    pub(crate) zero_ms: f64,
+    /// Leases and bytes a second after the last death.
+    pub(crate) leaked_leases: usize,
+    pub(crate) leaked_bytes: u64,
+    /// Before the first client came, and after the last one went.
+    before: Usage,
+    after: Usage,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Times {
+    pub(crate) count: usize,
+    pub(crate) median_ms: f64,
+    pub(crate) p99_ms: f64,
+    pub(crate) max_ms: f64,
+    /// The slowest client of each kill.
+    pub(crate) max_of_each_ms: Vec<f64>,
+}
+
+impl Outcome {
+    /// Whether nothing leaked and nobody saw anything wrong, however long it took.
+    pub(crate) fn is_right(&self) -> bool {
+        let same = |before: Process, after: Process| after.descriptors <= before.descriptors;
+        let same = same(self.before.server, self.after.server) && same(self.before.keeper, self.after.keeper);
+        self.wrong.is_empty() && same
+    }
+
+    pub(crate) fn wrong_count(&self) -> usize {
+        self.wrong.len()
+    }
+
+    pub(crate) fn recovery(&self) -> Option<&Times> {
+        self.recovery.as_ref()
+    }
+}
+
+enum Event {
+    Client,
+    Daemon,
+}
+
+/// When what is killed, in order.
+fn schedule(options: &Options, random: &mut Random) -> Vec<(Duration, Event)> {
+    let at = |share: f64| Duration::from_secs_f64(options.seconds * share);
+    let mut share = || random.below(1 << 20) as f64 / f64::from(1 << 20);
+    let mut events: Vec<_> = (0..options.client_kills).map(|_| (at(share()), Event::Client)).collect();
+    let each = (QUIET.end - QUIET.start) / options.daemon_kills.max(1) as f64;
+    // Apart from each other, and not at equal distances.
+    let daemons =
+        (0..options.daemon_kills).map(|kill| (at(QUIET.start + each * (kill as f64 + share() / 2.0)), Event::Daemon));
+    events.extend(daemons);
+    events.sort_by_key(|(at, _)| *at);
+    events
+}
+
+/// # Errors
+/// What keeps the run from being made; what it finds is in the outcome.
+pub(crate) fn run(options: &Options) -> Result<Outcome> {
+    let machine = Machine::start(u64::MAX)?;
+    let daemon = Inspector(ClientStore::connect(Some(&machine.socket), "inspector")?);
+    let before = machine.usage()?;
+    let mut random = Random::new(options.seed);
+    let mut crowd = Crowd::start(&machine.socket, options, &mut random)?;
+    until("all clients hold what they are to hold", || crowd.all_full() || crowd.is_wrong())?;
+    let (mut leases_max, mut tensors_max) = (0, 0);
+    eprintln!("{} clients hold {} leases; the killing begins", options.clients, daemon.leases()?);
+
+    let start = Instant::now();
+    let (mut killed, mut daemons) = (0, 0);
+    for (at, event) in schedule(options, &mut random) {
+        std::thread::sleep(at.saturating_sub(start.elapsed()));
+        match event {
+            Event::Client => {
+                crowd.replace(&mut random)?;
+                killed += 1;
+                if killed % 10 == 0 {
+                    let (leases, tensors) = (daemon.leases()?, daemon.0.stats().total_tensors);
+                    eprintln!("{:5.1} s: {leases} leases, {tensors} tensors", start.elapsed().as_secs_f64());
+                    (leases_max, tensors_max) = (leases_max.max(leases), tensors_max.max(tensors));
+                }
+            }
+            Event::Daemon => {
+                crowd.tell_of(&machine.kill_server()?);
+                daemons += 1;
+                eprintln!(
+                    "{:5.1} s: {killed} clients killed, the daemon {daemons} times",
+                    start.elapsed().as_secs_f64()
+                );
+            }
+        }
+    }
+    std::thread::sleep(Duration::from_secs_f64(options.seconds).saturating_sub(start.elapsed()));
+    crowd.wait_until_back();
+
+    let half_ms = halve(&mut crowd, &daemon)?;
+    crowd.rest()?;
+    let wrong = crowd.wrong();
+    let recovery = times(&crowd.recoveries());
+    let last_death = crowd.kill_all();
+    eprintln!("all clients are dead");
+    let (mut zero_ms, mut a_second_later) = (None, (0, 0));
+    until("nothing is left", || {
+        let left = daemon.left();
+        if last_death.elapsed() <= Duration::from_secs(1) {
+            a_second_later = left.unwrap_or(a_second_later);
+        }
+        zero_ms = (left == Some((0, 0))).then(|| ms(last_death.elapsed()));
+        zero_ms.is_some()
+    })?;
+    let (leaked_leases, leaked_bytes) = a_second_later;
+    let zero_ms = zero_ms.unwrap_or(f64::INFINITY);
+    let after = settled(&machine, &before)?;
+    Ok(Outcome {
+        clients: options.clients,
+        client_kills: killed,
+        daemon_kills: daemons,
+        leases_max,
+        tensors_max,
+        wrong,
+        recovery,
+        half_ms,
+        zero_ms,
+        leaked_leases,
+        leaked_bytes,
+        before,
+        after,
+    })
+}
+
+/// Kills half of the clients while the others rest; in milliseconds, until what is left is exactly the others'.
+fn halve(crowd: &mut Crowd, daemon: &Inspector) -> Result<f64> {
+    let half = crowd.split();
+    let held: usize = crowd.rest()?;
+    let death = half.kill_all();
+    until("the daemon counts what the living hold", || daemon.leases().is_ok_and(|leases| leases == held))?;
+    let took = ms(death.elapsed());
+    eprintln!("half of them are dead, the others hold {held} leases");
+    Ok(took)
+}
+
+/// What the daemon uses, once that is no more than `before`; or after a while.
+fn settled(machine: &Machine, before: &Usage) -> Result<Usage> {
+    let start = Instant::now();
+    loop {
+        let after = machine.usage()?;
+        let back = after.server.descriptors <= before.server.descriptors
+            && after.keeper.descriptors <= before.keeper.descriptors;
+        if back || start.elapsed() > Duration::from_secs(20) {
+            return Ok(after);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+struct Inspector(Arc<ClientStore>);
+
+impl Inspector {
+    /// Sessions other than this one's. A server that is killed meanwhile is asked again.
+    fn sessions(&self) -> Result<Vec<SessionInfo>> {
+        let mut asked = self.0.ask::<Sessions>(&Empty {});
+        for _ in 0..10 {
+            if asked.is_ok() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+            asked = self.0.ask::<Sessions>(&Empty {});
+        }
+        let others = asked?.sessions.into_iter().filter(|session| !session.client.starts_with("inspector"));
+        Ok(others.collect())
+    }
+
+    fn leases(&self) -> Result<usize> {
+        Ok(self.sessions()?.iter().map(|session| session.leases).sum())
+    }
+
+    /// Leases (a tensor that nobody leases counts as one, and so does a session), and bytes; nothing without an answer.
+    fn left(&self) -> Option<(usize, u64)> {
+        let list =
+            self.0.ask::<cotensor_client::protocol::List>(&ListParams { prefix: String::new(), limit: 0 }).ok()?;
+        let sessions = self.sessions().ok()?;
+        let leases = sessions.iter().map(|session| session.leases.max(1)).sum::<usize>();
+        Some((leases.max(list.left_off), self.0.stats().memory_usage_bytes))
+    }
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+/// Of what clients said: the kill that they were told of, and after how many nanoseconds they were back.
+fn times(said: &[(u64, u64)]) -> Option<Times> {
+    let mut sorted: Vec<f64> = said.iter().map(|(_, back)| *back as f64 / 1e6).collect();
+    sorted.sort_by(f64::total_cmp);
+    let mut by_kill: BTreeMap<u64, f64> = BTreeMap::new();
+    for (kill, back) in said {
+        let slowest = by_kill.entry(*kill).or_default();
+        *slowest = slowest.max(*back as f64 / 1e6);
+    }
+    let at = |share: usize| sorted.get((sorted.len() * share / 100).min(sorted.len().saturating_sub(1))).copied();
+    Some(Times {
+        count: sorted.len(),
+        median_ms: at(50)?,
+        p99_ms: at(99)?,
+        max_ms: at(100)?,
+        max_of_each_ms: by_kill.into_values().collect(),
+    })
+}
+
+impl From<crowd::Wrong> for Error {
+    fn from(crowd::Wrong(what): crowd::Wrong) -> Self {
+        Error::corrupt(what)
+    }
+}

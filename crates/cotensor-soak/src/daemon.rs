@@ -1,0 +1,185 @@
+//! A daemon and its keeper in processes of their own, to be killed, and what they use.
+
+use cotensor_client::ClientStore;
+use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_daemon::{Config, keeper};
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long anything may take that is waited for: far more than it does.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The time in nanoseconds, the same for all processes.
+pub(crate) fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Waits until `done`, and says how long.
+///
+/// # Errors
+/// `TimedOut` with `what` when it never is.
+pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) -> Result<Duration> {
+    let start = Instant::now();
+    while !done() {
+        if start.elapsed() > PATIENCE {
+            return Err(Error::new(ErrorKind::TimedOut, format!("waited too long until {what}")));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(start.elapsed())
+}
+
+pub(crate) fn io(doing: &'static str) -> impl Fn(std::io::Error) -> Error {
+    move |error| Error::io(doing, &error)
+}
+
+pub(crate) fn kill(pid: u32) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, Signal::KILL);
+    }
+}
+
+/// This program in another role.
+pub(crate) fn this_program(role: &str) -> Result<Command> {
+    let mut command = Command::new(std::env::current_exe().map_err(io("finding this program"))?);
+    command.arg(role);
+    Ok(command)
+}
+
+/// A daemon that was started for a run.
+pub(crate) struct Machine {
+    keeper: Child,
+    pub(crate) socket: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+/// When a server was killed, and when it was dead.
+pub(crate) struct Death {
+    pub(crate) killed_ns: u64,
+    pub(crate) dead_ns: u64,
+}
+
+impl Machine {
+    /// Starts one that may hold `max_memory` bytes.
+    pub(crate) fn start(max_memory: u64) -> Result<Self> {
+        let folder = tempfile::tempdir().map_err(io("making a folder"))?;
+        let socket = folder.path().join("cotensor.sock");
+        let mut command = this_program("daemon")?;
+        // It ends with this process, however that ends.
+        command.args([OsString::from(&socket), max_memory.to_string().into()]).stdin(Stdio::piped());
+        let keeper = command.spawn().map_err(io("starting the daemon"))?;
+        let this = Self { keeper, socket, _folder: folder };
+        until("the daemon answers", || ClientStore::connect(Some(&this.socket), "first").is_ok())?;
+        Ok(this)
+    }
+
+    /// The server's process.
+    pub(crate) fn server(&self) -> Result<u32> {
+        let mut found = None;
+        until("there is a server", || {
+            found = child_of(self.keeper.id());
+            found.is_some()
+        })?;
+        found.ok_or_else(|| Error::not_found("there is no server"))
+    }
+
+    /// Kills the server, and sees it die.
+    pub(crate) fn kill_server(&self) -> Result<Death> {
+        let server = self.server()?;
+        let killed_ns = now_ns();
+        kill(server);
+        until("the server is dead", || parent_of(server).is_none())?;
+        Ok(Death { killed_ns, dead_ns: now_ns() })
+    }
+
+    /// What the two processes use now.
+    pub(crate) fn usage(&self) -> Result<Usage> {
+        Ok(Usage { server: Process::of(self.server()?)?, keeper: Process::of(self.keeper.id())? })
+    }
+
+    pub(crate) fn processes(&self) -> Result<[u32; 2]> {
+        Ok([self.server()?, self.keeper.id()])
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // It stops in order at the end of its standard input.
+        drop(self.keeper.stdin.take());
+        let stopped = until("the daemon stops", || !matches!(self.keeper.try_wait(), Ok(None)));
+        if stopped.is_err() {
+            drop(self.keeper.kill());
+            drop(self.keeper.wait());
+        }
+    }
+}
+
+/// What a daemon uses.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct Usage {
+    pub(crate) server: Process,
+    pub(crate) keeper: Process,
+}
+
+/// What a process uses.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct Process {
+    /// Resident memory of its own: no files, no shared memory.
+    pub(crate) private_bytes: u64,
+    pub(crate) descriptors: usize,
+    pub(crate) mappings: usize,
+}
+
+impl Process {
+    /// # Errors
+    /// `Io` when it is gone.
+    pub(crate) fn of(pid: u32) -> Result<Self> {
+        let read = |name: &str| {
+            let path = format!("/proc/{pid}/{name}");
+            std::fs::read_to_string(&path).map_err(|error| Error::io("reading", &error).in_file(&path))
+        };
+        let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).map_err(io("listing descriptors"))?.count();
+        let status = read("status")?;
+        let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:")?.trim().strip_suffix("kB"));
+        let kib: u64 = anonymous.and_then(|kib| kib.trim().parse().ok()).unwrap_or(0);
+        Ok(Self { private_bytes: kib << 10, descriptors, mappings: read("maps")?.lines().count() })
+    }
+}
+
+/// The parent of a process that lives.
+fn parent_of(pid: u32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit(')').next()?.split_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X") { None } else { fields.next()?.parse().ok() }
+}
+
+fn child_of(parent: u32) -> Option<u32> {
+    let processes = std::fs::read_dir("/proc").ok()?.flatten();
+    let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.find(|&pid| parent_of(pid) == Some(parent))
+}
+
+/// The daemon's part of this program: the keeper that is started first, and who is started by whom after that.
+pub(crate) fn run(role: &str, socket: &Path, max_memory: u64) -> Result<()> {
+    let again = |role: &str| [role.into(), socket.into(), OsString::from(max_memory.to_string())];
+    let launch = keeper::Launch::this_program(again("server"), again("keeper"))?;
+    let config = Config { socket: socket.to_path_buf(), max_memory_bytes: max_memory, ..Config::default() };
+    match role {
+        "server" => keeper::serve(config, &launch),
+        "keeper" => keeper::resume(&launch),
+        _ => {
+            std::thread::spawn(|| {
+                drop(std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
+                let _ = kill_process(rustix::process::getpid(), Signal::TERM);
+            });
+            keeper::run(&config, &launch)
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! The figures of the long runs, as a table.
+
+use crate::{bert, chaos, cycles};
+use cotensor_core::Result;
+use std::path::PathBuf;
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// How long each of the two runs with killed clients takes.
+    #[arg(long, default_value_t = 60.0)]
+    seconds: f64,
+    /// Tensors that are put, got and let go of.
+    #[arg(long, default_value_t = 1_000_000)]
+    cycles: usize,
+    /// Where the seeded model is, or is made at first use.
+    #[arg(long, env = "COTENSOR_CACHE")]
+    cache: Option<PathBuf>,
+}
+
+/// One line: what, how much, and how much it may be.
+struct Row(String, String, &'static str);
+
+/// Makes every run and prints the table; whether nothing leaked, grew or was wrong.
+///
+/// # Errors
+/// What keeps a run from being made.
+pub(crate) fn run(options: &Options) -> Result<bool> {
+    let mut rows = Vec::new();
+    let bert = bert::run(&bert::Options { processes: 4, cache: options.cache.clone() })?;
+    let what = "four processes running BERT-base, memory over one's".to_owned();
+    rows.push(Row(what, format!("{:.3}", bert.ratio), "1.15"));
+    let mut right = true;
+    for daemon_kills in [0, 10] {
+        let killed = if daemon_kills == 0 { "" } else { ", daemon killed 10 times" };
+        let seconds = options.seconds;
+        let chaos = chaos::Options { clients: 64, leases: 10_000, seconds, client_kills: 300, daemon_kills, seed: 1 };
+        let outcome = chaos::run(&chaos)?;
+        right &= outcome.is_right();
+        let left = format!("{} leases, {} bytes", outcome.leaked_leases, outcome.leaked_bytes);
+        rows.push(Row(format!("64 clients killed at random{killed}: left after a second"), left, "0"));
+        rows.push(Row("... until nothing was left".to_owned(), format!("{:.0} ms", outcome.zero_ms), "1000 ms"));
+        rows.push(Row("... wrong checksums and other errors".to_owned(), outcome.wrong_count().to_string(), "0"));
+        if let Some(recovery) = outcome.recovery() {
+            let times = format!("{:.0} / {:.0} / {:.0} ms", recovery.median_ms, recovery.p99_ms, recovery.max_ms);
+            rows.push(Row("... clients go on, median / 99 % / slowest".to_owned(), times, "1000 ms"));
+        }
+    }
+    let cycles = cycles::Options { cycles: options.cycles, ..cycles::Options::default() };
+    let outcome = cycles::run(&cycles)?;
+    right &= outcome.is_right();
+    let server = &outcome.growth.server;
+    let grown =
+        format!("{} KiB, {} descriptors, {} mappings", server.private_bytes >> 10, server.descriptors, server.mappings);
+    rows.push(Row(format!("{} cycles of put, get, release: the daemon grew by", options.cycles), grown, "0"));
+    println!("| figure | measured | at most |\n|---|---|---|");
+    for Row(what, measured, most) in rows {
+        println!("| {what} | {measured} | {most} |");
+    }
+    Ok(right)
+}

@@ -1,0 +1,236 @@
+//! A client that puts, gets, claims and lets go at random, checks every byte it can see, and may be killed at any moment.
+
+use crate::content::{BYTES_MIN, Random, fill, is_whole};
+use crate::daemon::now_ns;
+use cotensor_client::ClientStore;
+use cotensor_core::{ContentHash, DType, Error, ErrorKind, Kind, Result};
+use cotensor_store::{Claim, Holder, Key, Lease, Retention, Store, TensorSpec};
+use std::collections::{HashSet, VecDeque};
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Round trips whose times are remembered.
+const REMEMBERED_MAX: usize = 10_000;
+/// Computations that all workers claim.
+const CLAIMS: usize = 16;
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    socket: PathBuf,
+    /// Which of the workers.
+    index: usize,
+    /// How many there are.
+    workers: usize,
+    /// Leases that it is to hold.
+    leases: usize,
+    seed: u64,
+}
+
+/// What the threads share.
+#[derive(Default)]
+struct Shared {
+    rest: AtomicBool,
+    /// Beginning and end of the latest round trips.
+    trips: Mutex<VecDeque<(u64, u64)>>,
+}
+
+/// Says something to the parent, in one piece.
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    // Nobody listens any more: the end of standard input says so too.
+    drop(writeln!(out, "{line}").and_then(|()| out.flush()));
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let shared = Arc::new(Shared::default());
+    let hearing = Arc::clone(&shared);
+    std::thread::spawn(move || hear(&hearing));
+    let outcome = Worker::new(options, Arc::clone(&shared))?.work();
+    if let Err(error) = &outcome {
+        say(&format!("wrong {error}"));
+    }
+    outcome
+}
+
+/// What the parent says: `killed AT DEAD` of a server, in nanoseconds; `rest`. At its end this process ends.
+fn hear(shared: &Arc<Shared>) {
+    for line in std::io::stdin().lines().map_while(std::io::Result::ok) {
+        let words: Vec<&str> = line.split(' ').collect();
+        match words.as_slice() {
+            ["killed", at, dead] => {
+                if let (Ok(at), Ok(dead)) = (at.parse(), dead.parse()) {
+                    let shared = Arc::clone(shared);
+                    std::thread::spawn(move || say_when_back(&shared, at, dead));
+                }
+            }
+            _ => shared.rest.store(true, Ordering::SeqCst),
+        }
+    }
+    std::process::exit(0);
+}
+
+/// Waits for the first round trip that began after the server was dead, which another one answered.
+fn say_when_back(shared: &Shared, at: u64, dead: u64) {
+    loop {
+        let trips = shared.trips.lock().unwrap_or_else(PoisonError::into_inner);
+        let back = trips.iter().find(|(began, _)| *began >= dead).map(|(_, ended)| ended - at);
+        drop(trips);
+        if let Some(back) = back {
+            return say(&format!("back {at} {back}"));
+        }
+        if shared.rest.load(Ordering::SeqCst) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+struct Worker<'a> {
+    options: &'a Options,
+    shared: Arc<Shared>,
+    store: Arc<ClientStore>,
+    holder: Holder,
+    random: Random,
+    held: Vec<Lease>,
+}
+
+impl<'a> Worker<'a> {
+    fn new(options: &'a Options, shared: Arc<Shared>) -> Result<Self> {
+        let store = ClientStore::connect(Some(&options.socket), &format!("worker {}", options.index))?;
+        let (holder, random) = (store.holder(""), Random::new(options.seed));
+        Ok(Self { options, shared, store, holder, random, held: Vec::new() })
+    }
+
+    fn work(mut self) -> Result<()> {
+        let mut full = false;
+        while !self.shared.rest.load(Ordering::SeqCst) {
+            match self.random.below(100) {
+                0 => self.claim()?,
+                1..50 => self.put()?,
+                50..90 => self.get()?,
+                _ => self.check_one()?,
+            }
+            while self.held.len() > self.options.leases {
+                self.let_go()?;
+            }
+            if !full && self.held.len() == self.options.leases {
+                full = true;
+                say("full");
+            }
+        }
+        self.rest()
+    }
+
+    fn rest(self) -> Result<()> {
+        loop {
+            for lease in &self.held {
+                check(lease)?;
+            }
+            let distinct: HashSet<_> = self.held.iter().map(Lease::id).collect();
+            say(&format!("rests {}", distinct.len()));
+            self.shared.rest.store(false, Ordering::SeqCst);
+            while !self.shared.rest.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    /// Mostly small, some of slabs' and some of their own.
+    fn put(&mut self) -> Result<()> {
+        let bytes = match self.random.below(100) {
+            0..90 => self.random.magnitude(BYTES_MIN, 4 << 10),
+            90..98 => self.random.magnitude(4 << 10, 64 << 10),
+            _ => self.random.magnitude(257 << 10, 1 << 20),
+        };
+        let name = self.name(self.options.index);
+        let mut reservation = self.store.reserve(spec(name, bytes), &self.holder)?;
+        let place = reservation.bytes_mut().ok_or_else(|| Error::unsupported("memory of a device"))?;
+        fill(place, self.random.next());
+        let began = now_ns();
+        let lease = reservation.publish()?;
+        self.went(began);
+        self.held.push(lease);
+        Ok(())
+    }
+
+    fn get(&mut self) -> Result<()> {
+        let other = self.random.below(self.options.workers);
+        let name = self.name(other);
+        match self.store.get(&name, &self.holder) {
+            Ok(lease) => {
+                check(&lease)?;
+                self.held.push(lease);
+                Ok(())
+            }
+            // Nobody leases it.
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Computes what nobody has computed, or gives the right to it back.
+    fn claim(&mut self) -> Result<()> {
+        let number = self.random.below(CLAIMS);
+        match self.store.claim(&Key(ContentHash::of(&number.to_le_bytes())), &self.holder)? {
+            Claim::Ready(leases) => self.held.extend(leases),
+            Claim::Compute(ticket) if self.random.chance(1, 4) => ticket.decline(),
+            Claim::Compute(ticket) => {
+                let mut result = self.store.reserve(spec(format!("result {number}"), 3000), &self.holder)?;
+                let place = result.bytes_mut().ok_or_else(|| Error::unsupported("memory of a device"))?;
+                fill(place, number as u64);
+                match ticket.publish(vec![result]) {
+                    Ok(leases) => self.held.extend(leases),
+                    // This process was so slow to come back that another has the claim now.
+                    Err(error) if error.kind() == ErrorKind::Conflict => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_one(&mut self) -> Result<()> {
+        let Some(last) = self.held.len().checked_sub(1) else { return Ok(()) };
+        check(&self.held[self.random.below(last + 1)])
+    }
+
+    fn let_go(&mut self) -> Result<()> {
+        let at = self.random.below(self.held.len());
+        check(&self.held.swap_remove(at))
+    }
+
+    fn name(&mut self, worker: usize) -> String {
+        format!("{worker} {}", self.random.below(2 * self.options.leases.max(1)))
+    }
+
+    fn went(&self, began: u64) {
+        let mut trips = self.shared.trips.lock().unwrap_or_else(PoisonError::into_inner);
+        if trips.len() == REMEMBERED_MAX {
+            trips.pop_front();
+        }
+        trips.push_back((began, now_ns()));
+    }
+}
+
+fn spec(name: String, bytes: usize) -> TensorSpec {
+    TensorSpec {
+        name,
+        dtype: DType::U8,
+        shape: vec![bytes],
+        kind: Kind::Other,
+        space: None,
+        producer: "soak".to_owned(),
+        retention: Retention::WhileLeased,
+        provenance: None,
+    }
+}
+
+fn check(lease: &Lease) -> Result<()> {
+    match lease.bytes().is_some_and(is_whole) {
+        true => Ok(()),
+        false => Err(Error::corrupt(format!("{:?} {:?} is not what was written", lease, lease.id()))),
+    }
+}

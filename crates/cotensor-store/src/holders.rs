@@ -1,0 +1,187 @@
+//! Holders by number and by name: sessions come and go, so names that nobody uses any more go too.
+
+use crate::Holder;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// So many names stay without anybody looking whether they are used.
+const UNSWEPT_MAX: usize = 1024;
+/// References that the table itself has to a name.
+const OWN_REFERENCES: usize = 2;
+
+/// The holders of one store.
+///
+/// Invariant H1: a number means one name as long as a [`Holder`] with it lives or a lease counts for it. So a name goes
+/// when no `Holder` of it was there, none was asked for since, and no lease counted for it after that.
+#[derive(Default)]
+pub struct Holders(RwLock<Table>);
+
+#[derive(Default)]
+struct Table {
+    ids: HashMap<Arc<str>, u32>,
+    names: HashMap<u32, Named>,
+    next: u32,
+    /// Names that the last sweep left.
+    left: usize,
+}
+
+struct Named {
+    name: Arc<str>,
+    /// Whether it was asked for since the last sweep began.
+    asked: AtomicBool,
+}
+
+impl Named {
+    fn holder(&self, id: u32) -> Holder {
+        self.asked.store(true, Ordering::SeqCst);
+        Holder { id, name: Arc::clone(&self.name) }
+    }
+
+    fn is_unused(&self) -> bool {
+        Arc::strong_count(&self.name) == OWN_REFERENCES
+    }
+}
+
+impl Holders {
+    /// The holder of that name; asking twice gives the same holder. `leased` says for which holders leases count; it is
+    /// asked now and then, and not under a lock of this table's.
+    pub fn holder(&self, name: &str, leased: impl FnOnce() -> HashSet<u32>) -> Holder {
+        if let Some(known) = self.read().find(name) {
+            return known;
+        }
+        if self.read().is_to_be_swept() {
+            self.sweep(leased);
+        }
+        let mut table = self.write();
+        // Another may have been quicker.
+        if let Some(known) = table.find(name) {
+            return known;
+        }
+        let (id, name) = (table.unused_number(), Arc::<str>::from(name));
+        let named = Named { name: Arc::clone(&name), asked: AtomicBool::new(false) };
+        let holder = named.holder(id);
+        table.ids.insert(name, id);
+        table.names.insert(id, named);
+        holder
+    }
+
+    /// The name of a holder, `?` for one that is not there.
+    pub fn name(&self, id: u32) -> Arc<str> {
+        self.read().names.get(&id).map_or_else(|| Arc::from("?"), |named| Arc::clone(&named.name))
+    }
+
+    fn sweep(&self, leased: impl FnOnce() -> HashSet<u32>) {
+        let mut table = self.write();
+        // One at a time: for the next who comes there is nothing to do.
+        table.left = table.names.len();
+        let unused = |(&id, named): (&u32, &Named)| {
+            named.asked.store(false, Ordering::SeqCst);
+            named.is_unused().then_some(id)
+        };
+        let unused: Vec<u32> = table.names.iter().filter_map(unused).collect();
+        drop(table);
+        let leased = leased();
+        let mut table = self.write();
+        for id in unused {
+            let goes =
+                |named: &Named| named.is_unused() && !named.asked.load(Ordering::SeqCst) && !leased.contains(&id);
+            if table.names.get(&id).is_some_and(goes)
+                && let Some(gone) = table.names.remove(&id)
+            {
+                table.ids.remove(&gone.name);
+            }
+        }
+        table.left = table.names.len();
+        // What a crowd left behind.
+        let left = 2 * table.left.max(UNSWEPT_MAX);
+        table.names.shrink_to(left);
+        table.ids.shrink_to(left);
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Table> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Table> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn find(&self, name: &str) -> Option<Holder> {
+        let id = *self.ids.get(name)?;
+        self.names.get(&id).map(|named| named.holder(id))
+    }
+
+    /// Twice as many as were left: a name costs the sweep a bounded time, however many come.
+    fn is_to_be_swept(&self) -> bool {
+        self.names.len() >= 2 * self.left.max(UNSWEPT_MAX / 2)
+    }
+
+    fn unused_number(&mut self) -> u32 {
+        while self.names.contains_key(&self.next) {
+            self.next = self.next.wrapping_add(1);
+        }
+        let id = self.next;
+        // Not at once again: what still says the number of one who has gone does not mean the next.
+        self.next = self.next.wrapping_add(1);
+        id
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn count(holders: &Holders) -> usize {
+        let table = holders.read();
+        assert_eq!(table.ids.len(), table.names.len());
+        table.names.len()
+    }
+
+    #[test]
+    fn names_go_when_nobody_uses_them() {
+        let holders = Holders::default();
+        let kept = holders.holder("kept", HashSet::new);
+        let leasing = holders.holder("leasing", HashSet::new).id;
+        let gone = holders.holder("gone", HashSet::new).id;
+        for number in 0..10 * UNSWEPT_MAX {
+            let holder = holders.holder(&format!("session {number}"), || HashSet::from([leasing]));
+            assert_eq!(*holders.name(holder.id), *holder.name);
+            assert!(count(&holders) <= 2 * UNSWEPT_MAX);
+        }
+        assert_eq!((&*holders.name(kept.id), &*holders.name(leasing)), ("kept", "leasing"));
+        assert_eq!(holders.holder("leasing", HashSet::new).id, leasing);
+        assert_eq!(&*holders.name(gone), "?");
+        assert_ne!(holders.holder("gone", HashSet::new).id, gone, "numbers are not used again at once");
+    }
+
+    #[test]
+    fn many_that_are_used_all_stay() {
+        let holders = Holders::default();
+        let all: Vec<Holder> = (0..3 * UNSWEPT_MAX).map(|n| holders.holder(&n.to_string(), HashSet::new)).collect();
+        for holder in &all {
+            assert_eq!(holders.holder(&holder.name, HashSet::new).id, holder.id);
+        }
+        drop(all);
+        for number in 0..UNSWEPT_MAX * 4 {
+            drop(holders.holder(&format!("next {number}"), HashSet::new));
+        }
+        assert!(count(&holders) <= UNSWEPT_MAX + 1, "{}", count(&holders));
+    }
+
+    /// One comes back between the two looks: asked for, leased with, and let go.
+    #[test]
+    fn one_that_is_used_while_others_are_swept_stays() {
+        let holders = Holders::default();
+        let returning = holders.holder("returning", HashSet::new).id;
+        holders.sweep(|| {
+            drop(holders.holder("returning", HashSet::new));
+            HashSet::new()
+        });
+        assert_eq!((&*holders.name(returning), count(&holders)), ("returning", 1));
+        holders.sweep(HashSet::new);
+        assert_eq!(count(&holders), 0);
+    }
+}
