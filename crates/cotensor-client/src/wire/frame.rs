@@ -61,7 +61,7 @@ impl Frame {
 ///
 /// # Errors
 /// The system's, `WouldBlock` among them where `flags` or the socket say not to wait.
-pub(super) fn send(
+pub fn send(
     socket: BorrowedFd<'_>,
     header: &[u8],
     frame: &Frame,

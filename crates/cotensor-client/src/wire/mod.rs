@@ -5,5 +5,5 @@ mod outbox;
 pub mod rpc;
 
 pub(crate) use frame::send_bytes;
-pub use frame::{Decoder, FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame, send_all};
+pub use frame::{Decoder, FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame, send, send_all};
 pub use outbox::Outbox;

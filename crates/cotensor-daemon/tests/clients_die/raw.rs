@@ -7,6 +7,7 @@ use cotensor_client::protocol::Method;
 use cotensor_client::wire::{Decoder, Frame, rpc, send, send_all};
 use cotensor_core::Memory;
 use cotensor_memory::{MemfdPool, Slab};
+use rustix::net::SendFlags;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -184,7 +185,7 @@ impl Raw {
         let header = whole.header().unwrap();
         let fds = whole.fds.iter().map(|fd| fd.try_clone().unwrap()).collect();
         let part = Frame { body: whole.body[..bytes].to_vec(), fds };
-        assert_eq!(send(self.socket.as_fd(), &header, &part, 0).unwrap(), header.len() + bytes);
+        assert_eq!(send(self.socket.as_fd(), &header, &part, 0, SendFlags::empty()).unwrap(), header.len() + bytes);
     }
 
     fn answer(&mut self) -> Frame {
