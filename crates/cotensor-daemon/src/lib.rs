@@ -13,17 +13,19 @@ mod index;
 pub mod keeper;
 mod models;
 mod outgoing;
+mod place;
 mod run;
 pub mod scan;
 mod segment;
 mod session;
 mod socket;
+mod spill;
 mod takeover;
 
 pub use config::{Config, default_socket};
 pub use embed::{Embedded, connect_or_embed};
 pub use models::model_functions;
-pub use run::{Ready, run};
+pub use run::{Ready, Service};
 pub use socket::Listening;
 
 use crate::dispatch::Methods;
@@ -31,6 +33,7 @@ use crate::index::{INDEX_SLOTS, Slots};
 use crate::keeper::Kept;
 use crate::outgoing::Outgoing;
 use crate::session::Session;
+use crate::spill::{Files, IntoFiles};
 use crate::takeover::{Changes, Orphans};
 use cotensor_client::protocol::SessionInfo;
 use cotensor_core::{Error, Hasher, Result};
@@ -83,8 +86,14 @@ impl Daemon {
         }
         let seed = Hasher::new("cotensor slots v1").field(&secret).finish();
         let (seed, _) = seed.as_bytes().split_at(8);
-        let changes = Arc::new(Changes { slots: Slots::new(index)?, kept });
-        let store = EmbeddedStore::builder()
+        let spill = config.spill.as_deref();
+        let files = spill.map(|folder| Files::open(folder, &config.socket, config.max_spill_bytes)).transpose()?;
+        let changes = Arc::new(Changes { slots: Slots::new(index)?, kept, files: files.clone() });
+        let mut store = EmbeddedStore::builder();
+        if let Some(files) = files {
+            store = store.spill(Arc::new(IntoFiles(files)));
+        }
+        let store = store
             .max_memory_bytes(config.max_memory_bytes)
             .claim_wait_max(config.claim_wait_max)
             .seed(seed.iter().fold(0, |seed, &byte| seed << 8 | u64::from(byte)))
@@ -146,8 +155,10 @@ impl Daemon {
                 },
             }
         }
-        if let Some(kept) = &self.changes.kept {
-            kept.stop();
+        match (&self.changes.kept, &self.changes.files) {
+            (Some(kept), _) => kept.stop(),
+            (None, Some(files)) => files.remove(),
+            (None, None) => {}
         }
         connections.shutdown().await;
         for session in self.lock().drain() {
@@ -161,6 +172,11 @@ impl Daemon {
         let session = Arc::new(Session::new(Arc::clone(self), id, pid, outgoing));
         self.lock().insert(id, Arc::clone(&session));
         session
+    }
+
+    /// Whether anybody is connected.
+    pub(crate) fn is_used(&self) -> bool {
+        !self.lock().is_empty()
     }
 
     /// What is known of every session, by number.

@@ -1,5 +1,6 @@
 //! What a daemon has to know to go on where another ended: kept by the keeper and, should the keeper die, by the server.
 
+use crate::spill::SpillFile;
 use cotensor_client::protocol::{Id, SegmentInfo, Spec};
 use cotensor_core::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,8 @@ pub(crate) struct Entry {
     pub(crate) versions: u64,
     /// Whether its name means it.
     pub(crate) current: bool,
+    /// Where its segment is, if that is not in memory.
+    pub(crate) spilled: Option<SpillFile>,
 }
 
 /// What happened.
@@ -33,6 +36,8 @@ pub(crate) enum Change {
     Listed { entry: Box<Entry>, segment: Option<SegmentInfo> },
     /// A name means nothing any more; this version may still be leased.
     Hidden(Id),
+    /// A version's segment went to a file.
+    Spilled { id: Id, file: SpillFile },
     /// A version is out of the store.
     Gone(Id),
     /// The results of a claim.
@@ -87,6 +92,7 @@ impl Ledger {
                     entry.current = false;
                 }
             }
+            Change::Spilled { id, file } => self.spill(id, file),
             Change::Gone(id) => self.drop_entry(id),
             Change::Claimed(key) => drop(self.claimed.insert(key)),
             Change::Abandoned(key) => drop(self.claimed.remove(&key)),
@@ -105,8 +111,10 @@ impl Ledger {
             let fd = fds.into_iter().next().ok_or_else(|| Error::corrupt("a segment without its descriptor"))?;
             self.segments.insert(info.id, Segment { info, fd, uses: 0 });
         }
-        let segment = self.segments.get_mut(&entry.segment);
-        segment.ok_or_else(|| Error::corrupt(format!("{} lies in no segment", entry.spec.name)))?.uses += 1;
+        if entry.spilled.is_none() {
+            let segment = self.segments.get_mut(&entry.segment);
+            segment.ok_or_else(|| Error::corrupt(format!("{} lies in no segment", entry.spec.name)))?.uses += 1;
+        }
         self.slots = self.slots.max(entry.id.slot);
         let name = self.names.entry(entry.id.slot).or_default();
         name.versions = name.versions.max(entry.versions);
@@ -114,9 +122,18 @@ impl Ledger {
             name.entries.values_mut().for_each(|older| older.current = false);
         }
         if let Some(before) = name.entries.insert(entry.id.version, entry) {
-            self.let_go(before.segment);
+            self.let_go(&before);
         }
         Ok(())
+    }
+
+    fn spill(&mut self, id: Id, file: SpillFile) {
+        let entry = self.names.get_mut(&id.slot).and_then(|name| name.entries.get_mut(&id.version));
+        if let Some(entry) = entry {
+            let before = entry.clone();
+            entry.spilled = Some(file);
+            self.let_go(&before);
+        }
     }
 
     fn drop_entry(&mut self, id: Id) {
@@ -130,10 +147,15 @@ impl Ledger {
         {
             self.claims.remove(key);
         }
-        self.let_go(entry.segment);
+        self.let_go(&entry);
     }
 
-    fn let_go(&mut self, segment: u64) {
+    /// One use less of the segment that `entry` lies in.
+    fn let_go(&mut self, entry: &Entry) {
+        let segment = entry.segment;
+        if entry.spilled.is_some() {
+            return;
+        }
         if let Some(held) = self.segments.get_mut(&segment) {
             held.uses -= 1;
             if held.uses == 0 {
@@ -165,7 +187,8 @@ impl Ledger {
         for name in self.names.values() {
             for entry in name.entries.values() {
                 let entry = Box::new(Entry { versions: name.versions, ..entry.clone() });
-                let first = self.segments.get(&entry.segment).filter(|_| sent.insert(entry.segment));
+                let segment = self.segments.get(&entry.segment).filter(|_| entry.spilled.is_none());
+                let first = segment.filter(|_| sent.insert(entry.segment));
                 let fds = first.map(|segment| segment.fd.try_clone()).transpose();
                 let fds = fds.map_err(|error| Error::io("duplicating a descriptor", &error))?;
                 let segment = first.map(|segment| segment.info);
@@ -198,6 +221,11 @@ impl Ledger {
             name.entries.values().map(|entry| Entry { versions: name.versions, ..entry.clone() }).collect()
         };
         self.names.values().flat_map(move |name| -> Vec<Entry> { versions(name) })
+    }
+
+    /// The files of what is spilled.
+    pub(crate) fn files(&self) -> impl Iterator<Item = &SpillFile> {
+        self.names.values().flat_map(|name| name.entries.values()).filter_map(|entry| entry.spilled.as_ref())
     }
 
     pub(crate) fn claims(&self) -> impl Iterator<Item = (&str, &[Id])> {
@@ -234,7 +262,7 @@ mod tests {
             provenance: None,
         };
         let (id, key) = (Id { slot, version }, (slot == 1).then(|| "key".to_owned()));
-        let entry = Box::new(Entry { id, spec, segment, offset: 0, key, versions: version, current: true });
+        let entry = Box::new(Entry { id, spec, segment, offset: 0, key, versions: version, current: true, spilled: None });
         let fds = new.then(|| OwnedFd::from(tempfile::tempfile().unwrap())).into_iter().collect();
         (Change::Listed { entry, segment: new.then_some(SegmentInfo { id: segment, bytes: 1, slab: false }) }, fds)
     }
