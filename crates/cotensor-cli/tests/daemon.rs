@@ -266,19 +266,21 @@ fn a_clean_stop_waits_for_nobody() {
     fs::write(daemon.path("x.bin"), vec![7; 64 << 20]).unwrap();
     daemon.ok(&["put", "x", "x.bin", "--dtype", "uint8", "--shape", "67108864"]);
     let stores = ["a", "b"].map(|name| cotensor_client::ClientStore::connect(Some(&daemon.socket()), name).unwrap());
-    let leases = stores.each_ref().map(|store| {
-        cotensor::Store::get(&**store, "x", &cotensor::Store::holder(&**store, "reader")).unwrap()
-    });
+    let leases = stores
+        .each_ref()
+        .map(|store| cotensor::Store::get(&**store, "x", &cotensor::Store::holder(&**store, "reader")).unwrap());
     // One that asks for much and reads nothing, one that has sent half a request, one that computes what another waits for.
     let mut slow = TcpStream::connect(&http).unwrap();
     write!(slow, "GET /tensors/x HTTP/1.1\r\nHost: {http}\r\n\r\n").unwrap();
     let mut half = TcpStream::connect(&http).unwrap();
-    write!(half, "PUT /tensors/y?dtype=uint8&shape=1000 HTTP/1.1\r\nHost: {http}\r\nContent-Length: 1000\r\n\r\nx").unwrap();
+    write!(half, "PUT /tensors/y?dtype=uint8&shape=1000 HTTP/1.1\r\nHost: {http}\r\nContent-Length: 1000\r\n\r\nx")
+        .unwrap();
     let key = cotensor::store::Key(cotensor::core::ContentHash::of(b"key"));
     let [one, two] = &stores;
     let ticket = cotensor::Store::claim(&**one, &key, &cotensor::Store::holder(&**one, "")).unwrap();
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| cotensor::Store::claim(&**two, &key, &cotensor::Store::holder(&**two, "")).is_err());
+        let waiting =
+            scope.spawn(|| cotensor::Store::claim(&**two, &key, &cotensor::Store::holder(&**two, "")).is_err());
         assert_eq!(daemon.signal("-TERM"), Some(0));
         assert!(!daemon.socket().exists());
         drop(ticket);

@@ -80,6 +80,17 @@ impl Listening {
         }
     }
 
+    /// Listens anew if the socket's file is gone.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub(crate) fn mend(&mut self) -> Result<()> {
+        if !self.path.exists() {
+            self.listener = bind_private(&self.path)?;
+        }
+        Ok(())
+    }
+
     /// Whether the socket goes with this.
     pub(crate) fn is_owner(&self) -> bool {
         self.owner

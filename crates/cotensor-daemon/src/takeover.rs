@@ -11,7 +11,8 @@ use cotensor_core::{ContentHash, Error, ErrorKind, Layout, Result, Segment};
 use cotensor_memory::Index;
 use cotensor_store::home::{Charge, Record};
 use cotensor_store::{
-    Absent, Claim, EmbeddedStore, Holder, Key, Lease, Restored, Retention, Share, Spilled, Store, TensorId, Ticket, Watch,
+    Absent, Claim, EmbeddedStore, Holder, Key, Lease, Restored, Retention, Share, Spilled, Store, TensorId, Ticket,
+    Watch,
 };
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd};
@@ -248,15 +249,13 @@ fn restore(store: &EmbeddedStore, kept: &Kept, files: Option<&Arc<Files>>) -> Or
 }
 
 /// Lists again what was spilled, as far as that is possible; returns which tensors that are.
-fn restore_spilled(
-    store: &EmbeddedStore,
-    kept: &Kept,
-    files: Option<&Arc<Files>>,
-    entries: Vec<Entry>,
-) -> HashSet<Id> {
+fn restore_spilled(store: &EmbeddedStore, kept: &Kept, files: Option<&Arc<Files>>, entries: Vec<Entry>) -> HashSet<Id> {
     let mut by_file: HashMap<u64, (SpillFile, Vec<Entry>)> = HashMap::new();
     for entry in entries {
-        if let Some(file) = entry.spilled.clone() {
+        // Published anew, and the server died before it said that this is gone.
+        if !entry.current {
+            kept.tell(Change::Gone(entry.id));
+        } else if let Some(file) = entry.spilled.clone() {
             by_file.entry(file.number).or_insert_with(|| (file, Vec::new())).1.push(entry);
         }
     }
@@ -266,10 +265,10 @@ fn restore_spilled(
     let mut spilled = spilled.into_iter();
     for entries in tensors {
         let ids: Vec<Id> = entries.iter().map(|entry| entry.id).collect();
-        let outcome = spilled
-            .next()
-            .ok_or_else(|| Error::not_found("there is no --spill any more"))
-            .and_then(|spilled| store.restore_spilled(entries.into_iter().map(absent).collect::<Result<_>>()?, spilled));
+        let outcome =
+            spilled.next().ok_or_else(|| Error::not_found("there is no --spill any more")).and_then(|spilled| {
+                store.restore_spilled(entries.into_iter().map(absent).collect::<Result<_>>()?, spilled)
+            });
         match outcome {
             Ok(()) => restored.extend(ids),
             Err(error) => {

@@ -74,8 +74,7 @@ fn a_later_servers_clean_stop_ends_a_keeper_that_another_started() {
 #[test]
 fn what_was_spilled_comes_back_outlives_the_server_and_ends_with_the_daemon() {
     const MIB: usize = 1 << 20;
-    let processes =
-        Processes::start_with(|folder| vec![(3 * MIB).to_string().into(), folder.join("spill").into()]);
+    let processes = Processes::start_with(|folder| vec![(3 * MIB).to_string().into(), folder.join("spill").into()]);
     let one = processes.connect("one");
     for number in 0..6 {
         drop(put(&one, &number.to_string(), &content(number, MIB), KEPT));

@@ -12,7 +12,8 @@ use crate::record::Record;
 use crate::spill::{Spilling, Whereabouts};
 use crate::{
     Claim, Clock, ContentSource, ContentSpec, CopyReason, Diagnostics, Holder, Key, Lease, OptimizeReport,
-    Recommendations, Reservation, Retention, SharingConfig, Spill, Stats, Store, SystemClock, TensorId, TensorSpec, Watch,
+    Recommendations, Reservation, Retention, SharingConfig, Spill, Stats, Store, SystemClock, TensorId, TensorSpec,
+    Watch,
 };
 use cotensor_core::{ContentCache, ContentHash, Error, ErrorKind, HeapMemory, Layout, Memory, Result, Segment};
 use std::collections::HashMap;

@@ -95,6 +95,22 @@ impl Names {
         self.shards[index].0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The entry of `name`, made with a slot if there is none.
+    fn entry<'a>(&self, names: &'a mut Table, hash: u64, name: &str, slot: impl FnOnce() -> u64) -> &'a mut Entry {
+        names
+            .entries
+            .entry(hash, |entry| &*entry.name == name, |entry| self.hasher.hash_one(&*entry.name))
+            .or_insert_with(|| Entry {
+                name: name.into(),
+                slot: slot(),
+                version: 0,
+                current: None,
+                old: Vec::new(),
+                away: None,
+            })
+            .into_mut()
+    }
+
     /// A slot that nothing had before; its remainder says in which shard to look.
     fn new_slot(&self, index: usize) -> u64 {
         self.slots.fetch_add(1, Ordering::Relaxed) * self.shards.len() as u64 + index as u64
@@ -122,18 +138,7 @@ impl Names {
     ) -> (Arc<Record>, Option<Arc<Record>>, Option<(Arc<Away>, TensorId)>) {
         let (index, hash) = self.locate(name);
         let mut names = self.lock(index);
-        let entry = names
-            .entries
-            .entry(hash, |entry| &*entry.name == name, |entry| self.hasher.hash_one(&*entry.name))
-            .or_insert_with(|| Entry {
-                name: name.into(),
-                slot: self.new_slot(index),
-                version: 0,
-                current: None,
-                old: Vec::new(),
-                away: None,
-            })
-            .into_mut();
+        let entry = self.entry(&mut names, hash, name, || self.new_slot(index));
         entry.version += 1;
         let record = make(TensorId { slot: entry.slot, version: entry.version });
         let superseded = entry.current.replace(Arc::clone(&record));
@@ -160,18 +165,7 @@ impl Names {
         }
         self.skip(id.slot);
         let mut names = self.lock(index);
-        let entry = names
-            .entries
-            .entry(hash, |entry| &*entry.name == name, |entry| self.hasher.hash_one(&*entry.name))
-            .or_insert_with(|| Entry {
-                name: name.into(),
-                slot: id.slot,
-                version: 0,
-                current: None,
-                old: Vec::new(),
-                away: None,
-            })
-            .into_mut();
+        let entry = self.entry(&mut names, hash, name, || id.slot);
         let taken = entry.current.iter().chain(&entry.old).any(|record| record.id == id);
         if entry.slot != id.slot || taken || (current && entry.current.is_some()) {
             return Err(Error::new(ErrorKind::Conflict, format!("{name:?} has a version {} already", id.version)));
@@ -275,18 +269,7 @@ impl Names {
         {
             return Err(Error::new(ErrorKind::Conflict, format!("{name:?} is there already, or in another slot")));
         }
-        let entry = names
-            .entries
-            .entry(hash, |entry| &*entry.name == name, |entry| self.hasher.hash_one(&*entry.name))
-            .or_insert_with(|| Entry {
-                name: name.into(),
-                slot: id.slot,
-                version: 0,
-                current: None,
-                old: Vec::new(),
-                away: None,
-            })
-            .into_mut();
+        let entry = self.entry(&mut names, hash, name, || id.slot);
         entry.version = entry.version.max(versions).max(id.version);
         entry.away = Some((Arc::clone(away), id));
         Ok(())

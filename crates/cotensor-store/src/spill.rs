@@ -234,8 +234,7 @@ impl EmbeddedStore {
             let home: Weak<dyn Home> = self.me.clone();
             let (segment, charge) = (Arc::clone(&segment), Arc::clone(&charge));
             let record = self.names.bring_back(&tensor.spec.name, id, away, || {
-                let parts =
-                    RecordParts { id, spec, layout, segment, charge, kept: true, private: false, key, created };
+                let parts = RecordParts { id, spec, layout, segment, charge, kept: true, private: false, key, created };
                 let record = Record::new(parts, home);
                 record.leases.acquire(holder.id);
                 self.tell(|watch| watch.listing(&record));

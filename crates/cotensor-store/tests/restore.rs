@@ -3,7 +3,9 @@
 
 use cotensor_core::{ContentHash, DType, ErrorKind, Kind, Layout, Segment};
 use cotensor_store::home::Record;
-use cotensor_store::{Claim, EmbeddedStore, Key, Lease, Restored, Retention, Spilled, Store, TensorId, TensorSpec, Watch};
+use cotensor_store::{
+    Claim, EmbeddedStore, Key, Lease, Restored, Retention, Spilled, Store, TensorId, TensorSpec, Watch,
+};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 

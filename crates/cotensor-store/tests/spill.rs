@@ -134,7 +134,11 @@ fn a_name_that_is_published_anew_or_removed_ends_what_was_spilled() {
     }
     assert_eq!(elsewhere.kept.lock().unwrap().len(), 2);
     let newer = put(&store, &holder, "a", 9).unwrap();
-    assert_eq!((newer.id().version, elsewhere.kept.lock().unwrap().len()), (2, 2), "c went for it, the first a is gone");
+    assert_eq!(
+        (newer.id().version, elsewhere.kept.lock().unwrap().len()),
+        (2, 2),
+        "c went for it, the first a is gone"
+    );
     drop(newer);
     store.remove("b").unwrap();
     assert_eq!(store.get("b", &holder).unwrap_err().kind(), ErrorKind::NotFound);

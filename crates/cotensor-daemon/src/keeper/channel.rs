@@ -146,7 +146,7 @@ impl Receiver {
         let mut ledger = Ledger::default();
         loop {
             match self.next()? {
-                (Message::Change(change), fds) => ledger.apply(change, fds)?,
+                (Message::Change(change), fds) => drop(ledger.apply(change, fds)?),
                 (Message::Complete, _) => break,
                 (message, _) => return Err(Error::corrupt(format!("{message:?} in a handover"))),
             }

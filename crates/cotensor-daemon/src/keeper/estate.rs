@@ -3,10 +3,12 @@
 use super::channel::{Birth, Handover, Message, Receiver, Sockets, hand_over};
 use super::heir::{self, Heirs};
 use super::process::{self, Launch, Server};
-use super::{INDEX_SLOTS, Ledger};
+use super::systemd::{Held, Manager};
+use super::{Change, INDEX_SLOTS, Ledger};
 use crate::spill::remove_folder;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::Index;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -34,6 +36,7 @@ pub(super) struct Estate {
     ledger: Ledger,
     /// Where servers spill, if they do.
     pub(super) spill: Option<PathBuf>,
+    manager: Option<Manager>,
 }
 
 impl Drop for Estate {
@@ -69,16 +72,27 @@ impl Estate {
         let mut secret = [0; 32];
         getrandom::fill(&mut secret).map_err(|error| Error::new(ErrorKind::Io, error.to_string()))?;
         let socket = sockets.listening.path().to_path_buf();
-        let birth =
-            Birth { socket, secret, servers: 0, server: None, index_slots: 0, http: false, orphaned: false };
-        Ok(Self { birth, sockets, index: None, ledger: Ledger::default(), spill: None })
+        let birth = Birth { socket, secret, servers: 0, server: None, index_slots: 0, http: false, orphaned: false };
+        Ok(Self { birth, sockets, index: None, ledger: Ledger::default(), spill: None, manager: None })
     }
 
     /// One that was handed over, with the socket's file.
     pub(super) fn of(handover: Handover) -> Self {
         let Handover { birth, mut sockets, ledger, .. } = handover;
         sockets.listening.own();
-        Self { birth, sockets, index: None, ledger, spill: None }
+        Self { birth, sockets, index: None, ledger, spill: None, manager: None }
+    }
+
+    /// One that the service manager held.
+    ///
+    /// # Errors
+    /// `Io` when the socket has to be made anew, and cannot.
+    pub(super) fn held(held: Held) -> Result<Self> {
+        let Held { birth, mut sockets, ledger } = held;
+        sockets.listening.own();
+        sockets.listening.mend()?;
+        tracing::info!("the service manager held {} tensors", ledger.entries().count());
+        Ok(Self { birth, sockets, index: None, ledger, spill: None, manager: None })
     }
 
     /// How many tensors are kept.
@@ -123,7 +137,10 @@ impl Estate {
                     served = Some(Instant::now());
                 }
                 match end {
-                    Ok(End::Stopped) => return Ok(()),
+                    Ok(End::Stopped) => {
+                        self.stopping();
+                        return Ok(());
+                    }
                     Ok(End::Inherited(heir)) => match self.leave_to(heir) {
                         Ok(()) => return Ok(()),
                         Err(error) => tracing::error!("the heir did not take everything: {error}"),
@@ -145,15 +162,28 @@ impl Estate {
                 delay = if lived { DELAY_MIN } else { (delay * 2).min(DELAY_MAX) };
                 tokio::select! {
                     () = tokio::time::sleep(if lived { Duration::ZERO } else { delay / 2 }) => {}
-                    () = stop.asked() => return Ok(()),
+                    () = stop.asked() => {
+                        self.stopping();
+                        return Ok(());
+                    }
                 }
             }
         })
     }
 
+    fn stopping(&self) {
+        if let Some(manager) = &self.manager {
+            manager.stopping();
+        }
+    }
+
     /// Starts a server and hands everything over.
     fn start(&mut self, launch: &Launch) -> Result<(Server, Receiver)> {
         self.birth.servers += 1;
+        if let Some(manager) = &mut self.manager {
+            // Sessions' numbers have the server's, and must not come twice.
+            manager.rewrite(&self.birth, &self.ledger)?;
+        }
         let io = |error| Error::io("starting a server", &error);
         let (ours, theirs) = UnixStream::pair().map_err(io)?;
         let index = Index::create(INDEX_SLOTS)?;
@@ -166,6 +196,28 @@ impl Estate {
         }
         self.index = Some(index);
         Ok((server, Receiver::new(ours)))
+    }
+
+    /// Writes down what happened, here and with the service manager.
+    fn note(&mut self, change: Change, fds: Vec<OwnedFd>) -> Result<()> {
+        if let Some(manager) = &mut self.manager {
+            manager.note(&change, &fds);
+        }
+        let gone = self.ledger.apply(change, fds)?;
+        if let Some(manager) = &mut self.manager {
+            manager.noted(&self.birth, &self.ledger, gone);
+        }
+        Ok(())
+    }
+
+    /// Has the service manager hold all that there is, and be told what happens.
+    ///
+    /// # Errors
+    /// `Io` when it does not listen.
+    pub(super) fn hold_with(&mut self, mut manager: Manager) -> Result<()> {
+        manager.hold(&self.birth, &self.sockets, &self.ledger)?;
+        self.manager = Some(manager);
+        Ok(())
     }
 
     /// Lets the heir have everything; the server is dead.
@@ -259,10 +311,13 @@ impl Estate {
             }
             while let Some((message, fds)) = receiver.take()? {
                 match message {
-                    Message::Change(change) => self.ledger.apply(change, fds)?,
+                    Message::Change(change) => self.note(change, fds)?,
                     Message::Ready { epoch } => {
                         if matches!(end, End::Died) {
                             deadline = None;
+                        }
+                        if let Some(manager) = &self.manager {
+                            manager.ready(&self.birth.socket);
                         }
                         ready(epoch, server.pid);
                     }

@@ -9,7 +9,7 @@
 //! after. When it dies, the keeper ends the index, so that no client goes on answering itself from it, and starts the next
 //! one, which verifies every seal and size. Clients meanwhile wait in the listening socket's queue. When the keeper
 //! dies, the server starts a new one and tells it everything; whoever starts the program again inherits it all. Only both
-//! at the same time lose what there is, unless systemd keeps it ([`store`]).
+//! at the same time lose what there is, unless systemd holds it, too (`systemd.rs`).
 
 mod channel;
 mod estate;
@@ -17,6 +17,7 @@ mod heir;
 mod ledger;
 mod process;
 mod server;
+mod systemd;
 
 pub(crate) use ledger::{Change, Entry, Ledger};
 pub(crate) use server::Kept;
@@ -30,6 +31,7 @@ use cotensor_core::{Error, ErrorKind, Result};
 use estate::Estate;
 use process::{Launch, Server};
 use std::net::TcpListener;
+use std::path::Path;
 use std::str::FromStr;
 
 /// What a process of the daemon is to it.
@@ -89,19 +91,19 @@ pub fn run(role: Role, service: Service, ready: impl FnOnce(Ready<'_>)) -> Resul
 
 fn foreground(service: &Service, launch: &Launch, ready: impl FnOnce(Ready<'_>)) -> Result<()> {
     let Service { config, http } = service;
-    let estate = match Listening::bind(&config.socket) {
-        Ok(listening) => Estate::new(Sockets { listening, http: None })?,
-        Err(refused) if refused.kind() == ErrorKind::Conflict => match heir::inherit(&config.socket)? {
-            Some(estate) => estate,
-            None => return Err(refused),
-        },
-        Err(error) => return Err(error),
+    let (manager, held) = systemd::Manager::find()?;
+    let estate = match held.filter(|held| held.birth.socket == config.socket) {
+        Some(held) => Estate::held(held)?,
+        None => first_or_heir(&config.socket)?,
     };
     let (mut estate, http) = with_http(estate, http.as_ref())?;
     if let Some(folder) = &config.spill {
         // Opened by every server, and here so that what is wrong with it is told at once.
         drop(Files::open(folder, &config.socket, config.max_spill_bytes)?);
         estate.spill = Some(folder_of(folder, &config.socket)?);
+    }
+    if let Some(manager) = manager {
+        estate.hold_with(manager)?;
     }
     let resumed = estate.tensors();
     let mut ready = Some(ready);
@@ -112,6 +114,15 @@ fn foreground(service: &Service, launch: &Launch, ready: impl FnOnce(Ready<'_>))
         }
     };
     estate.keep(launch, None, None, told)
+}
+
+/// Nothing, on a socket of its own, or what a daemon has that nobody answers for.
+fn first_or_heir(socket: &Path) -> Result<Estate> {
+    match Listening::bind(socket) {
+        Ok(listening) => Estate::new(Sockets { listening, http: None }),
+        Err(refused) if refused.kind() == ErrorKind::Conflict => heir::inherit(socket)?.ok_or(refused),
+        Err(error) => Err(error),
+    }
 }
 
 type Address = (std::net::SocketAddr, Option<std::path::PathBuf>);

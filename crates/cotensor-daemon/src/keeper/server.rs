@@ -277,6 +277,6 @@ impl State {
             self.socket = None;
         }
         let Message::Change(change) = message else { return Ok(()) };
-        self.ledger.apply(change, fds)
+        self.ledger.apply(change, fds).map(drop)
     }
 }
