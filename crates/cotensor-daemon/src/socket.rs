@@ -80,15 +80,16 @@ impl Listening {
         }
     }
 
-    /// Listens anew if the socket's file is gone.
+    /// Listens anew if the socket's file is gone; whether it was.
     ///
     /// # Errors
     /// As [`bind`](Self::bind).
-    pub(crate) fn mend(&mut self) -> Result<()> {
-        if !self.path.exists() {
+    pub(crate) fn mend(&mut self) -> Result<bool> {
+        let gone = !self.path.exists();
+        if gone {
             self.listener = bind_private(&self.path)?;
         }
-        Ok(())
+        Ok(gone)
     }
 
     /// Whether the socket goes with this.

@@ -87,10 +87,14 @@ impl Estate {
     ///
     /// # Errors
     /// `Io` when the socket has to be made anew, and cannot.
-    pub(super) fn held(held: Held) -> Result<Self> {
+    pub(super) fn held(held: Held, manager: Option<&Manager>) -> Result<Self> {
         let Held { birth, mut sockets, ledger } = held;
         sockets.listening.own();
-        sockets.listening.mend()?;
+        if sockets.listening.mend()?
+            && let Some(manager) = manager
+        {
+            manager.forget_listener();
+        }
         tracing::info!("the service manager held {} tensors", ledger.entries().count());
         Ok(Self { birth, sockets, index: None, ledger, spill: None, manager: None })
     }

@@ -93,7 +93,7 @@ fn foreground(service: &Service, launch: &Launch, ready: impl FnOnce(Ready<'_>))
     let Service { config, http } = service;
     let (manager, held) = systemd::Manager::find()?;
     let estate = match held.filter(|held| held.birth.socket == config.socket) {
-        Some(held) => Estate::held(held)?,
+        Some(held) => Estate::held(held, manager.as_ref())?,
         None => first_or_heir(&config.socket)?,
     };
     let (mut estate, http) = with_http(estate, http.as_ref())?;

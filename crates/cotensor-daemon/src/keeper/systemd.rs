@@ -8,7 +8,7 @@ use super::channel::{Birth, Sockets};
 use super::{Change, Ledger};
 use cotensor_core::{Error, Result};
 use cotensor_memory::inherited_descriptors;
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{FlockOperation, MemfdFlags, flock, memfd_create};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use std::collections::HashMap;
@@ -72,6 +72,10 @@ impl Manager {
         });
         // The rest is of no use to anybody.
         fds.keys().for_each(|name| this.forget(name));
+        if let Some(lock) = fds.get(LOCK) {
+            // Nobody goes on with what it was for: this daemon is to have the lock now, not when the manager has let go.
+            let _ = flock(lock, FlockOperation::Unlock);
+        }
         Ok((Some(this), held))
     }
 
@@ -179,8 +183,14 @@ impl Manager {
 
     /// That the daemon ends because it was asked to: nothing is to be held for a next one.
     pub(super) fn stopping(&self) {
-        self.forget(&format!("{LEDGER}{}", self.number));
         self.tell_of("STOPPING=1\n");
+        self.forget(&format!("{LEDGER}{}", self.number));
+        [LISTENER, LOCK, HTTP].into_iter().for_each(|name| self.forget(name));
+    }
+
+    /// The listening socket is another from now on.
+    pub(super) fn forget_listener(&self) {
+        self.forget(LISTENER);
     }
 
     fn forget(&self, name: &str) {
