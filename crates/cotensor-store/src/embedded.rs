@@ -6,7 +6,7 @@ use crate::config::Refusal;
 use crate::copies::CopyLog;
 use crate::evict::{Group, candidates, charged_bytes};
 use crate::home::{Draft, Home, RecordParts};
-use crate::names::{Names, Removed, SHARDS};
+use crate::names::{Names, SHARDS, Superseded};
 use crate::notes::Notes;
 use crate::record::Record;
 use crate::spill::{Spilling, Whereabouts};
@@ -345,6 +345,14 @@ impl EmbeddedStore {
         self.forget(record);
     }
 
+    /// No name means this any more.
+    fn supersede(&self, superseded: Superseded) {
+        match superseded {
+            Superseded::Listed(record) => self.let_go(&record),
+            Superseded::Away(away, id) => self.drop_away(&away, id),
+        }
+    }
+
     fn home(&self) -> Result<Arc<dyn Home>> {
         let me = self.me.upgrade().ok_or_else(|| Error::new(ErrorKind::Conflict, "the store is closed"))?;
         Ok(me)
@@ -363,7 +371,7 @@ impl EmbeddedStore {
         let name = spec.name.clone();
         let created = self.clock.now();
         let home: Weak<dyn Home> = self.me.clone();
-        let (record, superseded, away) = self.names.publish(&name, |id| {
+        let (record, superseded) = self.names.publish(&name, |id| {
             let kept = matches!(spec.retention, Retention::Cached { .. });
             let parts = RecordParts { id, spec, layout, segment, charge, kept, private: false, key, created };
             let record = Record::new(parts, home);
@@ -373,10 +381,7 @@ impl EmbeddedStore {
             record
         });
         if let Some(superseded) = superseded {
-            self.let_go(&superseded);
-        }
-        if let Some((away, id)) = away {
-            self.drop_away(&away, id);
+            self.supersede(superseded);
         }
         Ok(Lease { record, holder, look: None })
     }
@@ -539,11 +544,8 @@ impl Store for EmbeddedStore {
 
     fn remove(&self, name: &str) -> Result<()> {
         let hidden = |record: &Record| self.tell(|watch| watch.hidden(record));
-        match self.names.remove(name, hidden) {
-            Some(Removed::Listed(record)) => self.let_go(&record),
-            Some(Removed::Away(away, id)) => self.drop_away(&away, id),
-            None => return Err(Error::not_found(format!("no tensor is named {name:?}"))),
-        }
+        let removed = self.names.remove(name, hidden);
+        self.supersede(removed.ok_or_else(|| Error::not_found(format!("no tensor is named {name:?}")))?);
         Ok(())
     }
 

@@ -50,8 +50,8 @@ pub(crate) struct Restored {
     pub(crate) current: bool,
 }
 
-/// What a name meant that is removed.
-pub(crate) enum Removed {
+/// What a name meant that means something else now, or nothing.
+pub(crate) enum Superseded {
     Listed(Arc<Record>),
     Away(Arc<Away>, TensorId),
 }
@@ -135,15 +135,16 @@ impl Names {
         &self,
         name: &str,
         make: impl FnOnce(TensorId) -> Arc<Record>,
-    ) -> (Arc<Record>, Option<Arc<Record>>, Option<(Arc<Away>, TensorId)>) {
+    ) -> (Arc<Record>, Option<Superseded>) {
         let (index, hash) = self.locate(name);
         let mut names = self.lock(index);
         let entry = self.entry(&mut names, hash, name, || self.new_slot(index));
         entry.version += 1;
         let record = make(TensorId { slot: entry.slot, version: entry.version });
+        let away = entry.away.take().map(|(away, id)| Superseded::Away(away, id));
         let superseded = entry.current.replace(Arc::clone(&record));
         entry.old.extend(superseded.clone());
-        (record, superseded, entry.away.take())
+        (record, superseded.map(Superseded::Listed).or(away))
     }
 
     /// An identity for a tensor without a name.
@@ -205,7 +206,7 @@ impl Names {
     }
 
     /// Takes `name` out of sight; returns what was there, once `hidden` was told of it unless it was away.
-    pub(crate) fn remove(&self, name: &str, hidden: impl FnOnce(&Record)) -> Option<Removed> {
+    pub(crate) fn remove(&self, name: &str, hidden: impl FnOnce(&Record)) -> Option<Superseded> {
         let (index, hash) = self.locate(name);
         let mut names = self.lock(index);
         let mut found = names.entries.find_entry(hash, |entry| &*entry.name == name).ok()?;
@@ -214,12 +215,12 @@ impl Names {
             if entry.old.is_empty() {
                 found.remove();
             }
-            return Some(Removed::Away(away, id));
+            return Some(Superseded::Away(away, id));
         }
         let record = entry.current.take()?;
         entry.old.push(Arc::clone(&record));
         hidden(&record);
-        Some(Removed::Listed(record))
+        Some(Superseded::Listed(record))
     }
 
     /// A closed record is away from now on if its name means it; else it is dropped, as by [`forget`](Self::forget).

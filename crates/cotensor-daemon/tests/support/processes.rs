@@ -43,6 +43,8 @@ impl Processes {
         signal(server, Signal::KILL);
         drop(self.keeper.kill());
         drop(self.keeper.wait());
+        // As long as one of them lives it has the lock.
+        until("both are gone", || with_argument(&self.socket).is_empty());
         self.keeper = spawn(&self.arguments);
         self
     }
