@@ -27,6 +27,8 @@ variables! {
     THREADS "COTENSOR_THREADS" "--threads" "one per core" "Threads of the engine.";
     MAX_MEMORY "COTENSOR_MAX_MEMORY" "--max-memory" "none" "The store's budget in MiB: the daemon's, or that of a store inside a process.";
     MAX_CLIENT_MEMORY "COTENSOR_MAX_CLIENT_MEMORY" "--max-client-memory" "none" "What one client of the daemon may lease and reserve, in MiB.";
+    SPILL "COTENSOR_SPILL" "--spill" "unused tensors are dropped" "The folder in which the daemon keeps what nobody leases when memory is wanted.";
+    MAX_SPILL "COTENSOR_MAX_SPILL" "--max-spill" "what the disk takes" "The most bytes of that, in MiB.";
     SOCKET "COTENSOR_SOCKET" "--socket" "cotensor.sock in $XDG_RUNTIME_DIR, else in /tmp/cotensor-UID" "The daemon's Unix socket.";
     LISTEN "COTENSOR_LISTEN" "--listen" "no HTTP" "Where the daemon answers HTTP, such as 127.0.0.1:2537; empty for loopback and port 2537 + RANK.";
     TOKEN_FILE "COTENSOR_TOKEN_FILE" "--token-file" "none on loopback, else made beside the socket" "The file of the token that the daemon's HTTP clients need.";

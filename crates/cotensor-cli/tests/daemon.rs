@@ -10,11 +10,27 @@ use serde_json::json;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 fn numbers(count: usize) -> Vec<u8> {
     (0..count).map(|index| (index * 37 % 251) as u8).collect()
+}
+
+fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+fn until(what: &str, done: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < Duration::from_secs(60), "waited too long until {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]
@@ -167,28 +183,140 @@ fn bad_files_and_arguments_are_refused_and_nothing_stays() {
 }
 
 #[test]
-fn one_daemon_at_a_time_and_a_killed_one_is_replaced() {
-    let mut daemon = Daemon::start(&[]);
+fn one_daemon_at_a_time_and_a_killed_one_is_taken_over() {
+    let mut daemon = Daemon::start(&["--listen", "127.0.0.1:0"]);
+    let (server, http) = (daemon.ready["server"].as_u64().unwrap(), daemon.ready["http"].as_str().unwrap().to_owned());
     fs::write(daemon.path("x.bin"), [1, 2, 3]).unwrap();
     let put = ["put", "x", "x.bin", "--dtype", "uint8", "--shape", "3"];
     daemon.ok(&put);
-    daemon.refuses(&["serve"], 2, &["cotensor.sock", "another daemon"]);
-    daemon.ok(&["stat", "x"]);
+    let pid = daemon.ready["pid"].to_string();
+    daemon.refuses(&["serve"], 2, &["cotensor.sock", "another daemon", &pid]);
 
+    // The process that serves: the next one has everything, and listens where it did.
+    assert!(Command::new("kill").args(["-KILL", &server.to_string()]).status().unwrap().success());
+    assert_eq!(daemon.ok(&["get", "x", "-", "--format", "raw"]), [1, 2, 3]);
+    assert!(get(&http, "/health").starts_with("HTTP/1.1 200"));
+
+    // The process that was started: the daemon goes on, and whoever starts it again takes it over.
     assert_eq!(daemon.signal("-KILL"), None);
-    assert!(daemon.socket().exists(), "nobody was left to remove it");
-    daemon.refuses(&["ls"], 2, &["cotensor.sock", "cotensor serve"]);
-    daemon.serve(&[]);
-    daemon.ok(&put);
+    assert_eq!(daemon.ok(&["get", "x", "-", "--format", "raw"]), [1, 2, 3]);
+    let heir = daemon.path("cotensor.sock.heir");
+    until("it can be taken over", || heir.exists());
+    daemon.serve(&["--listen", &http]);
+    assert_eq!((&daemon.ready["resumed"], &daemon.ready["http"]), (&json!(1), &json!(http)));
+    assert_eq!(daemon.ok(&["get", "x", "-", "--format", "raw"]), [1, 2, 3]);
 
     for signal in ["-TERM", "-INT"] {
         // A client that stays connected does not hold the daemon up.
         let store = cotensor_client::ClientStore::connect(Some(&daemon.socket()), "stays").unwrap();
         assert_eq!(daemon.signal(signal), Some(0), "{signal}");
-        assert!(!daemon.socket().exists(), "{signal}");
+        assert!(!daemon.socket().exists() && !heir.exists(), "{signal}");
+        daemon.refuses(&["ls"], 2, &["cotensor.sock", "cotensor serve"]);
         drop(store);
         daemon.serve(&[]);
+        assert_eq!(daemon.ready["resumed"], 0, "a clean stop ends what there was");
     }
+}
+
+#[test]
+fn what_does_not_fit_is_spilled_where_that_is_wanted() {
+    let mut daemon = Daemon::start(&["--max-memory", "3", "--spill", "spill"]);
+    let bytes = |value: u8| vec![value; 1 << 20];
+    for value in 0..5 {
+        fs::write(daemon.path("x.bin"), bytes(value)).unwrap();
+        daemon.ok(&["put", &format!("t{value}"), "x.bin", "--dtype", "uint8", "--shape", "1048576"]);
+    }
+    let listing = daemon.json(&["ls"]);
+    let names = |spilled: bool| -> Vec<&str> {
+        let tensors = listing["tensors"].as_array().unwrap().iter();
+        tensors.filter(|tensor| tensor["spilled"] == spilled).map(|tensor| tensor["name"].as_str().unwrap()).collect()
+    };
+    assert_eq!((names(true), names(false)), (vec!["t0", "t1"], vec!["t2", "t3", "t4"]));
+    assert!(String::from_utf8(daemon.ok(&["ls"])).unwrap().contains("spilled"));
+    for command in ["stat", "who"] {
+        assert_eq!(daemon.json(&[command, "t0"])["versions"][0]["spilled"], true);
+        assert!(String::from_utf8(daemon.ok(&[command, "t0"])).unwrap().contains("spilled to disk"), "{command}");
+    }
+    for value in 0..5 {
+        assert!(daemon.ok(&["get", &format!("t{value}"), "-", "--format", "raw"]) == bytes(value), "t{value}");
+    }
+    daemon.ok(&["rm", "t0", "t1", "t2", "t3", "t4"]);
+    let folder = fs::read_dir(daemon.path("spill")).unwrap().next().unwrap().unwrap().path();
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "only whose it is");
+    assert_eq!(daemon.signal("-TERM"), Some(0));
+    assert!(!folder.exists());
+    daemon.refuses(&["serve", "--max-spill", "1"], 2, &["--spill"]);
+    fs::write(daemon.path("file"), "").unwrap();
+    daemon.refuses(&["serve", "--spill", "file"], 1, &["file"]);
+}
+
+#[test]
+fn a_client_has_a_budget_of_its_own() {
+    let daemon = Daemon::start(&["--max-client-memory", "1"]);
+    fs::write(daemon.path("x.bin"), vec![0; 2 << 20]).unwrap();
+    let put = ["put", "x", "x.bin", "--dtype", "uint8", "--shape", "2097152"];
+    daemon.refuses(&put, 2, &["cotensor put", "2097152", "1048576 of one client"]);
+    daemon.refuses(&["serve", "--max-client-memory", "0"], 2, &["--max-client-memory"]);
+}
+
+#[test]
+fn a_clean_stop_waits_for_nobody() {
+    let mut daemon = Daemon::start(&["--listen", "127.0.0.1:0"]);
+    let http = daemon.ready["http"].as_str().unwrap().to_owned();
+    fs::write(daemon.path("x.bin"), vec![7; 64 << 20]).unwrap();
+    daemon.ok(&["put", "x", "x.bin", "--dtype", "uint8", "--shape", "67108864"]);
+    let stores = ["a", "b"].map(|name| cotensor_client::ClientStore::connect(Some(&daemon.socket()), name).unwrap());
+    let leases = stores
+        .each_ref()
+        .map(|store| cotensor::Store::get(&**store, "x", &cotensor::Store::holder(&**store, "reader")).unwrap());
+    // One that asks for much and reads nothing, one that has sent half a request, one that computes what another waits for.
+    let mut slow = TcpStream::connect(&http).unwrap();
+    write!(slow, "GET /tensors/x HTTP/1.1\r\nHost: {http}\r\n\r\n").unwrap();
+    let mut half = TcpStream::connect(&http).unwrap();
+    write!(half, "PUT /tensors/y?dtype=uint8&shape=1000 HTTP/1.1\r\nHost: {http}\r\nContent-Length: 1000\r\n\r\nx")
+        .unwrap();
+    let key = cotensor::store::Key(cotensor::core::ContentHash::of(b"key"));
+    let [one, two] = &stores;
+    let ticket = cotensor::Store::claim(&**one, &key, &cotensor::Store::holder(&**one, "")).unwrap();
+    std::thread::scope(|scope| {
+        let waiting =
+            scope.spawn(|| cotensor::Store::claim(&**two, &key, &cotensor::Store::holder(&**two, "")).is_err());
+        assert_eq!(daemon.signal("-TERM"), Some(0));
+        assert!(!daemon.socket().exists());
+        drop(ticket);
+        waiting.join().unwrap();
+    });
+    assert!(leases.iter().all(|lease| lease.bytes().unwrap()[..10] == [7; 10]), "what is mapped stays readable");
+}
+
+#[test]
+fn off_loopback_a_token_is_made_for_its_owner_alone() {
+    let mut daemon = Daemon::start(&["--listen", "0.0.0.0:0"]);
+    let file = daemon.path("cotensor.sock.token");
+    assert_eq!(daemon.ready["token_file"], json!(file));
+    assert_eq!(std::os::unix::fs::MetadataExt::mode(&fs::metadata(&file).unwrap()) & 0o777, 0o600);
+    let port = daemon.ready["http"].as_str().unwrap().rsplit(':').next().unwrap().to_owned();
+    let ask = |token: &str| {
+        let mut stream = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
+        let request = format!("GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n{token}\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.split(' ').nth(1).unwrap().to_owned()
+    };
+    let token = fs::read_to_string(&file).unwrap();
+    assert_eq!(ask(""), "401");
+    assert_eq!(ask("Authorization: Bearer wrong-wrong-wrong\r\n"), "401");
+    assert_eq!(ask(&format!("Authorization: Bearer {}\r\n", token.trim())), "200");
+
+    assert_eq!(daemon.signal("-TERM"), Some(0));
+    let given = daemon.path("given");
+    fs::write(&given, "a secret of one's own\n".replace(' ', "-")).unwrap();
+    daemon.refuses(&["serve", "--listen", "--token-file", "given"], 2, &["given", "600"]);
+    fs::set_permissions(&given, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    daemon.serve(&["--listen", "127.0.0.1:0", "--token-file", "given"]);
+    let port = daemon.ready["http"].as_str().unwrap().rsplit(':').next().unwrap().to_owned();
+    assert!(get(&format!("127.0.0.1:{port}"), "/metrics").starts_with("HTTP/1.1 401"), "a given token is for all");
 }
 
 #[test]
@@ -244,14 +372,7 @@ fn a_scan_finds_what_two_processes_hold() {
 fn http_is_answered_where_it_was_asked_for() {
     let mut daemon = Daemon::start(&["--listen", "127.0.0.1:0"]);
     let address = daemon.ready["http"].as_str().unwrap().to_owned();
-    let get = |path: &str| {
-        let mut stream = TcpStream::connect(&address).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
-    };
-    let health = get("/health");
+    let health = get(&address, "/health");
     assert!(health.starts_with("HTTP/1.1 200") && health.contains(daemon.socket().to_str().unwrap()), "{health}");
     assert_eq!(daemon.signal("-TERM"), Some(0));
     assert!(TcpStream::connect(&address).is_err());

@@ -12,5 +12,5 @@ mod store;
 pub mod wire;
 
 pub use connection::{Connection, OnNotice};
-pub use place::default_socket;
+pub use place::{default_socket, fallback_folder};
 pub use store::ClientStore;

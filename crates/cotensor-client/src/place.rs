@@ -9,6 +9,12 @@ pub fn default_socket() -> PathBuf {
     }
     match std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty()) {
         Some(folder) => PathBuf::from(folder).join("cotensor.sock"),
-        None => PathBuf::from(format!("/tmp/cotensor-{}", rustix::process::geteuid().as_raw())).join("cotensor.sock"),
+        None => fallback_folder().join("cotensor.sock"),
     }
+}
+
+/// Where the socket is when there is no runtime folder. Anybody can make a folder of this name, so a daemon uses it only
+/// when it is this user's alone.
+pub fn fallback_folder() -> PathBuf {
+    PathBuf::from(format!("/tmp/cotensor-{}", rustix::process::geteuid().as_raw()))
 }

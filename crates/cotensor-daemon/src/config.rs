@@ -12,6 +12,10 @@ pub struct Config {
     pub max_memory_bytes: u64,
     /// The most bytes that one client's leases and reservations may come to.
     pub max_client_bytes: u64,
+    /// Where tensors go that nobody leases when memory is wanted; without it they are dropped.
+    pub spill: Option<PathBuf>,
+    /// The most bytes there.
+    pub max_spill_bytes: u64,
     /// Tensors of at most this many bytes go into their producers' slabs.
     pub small_bytes_max: u64,
     /// The most connections at a time.
@@ -28,6 +32,8 @@ impl Default for Config {
             socket: default_socket(),
             max_memory_bytes: u64::MAX,
             max_client_bytes: u64::MAX,
+            spill: None,
+            max_spill_bytes: u64::MAX,
             small_bytes_max: 256 << 10,
             connections_max: 1024,
             claim_wait_max: Duration::from_secs(600),

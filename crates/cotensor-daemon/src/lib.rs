@@ -12,24 +12,27 @@ pub mod http;
 mod index;
 pub mod keeper;
 mod models;
+mod place;
 mod run;
 pub mod scan;
 mod segment;
 mod session;
 mod socket;
+mod spill;
 mod takeover;
 mod tasks;
 
 pub use config::{Config, default_socket};
 pub use embed::{Embedded, connect_or_embed};
 pub use models::model_functions;
-pub use run::{Ready, run};
+pub use run::{Ready, Service};
 pub use socket::Listening;
 
 use crate::dispatch::Methods;
 use crate::index::{INDEX_SLOTS, Slots};
 use crate::keeper::Kept;
 use crate::session::Session;
+use crate::spill::{Files, IntoFiles};
 use crate::takeover::{Changes, Orphans};
 use cotensor_client::protocol::SessionInfo;
 use cotensor_client::wire::Outbox;
@@ -87,8 +90,14 @@ impl Daemon {
         }
         let seed = Hasher::new("cotensor slots v1").field(&secret).finish();
         let (seed, _) = seed.as_bytes().split_at(8);
-        let changes = Arc::new(Changes { slots: Slots::new(index)?, kept });
-        let store = EmbeddedStore::builder()
+        let spill = config.spill.as_deref();
+        let files = spill.map(|folder| Files::open(folder, &config.socket, config.max_spill_bytes)).transpose()?;
+        let changes = Arc::new(Changes { slots: Slots::new(index)?, kept, files: files.clone() });
+        let mut store = EmbeddedStore::builder();
+        if let Some(files) = files {
+            store = store.spill(Arc::new(IntoFiles(files)));
+        }
+        let store = store
             .max_memory_bytes(config.max_memory_bytes)
             .claim_wait_max(config.claim_wait_max)
             .seed(seed.iter().fold(0, |seed, &byte| seed << 8 | u64::from(byte)))
@@ -151,8 +160,10 @@ impl Daemon {
                 },
             }
         }
-        if let Some(kept) = &self.changes.kept {
-            kept.stop();
+        match (&self.changes.kept, &self.changes.files) {
+            (Some(kept), _) => kept.stop(),
+            (None, Some(files)) => files.remove(),
+            (None, None) => {}
         }
         let sessions: Vec<_> = self.lock().values().cloned().collect();
         sessions.iter().filter_map(|session| session.outbox()).for_each(Outbox::end);
@@ -179,6 +190,11 @@ impl Daemon {
         let session = Arc::new(Session::new(Arc::clone(self), id, pid, outbox));
         self.lock().insert(id, Arc::clone(&session));
         session
+    }
+
+    /// Whether anybody is connected.
+    pub(crate) fn is_used(&self) -> bool {
+        !self.lock().is_empty()
     }
 
     /// What is known of every session, by number.

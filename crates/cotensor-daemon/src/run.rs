@@ -1,50 +1,61 @@
-//! A daemon in the foreground, until it is told to stop.
+//! A daemon at work, until it is told to stop.
 
 use crate::http::{HttpConfig, HttpListening};
 use crate::{Config, Daemon, Listening};
 use cotensor_core::{Error, Result};
 use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 /// How long tasks may take to end once everything is told to stop.
-const STOP_PATIENCE: Duration = Duration::from_millis(500);
+const STOP_PATIENCE: Duration = Duration::from_millis(300);
+
+/// What a daemon does, beside its parts.
+#[derive(Clone, Debug, Default)]
+pub struct Service {
+    /// The store and its socket.
+    pub config: Config,
+    /// HTTP, if it is wanted.
+    pub http: Option<HttpConfig>,
+}
 
 /// A daemon that clients can connect to.
 #[derive(Debug)]
 pub struct Ready<'a> {
     /// How it runs.
     pub config: &'a Config,
-    /// A number that differs between daemons.
+    /// A number that differs between servers.
     pub epoch: u64,
     /// Where it answers HTTP, if it does.
     pub http: Option<SocketAddr>,
     /// The file of the token that HTTP clients need, if they need one.
-    pub token_file: Option<&'a std::path::Path>,
+    pub token_file: Option<PathBuf>,
+    /// The process that serves.
+    pub server: Option<u32>,
+    /// How many tensors it has from a daemon before it.
+    pub resumed: usize,
 }
 
-/// Runs a daemon until SIGTERM or SIGINT, with HTTP if `http` says how. `ready` is called once clients can connect. The
-/// socket is gone afterwards.
+/// Serves until SIGTERM or SIGINT. `ready` is called once clients are about to be answered.
 ///
 /// # Errors
-/// `Conflict` when another daemon listens on the socket, those of [`HttpListening::bind`], else `Io`.
-pub fn run(config: Config, http: Option<HttpConfig>, ready: impl FnOnce(Ready<'_>)) -> Result<()> {
+/// `Io` when a socket fails.
+pub(crate) fn serve(
+    daemon: &Arc<Daemon>,
+    listening: &Listening,
+    http: Option<HttpListening>,
+    ready: impl FnOnce() -> Result<()>,
+) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .map_err(|error| Error::io("starting threads", &error))?;
     let outcome = runtime.block_on(async {
         let (mut terminate, mut interrupt) = (handle(SignalKind::terminate())?, handle(SignalKind::interrupt())?);
-        let listening = Listening::bind(&config.socket)?;
-        let http = http.map(|http| HttpListening::bind(http, &config.socket)).transpose()?;
-        let daemon = Daemon::new(config)?;
-        ready(Ready {
-            config: &daemon.config,
-            epoch: daemon.epoch,
-            http: http.as_ref().map(HttpListening::address),
-            token_file: http.as_ref().and_then(HttpListening::token_file),
-        });
+        ready()?;
         // Set by a signal, and by whichever end fails first, so that the other ends too.
         let (stop, stopped) = watch::channel(false);
         let until_stopped = |mut stopped: watch::Receiver<bool>| async move {
@@ -60,7 +71,7 @@ pub fn run(config: Config, http: Option<HttpConfig>, ready: impl FnOnce(Ready<'_
             stop.send_replace(true);
         };
         let on_socket = async {
-            let outcome = daemon.serve(&listening, signalled).await;
+            let outcome = daemon.serve(listening, signalled).await;
             stop.send_replace(true);
             outcome
         };

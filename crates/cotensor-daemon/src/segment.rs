@@ -3,7 +3,7 @@
 use crate::session::Session;
 use cotensor_client::protocol::{FreedParams, notice};
 use cotensor_core::{Device, Error, MemoryKind, Result, Segment};
-use cotensor_memory::{Guarantee, check_sealed};
+use cotensor_memory::{Guarantee, MemfdMut, check_sealed};
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,6 +22,17 @@ impl Sealed {
     pub(crate) fn new(fd: OwnedFd, len: usize) -> Result<Self> {
         check_sealed(&fd, len, Guarantee::Immutable)?;
         Ok(Self { file: fd.into(), len })
+    }
+
+    /// Memory that was filled here, kept as what clients publish is: by its descriptor, not mapped.
+    ///
+    /// # Errors
+    /// `Io` when no more descriptors may be open.
+    pub(crate) fn of(memory: MemfdMut) -> Result<Self> {
+        let sealed = memory.seal()?;
+        let fd = sealed.fd().ok_or_else(|| Error::unsupported("this memory has no descriptor"))?;
+        let fd = fd.try_clone_to_owned().map_err(|error| Error::io("duplicating a descriptor", &error))?;
+        Self::new(fd, sealed.len())
     }
 }
 

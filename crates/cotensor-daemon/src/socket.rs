@@ -1,7 +1,9 @@
 //! The socket that the daemon listens on: one daemon each, of this user alone.
 
+use crate::place::{Others, private_folder};
 use cotensor_core::{Error, ErrorKind, Result};
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, ftruncate, open};
+use rustix::io::{pread, pwrite};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
@@ -10,6 +12,7 @@ use std::path::{Path, PathBuf};
 /// A listening socket and the lock that keeps a second daemon away from it.
 ///
 /// Dropping the one that bound it removes the socket. The lock's file stays: removing it would let two daemons hold "the" lock.
+/// It says which process to end to end the daemon.
 #[derive(Debug)]
 pub struct Listening {
     listener: UnixListener,
@@ -30,15 +33,22 @@ impl Listening {
             move |error: std::io::Error| Error::io(what, &error).in_file(path)
         };
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            std::fs::create_dir_all(folder).map_err(io("creating the socket's folder"))?;
+            // In the temp folder anybody can be there first.
+            let fallback = folder == cotensor_client::fallback_folder();
+            private_folder(folder, if fallback { Others::None } else { Others::Harmless })?;
         }
         let mut lock_path = path.as_os_str().to_owned();
         lock_path.push(".lock");
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let lock = open(PathBuf::from(lock_path), flags, Mode::RUSR | Mode::WUSR);
         let lock = lock.map_err(|error| io("opening the socket's lock")(error.into()))?;
-        flock(&lock, FlockOperation::NonBlockingLockExclusive)
-            .map_err(|_| Error::new(ErrorKind::Conflict, "another daemon listens here").in_file(path))?;
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            let message = match holder(&lock) {
+                Some(pid) => format!("another daemon listens here: process {pid}"),
+                None => "another daemon listens here".to_owned(),
+            };
+            return Err(Error::new(ErrorKind::Conflict, message).in_file(path));
+        }
         match std::fs::symlink_metadata(path) {
             Ok(found) if found.file_type().is_socket() => {
                 std::fs::remove_file(path).map_err(io("removing the socket of a former daemon"))?;
@@ -49,20 +59,10 @@ impl Listening {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => return Err(io("looking at the socket")(error)),
         }
-        // Bound under a name that nobody knows and closed to others before it gets its own: never open in between.
-        let mut new_path = path.as_os_str().to_owned();
-        new_path.push(format!(".{}", std::process::id()));
-        let new_path = PathBuf::from(new_path);
-        drop(std::fs::remove_file(&new_path));
-        let listener = UnixListener::bind(&new_path).map_err(io("listening"))?;
-        let ready = std::fs::set_permissions(&new_path, std::fs::Permissions::from_mode(0o600))
-            .and_then(|()| std::fs::rename(&new_path, path))
-            .and_then(|()| listener.set_nonblocking(true));
-        if let Err(error) = ready {
-            drop(std::fs::remove_file(&new_path));
-            return Err(io("listening")(error));
-        }
-        Ok(Self { listener, path: path.to_path_buf(), lock, owner: true })
+        let listener = bind_private(path)?;
+        let mut this = Self { listener, path: path.to_path_buf(), lock, owner: true };
+        this.own();
+        Ok(this)
     }
 
     /// What another process has bound and locked.
@@ -70,9 +70,43 @@ impl Listening {
         Self { listener, path, lock, owner: false }
     }
 
-    /// From now on the socket goes with this.
+    /// From now on the socket goes with this, and this process is who others find responsible for it.
     pub(crate) fn own(&mut self) {
         self.owner = true;
+        let line = format!("{}\n", std::process::id());
+        let written = ftruncate(&self.lock, 0).and_then(|()| pwrite(&self.lock, line.as_bytes(), 0));
+        if let Err(error) = written {
+            tracing::warn!("the lock does not say whose it is: {error}");
+        }
+    }
+
+    /// Listens anew if the socket's file is gone; whether it was.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub(crate) fn mend(&mut self) -> Result<bool> {
+        let gone = !self.path.exists();
+        if gone {
+            self.listener = bind_private(&self.path)?;
+        }
+        Ok(gone)
+    }
+
+    /// Whether the socket goes with this.
+    pub(crate) fn is_owner(&self) -> bool {
+        self.owner
+    }
+
+    /// Takes the socket away now; the lock stays.
+    pub(crate) fn remove(&mut self) {
+        if std::mem::take(&mut self.owner) {
+            drop(std::fs::remove_file(&self.path));
+        }
+    }
+
+    /// The socket stays for the process that goes on with it.
+    pub(crate) fn disown(&mut self) {
+        self.owner = false;
     }
 
     /// Copies of the socket and of the lock, for another process.
@@ -95,11 +129,35 @@ impl Listening {
     }
 }
 
+/// The process that a lock's file names.
+fn holder(lock: &OwnedFd) -> Option<u32> {
+    let mut line = [0; 16];
+    let len = pread(lock, &mut line, 0).ok()?;
+    std::str::from_utf8(line.get(..len)?).ok()?.trim().parse().ok()
+}
+
+/// Listens at `path`, mode 0600, not blocking; what is there is replaced. Bound under a name that nobody knows and closed to
+/// others before it gets its own: never open in between.
+pub(crate) fn bind_private(path: &Path) -> Result<UnixListener> {
+    let io = |error: std::io::Error| Error::io("listening", &error).in_file(path);
+    let mut new_path = path.as_os_str().to_owned();
+    new_path.push(format!(".{}", std::process::id()));
+    let new_path = PathBuf::from(new_path);
+    drop(std::fs::remove_file(&new_path));
+    let listener = UnixListener::bind(&new_path).map_err(io)?;
+    let ready = std::fs::set_permissions(&new_path, std::fs::Permissions::from_mode(0o600))
+        .and_then(|()| std::fs::rename(&new_path, path))
+        .and_then(|()| listener.set_nonblocking(true));
+    if let Err(error) = ready {
+        drop(std::fs::remove_file(&new_path));
+        return Err(io(error));
+    }
+    Ok(listener)
+}
+
 impl Drop for Listening {
     fn drop(&mut self) {
-        if self.owner {
-            drop(std::fs::remove_file(&self.path));
-        }
+        self.remove();
     }
 }
 
@@ -117,6 +175,8 @@ mod tests {
         UnixStream::connect(&path).unwrap();
         let second = Listening::bind(&path).unwrap_err();
         assert_eq!((second.kind(), second.file()), (ErrorKind::Conflict, Some(path.as_path())));
+        assert!(second.message().contains(&format!("process {}", std::process::id())), "{second}");
+        assert_eq!(std::fs::metadata(path.parent().unwrap()).unwrap().permissions().mode() & 0o777, 0o700);
         UnixStream::connect(&path).unwrap();
         drop(first);
         assert!(!path.exists());

@@ -3,6 +3,7 @@
 use crate::index::Slots;
 use crate::keeper::{Change, Entry, Kept, Member};
 use crate::segment::{Part, Sealed, Slab};
+use crate::spill::{Files, SpillFile};
 use crate::{Config, Daemon};
 use cotensor_client::hex;
 use cotensor_client::protocol::{Id, RESUME_TOKEN, Resume};
@@ -10,10 +11,11 @@ use cotensor_core::{ContentHash, Error, ErrorKind, Layout, Result, Segment};
 use cotensor_memory::Index;
 use cotensor_store::home::{Charge, Record};
 use cotensor_store::{
-    Claim, EmbeddedStore, Holder, Key, Lease, Restored, Retention, Share, Store, TensorId, Ticket, Watch,
+    Absent, Claim, EmbeddedStore, Holder, Key, Lease, Restored, Retention, Share, Spilled, Store, TensorId, Ticket,
+    Watch,
 };
 use rustix::process::{Pid, test_kill_process};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
@@ -34,6 +36,7 @@ pub(crate) const RESUMED_MAX: usize = 100_000;
 pub(crate) struct Changes {
     pub(crate) slots: Slots,
     pub(crate) kept: Option<Arc<Kept>>,
+    pub(crate) files: Option<Arc<Files>>,
 }
 
 impl Watch for Changes {
@@ -54,6 +57,18 @@ impl Watch for Changes {
         if let Some(kept) = &self.kept {
             kept.gone(record);
         }
+    }
+
+    fn spilled(&self, record: &Record, spilled: &dyn Spilled) {
+        self.slots.gone(record);
+        let file = self.files.as_ref().and_then(|files| files.file(spilled.number()));
+        if let (Some(kept), Some(file)) = (&self.kept, file) {
+            kept.spilled(record, file);
+        }
+    }
+
+    fn dropped(&self, id: TensorId) {
+        self.tell(Change::Gone(id.into()));
     }
 
     fn abandoned(&self, key: &Key) {
@@ -133,7 +148,7 @@ impl Daemon {
     /// `Io`.
     pub(crate) fn take_over(config: Config, index: Index, kept: Arc<Kept>) -> Result<Arc<Self>> {
         let daemon = Self::with(config, index, Some(Arc::clone(&kept)))?;
-        let orphans = restore(&daemon.store, &kept);
+        let orphans = restore(&daemon.store, &kept, daemon.changes.files.as_ref());
         *daemon.orphans() = orphans;
         let waiting = Arc::clone(&daemon);
         let grace = std::thread::Builder::new().name("grace".to_owned());
@@ -216,7 +231,7 @@ fn claim(store: &EmbeddedStore, key: &Key, holder: &Holder) -> Option<Ticket> {
 }
 
 /// Lists again what the ledger knows, after verifying it. What cannot be verified is left out, and said so.
-fn restore(store: &EmbeddedStore, kept: &Kept) -> Orphans {
+fn restore(store: &EmbeddedStore, kept: &Kept, files: Option<&Arc<Files>>) -> Orphans {
     let (mut segments, mut orphans) = (HashMap::new(), Orphans::default());
     let holder = store.holder("taken over");
     let mut state = kept.state();
@@ -247,7 +262,8 @@ fn restore(store: &EmbeddedStore, kept: &Kept) -> Orphans {
     }
     store.skip_slots(state.ledger.slots());
     orphans.sessions = state.ledger.sessions().collect();
-    let entries: Vec<Entry> = state.ledger.entries().collect();
+    let (spilled, entries): (Vec<Entry>, Vec<Entry>) =
+        state.ledger.entries().partition(|entry| entry.spilled.is_some());
     let claims: Vec<(String, Vec<Id>)> =
         state.ledger.claims().map(|(key, ids)| (key.to_owned(), ids.to_vec())).collect();
     let claimed: Vec<Key> = state.ledger.claimed().filter_map(ContentHash::from_hex).map(Key).collect();
@@ -266,7 +282,14 @@ fn restore(store: &EmbeddedStore, kept: &Kept) -> Orphans {
             }
         }
     }
+    let spilled = restore_spilled(store, kept, files, spilled);
     for (key, ids) in claims {
+        if ids.iter().any(|id| spilled.contains(id)) {
+            if let Some(key) = ContentHash::from_hex(&key) {
+                store.restore_spilled_claim(Key(key), ids.into_iter().map(TensorId::from).collect());
+            }
+            continue;
+        }
         let results: Option<Vec<Lease>> = ids.iter().map(|id| leases.get(id)?.try_clone().ok()).collect();
         if let (Some(key), Some(results)) = (ContentHash::from_hex(&key), results) {
             store.restore_claim(Key(key), &results);
@@ -284,6 +307,45 @@ fn restore(store: &EmbeddedStore, kept: &Kept) -> Orphans {
     };
     orphans.leases = leases.into_values().filter(|lease| !kept(lease)).collect();
     orphans
+}
+
+/// Lists again what was spilled, as far as that is possible; returns which tensors that are.
+fn restore_spilled(store: &EmbeddedStore, kept: &Kept, files: Option<&Arc<Files>>, entries: Vec<Entry>) -> HashSet<Id> {
+    let mut by_file: HashMap<u64, (SpillFile, Vec<Entry>)> = HashMap::new();
+    for entry in entries {
+        // Published anew, and the server died before it said that this is gone.
+        if !entry.current {
+            kept.tell(Change::Gone(entry.id));
+        } else if let Some(file) = entry.spilled.clone() {
+            by_file.entry(file.number).or_insert_with(|| (file, Vec::new())).1.push(entry);
+        }
+    }
+    let mut restored = HashSet::new();
+    let (found, tensors): (Vec<SpillFile>, Vec<Vec<Entry>>) = by_file.into_values().unzip();
+    let spilled = files.map(|files| files.take_up(found)).unwrap_or_default();
+    let mut spilled = spilled.into_iter();
+    for entries in tensors {
+        let ids: Vec<Id> = entries.iter().map(|entry| entry.id).collect();
+        let outcome =
+            spilled.next().ok_or_else(|| Error::not_found("there is no --spill any more")).and_then(|spilled| {
+                store.restore_spilled(entries.into_iter().map(absent).collect::<Result<_>>()?, spilled)
+            });
+        match outcome {
+            Ok(()) => restored.extend(ids),
+            Err(error) => {
+                tracing::error!("{} spilled tensors were not taken over: {error}", ids.len());
+                ids.into_iter().for_each(|id| kept.tell(Change::Gone(id)));
+            }
+        }
+    }
+    restored
+}
+
+fn absent(entry: Entry) -> Result<(Absent, u64)> {
+    let spec = entry.spec.to_domain()?;
+    let layout = Layout::contiguous(spec.dtype, &spec.shape)?.moved(entry.offset)?;
+    let key = entry.key.as_deref().and_then(ContentHash::from_hex).map(Key);
+    Ok((Absent::new(entry.id.into(), spec, layout, key), entry.versions))
 }
 
 fn list(

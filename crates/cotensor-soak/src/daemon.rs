@@ -2,12 +2,13 @@
 
 use cotensor_client::ClientStore;
 use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_daemon::{Config, keeper};
+use cotensor_daemon::keeper::{self, Role};
+use cotensor_daemon::{Config, Service};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -166,20 +167,14 @@ fn child_of(parent: u32) -> Option<u32> {
     pids.find(|&pid| parent_of(pid) == Some(parent))
 }
 
-/// The daemon's part of this program: the keeper that is started first, and who is started by whom after that.
-pub(crate) fn run(role: &str, socket: &Path, max_memory: u64) -> Result<()> {
-    let again = |role: &str| [role.into(), socket.into(), OsString::from(max_memory.to_string())];
-    let launch = keeper::Launch::this_program(again("server"), again("keeper"))?;
-    let config = Config { socket: socket.to_path_buf(), max_memory_bytes: max_memory, ..Config::default() };
-    match role {
-        "server" => keeper::serve(config, &launch),
-        "keeper" => keeper::resume(&launch),
-        _ => {
-            std::thread::spawn(|| {
-                drop(std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
-                let _ = kill_process(rustix::process::getpid(), Signal::TERM);
-            });
-            keeper::run(&config, &launch)
-        }
+/// The daemon's part of this program.
+pub(crate) fn run(role: Role, socket: PathBuf, max_memory_bytes: u64) -> Result<()> {
+    if role == Role::Foreground {
+        std::thread::spawn(|| {
+            drop(std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
+            let _ = kill_process(rustix::process::getpid(), Signal::TERM);
+        });
     }
+    let config = Config { socket, max_memory_bytes, ..Config::default() };
+    keeper::run(role, Service { config, http: None }, |_| {})
 }

@@ -12,6 +12,7 @@ mod worker;
 
 use clap::{Parser, Subcommand};
 use cotensor_core::{Error, Result};
+use cotensor_daemon::keeper::Role;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -36,10 +37,6 @@ enum Run {
     #[command(hide = true)]
     Daemon(Daemon),
     #[command(hide = true)]
-    Server(Daemon),
-    #[command(hide = true)]
-    Keeper(Daemon),
-    #[command(hide = true)]
     Worker(worker::Options),
     #[command(hide = true)]
     Model(bert::ModelOptions),
@@ -49,6 +46,9 @@ enum Run {
 struct Daemon {
     socket: PathBuf,
     max_memory: u64,
+    /// Set when the daemon starts itself again.
+    #[arg(long, default_value = "foreground")]
+    role: Role,
 }
 
 fn main() -> ExitCode {
@@ -69,9 +69,7 @@ fn run(run: Run) -> Result<bool> {
         Run::Cycles(options) => say(&cycles::run(&options)?, cycles::Outcome::is_right),
         Run::Bert(options) => say(&bert::run(&options)?, |_| true),
         Run::Figures(options) => figures::run(&options),
-        Run::Daemon(Daemon { socket, max_memory }) => daemon::run("daemon", &socket, max_memory).map(|()| true),
-        Run::Server(Daemon { socket, max_memory }) => daemon::run("server", &socket, max_memory).map(|()| true),
-        Run::Keeper(Daemon { socket, max_memory }) => daemon::run("keeper", &socket, max_memory).map(|()| true),
+        Run::Daemon(Daemon { socket, max_memory, role }) => daemon::run(role, socket, max_memory).map(|()| true),
         Run::Worker(options) => worker::run(&options).map(|()| true),
         Run::Model(options) => bert::run_model(&options).map(|()| true),
     }

@@ -1,7 +1,7 @@
 //! Computing a thing once: who computes a key, who waits, and where the results are.
 
 use crate::record::Record;
-use crate::{Key, Lease};
+use crate::{Key, Lease, TensorId};
 use cotensor_core::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -150,6 +150,19 @@ impl Claims {
         let shard = self.shard(&key);
         let before = Self::lock(shard).insert(key, State::Ready(records));
         shard.wake(before);
+    }
+
+    /// Which tensors a claim's results are, while all of them live.
+    pub(crate) fn results(&self, key: &Key) -> Option<Vec<TensorId>> {
+        match Self::lock(self.shard(key)).get(key) {
+            Some(State::Ready(records)) => records.iter().map(|record| Some(record.upgrade()?.id)).collect(),
+            _ => None,
+        }
+    }
+
+    /// As [`finish`](Self::finish), unless somebody computes, or has computed, anew.
+    pub(crate) fn restore(&self, key: Key, records: Vec<Weak<Record>>) {
+        Self::lock(self.shard(&key)).entry(key).or_insert(State::Ready(records));
     }
 
     pub(crate) fn abandon(&self, key: Key) {

@@ -4,15 +4,17 @@ use crate::budget::{Budget, Charge};
 use crate::claims::Claims;
 use crate::config::Refusal;
 use crate::copies::CopyLog;
-use crate::evict::{candidates, charged_bytes};
+use crate::evict::{Group, candidates, charged_bytes};
 use crate::holders::Holders;
 use crate::home::{Draft, Home, RecordParts};
-use crate::names::{Names, SHARDS};
+use crate::names::{Names, SHARDS, Superseded};
 use crate::notes::Notes;
 use crate::record::Record;
+use crate::spill::{Spilling, Whereabouts};
 use crate::{
     Claim, Clock, ContentSource, ContentSpec, CopyReason, Diagnostics, Holder, Key, Lease, OptimizeReport,
-    Recommendations, Reservation, Retention, SharingConfig, Stats, Store, SystemClock, TensorId, TensorSpec, Watch,
+    Recommendations, Reservation, Retention, SharingConfig, Spill, Stats, Store, SystemClock, TensorId, TensorSpec,
+    Watch,
 };
 use cotensor_core::{ContentCache, ContentHash, Error, ErrorKind, HeapMemory, Layout, Memory, Result, Segment};
 use std::collections::{HashMap, HashSet};
@@ -26,13 +28,13 @@ const CLAIM_WAIT_MAX: Duration = Duration::from_secs(600);
 
 /// How often a reservation looks again for memory that is on its way back: over a second in all.
 #[cfg(not(target_family = "wasm"))]
-const ROUNDS_MAX: u32 = 10_000;
+pub(crate) const ROUNDS_MAX: u32 = 10_000;
 /// On one thread nobody else is on the way.
 #[cfg(target_family = "wasm")]
-const ROUNDS_MAX: u32 = 2;
+pub(crate) const ROUNDS_MAX: u32 = 2;
 
 /// Lets others run: at first for as short as can be.
-fn pause(round: u32) {
+pub(crate) fn pause(round: u32) {
     if round < 100 || cfg!(target_family = "wasm") {
         std::thread::yield_now();
     } else {
@@ -53,6 +55,7 @@ pub struct EmbeddedStore {
     holders: Holders,
     notes: Mutex<Notes>,
     pub(crate) watch: Option<Arc<dyn Watch>>,
+    pub(crate) spilling: Option<Spilling>,
     pub(crate) me: Weak<EmbeddedStore>,
 }
 
@@ -63,6 +66,9 @@ pub(crate) struct Counters {
     pub(crate) claim_misses: AtomicU64,
     pub(crate) evictions: AtomicU64,
     pub(crate) evicted_bytes: AtomicU64,
+    pub(crate) spills: AtomicU64,
+    pub(crate) spilled_bytes: AtomicU64,
+    pub(crate) restores: AtomicU64,
     pub(crate) refused: [AtomicU64; Refusal::ALL.len()],
     pub(crate) copies: CopyLog,
     pub(crate) cache_errors: AtomicU64,
@@ -80,6 +86,7 @@ pub struct EmbeddedStoreBuilder {
     shards: usize,
     seed: Option<u64>,
     watch: Option<Arc<dyn Watch>>,
+    spill: Option<Arc<dyn Spill>>,
 }
 
 impl EmbeddedStoreBuilder {
@@ -146,6 +153,13 @@ impl EmbeddedStoreBuilder {
         self
     }
 
+    /// Where tensors that nobody leases go when their memory is wanted. Without it they are dropped.
+    #[must_use]
+    pub fn spill(mut self, spill: Arc<dyn Spill>) -> Self {
+        self.spill = Some(spill);
+        self
+    }
+
     /// The store.
     pub fn build(self) -> Arc<EmbeddedStore> {
         let seed = self.seed.unwrap_or_else(|| foldhash::fast::RandomState::default().hash_one(0));
@@ -161,6 +175,7 @@ impl EmbeddedStoreBuilder {
             holders: Holders::default(),
             notes: Mutex::default(),
             watch: self.watch,
+            spilling: self.spill.map(Spilling::new),
             me: me.clone(),
         })
     }
@@ -179,6 +194,7 @@ impl EmbeddedStore {
             shards: SHARDS,
             seed: None,
             watch: None,
+            spill: None,
         }
     }
 
@@ -188,7 +204,7 @@ impl EmbeddedStore {
             if let Some(charge) = self.budget.take(bytes) {
                 return Ok(charge);
             }
-            if !self.budget.will_fit(bytes, 0) && !self.evict(bytes) {
+            if !self.budget.will_fit(bytes, 0) && !self.evict(bytes)? {
                 break;
             }
             if round > 0 {
@@ -201,7 +217,58 @@ impl EmbeddedStore {
     }
 
     /// Evicts until `bytes` will fit; false, and nothing goes, when all that nobody leases would not make the room.
-    fn evict(&self, bytes: u64) -> bool {
+    ///
+    /// # Errors
+    /// `OverBudget` when what would have to be spilled cannot be.
+    fn evict(&self, bytes: u64) -> Result<bool> {
+        match &self.spilling {
+            None => Ok(self.evict_all(bytes)),
+            Some(spilling) => {
+                let mut outcome = Ok(false);
+                spilling.spill.blocking(&mut || outcome = self.evict_or_spill(spilling, bytes));
+                outcome
+            }
+        }
+    }
+
+    /// As [`evict`](Self::evict), where what is worth it is spilled.
+    fn evict_or_spill(&self, spilling: &Spilling, bytes: u64) -> Result<bool> {
+        let _turn = spilling.turn();
+        let groups = candidates(std::mem::take(&mut self.names.survey().records));
+        if !self.budget.will_fit(bytes, groups.iter().map(|group| group.bytes).sum()) {
+            return Ok(self.budget.will_fit(bytes, 0));
+        }
+        let mut failed = None;
+        for group in groups {
+            if self.budget.will_fit(bytes, 0) {
+                return Ok(true);
+            }
+            match group.worth_spilling() {
+                None => drop(self.evict_group(&group)),
+                Some(segment) if failed.is_none() => {
+                    failed = self.put_away(spilling, &group, segment).err();
+                }
+                // Others may be dropped still.
+                Some(_) => {}
+            }
+        }
+        match failed {
+            Some(error) if !self.budget.will_fit(bytes, 0) => Err(self.not_spilled(bytes, &error)),
+            _ => Ok(true),
+        }
+    }
+
+    fn evict_group(&self, group: &Group) -> bool {
+        let closed = group.close();
+        if closed {
+            self.counters.evictions.fetch_add(group.records.len() as u64, Ordering::Relaxed);
+            self.counters.evicted_bytes.fetch_add(group.bytes, Ordering::Relaxed);
+            self.drop_closed(&group.records);
+        }
+        closed
+    }
+
+    fn evict_all(&self, bytes: u64) -> bool {
         let mut survey = self.names.survey();
         let groups = candidates(std::mem::take(&mut survey.records));
         if !self.budget.will_fit(bytes, groups.iter().map(|group| group.bytes).sum()) {
@@ -212,16 +279,12 @@ impl EmbeddedStore {
             if self.budget.will_fit(bytes, 0) {
                 break;
             }
-            if group.close() {
-                self.counters.evictions.fetch_add(group.records.len() as u64, Ordering::Relaxed);
-                self.counters.evicted_bytes.fetch_add(group.bytes, Ordering::Relaxed);
-                self.drop_closed(&group.records);
-            }
+            self.evict_group(&group);
         }
         true
     }
 
-    fn over_budget(&self, bytes: u64) -> Error {
+    pub(crate) fn over_budget(&self, bytes: u64) -> Error {
         let survey = self.names.survey();
         let mut by_holder: HashMap<u32, u64> = HashMap::new();
         for record in &survey.records {
@@ -266,7 +329,7 @@ impl EmbeddedStore {
             .ok()
     }
 
-    fn tell(&self, what: impl FnOnce(&dyn Watch)) {
+    pub(crate) fn tell(&self, what: impl FnOnce(&dyn Watch)) {
         if let Some(watch) = &self.watch {
             what(&**watch);
         }
@@ -275,6 +338,14 @@ impl EmbeddedStore {
     fn let_go(&self, record: &Arc<Record>) {
         record.let_go();
         self.forget(record);
+    }
+
+    /// No name means this any more.
+    fn supersede(&self, superseded: Superseded) {
+        match superseded {
+            Superseded::Listed(record) => self.let_go(&record),
+            Superseded::Away(away, id) => self.drop_away(&away, id),
+        }
     }
 
     fn home(&self) -> Result<Arc<dyn Home>> {
@@ -305,7 +376,7 @@ impl EmbeddedStore {
             record
         });
         if let Some(superseded) = superseded {
-            self.let_go(&superseded);
+            self.supersede(superseded);
         }
         Ok(Lease { record, holder, look: None })
     }
@@ -389,7 +460,14 @@ impl Store for EmbeddedStore {
             record.used(now);
             Some(lease)
         };
-        self.names.find(name, take).ok_or_else(|| Error::not_found(format!("no tensor is named {name:?}")))
+        let missing = || Error::not_found(format!("no tensor is named {name:?}"));
+        match self.names.find(name, take) {
+            Some(lease) => Ok(lease),
+            None => {
+                let find = || self.names.find(name, take);
+                self.find_away(holder, || self.names.whereabouts(name), find)?.ok_or_else(missing)
+            }
+        }
     }
 
     fn lease(&self, id: TensorId, holder: &Holder) -> Result<Lease> {
@@ -399,12 +477,18 @@ impl Store for EmbeddedStore {
             record.used(now);
             Some(lease)
         };
-        let lease = self.names.by_id(id, take);
+        let lease = match self.names.by_id(id, take) {
+            None => {
+                let find = || self.names.by_id(id, take);
+                self.find_away(holder, || self.names.whereabouts_of(id), find)?
+            }
+            lease => lease,
+        };
         lease.ok_or_else(|| Error::not_found(format!("version {} of tensor {} is gone", id.version, id.slot)))
     }
 
     fn has(&self, id: TensorId) -> bool {
-        self.names.by_id(id, |_| Some(())).is_some()
+        self.names.by_id(id, |_| Some(())).is_some() || matches!(self.names.whereabouts_of(id), Whereabouts::Away(_))
     }
 
     fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
@@ -416,12 +500,13 @@ impl Store for EmbeddedStore {
     }
 
     fn claim(&self, key: &Key, holder: &Holder) -> Result<Claim> {
+        let _back = self.bring_claim_back(key, holder);
         let found = self.claims.claim(*key, holder.id)?;
         Ok(self.claimed(*key, found))
     }
 
     fn is_computed(&self, key: &Key) -> bool {
-        self.claims.is_ready(key)
+        self.claims.is_ready(key) || self.claim_is_away(key)
     }
 
     fn contents(&self, specs: &[ContentSpec], source: &mut dyn ContentSource, holder: &Holder) -> Result<Vec<Lease>> {
@@ -444,9 +529,9 @@ impl Store for EmbeddedStore {
     }
 
     fn remove(&self, name: &str) -> Result<()> {
-        let record = self.names.remove(name, |record| self.tell(|watch| watch.hidden(record)));
-        let record = record.ok_or_else(|| Error::not_found(format!("no tensor is named {name:?}")))?;
-        self.let_go(&record);
+        let hidden = |record: &Record| self.tell(|watch| watch.hidden(record));
+        let removed = self.names.remove(name, hidden);
+        self.supersede(removed.ok_or_else(|| Error::not_found(format!("no tensor is named {name:?}")))?);
         Ok(())
     }
 
@@ -457,7 +542,7 @@ impl Store for EmbeddedStore {
     fn limit_memory(&self, max_bytes: u64) -> Result<()> {
         self.budget.set_max(max_bytes);
         if self.budget.used() > max_bytes {
-            self.evict(0);
+            self.evict(0)?;
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 pub(crate) struct Group {
     pub(crate) records: Vec<Arc<Record>>,
     pub(crate) bytes: u64,
-    recompute: Duration,
+    pub(crate) recompute: Duration,
     last_used: Duration,
 }
 

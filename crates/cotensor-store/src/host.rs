@@ -87,6 +87,7 @@ impl EmbeddedStore {
 
     /// As [`Store::claim`](crate::Store::claim); where that waits, `waker` is woken when it is worth asking again.
     pub fn poll_claim(&self, key: &Key, holder: &Holder, waker: &Waker) -> Poll<Claim> {
+        let _back = self.bring_claim_back(key, holder);
         match self.claims.poll(*key, holder.id, waker) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(found) => Poll::Ready(self.claimed(*key, found)),

@@ -2,6 +2,7 @@
 
 use crate::TensorId;
 use crate::record::Record;
+use crate::spill::{Away, Whereabouts};
 use cotensor_core::{Error, ErrorKind, Result};
 use hashbrown::HashTable;
 use std::hash::BuildHasher;
@@ -31,6 +32,8 @@ struct Entry {
     current: Option<Arc<Record>>,
     /// Versions that were superseded or removed and are leased still.
     old: Vec<Arc<Record>>,
+    /// The newest version, where its memory is elsewhere; there is no current one then.
+    away: Option<(Arc<Away>, TensorId)>,
 }
 
 pub(crate) struct Names {
@@ -45,6 +48,22 @@ pub(crate) struct Restored {
     pub(crate) id: TensorId,
     pub(crate) versions: u64,
     pub(crate) current: bool,
+}
+
+/// What a name meant that means something else now, or nothing.
+pub(crate) enum Superseded {
+    Listed(Arc<Record>),
+    Away(Arc<Away>, TensorId),
+}
+
+impl Entry {
+    fn whereabouts(&self) -> Whereabouts {
+        match (&self.away, &self.current) {
+            (Some((away, _)), _) => Whereabouts::Away(Arc::clone(away)),
+            (None, Some(_)) => Whereabouts::Leaving,
+            (None, None) => Whereabouts::Nowhere,
+        }
+    }
 }
 
 /// All records at one moment. One survey at a time: whoever evicts can rely on it that no report keeps alive what it
@@ -76,6 +95,22 @@ impl Names {
         self.shards[index].0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The entry of `name`, made with a slot if there is none.
+    fn entry<'a>(&self, names: &'a mut Table, hash: u64, name: &str, slot: impl FnOnce() -> u64) -> &'a mut Entry {
+        names
+            .entries
+            .entry(hash, |entry| &*entry.name == name, |entry| self.hasher.hash_one(&*entry.name))
+            .or_insert_with(|| Entry {
+                name: name.into(),
+                slot: slot(),
+                version: 0,
+                current: None,
+                old: Vec::new(),
+                away: None,
+            })
+            .into_mut()
+    }
+
     /// A slot that nothing had before; its remainder says in which shard to look.
     fn new_slot(&self, index: usize) -> u64 {
         self.slots.fetch_add(1, Ordering::Relaxed) * self.shards.len() as u64 + index as u64
@@ -94,30 +129,22 @@ impl Names {
         found
     }
 
-    /// Makes a record of the next version of `name` and puts it in place; returns the one it superseded.
+    /// Makes a record of the next version of `name` and puts it in place; returns the one it superseded, which may be
+    /// away.
     pub(crate) fn publish(
         &self,
         name: &str,
         make: impl FnOnce(TensorId) -> Arc<Record>,
-    ) -> (Arc<Record>, Option<Arc<Record>>) {
+    ) -> (Arc<Record>, Option<Superseded>) {
         let (index, hash) = self.locate(name);
         let mut names = self.lock(index);
-        let entry = names
-            .entries
-            .entry(hash, |entry| &*entry.name == name, |entry| self.hasher.hash_one(&*entry.name))
-            .or_insert_with(|| Entry {
-                name: name.into(),
-                slot: self.new_slot(index),
-                version: 0,
-                current: None,
-                old: Vec::new(),
-            })
-            .into_mut();
+        let entry = self.entry(&mut names, hash, name, || self.new_slot(index));
         entry.version += 1;
         let record = make(TensorId { slot: entry.slot, version: entry.version });
+        let away = entry.away.take().map(|(away, id)| Superseded::Away(away, id));
         let superseded = entry.current.replace(Arc::clone(&record));
         entry.old.extend(superseded.clone());
-        (record, superseded)
+        (record, superseded.map(Superseded::Listed).or(away))
     }
 
     /// An identity for a tensor without a name.
@@ -139,11 +166,7 @@ impl Names {
         }
         self.skip(id.slot);
         let mut names = self.lock(index);
-        let entry = names
-            .entries
-            .entry(hash, |entry| &*entry.name == name, |entry| self.hasher.hash_one(&*entry.name))
-            .or_insert_with(|| Entry { name: name.into(), slot: id.slot, version: 0, current: None, old: Vec::new() })
-            .into_mut();
+        let entry = self.entry(&mut names, hash, name, || id.slot);
         let taken = entry.current.iter().chain(&entry.old).any(|record| record.id == id);
         if entry.slot != id.slot || taken || (current && entry.current.is_some()) {
             return Err(Error::new(ErrorKind::Conflict, format!("{name:?} has a version {} already", id.version)));
@@ -182,15 +205,103 @@ impl Names {
         names.entries.find(hash, |entry| &*entry.name == name)?.current.as_ref().map(|record| record.id)
     }
 
-    /// Takes `name` out of sight; returns what was there, once `hidden` was told.
-    pub(crate) fn remove(&self, name: &str, hidden: impl FnOnce(&Record)) -> Option<Arc<Record>> {
+    /// Takes `name` out of sight; returns what was there, once `hidden` was told of it unless it was away.
+    pub(crate) fn remove(&self, name: &str, hidden: impl FnOnce(&Record)) -> Option<Superseded> {
         let (index, hash) = self.locate(name);
         let mut names = self.lock(index);
-        let entry = names.entries.find_mut(hash, |entry| &*entry.name == name)?;
+        let mut found = names.entries.find_entry(hash, |entry| &*entry.name == name).ok()?;
+        let entry = found.get_mut();
+        if let Some((away, id)) = entry.away.take() {
+            if entry.old.is_empty() {
+                found.remove();
+            }
+            return Some(Superseded::Away(away, id));
+        }
         let record = entry.current.take()?;
         entry.old.push(Arc::clone(&record));
         hidden(&record);
+        Some(Superseded::Listed(record))
+    }
+
+    /// A closed record is away from now on if its name means it; else it is dropped, as by [`forget`](Self::forget).
+    /// `told` is told which.
+    pub(crate) fn put_away(&self, record: &Record, away: &Arc<Away>, told: impl FnOnce(bool)) {
+        let (index, hash) = self.locate(&record.spec.name);
+        let mut names = self.lock(index);
+        let Ok(mut found) = names.entries.find_entry(hash, |entry| *entry.name == *record.spec.name) else { return };
+        let entry = found.get_mut();
+        let current = entry.current.take_if(|current| current.id == record.id).is_some();
+        if current && record.is_kept() {
+            entry.away = Some((Arc::clone(away), record.id));
+            return told(true);
+        }
+        entry.old.retain(|old| old.id != record.id);
+        told(false);
+        if entry.current.is_none() && entry.old.is_empty() && entry.away.is_none() {
+            found.remove();
+        }
+    }
+
+    /// Puts what `make` makes in the place of a version that is away still.
+    pub(crate) fn bring_back(
+        &self,
+        name: &str,
+        id: TensorId,
+        away: &Arc<Away>,
+        make: impl FnOnce() -> Arc<Record>,
+    ) -> Option<Arc<Record>> {
+        let (index, hash) = self.locate(name);
+        let mut names = self.lock(index);
+        let entry = names.entries.find_mut(hash, |entry| &*entry.name == name)?;
+        entry.away.take_if(|(other, other_id)| Arc::ptr_eq(other, away) && *other_id == id)?;
+        let record = make();
+        entry.current = Some(Arc::clone(&record));
         Some(record)
+    }
+
+    /// Makes a name that a former store had mean a version that is away.
+    pub(crate) fn restore_away(&self, name: &str, id: TensorId, versions: u64, away: &Arc<Away>) -> Result<()> {
+        let (index, hash) = self.locate(name);
+        self.skip(id.slot);
+        let mut names = self.lock(index);
+        let there = names.entries.find(hash, |entry| &*entry.name == name);
+        if there.is_some_and(|entry| entry.slot != id.slot || entry.current.is_some() || entry.away.is_some())
+            || id.slot % self.shards.len() as u64 != index as u64
+        {
+            return Err(Error::new(ErrorKind::Conflict, format!("{name:?} is there already, or in another slot")));
+        }
+        let entry = self.entry(&mut names, hash, name, || id.slot);
+        entry.version = entry.version.max(versions).max(id.version);
+        entry.away = Some((Arc::clone(away), id));
+        Ok(())
+    }
+
+    /// Where the newest version of `name` is when it cannot be leased.
+    pub(crate) fn whereabouts(&self, name: &str) -> Whereabouts {
+        let (index, hash) = self.locate(name);
+        let names = self.lock(index);
+        names.entries.find(hash, |entry| &*entry.name == name).map_or(Whereabouts::Nowhere, Entry::whereabouts)
+    }
+
+    /// Where a version is when it cannot be leased.
+    pub(crate) fn whereabouts_of(&self, id: TensorId) -> Whereabouts {
+        let names = self.lock((id.slot % self.shards.len() as u64) as usize);
+        match names.entries.iter().find(|entry| entry.slot == id.slot) {
+            Some(entry) if entry.away.as_ref().is_some_and(|(_, away)| *away == id) => entry.whereabouts(),
+            Some(entry) if entry.current.as_ref().is_some_and(|current| current.id == id) => Whereabouts::Leaving,
+            _ => Whereabouts::Nowhere,
+        }
+    }
+
+    /// All that is away, of names that start with `prefix`.
+    pub(crate) fn aways(&self, prefix: &str) -> Vec<(Arc<Away>, TensorId)> {
+        let mut found = Vec::new();
+        for index in 0..self.shards.len() {
+            let names = self.lock(index);
+            let matching = names.entries.iter().filter(|entry| entry.name.starts_with(prefix));
+            found.extend(matching.filter_map(|entry| entry.away.clone()));
+        }
+        found
     }
 
     /// Drops a record that is closed, and the name with its last version: should it ever come back, then in a new slot.
@@ -205,7 +316,7 @@ impl Names {
         }
         entry.old.retain(|old| old.id != record.id);
         gone(record);
-        if entry.current.is_none() && entry.old.is_empty() {
+        if entry.current.is_none() && entry.old.is_empty() && entry.away.is_none() {
             found.remove();
         }
     }

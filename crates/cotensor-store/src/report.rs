@@ -67,6 +67,12 @@ pub struct Stats {
     pub evictions: u64,
     /// Their bytes.
     pub evicted_bytes: u64,
+    /// Tensors spilled for lack of memory.
+    pub spills: u64,
+    /// Bytes of their segments.
+    pub spilled_bytes: u64,
+    /// Tensors that came back from there.
+    pub restores: u64,
 }
 
 /// Copies made for one reason.
@@ -227,6 +233,9 @@ fn stats_of(store: &EmbeddedStore, records: &[Arc<Record>]) -> Stats {
         copies: store.counters.copies.totals(),
         evictions: store.counters.evictions.load(Ordering::Relaxed),
         evicted_bytes: store.counters.evicted_bytes.load(Ordering::Relaxed),
+        spills: store.counters.spills.load(Ordering::Relaxed),
+        spilled_bytes: store.counters.spilled_bytes.load(Ordering::Relaxed),
+        restores: store.counters.restores.load(Ordering::Relaxed),
     }
 }
 

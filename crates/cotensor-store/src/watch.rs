@@ -3,7 +3,7 @@
 use crate::home::{Charge, Home, Record, RecordParts};
 use crate::host::Share;
 use crate::names::Restored as Place;
-use crate::{EmbeddedStore, Holder, Key, Lease, Retention, TensorId, TensorSpec};
+use crate::{EmbeddedStore, Holder, Key, Lease, Retention, Spilled, TensorId, TensorSpec};
 use cotensor_core::{Error, Layout, Result, Segment};
 use std::sync::{Arc, Weak};
 
@@ -18,6 +18,13 @@ pub trait Watch: Send + Sync {
 
     /// This is out of the store.
     fn gone(&self, record: &Record);
+
+    /// The memory of this, which is leased by nobody, went to `spilled`. When it comes back, it is
+    /// [listed](Watch::listing) anew.
+    fn spilled(&self, record: &Record, spilled: &dyn Spilled);
+
+    /// This is out of the store, from where it was spilled to.
+    fn dropped(&self, id: TensorId);
 
     /// These are the results of a claim, all of them listed.
     fn finished(&self, key: &Key, results: &[TensorId]);

@@ -3,7 +3,9 @@
 
 use cotensor_core::{ContentHash, DType, ErrorKind, Kind, Layout, Segment};
 use cotensor_store::home::Record;
-use cotensor_store::{Claim, EmbeddedStore, Key, Lease, Restored, Retention, Store, TensorId, TensorSpec, Watch};
+use cotensor_store::{
+    Claim, EmbeddedStore, Key, Lease, Restored, Retention, Spilled, Store, TensorId, TensorSpec, Watch,
+};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -31,6 +33,14 @@ impl Watch for Told {
 
     fn gone(&self, record: &Record) {
         self.note("gone", record);
+    }
+
+    fn spilled(&self, record: &Record, _: &dyn Spilled) {
+        self.note("spilled", record);
+    }
+
+    fn dropped(&self, id: TensorId) {
+        self.0.lock().unwrap().push(format!("dropped {}", id.version));
     }
 
     fn finished(&self, _: &Key, results: &[TensorId]) {

@@ -20,8 +20,10 @@ pub(crate) struct Client {
 
 /// Keeps one copy of every tensor for all processes of this user, until SIGTERM or Ctrl-C.
 ///
-/// The daemon holds tensors that others made and sealed; it copies none. A socket that a killed daemon left is replaced;
-/// a second daemon on the same socket is refused. dist/cotensor.service runs it under systemd.
+/// The daemon holds tensors that others made and sealed; it copies none. This process keeps them and runs another one that
+/// serves: should that die, the next takes everything over. A second daemon on the same socket is refused; should this
+/// process be killed, the daemon goes on while it is used, and the next `cotensor serve` takes it over.
+/// dist/cotensor.service runs it under systemd.
 #[derive(Args)]
 pub(crate) struct ServeArgs {
     /// Where to listen: a Unix socket, made with mode 0600 [default: cotensor.sock in $XDG_RUNTIME_DIR, else in
@@ -39,6 +41,13 @@ pub(crate) struct ServeArgs {
     /// are served without more; elsewhere everyone needs a token [default without a value: 127.0.0.1, port 2537 + RANK].
     #[arg(long, env = environment::LISTEN, value_name = "ADDRESS:PORT", num_args = 0..=1, default_missing_value = "")]
     pub(crate) listen: Option<String>,
+    /// A folder for what nobody leases when the memory is wanted, instead of dropping it: kept in files that are this
+    /// daemon's alone, read back when it is asked for, and removed when the daemon stops.
+    #[arg(long, env = environment::SPILL, value_name = "DIR")]
+    pub(crate) spill: Option<PathBuf>,
+    /// The most bytes of these files, in MiB [default: what the disk takes].
+    #[arg(long, env = environment::MAX_SPILL, value_name = MIB, requires = "spill")]
+    pub(crate) max_spill: Option<u64>,
     /// A file that holds the token, readable by its owner alone [default off loopback: one is made beside the socket].
     #[arg(long, env = environment::TOKEN_FILE, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
@@ -48,10 +57,13 @@ pub(crate) struct ServeArgs {
     /// Log every session and call: short for --log debug.
     #[arg(long, short, conflicts_with = "log")]
     pub(crate) verbose: bool,
-    /// Print one JSON object on standard output once clients can connect: {"socket", "pid", "epoch",
-    /// "http", "token_file"}.
+    /// Print one JSON object on standard output once clients can connect: {"socket", "pid", "server", "epoch", "http",
+    /// "token_file", "resumed"}. End the process `pid` to end the daemon.
     #[arg(long)]
     pub(crate) json: bool,
+    /// What this process is to the daemon, where the daemon itself started it.
+    #[arg(long, hide = true, default_value = "foreground")]
+    pub(crate) role: cotensor_daemon::keeper::Role,
 }
 
 /// How a file holds tensors.

@@ -2,7 +2,7 @@ use super::{mib_to_bytes, print_json};
 use crate::args::ServeArgs;
 use cotensor::core::{Error, Result};
 use cotensor_daemon::http::{HttpConfig, default_port};
-use cotensor_daemon::{Config, Ready};
+use cotensor_daemon::{Config, Ready, Service, keeper};
 use serde::Serialize;
 use std::io::IsTerminal;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -13,10 +13,15 @@ use tracing_subscriber::EnvFilter;
 #[derive(Serialize)]
 struct Started<'a> {
     socket: &'a Path,
+    /// The process to end to end the daemon: this one.
     pid: u32,
+    /// The one that serves; another takes its place should it die.
+    server: Option<u32>,
     epoch: u64,
     http: Option<SocketAddr>,
     token_file: Option<&'a Path>,
+    /// Tensors that a daemon before this one left.
+    resumed: usize,
 }
 
 pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
@@ -24,7 +29,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
     let filter = EnvFilter::try_new(level).map_err(|error| Error::invalid(error.to_string()).in_field("--log"))?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
     log.with_ansi(std::io::stderr().is_terminal()).init();
-    let mut config = Config::default();
+    let mut config = Config { spill: args.spill.clone(), ..Config::default() };
     if let Some(socket) = &args.socket {
         config.socket.clone_from(socket);
     }
@@ -34,9 +39,12 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
     if let Some(mib) = args.max_client_memory {
         config.max_client_bytes = mib_to_bytes(mib, "--max-client-memory")?;
     }
+    if let Some(mib) = args.max_spill {
+        config.max_spill_bytes = mib_to_bytes(mib, "--max-spill")?;
+    }
     let http = args.listen.as_deref().map(address).transpose()?;
     let http = http.map(|listen| HttpConfig { listen, token_file: args.token_file.clone(), ..HttpConfig::default() });
-    cotensor_daemon::run(config, http, |ready| announce(&ready, args.json))
+    keeper::run(args.role, Service { config, http }, |ready| announce(&ready, args.json))
 }
 
 fn announce(ready: &Ready<'_>, json: bool) {
@@ -45,11 +53,21 @@ fn announce(ready: &Ready<'_>, json: bool) {
     if let Some(http) = ready.http {
         tracing::info!("HTTP on http://{http}");
     }
-    if let Some(file) = ready.token_file {
+    if let Some(file) = &ready.token_file {
         tracing::info!("HTTP clients need the token in {}", file.display());
     }
-    let started =
-        Started { socket, pid: std::process::id(), epoch: ready.epoch, http: ready.http, token_file: ready.token_file };
+    if ready.resumed > 0 {
+        tracing::info!("{} tensors are there already", ready.resumed);
+    }
+    let started = Started {
+        socket,
+        pid: std::process::id(),
+        server: ready.server,
+        epoch: ready.epoch,
+        http: ready.http,
+        token_file: ready.token_file.as_deref(),
+        resumed: ready.resumed,
+    };
     // Whoever started the daemon may not be listening; the daemon serves all the same.
     if json && let Err(error) = print_json(&started) {
         tracing::warn!("{error}");

@@ -29,14 +29,17 @@ struct Tensor {
     hits: u64,
     /// Leases by holder.
     holders: BTreeMap<String, u32>,
+    /// Whether it is on disk, until somebody asks for it.
+    spilled: bool,
 }
 
 impl From<TensorInfo> for Tensor {
     fn from(info: TensorInfo) -> Self {
-        let TensorInfo { id, spec, bytes, device, age_s, hits, holders } = info;
+        let TensorInfo { id, spec, bytes, device, age_s, hits, holders, spilled } = info;
         let Spec { name, dtype, shape, kind, producer, keep, .. } = spec;
         let cached = keep != Keep::WhileLeased;
-        Self { name, version: id.version, dtype, shape, bytes, kind, producer, device, cached, age_s, hits, holders }
+        let version = id.version;
+        Self { name, version, dtype, shape, bytes, kind, producer, device, cached, age_s, hits, holders, spilled }
     }
 }
 
@@ -65,7 +68,7 @@ pub(crate) fn ls(args: &LsArgs) -> Result<()> {
             size(tensor.bytes),
             duration(tensor.age_s),
             tensor.hits.to_string(),
-            tensor.holders.values().sum::<u32>().to_string(),
+            if tensor.spilled { "spilled".to_owned() } else { tensor.holders.values().sum::<u32>().to_string() },
         ]);
     }
     let mut text = table.text();
@@ -101,7 +104,8 @@ pub(crate) fn who(args: &WhoArgs) -> Result<()> {
         if tensor.holders.is_empty() {
             table.row([
                 tensor.version.to_string(),
-                "nobody; kept until its memory is wanted".to_owned(),
+                if tensor.spilled { "nobody; spilled to disk" } else { "nobody; kept until its memory is wanted" }
+                    .to_owned(),
                 "0".to_owned(),
             ]);
         }
@@ -147,7 +151,11 @@ fn stat_tensor(args: &StatArgs, name: &str) -> Result<()> {
             duration(tensor.age_s),
             tensor.hits,
             tensor.holders.values().sum::<u32>(),
-            if tensor.cached { "kept until its memory is wanted" } else { "freed with its last lease" },
+            match tensor {
+                Tensor { spilled: true, .. } => "spilled to disk until somebody asks for it",
+                Tensor { cached: true, .. } => "kept until its memory is wanted",
+                _ => "freed with its last lease",
+            },
         );
     }
     print(&text)
@@ -171,6 +179,7 @@ fn stat_daemon(args: &StatArgs) -> Result<()> {
     row("lookups that found", format!("{} ({:.1} %)", stats.cache_hits, 100.0 * stats.hit_rate));
     row("lookups that did not", stats.cache_misses.to_string());
     row("evicted", format!("{} ({})", stats.evictions, size(stats.evicted_bytes)));
+    row("spilled", format!("{} ({}), {} came back", stats.spills, size(stats.spilled_bytes), stats.restores));
     for copy in &stats.copies {
         row(&format!("copies: {}", copy.reason), format!("{} ({})", copy.count, size(copy.bytes)));
     }

@@ -50,6 +50,8 @@ impl Daemon {
             .current_dir(self.folder.path())
             .env("COTENSOR_SOCKET", self.socket())
             .env_remove("COTENSOR_MAX_MEMORY")
+            .env_remove("COTENSOR_SPILL")
+            .env_remove("NOTIFY_SOCKET")
             .env_remove("COTENSOR_LISTEN");
         command.args(arguments);
         command
@@ -114,8 +116,15 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
-            drop(child.kill());
+            drop(Command::new("kill").arg(child.id().to_string()).status());
             drop(child.wait());
+        }
+        // Who goes on where that was killed.
+        if let Ok(pid) = std::fs::read_to_string(self.path("cotensor.sock.lock")) {
+            let line = std::fs::read(format!("/proc/{}/cmdline", pid.trim())).unwrap_or_default();
+            if line.starts_with(env!("CARGO_BIN_EXE_cotensor").as_bytes()) {
+                drop(Command::new("kill").arg(pid.trim()).status());
+            }
         }
     }
 }

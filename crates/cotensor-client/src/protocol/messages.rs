@@ -222,6 +222,8 @@ message! {
         hits: u64,
         /// Who holds it: leases by holder.
         holders: BTreeMap<String, u32>,
+        /// Whether it is on disk, until somebody asks for it.
+        spilled: bool,
     }
 
     /// Who holds a name.

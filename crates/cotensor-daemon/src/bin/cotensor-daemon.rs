@@ -1,10 +1,8 @@
-//! The daemon and its keeper alone, for tests and for those who want no other command: `cotensor-daemon SOCKET`.
-//!
-//! The keeper starts the server as `cotensor-daemon SOCKET server`, and the server, should the keeper die, the next
-//! keeper as `cotensor-daemon SOCKET keeper`.
+//! The daemon alone, for tests and for those who want no other command: `cotensor-daemon SOCKET [MAX-BYTES SPILL-FOLDER]`.
 
 use cotensor_core::{Error, Result};
-use cotensor_daemon::{Config, keeper};
+use cotensor_daemon::keeper::{self, Role};
+use cotensor_daemon::{Config, Service};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -18,16 +16,23 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<()> {
-    let mut arguments = std::env::args_os().skip(1);
-    let socket = arguments.next().ok_or_else(|| Error::invalid("usage: cotensor-daemon SOCKET"))?;
-    let role = arguments.next();
-    let again = |role: &str| [socket.clone(), role.into()];
-    let launch = keeper::Launch::this_program(again("server"), again("keeper"))?;
-    let config = Config { socket: socket.clone().into(), ..Config::default() };
-    match role.as_deref().and_then(std::ffi::OsStr::to_str) {
-        None => keeper::run(&config, &launch),
-        Some("server") => keeper::serve(config, &launch),
-        Some("keeper") => keeper::resume(&launch),
-        Some(other) => Err(Error::invalid(format!("{other:?} is neither server nor keeper"))),
+    let mut arguments: Vec<_> = std::env::args().skip(1).collect();
+    let mut role = Role::Foreground;
+    if let [.., flag, name] = &arguments[..]
+        && flag == Role::FLAG
+    {
+        role = name.parse()?;
+        arguments.truncate(arguments.len() - 2);
     }
+    let mut config = Config::default();
+    match &arguments[..] {
+        [socket] => config.socket = socket.into(),
+        [socket, max, spill] => {
+            config.socket = socket.into();
+            config.max_memory_bytes = max.parse().map_err(|_| Error::invalid("a number of bytes expected"))?;
+            config.spill = Some(spill.into());
+        }
+        _ => return Err(Error::invalid("usage: cotensor-daemon SOCKET [MAX-BYTES SPILL-FOLDER]")),
+    }
+    keeper::run(role, Service { config, http: None }, |_| {})
 }

@@ -9,9 +9,11 @@ use cotensor_client::protocol::{
     CopyParams, Empty, KeyParams, ListParams, ListResult, NameParams, Note, RememberParams, Report, Spec, TensorInfo,
     WhoResult,
 };
-use cotensor_core::Error;
+use cotensor_core::{Device, Error};
 use cotensor_store::home::{Home, Record};
-use cotensor_store::{CopyReason, EmbeddedStore, Store};
+use cotensor_store::{Absent, CopyReason, EmbeddedStore, Store};
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// The most tensors of one answer.
 const LIST_MAX: usize = 10_000;
@@ -26,21 +28,44 @@ fn describe(store: &EmbeddedStore, record: &Record) -> TensorInfo {
         age_s: store.age(record).as_secs_f64(),
         hits: record.hits(),
         holders: holders.collect(),
+        spilled: false,
+    }
+}
+
+fn describe_spilled(tensor: &Absent, age: Duration) -> TensorInfo {
+    TensorInfo {
+        id: tensor.id.into(),
+        spec: Spec::from(&tensor.spec),
+        bytes: tensor.layout.size_bytes() as u64,
+        device: Device::Cpu.to_string(),
+        age_s: age.as_secs_f64(),
+        hits: 0,
+        holders: BTreeMap::new(),
+        spilled: true,
     }
 }
 
 pub(super) async fn list(caller: Caller, params: ListParams) -> Answer<ListResult> {
     let store = &caller.daemon.store;
-    let all = store.records(&params.prefix);
-    let tensors: Vec<_> = all.iter().take(params.limit.min(LIST_MAX)).map(|record| describe(store, record)).collect();
-    Ok(ListResult { left_off: all.len() - tensors.len(), tensors }.into())
+    let (all, spilled) = (store.records(&params.prefix), store.spilled(&params.prefix));
+    let limit = params.limit.min(LIST_MAX);
+    let left_off = (all.len() + spilled.len()).saturating_sub(limit);
+    let listed = all.iter().take(limit).map(|record| describe(store, record));
+    let mut tensors: Vec<_> =
+        listed.chain(spilled.iter().take(limit).map(|(tensor, age)| describe_spilled(tensor, *age))).collect();
+    tensors.sort_by(|a, b| (&a.spec.name, a.id.version).cmp(&(&b.spec.name, b.id.version)));
+    tensors.truncate(limit);
+    Ok(ListResult { left_off, tensors }.into())
 }
 
 pub(super) async fn who(caller: Caller, params: NameParams) -> Answer<WhoResult> {
     let store = &caller.daemon.store;
     let all = store.records(&params.name);
     let named = all.iter().rev().filter(|record| record.spec().name == params.name);
-    let versions: Vec<_> = named.map(|record| describe(store, record)).collect();
+    let spilled = store.spilled(&params.name);
+    let spilled = spilled.iter().filter(|(tensor, _)| tensor.spec.name == params.name);
+    let spilled = spilled.map(|(tensor, age)| describe_spilled(tensor, *age));
+    let versions: Vec<_> = spilled.chain(named.map(|record| describe(store, record))).collect();
     if versions.is_empty() {
         return Err(Error::not_found(format!("no tensor is named {:?}", params.name)).in_field("name"));
     }

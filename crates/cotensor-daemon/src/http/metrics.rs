@@ -57,6 +57,9 @@ fn render(http: &Http) -> String {
     page.counter("misses_total", "Lookups and claims that did not.").value(stats.cache_misses);
     page.counter("evictions_total", "Tensors evicted for lack of memory.").value(stats.evictions);
     page.counter("evicted_bytes_total", "Their bytes.").value(stats.evicted_bytes);
+    page.counter("spills_total", "Tensors spilled for lack of memory.").value(stats.spills);
+    page.counter("spilled_bytes_total", "Bytes of their segments.").value(stats.spilled_bytes);
+    page.counter("spill_restores_total", "Tensors that came back from there.").value(stats.restores);
     page.counter("copies_total", "Copies, by reason.");
     for copies in &stats.copies {
         page.labelled(&[("reason", &copies.reason)], copies.count);

@@ -70,6 +70,16 @@ impl HttpListening {
     /// # Errors
     /// `Io` when the address is taken, `Refused` or `Invalid` for a token file that will not do.
     pub fn bind(config: HttpConfig, socket: &Path) -> Result<Self> {
+        let listener = TcpListener::bind(config.listen)
+            .map_err(|error| Error::io(format!("listening on {}", config.listen), &error).in_field("listen"))?;
+        Self::on(listener, config, socket)
+    }
+
+    /// Goes on with a socket that listens already.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub(crate) fn on(listener: TcpListener, config: HttpConfig, socket: &Path) -> Result<Self> {
         let (token, token_file) = match &config.token_file {
             Some(file) => (Some(Token::from_file(file)?), Some(file.clone())),
             None if !config.listen.ip().is_loopback() => {
@@ -78,12 +88,15 @@ impl HttpListening {
             }
             None => (None, None),
         };
-        let io =
-            |error: std::io::Error| Error::io(format!("listening on {}", config.listen), &error).in_field("listen");
-        let listener = TcpListener::bind(config.listen).map_err(io)?;
+        let io = |error: std::io::Error| Error::io("listening", &error).in_field("listen");
         listener.set_nonblocking(true).map_err(io)?;
         let address = listener.local_addr().map_err(io)?;
         Ok(Self { listener, address, config, token, token_file })
+    }
+
+    /// The socket alone.
+    pub(crate) fn into_listener(self) -> TcpListener {
+        self.listener
     }
 
     /// Where it listens; the port is the system's choice if it was to be 0.

@@ -15,7 +15,7 @@ use axum::http::header::{
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use cotensor_client::protocol::{Id, Keep, Spec};
-use cotensor_core::{Error, ErrorKind, Layout, Segment, SegmentMut};
+use cotensor_core::{Error, ErrorKind, Layout, SegmentMut};
 use cotensor_memory::MemfdMut;
 use cotensor_store::{CopyReason, EmbeddedStore, Lease, Store};
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
@@ -180,14 +180,7 @@ async fn receive(http: &Http, mut body: Body, len: usize) -> Result<Sealed, Refu
     if filled != len {
         return Err(Error::invalid(format!("{len} bytes by dtype and shape, {filled} came")).in_field("shape").into());
     }
-    Ok(blocking(move || {
-        let sealed = memory.seal()?;
-        let fd = sealed.fd().ok_or_else(|| Error::unsupported("this memory has no descriptor"))?;
-        let fd = fd.try_clone_to_owned().map_err(|error| Error::io("duplicating a descriptor", &error))?;
-        // Kept as what clients publish is: by its descriptor, not mapped.
-        Sealed::new(fd, len)
-    })
-    .await?)
+    Ok(blocking(move || Sealed::of(memory)).await?)
 }
 
 /// Runs what takes long, such as making memory, where nobody waits for the thread.

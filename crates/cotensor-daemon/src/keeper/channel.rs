@@ -5,6 +5,7 @@ use crate::Listening;
 use cotensor_client::wire::{Decoder, Frame, send_all};
 use cotensor_core::{Error, Result};
 use serde::{Deserialize, Serialize};
+use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -17,12 +18,17 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Message {
-    /// First of a handover. Descriptors: the listening socket, its lock, and the index if there is one.
+    /// First of a handover. Descriptors: those of [`Sockets`], and the index if there is one.
     Begin(Birth),
     /// A part of the ledger, or what happened to it since.
     Change(Change),
-    /// Last of a handover.
+    /// Last of a handover; and what an heir answers to it.
     Complete,
+    /// Clients are served from now on.
+    Ready {
+        /// The server's.
+        epoch: u64,
+    },
     /// The server ends because it was asked to.
     Stopping,
 }
@@ -40,6 +46,40 @@ pub(super) struct Birth {
     pub(super) server: Option<u32>,
     /// Slots of the index, when there is one.
     pub(super) index_slots: u32,
+    /// Whether there is a socket for HTTP.
+    pub(super) http: bool,
+    /// Whether the keeper that was started by hand, or by the system, is dead.
+    pub(super) orphaned: bool,
+}
+
+/// What a daemon listens on.
+pub(super) struct Sockets {
+    pub(super) listening: Listening,
+    pub(super) http: Option<TcpListener>,
+}
+
+impl Sockets {
+    /// Copies for another process: the Unix socket, its lock, and the socket for HTTP if there is one.
+    ///
+    /// # Errors
+    /// `Io` when no more descriptors may be open.
+    pub(super) fn descriptors(&self) -> Result<Vec<OwnedFd>> {
+        let mut fds = self.listening.descriptors()?;
+        let http = self.http.as_ref().map(TcpListener::try_clone).transpose();
+        fds.extend(http.map_err(|error| Error::io("duplicating a descriptor", &error))?.map(OwnedFd::from));
+        Ok(fds)
+    }
+
+    /// From what [`descriptors`](Self::descriptors) gave.
+    ///
+    /// # Errors
+    /// `Corrupt` when one is missing.
+    pub(super) fn from_descriptors(birth: &Birth, fds: &mut impl Iterator<Item = OwnedFd>) -> Result<Self> {
+        let mut fd = || fds.next().ok_or_else(|| Error::corrupt("a descriptor is missing"));
+        let listening = Listening::from_parts(fd()?.into(), birth.socket.clone(), fd()?);
+        let http = birth.http.then(fd).transpose()?.map(TcpListener::from);
+        Ok(Self { listening, http })
+    }
 }
 
 /// One end of the pair, for receiving.
@@ -75,7 +115,7 @@ impl Receiver {
     ///
     /// # Errors
     /// `Io` at the end or past the socket's patience.
-    fn next(&mut self) -> Result<(Message, Vec<OwnedFd>)> {
+    pub(super) fn next(&mut self) -> Result<(Message, Vec<OwnedFd>)> {
         loop {
             if let Some(message) = self.take()? {
                 return Ok(message);
@@ -98,27 +138,29 @@ impl Receiver {
         timeout(Some(PATIENCE))?;
         let (Message::Begin(birth), fds) = self.next()? else { return Err(Error::corrupt("no handover")) };
         let mut fds = fds.into_iter();
-        let mut fd = || fds.next().ok_or_else(|| Error::corrupt("a descriptor is missing"));
-        let listening = Listening::from_parts(fd()?.into(), birth.socket.clone(), fd()?);
-        let index = (birth.index_slots > 0).then(fd).transpose()?;
+        let sockets = Sockets::from_descriptors(&birth, &mut fds)?;
+        let index = match birth.index_slots {
+            0 => None,
+            _ => Some(fds.next().ok_or_else(|| Error::corrupt("the index is missing"))?),
+        };
         let mut ledger = Ledger::default();
         loop {
             match self.next()? {
-                (Message::Change(change), fds) => ledger.apply(change, fds)?,
+                (Message::Change(change), fds) => drop(ledger.apply(change, fds)?),
                 (Message::Complete, _) => break,
                 (message, _) => return Err(Error::corrupt(format!("{message:?} in a handover"))),
             }
         }
         let timeout = |time| self.socket.set_read_timeout(time).map_err(|error| Error::io("taking over", &error));
         timeout(None)?;
-        Ok(Handover { birth, listening, index, ledger })
+        Ok(Handover { birth, sockets, index, ledger })
     }
 }
 
 /// All that goes from one to the next.
 pub(super) struct Handover {
     pub(super) birth: Birth,
-    pub(super) listening: Listening,
+    pub(super) sockets: Sockets,
     pub(super) index: Option<OwnedFd>,
     pub(super) ledger: Ledger,
 }
@@ -139,14 +181,14 @@ pub(super) fn say(socket: &UnixStream, message: &Message, fds: Vec<OwnedFd>) -> 
 pub(super) fn hand_over(
     socket: &UnixStream,
     birth: Birth,
-    listening: &Listening,
+    sockets: &Sockets,
     index: Option<OwnedFd>,
     ledger: &Ledger,
 ) -> Result<()> {
     socket.set_write_timeout(Some(PATIENCE)).map_err(|error| Error::io("handing over", &error))?;
-    let mut fds = listening.descriptors()?;
+    let mut fds = sockets.descriptors()?;
     fds.extend(index);
-    say(socket, &Message::Begin(birth), fds)?;
+    say(socket, &Message::Begin(Birth { http: sockets.http.is_some(), ..birth }), fds)?;
     ledger.tell(|change, fds| say(socket, &Message::Change(change), fds))?;
     say(socket, &Message::Complete, Vec::new())
 }

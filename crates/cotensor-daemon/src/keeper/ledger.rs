@@ -1,5 +1,6 @@
 //! What a daemon has to know to go on where another ended: kept by the keeper and, should the keeper die, by the server.
 
+use crate::spill::SpillFile;
 use cotensor_client::protocol::{Id, SegmentInfo, Spec};
 use cotensor_core::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,8 @@ pub(crate) struct Entry {
     pub(crate) versions: u64,
     /// Whether its name means it.
     pub(crate) current: bool,
+    /// Where its segment is, if that is not in memory.
+    pub(crate) spilled: Option<SpillFile>,
 }
 
 /// Who has a session.
@@ -41,6 +44,8 @@ pub(crate) enum Change {
     Listed { entry: Box<Entry>, segment: Option<SegmentInfo> },
     /// A name means nothing any more; this version may still be leased.
     Hidden(Id),
+    /// A version's segment went to a file.
+    Spilled { id: Id, file: SpillFile },
     /// A version is out of the store.
     Gone(Id),
     /// The results of a claim.
@@ -89,19 +94,20 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Writes down what happened.
+    /// Writes down what happened; returns the segment in which nothing lies any more because of that.
     ///
     /// # Errors
     /// `Corrupt` for a tensor whose segment is not there, or a segment without its descriptor.
-    pub(crate) fn apply(&mut self, change: Change, fds: Vec<OwnedFd>) -> Result<()> {
+    pub(crate) fn apply(&mut self, change: Change, fds: Vec<OwnedFd>) -> Result<Option<u64>> {
         match change {
-            Change::Listed { entry, segment } => self.list(*entry, segment, fds)?,
+            Change::Listed { entry, segment } => return self.list(*entry, segment, fds),
             Change::Hidden(id) => {
                 if let Some(entry) = self.names.get_mut(&id.slot).and_then(|name| name.entries.get_mut(&id.version)) {
                     entry.current = false;
                 }
             }
-            Change::Gone(id) => self.drop_entry(id),
+            Change::Spilled { id, file } => return Ok(self.spill(id, file)),
+            Change::Gone(id) => return Ok(self.drop_entry(id)),
             Change::Claimed(key) => drop(self.claimed.insert(key)),
             Change::Abandoned(key) => drop(self.claimed.remove(&key)),
             Change::Finished { key, results } => {
@@ -113,31 +119,38 @@ impl Ledger {
             Change::Joined { session, member } => drop(self.sessions.insert(session, member)),
             Change::Left(session) => drop(self.sessions.remove(&session)),
         }
-        Ok(())
+        Ok(None)
     }
 
-    fn list(&mut self, entry: Entry, segment: Option<SegmentInfo>, fds: Vec<OwnedFd>) -> Result<()> {
+    fn list(&mut self, entry: Entry, segment: Option<SegmentInfo>, fds: Vec<OwnedFd>) -> Result<Option<u64>> {
         if let Some(info) = segment {
             let fd = fds.into_iter().next().ok_or_else(|| Error::corrupt("a segment without its descriptor"))?;
             self.segments.insert(info.id, Segment { info, fd, uses: 0 });
         }
-        let segment = self.segments.get_mut(&entry.segment);
-        segment.ok_or_else(|| Error::corrupt(format!("{} lies in no segment", entry.spec.name)))?.uses += 1;
+        if entry.spilled.is_none() {
+            let segment = self.segments.get_mut(&entry.segment);
+            segment.ok_or_else(|| Error::corrupt(format!("{} lies in no segment", entry.spec.name)))?.uses += 1;
+        }
         self.slots = self.slots.max(entry.id.slot);
         let name = self.names.entry(entry.id.slot).or_default();
         name.versions = name.versions.max(entry.versions);
         if entry.current {
             name.entries.values_mut().for_each(|older| older.current = false);
         }
-        if let Some(before) = name.entries.insert(entry.id.version, entry) {
-            self.let_go(before.segment);
-        }
-        Ok(())
+        let before = name.entries.insert(entry.id.version, entry);
+        Ok(before.and_then(|before| self.let_go(&before)))
     }
 
-    fn drop_entry(&mut self, id: Id) {
-        let Some(name) = self.names.get_mut(&id.slot) else { return };
-        let Some(entry) = name.entries.remove(&id.version) else { return };
+    fn spill(&mut self, id: Id, file: SpillFile) -> Option<u64> {
+        let entry = self.names.get_mut(&id.slot)?.entries.get_mut(&id.version)?;
+        let before = entry.clone();
+        entry.spilled = Some(file);
+        self.let_go(&before)
+    }
+
+    fn drop_entry(&mut self, id: Id) -> Option<u64> {
+        let name = self.names.get_mut(&id.slot)?;
+        let entry = name.entries.remove(&id.version)?;
         if name.entries.is_empty() {
             self.names.remove(&id.slot);
         }
@@ -146,16 +159,20 @@ impl Ledger {
         {
             self.claims.remove(key);
         }
-        self.let_go(entry.segment);
+        self.let_go(&entry)
     }
 
-    fn let_go(&mut self, segment: u64) {
-        if let Some(held) = self.segments.get_mut(&segment) {
-            held.uses -= 1;
-            if held.uses == 0 {
-                self.segments.remove(&segment);
-            }
+    /// One use less of the segment that `entry` lies in; which it is if that was the last.
+    fn let_go(&mut self, entry: &Entry) -> Option<u64> {
+        if entry.spilled.is_some() {
+            return None;
         }
+        let held = self.segments.get_mut(&entry.segment)?;
+        held.uses -= 1;
+        if held.uses > 0 {
+            return None;
+        }
+        self.segments.remove(&entry.segment).map(|segment| segment.info.id)
     }
 
     fn note(&mut self, key: String, note: String) {
@@ -181,7 +198,8 @@ impl Ledger {
         for name in self.names.values() {
             for entry in name.entries.values() {
                 let entry = Box::new(Entry { versions: name.versions, ..entry.clone() });
-                let first = self.segments.get(&entry.segment).filter(|_| sent.insert(entry.segment));
+                let segment = self.segments.get(&entry.segment).filter(|_| entry.spilled.is_none());
+                let first = segment.filter(|_| sent.insert(entry.segment));
                 let fds = first.map(|segment| segment.fd.try_clone()).transpose();
                 let fds = fds.map_err(|error| Error::io("duplicating a descriptor", &error))?;
                 let segment = first.map(|segment| segment.info);
@@ -217,6 +235,11 @@ impl Ledger {
             name.entries.values().map(|entry| Entry { versions: name.versions, ..entry.clone() }).collect()
         };
         self.names.values().flat_map(move |name| -> Vec<Entry> { versions(name) })
+    }
+
+    /// The files of what is spilled.
+    pub(crate) fn files(&self) -> impl Iterator<Item = &SpillFile> {
+        self.names.values().flat_map(|name| name.entries.values()).filter_map(|entry| entry.spilled.as_ref())
     }
 
     pub(crate) fn claims(&self) -> impl Iterator<Item = (&str, &[Id])> {
@@ -258,7 +281,8 @@ mod tests {
             provenance: None,
         };
         let (id, key) = (Id { slot, version }, (slot == 1).then(|| "key".to_owned()));
-        let entry = Box::new(Entry { id, spec, segment, offset: 0, key, versions: version, current: true });
+        let entry =
+            Box::new(Entry { id, spec, segment, offset: 0, key, versions: version, current: true, spilled: None });
         let fds = new.then(|| OwnedFd::from(tempfile::tempfile().unwrap())).into_iter().collect();
         (Change::Listed { entry, segment: new.then_some(SegmentInfo { id: segment, bytes: 1, slab: false }) }, fds)
     }
@@ -298,7 +322,7 @@ mod tests {
         ledger
             .tell(|change, fds| {
                 let sent = serde_json::to_string(&change).unwrap();
-                other.apply(serde_json::from_str(&sent).unwrap(), fds)
+                other.apply(serde_json::from_str(&sent).unwrap(), fds).map(drop)
             })
             .unwrap();
         let entries = sorted(&other);
@@ -316,18 +340,40 @@ mod tests {
     fn segments_go_with_their_last_tensor_and_claims_with_their_first() {
         let mut ledger = filled();
         let mut gone = |slot, version| ledger.apply(Change::Gone(Id { slot, version }), Vec::new()).unwrap();
-        gone(1, 2);
-        gone(1, 2);
+        assert_eq!((gone(1, 2), gone(1, 2)), (None, None), "another lies in its segment");
         assert_eq!((ledger.claims().count(), ledger.segments().count()), (0, 3));
         assert_eq!(ledger.entries().find(|entry| entry.id.slot == 1).unwrap().versions, 2, "two versions there were");
         for (slot, version) in [(2, 1), (1, 1), (3, 7)] {
-            ledger.apply(Change::Gone(Id { slot, version }), Vec::new()).unwrap();
+            assert!(ledger.apply(Change::Gone(Id { slot, version }), Vec::new()).unwrap().is_some());
         }
         assert_eq!((ledger.entries().count(), ledger.segments().count(), ledger.slots()), (0, 0, 3));
         let (change, _) = listed(1, 1, 99, false);
         assert!(ledger.apply(change, Vec::new()).is_err());
         let (change, _) = listed(1, 1, 99, true);
         assert!(ledger.apply(change, Vec::new()).is_err());
+    }
+
+    #[test]
+    fn a_spilled_tensor_stays_without_its_segment() {
+        let mut ledger = filled();
+        let file: SpillFile =
+            serde_json::from_str(r#"{"number": 1, "path": "/spill/1", "bytes": 1, "hash": ""}"#).unwrap();
+        let spilled = |slot, version| Change::Spilled { id: Id { slot, version }, file: file.clone() };
+        assert_eq!(ledger.apply(spilled(1, 2), Vec::new()).unwrap(), None);
+        assert_eq!(ledger.apply(spilled(2, 1), Vec::new()).unwrap(), Some(11), "the last in it");
+        assert_eq!((ledger.entries().count(), ledger.claims().count(), ledger.files().count()), (4, 1, 2));
+        let mut other = Ledger::default();
+        ledger.tell(|change, fds| other.apply(change, fds).map(drop)).unwrap();
+        assert_eq!(sorted(&other), sorted(&ledger));
+        // Back in memory, and gone.
+        let (mut change, fds) = listed(1, 2, 20, true);
+        if let Change::Listed { entry, .. } = &mut change {
+            entry.spilled = None;
+        }
+        assert_eq!(ledger.apply(change, fds).unwrap(), None);
+        assert_eq!(ledger.apply(Change::Gone(Id { slot: 1, version: 2 }), Vec::new()).unwrap(), Some(20));
+        assert_eq!(ledger.apply(Change::Gone(Id { slot: 2, version: 1 }), Vec::new()).unwrap(), None);
+        assert_eq!(ledger.files().count(), 0);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The daemon may die: a keeper, which does next to nothing and therefore lives on, holds the listening socket, every
+//! The daemon may die: a keeper, which does next to nothing and therefore lives on, holds the listening sockets, every
 //! published segment's descriptor and what there is to know about it, and starts the next server with them.
 //!
 //! ```text
@@ -8,204 +8,152 @@
 //! The server tells of every change before anybody else can know of it; what it has sent arrives even if it dies right
 //! after. When it dies, the keeper ends the index, so that no client goes on answering itself from it, and starts the next
 //! one, which verifies every seal and size. Clients meanwhile wait in the listening socket's queue. When the keeper
-//! dies, the server starts a new one and tells it everything. Only both at the same time lose what there is.
+//! dies, the server starts a new one and tells it everything; whoever starts the program again inherits it all. Only both
+//! at the same time lose what there is, unless systemd holds it, too (`systemd.rs`).
 
 mod channel;
+mod estate;
+mod heir;
 mod ledger;
 mod process;
 mod server;
-
-pub use process::Launch;
-pub use server::{serve, take_over};
+mod systemd;
 
 pub(crate) use ledger::{Change, Entry, Ledger, Member};
 pub(crate) use server::Kept;
 
+use crate::http::HttpListening;
 use crate::index::INDEX_SLOTS;
-use crate::{Config, Listening};
-use channel::{Birth, Handover, Message, Receiver, hand_over};
+use crate::spill::{Files, folder_of};
+use crate::{Listening, Ready, Service};
+use channel::{Receiver, Sockets};
 use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_memory::Index;
-use process::Server;
-use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
-use tokio::io::Interest;
-use tokio::signal::unix::{SignalKind, signal};
+use estate::Estate;
+use process::{Launch, Server};
+use std::net::TcpListener;
+use std::path::Path;
+use std::str::FromStr;
 
-/// How long a server has to stop when it is asked to.
-const STOP_TIME: Duration = Duration::from_secs(1);
-/// A server that lived this long was not stillborn.
-const LIVED: Duration = Duration::from_secs(1);
-/// Between a stillborn server and the next attempt, growing.
-const DELAY_MIN: Duration = Duration::from_millis(20);
-const DELAY_MAX: Duration = Duration::from_millis(500);
-
-/// What a keeper keeps.
-struct Estate {
-    birth: Birth,
-    listening: Listening,
-    ledger: Ledger,
-    /// The index of the server that lives, where this process can write it.
-    index: Option<Index>,
+/// What a process of the daemon is to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// The one that somebody started: it keeps, and runs servers until it is asked to stop.
+    #[default]
+    Foreground,
+    /// Started by a keeper: it serves.
+    Server,
+    /// Started by a server whose keeper died.
+    Keeper,
 }
 
-/// How it went with a server.
-enum End {
-    Stopped,
-    Died,
+impl Role {
+    /// The argument that names the role: [`run`] starts this program again with the same arguments, and this one with
+    /// its value at their end.
+    pub const FLAG: &'static str = "--role";
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Foreground => "foreground",
+            Self::Server => "server",
+            Self::Keeper => "keeper",
+        }
+    }
 }
 
-/// Binds the socket and keeps a server running on it until that is asked to stop, by SIGTERM or SIGINT here or there.
-/// Blocks; to be called from the program's start, in a process that does nothing else.
+impl FromStr for Role {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let roles = [Self::Foreground, Self::Server, Self::Keeper];
+        let unknown = || Error::invalid(format!("{name:?} is no role: this argument is for the daemon itself"));
+        roles.into_iter().find(|role| role.name() == name).ok_or_else(unknown)
+    }
+}
+
+/// Runs a daemon until SIGTERM or SIGINT, here or at its server. Blocks; to be called from the start of a program that does
+/// nothing else, and that calls it again when it is started with [`Role::FLAG`].
+///
+/// `ready` is called in the foreground once clients are served, the first time. The sockets and all tensors are gone
+/// afterwards.
 ///
 /// # Errors
-/// `Conflict` while another daemon lives; `Io` for what the system refuses, and when the first server cannot be started.
-pub fn run(config: &Config, launch: &Launch) -> Result<()> {
-    let mut listening = Listening::bind(&config.socket)?;
-    listening.own();
-    let mut secret = [0; 32];
-    getrandom::fill(&mut secret).map_err(|error| Error::new(ErrorKind::Io, error.to_string()))?;
-    let birth = Birth { socket: config.socket.clone(), secret, servers: 0, server: None, index_slots: 0 };
-    keep(Estate { birth, listening, ledger: Ledger::default(), index: None }, launch, None)
+/// `Conflict` while another daemon lives, unless nobody answers for that any more: then its tensors are inherited.
+/// `Refused` or `Invalid` for a folder or a token file that will not do; `Io` for what the system refuses, and when no server
+/// could be started for a minute.
+pub fn run(role: Role, service: Service, ready: impl FnOnce(Ready<'_>)) -> Result<()> {
+    let launch = Launch::this_program()?;
+    match role {
+        Role::Foreground => foreground(&service, &launch, ready),
+        Role::Server => server::serve(service, launch),
+        Role::Keeper => resume(&service, &launch),
+    }
+}
+
+fn foreground(service: &Service, launch: &Launch, ready: impl FnOnce(Ready<'_>)) -> Result<()> {
+    let Service { config, http } = service;
+    let (manager, held) = systemd::Manager::find()?;
+    let estate = match held.filter(|held| held.birth.socket == config.socket) {
+        Some(held) => Estate::held(held, manager.as_ref())?,
+        None => first_or_heir(&config.socket)?,
+    };
+    let (mut estate, http) = with_http(estate, http.as_ref())?;
+    if let Some(folder) = &config.spill {
+        // Opened by every server, and here so that what is wrong with it is told at once.
+        drop(Files::open(folder, &config.socket, config.max_spill_bytes)?);
+        estate.spill = Some(folder_of(folder, &config.socket)?);
+    }
+    if let Some(manager) = manager {
+        estate.hold_with(manager)?;
+    }
+    let resumed = estate.tensors();
+    let mut ready = Some(ready);
+    let told = |epoch, server| {
+        if let Some(ready) = ready.take() {
+            let (http, token_file) = http.clone().unzip();
+            ready(Ready { config, epoch, http, token_file: token_file.flatten(), server, resumed });
+        }
+    };
+    estate.keep(launch, None, None, told)
+}
+
+/// Nothing, on a socket of its own, or what a daemon has that nobody answers for.
+fn first_or_heir(socket: &Path) -> Result<Estate> {
+    match Listening::bind(socket) {
+        Ok(listening) => Estate::new(Sockets { listening, http: None }),
+        Err(refused) if refused.kind() == ErrorKind::Conflict => heir::inherit(socket)?.ok_or(refused),
+        Err(error) => Err(error),
+    }
+}
+
+type Address = (std::net::SocketAddr, Option<std::path::PathBuf>);
+
+/// Listens for HTTP where that is wanted, on the socket that is there already if it is the same.
+fn with_http(mut estate: Estate, wanted: Option<&crate::http::HttpConfig>) -> Result<(Estate, Option<Address>)> {
+    let inherited = estate.sockets.http.take();
+    let Some(config) = wanted else { return Ok((estate, None)) };
+    let same = |listener: &TcpListener| {
+        listener.local_addr().is_ok_and(|at| {
+            at.ip() == config.listen.ip() && (config.listen.port() == 0 || at.port() == config.listen.port())
+        })
+    };
+    let socket = estate.sockets.listening.path();
+    let listening = match inherited.filter(same) {
+        Some(listener) => HttpListening::on(listener, config.clone(), socket)?,
+        None => HttpListening::bind(config.clone(), socket)?,
+    };
+    let address = (listening.address(), listening.token_file().map(std::path::Path::to_path_buf));
+    estate.sockets.http = Some(listening.into_listener());
+    Ok((estate, Some(address)))
 }
 
 /// Goes on for a keeper that died: the server that started this process hands everything over on standard input.
-///
-/// # Errors
-/// As [`run`].
-pub fn resume(launch: &Launch) -> Result<()> {
+fn resume(service: &Service, launch: &Launch) -> Result<()> {
     let mut receiver = Receiver::new(process::standard_input()?);
-    let Handover { birth, mut listening, ledger, .. } = receiver.take_over()?;
-    listening.own();
-    let server = Server { child: None, pid: birth.server };
-    keep(Estate { birth, listening, ledger, index: None }, launch, Some((server, receiver)))
-}
-
-fn keep(mut estate: Estate, launch: &Launch, first: Option<(Server, Receiver)>) -> Result<()> {
-    process::raise_descriptor_limit();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Error::io("starting the keeper", &error))?;
-    let (mut next, mut delay, mut known_to_start) = (first, DELAY_MIN, false);
-    runtime.block_on(async {
-        let mut stop = Stop::new()?;
-        loop {
-            let began = Instant::now();
-            let (mut server, receiver) = match next.take().map_or_else(|| estate.start(launch), Ok) {
-                Ok(started) => started,
-                Err(error) if !known_to_start => return Err(error),
-                Err(error) => {
-                    tracing::error!("no server could be started: {error}");
-                    tokio::select! {
-                        () = tokio::time::sleep(DELAY_MAX) => continue,
-                        () = stop.asked() => return Ok(()),
-                    }
-                }
-            };
-            let end = estate.follow(&server, receiver, &mut stop).await;
-            // Before anybody can ask the next server: nobody answers himself from this one's index.
-            if let Some(index) = estate.index.take() {
-                index.end();
-            }
-            server.end();
-            if let Ok(End::Stopped) = end {
-                return Ok(());
-            }
-            if let Err(error) = end {
-                tracing::error!("the server was given up: {error}");
-            }
-            known_to_start = true;
-            delay = if began.elapsed() >= LIVED { DELAY_MIN } else { (delay * 2).min(DELAY_MAX) };
-            tracing::warn!("the server died; the next one takes over {} tensors", estate.ledger.entries().count());
-            tokio::select! {
-                () = tokio::time::sleep(if began.elapsed() >= LIVED { Duration::ZERO } else { delay / 2 }) => {}
-                () = stop.asked() => return Ok(()),
-            }
-        }
-    })
-}
-
-impl Estate {
-    /// Starts a server and hands everything over.
-    fn start(&mut self, launch: &Launch) -> Result<(Server, Receiver)> {
-        self.birth.servers += 1;
-        let io = |error| Error::io("starting a server", &error);
-        let (ours, theirs) = UnixStream::pair().map_err(io)?;
-        let index = Index::create(INDEX_SLOTS)?;
-        let mut server = launch.server(theirs)?;
-        let birth = Birth { server: server.pid, index_slots: index.slots(), ..self.birth.clone() };
-        let fd = index.fd().try_clone_to_owned().map_err(io)?;
-        if let Err(error) = hand_over(&ours, birth, &self.listening, Some(fd), &self.ledger) {
-            server.end();
-            return Err(error);
-        }
-        self.index = Some(index);
-        Ok((server, Receiver::new(ours)))
-    }
-
-    /// Writes down what the server tells until it ends.
-    async fn follow(&mut self, server: &Server, mut receiver: Receiver, stop: &mut Stop) -> Result<End> {
-        let io = |error| Error::io("following the server", &error);
-        receiver.socket.set_nonblocking(true).map_err(io)?;
-        let socket = tokio::net::UnixStream::from_std(receiver.socket.try_clone().map_err(io)?).map_err(io)?;
-        let (mut stopping, mut patience) = (false, None);
-        loop {
-            let overdue = async {
-                match patience {
-                    Some(patience) => tokio::time::sleep_until(patience).await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                ready = socket.readable() => ready.map_err(io)?,
-                () = stop.asked(), if patience.is_none() => {
-                    server.ask_to_stop();
-                    stopping = true;
-                    patience = Some(tokio::time::Instant::now() + STOP_TIME);
-                    continue;
-                }
-                () = overdue => {
-                    server.kill();
-                    return Ok(End::Stopped);
-                }
-            }
-            match socket.try_io(Interest::READABLE, || receiver.fill()) {
-                Ok(0) => return Ok(if stopping { End::Stopped } else { End::Died }),
-                Ok(_) => {}
-                Err(error)
-                    if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted) => {}
-                // Its death, with something of ours unread.
-                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {
-                    return Ok(if stopping { End::Stopped } else { End::Died });
-                }
-                Err(error) => return Err(io(error)),
-            }
-            while let Some((message, fds)) = receiver.take()? {
-                match message {
-                    Message::Change(change) => self.ledger.apply(change, fds)?,
-                    Message::Stopping => stopping = true,
-                    other => return Err(Error::corrupt(format!("{other:?} from a server"))),
-                }
-            }
-        }
-    }
-}
-
-/// Being asked to stop.
-struct Stop {
-    terminate: tokio::signal::unix::Signal,
-    interrupt: tokio::signal::unix::Signal,
-}
-
-impl Stop {
-    fn new() -> Result<Self> {
-        let listen = |kind| signal(kind).map_err(|error| Error::io("listening for signals", &error));
-        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
-    }
-
-    async fn asked(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
-    }
+    let handover = receiver.take_over()?;
+    let server = Server { child: None, pid: handover.birth.server };
+    let heirs = heir::Heirs::wait(&service.config.socket)?;
+    let mut estate = Estate::of(handover);
+    let spill = service.config.spill.as_deref();
+    estate.spill = spill.map(|folder| folder_of(folder, &service.config.socket)).transpose()?;
+    estate.keep(launch, Some((server, receiver)), Some(heirs), |_, _| {})
 }

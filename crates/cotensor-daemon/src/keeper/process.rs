@@ -1,5 +1,6 @@
-//! The two processes: how one starts the other, and how it ends.
+//! The processes of a daemon: how one starts the other, and how it ends.
 
+use super::Role;
 use cotensor_core::{Error, Result};
 use rustix::process::{Pid, Resource, Signal, getrlimit, kill_process, setrlimit};
 use std::ffi::OsString;
@@ -12,45 +13,45 @@ use std::time::{Duration, Instant};
 /// How a server that has to go is waited for before it is killed.
 const GOING: Duration = Duration::from_millis(100);
 
-/// How the two processes are started: the program, and the arguments that make it call [`serve`](super::serve) or
-/// [`resume`](super::resume).
+/// How the processes are started: as this one was, in another [`Role`].
 #[derive(Clone, Debug)]
-pub struct Launch {
-    /// The program: what is at this path when a server is started, so a new version takes over from an old one.
-    pub program: PathBuf,
-    /// Arguments of a server.
-    pub server: Vec<OsString>,
-    /// Arguments of a keeper that a server starts.
-    pub keeper: Vec<OsString>,
+pub(super) struct Launch {
+    /// What is at this path when a process is started, so a new version takes over from an old one.
+    program: PathBuf,
+    arguments: Vec<OsString>,
 }
 
 impl Launch {
-    /// The program that runs now, with these arguments.
+    /// The program that runs now, with the arguments that it was started with.
     ///
     /// # Errors
     /// `Io` when the system does not tell which that is.
-    pub fn this_program(
-        server: impl IntoIterator<Item = OsString>,
-        keeper: impl IntoIterator<Item = OsString>,
-    ) -> Result<Self> {
+    pub(super) fn this_program() -> Result<Self> {
         let program = std::env::current_exe().map_err(|error| Error::io("finding this program", &error))?;
-        Ok(Self { program, server: server.into_iter().collect(), keeper: keeper.into_iter().collect() })
+        let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+        // What was started in a role has it at the end.
+        if let [.., flag, _] = &arguments[..]
+            && flag == Role::FLAG
+        {
+            arguments.truncate(arguments.len() - 2);
+        }
+        Ok(Self { program, arguments })
     }
 
     /// Starts a server with `socket` as its standard input.
     pub(super) fn server(&self, socket: UnixStream) -> Result<Server> {
-        let child = self.start(&self.server, socket)?;
+        let child = self.start(Role::Server, socket)?;
         Ok(Server { pid: Some(child.id()), child: Some(child) })
     }
 
-    /// Starts a keeper.
+    /// Starts a keeper that goes on for one that died.
     pub(super) fn keeper(&self, socket: UnixStream) -> Result<Child> {
-        self.start(&self.keeper, socket)
+        self.start(Role::Keeper, socket)
     }
 
-    fn start(&self, arguments: &[OsString], socket: UnixStream) -> Result<Child> {
+    fn start(&self, role: Role, socket: UnixStream) -> Result<Child> {
         let mut command = Command::new(&self.program);
-        command.args(arguments).stdin(Stdio::from(OwnedFd::from(socket)));
+        command.args(&self.arguments).args([Role::FLAG, role.name()]).stdin(Stdio::from(OwnedFd::from(socket)));
         command.spawn().map_err(|error| Error::io("starting", &error).in_file(&self.program))
     }
 }
@@ -109,4 +110,9 @@ pub(super) fn raise_descriptor_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     let _ = setrlimit(Resource::Nofile, limit);
+}
+
+/// Ends this process as SIGTERM from elsewhere does.
+pub(super) fn stop_this_process() {
+    let _ = kill_process(rustix::process::getpid(), Signal::TERM);
 }

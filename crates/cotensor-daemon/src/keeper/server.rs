@@ -1,48 +1,45 @@
 //! The server's side: taking over what there is, telling the keeper what changes, and starting another when it dies.
 
-use super::channel::{Birth, Message, PATIENCE, Receiver, hand_over, say};
-use super::process::{Launch, raise_descriptor_limit, standard_input};
+use super::channel::{Birth, Message, PATIENCE, Receiver, Sockets, hand_over, say};
+use super::process::{Launch, raise_descriptor_limit, standard_input, stop_this_process};
 use super::{Change, Entry, Ledger};
-use crate::{Config, Daemon, Listening};
+use crate::http::HttpListening;
+use crate::spill::SpillFile;
+use crate::{Config, Daemon, Service};
 use cotensor_client::protocol::{SegmentInfo, Spec};
 use cotensor_core::{Error, MemoryKind, Result};
 use cotensor_memory::Index;
 use cotensor_store::home::Record;
 use std::collections::HashMap;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::signal::unix::{SignalKind, signal};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
-/// Runs a server that a keeper started, until SIGTERM or SIGINT. Blocks; to be called from the program's start.
+/// How long a daemon whose keeper was killed goes on when nobody is connected to it.
+const ORPHAN_IDLE: Duration = Duration::from_secs(60);
+/// How often that is looked at.
+const ORPHAN_LOOK: Duration = Duration::from_secs(1);
+
+/// Runs a server that a keeper started, until SIGTERM or SIGINT.
 ///
 /// # Errors
 /// `Invalid` when no keeper started this process; `Io`.
-pub fn serve(config: Config, launch: &Launch) -> Result<()> {
-    let (daemon, listening) = take_over(config, launch)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Error::io("starting the server", &error))?;
-    runtime.block_on(async {
-        let listen = |kind| signal(kind).map_err(|error| Error::io("listening for signals", &error));
-        let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
-        let stop = async {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-        };
-        daemon.serve(&listening, stop).await
-    })
+pub(super) fn serve(service: Service, launch: Launch) -> Result<()> {
+    let (daemon, sockets, kept) = take_over(service.config, launch)?;
+    let http = match (sockets.http, service.http) {
+        (Some(listener), Some(http)) => Some(HttpListening::on(listener, http, sockets.listening.path())?),
+        _ => None,
+    };
+    // What this process holds goes with it, and need not be taken apart first; spilled files are the keeper's to remove.
+    std::mem::forget(Arc::clone(&daemon));
+    crate::run::serve(&daemon, &sockets.listening, http, || kept.ready(daemon.epoch))
 }
 
-/// A daemon with everything that the keeper which started this process has kept, and the socket to serve: for servers
-/// that do more than [`serve`].
-///
-/// # Errors
-/// `Invalid` when no keeper started this process; `Io`.
-pub fn take_over(config: Config, launch: &Launch) -> Result<(Arc<Daemon>, Listening)> {
+/// A daemon with everything that the keeper which started this process has kept, and the sockets to serve.
+fn take_over(config: Config, launch: Launch) -> Result<(Arc<Daemon>, Sockets, Arc<Kept>)> {
     raise_descriptor_limit();
     let mut receiver = Receiver::new(standard_input()?);
     let handover = receiver.take_over()?;
@@ -53,12 +50,13 @@ pub fn take_over(config: Config, launch: &Launch) -> Result<(Arc<Daemon>, Listen
     };
     let io = |error| Error::io("taking over", &error);
     socket.set_write_timeout(Some(PATIENCE)).map_err(io)?;
-    let fds = handover.listening.descriptors()?;
-    let [listener, lock]: [OwnedFd; 2] = fds.try_into().map_err(|_| Error::corrupt("a descriptor is missing"))?;
+    let birth = Birth { server: Some(std::process::id()), index_slots: 0, ..handover.birth };
+    let sockets = Sockets::from_descriptors(&birth, &mut handover.sockets.descriptors()?.into_iter())?;
     let kept = Arc::new(Kept {
-        birth: Birth { server: Some(std::process::id()), index_slots: 0, ..handover.birth.clone() },
-        listening: Listening::from_parts(listener.into(), handover.birth.socket.clone(), lock),
-        launch: launch.clone(),
+        orphaned: AtomicBool::new(birth.orphaned),
+        birth,
+        sockets,
+        launch,
         stopping: AtomicBool::new(false),
         state: Mutex::new(State {
             next: handover.ledger.segments().map(|segment| segment.info.id).max().unwrap_or(0),
@@ -68,17 +66,20 @@ pub fn take_over(config: Config, launch: &Launch) -> Result<(Arc<Daemon>, Listen
         }),
     });
     let daemon = Daemon::take_over(config, index, Arc::clone(&kept))?;
-    let minded = std::thread::Builder::new().name("keeper".to_owned()).spawn(move || kept.mind(socket));
-    drop(minded.map_err(io)?);
-    Ok((daemon, handover.listening))
+    let (minding, minded) = (Arc::clone(&kept), Arc::downgrade(&daemon));
+    let minding = std::thread::Builder::new().name("keeper".to_owned()).spawn(move || minding.mind(socket, &minded));
+    drop(minding.map_err(io)?);
+    Ok((daemon, handover.sockets, kept))
 }
 
 /// What the keeper is told, and told again should it die.
 pub(crate) struct Kept {
     birth: Birth,
-    listening: Listening,
+    sockets: Sockets,
     launch: Launch,
     stopping: AtomicBool,
+    /// Whether the keeper that somebody started is dead.
+    orphaned: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -138,13 +139,23 @@ impl Kept {
             key: record.key().map(|key| key.0.to_string()),
             versions: record.id().version,
             current: true,
+            spilled: None,
         });
         state.tell(Change::Listed { entry, segment: info }, fds)
     }
 
     pub(crate) fn gone(&self, record: &Record) {
+        self.without_memory(record, Change::Gone(record.id().into()));
+    }
+
+    pub(crate) fn spilled(&self, record: &Record, file: SpillFile) {
+        self.without_memory(record, Change::Spilled { id: record.id().into(), file });
+    }
+
+    /// Tells of something after which a tensor is in no segment.
+    fn without_memory(&self, record: &Record, change: Change) {
         let mut state = self.state();
-        self.told(state.tell(Change::Gone(record.id().into()), Vec::new()));
+        self.told(state.tell(change, Vec::new()));
         let fd = record.segment().fd().map(|fd| fd.as_raw_fd());
         let number = fd.and_then(|fd| state.numbers.get(&fd).copied());
         if let (Some(fd), Some(number)) = (fd, number)
@@ -173,15 +184,26 @@ impl Kept {
         }
     }
 
+    /// Tells the keeper that clients are served from now on.
+    ///
+    /// # Errors
+    /// `Io` when it does not listen.
+    fn ready(&self, epoch: u64) -> Result<()> {
+        match &self.state().socket {
+            Some(socket) => say(socket, &Message::Ready { epoch }, Vec::new()),
+            None => Ok(()),
+        }
+    }
+
     /// Waits for the keeper's end and starts the next one, for as long as this server lives.
-    fn mind(&self, mut socket: UnixStream) {
+    fn mind(&self, mut socket: UnixStream, daemon: &Weak<Daemon>) {
         loop {
-            // It says nothing: whatever ends this read ends the keeper.
-            drop(socket.read(&mut [0]));
+            self.wait_for_its_end(&mut socket, daemon);
             if self.stopping.load(Ordering::SeqCst) {
                 return;
             }
             tracing::warn!("the keeper died; starting another");
+            self.orphaned.store(true, Ordering::SeqCst);
             socket = loop {
                 match self.next_keeper() {
                     Ok(socket) => break socket,
@@ -195,6 +217,29 @@ impl Kept {
         }
     }
 
+    /// Reads until the keeper is gone: it says nothing, so whatever ends this ends it. A daemon that nobody answers for,
+    /// and nobody uses, is stopped meanwhile.
+    fn wait_for_its_end(&self, socket: &mut UnixStream, daemon: &Weak<Daemon>) {
+        let orphaned = self.orphaned.load(Ordering::SeqCst);
+        let patience = orphaned.then_some(ORPHAN_LOOK);
+        drop(socket.set_read_timeout(patience));
+        let mut used = Instant::now();
+        while let Err(error) = socket.read(&mut [0]) {
+            match error.kind() {
+                ErrorKind::WouldBlock | ErrorKind::TimedOut => {}
+                ErrorKind::Interrupted => continue,
+                _ => return,
+            }
+            if daemon.upgrade().is_some_and(|daemon| daemon.is_used()) {
+                used = Instant::now();
+            } else if used.elapsed() > ORPHAN_IDLE {
+                tracing::warn!("nobody answers for this daemon and nobody uses it: stopping");
+                stop_this_process();
+                return drop(socket.set_read_timeout(None).and_then(|()| socket.read(&mut [0])));
+            }
+        }
+    }
+
     fn next_keeper(&self) -> Result<UnixStream> {
         let io = |error| Error::io("starting a keeper", &error);
         let (ours, theirs) = UnixStream::pair().map_err(io)?;
@@ -202,7 +247,8 @@ impl Kept {
         // Changes wait for the lock meanwhile, so that the keeper misses none.
         let mut state = self.state();
         state.socket = None;
-        let handed = hand_over(&ours, self.birth.clone(), &self.listening, None, &state.ledger);
+        let birth = Birth { orphaned: true, ..self.birth.clone() };
+        let handed = hand_over(&ours, birth, &self.sockets, None, &state.ledger);
         // Reaped when it dies, so that no zombie stays.
         drop(std::thread::Builder::new().name("reaper".to_owned()).spawn(move || child.wait()));
         handed?;
@@ -231,6 +277,6 @@ impl State {
             self.socket = None;
         }
         let Message::Change(change) = message else { return Ok(()) };
-        self.ledger.apply(change, fds)
+        self.ledger.apply(change, fds).map(drop)
     }
 }

@@ -4,7 +4,8 @@ use cotensor_client::ClientStore;
 use cotensor_client::protocol as p;
 use cotensor_store::{CopyReason, Lease, Retention, Store};
 use rustix::process::{Pid, Signal, kill_process};
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,15 +16,22 @@ pub(crate) const SOON: Duration = Duration::from_secs(60);
 pub(crate) struct Processes {
     keeper: Child,
     pub(crate) socket: PathBuf,
-    _folder: tempfile::TempDir,
+    arguments: Vec<OsString>,
+    pub(crate) folder: tempfile::TempDir,
 }
 
 impl Processes {
     pub(crate) fn start() -> Self {
+        Self::start_with(|_| Vec::new())
+    }
+
+    /// Starts one with more arguments than the socket; these are given the folder that the socket is in.
+    pub(crate) fn start_with(more: impl FnOnce(&Path) -> Vec<OsString>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("cotensor.sock");
-        let keeper = Command::new(env!("CARGO_BIN_EXE_cotensor-daemon")).arg(&socket).spawn().unwrap();
-        let this = Self { keeper, socket, _folder: folder };
+        let arguments: Vec<OsString> = std::iter::once(socket.clone().into()).chain(more(folder.path())).collect();
+        let keeper = spawn(&arguments);
+        let this = Self { keeper, socket, arguments, folder };
         until("the daemon answers", || ClientStore::connect(Some(&this.socket), "first").is_ok());
         this
     }
@@ -35,8 +43,36 @@ impl Processes {
         signal(server, Signal::KILL);
         drop(self.keeper.kill());
         drop(self.keeper.wait());
-        self.keeper = Command::new(env!("CARGO_BIN_EXE_cotensor-daemon")).arg(&self.socket).spawn().unwrap();
+        // As long as one of them lives it has the lock.
+        until("both are gone", || with_argument(&self.socket).is_empty());
+        self.keeper = spawn(&self.arguments);
         self
+    }
+
+    /// Kills the foreground alone, and waits until its server has another keeper: that one's process.
+    pub(crate) fn kill_foreground(&mut self) -> u32 {
+        let server = self.server();
+        signal(self.keeper(), Signal::KILL);
+        drop(self.keeper.wait());
+        let mut next = None;
+        until("there is another keeper", || {
+            next = children(server).first().copied();
+            next.is_some()
+        });
+        until("it waits for an heir", || self.folder.path().join("cotensor.sock.heir").exists());
+        next.unwrap()
+    }
+
+    /// Starts the program once more, on the same socket.
+    pub(crate) fn start_again(&mut self) {
+        self.keeper = spawn(&self.arguments);
+    }
+
+    /// What the program says when it is started beside the one that runs.
+    pub(crate) fn refused(&self) -> String {
+        let output = Command::new(PROGRAM).args(&self.arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8(output.stderr).unwrap()
     }
 
     pub(crate) fn connect(&self, client: &str) -> Arc<ClientStore> {
@@ -69,6 +105,12 @@ impl Processes {
         signal(self.keeper.id(), Signal::TERM);
         self.keeper.wait().unwrap().success()
     }
+}
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_cotensor-daemon");
+
+fn spawn(arguments: &[OsString]) -> Child {
+    Command::new(PROGRAM).args(arguments).spawn().unwrap()
 }
 
 impl Drop for Processes {

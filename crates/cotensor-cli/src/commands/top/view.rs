@@ -149,6 +149,7 @@ mod tests {
             age_s: 3.0,
             hits,
             holders: holders.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect::<BTreeMap<_, _>>(),
+            spilled: false,
         }
     }
 

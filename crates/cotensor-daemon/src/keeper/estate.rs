@@ -1,0 +1,356 @@
+//! What a keeper keeps, and for whom: one server after the other.
+
+use super::channel::{Birth, Handover, Message, Receiver, Sockets, hand_over};
+use super::heir::{self, Heirs};
+use super::process::{self, Launch, Server};
+use super::systemd::{Held, Manager};
+use super::{Change, INDEX_SLOTS, Ledger};
+use crate::spill::remove_folder;
+use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_memory::Index;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use tokio::io::Interest;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// How long a server has to stop once it is asked to, or says that it will.
+const STOP_TIME: Duration = Duration::from_millis(800);
+/// How long a server has to take everything over.
+const START_TIME: Duration = Duration::from_secs(30);
+/// What is kept is given up when no server could be started for so long.
+const GIVE_UP: Duration = Duration::from_secs(60);
+/// A server that lived this long was not stillborn.
+const LIVED: Duration = Duration::from_secs(1);
+/// Between a stillborn server and the next attempt, growing.
+const DELAY_MIN: Duration = Duration::from_millis(20);
+const DELAY_MAX: Duration = Duration::from_millis(500);
+
+/// What a keeper keeps. The sockets go first: nobody is to wait for a daemon that frees its memory.
+pub(super) struct Estate {
+    pub(super) birth: Birth,
+    pub(super) sockets: Sockets,
+    /// The index of the server that lives, where this process can write it.
+    index: Option<Index>,
+    ledger: Ledger,
+    /// Where servers spill, if they do.
+    pub(super) spill: Option<PathBuf>,
+    manager: Option<Manager>,
+}
+
+impl Drop for Estate {
+    fn drop(&mut self) {
+        if !self.sockets.listening.is_owner() {
+            return;
+        }
+        // First, so that nobody waits meanwhile; the lock keeps others away until all is gone.
+        self.sockets.listening.remove();
+        for file in self.ledger.files() {
+            drop(std::fs::remove_file(&file.path));
+        }
+        if let Some(folder) = &self.spill {
+            remove_folder(folder);
+        }
+    }
+}
+
+/// How it went with a server.
+enum End {
+    Stopped,
+    Died,
+    /// Somebody else goes on from here.
+    Inherited(UnixStream),
+}
+
+impl Estate {
+    /// An empty one.
+    ///
+    /// # Errors
+    /// `Io` when the system has no random numbers.
+    pub(super) fn new(sockets: Sockets) -> Result<Self> {
+        let mut secret = [0; 32];
+        getrandom::fill(&mut secret).map_err(|error| Error::new(ErrorKind::Io, error.to_string()))?;
+        let socket = sockets.listening.path().to_path_buf();
+        let birth = Birth { socket, secret, servers: 0, server: None, index_slots: 0, http: false, orphaned: false };
+        Ok(Self { birth, sockets, index: None, ledger: Ledger::default(), spill: None, manager: None })
+    }
+
+    /// One that was handed over, with the socket's file.
+    pub(super) fn of(handover: Handover) -> Self {
+        let Handover { birth, mut sockets, ledger, .. } = handover;
+        sockets.listening.own();
+        Self { birth, sockets, index: None, ledger, spill: None, manager: None }
+    }
+
+    /// One that the service manager held.
+    ///
+    /// # Errors
+    /// `Io` when the socket has to be made anew, and cannot.
+    pub(super) fn held(held: Held, manager: Option<&Manager>) -> Result<Self> {
+        let Held { birth, mut sockets, ledger } = held;
+        sockets.listening.own();
+        if sockets.listening.mend()?
+            && let Some(manager) = manager
+        {
+            manager.forget_listener();
+        }
+        tracing::info!("the service manager held {} tensors", ledger.entries().count());
+        Ok(Self { birth, sockets, index: None, ledger, spill: None, manager: None })
+    }
+
+    /// How many tensors are kept.
+    pub(super) fn tensors(&self) -> usize {
+        self.ledger.entries().count()
+    }
+
+    /// Keeps a server running, beginning with `first` if it runs already, until that is asked to stop, here or there,
+    /// or until one of `heirs` goes on. `ready` is told of every server that serves: its epoch and its process.
+    ///
+    /// # Errors
+    /// `Io` when the first server cannot be started, or none for a minute.
+    pub(super) fn keep(
+        mut self,
+        launch: &Launch,
+        first: Option<(Server, Receiver)>,
+        heirs: Option<Heirs>,
+        mut ready: impl FnMut(u64, Option<u32>),
+    ) -> Result<()> {
+        process::raise_descriptor_limit();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| Error::io("starting the keeper", &error))?;
+        let mut serving = first.is_some();
+        // When one last served; nothing is lost by giving up at once what nobody had yet.
+        let mut served = (serving || self.tensors() > 0).then(Instant::now);
+        let (mut next, mut delay) = (first, DELAY_MIN);
+        runtime.block_on(async {
+            let mut stop = Stop::new()?;
+            loop {
+                let began = Instant::now();
+                let mut told = |epoch, pid| {
+                    serving = true;
+                    ready(epoch, pid);
+                };
+                let end = match next.take().map_or_else(|| self.start(launch), Ok) {
+                    Ok((server, receiver)) => {
+                        self.live_with(server, receiver, &mut stop, heirs.as_ref(), &mut told).await
+                    }
+                    Err(error) => Err(error),
+                };
+                if std::mem::take(&mut serving) {
+                    served = Some(Instant::now());
+                }
+                match end {
+                    Ok(End::Stopped) => {
+                        self.stopping();
+                        return Ok(());
+                    }
+                    Ok(End::Inherited(heir)) => match self.leave_to(heir) {
+                        Ok(()) => return Ok(()),
+                        Err(error) => tracing::error!("the heir did not take everything: {error}"),
+                    },
+                    Ok(End::Died) if served.is_none() => {
+                        return Err(Error::new(ErrorKind::Io, "the server ended before it was ready"));
+                    }
+                    Ok(End::Died) => {
+                        tracing::warn!("the server died; the next one takes over {} tensors", self.tensors());
+                    }
+                    Err(error) if served.is_none() => return Err(error),
+                    Err(error) => tracing::error!("the server was given up: {error}"),
+                }
+                if served.is_some_and(|served| served.elapsed() > GIVE_UP) {
+                    let message = format!("no server can be started; {} tensors are given up", self.tensors());
+                    return Err(Error::new(ErrorKind::Io, message));
+                }
+                let lived = began.elapsed() >= LIVED;
+                delay = if lived { DELAY_MIN } else { (delay * 2).min(DELAY_MAX) };
+                tokio::select! {
+                    () = tokio::time::sleep(if lived { Duration::ZERO } else { delay / 2 }) => {}
+                    () = stop.asked() => {
+                        self.stopping();
+                        return Ok(());
+                    }
+                }
+            }
+        })
+    }
+
+    fn stopping(&self) {
+        if let Some(manager) = &self.manager {
+            manager.stopping();
+        }
+    }
+
+    /// Starts a server and hands everything over.
+    fn start(&mut self, launch: &Launch) -> Result<(Server, Receiver)> {
+        self.birth.servers += 1;
+        if let Some(manager) = &mut self.manager {
+            // Sessions' numbers have the server's, and must not come twice.
+            manager.rewrite(&self.birth, &self.ledger)?;
+        }
+        let io = |error| Error::io("starting a server", &error);
+        let (ours, theirs) = UnixStream::pair().map_err(io)?;
+        let index = Index::create(INDEX_SLOTS)?;
+        let mut server = launch.server(theirs)?;
+        let birth = Birth { server: server.pid, index_slots: index.slots(), ..self.birth.clone() };
+        let fd = index.fd().try_clone_to_owned().map_err(io)?;
+        if let Err(error) = hand_over(&ours, birth, &self.sockets, Some(fd), &self.ledger) {
+            server.end();
+            return Err(error);
+        }
+        self.index = Some(index);
+        Ok((server, Receiver::new(ours)))
+    }
+
+    /// Writes down what happened, here and with the service manager.
+    fn note(&mut self, change: Change, fds: Vec<OwnedFd>) -> Result<()> {
+        if let Some(manager) = &mut self.manager {
+            manager.note(&change, &fds);
+        }
+        let gone = self.ledger.apply(change, fds)?;
+        if let Some(manager) = &mut self.manager {
+            manager.noted(&self.birth, &self.ledger, gone);
+        }
+        Ok(())
+    }
+
+    /// Has the service manager hold all that there is, and be told what happens.
+    ///
+    /// # Errors
+    /// `Io` when it does not listen.
+    pub(super) fn hold_with(&mut self, mut manager: Manager) -> Result<()> {
+        manager.hold(&self.birth, &self.sockets, &self.ledger)?;
+        self.manager = Some(manager);
+        Ok(())
+    }
+
+    /// Lets the heir have everything; the server is dead.
+    fn leave_to(&mut self, heir: UnixStream) -> Result<()> {
+        hand_over(&heir, self.birth.clone(), &self.sockets, None, &self.ledger)?;
+        if !heir::has_taken(heir) {
+            return Err(Error::new(ErrorKind::Io, "it does not say so"));
+        }
+        self.sockets.listening.disown();
+        Ok(())
+    }
+
+    async fn live_with(
+        &mut self,
+        mut server: Server,
+        receiver: Receiver,
+        stop: &mut Stop,
+        heirs: Option<&Heirs>,
+        ready: &mut impl FnMut(u64, Option<u32>),
+    ) -> Result<End> {
+        let end = self.follow(&server, receiver, stop, heirs, ready).await;
+        // Before anybody can ask the next server: nobody answers himself from this one's index.
+        if let Some(index) = self.index.take() {
+            index.end();
+        }
+        if end.is_err() {
+            server.kill();
+        }
+        server.end();
+        end
+    }
+
+    /// Writes down what the server tells until it ends.
+    async fn follow(
+        &mut self,
+        server: &Server,
+        mut receiver: Receiver,
+        stop: &mut Stop,
+        heirs: Option<&Heirs>,
+        ready: &mut impl FnMut(u64, Option<u32>),
+    ) -> Result<End> {
+        let io = |error| Error::io("following the server", &error);
+        receiver.socket.set_nonblocking(true).map_err(io)?;
+        let socket = tokio::net::UnixStream::from_std(receiver.socket.try_clone().map_err(io)?).map_err(io)?;
+        let heirs = heirs.map(Heirs::listener).transpose()?;
+        let (mut end, mut deadline) = (End::Died, None);
+        if self.index.is_some() {
+            deadline = Some(tokio::time::Instant::now() + START_TIME);
+        }
+        loop {
+            let overdue = async {
+                match deadline {
+                    Some(deadline) => tokio::time::sleep_until(deadline).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let asked_for = async {
+                match (&heirs, &end) {
+                    (Some(heirs), End::Died) => heirs.accept().await,
+                    _ => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                ready = socket.readable() => ready.map_err(io)?,
+                () = stop.asked(), if !matches!(end, End::Stopped) => {
+                    server.ask_to_stop();
+                    (end, deadline) = (End::Stopped, Some(tokio::time::Instant::now() + STOP_TIME));
+                    continue;
+                }
+                asking = asked_for => {
+                    if let Some(heir) = asking.ok().and_then(|(heir, _)| heir::admitted(heir)) {
+                        // What it has sent is read to its end first.
+                        server.kill();
+                        end = End::Inherited(heir);
+                    }
+                    continue;
+                }
+                () = overdue => {
+                    server.kill();
+                    return Ok(end);
+                }
+            }
+            match socket.try_io(Interest::READABLE, || receiver.fill()) {
+                Ok(0) => return Ok(end),
+                Ok(_) => {}
+                Err(error)
+                    if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted) => {}
+                // Its death, with something of ours unread.
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return Ok(end),
+                Err(error) => return Err(io(error)),
+            }
+            while let Some((message, fds)) = receiver.take()? {
+                match message {
+                    Message::Change(change) => self.note(change, fds)?,
+                    Message::Ready { epoch } => {
+                        if matches!(end, End::Died) {
+                            deadline = None;
+                        }
+                        if let Some(manager) = &self.manager {
+                            manager.ready(&self.birth.socket);
+                        }
+                        ready(epoch, server.pid);
+                    }
+                    Message::Stopping => {
+                        (end, deadline) = (End::Stopped, Some(tokio::time::Instant::now() + STOP_TIME));
+                    }
+                    other => return Err(Error::corrupt(format!("{other:?} from a server"))),
+                }
+            }
+        }
+    }
+}
+
+/// Being asked to stop.
+struct Stop {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Stop {
+    fn new() -> Result<Self> {
+        let listen = |kind| signal(kind).map_err(|error| Error::io("listening for signals", &error));
+        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
+    }
+
+    async fn asked(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}

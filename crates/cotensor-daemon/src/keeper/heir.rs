@@ -1,0 +1,81 @@
+//! A daemon whose keeper was killed goes on with another, which nobody has started by hand. Whoever starts the program on
+//! the same socket then inherits everything, through a socket beside the daemon's.
+
+use super::channel::{Message, PATIENCE, Receiver, say};
+use super::estate::Estate;
+use crate::socket::bind_private;
+use cotensor_core::{Error, Result};
+use rustix::net::sockopt::socket_peercred;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+/// Where an heir asks.
+fn beside(socket: &Path) -> PathBuf {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(".heir");
+    path.into()
+}
+
+fn is_own(stream: &UnixStream) -> bool {
+    socket_peercred(stream).is_ok_and(|peer| peer.uid == rustix::process::geteuid())
+}
+
+/// Waits for an heir. The socket goes with this.
+pub(super) struct Heirs {
+    listener: std::os::unix::net::UnixListener,
+    path: PathBuf,
+}
+
+impl Heirs {
+    /// # Errors
+    /// `Io` when the system refuses.
+    pub(super) fn wait(socket: &Path) -> Result<Self> {
+        let path = beside(socket);
+        Ok(Self { listener: bind_private(&path)?, path })
+    }
+
+    /// # Errors
+    /// `Io` when the system refuses.
+    pub(super) fn listener(&self) -> Result<tokio::net::UnixListener> {
+        let io = |error: std::io::Error| Error::io("waiting for an heir", &error).in_file(&self.path);
+        let copy = self.listener.try_clone().map_err(io)?;
+        tokio::net::UnixListener::from_std(copy).map_err(io)
+    }
+}
+
+impl Drop for Heirs {
+    fn drop(&mut self) {
+        drop(std::fs::remove_file(&self.path));
+    }
+}
+
+/// An heir who asked, if it is this user's.
+pub(super) fn admitted(stream: tokio::net::UnixStream) -> Option<UnixStream> {
+    let stream = stream.into_std().ok().filter(is_own)?;
+    stream.set_nonblocking(false).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    Some(stream)
+}
+
+/// Whether the heir says that it has everything.
+pub(super) fn has_taken(heir: UnixStream) -> bool {
+    matches!(Receiver::new(heir).next(), Ok((Message::Complete, _)))
+}
+
+/// What the daemon at `socket` has, if nobody answers for it any more. Its server is dead afterwards.
+///
+/// # Errors
+/// `Io` and `Corrupt` for a handover that failed.
+pub(super) fn inherit(socket: &Path) -> Result<Option<Estate>> {
+    let Ok(stream) = UnixStream::connect(beside(socket)) else { return Ok(None) };
+    if !is_own(&stream) {
+        return Ok(None);
+    }
+    let mut receiver = Receiver::new(stream);
+    let handover = receiver.take_over()?;
+    say(&receiver.socket, &Message::Complete, Vec::new())?;
+    let mut estate = Estate::of(handover);
+    estate.birth.orphaned = false;
+    tracing::info!("took {} tensors over from a daemon that nobody answered for", estate.tensors());
+    Ok(Some(estate))
+}

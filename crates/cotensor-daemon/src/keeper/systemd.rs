@@ -1,0 +1,227 @@
+//! systemd: told when the daemon is ready and when it stops, and given a copy of everything to hold, so that even when all of
+//! the daemon's processes die at once, the next ones have what there was.
+//!
+//! It holds descriptors and their names: the sockets, every segment, and a memfd with the ledger, written as it grows and
+//! anew when it has grown too long.
+
+use super::channel::{Birth, Sockets};
+use super::{Change, Ledger};
+use cotensor_core::{Error, Result};
+use cotensor_memory::inherited_descriptors;
+use rustix::fs::{FlockOperation, MemfdFlags, flock, memfd_create};
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{IoSlice, Read, Seek, SeekFrom, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+const LISTENER: &str = "listener";
+const LOCK: &str = "lock";
+const HTTP: &str = "http";
+const LEDGER: &str = "ledger-";
+const SEGMENT: &str = "segment-";
+/// A ledger is written anew when it is this much longer than twice what it was, in bytes.
+const GROWTH_BYTES: u64 = 1 << 20;
+/// The most bytes of a ledger that are read back.
+const LEDGER_BYTES_MAX: u64 = 1 << 30;
+
+/// The manager that started this process.
+pub(super) struct Manager {
+    socket: UnixDatagram,
+    ledger: File,
+    number: u64,
+    written: u64,
+    rewrite_at: u64,
+}
+
+/// What the manager held.
+pub(super) struct Held {
+    pub(super) birth: Birth,
+    pub(super) sockets: Sockets,
+    pub(super) ledger: Ledger,
+}
+
+impl Manager {
+    /// The manager, if one wants to be told, and what it held for this daemon.
+    ///
+    /// # Errors
+    /// `Io` when it does not listen, `Invalid` when it says something odd.
+    pub(super) fn find() -> Result<(Option<Self>, Option<Held>)> {
+        let Some(path) = std::env::var_os("NOTIFY_SOCKET").filter(|path| !path.is_empty()) else {
+            return Ok((None, None));
+        };
+        let io = |error| Error::io("reaching the service manager", &error).in_field("NOTIFY_SOCKET");
+        let bytes = path.as_encoded_bytes();
+        let address = match bytes.strip_prefix(b"@") {
+            Some(name) => SocketAddr::from_abstract_name(name),
+            None => SocketAddr::from_pathname(&path),
+        };
+        let socket = UnixDatagram::unbound().map_err(io)?;
+        socket.connect_addr(&address.map_err(io)?).map_err(io)?;
+        let mut this = Self { socket, ledger: memfd()?, number: 0, written: 0, rewrite_at: 0 };
+        let mut fds: HashMap<String, OwnedFd> = inherited_descriptors()?.into_iter().collect();
+        let numbers = fds.keys().filter_map(|name| name.strip_prefix(LEDGER)?.parse().ok());
+        this.number = numbers.max().unwrap_or(0);
+        let held = this.read(&mut fds).unwrap_or_else(|error| {
+            tracing::error!("what the service manager held cannot be used: {error}");
+            None
+        });
+        // The rest is of no use to anybody.
+        fds.keys().for_each(|name| this.forget(name));
+        if let Some(lock) = fds.get(LOCK) {
+            // Nobody goes on with what it was for: this daemon is to have the lock now, not when the manager has let go.
+            let _ = flock(lock, FlockOperation::Unlock);
+        }
+        Ok((Some(this), held))
+    }
+
+    /// Reads the newest ledger, as far as it was written.
+    fn read(&self, fds: &mut HashMap<String, OwnedFd>) -> Result<Option<Held>> {
+        let Some(file) = fds.remove(&format!("{LEDGER}{}", self.number)) else { return Ok(None) };
+        let io = |error| Error::io("reading the ledger", &error);
+        let mut file = File::from(file);
+        file.seek(SeekFrom::Start(0)).map_err(io)?;
+        let mut bytes = Vec::new();
+        file.take(LEDGER_BYTES_MAX).read_to_end(&mut bytes).map_err(io)?;
+        let mut lines = bytes.split(|byte| *byte == b'\n');
+        let corrupt = |error: serde_json::Error| Error::corrupt(format!("the ledger: {error}"));
+        let birth: Birth = serde_json::from_slice(lines.next().unwrap_or_default()).map_err(corrupt)?;
+        let mut ledger = Ledger::default();
+        // What was being written when its writer died is no line.
+        for change in lines.map_while(|line| serde_json::from_slice::<Change>(line).ok()) {
+            let segment = match &change {
+                Change::Listed { segment: Some(segment), .. } => fds.get(&format!("{SEGMENT}{}", segment.id)),
+                _ => None,
+            };
+            let segment = segment.map(OwnedFd::try_clone).transpose().map_err(io)?;
+            // A segment that came and went has no descriptor any more; its tensors went, too.
+            if let Err(error) = ledger.apply(change, segment.into_iter().collect()) {
+                tracing::debug!("{error}");
+            }
+        }
+        ledger.segments().for_each(|segment| drop(fds.remove(&format!("{SEGMENT}{}", segment.info.id))));
+        let mut sockets = [LISTENER, LOCK].iter().filter_map(|name| fds.remove(*name)).collect::<Vec<_>>();
+        let http = fds.remove(HTTP);
+        let birth = Birth { http: http.is_some(), server: None, index_slots: 0, orphaned: false, ..birth };
+        sockets.extend(http);
+        let sockets = Sockets::from_descriptors(&birth, &mut sockets.into_iter())?;
+        Ok(Some(Held { birth, sockets, ledger }))
+    }
+
+    /// Has the manager hold all that there is.
+    ///
+    /// # Errors
+    /// `Io` when it does not listen.
+    pub(super) fn hold(&mut self, birth: &Birth, sockets: &Sockets, ledger: &Ledger) -> Result<()> {
+        for (name, fd) in [LISTENER, LOCK, HTTP].into_iter().zip(sockets.descriptors()?) {
+            self.keep(name, fd.as_fd())?;
+        }
+        for segment in ledger.segments() {
+            self.keep(&format!("{SEGMENT}{}", segment.info.id), segment.fd.as_fd())?;
+        }
+        self.rewrite(birth, ledger)
+    }
+
+    /// Writes down what happens next.
+    pub(super) fn note(&mut self, change: &Change, fds: &[OwnedFd]) {
+        let noted = self.try_note(change, fds);
+        if let Err(error) = noted {
+            tracing::error!("the service manager does not hold everything: {error}");
+        }
+    }
+
+    fn try_note(&mut self, change: &Change, fds: &[OwnedFd]) -> Result<()> {
+        if let (Change::Listed { segment: Some(segment), .. }, [fd, ..]) = (change, fds) {
+            self.keep(&format!("{SEGMENT}{}", segment.id), fd.as_fd())?;
+        }
+        self.write(&serde_json::to_vec(change).map_err(|error| Error::invalid(error.to_string()))?)
+    }
+
+    /// Lets go of a segment that nothing lies in any more, and of the past when it has grown too long.
+    pub(super) fn noted(&mut self, birth: &Birth, ledger: &Ledger, gone: Option<u64>) {
+        if let Some(segment) = gone {
+            self.forget(&format!("{SEGMENT}{segment}"));
+        }
+        if self.written > self.rewrite_at
+            && let Err(error) = self.rewrite(birth, ledger)
+        {
+            tracing::error!("the ledger was not written anew: {error}");
+        }
+    }
+
+    /// Writes the ledger anew, shorter.
+    ///
+    /// # Errors
+    /// `Io` when the manager does not listen.
+    pub(super) fn rewrite(&mut self, birth: &Birth, ledger: &Ledger) -> Result<()> {
+        let encode = |error: serde_json::Error| Error::invalid(error.to_string());
+        (self.ledger, self.written) = (memfd()?, 0);
+        self.write(&serde_json::to_vec(birth).map_err(encode)?)?;
+        ledger.tell(|change, _| self.write(&serde_json::to_vec(&change).map_err(encode)?))?;
+        self.rewrite_at = 2 * self.written + GROWTH_BYTES;
+        self.number += 1;
+        self.keep(&format!("{LEDGER}{}", self.number), self.ledger.as_fd())?;
+        self.forget(&format!("{LEDGER}{}", self.number - 1));
+        Ok(())
+    }
+
+    /// A line in one piece, so that a reader finds whole ones.
+    fn write(&mut self, line: &[u8]) -> Result<()> {
+        let line = [line, b"\n"].concat();
+        self.written += line.len() as u64;
+        self.ledger.write_all(&line).map_err(|error| Error::io("writing the ledger", &error))
+    }
+
+    /// That clients are served.
+    pub(super) fn ready(&self, socket: &std::path::Path) {
+        self.tell_of(&format!("READY=1\nSTATUS=listening on {}\n", socket.display()));
+    }
+
+    /// That the daemon ends because it was asked to: nothing is to be held for a next one.
+    pub(super) fn stopping(&self) {
+        self.tell_of("STOPPING=1\n");
+        self.forget(&format!("{LEDGER}{}", self.number));
+        [LISTENER, LOCK, HTTP].into_iter().for_each(|name| self.forget(name));
+    }
+
+    /// The listening socket is another from now on.
+    pub(super) fn forget_listener(&self) {
+        self.forget(LISTENER);
+    }
+
+    fn forget(&self, name: &str) {
+        self.tell_of(&format!("FDSTOREREMOVE=1\nFDNAME={name}\n"));
+    }
+
+    fn keep(&self, name: &str, fd: BorrowedFd<'_>) -> Result<()> {
+        // Not watched: what is in a memfd does not end.
+        self.tell(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}\n"), &[fd])
+    }
+
+    fn tell_of(&self, state: &str) {
+        if let Err(error) = self.tell(state, &[]) {
+            tracing::warn!("{error}");
+        }
+    }
+
+    fn tell(&self, state: &str, fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let io = |error: Errno| Error::io("telling the service manager", &error.into());
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+            return Err(io(Errno::NOBUFS));
+        }
+        let part = [IoSlice::new(state.as_bytes())];
+        sendmsg(&self.socket, &part, &mut ancillary, SendFlags::NOSIGNAL).map_err(io)?;
+        Ok(())
+    }
+}
+
+fn memfd() -> Result<File> {
+    let fd = memfd_create("cotensor ledger", MemfdFlags::CLOEXEC);
+    Ok(fd.map_err(|error| Error::io("making the ledger", &error.into()))?.into())
+}

@@ -1,0 +1,95 @@
+//! Folders that others may have made before: which of them are safe to put something into.
+
+use cotensor_core::{Error, ErrorKind, Result};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::Path;
+
+/// Who else may be able to write to a folder.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Others {
+    /// Nobody: the folder is this user's, closed to all others, and no link.
+    None,
+    /// Its group, or everybody where nobody can take away what is another's (as in `/tmp`); it may be root's.
+    Harmless,
+}
+
+/// Makes `folder` and those above it, mode 0700, where they are missing, and checks what is there.
+///
+/// # Errors
+/// `Refused` for a folder that lets others do more than `others` says; `Io`.
+pub(crate) fn private_folder(folder: &Path, others: Others) -> Result<()> {
+    let io = |error: std::io::Error| Error::io("making a folder", &error).in_file(folder);
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io)?;
+    let found = match others {
+        Others::None => std::fs::symlink_metadata(folder),
+        Others::Harmless => std::fs::metadata(folder),
+    };
+    let found = found.map_err(io)?;
+    let (owner, me, mode) = (found.uid(), rustix::process::geteuid().as_raw(), found.mode());
+    let refused = |why: &str| Err(Error::new(ErrorKind::Refused, why).in_file(folder));
+    match others {
+        _ if !found.is_dir() => refused("this is no folder"),
+        Others::None if owner != me => refused("this folder is another user's: name one of your own"),
+        Others::None if mode & 0o077 != 0 => refused("others than its owner can reach this folder: chmod 700"),
+        Others::Harmless if owner != me && owner != 0 => refused("this folder is another user's: name one of your own"),
+        Others::Harmless if mode & 0o002 != 0 && mode & 0o1000 == 0 => {
+            refused("everybody can replace what is in this folder: chmod o-w, or name another")
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{Permissions, set_permissions};
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn folders_are_made_for_their_owner_alone_and_open_ones_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let made = folder.path().join("a/b");
+        for others in [Others::Harmless, Others::None] {
+            private_folder(&made, others).unwrap();
+        }
+        for path in [&made, &folder.path().join("a")] {
+            assert_eq!(std::fs::metadata(path).unwrap().mode() & 0o777, 0o700);
+        }
+        let check = |mode, others| {
+            set_permissions(&made, Permissions::from_mode(mode)).unwrap();
+            private_folder(&made, others).map_err(|error| (error.kind(), error.file() == Some(made.as_path())))
+        };
+        let refused = Err((ErrorKind::Refused, true));
+        for (mode, harmless, none) in [
+            (0o755, Ok(()), refused),
+            (0o775, Ok(()), refused),
+            (0o777, refused, refused),
+            (0o1777, Ok(()), refused),
+            (0o700, Ok(()), Ok(())),
+        ] {
+            assert_eq!((check(mode, Others::Harmless), check(mode, Others::None)), (harmless, none), "{mode:o}");
+        }
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&made, &link).unwrap();
+        private_folder(&link, Others::Harmless).unwrap();
+        assert_eq!(private_folder(&link, Others::None).unwrap_err().kind(), ErrorKind::Refused);
+        std::fs::write(folder.path().join("file"), "").unwrap();
+        assert!(private_folder(&folder.path().join("file"), Others::None).is_err());
+    }
+
+    #[test]
+    fn another_users_folder_is_refused() {
+        // Only root can give a folder away; for others, root's own is one that is not theirs.
+        let folder = tempfile::tempdir().unwrap();
+        let me = rustix::process::geteuid().as_raw();
+        let theirs = if me == 0 {
+            std::os::unix::fs::chown(folder.path(), Some(65_534), None).unwrap();
+            folder.path()
+        } else {
+            Path::new("/usr")
+        };
+        assert_eq!(private_folder(theirs, Others::None).unwrap_err().kind(), ErrorKind::Refused);
+        assert_eq!(private_folder(theirs, Others::Harmless).is_err(), me == 0);
+        private_folder(Path::new("/tmp"), Others::Harmless).unwrap();
+    }
+}

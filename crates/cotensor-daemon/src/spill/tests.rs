@@ -1,0 +1,93 @@
+use super::*;
+use crate::Listening;
+use cotensor_core::SegmentMut;
+
+fn sealed(bytes: &[u8]) -> Sealed {
+    let mut memory = MemfdMut::create(bytes.len()).unwrap();
+    memory.write_at(0, bytes).unwrap();
+    Sealed::of(memory).unwrap()
+}
+
+fn numbers(len: usize) -> Vec<u8> {
+    (0..len).map(|index| (index * 31 % 251) as u8).collect()
+}
+
+fn content(segment: &dyn Segment) -> Vec<u8> {
+    let mut bytes = vec![0; segment.len()];
+    segment.read_at(0, &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn segments_make_the_round_trip_and_their_files_go_with_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let files = Files::open(&folder.path().join("spill"), &socket, u64::MAX).unwrap();
+    let spill = IntoFiles(Arc::clone(&files));
+    let mut kept = Vec::new();
+    for len in [0, 1, 4095, PIECE_BYTES, PIECE_BYTES + 17] {
+        let bytes = numbers(len);
+        let spilled = spill.spill(&sealed(&bytes)).unwrap();
+        let restored = spilled.restore().unwrap();
+        assert_eq!((spilled.bytes(), content(&*restored) == bytes), (len as u64, true), "{len}");
+        kept.push(spilled);
+    }
+    let path = files.file(kept[1].number()).unwrap().path;
+    assert_eq!(std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&path).unwrap()) & 0o777, 0o600);
+    // What a server leaves, the next takes up; nothing else stays.
+    std::fs::write(files.folder.join("99.tensors"), "half a file").unwrap();
+    let known: Vec<SpillFile> = kept.iter().map(|spilled| files.file(spilled.number()).unwrap()).collect();
+    let next = Files::open(&folder.path().join("spill"), &socket, u64::MAX).unwrap();
+    let taken = next.take_up(known);
+    assert!(!files.folder.join("99.tensors").exists());
+    assert_eq!(content(&*taken[4].restore().unwrap()), numbers(PIECE_BYTES + 17));
+    let fresh = IntoFiles(Arc::clone(&next)).spill(&sealed(b"x")).unwrap();
+    assert!(kept.iter().all(|spilled| spilled.number() != fresh.number()));
+    drop((fresh, taken));
+    assert!(!path.exists());
+    assert_eq!(std::fs::read_dir(&next.folder).unwrap().count(), 1, "who it belongs to");
+    assert_eq!(next.state().bytes, 0);
+}
+
+#[test]
+fn damage_is_found_and_bounds_are_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = Files::open(folder.path(), &folder.path().join("socket"), 10_000).unwrap();
+    let spill = IntoFiles(Arc::clone(&files));
+    let spilled = spill.spill(&sealed(&numbers(8000))).unwrap();
+    let error = spill.spill(&sealed(&numbers(8000))).err().unwrap();
+    assert_eq!((error.kind(), error.file()), (ErrorKind::OverBudget, Some(files.folder.as_path())));
+    let path = files.file(spilled.number()).unwrap().path;
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[7000] ^= 1;
+    for damaged in [&bytes[..], &bytes[..7999], b""] {
+        std::fs::write(&path, damaged).unwrap();
+        let error = spilled.restore().err().unwrap();
+        assert_eq!((error.kind(), error.file()), (ErrorKind::Corrupt, Some(path.as_path())));
+    }
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(spilled.restore().err().unwrap().kind(), ErrorKind::NotFound);
+    drop(spilled);
+    drop(spill.spill(&sealed(&numbers(8000))).unwrap());
+}
+
+#[test]
+fn folders_of_dead_daemons_go_and_those_of_others_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let living = Listening::bind(&at("living")).unwrap();
+    let make = |name: &str| {
+        let files = Files::open(&at("spill"), &at(name), u64::MAX).unwrap();
+        std::fs::write(files.folder.join("1.tensors"), "left").unwrap();
+        files.folder.clone()
+    };
+    let (theirs, dead) = (make("living"), make("dead"));
+    let other = at("spill").join("cotensor-notes");
+    std::fs::create_dir(&other).unwrap();
+    let mine = make("mine");
+    assert!(theirs.exists() && !dead.exists() && other.exists() && mine.exists());
+    // One whose lock nobody holds any more.
+    drop(living);
+    make("mine");
+    assert!(!theirs.exists() && other.exists());
+}
