@@ -14,6 +14,8 @@ ALLOWED = {
     "cotensor": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-model"},
     "cotensor-demo": {"cotensor"},
     "cotensor-cli": {"cotensor", "cotensor-demo", "cotensor-client", "cotensor-daemon"},
+    # Tests only.
+    "cotensor-attacks": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-client", "cotensor-daemon"},
 }
 
 metadata = json.loads(subprocess.check_output(["cargo", "metadata", "--format-version", "1", "--no-deps"]))

@@ -4,20 +4,23 @@ use crate::Daemon;
 use crate::dispatch::Reply;
 use crate::outgoing::Outgoing;
 use crate::session::Session;
-use cotensor_client::wire::{Decoder, Frame};
+use cotensor_client::wire::{Decoder, Frame, rpc};
 use cotensor_core::{Error, ErrorKind, Result};
 use std::future::Future;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 /// Calls of one session that may wait at the same time, each for another session's work.
 const WAITING_CALLS_MAX: usize = 1024;
+
+/// Batches of one session that are answered at the same time; those that follow are not read before one is.
+const BATCHES_MAX: usize = 4;
 
 /// Serves `stream` until it ends; what its session held is given back then.
 pub(crate) async fn serve(daemon: Arc<Daemon>, stream: UnixStream) {
@@ -54,17 +57,25 @@ async fn read(
     waiting: &mut JoinSet<()>,
 ) -> Result<()> {
     let slots = Arc::new(Semaphore::new(WAITING_CALLS_MAX));
+    let batches = Arc::new(Semaphore::new(BATCHES_MAX));
     let mut decoder = Decoder::default();
     let mut greeted = false;
+    let mut begun = None;
     loop {
         while let Some(frame) = decoder.take()? {
-            greeted = true;
-            answer(daemon, session, frame, &slots, waiting)?;
+            (greeted, begun) = (true, None);
+            // Batches take turns with other connections; many at a time would be many answers at a time.
+            let batch = match rpc::is_batch(&frame.body) {
+                true => Arc::clone(&batches).acquire_owned().await.ok(),
+                false => None,
+            };
+            answer(daemon, session, (frame, batch), &slots, waiting)?;
         }
         while waiting.try_join_next().is_some() {}
-        // Silence is allowed between frames only.
-        let patience = (decoder.is_midway() || !greeted).then_some(daemon.config.patience);
-        ready(stream, patience).await?;
+        // Silence is allowed between frames only. A frame's time runs from its beginning, however often a byte of it comes.
+        let midway = decoder.is_midway() || !greeted;
+        let until = midway.then(|| *begun.get_or_insert_with(Instant::now) + daemon.config.patience);
+        ready(stream, until).await?;
         match stream.try_io(Interest::READABLE, || decoder.fill(stream.as_fd())) {
             Ok(0) => return Ok(()),
             Ok(_) => {}
@@ -74,12 +85,13 @@ async fn read(
     }
 }
 
-async fn ready(stream: &UnixStream, patience: Option<Duration>) -> Result<()> {
-    let ready = match patience {
+async fn ready(stream: &UnixStream, until: Option<Instant>) -> Result<()> {
+    let late = || Error::new(ErrorKind::TimedOut, "the rest of a message did not come");
+    let ready = match until {
         None => stream.readable().await,
-        Some(patience) => tokio::time::timeout(patience, stream.readable())
-            .await
-            .map_err(|_| Error::new(ErrorKind::TimedOut, "the rest of a message did not come"))?,
+        // What comes in time is no excuse for what does not.
+        Some(until) if Instant::now() >= until => return Err(late()),
+        Some(until) => tokio::time::timeout_at(until, stream.readable()).await.map_err(|_| late())?,
     };
     ready.map_err(|error| Error::io("reading", &error))
 }
@@ -88,7 +100,7 @@ async fn ready(stream: &UnixStream, patience: Option<Duration>) -> Result<()> {
 fn answer(
     daemon: &Arc<Daemon>,
     session: &Arc<Session>,
-    frame: Frame,
+    (frame, batch): (Frame, Option<OwnedSemaphorePermit>),
     slots: &Arc<Semaphore>,
     waiting: &mut JoinSet<()>,
 ) -> Result<()> {
@@ -103,7 +115,7 @@ fn answer(
             let session = Arc::clone(session);
             waiting.spawn(async move {
                 let reply = answering.await;
-                drop(slot);
+                drop((slot, batch));
                 if let Err(error) = send(&session, reply) {
                     tracing::debug!(session = session.id, "an answer was not sent: {error}");
                 }

@@ -1,6 +1,6 @@
 //! What a session is sent: at once if the socket takes it, else kept up to a bound.
 
-use cotensor_client::wire::{Frame, send};
+use cotensor_client::wire::{FRAME_FDS_MAX, Frame, send};
 use cotensor_core::{Error, ErrorKind, Result};
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
@@ -11,8 +11,10 @@ use tokio::sync::Notify;
 
 /// Bytes that may wait for one reader; a session that does not read what it asks for is ended.
 const WAITING_BYTES_MAX: usize = 64 << 20;
-/// Frames that may wait; each can hold descriptors.
+/// Frames that may wait.
 const WAITING_FRAMES_MAX: usize = 4096;
+/// Descriptors that may wait: they count among those that the daemon may have open.
+const WAITING_FDS_MAX: usize = 4 * FRAME_FDS_MAX;
 
 /// The sending half of a session's socket.
 pub(crate) struct Outgoing {
@@ -25,6 +27,20 @@ pub(crate) struct Outgoing {
 struct Queue {
     frames: VecDeque<Pending>,
     bytes: usize,
+    fds: usize,
+    /// Whether too much waited; nothing is kept for this session any more, and [`drain`](Outgoing::drain) ends it.
+    overflown: bool,
+}
+
+impl Queue {
+    /// # Errors
+    /// `Conflict` when the session does not read.
+    fn check(&self) -> Result<()> {
+        match self.overflown {
+            false => Ok(()),
+            true => Err(Error::new(ErrorKind::Conflict, "the session does not read what it asked for")),
+        }
+    }
 }
 
 struct Pending {
@@ -51,28 +67,39 @@ impl Outgoing {
     pub(crate) fn send(&self, frame: Frame) -> Result<()> {
         let mut pending = Pending { header: frame.header()?, frame, sent: 0 };
         let mut queue = self.lock();
+        queue.check()?;
         if queue.frames.is_empty() && self.write(&mut pending)? {
             return Ok(());
         }
         queue.bytes += pending.len();
+        queue.fds += pending.frame.fds.len();
         queue.frames.push_back(pending);
-        if queue.bytes > WAITING_BYTES_MAX || queue.frames.len() > WAITING_FRAMES_MAX {
-            return Err(Error::new(ErrorKind::Conflict, "the session does not read what it asked for"));
+        let Queue { frames, bytes, fds, .. } = &*queue;
+        if *bytes > WAITING_BYTES_MAX || frames.len() > WAITING_FRAMES_MAX || *fds > WAITING_FDS_MAX {
+            // Whoever sends this may be another session, or care for no error: the drain must hear of it.
+            *queue = Queue { overflown: true, ..Queue::default() };
         }
+        let outcome = queue.check();
         drop(queue);
         self.more.notify_one();
-        Ok(())
+        outcome
     }
 
     /// Sends what was queued, for as long as the session lives.
     ///
     /// # Errors
-    /// `Io` when the other end is gone.
+    /// `Io` when the other end is gone, `Conflict` when it has let too much wait.
     pub(crate) async fn drain(&self) -> Result<()> {
         loop {
             self.more.notified().await;
             while !self.flush()? {
-                self.socket.writable().await.map_err(|error| Error::io("waiting to send", &error))?;
+                tokio::select! {
+                    writable = self.socket.writable() => {
+                        writable.map_err(|error| Error::io("waiting to send", &error))?;
+                    }
+                    // More waits than may.
+                    () = self.more.notified() => {}
+                }
             }
         }
     }
@@ -80,12 +107,14 @@ impl Outgoing {
     /// Whether all that was queued is sent.
     fn flush(&self) -> Result<bool> {
         let mut queue = self.lock();
+        queue.check()?;
         while let Some(pending) = queue.frames.front_mut() {
             if !self.write(pending)? {
                 return Ok(false);
             }
-            let len = pending.len();
+            let (len, fds) = (pending.len(), pending.frame.fds.len());
             queue.bytes -= len;
+            queue.fds -= fds;
             queue.frames.pop_front();
         }
         Ok(true)

@@ -1,9 +1,12 @@
 //! Memory that clients made: checked, kept, passed on, and never mapped here.
 
 use crate::session::Session;
+use crate::takeover::Inode;
 use cotensor_client::protocol::{FreedParams, notice};
-use cotensor_core::{Device, Error, MemoryKind, Result, Segment};
+use cotensor_core::{Device, Error, ErrorKind, MemoryKind, Result, Segment};
 use cotensor_memory::{Guarantee, check_sealed};
+use cotensor_store::Share;
+use cotensor_store::home::Charge;
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -55,6 +58,7 @@ impl Segment for Sealed {
 pub(crate) struct Slab {
     file: File,
     len: usize,
+    charge: Arc<Charge>,
     uses: Mutex<Uses>,
 }
 
@@ -64,14 +68,22 @@ struct Uses {
     owner: Option<(Weak<Session>, u64)>,
     /// Published tensors by their offsets.
     live: HashMap<usize, u32>,
+    /// All of them.
+    parts: usize,
 }
 
 impl Slab {
     /// # Errors
     /// `Refused` for anything but a memfd of `len` bytes that takes no new writer.
-    pub(crate) fn new(fd: OwnedFd, len: usize) -> Result<Self> {
+    pub(crate) fn new(fd: OwnedFd, len: usize, charge: Arc<Charge>) -> Result<Self> {
         check_sealed(&fd, len, Guarantee::ProducerOnly)?;
-        Ok(Self { file: fd.into(), len, uses: Mutex::default() })
+        Ok(Self { file: fd.into(), len, charge, uses: Mutex::default() })
+    }
+
+    /// Tensors that may lie in it at a time. Those of no bytes take no place, and of one whose publication was repeated
+    /// there are two: twice as many as there are places is more than an honest producer has.
+    fn parts_max(&self) -> usize {
+        2 * (self.len / cotensor_core::ALIGNMENT).max(1)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -94,6 +106,47 @@ impl Slab {
     }
 }
 
+/// The slabs that there are. Two sessions that took one memfd for their own would use each other's ranges, and so would one
+/// whose former connection left tensors in it that it is not told of.
+#[derive(Default)]
+pub(crate) struct Slabs(Mutex<HashMap<Inode, Weak<Slab>>>);
+
+impl Slabs {
+    /// A slab for `session`: a new one, or what another session, which has ended, left of it.
+    ///
+    /// # Errors
+    /// `Conflict` while another session has it; `Refused` as [`Slab::new`]; `OverBudget`.
+    pub(crate) fn open(
+        &self,
+        (fd, inode): (OwnedFd, Inode),
+        len: usize,
+        session: &Arc<Session>,
+    ) -> Result<(Arc<Slab>, Share)> {
+        let store = &session.daemon.store;
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(slab) = known.get(&inode).and_then(Weak::upgrade) {
+            let owner = slab.uses().owner.as_ref().and_then(|(owner, _)| owner.upgrade());
+            if owner.is_some() || slab.len != len {
+                return Err(Error::new(ErrorKind::Conflict, "this slab is open already").in_field("slab"));
+            }
+            // Its number there is yet to come; what is freed meanwhile is not among what is live then.
+            slab.belongs(session, 0);
+            let share = store.share_of(&slab.charge);
+            return Ok((slab, share));
+        }
+        let share = store.share(len as u64)?;
+        let slab = Arc::new(Slab::new(fd, len, share.charge())?);
+        known.retain(|_, slab| slab.strong_count() > 0);
+        known.insert(inode, Arc::downgrade(&slab));
+        Ok((slab, share))
+    }
+
+    /// Knows a slab of a former daemon.
+    pub(crate) fn restore(&self, inode: Inode, slab: &Arc<Slab>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(inode, Arc::downgrade(slab));
+    }
+}
+
 /// A tensor's place in a slab. When it goes, nobody leases the place any more.
 pub(crate) struct Part {
     slab: Arc<Slab>,
@@ -105,14 +158,21 @@ impl Part {
     /// The slab's owner is told when the last part at this offset goes.
     ///
     /// # Errors
-    /// `Invalid` when the place is not inside the slab.
+    /// `Invalid` when the place is not inside the slab, `Conflict` when too many tensors are.
     pub(crate) fn new(slab: Arc<Slab>, offset: usize, len: usize) -> Result<Self> {
         if !offset.is_multiple_of(cotensor_core::ALIGNMENT) || offset.checked_add(len).is_none_or(|end| end > slab.len)
         {
             let message = format!("{len} bytes at {offset} are no place in a slab of {}", slab.len);
             return Err(Error::invalid(message).in_field("offset"));
         }
-        *slab.uses().live.entry(offset).or_default() += 1;
+        let mut uses = slab.uses();
+        if uses.parts >= slab.parts_max() {
+            let message = format!("{} tensors lie in this slab of {} bytes", uses.parts, slab.len);
+            return Err(Error::new(ErrorKind::Conflict, message).in_field("slab"));
+        }
+        uses.parts += 1;
+        *uses.live.entry(offset).or_default() += 1;
+        drop(uses);
         Ok(Self { slab, offset, len })
     }
 }
@@ -120,6 +180,7 @@ impl Part {
 impl Drop for Part {
     fn drop(&mut self) {
         let mut uses = self.slab.uses();
+        uses.parts -= 1;
         if let Some(count) = uses.live.get_mut(&self.offset) {
             *count -= 1;
             if *count > 0 {

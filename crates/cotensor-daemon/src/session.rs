@@ -7,7 +7,7 @@ use cotensor_client::protocol::{Descriptor, Id, SegmentInfo, SessionInfo, Spec, 
 use cotensor_client::wire::{FRAME_FDS_MAX, Frame, rpc};
 use cotensor_core::{Error, ErrorKind, MemoryKind, Result};
 use cotensor_store::home::{Budget, Charge};
-use cotensor_store::{Holder, Key, Lease, Pack, Share, Store, TensorId, TensorSpec, Ticket};
+use cotensor_store::{Holder, Key, Lease, Pack, Share, Store, TensorId, TensorSpec, Ticket, check_name};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -209,8 +209,9 @@ impl Session {
     /// The holder that leases of this session's `holder` count for.
     ///
     /// # Errors
-    /// `Conflict` when the session has named too many.
+    /// `Conflict` when the session has named too many, `Invalid` for a name that is too long.
     pub(crate) fn holder(&self, holder: &str) -> Result<Holder> {
+        check_name(holder, "holder")?;
         let mut state = self.lock();
         if let Some(known) = state.holders.get(holder) {
             return Ok(known.clone());

@@ -106,6 +106,7 @@ impl Daemon {
     pub(crate) fn take_over(config: Config, index: Index, kept: Arc<Kept>) -> Result<Arc<Self>> {
         let daemon = Self::with(config, index, Some(Arc::clone(&kept)))?;
         let orphans = restore(&daemon.store, &kept);
+        orphans.slabs.iter().for_each(|(inode, (slab, _))| daemon.slabs.restore(*inode, slab));
         *daemon.orphans() = orphans;
         let waiting = Arc::clone(&daemon);
         let grace = std::thread::Builder::new().name("grace".to_owned());
@@ -155,22 +156,25 @@ fn claim(store: &EmbeddedStore, key: &Key, holder: &Holder) -> Option<Ticket> {
     }
 }
 
+/// A segment, verified.
+fn take(segment: &crate::keeper::Segment, charge: &Arc<Charge>) -> Result<Taken> {
+    let fd = segment.fd.try_clone().map_err(|error| Error::io("duplicating a descriptor", &error))?;
+    let len = usize::try_from(segment.info.bytes).map_err(|_| Error::unsupported("too long"))?;
+    Ok(match segment.info.slab {
+        true => Taken::Slab(Arc::new(Slab::new(fd, len, Arc::clone(charge))?)),
+        false => Taken::Sealed(Arc::new(Sealed::new(fd, len)?)),
+    })
+}
+
 /// Lists again what the ledger knows, after verifying it. What cannot be verified is left out, and said so.
 fn restore(store: &EmbeddedStore, kept: &Kept) -> Orphans {
     let (mut segments, mut orphans) = (HashMap::new(), Orphans::default());
     let holder = store.holder("taken over");
     let mut state = kept.state();
     for segment in state.ledger.segments() {
-        let taken =
-            segment.fd.try_clone().map_err(|error| Error::io("duplicating a descriptor", &error)).and_then(|fd| {
-                let len = usize::try_from(segment.info.bytes).map_err(|_| Error::unsupported("too long"))?;
-                match segment.info.slab {
-                    true => Ok(Taken::Slab(Arc::new(Slab::new(fd, len)?))),
-                    false => Ok(Taken::Sealed(Arc::new(Sealed::new(fd, len)?))),
-                }
-            });
-        match taken {
-            Ok(taken) => drop(segments.insert(segment.info.id, (taken, store.take_over(segment.info.bytes)))),
+        let charge = store.take_over(segment.info.bytes);
+        match take(segment, &charge) {
+            Ok(taken) => drop(segments.insert(segment.info.id, (taken, charge))),
             Err(error) => tracing::error!("a segment was not taken over: {error}"),
         }
     }

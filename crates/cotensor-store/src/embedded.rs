@@ -327,6 +327,7 @@ impl EmbeddedStore {
         let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field(spec.name.as_str()))?;
         let bytes = layout.size_bytes() as u64;
         if !private {
+            spec.check_names()?;
             self.refuse(&spec, bytes)?;
         }
         let charge = self.charge(bytes).map_err(|error| error.in_field(spec.name.as_str()))?;

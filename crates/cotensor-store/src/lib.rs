@@ -22,8 +22,11 @@ mod record;
 mod report;
 mod reservation;
 mod sharing;
+pub mod slots;
 mod store;
 mod sync;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod watch;
 
 pub use clock::{Clock, ManualClock, SystemClock};
@@ -35,5 +38,8 @@ pub use lease::{Lease, TensorView};
 pub use report::{Copies, Diagnostics, OptimizeReport, RecentCopy, Recommendations, Stats, TensorInfo};
 pub use reservation::{Reservation, Ticket};
 pub use sharing::{LogSink, SharedTensor, SharedTensorView, TensorSharingManager};
-pub use store::{Claim, ContentSource, ContentSpec, CopyReason, Holder, Key, Retention, Store, TensorId, TensorSpec};
+pub use store::{
+    Claim, ContentSource, ContentSpec, CopyReason, Holder, Key, NAME_BYTES_MAX, Retention, Store, TensorId, TensorSpec,
+    check_name,
+};
 pub use watch::{Restored, Watch};

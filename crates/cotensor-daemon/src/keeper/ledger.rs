@@ -78,7 +78,7 @@ impl Ledger {
     /// Writes down what happened.
     ///
     /// # Errors
-    /// `Corrupt` for a tensor whose segment is not there, or a segment without its descriptor.
+    /// `Corrupt` for a tensor whose segment is not there, or a segment that is there already or has no descriptor.
     pub(crate) fn apply(&mut self, change: Change, fds: Vec<OwnedFd>) -> Result<()> {
         match change {
             Change::Listed { entry, segment } => self.list(*entry, segment, fds)?,
@@ -103,6 +103,9 @@ impl Ledger {
     fn list(&mut self, entry: Entry, segment: Option<SegmentInfo>, fds: Vec<OwnedFd>) -> Result<()> {
         if let Some(info) = segment {
             let fd = fds.into_iter().next().ok_or_else(|| Error::corrupt("a segment without its descriptor"))?;
+            if self.segments.contains_key(&info.id) || entry.segment != info.id {
+                return Err(Error::corrupt(format!("segment {} is not new", info.id)));
+            }
             self.segments.insert(info.id, Segment { info, fd, uses: 0 });
         }
         let segment = self.segments.get_mut(&entry.segment);

@@ -18,7 +18,7 @@ mod server;
 pub use process::Launch;
 pub use server::{serve, take_over};
 
-pub(crate) use ledger::{Change, Entry, Ledger};
+pub(crate) use ledger::{Change, Entry, Ledger, Segment};
 pub(crate) use server::Kept;
 
 use crate::index::INDEX_SLOTS;
