@@ -12,9 +12,9 @@ pub use http::{Answer, Web};
 pub use raw::Raw;
 
 use cotensor_client::ClientStore;
-use cotensor_core::{DType, Kind};
+use cotensor_core::DType;
 use cotensor_daemon::{Config, Daemon, Embedded};
-use cotensor_store::{CopyReason, Lease, Retention, Store, TensorSpec};
+use cotensor_store::{CopyReason, Lease, Store, TensorSpec};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -167,16 +167,7 @@ pub fn put(store: &dyn Store, name: &str, bytes: &[u8]) -> Lease {
 
 /// A tensor of bytes that goes with its last lease.
 pub fn spec(name: &str, bytes: usize) -> TensorSpec {
-    TensorSpec {
-        name: name.to_owned(),
-        dtype: DType::U8,
-        shape: vec![bytes],
-        kind: Kind::Other,
-        space: None,
-        producer: "attack".to_owned(),
-        retention: Retention::WhileLeased,
-        provenance: None,
-    }
+    TensorSpec { producer: "attack".to_owned(), ..TensorSpec::new(name, DType::U8, &[bytes]) }
 }
 
 /// Descriptors that this process, and so the daemon in it, has open.

@@ -70,19 +70,10 @@ impl Slots {
 mod tests {
     use super::*;
     use cotensor_memory::IndexReader;
-    use cotensor_store::{Retention, Store, TensorSpec};
+    use cotensor_store::{Store, TensorSpec};
 
     fn put(store: &EmbeddedStore, name: &str) -> Lease {
-        let spec = TensorSpec {
-            name: name.to_owned(),
-            dtype: cotensor_core::DType::U8,
-            shape: vec![1],
-            kind: cotensor_core::Kind::Other,
-            space: None,
-            producer: String::new(),
-            retention: Retention::WhileLeased,
-            provenance: None,
-        };
+        let spec = TensorSpec::new(name, cotensor_core::DType::U8, &[1]);
         store.reserve(spec, &store.holder("m")).unwrap().publish().unwrap()
     }
 

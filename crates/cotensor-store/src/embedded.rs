@@ -501,18 +501,12 @@ impl Store for EmbeddedStore {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cotensor_core::{DType, Kind};
+    use cotensor_core::DType;
 
     fn spec(name: &str, bytes: usize) -> TensorSpec {
         TensorSpec {
-            name: name.to_owned(),
-            dtype: DType::U8,
-            shape: vec![bytes],
-            kind: Kind::Other,
-            space: None,
-            producer: "test".to_owned(),
             retention: Retention::Cached { recompute: Duration::ZERO },
-            provenance: None,
+            ..TensorSpec::new(name, DType::U8, &[bytes])
         }
     }
 

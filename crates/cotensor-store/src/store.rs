@@ -177,6 +177,20 @@ pub struct TensorSpec {
 pub const NAME_BYTES_MAX: usize = 1024;
 
 impl TensorSpec {
+    /// A tensor of any kind, made by nobody in particular, that goes with its last lease. Shape in elements.
+    pub fn new(name: impl Into<String>, dtype: DType, shape: &[usize]) -> Self {
+        Self {
+            name: name.into(),
+            dtype,
+            shape: shape.to_vec(),
+            kind: Kind::Other,
+            space: None,
+            producer: String::new(),
+            retention: Retention::WhileLeased,
+            provenance: None,
+        }
+    }
+
     /// Whether a tensor can be called that, by a producer called that.
     ///
     /// # Errors

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 /// A place where tensors are kept; calling it gives one more user of it.
 pub type Place = Box<dyn Fn() -> Arc<dyn Store>>;
 
+type Check = fn(&dyn Fn(u64) -> Place);
+
 /// Bytes of a large tensor here. Small ones may be kept in segments of some MiB, which count as a whole.
 pub(crate) const LARGE: usize = 1 << 20;
 
@@ -23,7 +25,7 @@ pub(crate) const LARGE: usize = 1 << 20;
 /// # Panics
 /// When the place breaks a promise of [`Store`].
 pub fn conformance(make: &dyn Fn(u64) -> Place) {
-    let all: [(&str, fn(&dyn Fn(u64) -> Place)); 15] = [
+    let all: [(&str, Check); 15] = [
         ("bytes pass from one user to the other", tensors::bytes_pass_from_one_user_to_the_other),
         ("readers keep the version they hold", tensors::readers_keep_the_version_they_hold),
         ("what nobody leases goes or stays", tensors::what_nobody_leases_goes_or_stays),
@@ -57,16 +59,7 @@ fn eventually(what: &str, done: impl Fn() -> bool) {
 
 /// A tensor of bytes that goes with its last lease.
 fn spec(name: &str, bytes: usize) -> TensorSpec {
-    TensorSpec {
-        name: name.to_owned(),
-        dtype: DType::U8,
-        shape: vec![bytes],
-        kind: Kind::TextEmbedding,
-        space: None,
-        producer: "suite".to_owned(),
-        retention: Retention::WhileLeased,
-        provenance: None,
-    }
+    TensorSpec { kind: Kind::TextEmbedding, producer: "suite".to_owned(), ..TensorSpec::new(name, DType::U8, &[bytes]) }
 }
 
 /// A tensor that stays as long as there is room, and takes so long to make again.

@@ -8,7 +8,7 @@ pub(super) fn the_budget_holds_and_names_who_holds(make: &dyn Fn(u64) -> Place) 
     let open = make(10 * LARGE as u64);
     let (one, other, watcher) = (open(), open(), open());
     let held = put(&*one, cached("held", 7 * LARGE, 1), 1);
-    let error = other.reserve(spec("more", 4 * LARGE), &other.holder("m")).err().expect("there is no room");
+    let error = other.reserve(spec("more", 4 * LARGE), &other.holder("m")).expect_err("there is no room");
     assert_eq!(error.kind(), ErrorKind::OverBudget);
     for part in ["more", "writer", &(7 * LARGE).to_string(), &(10 * LARGE).to_string()] {
         assert!(error.to_string().contains(part), "{part:?} is not in {error}");

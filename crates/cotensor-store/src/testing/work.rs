@@ -153,7 +153,7 @@ pub(super) fn a_source_that_fails_leaves_nothing(make: &dyn Fn(u64) -> Place) {
     let open = make(u64::MAX);
     let (one, other, filled) = (open(), open(), AtomicUsize::new(0));
     let mut source = Lengths { filled: &filled, fails: Some(2) };
-    let error = one.contents(&contents([100, 200, 300]), &mut source, &one.holder("m")).err().expect("it fails");
+    let error = one.contents(&contents([100, 200, 300]), &mut source, &one.holder("m")).expect_err("it fails");
     assert_eq!((error.kind(), error.field()), (ErrorKind::Corrupt, Some("weights")));
     ends_empty(&*other);
     // What one could not provide, the next can.
