@@ -288,6 +288,8 @@ mod tests {
     #[test]
     fn segments_go_with_their_last_tensor_and_claims_with_their_first() {
         let mut ledger = filled();
+        let (change, fds) = listed(9, 1, 10, true);
+        assert!(ledger.apply(change, fds).is_err(), "a segment comes once: its tensors are counted");
         let mut gone = |slot, version| ledger.apply(Change::Gone(Id { slot, version }), Vec::new()).unwrap();
         gone(1, 2);
         gone(1, 2);
