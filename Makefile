@@ -39,7 +39,7 @@ protocol:
 test-dashboard:
 	CARGO="$(CARGO)" scripts/test_dashboard.sh
 
-# Every interleaving of the lease count.
+# Every interleaving of the lease count, and of the slots of the index.
 loom:
 	RUSTFLAGS="--cfg loom" $(CARGO) test -p cotensor-store --test loom --target-dir $${CARGO_TARGET_DIR:-target}/loom
 
@@ -66,7 +66,7 @@ valgrind:
 	scripts/valgrind.sh
 
 # The parsers of untrusted bytes, SECONDS each. cargo-fuzz wants nightly's flags; RUSTC_BOOTSTRAP=1 lets a stable toolchain take them.
-FUZZ_TARGETS := onnx pack pipeline image wav
+FUZZ_TARGETS := onnx pack pipeline image wav frame rpc tensor files ledger
 SECONDS_EACH ?= 600
 fuzz:
 	@command -v cargo-fuzz >/dev/null || $(CARGO) install --locked cargo-fuzz

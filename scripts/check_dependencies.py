@@ -17,6 +17,8 @@ ALLOWED = {
         "cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-model", "cotensor-client", "cotensor-daemon", "cotensor-demo"
     },
     "cotensor-cli": {"cotensor", "cotensor-demo", "cotensor-client", "cotensor-daemon"},
+    # Tests only.
+    "cotensor-attacks": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-client", "cotensor-daemon"},
 }
 
 metadata = json.loads(subprocess.check_output(["cargo", "metadata", "--format-version", "1", "--no-deps"]))

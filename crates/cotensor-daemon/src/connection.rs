@@ -4,7 +4,7 @@
 use crate::Daemon;
 use crate::dispatch::Reply;
 use crate::session::Session;
-use cotensor_client::wire::{Decoder, Frame, Outbox};
+use cotensor_client::wire::{Decoder, Frame, Outbox, rpc};
 use cotensor_core::{Error, ErrorKind, Result};
 use rustix::net::sockopt::socket_peercred;
 use std::future::Future;
@@ -14,11 +14,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 
 /// Calls of one session that may wait at the same time, each for another session's work.
 const WAITING_CALLS_MAX: usize = 1024;
+/// Batches of one session that are answered at the same time; those that follow are not read before one is.
+const BATCHES_MAX: usize = 4;
 /// What answers nests little; the system gives it page by page.
 const STACK_BYTES: usize = 1 << 20;
 
@@ -71,9 +73,10 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn read(&mut self) -> Result<()> {
         let slots = Arc::new(Semaphore::new(WAITING_CALLS_MAX));
+        let batches = Arc::new(Semaphore::new(BATCHES_MAX));
         let mut decoder = Decoder::default();
         let mut greeted = false;
-        // When what has begun has to have ended; silence is allowed between frames only.
+        // When what has begun has to have ended, however often a byte of it comes; silence is allowed between frames only.
         let mut due: Option<Instant> = None;
         loop {
             while let Some(frame) = decoder.take()? {
@@ -81,7 +84,12 @@ impl Reader<'_> {
                 if due.take().is_some() {
                     self.limit(None)?;
                 }
-                self.answer(frame, &slots)?;
+                // Many at a time would be many answers at a time.
+                let batch = match rpc::is_batch(&frame.body) {
+                    true => Handle::current().block_on(Arc::clone(&batches).acquire_owned()).ok(),
+                    false => None,
+                };
+                self.answer((frame, batch), &slots)?;
             }
             while self.waiting.try_join_next().is_some() {}
             if decoder.is_midway() || !greeted {
@@ -109,7 +117,7 @@ impl Reader<'_> {
     }
 
     /// Answers at once what can be; what has to wait for others goes on beside the calls that follow.
-    fn answer(&mut self, frame: Frame, slots: &Arc<Semaphore>) -> Result<()> {
+    fn answer(&mut self, (frame, batch): (Frame, Option<OwnedSemaphorePermit>), slots: &Arc<Semaphore>) -> Result<()> {
         let (daemon, owner) = (Arc::clone(&self.session.daemon), Arc::clone(self.session));
         let mut answering = Box::pin(async move { daemon.methods.answer(&owner, frame).await });
         match answering.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -121,7 +129,7 @@ impl Reader<'_> {
                 let session = Arc::clone(self.session);
                 self.waiting.spawn(async move {
                     let reply = answering.await;
-                    drop(slot);
+                    drop((slot, batch));
                     if let Err(error) = send(&session, reply) {
                         tracing::debug!(session = session.id, "an answer was not sent: {error}");
                     }

@@ -4,9 +4,9 @@ use crate::counters::{Calls, Errors};
 use crate::session::Session;
 use cotensor_client::protocol::Method;
 use cotensor_client::wire::rpc::{self, Call, Message, Response};
-use cotensor_client::wire::{FRAME_FDS_MAX, Frame};
-use cotensor_core::{Error, Result};
-use jsonrpsee_types::{ErrorCode, ErrorObjectOwned};
+use cotensor_client::wire::{FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame};
+use cotensor_core::{Error, ErrorKind, Result};
+use jsonrpsee_types::{ErrorCode, ErrorObjectOwned, Id};
 use serde_json::value::RawValue;
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -14,6 +14,9 @@ use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::Arc;
+
+/// The bytes of a batch's answers; those that do not fit are refused in the rest of the message.
+const BATCH_BYTES_MAX: usize = FRAME_BYTES_MAX - (1 << 20);
 
 /// A result and the descriptors that go with it.
 pub(crate) struct Reply<T> {
@@ -34,13 +37,13 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// The next descriptor of the call.
+    /// The next descriptor of the call, to be kept.
     ///
     /// # Errors
-    /// `Invalid` when there is none.
+    /// `Invalid` when there is none, `OverBudget` when too many are open.
     pub(crate) fn fd(&mut self) -> Result<OwnedFd> {
         let missing = || Error::invalid("a file descriptor has to come with this call, which is not part of a batch");
-        self.fds.pop_front().ok_or_else(missing)
+        self.session.daemon.room_for(self.fds.pop_front().ok_or_else(missing)?)
     }
 }
 
@@ -135,32 +138,71 @@ impl Methods {
             Message::Refused(response) => Some(to_bytes(&self.refused(response)).into()),
             Message::Single(call) => {
                 let Reply { value, fds } = self.call(caller(message.fds), call).await?;
-                Some(Reply { value: to_bytes(&value), fds })
+                let bytes = to_bytes(&value);
+                match bytes.len() > FRAME_BYTES_MAX {
+                    true => Some(to_bytes(&self.refused(too_long(value.id))).into()),
+                    false => Some(Reply { value: bytes, fds }),
+                }
             }
             Message::Batch(calls) => {
-                let (mut responses, mut all) = (Vec::new(), Vec::new());
+                let mut batch = Batch::default();
                 for call in calls {
                     match call {
-                        Err(response) => responses.push(self.refused(response)),
+                        Err(response) => batch.add(self.refused(response).into()),
+                        Ok(Call { id: Some(id), .. }) if batch.is_full() => batch.refuse(self.refused(too_long(id))),
                         Ok(call) => {
-                            let Some(Reply { value, mut fds }) = self.call(caller(Vec::new()), call).await else {
-                                continue;
-                            };
-                            if all.len() + fds.len() > FRAME_FDS_MAX {
-                                let error =
-                                    Error::invalid("more descriptors than one message carries: call one by one");
-                                responses.push(Response::new(value.id, Err(rpc::to_object(&error))));
-                                continue;
+                            if let Some(reply) = self.call(caller(Vec::new()), call).await {
+                                batch.add(reply);
                             }
-                            responses.push(value);
-                            all.append(&mut fds);
                         }
                     }
+                    // A long batch is no reason for others to wait.
+                    tokio::task::yield_now().await;
                 }
-                (!responses.is_empty()).then(|| Reply { value: to_bytes(&responses), fds: all })
+                (!batch.responses.is_empty()).then(|| Reply { value: to_bytes(&batch.responses), fds: batch.fds })
             }
         }
     }
+}
+
+/// The answers to a batch, as long as there is room for them in a message.
+#[derive(Default)]
+struct Batch {
+    responses: Vec<Box<RawValue>>,
+    bytes: usize,
+    fds: Vec<OwnedFd>,
+}
+
+impl Batch {
+    fn add(&mut self, reply: Reply<Response>) {
+        let Reply { value, mut fds } = reply;
+        if self.fds.len() + fds.len() > FRAME_FDS_MAX {
+            let error = Error::invalid("more descriptors than one message carries: call one by one");
+            return self.refuse(Response::new(value.id, Err(rpc::to_object(&error))));
+        }
+        let Ok(response) = serde_json::value::to_raw_value(&value) else { return };
+        if self.bytes + response.get().len() > BATCH_BYTES_MAX {
+            self.bytes = BATCH_BYTES_MAX;
+            return self.refuse(too_long(value.id));
+        }
+        self.bytes += response.get().len();
+        self.responses.push(response);
+        self.fds.append(&mut fds);
+    }
+
+    /// Whether answers are left out already: what follows is not even called.
+    fn is_full(&self) -> bool {
+        self.bytes >= BATCH_BYTES_MAX
+    }
+
+    fn refuse(&mut self, response: Response) {
+        self.responses.extend(serde_json::value::to_raw_value(&response));
+    }
+}
+
+fn too_long(id: Id<'static>) -> Response {
+    let error = Error::new(ErrorKind::Unsupported, "the answer is longer than a message may be: ask for less");
+    Response::new(id, Err(rpc::to_object(&error)))
 }
 
 fn encode<T: serde::Serialize>(outcome: Result<Reply<T>>) -> Outcome {

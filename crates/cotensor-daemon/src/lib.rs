@@ -7,6 +7,8 @@ mod dispatch;
 pub mod doctor;
 mod embed;
 mod functions;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod handlers;
 pub mod http;
 mod index;
@@ -31,6 +33,7 @@ pub use socket::Listening;
 use crate::dispatch::Methods;
 use crate::index::{INDEX_SLOTS, Slots};
 use crate::keeper::Kept;
+use crate::segment::Slabs;
 use crate::session::Session;
 use crate::spill::{Files, IntoFiles};
 use crate::takeover::{Changes, Orphans};
@@ -39,8 +42,10 @@ use cotensor_client::wire::Outbox;
 use cotensor_core::{Error, ErrorKind, Hasher, Result};
 use cotensor_memory::Index;
 use cotensor_store::{EmbeddedStore, Watch};
+use rustix::process::{Resource, getrlimit};
 use std::collections::HashMap;
 use std::future::Future;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -52,6 +57,9 @@ const STOP_PATIENCE: Duration = Duration::from_millis(300);
 /// Numbers in JSON are exact up to 2^53, and a session's has the server's above 32 bits.
 const SERVERS_MASK: u64 = (1 << 20) - 1;
 
+/// Of the descriptors that may be open, one in this many is for connections and answers.
+const FDS_RESERVED: u64 = 8;
+
 /// A daemon: the store, and who uses it.
 pub struct Daemon {
     pub(crate) config: Config,
@@ -59,6 +67,7 @@ pub struct Daemon {
     pub(crate) changes: Arc<Changes>,
     pub(crate) methods: Methods,
     pub(crate) functions: functions::Registry,
+    pub(crate) slabs: Slabs,
     /// Differs between daemons.
     pub(crate) epoch: u64,
     secret: [u8; 32],
@@ -108,6 +117,7 @@ impl Daemon {
             changes,
             methods: handlers::methods(),
             functions: functions::Registry::default(),
+            slabs: Slabs::default(),
             // Numbers in JSON are exact up to 2^53.
             epoch: u64::from_le_bytes(epoch) >> 11,
             secret,
@@ -126,6 +136,26 @@ impl Daemon {
     /// A number that differs between daemons.
     pub fn epoch(&self) -> u64 {
         self.epoch
+    }
+
+    /// A descriptor that is to be kept, as long as others can still connect and be answered: nearly all of what may be
+    /// open is a client's to fill, and the last of it is not. What nobody leases goes first.
+    ///
+    /// # Errors
+    /// `OverBudget` when as many are open as may be.
+    pub(crate) fn room_for(&self, fd: OwnedFd) -> Result<OwnedFd> {
+        // The system gives the lowest number that is free, so a high one says how many there are.
+        let max = getrlimit(Resource::Nofile).current.map_or(u64::MAX, |max| max - max / FDS_RESERVED);
+        let high = |fd: &OwnedFd| u64::try_from(fd.as_raw_fd()).is_ok_and(|number| number >= max);
+        if !high(&fd) {
+            return Ok(fd);
+        }
+        cotensor_store::Store::optimize(&*self.store);
+        let lower = fd.try_clone().map_err(|error| Error::io("duplicating a descriptor", &error))?;
+        match high(&lower) {
+            false => Ok(lower),
+            true => Err(Error::new(ErrorKind::OverBudget, "the daemon has as many descriptors open as it may")),
+        }
     }
 
     /// How it runs.

@@ -1,9 +1,12 @@
 //! Memory that clients made: checked, kept, passed on, and never mapped here.
 
 use crate::session::Session;
+use crate::takeover::Inode;
 use cotensor_client::protocol::{FreedParams, notice};
-use cotensor_core::{Device, Error, MemoryKind, Result, Segment};
+use cotensor_core::{Device, Error, ErrorKind, MemoryKind, Result, Segment};
 use cotensor_memory::{Guarantee, MemfdMut, check_sealed};
+use cotensor_store::Share;
+use cotensor_store::home::Charge;
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -66,6 +69,7 @@ impl Segment for Sealed {
 pub(crate) struct Slab {
     file: File,
     len: usize,
+    charge: Arc<Charge>,
     uses: Mutex<Uses>,
 }
 
@@ -75,18 +79,22 @@ struct Uses {
     owner: Option<(Weak<Session>, u64)>,
     /// Published tensors by their offsets.
     live: HashMap<usize, u32>,
+    /// All of them.
+    parts: usize,
 }
 
 impl Slab {
     /// # Errors
     /// `Refused` for anything but a memfd of `len` bytes that takes no new writer.
-    pub(crate) fn new(fd: OwnedFd, len: usize) -> Result<Self> {
+    pub(crate) fn new(fd: OwnedFd, len: usize, charge: Arc<Charge>) -> Result<Self> {
         check_sealed(&fd, len, Guarantee::ProducerOnly)?;
-        Ok(Self { file: fd.into(), len, uses: Mutex::default() })
+        Ok(Self { file: fd.into(), len, charge, uses: Mutex::default() })
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.len
+    /// Tensors that may lie in it at a time. Those of no bytes take no place, and of one whose publication was repeated
+    /// there are two: twice as many as there are places is more than an honest producer has.
+    fn parts_max(&self) -> usize {
+        2 * (self.len / cotensor_core::ALIGNMENT).max(1)
     }
 
     /// From now on `owner` is told which ranges nobody leases any more; returns the offsets of those that somebody does.
@@ -105,6 +113,47 @@ impl Slab {
     }
 }
 
+/// The slabs that there are. Two sessions that took one memfd for their own would use each other's ranges, and so would one
+/// whose former connection left tensors in it that it is not told of.
+#[derive(Default)]
+pub(crate) struct Slabs(Mutex<HashMap<Inode, Weak<Slab>>>);
+
+impl Slabs {
+    /// A slab for `session`: a new one, or what another session, which has ended, left of it.
+    ///
+    /// # Errors
+    /// `Conflict` while another session has it; `Refused` as [`Slab::new`]; `OverBudget`.
+    pub(crate) fn open(
+        &self,
+        (fd, inode): (OwnedFd, Inode),
+        len: usize,
+        session: &Arc<Session>,
+    ) -> Result<(Arc<Slab>, Share)> {
+        let store = &session.daemon.store;
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(slab) = known.get(&inode).and_then(Weak::upgrade) {
+            let owner = slab.uses().owner.as_ref().and_then(|(owner, _)| owner.upgrade());
+            if owner.is_some() || slab.len != len {
+                return Err(Error::new(ErrorKind::Conflict, "this slab is open already").in_field("slab"));
+            }
+            // Its number there is yet to come; what is freed meanwhile is not among what is live then.
+            slab.belongs(session, 0);
+            let share = store.share_of(&slab.charge);
+            return Ok((slab, share));
+        }
+        let share = store.share(len as u64)?;
+        let slab = Arc::new(Slab::new(fd, len, share.charge())?);
+        known.retain(|_, slab| slab.strong_count() > 0);
+        known.insert(inode, Arc::downgrade(&slab));
+        Ok((slab, share))
+    }
+
+    /// Knows a slab of a former daemon.
+    pub(crate) fn restore(&self, inode: Inode, slab: &Arc<Slab>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(inode, Arc::downgrade(slab));
+    }
+}
+
 /// A tensor's place in a slab. When it goes, nobody leases the place any more.
 pub(crate) struct Part {
     slab: Arc<Slab>,
@@ -116,14 +165,21 @@ impl Part {
     /// The slab's owner is told when the last part at this offset goes.
     ///
     /// # Errors
-    /// `Invalid` when the place is not inside the slab.
+    /// `Invalid` when the place is not inside the slab, `Conflict` when too many tensors are.
     pub(crate) fn new(slab: Arc<Slab>, offset: usize, len: usize) -> Result<Self> {
         if !offset.is_multiple_of(cotensor_core::ALIGNMENT) || offset.checked_add(len).is_none_or(|end| end > slab.len)
         {
             let message = format!("{len} bytes at {offset} are no place in a slab of {}", slab.len);
             return Err(Error::invalid(message).in_field("offset"));
         }
-        *slab.uses().live.entry(offset).or_default() += 1;
+        let mut uses = slab.uses();
+        if uses.parts >= slab.parts_max() {
+            let message = format!("{} tensors lie in this slab of {} bytes", uses.parts, slab.len);
+            return Err(Error::new(ErrorKind::Conflict, message).in_field("slab"));
+        }
+        uses.parts += 1;
+        *uses.live.entry(offset).or_default() += 1;
+        drop(uses);
         Ok(Self { slab, offset, len })
     }
 }
@@ -131,6 +187,7 @@ impl Part {
 impl Drop for Part {
     fn drop(&mut self) {
         let mut uses = self.slab.uses();
+        uses.parts -= 1;
         if let Some(count) = uses.live.get_mut(&self.offset) {
             *count -= 1;
             if *count > 0 {
@@ -181,4 +238,36 @@ impl Segment for Part {
 
 fn read(file: &File, offset: usize, target: &mut [u8]) -> Result<()> {
     file.read_exact_at(target, offset as u64).map_err(|error| Error::io("reading a segment", &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::takeover::inode;
+    use crate::{Config, Daemon};
+    use cotensor_core::Memory;
+
+    #[test]
+    fn a_slab_that_comes_back_late_is_the_one_that_others_lease_parts_of() {
+        let daemon = Daemon::new(Config::default()).unwrap();
+        let session = daemon.begin_session(None, None);
+        let made = cotensor_memory::Slab::create(1 << 20).unwrap();
+        let _written = made.reserve(64).unwrap();
+        let fd = || made.fd().try_clone_to_owned().unwrap();
+        let inode = inode(made.fd()).unwrap();
+        for leased in [true, false] {
+            // As a former daemon knew it, whose session is not waited for any more.
+            let known = Arc::new(Slab::new(fd(), 1 << 20, daemon.store.take_over(1 << 20)).unwrap());
+            daemon.slabs.restore(inode, &known);
+            let part = leased.then(|| Part::new(Arc::clone(&known), 128, 64).unwrap());
+            drop(known);
+            let (slab, share) = daemon.slabs.open((fd(), inode), 1 << 20, &session).unwrap();
+            assert_eq!(slab.belongs(&session, 1), if leased { vec![128] } else { vec![] });
+            assert_eq!(daemon.store.memory_usage_bytes(), 1 << 20, "it is counted once");
+            let other = daemon.begin_session(None, None);
+            assert!(daemon.slabs.open((fd(), inode), 1 << 20, &other).is_err(), "it is one session's");
+            drop((slab, share, part));
+            assert_eq!(daemon.store.memory_usage_bytes(), 0);
+        }
+    }
 }

@@ -7,7 +7,7 @@ use cotensor_client::protocol::{Descriptor, Id, Published, SegmentInfo, SessionI
 use cotensor_client::wire::{FRAME_FDS_MAX, Frame, Outbox, rpc};
 use cotensor_core::{Error, ErrorKind, MemoryKind, Result, Segment};
 use cotensor_store::home::{Budget, Charge};
-use cotensor_store::{Holder, Key, Lease, Pack, Share, Store, TensorId, TensorSpec, Ticket};
+use cotensor_store::{Holder, Key, Lease, Pack, Share, Store, TensorId, TensorSpec, Ticket, check_name};
 use rustix::fs::fstat;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -227,8 +227,9 @@ impl Session {
     /// The holder that leases of this session's `holder` count for.
     ///
     /// # Errors
-    /// `Conflict` when the session has named too many.
+    /// `Conflict` when the session has named too many, `Invalid` for a name that is too long.
     pub(crate) fn holder(&self, holder: &str) -> Result<Holder> {
+        check_name(holder, "holder")?;
         let mut state = self.lock();
         if let Some(known) = state.holders.get(holder) {
             return Ok(known.clone());

@@ -17,7 +17,7 @@ use cotensor_store::{
 use rustix::process::{Pid, test_kill_process};
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 use subtle::ConstantTimeEq;
@@ -107,8 +107,6 @@ pub(crate) struct Orphans {
     leases: Vec<Lease>,
     /// Slabs whose sessions have not come back.
     slabs: HashMap<Inode, (Arc<Slab>, Share)>,
-    /// Slabs whose sessions had not come back in time, as long as somebody leases a part of them.
-    late: HashMap<Inode, (Weak<Slab>, Weak<Charge>)>,
     /// Claims whose sessions have not come back: nobody else computes them meanwhile.
     tickets: HashMap<Key, Ticket>,
     /// Sessions that have not come back, and their processes.
@@ -119,20 +117,9 @@ pub(crate) struct Orphans {
 pub(crate) type TakenUp = (Vec<Option<Id>>, Vec<Option<u64>>);
 
 impl Orphans {
-    /// A slab that a session comes back with: whoever made it anew would use ranges that others lease.
-    pub(crate) fn take_slab(&mut self, inode: Inode, store: &EmbeddedStore) -> Option<(Arc<Slab>, Share)> {
-        if let Some(waiting) = self.slabs.remove(&inode) {
-            return Some(waiting);
-        }
-        let (slab, charge) = self.late.remove(&inode)?;
-        Some((slab.upgrade()?, store.share_of(&charge.upgrade()?)))
-    }
-
-    /// Waits no more: what is returned goes.
-    fn give_up(&mut self) -> Self {
-        let weak = |(slab, share): &(Arc<Slab>, Share)| (Arc::downgrade(slab), Arc::downgrade(&share.charge()));
-        let late = self.slabs.iter().map(|(inode, waiting)| (*inode, weak(waiting))).collect();
-        std::mem::replace(self, Self { late, ..Self::default() })
+    /// The slab that waited, if one did: its session has it now.
+    pub(crate) fn take_slab(&mut self, inode: Inode) -> Option<(Arc<Slab>, Share)> {
+        self.slabs.remove(&inode)
     }
 }
 
@@ -149,6 +136,7 @@ impl Daemon {
     pub(crate) fn take_over(config: Config, index: Index, kept: Arc<Kept>) -> Result<Arc<Self>> {
         let daemon = Self::with(config, index, Some(Arc::clone(&kept)))?;
         let orphans = restore(&daemon.store, &kept, daemon.changes.files.as_ref());
+        orphans.slabs.iter().for_each(|(inode, (slab, _))| daemon.slabs.restore(*inode, slab));
         *daemon.orphans() = orphans;
         let waiting = Arc::clone(&daemon);
         let grace = std::thread::Builder::new().name("grace".to_owned());
@@ -163,7 +151,7 @@ impl Daemon {
             }
             let gone: Vec<u64> = waiting.orphans().sessions.keys().copied().collect();
             gone.into_iter().for_each(|session| waiting.changes.tell(Change::Left(session)));
-            let orphans = waiting.orphans().give_up();
+            let orphans = std::mem::take(&mut *waiting.orphans());
             drop(orphans);
         });
         drop(grace.map_err(|error| Error::io("taking over", &error))?);
@@ -230,22 +218,25 @@ fn claim(store: &EmbeddedStore, key: &Key, holder: &Holder) -> Option<Ticket> {
     }
 }
 
+/// A segment, verified.
+fn take(segment: &crate::keeper::Segment, charge: &Arc<Charge>) -> Result<Taken> {
+    let fd = segment.fd.try_clone().map_err(|error| Error::io("duplicating a descriptor", &error))?;
+    let len = usize::try_from(segment.info.bytes).map_err(|_| Error::unsupported("too long"))?;
+    Ok(match segment.info.slab {
+        true => Taken::Slab(Arc::new(Slab::new(fd, len, Arc::clone(charge))?)),
+        false => Taken::Sealed(Arc::new(Sealed::new(fd, len)?)),
+    })
+}
+
 /// Lists again what the ledger knows, after verifying it. What cannot be verified is left out, and said so.
 fn restore(store: &EmbeddedStore, kept: &Kept, files: Option<&Arc<Files>>) -> Orphans {
     let (mut segments, mut orphans) = (HashMap::new(), Orphans::default());
     let holder = store.holder("taken over");
     let mut state = kept.state();
     for segment in state.ledger.segments() {
-        let taken =
-            segment.fd.try_clone().map_err(|error| Error::io("duplicating a descriptor", &error)).and_then(|fd| {
-                let len = usize::try_from(segment.info.bytes).map_err(|_| Error::unsupported("too long"))?;
-                match segment.info.slab {
-                    true => Ok(Taken::Slab(Arc::new(Slab::new(fd, len)?))),
-                    false => Ok(Taken::Sealed(Arc::new(Sealed::new(fd, len)?))),
-                }
-            });
-        match taken {
-            Ok(taken) => drop(segments.insert(segment.info.id, (taken, store.take_over(segment.info.bytes)))),
+        let charge = store.take_over(segment.info.bytes);
+        match take(segment, &charge) {
+            Ok(taken) => drop(segments.insert(segment.info.id, (taken, charge))),
             Err(error) => tracing::error!("a segment was not taken over: {error}"),
         }
     }
@@ -370,33 +361,6 @@ fn list(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cotensor_core::Memory;
-    use cotensor_memory::Slab as Made;
-
-    #[test]
-    fn a_slab_that_comes_back_late_is_the_one_that_others_lease_parts_of() {
-        let store = EmbeddedStore::builder().build();
-        let made = Made::create(1 << 20).unwrap();
-        let _written = made.reserve(64).unwrap();
-        let slab = || Slab::new(made.fd().try_clone_to_owned().unwrap(), 1 << 20).map(Arc::new);
-        let inode = inode(made.fd()).unwrap();
-        for leased in [true, false] {
-            let slab = slab().unwrap();
-            let share = store.share_of(&store.take_over(1 << 20));
-            let charge = share.charge();
-            let mut orphans = Orphans::default();
-            orphans.slabs.insert(inode, (Arc::clone(&slab), share));
-            let part = leased.then(|| Part::new(Arc::clone(&slab), 0, 64).unwrap());
-            drop(slab);
-            drop(orphans.give_up());
-            let charge = leased.then_some(charge);
-            let found = orphans.take_slab(inode, &store);
-            assert_eq!(found.is_some(), leased);
-            assert!(orphans.take_slab(inode, &store).is_none(), "it is one session's");
-            drop((found, part, charge));
-        }
-        assert_eq!(store.memory_usage_bytes(), 0);
-    }
 
     #[test]
     fn the_dead_do_not_live() {

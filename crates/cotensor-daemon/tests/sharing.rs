@@ -6,13 +6,8 @@ mod support;
 use cotensor_core::{ContentHash, DType, ErrorKind, Result};
 use cotensor_store::{Claim, ContentSource, ContentSpec, CopyReason, Key, Lease, Store};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use support::calls::put;
 use support::{Running, spec};
-
-fn put(store: &dyn Store, name: &str, bytes: &[u8]) -> Lease {
-    let mut reservation = store.reserve(spec(name, bytes.len()), &store.holder("")).unwrap();
-    reservation.write(bytes, CopyReason::Put).unwrap();
-    reservation.publish().unwrap()
-}
 
 #[test]
 fn small_and_large_tensors_pass_from_one_client_to_the_other() {

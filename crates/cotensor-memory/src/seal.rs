@@ -1,7 +1,7 @@
 //! Seals: what the kernel guarantees about a memfd, whoever holds a descriptor of it.
 
 use cotensor_core::{Error, ErrorKind, Result, padded};
-use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs};
+use rustix::fs::{OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fcntl_getfl, fstat, fstatfs};
 use rustix::io::Errno;
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -67,6 +67,10 @@ pub fn check_sealed(fd: impl AsFd, len: usize, guarantee: Guarantee) -> Result<(
     // What nobody can write, the producer cannot either.
     if !seals.contains(guarantee.seals()) && !seals.contains(Guarantee::Immutable.seals()) {
         return Err(refused(&format!("it has the seals {seals:?}; {:?} are needed", guarantee.seals())));
+    }
+    // The seals bind the memfd, its mode this descriptor: through one that only writes, nobody could read or map it.
+    if fcntl_getfl(&fd).map_err(unreadable)? & OFlags::ACCMODE == OFlags::WRONLY {
+        return Err(refused("the descriptor cannot be read"));
     }
     let found = fstat(&fd).map_err(unreadable)?;
     if padded(len).is_err() || u64::try_from(found.st_size).ok() != Some(len as u64) {

@@ -393,6 +393,7 @@ impl EmbeddedStore {
         let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field(spec.name.as_str()))?;
         let bytes = layout.size_bytes() as u64;
         if !private {
+            spec.check_names()?;
             self.refuse(&spec, bytes)?;
         }
         let charge = self.charge(bytes).map_err(|error| error.in_field(spec.name.as_str()))?;
@@ -571,18 +572,12 @@ impl Store for EmbeddedStore {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cotensor_core::{DType, Kind};
+    use cotensor_core::DType;
 
     fn spec(name: &str, bytes: usize) -> TensorSpec {
         TensorSpec {
-            name: name.to_owned(),
-            dtype: DType::U8,
-            shape: vec![bytes],
-            kind: Kind::Other,
-            space: None,
-            producer: "test".to_owned(),
             retention: Retention::Cached { recompute: Duration::ZERO },
-            provenance: None,
+            ..TensorSpec::new(name, DType::U8, &[bytes])
         }
     }
 

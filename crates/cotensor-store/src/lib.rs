@@ -23,9 +23,12 @@ mod record;
 mod report;
 mod reservation;
 mod sharing;
+pub mod slots;
 mod spill;
 mod store;
 mod sync;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod watch;
 
 pub use clock::{Clock, ManualClock, SystemClock};
@@ -38,5 +41,8 @@ pub use report::{Copies, Diagnostics, OptimizeReport, RecentCopy, Recommendation
 pub use reservation::{Reservation, Ticket};
 pub use sharing::{LogSink, SharedTensor, SharedTensorView, TensorSharingManager};
 pub use spill::{Absent, Spill, Spilled};
-pub use store::{Claim, ContentSource, ContentSpec, CopyReason, Holder, Key, Retention, Store, TensorId, TensorSpec};
+pub use store::{
+    Claim, ContentSource, ContentSpec, CopyReason, Holder, Key, NAME_BYTES_MAX, Retention, Store, TensorId, TensorSpec,
+    check_name,
+};
 pub use watch::{Restored, Watch};

@@ -1,5 +1,5 @@
 use crate::{Diagnostics, Lease, OptimizeReport, Recommendations, Reservation, SharingConfig, Stats, Ticket};
-use cotensor_core::{ContentHash, DType, Hasher, Kind, Result, Space};
+use cotensor_core::{ContentHash, DType, Error, Hasher, Kind, Result, Space};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub trait Store: Send + Sync {
     ///
     /// # Errors
     /// `OverBudget` when eviction could not make room (names holders and bytes); `Refused` when the
-    /// sharing configuration forbids this kind or size (counted); `Invalid` for an impossible shape.
+    /// sharing configuration forbids this kind or size (counted); `Invalid` for an impossible shape or name.
     fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation>;
 
     /// Like [`reserve`](Store::reserve) for a tensor that stays private: unnamed, unlisted, freed with its last
@@ -171,6 +171,47 @@ pub struct TensorSpec {
     /// Identity of the value by how it was made (stage key and output), when it was; equal provenance is equal
     /// content, dtype and shape, so it stands in for their hash, which then never has to be computed.
     pub provenance: Option<ContentHash>,
+}
+
+/// The longest name of a tensor, a holder or a producer, in bytes.
+pub const NAME_BYTES_MAX: usize = 1024;
+
+impl TensorSpec {
+    /// A tensor of any kind, made by nobody in particular, that goes with its last lease. Shape in elements.
+    pub fn new(name: impl Into<String>, dtype: DType, shape: &[usize]) -> Self {
+        Self {
+            name: name.into(),
+            dtype,
+            shape: shape.to_vec(),
+            kind: Kind::Other,
+            space: None,
+            producer: String::new(),
+            retention: Retention::WhileLeased,
+            provenance: None,
+        }
+    }
+
+    /// Whether a tensor can be called that, by a producer called that.
+    ///
+    /// # Errors
+    /// `Invalid` naming the field, for what is empty or longer than [`NAME_BYTES_MAX`].
+    pub fn check_names(&self) -> Result<()> {
+        if self.name.is_empty() {
+            return Err(Error::invalid("a name is required").in_field("name"));
+        }
+        check_name(&self.name, "name").and_then(|()| check_name(&self.producer, "producer"))
+    }
+}
+
+/// Whether a name is no longer than [`NAME_BYTES_MAX`].
+///
+/// # Errors
+/// `Invalid` naming `field` when it is.
+pub fn check_name(name: &str, field: &str) -> Result<()> {
+    match name.len() > NAME_BYTES_MAX {
+        true => Err(Error::invalid(format!("longer than {NAME_BYTES_MAX} bytes")).in_field(field)),
+        false => Ok(()),
+    }
 }
 
 /// A content to lease: its hash, and how to look at its bytes. Row-major.

@@ -1,4 +1,4 @@
-//! The locks of the lease count, exchangeable for loom's, which try every interleaving.
+//! The locks of the lease count and of the slots, exchangeable for loom's, which try every interleaving.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{Mutex, MutexGuard};

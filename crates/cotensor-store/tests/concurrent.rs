@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use cotensor_core::testing::FakeDevice;
-use cotensor_core::{ContentHash, DType, Error, ErrorKind, Kind, Result};
+use cotensor_core::{ContentHash, DType, Error, ErrorKind, Result};
 use cotensor_store::{Claim, ContentSource, ContentSpec, CopyReason, EmbeddedStore, Key, Retention, Store, TensorSpec};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
@@ -10,14 +10,8 @@ use std::time::Duration;
 
 fn spec(name: &str, bytes: usize) -> TensorSpec {
     TensorSpec {
-        name: name.to_owned(),
-        dtype: DType::U8,
-        shape: vec![bytes],
-        kind: Kind::Other,
-        space: None,
-        producer: "test".to_owned(),
         retention: Retention::Cached { recompute: Duration::from_millis(1) },
-        provenance: None,
+        ..TensorSpec::new(name, DType::U8, &[bytes])
     }
 }
 

@@ -1,7 +1,7 @@
 //! A store that takes over what a former one listed, from what a watcher was told.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use cotensor_core::{ContentHash, DType, ErrorKind, Kind, Layout, Segment};
+use cotensor_core::{ContentHash, DType, ErrorKind, Layout, Segment};
 use cotensor_store::home::Record;
 use cotensor_store::{
     Claim, EmbeddedStore, Key, Lease, Restored, Retention, Spilled, Store, TensorId, TensorSpec, Watch,
@@ -53,16 +53,7 @@ impl Watch for Told {
 }
 
 fn spec(name: &str, retention: Retention) -> TensorSpec {
-    TensorSpec {
-        name: name.to_owned(),
-        dtype: DType::U8,
-        shape: vec![100],
-        kind: Kind::Other,
-        space: None,
-        producer: "test".to_owned(),
-        retention,
-        provenance: None,
-    }
+    TensorSpec { retention, ..TensorSpec::new(name, DType::U8, &[100]) }
 }
 
 const KEPT: Retention = Retention::Cached { recompute: Duration::ZERO };

@@ -6,9 +6,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// The longest name, in bytes.
-const NAME_BYTES_MAX: usize = 1024;
-
 /// One version of one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub struct Id {
@@ -115,13 +112,6 @@ impl Spec {
     /// # Errors
     /// `Invalid` naming the field.
     pub fn to_domain(&self) -> Result<TensorSpec> {
-        let long = [("name", &self.name), ("producer", &self.producer)];
-        if let Some((field, _)) = long.iter().find(|(_, value)| value.len() > NAME_BYTES_MAX) {
-            return Err(Error::invalid(format!("longer than {NAME_BYTES_MAX} bytes")).in_field(*field));
-        }
-        if self.name.is_empty() {
-            return Err(Error::invalid("a name is required").in_field("name"));
-        }
         let micros = match self.keep {
             Keep::WhileLeased => None,
             Keep::Cached => Some(0),
@@ -139,6 +129,7 @@ impl Spec {
             }),
             provenance: self.provenance.as_deref().map(|hex| hash(hex, "provenance")).transpose()?,
         };
+        spec.check_names()?;
         Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field("shape"))?;
         Ok(spec)
     }

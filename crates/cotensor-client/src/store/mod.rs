@@ -253,6 +253,7 @@ impl Store for ClientStore {
     fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
         let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field(spec.name.as_str()))?;
         let len = layout.size_bytes();
+        spec.check_names()?;
         self.refuse(&spec, len)?;
         let (place, segment) = match len <= self.small_bytes_max {
             true => self.slabs.place(self, len)?,

@@ -1,6 +1,6 @@
 //! What one end is sent: at once if the socket takes it, else kept up to a bound, so that nobody waits for a slow reader.
 
-use super::frame::{Frame, send};
+use super::frame::{FRAME_FDS_MAX, Frame, send};
 use cotensor_core::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::SendFlags;
@@ -13,8 +13,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Bytes that may wait for a reader; one that does not read what it asks for is left.
 const WAITING_BYTES_MAX: usize = 64 << 20;
-/// Frames that may wait; each can hold descriptors.
+/// Frames that may wait.
 const WAITING_FRAMES_MAX: usize = 4096;
+/// Descriptors that may wait: they count among those that this process may have open.
+const WAITING_FDS_MAX: usize = 4 * FRAME_FDS_MAX;
 /// How long a reader may take nothing of what waits for it.
 const PATIENCE: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
 
@@ -30,6 +32,9 @@ struct Inner {
 struct Queue {
     frames: VecDeque<Pending>,
     bytes: usize,
+    fds: usize,
+    /// Whether too much waited: nothing is kept for this reader any more.
+    overflown: bool,
 }
 
 struct Pending {
@@ -83,13 +88,16 @@ impl Inner {
     fn send(&self, frame: Frame) -> Result<bool> {
         let mut pending = Pending { header: frame.header()?, frame, sent: 0 };
         let mut queue = self.lock();
-        let first = queue.frames.is_empty();
+        let first = queue.frames.is_empty() && !queue.overflown;
         if first && self.write(&mut pending)? {
             return Ok(false);
         }
         queue.bytes += pending.len();
+        queue.fds += pending.frame.fds.len();
         queue.frames.push_back(pending);
-        if queue.bytes > WAITING_BYTES_MAX || queue.frames.len() > WAITING_FRAMES_MAX {
+        let Queue { frames, bytes, fds, overflown } = &*queue;
+        if *overflown || *bytes > WAITING_BYTES_MAX || frames.len() > WAITING_FRAMES_MAX || *fds > WAITING_FDS_MAX {
+            *queue = Queue { overflown: true, ..Queue::default() };
             return Err(Error::new(ErrorKind::Conflict, "the other end does not read what it asked for"));
         }
         Ok(first)
@@ -114,8 +122,9 @@ impl Inner {
             if !self.write(pending)? {
                 return Ok(false);
             }
-            let len = pending.len();
+            let (len, fds) = (pending.len(), pending.frame.fds.len());
             queue.bytes -= len;
+            queue.fds -= fds;
             queue.frames.pop_front();
         }
         Ok(true)
@@ -173,7 +182,8 @@ mod tests {
         let (outbox, reader) = pair();
         let refused = (0..WAITING_FRAMES_MAX * 20).find_map(|_| outbox.send(Frame::new(vec![0; 200_000])).err());
         assert_eq!(refused.unwrap().kind(), ErrorKind::Conflict);
-        assert!(outbox.0.lock().bytes < WAITING_BYTES_MAX + 300_000);
+        assert_eq!(outbox.0.lock().bytes, 0, "nothing is kept for it");
+        assert_eq!(outbox.send(Frame::default()).unwrap_err().kind(), ErrorKind::Conflict);
         let mut decoder = Decoder::default();
         while decoder.fill(reader.as_fd()).unwrap() > 0 {}
     }

@@ -10,6 +10,9 @@ use serde_json::value::RawValue;
 /// The most calls in one batch.
 pub const BATCH_MAX: usize = 1024;
 
+/// The longest message of an error, in characters.
+const MESSAGE_CHARS_MAX: usize = 2000;
+
 /// One call: a request, or a notification when it has no id.
 #[derive(Debug, Deserialize)]
 pub struct Call {
@@ -178,10 +181,14 @@ pub enum Message {
     Refused(Response),
 }
 
+/// Whether a message is a batch, if it is anything.
+pub fn is_batch(body: &[u8]) -> bool {
+    body.trim_ascii_start().first() == Some(&b'[')
+}
+
 /// Reads the calls of a message. Nesting is bounded by `serde_json` (128 levels).
 pub fn parse(body: &[u8]) -> Message {
-    let body = body.trim_ascii_start();
-    if body.first() != Some(&b'[') {
+    if !is_batch(body) {
         return match serde_json::from_slice::<Call>(body) {
             Ok(call) => Message::Single(call),
             Err(error) if error.is_data() => Message::Refused(Response::refused(ErrorCode::InvalidRequest)),
@@ -253,7 +260,12 @@ pub fn to_object(error: &Error) -> ErrorObjectOwned {
         file: error.file().map(|file| file.display().to_string()),
         field: error.field().map(str::to_owned),
     };
-    ErrorObjectOwned::owned(*code, error.message(), Some(details))
+    ErrorObjectOwned::owned(*code, shortened(error.message()), Some(details))
+}
+
+/// Errors quote what they are about; as much of it as helps.
+fn shortened(message: &str) -> &str {
+    message.char_indices().nth(MESSAGE_CHARS_MAX).map_or(message, |(end, _)| &message[..end])
 }
 
 /// An error as it was before it was sent; one that is not Cotensor's own becomes `Unsupported` or `Corrupt`.
@@ -339,6 +351,7 @@ mod tests {
             let back = from_object(&object);
             assert_eq!((back.kind(), back.to_string()), (*kind, error.to_string()));
         }
+        assert_eq!(to_object(&Error::invalid("ä".repeat(1 << 20))).message(), "ä".repeat(MESSAGE_CHARS_MAX));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use cotensor_client::protocol::{
     ContentsParams, ContentsResult, Descriptors, Empty, ProvideParams, ReservationParams, Wanted,
 };
 use cotensor_core::{DType, Error, ErrorKind, Result, Segment};
-use cotensor_store::{Begun, ContentSpec};
+use cotensor_store::{Begun, ContentSpec, check_name};
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
@@ -22,6 +22,7 @@ pub(super) async fn begin(caller: Caller, params: ContentsParams) -> Answer<Cont
         let message = format!("{} contents; at most {CONTENTS_MAX} in one request", params.contents.len());
         return Err(Error::invalid(message).in_field("contents"));
     }
+    check_name(&params.producer, "producer")?;
     let specs: Vec<ContentSpec> = params
         .contents
         .iter()

@@ -11,7 +11,7 @@ use cotensor_client::protocol::{
 };
 use cotensor_core::{Device, Error};
 use cotensor_store::home::{Home, Record};
-use cotensor_store::{Absent, CopyReason, EmbeddedStore, Store};
+use cotensor_store::{Absent, CopyReason, EmbeddedStore, Store, check_name};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -109,6 +109,7 @@ pub(super) async fn optimize(caller: Caller, _: Empty) -> Answer<Report> {
 }
 
 pub(super) async fn record_copy(caller: Caller, params: CopyParams) -> Answer<Empty> {
+    check_name(&params.tensor, "tensor")?;
     let known = |reason: &&CopyReason| reason.name() == params.reason;
     let reason = CopyReason::ALL.iter().find(known);
     let reason =

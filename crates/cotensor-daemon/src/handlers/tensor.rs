@@ -2,7 +2,7 @@
 
 use super::{Answer, NOTHING};
 use crate::dispatch::{Caller, Reply};
-use crate::segment::{Part, Sealed, Slab};
+use crate::segment::{Part, Sealed};
 use crate::session::{Reserved, Session};
 use crate::takeover::inode;
 use cotensor_client::protocol::{
@@ -50,15 +50,10 @@ pub(super) async fn open_slab(mut caller: Caller, params: SlabParams) -> Answer<
     let len = usize::try_from(params.bytes).map_err(|_| Error::invalid("too many bytes").in_field("bytes"))?;
     let fd = caller.fd()?;
     let (daemon, inode) = (&caller.daemon, inode(&fd)?);
-    let waiting = daemon.orphans().take_slab(inode, &daemon.store);
-    let (slab, share) = match waiting {
-        // What a former daemon knew is charged already, and what was published in it lies there still.
-        Some((slab, share)) if slab.len() == len => (slab, share),
-        _ => {
-            let share = daemon.store.share(params.bytes)?;
-            (Arc::new(Slab::new(fd, len)?), share)
-        }
-    };
+    // What a former daemon knew is charged already, and what was published in it lies there still.
+    let (slab, share) = daemon.slabs.open((fd, inode), len, &caller.session)?;
+    let waited = daemon.orphans().take_slab(inode);
+    drop(waited);
     let number = caller.keep_slab(Arc::clone(&slab), share, own)?;
     let live = slab.belongs(&caller.session, number);
     Ok(SlabResult { slab: number, live }.into())

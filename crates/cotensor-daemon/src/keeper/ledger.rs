@@ -97,7 +97,7 @@ impl Ledger {
     /// Writes down what happened; returns the segment in which nothing lies any more because of that.
     ///
     /// # Errors
-    /// `Corrupt` for a tensor whose segment is not there, or a segment without its descriptor.
+    /// `Corrupt` for a tensor whose segment is not there, or a segment that is there already or has no descriptor.
     pub(crate) fn apply(&mut self, change: Change, fds: Vec<OwnedFd>) -> Result<Option<u64>> {
         match change {
             Change::Listed { entry, segment } => return self.list(*entry, segment, fds),
@@ -125,6 +125,9 @@ impl Ledger {
     fn list(&mut self, entry: Entry, segment: Option<SegmentInfo>, fds: Vec<OwnedFd>) -> Result<Option<u64>> {
         if let Some(info) = segment {
             let fd = fds.into_iter().next().ok_or_else(|| Error::corrupt("a segment without its descriptor"))?;
+            if self.segments.contains_key(&info.id) || entry.segment != info.id {
+                return Err(Error::corrupt(format!("segment {} is not new", info.id)));
+            }
             self.segments.insert(info.id, Segment { info, fd, uses: 0 });
         }
         if entry.spilled.is_none() {
@@ -339,6 +342,8 @@ mod tests {
     #[test]
     fn segments_go_with_their_last_tensor_and_claims_with_their_first() {
         let mut ledger = filled();
+        let (change, fds) = listed(9, 1, 10, true);
+        assert!(ledger.apply(change, fds).is_err(), "a segment comes once: its tensors are counted");
         let mut gone = |slot, version| ledger.apply(Change::Gone(Id { slot, version }), Vec::new()).unwrap();
         assert_eq!((gone(1, 2), gone(1, 2)), (None, None), "another lies in its segment");
         assert_eq!((ledger.claims().count(), ledger.segments().count()), (0, 3));

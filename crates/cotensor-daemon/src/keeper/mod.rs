@@ -19,7 +19,7 @@ mod process;
 mod server;
 mod systemd;
 
-pub(crate) use ledger::{Change, Entry, Ledger, Member};
+pub(crate) use ledger::{Change, Entry, Ledger, Member, Segment};
 pub(crate) use server::Kept;
 
 use crate::http::HttpListening;

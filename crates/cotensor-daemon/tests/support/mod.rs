@@ -6,9 +6,9 @@ pub(crate) mod calls;
 pub(crate) mod processes;
 
 use cotensor_client::ClientStore;
-use cotensor_core::{DType, Kind};
+use cotensor_core::DType;
 use cotensor_daemon::{Config, Daemon, Listening};
-use cotensor_store::{Retention, TensorSpec};
+use cotensor_store::TensorSpec;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -68,14 +68,5 @@ impl Drop for Running {
 }
 
 pub(crate) fn spec(name: &str, bytes: usize) -> TensorSpec {
-    TensorSpec {
-        name: name.to_owned(),
-        dtype: DType::U8,
-        shape: vec![bytes],
-        kind: Kind::Other,
-        space: None,
-        producer: "test".to_owned(),
-        retention: Retention::WhileLeased,
-        provenance: None,
-    }
+    TensorSpec { producer: "test".to_owned(), ..TensorSpec::new(name, DType::U8, &[bytes]) }
 }

@@ -1,0 +1,77 @@
+//! Budget, eviction, reports.
+
+use super::{LARGE, Place, all_are, cached, ends_empty, eventually, put, spec};
+use crate::CopyReason;
+use cotensor_core::ErrorKind;
+
+pub(super) fn the_budget_holds_and_names_who_holds(make: &dyn Fn(u64) -> Place) {
+    let open = make(10 * LARGE as u64);
+    let (one, other, watcher) = (open(), open(), open());
+    let held = put(&*one, cached("held", 7 * LARGE, 1), 1);
+    let error = other.reserve(spec("more", 4 * LARGE), &other.holder("m")).expect_err("there is no room");
+    assert_eq!(error.kind(), ErrorKind::OverBudget);
+    for part in ["more", "writer", &(7 * LARGE).to_string(), &(10 * LARGE).to_string()] {
+        assert!(error.to_string().contains(part), "{part:?} is not in {error}");
+    }
+    // A reservation counts before it is published, and no longer than it lives.
+    let reserved = one.reserve(spec("reserved", 3 * LARGE), &one.holder("m")).expect("reserve");
+    assert!(other.reserve(spec("more", LARGE), &other.holder("m")).is_err());
+    drop(reserved);
+    eventually("it comes back", || other.reserve(spec("more", 3 * LARGE), &other.holder("m")).is_ok());
+    assert!(all_are(&held, 1), "what is leased stays");
+    assert!(other.reserve(spec("more", 11 * LARGE), &other.holder("m")).is_err(), "more than there will ever be");
+    other.remove("held").expect("remove");
+    drop((held, one, other));
+    ends_empty(&*watcher);
+    assert!(watcher.stats().peak_memory_bytes <= 10 * LARGE as u64);
+}
+
+pub(super) fn pressure_evicts_what_is_cheapest_to_make_again(make: &dyn Fn(u64) -> Place) {
+    let open = make(4 * LARGE as u64);
+    let (one, other) = (open(), open());
+    for (name, recompute_ms) in [("dear", 9000), ("cheap", 5), ("middle", 500), ("held", 1)] {
+        drop(put(&*one, cached(name, LARGE, recompute_ms), 1));
+    }
+    let held = other.get("held", &other.holder("")).expect("get");
+    let left = || other.diagnostics().tensors.into_iter().map(|tensor| tensor.name).collect::<Vec<_>>();
+    for expected in [&["dear", "held", "middle"][..], &["dear", "held"], &["held"]] {
+        // What one user has just let go is evicted once the place knows of it.
+        let room = LARGE * (4 - expected.len());
+        eventually("there is room", || one.reserve(spec("room", room), &one.holder("")).is_ok());
+        assert_eq!(left(), expected);
+    }
+    assert_eq!((other.stats().evictions, other.stats().evicted_bytes), (3, 3 * LARGE as u64));
+    assert!(all_are(&held, 1));
+}
+
+pub(super) fn reports_say_what_happened(make: &dyn Fn(u64) -> Place) {
+    let open = make(u64::MAX);
+    let (one, other) = (open(), open());
+    let made = put(&*one, cached("x", LARGE, 1), 1);
+    let found = other.get("x", &other.holder("reader")).expect("get");
+    assert!(other.get("nothing", &other.holder("reader")).is_err());
+    one.record_copy("x", CopyReason::DeviceTransfer, 10);
+    let copied =
+        |reason: &str| one.stats().copies.iter().find(|copies| copies.reason == reason).map(|copies| copies.bytes);
+    eventually("copies are counted", || copied("device transfer") == Some(10) && copied("put") == Some(LARGE as u64));
+    let stats = other.stats();
+    assert_eq!((stats.total_tensors, stats.memory_usage_bytes, stats.memory_usage_mb), (1, LARGE as u64, 1.0));
+    assert_eq!((stats.cache_hits, stats.cache_misses), (1, 1));
+    let info = other.diagnostics().tensors.remove(0);
+    assert_eq!((&*info.name, info.version, &*info.dtype, &info.shape[..]), ("x", 1, "uint8", &[LARGE][..]));
+    assert_eq!((info.bytes, &*info.device, &*info.producer, info.cached), (LARGE as u64, "cpu", "suite", true));
+    let mut holders: Vec<_> = info.holders.into_iter().collect();
+    holders.sort_by_key(|(name, _)| name.ends_with("writer"));
+    assert!(holders.len() == 2 && holders.iter().all(|(_, leases)| *leases == 1));
+    assert!(holders[0].0.ends_with("reader") && holders[1].0.ends_with("writer"), "{holders:?}");
+    let recommended = one.recommendations();
+    assert_eq!(recommended.largest_tensors, [("x".to_owned(), LARGE as u64)]);
+    assert_eq!(other.optimize().freed_tensors_count, 0, "it is leased");
+    drop((made, found));
+    eventually("nobody leases it", || one.optimize().freed_tensors == ["x"]);
+    ends_empty(&*other);
+    let key = cotensor_core::ContentHash::of(b"note");
+    assert_eq!(one.recall(&key), None);
+    one.remember(&key, b"a note");
+    eventually("the note is there", || other.recall(&key).as_deref() == Some(b"a note"));
+}

@@ -1,0 +1,152 @@
+//! Names, versions, leases.
+
+use super::{LARGE, Place, all_are, cached, ends_empty, eventually, put, spec};
+use crate::{CopyReason, TensorId, TensorSpec};
+use cotensor_core::{ContentHash, DType, ErrorKind, Kind, Slice, Space};
+
+pub(super) fn bytes_pass_from_one_user_to_the_other(make: &dyn Fn(u64) -> Place) {
+    let open = make(u64::MAX);
+    let watcher = open();
+    let (one, other) = (open(), open());
+    for bytes in [0, 1, 4096, 300_000, 3 * LARGE] {
+        let described = TensorSpec {
+            shape: vec![bytes / 4, 1, 4],
+            kind: Kind::VisionEmbedding,
+            space: Some(Space(ContentHash::of(b"encoder"))),
+            ..spec("x", bytes)
+        };
+        let content: Vec<u8> = (0..bytes / 4 * 4).map(|index| (index % 251) as u8).collect();
+        let mut reservation = one.reserve(described, &one.holder("writer")).expect("reserve");
+        reservation.write(&content, CopyReason::Put).expect("write");
+        let made = reservation.publish().expect("publish");
+        let found = other.get("x", &other.holder("reader")).expect("get");
+        assert!(found.bytes() == Some(&content) && made.bytes() == Some(&content), "{bytes}");
+        assert_eq!((found.id(), found.name(), found.shape()), (made.id(), "x", &[bytes / 4, 1, 4][..]));
+        assert_eq!((found.dtype(), found.kind(), found.producer()), (DType::U8, Kind::VisionEmbedding, "suite"));
+        assert_eq!((found.space(), found.identity()), (Some(Space(ContentHash::of(b"encoder"))), made.identity()));
+        assert_eq!((&*found.holder(), &*made.holder()), ("reader", "writer"));
+        // Who made it need not stay.
+        drop(made);
+        assert!(found.bytes() == Some(&content));
+    }
+    drop((one, other));
+    ends_empty(&*watcher);
+}
+
+pub(super) fn readers_keep_the_version_they_hold(make: &dyn Fn(u64) -> Place) {
+    let open = make(u64::MAX);
+    let (one, other, watcher) = (open(), open(), open());
+    for bytes in [100, LARGE] {
+        let first = put(&*one, spec("x", bytes), 1);
+        let kept = other.get("x", &other.holder("r")).expect("get");
+        let second = put(&*one, spec("x", bytes), 2);
+        assert_eq!((second.id().slot, second.id().version), (first.id().slot, first.id().version + 1));
+        assert!(all_are(&kept, 1) && all_are(&other.get("x", &other.holder("r")).expect("get"), 2));
+        assert!(all_are(&other.lease(first.id(), &other.holder("r")).expect("it is held"), 1));
+        assert!(other.has(first.id()) && other.has(second.id()));
+        let id = first.id();
+        drop((first, kept));
+        eventually("the older version goes", || !other.has(id));
+        assert_eq!(other.lease(id, &other.holder("r")).err().map(|error| error.kind()), Some(ErrorKind::NotFound));
+        drop(second);
+        eventually("the name goes", || one.get("x", &one.holder("r")).is_err());
+    }
+    drop((one, other));
+    ends_empty(&*watcher);
+}
+
+pub(super) fn what_nobody_leases_goes_or_stays(make: &dyn Fn(u64) -> Place) {
+    let open = make(u64::MAX);
+    let (one, other, watcher) = (open(), open(), open());
+    for bytes in [64, LARGE] {
+        drop((put(&*one, spec("goes", bytes), 1), put(&*one, cached("stays", bytes, 1), 2)));
+        eventually("what goes is gone", || other.get("goes", &other.holder("")).is_err());
+        assert!(all_are(&other.get("stays", &other.holder("")).expect("it stays"), 2));
+    }
+    // What is reserved and not published leaves nothing.
+    drop(one.reserve(spec("never", LARGE), &one.holder("")).expect("reserve"));
+    assert_eq!(one.get("never", &one.holder("")).err().map(|error| error.kind()), Some(ErrorKind::NotFound));
+    drop((one, other));
+    eventually("one is left", || watcher.stats().total_tensors == 1);
+    eventually("it can be freed", || {
+        watcher.optimize();
+        watcher.stats().total_tensors == 0
+    });
+    ends_empty(&*watcher);
+}
+
+pub(super) fn a_name_is_forgotten_not_its_leases(make: &dyn Fn(u64) -> Place) {
+    let open = make(u64::MAX);
+    let (one, other) = (open(), open());
+    let kept = put(&*one, cached("x", LARGE, 1), 1);
+    other.remove("x").expect("remove");
+    let kind = |outcome: cotensor_core::Result<()>| outcome.err().map(|error| error.kind());
+    assert_eq!(kind(other.remove("x")), Some(ErrorKind::NotFound));
+    for store in [&one, &other] {
+        assert_eq!(kind(store.get("x", &store.holder("")).map(drop)), Some(ErrorKind::NotFound));
+    }
+    assert!(all_are(&kept, 1));
+    let next = put(&*other, spec("x", LARGE), 2);
+    assert!(next.id() != kept.id() && all_are(&kept, 1));
+    drop((kept, next, one));
+    ends_empty(&*other);
+}
+
+pub(super) fn views_and_clones_hold_their_tensor(make: &dyn Fn(u64) -> Place) {
+    let open = make(u64::MAX);
+    let (one, other) = (open(), open());
+    for bytes in [4096, LARGE] {
+        let made = put(&*one, spec("x", bytes), 3);
+        let found = other.get("x", &other.holder("a")).expect("get");
+        let clone = found.try_clone().expect("clone");
+        let another = found.another(&other.holder("b")).expect("another");
+        let view = found.view(&[Slice { start: 10, len: 20, step: 2 }]).expect("view");
+        assert_eq!(view.shape(), [20]);
+        assert!(found.view(&[Slice { start: 10, len: bytes, step: 1 }]).is_err());
+        drop((made, found, clone));
+        assert!(all_are(&another, 3) && one.get("x", &one.holder("")).is_ok());
+        drop(another);
+        assert!(view.bytes().is_some_and(|bytes| bytes[0] == 3) && one.get("x", &one.holder("")).is_ok());
+        drop(view);
+        eventually("it goes", || one.get("x", &one.holder("")).is_err());
+    }
+}
+
+pub(super) fn private_tensors_are_nobody_elses(make: &dyn Fn(u64) -> Place) {
+    let open = make(u64::MAX);
+    let (one, other) = (open(), open());
+    let mut private = one.reserve_private(spec("mine", LARGE), &one.holder("m")).expect("reserve");
+    private.write(&[5; LARGE], CopyReason::EngineOutput).expect("write");
+    let private = private.publish().expect("publish");
+    let again = private.try_clone().expect("clone");
+    drop(private);
+    assert!(all_are(&again, 5));
+    for store in [&one, &other] {
+        assert_eq!(store.get("mine", &store.holder("")).err().map(|error| error.kind()), Some(ErrorKind::NotFound));
+        assert!(store.diagnostics().tensors.is_empty() && store.stats().total_tensors == 0);
+    }
+    drop(again);
+    ends_empty(&*one);
+}
+
+pub(super) fn what_cannot_be_is_refused_alike(make: &dyn Fn(u64) -> Place) {
+    let open = make(u64::MAX);
+    let store = open();
+    let holder = store.holder("m");
+    let refused = |spec: TensorSpec| store.reserve(spec, &holder).err().map(|error| error.kind());
+    for shape in [vec![usize::MAX, 2], vec![usize::MAX], vec![1 << 40, 1 << 40]] {
+        assert_eq!(refused(TensorSpec { shape, ..spec("x", 0) }), Some(ErrorKind::Invalid));
+    }
+    assert_eq!(refused(spec("", 1)), Some(ErrorKind::Invalid), "a name is required");
+    assert_eq!(refused(spec(&"n".repeat(crate::NAME_BYTES_MAX + 1), 1)), Some(ErrorKind::Invalid));
+    let long = TensorSpec { producer: "p".repeat(crate::NAME_BYTES_MAX + 1), ..spec("x", 1) };
+    assert_eq!(refused(long), Some(ErrorKind::Invalid));
+    drop(put(&*store, spec(&"n".repeat(crate::NAME_BYTES_MAX), 1), 1));
+    drop(put(&*store, spec("any \u{0} \u{1b}[2J ../../ name", 1), 1));
+    let mut small = store.reserve(spec("x", 4), &holder).expect("reserve");
+    let wrong = small.write(&[0; 5], CopyReason::Put).err().map(|error| error.kind());
+    assert_eq!(wrong, Some(ErrorKind::Invalid));
+    let nobodys = TensorId { slot: 1 << 40, version: 1 };
+    assert!(!store.has(nobodys));
+    assert_eq!(store.lease(nobodys, &holder).err().map(|error| error.kind()), Some(ErrorKind::NotFound));
+}

@@ -1,0 +1,163 @@
+//! Claims and contents.
+
+use super::{LARGE, Place, all_are, cached, ends_empty, eventually};
+use crate::{Claim, ContentSource, ContentSpec, CopyReason, Key, Lease, Store, Ticket};
+use cotensor_core::{ContentHash, DType, Error, ErrorKind, Result};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+fn key() -> Key {
+    Key(ContentHash::of(b"a computation"))
+}
+
+fn ticket(store: &dyn Store) -> Ticket {
+    match store.claim(&key(), &store.holder("stage")).expect("claim") {
+        Claim::Compute(ticket) => ticket,
+        Claim::Ready(leases) => panic!("{} results of nothing", leases.len()),
+    }
+}
+
+fn compute(store: &dyn Store, ticket: Ticket) -> Vec<Lease> {
+    let result = |name: &str, bytes: usize| {
+        let mut result = store.reserve(cached(name, bytes, 100), &store.holder("stage")).expect("reserve");
+        result.write(&vec![7; bytes], CopyReason::EngineOutput).expect("write");
+        result
+    };
+    ticket.publish(vec![result("small", 10), result("large", LARGE)]).expect("publish")
+}
+
+pub(super) fn a_thing_is_computed_once(make: &dyn Fn(u64) -> Place) {
+    let open = make(u64::MAX);
+    let (computed, stores) = (AtomicUsize::new(0), [open(), open(), open(), open()]);
+    assert!(!stores[0].is_computed(&key()));
+    std::thread::scope(|scope| {
+        for store in &stores {
+            let computed = &computed;
+            scope.spawn(move || {
+                let leases = match store.claim(&key(), &store.holder("stage")).expect("claim") {
+                    Claim::Ready(leases) => leases,
+                    Claim::Compute(ticket) => {
+                        computed.fetch_add(1, Ordering::SeqCst);
+                        compute(&**store, ticket)
+                    }
+                };
+                assert_eq!(leases.iter().map(Lease::name).collect::<Vec<_>>(), ["small", "large"]);
+                assert!(leases.iter().all(|lease| all_are(lease, 7)));
+            });
+        }
+    });
+    assert_eq!(computed.load(Ordering::SeqCst), 1);
+    eventually("all know of it", || stores.iter().all(|store| store.is_computed(&key())));
+    // When one of the results is gone, all are made again.
+    stores[1].remove("small").expect("remove");
+    eventually("a result is gone", || !stores[2].is_computed(&key()));
+    drop(compute(&*stores[3], ticket(&*stores[3])));
+    eventually("it is computed again", || stores[0].is_computed(&key()));
+}
+
+pub(super) fn a_claim_that_is_given_up_passes_on(make: &dyn Fn(u64) -> Place) {
+    let open = make(u64::MAX);
+    let (one, other) = (open(), open());
+    for declined in [true, false] {
+        let first = ticket(&*one);
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| drop(ticket(&*other)));
+            match declined {
+                true => first.decline(),
+                false => drop(first),
+            }
+            waits.join().expect("the claim passed on");
+        });
+    }
+    drop(compute(&*one, ticket(&*one)));
+    eventually("it is computed", || other.is_computed(&key()));
+}
+
+pub(super) fn results_that_nobody_could_be_given_are_refused(make: &dyn Fn(u64) -> Place) {
+    let open = make(u64::MAX);
+    let (one, watcher) = (open(), open());
+    let private = one.reserve_private(cached("x", 10, 1), &one.holder("m")).expect("reserve");
+    for results in [Vec::new(), vec![private]] {
+        let refused = ticket(&*one).publish(results).err().map(|error| error.kind());
+        assert_eq!(refused, Some(ErrorKind::Invalid));
+        assert!(!one.is_computed(&key()));
+    }
+    drop(compute(&*one, ticket(&*one)));
+    eventually("it is computed", || watcher.is_computed(&key()));
+    drop(one);
+    eventually("all of it goes", || {
+        watcher.optimize();
+        watcher.stats().total_tensors == 0
+    });
+    ends_empty(&*watcher);
+}
+
+/// Fills contents with their lengths; fails at content number `fails`.
+struct Lengths<'a> {
+    filled: &'a AtomicUsize,
+    fails: Option<usize>,
+}
+
+impl ContentSource for Lengths<'_> {
+    fn fill(&mut self, index: usize, target: &mut [u8]) -> Result<()> {
+        if self.fails == Some(index) {
+            return Err(Error::corrupt("the file is torn").in_field("weights"));
+        }
+        self.filled.fetch_add(1, Ordering::SeqCst);
+        let len = target.len();
+        target.fill(len as u8);
+        Ok(())
+    }
+}
+
+fn contents(lens: impl IntoIterator<Item = usize>) -> Vec<ContentSpec> {
+    let spec = |len: usize| ContentSpec {
+        hash: ContentHash::of(&vec![len as u8; len]),
+        dtype: DType::U8,
+        shape: vec![len],
+        producer: "model".to_owned(),
+    };
+    lens.into_iter().map(spec).collect()
+}
+
+pub(super) fn contents_are_filled_once(make: &dyn Fn(u64) -> Place) {
+    let open = make(u64::MAX);
+    let (filled, stores) = (AtomicUsize::new(0), [open(), open(), open()]);
+    std::thread::scope(|scope| {
+        for (index, store) in stores.iter().enumerate() {
+            let filled = &filled;
+            // Lists that overlap, each in an order of its own, one content twice.
+            let lens: Vec<usize> = (0..20).map(|place| 12 + (place * (2 * index + 3)) % 20).chain([12]).collect();
+            scope.spawn(move || {
+                let mut source = Lengths { filled, fails: None };
+                let leases = store.contents(&contents(lens.iter().copied()), &mut source, &store.holder("model"));
+                for (len, lease) in lens.iter().zip(leases.expect("contents")) {
+                    assert!(lease.shape() == [*len] && all_are(&lease, *len as u8));
+                }
+            });
+        }
+    });
+    // Each asks for all of 20 lengths; what was let go in between may be filled again by who comes later.
+    assert!((20..=60).contains(&filled.load(Ordering::SeqCst)));
+    // The same bytes seen in another way are the same memory.
+    let [mut bytes, mut floats] = [contents([16]).remove(0), contents([16]).remove(0)];
+    (floats.dtype, floats.shape) = (DType::F32, vec![2, 2]);
+    bytes.producer = "another model".to_owned();
+    let mut source = Lengths { filled: &filled, fails: None };
+    let leases = stores[0].contents(&[bytes, floats], &mut source, &stores[0].holder("m")).expect("contents");
+    assert_eq!((leases[1].dtype(), leases[1].shape()), (DType::F32, &[2, 2][..]));
+    assert_eq!(leases[0].bytes().map(<[u8]>::as_ptr), leases[1].bytes().map(<[u8]>::as_ptr));
+    assert_ne!(leases[0].identity(), leases[1].identity(), "another value");
+}
+
+pub(super) fn a_source_that_fails_leaves_nothing(make: &dyn Fn(u64) -> Place) {
+    let open = make(u64::MAX);
+    let (one, other, filled) = (open(), open(), AtomicUsize::new(0));
+    let mut source = Lengths { filled: &filled, fails: Some(2) };
+    let error = one.contents(&contents([100, 200, 300]), &mut source, &one.holder("m")).expect_err("it fails");
+    assert_eq!((error.kind(), error.field()), (ErrorKind::Corrupt, Some("weights")));
+    ends_empty(&*other);
+    // What one could not provide, the next can.
+    let mut source = Lengths { filled: &filled, fails: None };
+    let leases = other.contents(&contents([300, 100]), &mut source, &other.holder("m")).expect("contents");
+    assert!(all_are(&leases[0], 44) && all_are(&leases[1], 100));
+}

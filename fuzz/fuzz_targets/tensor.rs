@@ -1,0 +1,22 @@
+//! Tensors as messages describe them: what is accepted lies inside its segment and says the same when it is described
+//! again.
+#![no_main]
+
+use cotensor_client::protocol::{Descriptor, Spec};
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    if let Ok(spec) = serde_json::from_slice::<Spec>(bytes)
+        && let Ok(known) = spec.to_domain()
+    {
+        let again = Spec::from(&known);
+        assert_eq!(Spec::from(&again.to_domain().expect("what was accepted is accepted again")), again);
+        assert!(!known.name.is_empty() && known.name.len() <= 1024);
+    }
+    if let Ok(descriptor) = serde_json::from_slice::<Descriptor>(bytes)
+        && let Ok(layout) = descriptor.layout()
+    {
+        assert!(layout.byte_range().end as u64 <= descriptor.segment.bytes);
+        assert_eq!(layout.shape(), descriptor.spec.shape);
+        let _ = descriptor.spec.clone().looked_at(&layout).to_domain();
+    }
+});
