@@ -4,7 +4,7 @@
 use cotensor_attacks::{Target, content};
 use cotensor_client::files::{Entry, Format, Put, TensorReader, write};
 use cotensor_core::{DType, ErrorKind, Kind};
-use cotensor_store::Store;
+use cotensor_store::{Retention, Store};
 use std::fs::File;
 use std::io::Read;
 use std::time::Duration;
@@ -36,7 +36,7 @@ impl<F: FnOnce()> Read for Meddled<F> {
 }
 
 fn put_as(name: &str) -> Put<'_> {
-    Put { name, kind: Kind::Other, producer: "attack", recompute: Duration::ZERO }
+    Put { name, kind: Kind::Other, producer: "attack", retention: Retention::Cached { recompute: Duration::ZERO } }
 }
 
 #[test]
