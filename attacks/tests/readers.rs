@@ -77,7 +77,7 @@ fn descriptors_that_nobody_takes_do_not_use_up_the_daemons() {
     let fd = sealed.fd().unwrap().try_clone_to_owned().unwrap();
     let made = raw.call("tensor.publish", json!({"reservation": reservation}), &[fd]).unwrap();
     let before = fd_count();
-    let segment = json!({"segment": made["segment"]["id"]});
+    let segment = json!({"segment": made["segment"]});
     let call = json!({"jsonrpc": "2.0", "id": 1, "method": "segment.fd", "params": segment});
     let batch = serde_json::to_string(&vec![call; 64]).unwrap();
     // The daemon may see the end before this notices it.
