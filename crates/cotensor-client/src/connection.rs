@@ -2,7 +2,7 @@
 
 use crate::protocol::Method;
 use crate::wire::rpc::{self, Said};
-use crate::wire::{Decoder, Frame, send_all, send_bytes};
+use crate::wire::{Decoder, Frame, Spin, send_all};
 use cotensor_core::{Error, ErrorKind, Result};
 use jsonrpsee_types::Id;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -19,8 +19,6 @@ use std::time::{Duration, Instant};
 
 /// One wait for something to read; longer waits are several.
 const WAIT_MAX: Duration = Duration::from_secs(10);
-/// Bytes of notices that may wait for the next message.
-const LATER_BYTES_MAX: usize = 16 << 10;
 
 /// Called with the method, the parameters and the descriptors of what the other end says unasked.
 pub type OnNotice = Box<dyn Fn(&str, &RawValue, Vec<OwnedFd>) + Send + Sync>;
@@ -28,8 +26,7 @@ pub type OnNotice = Box<dyn Fn(&str, &RawValue, Vec<OwnedFd>) + Send + Sync>;
 /// A connection to a daemon. All methods may be called from any thread.
 pub struct Connection {
     socket: UnixStream,
-    /// What goes before the next message.
-    sending: Mutex<Vec<u8>>,
+    sending: Mutex<()>,
     next_id: AtomicU64,
     reading: Mutex<Reading>,
     inbox: Mutex<Inbox>,
@@ -40,6 +37,7 @@ pub struct Connection {
 #[derive(Default)]
 struct Reading {
     decoder: Decoder,
+    spin: Spin,
     /// How long the socket waits for something to read; setting it costs a call of the system.
     wait: Option<Duration>,
 }
@@ -165,24 +163,8 @@ impl Connection {
         self.send(Frame::new(rpc::encode_call(None, M::NAME, params)?))
     }
 
-    /// As [`notify`](Self::notify), for what may wait: it goes with the next message, or when the connection is closed.
-    ///
-    /// # Errors
-    /// `Io` when the connection ended.
-    pub fn notify_later<M: Method>(&self, params: &M::Params) -> Result<()> {
-        let frame = Frame::new(rpc::encode_call(None, M::NAME, params)?);
-        let mut before = lock(&self.sending);
-        before.extend(frame.header()?);
-        before.extend(&frame.body);
-        if before.len() < LATER_BYTES_MAX { Ok(()) } else { self.flush(&mut before) }
-    }
-
     /// Ends the connection; whoever waits gets an error.
     pub fn close(&self) {
-        // Unless somebody is sending, which nothing may follow now.
-        if let Ok(mut before) = self.sending.try_lock() {
-            drop(self.flush(&mut before));
-        }
         lock(&self.inbox).closed.get_or_insert_with(|| Error::new(ErrorKind::Io, "the connection was ended"));
         drop(self.socket.shutdown(Shutdown::Both));
     }
@@ -213,22 +195,9 @@ impl Connection {
         self.closed().is_some() || (polled.is_ok() && hung_up)
     }
 
-    fn send(&self, mut frame: Frame) -> Result<()> {
-        let mut before = lock(&self.sending);
-        if before.is_empty() || !frame.fds.is_empty() {
-            self.flush(&mut before)?;
-            return send_all(self.socket.as_fd(), &frame);
-        }
-        before.extend(frame.header()?);
-        before.append(&mut frame.body);
-        self.flush(&mut before)
-    }
-
-    /// Sends whole frames that were put together.
-    fn flush(&self, frames: &mut Vec<u8>) -> Result<()> {
-        let sent = send_bytes(self.socket.as_fd(), frames);
-        frames.clear();
-        sent
+    fn send(&self, frame: Frame) -> Result<()> {
+        let _turn = lock(&self.sending);
+        send_all(self.socket.as_fd(), &frame)
     }
 
     fn wait(&self, id: u64, deadline: Option<Instant>) -> Result<Answer> {
@@ -312,7 +281,12 @@ impl Connection {
                 self.socket.set_read_timeout(wait).map_err(|error| Error::io("setting a socket up", &error))?;
                 reading.wait = wait;
             }
-            match reading.decoder.fill(self.socket.as_fd()) {
+            let Reading { decoder, spin, .. } = &mut *reading;
+            let found = spin.until_found(|| match decoder.fill_now(self.socket.as_fd()) {
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => None,
+                found => Some(found),
+            });
+            match found.unwrap_or_else(|| decoder.fill(self.socket.as_fd())) {
                 Ok(0) => return Err(ended()),
                 Ok(_) => {}
                 // The next turn sees whether the time is up.

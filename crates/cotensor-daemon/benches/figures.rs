@@ -6,9 +6,11 @@ use cotensor_client::ClientStore;
 use cotensor_client::protocol::{Empty, Ping};
 use cotensor_client::wire::{Decoder, Frame, send_all};
 use cotensor_core::{DType, Kind, Segment};
-use cotensor_daemon::{Config, Daemon, Listening};
+use cotensor_daemon::keeper::{self, Role};
+use cotensor_daemon::{Config, Service};
 use cotensor_memory::{Guarantee, MemfdMut, SealedMemfd, copy_parallel};
 use cotensor_store::{CopyReason, Retention, Store, TensorSpec};
+use rustix::process::{Pid, Signal, kill_process};
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -27,7 +29,8 @@ fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         [_, "--serve-echo", socket] => serve_echo(Path::new(socket)),
-        [_, "--serve-daemon", socket] => serve_daemon(Path::new(socket)),
+        [_, "--serve-daemon", socket] => serve_daemon(socket, Role::Foreground),
+        [_, "--serve-daemon", socket, Role::FLAG, role] => serve_daemon(socket, role.parse().unwrap()),
         _ => measure(),
     }
 }
@@ -53,11 +56,10 @@ fn serve_echo(socket: &Path) {
     }
 }
 
-fn serve_daemon(socket: &Path) {
-    let daemon = Daemon::new(Config { socket: socket.to_path_buf(), ..Config::default() }).unwrap();
-    let listening = Listening::bind(socket).unwrap();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    runtime.block_on(daemon.serve(&listening, std::future::pending())).unwrap();
+/// As `cotensor serve` does: a server, and a keeper that is told of every publication.
+fn serve_daemon(socket: &str, role: Role) {
+    let config = Config { socket: socket.into(), ..Config::default() };
+    keeper::run(role, Service { config, http: None }, |_| {}).unwrap();
 }
 
 struct Server(Child);
@@ -75,7 +77,8 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        drop(self.0.kill());
+        // In order, so that a daemon's server ends, too.
+        let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
         drop(self.0.wait());
     }
 }

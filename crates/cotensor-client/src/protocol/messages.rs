@@ -120,6 +120,9 @@ message! {
         /// The claim whose result it is part of.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ticket: Option<u64>,
+        /// Copies that were made and not yet said, as `store.record_copy` says them: at most 64.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        copies: Vec<CopyParams>,
     }
 
     /// A slab to open.
@@ -150,6 +153,9 @@ message! {
         /// The claim whose result it is part of.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ticket: Option<u64>,
+        /// Copies that were made and not yet said, as `store.record_copy` says them: at most 64.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        copies: Vec<CopyParams>,
     }
 
     /// Which name, and for whom.

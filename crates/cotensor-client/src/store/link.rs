@@ -36,11 +36,6 @@ impl Live {
         drop(self.connection.notify::<M>(params));
     }
 
-    /// As [`tell`](Self::tell), for what may wait until there is more to say.
-    pub(super) fn tell_later<M: Method>(&self, params: &M::Params) {
-        drop(self.connection.notify_later::<M>(params));
-    }
-
     /// What is said when an answer comes after its session was replaced; it is asked for again then.
     pub(super) fn outlived(&self) -> Error {
         Error::new(ErrorKind::Io, "the daemon was replaced meanwhile")

@@ -208,6 +208,16 @@ impl Drop for Reserved {
     }
 }
 
+/// How a tensor is published.
+pub(super) struct Terms {
+    /// Under whose name it is leased to this process.
+    pub(super) holder: String,
+    /// The claim whose result it is part of.
+    pub(super) ticket: Option<u64>,
+    /// What was copied to make it, and what else there is to say of copies.
+    pub(super) copies: Vec<p::CopyParams>,
+}
+
 impl Place {
     /// Memory of its own for a tensor of `len` bytes, if the daemon has room for it.
     pub(super) fn reserved(
@@ -227,17 +237,16 @@ impl Place {
         slabs: &Slabs,
         spec: &TensorSpec,
         segment: &Arc<dyn Segment>,
-        holder: &str,
-        ticket: Option<u64>,
+        Terms { holder, ticket, copies }: Terms,
     ) -> Result<Published> {
-        let (described, holder) = (Spec::from(spec), holder.to_owned());
+        let described = Spec::from(spec);
         match self {
             Self::Own(reserved) => {
                 if reserved.generation != live.generation {
                     reserved.number = reserve(live, &p::ReserveParams { spec: described, holder })?;
                     reserved.generation = live.generation;
                 }
-                let params = p::PublishParams { reservation: reserved.number, ticket };
+                let params = p::PublishParams { reservation: reserved.number, ticket, copies };
                 reserved.published = true;
                 Ok(live.call::<p::Publish>(&params, vec![descriptor_of(&**segment)?])?.0)
             }
@@ -245,7 +254,7 @@ impl Place {
                 let (offset, slab) = (segment.fd_offset() as u64, slabs.freed.number(live, *own)?);
                 // Kept before anybody is told: the daemon may say at once that nobody leases it.
                 lock(&slabs.freed.0).parts.insert((*own, offset), Arc::clone(segment));
-                let params = p::PublishSlabParams { slab, offset, spec: described, holder, ticket };
+                let params = p::PublishSlabParams { slab, offset, spec: described, holder, ticket, copies };
                 let published = live.call::<p::PublishSlab>(&params, Vec::new());
                 // Without an answer it may be published: the next session knows.
                 if published.is_err() && live.connection.closed().is_none() {

@@ -1,6 +1,7 @@
 //! A [`Store`] whose tensors the daemon keeps: the same for its users as one inside their process.
 
 mod contents;
+mod copies;
 mod link;
 mod memory;
 mod open;
@@ -9,6 +10,7 @@ mod tickets;
 
 use crate::place::default_socket;
 use crate::protocol::{self as p, Method, Spec};
+use copies::Unsaid;
 use cotensor_core::{ContentHash, Device, Error, ErrorKind, HeapMemory, Layout, Memory, Result};
 use cotensor_store::home::{Budget, Draft, Holders, Home, Record, RecordParts};
 use cotensor_store::{
@@ -16,7 +18,7 @@ use cotensor_store::{
     Reservation, SharingConfig, Stats, Store, TensorId, TensorSpec, Ticket,
 };
 use link::{Link, Live};
-use memory::{Place, Slabs};
+use memory::{Place, Slabs, Terms};
 use open::{Opened, Opening};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -37,6 +39,7 @@ pub struct ClientStore {
     config: SharingConfig,
     small_bytes_max: usize,
     slabs: Slabs,
+    copies: Unsaid,
     opened: Opened,
     tickets: Tickets,
     holders: Holders,
@@ -47,6 +50,7 @@ pub struct ClientStore {
 
 impl Drop for ClientStore {
     fn drop(&mut self) {
+        self.copies.say(&self.link.live());
         self.link.end();
     }
 }
@@ -79,6 +83,7 @@ impl ClientStore {
             config,
             small_bytes_max: usize::try_from(hello.small_bytes_max).unwrap_or(usize::MAX),
             slabs,
+            copies: Unsaid::default(),
             tickets: Tickets::default(),
             holders: Holders::default(),
             private: Budget::new(u64::MAX),
@@ -101,6 +106,7 @@ impl ClientStore {
     /// Ends the connection, as the end of the process would: the daemon gives back what this client leased. What is mapped
     /// stays readable until its leases are dropped.
     pub fn disconnect(&self) {
+        self.copies.say(&self.link.live());
         self.link.end();
         self.opened.forget_names();
     }
@@ -149,6 +155,7 @@ impl ClientStore {
     }
 
     fn report<M: Method<Params = p::Empty, Result = p::Report>, T: Default + serde::de::DeserializeOwned>(&self) -> T {
+        self.copies.say(&self.link.live());
         let report = self.call::<M>(&p::Empty {});
         // Reports have no errors: of a daemon that is gone there is nothing to say.
         report.ok().and_then(|(report, _)| serde_json::from_value(report.fields.into()).ok()).unwrap_or_default()
@@ -184,7 +191,8 @@ impl Home for ClientStore {
         self.attempt(|live| {
             // Tickets are this session's; whether it has one is looked up for each.
             let ticket = self.tickets.number(key)?;
-            let published = place.publish(live, &self.slabs, &spec, &segment, holder.name(), ticket)?;
+            let terms = Terms { holder: holder.name().to_owned(), ticket, copies: self.copies.take() };
+            let published = place.publish(live, &self.slabs, &spec, &segment, terms)?;
             let (id, index) = (published.id.into(), published.index);
             let (spec, layout, segment) = (spec.clone(), layout.clone(), Arc::clone(&segment));
             self.opened.enter(live, Opening { id, index, spec, layout, segment, key }, &holder, self.me.clone())
@@ -332,8 +340,7 @@ impl Store for ClientStore {
     }
 
     fn record_copy(&self, tensor: &str, reason: CopyReason, bytes: usize) {
-        let (tensor, reason, bytes) = (tensor.to_owned(), reason.name().to_owned(), bytes as u64);
-        self.link.live().tell_later::<p::RecordCopy>(&p::CopyParams { tensor, reason, bytes });
+        self.copies.add(&self.link.live(), tensor, reason, bytes);
     }
 
     fn optimize(&self) -> OptimizeReport {

@@ -99,21 +99,6 @@ pub fn send_all(socket: BorrowedFd<'_>, frame: &Frame) -> Result<()> {
     Ok(())
 }
 
-/// Sends whole frames without descriptors, one after the other in `bytes`, on a blocking socket.
-///
-/// # Errors
-/// `Io` when the other end is gone.
-pub(crate) fn send_bytes(socket: BorrowedFd<'_>, mut bytes: &[u8]) -> Result<()> {
-    while !bytes.is_empty() {
-        match rustix::net::send(socket, bytes, SendFlags::NOSIGNAL) {
-            Ok(sent) => bytes = &bytes[sent..],
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(Error::io("sending", &error.into())),
-        }
-    }
-    Ok(())
-}
-
 /// Puts frames together from what arrives in pieces.
 #[derive(Default)]
 pub struct Decoder {
@@ -130,6 +115,18 @@ impl Decoder {
     /// # Errors
     /// The system's, `WouldBlock` among them; `InvalidData` when more descriptors come than frames may carry.
     pub fn fill(&mut self, socket: BorrowedFd<'_>) -> std::io::Result<usize> {
+        self.read(socket, RecvFlags::empty())
+    }
+
+    /// As [`fill`](Self::fill), of what is there now.
+    ///
+    /// # Errors
+    /// As [`fill`](Self::fill); `WouldBlock` when nothing is.
+    pub fn fill_now(&mut self, socket: BorrowedFd<'_>) -> std::io::Result<usize> {
+        self.read(socket, RecvFlags::DONTWAIT)
+    }
+
+    fn read(&mut self, socket: BorrowedFd<'_>, flags: RecvFlags) -> std::io::Result<usize> {
         let invalid = |message: &str| std::io::Error::new(std::io::ErrorKind::InvalidData, message);
         if self.start > 0 {
             self.buffer.copy_within(self.start..self.end, 0);
@@ -144,7 +141,7 @@ impl Decoder {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FRAME_FDS_MAX))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let mut part = [IoSliceMut::new(&mut self.buffer[self.end..])];
-        let received = recvmsg(socket, &mut part, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+        let received = recvmsg(socket, &mut part, &mut ancillary, flags | RecvFlags::CMSG_CLOEXEC)?;
         self.end += received.bytes;
         for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = message {

@@ -3,7 +3,8 @@
 mod frame;
 mod outbox;
 pub mod rpc;
+mod spin;
 
-pub(crate) use frame::send_bytes;
 pub use frame::{Decoder, FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame, send, send_all};
 pub use outbox::Outbox;
+pub(crate) use spin::Spin;

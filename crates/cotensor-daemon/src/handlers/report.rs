@@ -2,6 +2,7 @@
 
 use super::claim::key;
 use super::{Answer, NOTHING};
+use crate::Daemon;
 use crate::dispatch::Caller;
 use crate::keeper::Change;
 use cotensor_client::hex;
@@ -9,12 +10,14 @@ use cotensor_client::protocol::{
     CopyParams, Empty, KeyParams, ListParams, ListResult, NameParams, Note, RememberParams, Report, Spec, TensorInfo,
     WhoResult,
 };
-use cotensor_core::{Device, Error};
+use cotensor_core::{Device, Error, Result};
 use cotensor_store::home::{Home, Record};
 use cotensor_store::{Absent, CopyReason, EmbeddedStore, Store, check_name};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+/// Copies that one publication may say.
+const COPIES_MAX: usize = 64;
 /// The most tensors of one answer.
 const LIST_MAX: usize = 10_000;
 
@@ -109,12 +112,26 @@ pub(super) async fn optimize(caller: Caller, _: Empty) -> Answer<Report> {
 }
 
 pub(super) async fn record_copy(caller: Caller, params: CopyParams) -> Answer<Empty> {
-    check_name(&params.tensor, "tensor")?;
-    let known = |reason: &&CopyReason| reason.name() == params.reason;
-    let reason = CopyReason::ALL.iter().find(known);
-    let reason =
-        reason.ok_or_else(|| Error::invalid(format!("{:?} is no reason", params.reason)).in_field("reason"))?;
-    let bytes = usize::try_from(params.bytes).map_err(|_| Error::invalid("too many bytes").in_field("bytes"))?;
-    caller.daemon.store.record_copy(&params.tensor, *reason, bytes);
+    count_copy(&caller.daemon, &params)?;
     Ok(NOTHING.into())
+}
+
+/// Counts copies that are said beside something else.
+///
+/// # Errors
+/// `Invalid` for more than there may be, and as `store.record_copy`.
+pub(super) fn count_copies(daemon: &Daemon, copies: &[CopyParams]) -> Result<()> {
+    if copies.len() > COPIES_MAX {
+        return Err(Error::invalid(format!("more than {COPIES_MAX} copies")).in_field("copies"));
+    }
+    copies.iter().try_for_each(|copy| count_copy(daemon, copy))
+}
+
+fn count_copy(daemon: &Daemon, copy: &CopyParams) -> Result<()> {
+    check_name(&copy.tensor, "tensor")?;
+    let reason = CopyReason::ALL.iter().find(|reason| reason.name() == copy.reason);
+    let reason = reason.ok_or_else(|| Error::invalid(format!("{:?} is no reason", copy.reason)).in_field("reason"))?;
+    let bytes = usize::try_from(copy.bytes).map_err(|_| Error::invalid("too many bytes").in_field("bytes"))?;
+    daemon.store.record_copy(&copy.tensor, *reason, bytes);
+    Ok(())
 }

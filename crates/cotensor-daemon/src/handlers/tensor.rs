@@ -1,5 +1,6 @@
 //! Reserving, publishing, leasing.
 
+use super::report::count_copies;
 use super::{Answer, NOTHING};
 use crate::dispatch::{Caller, Reply};
 use crate::segment::{Part, Sealed};
@@ -31,6 +32,7 @@ pub(super) async fn publish(mut caller: Caller, params: PublishParams) -> Answer
     let layout = Layout::contiguous(spec.dtype, &spec.shape)?;
     let segment = Arc::new(Sealed::new(fd, layout.size_bytes())?);
     let key = params.ticket.map(|ticket| caller.key_of(ticket)).transpose()?;
+    count_copies(&caller.daemon, &params.copies)?;
     let lease = caller.daemon.store.adopt(spec, layout, segment, charge, key, &holder)?;
     drop(own);
     Ok(caller.grant_made(lease, &holder)?.into())
@@ -71,6 +73,7 @@ pub(super) async fn publish_slab(caller: Caller, params: PublishSlabParams) -> A
     let key = params.ticket.map(|ticket| caller.key_of(ticket)).transpose()?;
     let store = &caller.daemon.store;
     store.check_shared(&spec)?;
+    count_copies(&caller.daemon, &params.copies)?;
     let lease = store.adopt(spec, layout, Arc::new(part), charge, key, &holder)?;
     Ok(caller.grant_made(lease, &holder)?.into())
 }

@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 use tokio::io::Interest;
 use tokio::signal::unix::{SignalKind, signal};
 
+/// What the server tells meanwhile is read together.
+const NAP: Duration = Duration::from_millis(1);
 /// How long a server has to stop once it is asked to, or says that it will.
 const STOP_TIME: Duration = Duration::from_millis(800);
 /// How long a server has to take everything over.
@@ -313,9 +315,13 @@ impl Estate {
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return Ok(end),
                 Err(error) => return Err(io(error)),
             }
+            let mut changes = 0;
             while let Some((message, fds)) = receiver.take()? {
                 match message {
-                    Message::Change(change) => self.note(change, fds)?,
+                    Message::Change(change) => {
+                        changes += 1;
+                        self.note(change, fds)?;
+                    }
                     Message::Ready { epoch } => {
                         if matches!(end, End::Died) {
                             deadline = None;
@@ -330,6 +336,11 @@ impl Estate {
                     }
                     other => return Err(Error::corrupt(format!("{other:?} from a server"))),
                 }
+            }
+            if changes > 0 {
+                // Of all that the server does, waking this process for each change would take longest. Not the
+                // runtime's sleep, which what arrives wakes.
+                std::thread::sleep(NAP);
             }
         }
     }

@@ -1,0 +1,77 @@
+//! Looking again and again for a moment before sleeping: most answers come sooner than a thread that sleeps is woken.
+
+use std::num::NonZero;
+use std::thread::available_parallelism;
+use std::time::{Duration, Instant};
+
+/// About what falling asleep and being woken take.
+const SPIN: Duration = Duration::from_micros(25);
+/// After a failure, so many waits are slept through; after each further one twice as many, up to this power of two.
+const SKIPPED_LOG_MAX: u32 = 8;
+
+/// When to spin: as long as it pays, and after it has not, now and then to see whether it does again.
+pub(crate) struct Spin {
+    failures: u32,
+    skip: u32,
+    /// On one core, whoever is waited for would have to wait.
+    alone: bool,
+}
+
+impl Default for Spin {
+    fn default() -> Self {
+        Self { failures: 0, skip: 0, alone: available_parallelism().is_ok_and(|cores| cores == NonZero::<usize>::MIN) }
+    }
+}
+
+impl Spin {
+    /// What `look` finds within a moment; `None` when it finds nothing, or was not asked.
+    pub(crate) fn until_found<T>(&mut self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+        if self.alone || self.skip > 0 {
+            self.skip = self.skip.saturating_sub(1);
+            return None;
+        }
+        let start = Instant::now();
+        let found = loop {
+            let found = look();
+            if found.is_some() || start.elapsed() > SPIN {
+                break found;
+            }
+            std::hint::spin_loop();
+        };
+        self.failures = if found.is_some() { 0 } else { (self.failures + 1).min(SKIPPED_LOG_MAX) };
+        self.skip = if found.is_some() { 0 } else { 1 << self.failures };
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_looks_for_as_long_as_that_pays() {
+        let mut spin = Spin { failures: 0, skip: 0, alone: false };
+        let mut looks = 0;
+        for _ in 0..100 {
+            let found = spin.until_found(|| {
+                looks += 1;
+                (looks % 2 == 0).then_some(looks)
+            });
+            assert_eq!(found, Some(looks), "the second look");
+        }
+        let mut asked = 0;
+        for _ in 0..10_000 {
+            let mut now = 0;
+            assert_eq!(
+                spin.until_found(|| {
+                    now += 1;
+                    None::<()>
+                }),
+                None
+            );
+            asked += u32::from(now > 0);
+        }
+        assert!((SKIPPED_LOG_MAX..60).contains(&asked), "{asked} of 10000");
+        assert_eq!(Spin { failures: 0, skip: 0, alone: true }.until_found(|| Some(())), None);
+    }
+}
