@@ -17,6 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+/// How long to look for an answer before sleeping: most come sooner.
+const SPIN: Duration = Duration::from_micros(40);
 /// One wait for something to read; longer waits are several.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
@@ -34,7 +36,6 @@ pub struct Connection {
     on_notice: OnNotice,
 }
 
-#[derive(Default)]
 struct Reading {
     decoder: Decoder,
     spin: Spin,
@@ -85,7 +86,7 @@ impl Connection {
             socket,
             sending: Mutex::default(),
             next_id: AtomicU64::new(1),
-            reading: Mutex::default(),
+            reading: Mutex::new(Reading { decoder: Decoder::default(), spin: Spin::new(SPIN), wait: None }),
             inbox: Mutex::default(),
             arrived: Condvar::new(),
             on_notice,

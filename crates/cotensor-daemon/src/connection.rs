@@ -4,7 +4,7 @@
 use crate::Daemon;
 use crate::dispatch::Reply;
 use crate::session::Session;
-use cotensor_client::wire::{Decoder, Frame, Outbox, rpc};
+use cotensor_client::wire::{Decoder, Frame, Outbox, Spin, rpc};
 use cotensor_core::{Error, ErrorKind, Result};
 use rustix::net::sockopt::socket_peercred;
 use std::future::Future;
@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
@@ -21,6 +21,8 @@ use tokio::task::JoinSet;
 const WAITING_CALLS_MAX: usize = 1024;
 /// Batches of one session that are answered at the same time; those that follow are not read before one is.
 const BATCHES_MAX: usize = 4;
+/// How long a session's thread looks for the next call before it sleeps: many come in a row.
+const SPIN: Duration = Duration::from_micros(10);
 /// What answers nests little; the system gives it page by page.
 const STACK_BYTES: usize = 1 << 20;
 
@@ -75,6 +77,7 @@ impl Reader<'_> {
         let slots = Arc::new(Semaphore::new(WAITING_CALLS_MAX));
         let batches = Arc::new(Semaphore::new(BATCHES_MAX));
         let mut decoder = Decoder::default();
+        let mut spin = Spin::new(SPIN);
         let mut greeted = false;
         // When what has begun has to have ended, however often a byte of it comes; silence is allowed between frames only.
         let mut due: Option<Instant> = None;
@@ -96,7 +99,12 @@ impl Reader<'_> {
                 let patience = self.session.daemon.config.patience;
                 self.limit(Some(*due.get_or_insert_with(|| Instant::now() + patience)))?;
             }
-            match decoder.fill(self.stream.as_fd()) {
+            let stream = self.stream.as_fd();
+            let found = spin.until_found(|| match decoder.fill_now(stream) {
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => None,
+                found => Some(found),
+            });
+            match found.unwrap_or_else(|| decoder.fill(stream)) {
                 Ok(0) => return Ok(()),
                 Ok(_) => {}
                 // The time is up, which the next turn sees.

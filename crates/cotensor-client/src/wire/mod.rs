@@ -7,4 +7,4 @@ mod spin;
 
 pub use frame::{Decoder, FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame, send, send_all};
 pub use outbox::Outbox;
-pub(crate) use spin::Spin;
+pub use spin::Spin;

@@ -4,28 +4,28 @@ use std::num::NonZero;
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
-/// About what falling asleep and being woken take.
-const SPIN: Duration = Duration::from_micros(25);
 /// After a failure, so many waits are slept through; after each further one twice as many, up to this power of two.
 const SKIPPED_LOG_MAX: u32 = 8;
 
 /// When to spin: as long as it pays, and after it has not, now and then to see whether it does again.
-pub(crate) struct Spin {
+pub struct Spin {
+    /// How long.
+    moment: Duration,
     failures: u32,
     skip: u32,
     /// On one core, whoever is waited for would have to wait.
     alone: bool,
 }
 
-impl Default for Spin {
-    fn default() -> Self {
-        Self { failures: 0, skip: 0, alone: available_parallelism().is_ok_and(|cores| cores == NonZero::<usize>::MIN) }
-    }
-}
-
 impl Spin {
+    /// Looks for `moment` at the most: what falling asleep and being woken take, or a little longer.
+    pub fn new(moment: Duration) -> Self {
+        let alone = available_parallelism().is_ok_and(|cores| cores == NonZero::<usize>::MIN);
+        Self { moment, failures: 0, skip: 0, alone }
+    }
+
     /// What `look` finds within a moment; `None` when it finds nothing, or was not asked.
-    pub(crate) fn until_found<T>(&mut self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    pub fn until_found<T>(&mut self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
         if self.alone || self.skip > 0 {
             self.skip = self.skip.saturating_sub(1);
             return None;
@@ -33,7 +33,7 @@ impl Spin {
         let start = Instant::now();
         let found = loop {
             let found = look();
-            if found.is_some() || start.elapsed() > SPIN {
+            if found.is_some() || start.elapsed() > self.moment {
                 break found;
             }
             std::hint::spin_loop();
@@ -50,7 +50,8 @@ mod tests {
 
     #[test]
     fn it_looks_for_as_long_as_that_pays() {
-        let mut spin = Spin { failures: 0, skip: 0, alone: false };
+        let moment = Duration::from_micros(20);
+        let mut spin = Spin { moment, failures: 0, skip: 0, alone: false };
         let mut looks = 0;
         for _ in 0..100 {
             let found = spin.until_found(|| {
@@ -72,6 +73,6 @@ mod tests {
             asked += u32::from(now > 0);
         }
         assert!((SKIPPED_LOG_MAX..60).contains(&asked), "{asked} of 10000");
-        assert_eq!(Spin { failures: 0, skip: 0, alone: true }.until_found(|| Some(())), None);
+        assert_eq!(Spin { moment, failures: 0, skip: 0, alone: true }.until_found(|| Some(())), None);
     }
 }

@@ -1,14 +1,18 @@
 //! One client: what it leases, what it has reserved, what it was sent. All of it goes when the client does.
 
+mod open;
+mod segments;
+
+pub(crate) use open::{OPEN_MAX, Open};
+
 use crate::Daemon;
 use crate::segment::Slab;
 use cotensor_client::protocol::{Descriptor, Id, Published, SegmentInfo, SessionInfo, Spec, Transport};
-
 use cotensor_client::wire::{FRAME_FDS_MAX, Frame, Outbox, rpc};
 use cotensor_core::{Error, ErrorKind, MemoryKind, Result, Segment};
 use cotensor_store::home::{Budget, Charge};
 use cotensor_store::{Holder, Key, Lease, Pack, Share, Store, TensorId, TensorSpec, Ticket, check_name};
-use rustix::fs::fstat;
+use segments::Segments;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -17,8 +21,6 @@ use std::time::Instant;
 
 /// Names that one session may hold something under at a time.
 const HOLDERS_MAX: usize = 1024;
-/// Reservations, tickets and slabs that one session may have open, each.
-pub(crate) const OPEN_MAX: usize = 4096;
 
 /// A client's session.
 pub(crate) struct Session {
@@ -82,86 +84,6 @@ struct Held {
     count: u32,
     /// What it takes from the session's budget; nothing for what lies in a slab of the session's own.
     _charge: Option<Arc<Charge>>,
-}
-
-/// Things by number.
-pub(crate) struct Open<T> {
-    next: u64,
-    things: HashMap<u64, T>,
-}
-
-impl<T> Default for Open<T> {
-    fn default() -> Self {
-        Self { next: 1, things: HashMap::new() }
-    }
-}
-
-impl<T> Open<T> {
-    /// The number of a new thing.
-    ///
-    /// # Errors
-    /// `Conflict` when there are too many.
-    pub(crate) fn add(&mut self, thing: T) -> Result<u64> {
-        if self.things.len() >= OPEN_MAX {
-            return Err(Error::new(ErrorKind::Conflict, format!("{OPEN_MAX} of these are open in this session")));
-        }
-        let id = self.next;
-        self.next += 1;
-        self.things.insert(id, thing);
-        Ok(id)
-    }
-
-    /// Takes a thing out.
-    ///
-    /// # Errors
-    /// `NotFound` for a number that this session does not have.
-    pub(crate) fn take(&mut self, id: u64, field: &str) -> Result<T> {
-        let gone = || Error::not_found(format!("this session has no {field} {id}")).in_field(field);
-        self.things.remove(&id).ok_or_else(gone)
-    }
-}
-
-/// The numbers under which the session knows segments. A number lives while the session holds something in the segment,
-/// and with that the daemon's descriptor of it, which is what tells segments apart here.
-#[derive(Default)]
-struct Segments {
-    next: u64,
-    by_fd: HashMap<RawFd, Known>,
-}
-
-struct Known {
-    id: u64,
-    /// Its size.
-    bytes: u64,
-    /// Leases and slabs of the session in it.
-    uses: usize,
-    /// Whether the client was sent its descriptor.
-    sent: bool,
-}
-
-impl Segments {
-    fn hold(&mut self, fd: BorrowedFd<'_>) -> Result<&mut Known> {
-        let known = match self.by_fd.entry(fd.as_raw_fd()) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(place) => {
-                let found = fstat(fd).map_err(|error| Error::io("looking at a segment", &error.into()))?;
-                let bytes = u64::try_from(found.st_size).unwrap_or(0);
-                self.next += 1;
-                place.insert(Known { id: self.next, bytes, uses: 0, sent: false })
-            }
-        };
-        known.uses += 1;
-        Ok(known)
-    }
-
-    fn let_go(&mut self, fd: RawFd) {
-        if let Some(known) = self.by_fd.get_mut(&fd) {
-            known.uses -= 1;
-            if known.uses == 0 {
-                self.by_fd.remove(&fd);
-            }
-        }
-    }
 }
 
 /// The daemon's descriptor of a segment.
