@@ -21,8 +21,9 @@ use tokio::task::JoinSet;
 const WAITING_CALLS_MAX: usize = 1024;
 /// Batches of one session that are answered at the same time; those that follow are not read before one is.
 const BATCHES_MAX: usize = 4;
-/// How long a session's thread looks for the next call before it sleeps: many come in a row.
-const SPIN: Duration = Duration::from_micros(10);
+/// How long a session's thread looks for the next call before it sleeps: many come in a row. One whose calls come more rarely
+/// sleeps at once.
+const SPIN: Duration = Duration::from_micros(40);
 /// What answers nests little; the system gives it page by page.
 const STACK_BYTES: usize = 1 << 20;
 
