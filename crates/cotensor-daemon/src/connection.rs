@@ -6,7 +6,9 @@ use crate::dispatch::Reply;
 use crate::session::Session;
 use cotensor_client::wire::{Decoder, Frame, Outbox, Spin, rpc};
 use cotensor_core::{Error, ErrorKind, Result};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::socket_peercred;
+use rustix::time::Timespec;
 use std::future::Future;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -24,6 +26,8 @@ const BATCHES_MAX: usize = 4;
 /// How long a session's thread looks for the next call before it sleeps: many come in a row. One whose calls come more rarely
 /// sleeps at once.
 const SPIN: Duration = Duration::from_micros(40);
+/// Between two looks whether a client that has to wait is still there.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// What answers nests little; the system gives it page by page.
 const STACK_BYTES: usize = 1 << 20;
 
@@ -89,10 +93,7 @@ impl Reader<'_> {
                     self.limit(None)?;
                 }
                 // Many at a time would be many answers at a time.
-                let batch = match rpc::is_batch(&frame.body) {
-                    true => Handle::current().block_on(Arc::clone(&batches).acquire_owned()).ok(),
-                    false => None,
-                };
+                let batch = if rpc::is_batch(&frame.body) { Some(self.turn(&batches)?) } else { None };
                 self.answer((frame, batch), &slots)?;
             }
             while self.waiting.try_join_next().is_some() {}
@@ -112,6 +113,21 @@ impl Reader<'_> {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(Error::io("reading", &error)),
+            }
+        }
+    }
+
+    /// Waits for one of the batches to end, or for the client's end.
+    fn turn(&self, batches: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit> {
+        loop {
+            let turn = tokio::time::timeout(LOOK_AGAIN, Arc::clone(batches).acquire_owned());
+            if let Ok(Ok(turn)) = Handle::current().block_on(turn) {
+                return Ok(turn);
+            }
+            let mut end = [PollFd::new(self.stream, PollFlags::RDHUP)];
+            let polled = poll(&mut end, Some(&Timespec::default()));
+            if polled.is_ok_and(|count| count > 0) {
+                return Err(Error::new(ErrorKind::Io, "the client is gone"));
             }
         }
     }

@@ -39,7 +39,8 @@ impl Registry {
     pub(crate) fn add(&self, session: &Arc<Session>, function: FunctionInfo, epoch: u64) -> Result<()> {
         check(&function)?;
         let mut offers = self.lock();
-        if let Some(other) = offers.get(&function.name) {
+        // A call of a session that has ended meanwhile may have come late; nobody would take back what it offered.
+        if let Some(other) = offers.get(&function.name).filter(|offer| offer.owner.strong_count() > 0) {
             let message = format!("{} is provided by {} already", function.name, other.provider.client);
             return Err(Error::new(ErrorKind::Conflict, message).in_field("name"));
         }

@@ -129,8 +129,25 @@ impl Slabs {
         len: usize,
         session: &Arc<Session>,
     ) -> Result<(Arc<Slab>, Share)> {
-        let store = &session.daemon.store;
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = self.find(inode, len, session)? {
+            return Ok(found);
+        }
+        // May take long, where others' tensors have to go to disk first: nobody waits for that here.
+        let share = session.daemon.store.share(len as u64)?;
+        let slab = Arc::new(Slab::new(fd, len, share.charge())?);
+        slab.belongs(session, 0);
+        let mut known = self.known();
+        if known.get(&inode).is_some_and(|slab| slab.strong_count() > 0) {
+            return Err(Error::new(ErrorKind::Conflict, "this slab was opened meanwhile").in_field("slab"));
+        }
+        known.retain(|_, slab| slab.strong_count() > 0);
+        known.insert(inode, Arc::downgrade(&slab));
+        Ok((slab, share))
+    }
+
+    /// A slab that is known, for `session`.
+    fn find(&self, inode: Inode, len: usize, session: &Arc<Session>) -> Result<Option<(Arc<Slab>, Share)>> {
+        let known = self.known();
         if let Some(slab) = known.get(&inode).and_then(Weak::upgrade) {
             let owner = slab.uses().owner.as_ref().and_then(|(owner, _)| owner.upgrade());
             if owner.is_some() || slab.len != len {
@@ -138,19 +155,19 @@ impl Slabs {
             }
             // Its number there is yet to come; what is freed meanwhile is not among what is live then.
             slab.belongs(session, 0);
-            let share = store.share_of(&slab.charge);
-            return Ok((slab, share));
+            let share = session.daemon.store.share_of(&slab.charge);
+            return Ok(Some((slab, share)));
         }
-        let share = store.share(len as u64)?;
-        let slab = Arc::new(Slab::new(fd, len, share.charge())?);
-        known.retain(|_, slab| slab.strong_count() > 0);
-        known.insert(inode, Arc::downgrade(&slab));
-        Ok((slab, share))
+        Ok(None)
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<Inode, Weak<Slab>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Knows a slab of a former daemon.
     pub(crate) fn restore(&self, inode: Inode, slab: &Arc<Slab>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(inode, Arc::downgrade(slab));
+        self.known().insert(inode, Arc::downgrade(slab));
     }
 }
 

@@ -52,13 +52,14 @@ struct State {
 /// # Errors
 /// `Io` when the current folder is not known.
 pub(crate) fn folder_of(folder: &Path, socket: &Path) -> Result<PathBuf> {
-    let socket = absolute(socket)?;
+    let (folder, socket) = (absolute(folder)?, absolute(socket)?);
     let name = ContentHash::of(socket.as_os_str().as_encoded_bytes()).to_string();
     Ok(folder.join(format!("{PREFIX}{}", &name[..16])))
 }
 
-fn absolute(socket: &Path) -> Result<PathBuf> {
-    std::path::absolute(socket).map_err(|error| Error::io("finding the socket's path", &error).in_file(socket))
+/// Files are remembered by their paths, and a later daemon may run elsewhere.
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).map_err(|error| Error::io("finding the current folder", &error).in_file(path))
 }
 
 impl Files {
@@ -68,6 +69,7 @@ impl Files {
     /// # Errors
     /// `Refused` for a folder that others can reach; `Io`.
     pub(crate) fn open(below: &Path, socket: &Path, bytes_max: u64) -> Result<Arc<Self>> {
+        let below = &absolute(below)?;
         private_folder(below, Others::Harmless)?;
         let folder = folder_of(below, socket)?;
         private_folder(&folder, Others::None)?;

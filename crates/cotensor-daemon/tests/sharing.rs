@@ -194,3 +194,18 @@ fn everything_of_a_session_goes_with_it() {
     drop((read, small, large, unpublished));
     assert_eq!(kept.bytes().unwrap()[0], 3);
 }
+
+#[test]
+fn a_lease_keeps_its_store_and_so_the_tensor_for_others() {
+    let running = Running::start(|_| {});
+    let (one, two) = (running.connect("one"), running.connect("two"));
+    let made = put(&*one, "x", b"content");
+    drop(one);
+    let read = two.get("x", &two.holder("")).unwrap();
+    drop((two, made));
+    let three = running.connect("three");
+    assert_eq!(three.get("x", &three.holder("")).unwrap().bytes().unwrap(), b"content");
+    drop(read);
+    running.settles_at(0);
+    assert_eq!(three.get("x", &three.holder("")).unwrap_err().kind(), ErrorKind::NotFound);
+}

@@ -67,8 +67,8 @@ impl Map {
             unsafe { mmap(at, len, protection, flags, fd, offset) }
         };
         let start = match huge_page_bytes() {
-            Some(page) if len >= page => room(len, offset, page)
-                .and_then(|room| map(room, flags | MapFlags::FIXED).inspect_err(|_| free(room, len))),
+            // When that fails, the kernel may have unmapped the room already, and others be there: it is left as it is.
+            Some(page) if len >= page => room(len, offset, page).and_then(|room| map(room, flags | MapFlags::FIXED)),
             _ => map(std::ptr::null_mut(), flags),
         };
         let start = start.map_err(|error| Error::io(format!("cannot map {len} bytes"), &error.into()))?;
@@ -85,7 +85,11 @@ impl Map {
             // SAFETY: M1: the range is this mapping's own, page-aligned as mmap gave it, and `self` by value proves that
             // nobody borrows it. MAP_FIXED replaces it in one step, so the address is never free for others.
             let done = unsafe { mmap(start, self.len, protection, flags | MapFlags::FIXED, fd, 0) };
-            done.map_err(|error| Error::io("cannot map read-only", &error.into()))?;
+            if let Err(error) = done {
+                // The kernel may have unmapped it already, and others be there: it is not unmapped again.
+                std::mem::forget(self);
+                return Err(Error::io("cannot map read-only", &error.into()));
+            }
         }
         self.access = Access::Read;
         Ok(self)
@@ -121,9 +125,13 @@ impl Map {
     pub(crate) fn collapse(&self, range: Range<usize>, page: usize) {
         debug_assert!(range.end <= self.len && self.access == Access::Write);
         for start in range.clone().step_by(page) {
-            // SAFETY: M1: the byte is inside. It is read so that the kernel finds one page to make a huge one of; a
-            // volatile read is not left out.
-            unsafe { self.start.as_ptr().add(start).read_volatile() };
+            // SAFETY: M1: the page is inside. The kernel needs one to make a huge one of; without memory this is an error,
+            // where touching it would be a signal.
+            let page =
+                unsafe { madvise(self.start.as_ptr().add(start).cast(), page_size(), Advice::LinuxPopulateRead) };
+            if page.is_err() {
+                return;
+            }
         }
         // SAFETY: M1: the range is inside. Which pages hold the bytes is nothing that a program can see.
         let _ = unsafe { libc::madvise(self.start.as_ptr().add(range.start).cast(), range.len(), libc::MADV_COLLAPSE) };

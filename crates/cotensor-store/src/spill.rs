@@ -108,7 +108,7 @@ impl Spilling {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn claims(&self) -> MutexGuard<'_, HashMap<Key, Vec<TensorId>>> {
+    pub(crate) fn claims(&self) -> MutexGuard<'_, HashMap<Key, Vec<TensorId>>> {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -173,7 +173,12 @@ impl EmbeddedStore {
             }
             self.names.put_away(record, &away, |stays| match stays {
                 true => self.tell(|watch| watch.spilled(record, &*spilled)),
-                false => self.tell(|watch| watch.gone(record)),
+                false => {
+                    if let Some(key) = &record.key {
+                        spilling.claims().remove(key);
+                    }
+                    self.tell(|watch| watch.gone(record));
+                }
             });
             if let Some(key) = &record.key {
                 self.claims.forget(key, record);
@@ -253,15 +258,14 @@ impl EmbeddedStore {
         let Some(spilling) = &self.spilling else { return Vec::new() };
         let Some(results) = spilling.claims().get(key).cloned() else { return Vec::new() };
         let leases: Result<Vec<Lease>> = results.iter().map(|id| crate::Store::lease(self, *id, holder)).collect();
-        spilling.claims().remove(key);
-        match leases {
-            Ok(leases) => {
-                self.claims.restore(*key, leases.iter().map(|lease| Arc::downgrade(&lease.record)).collect());
-                leases
-            }
-            // Computed again, then.
-            Err(_) => Vec::new(),
+        // Computed again if one of them is gone.
+        let leases = leases.unwrap_or_default();
+        if !leases.is_empty() {
+            self.claims.restore(*key, leases.iter().map(|lease| Arc::downgrade(&lease.record)).collect());
         }
+        // Afterwards: whoever claims it meanwhile finds it here or there.
+        spilling.claims().remove(key);
+        leases
     }
 
     pub(crate) fn claim_is_away(&self, key: &Key) -> bool {

@@ -1,8 +1,8 @@
 //! Weights by content, through the daemon: leased where they are, provided where nobody has them.
 
-use super::link::Live;
+use super::ClientStore;
+use super::link::{Live, WORK_TIMEOUT};
 use super::memory::descriptor_of;
-use super::{CLAIM_TIMEOUT, ClientStore};
 use crate::protocol as p;
 use cotensor_core::{Error, Result};
 use cotensor_store::{ContentSource, ContentSpec, Holder, Lease};
@@ -52,7 +52,7 @@ fn ask(store: &ClientStore, live: &Live, specs: &[ContentSpec], left: &[usize], 
         producer: left.first().map(|&place| specs[place].producer.clone()).unwrap_or_default(),
         holder: holder.name().to_owned(),
     };
-    let (answer, fds) = live.connection.call::<p::Contents>(&params, Vec::new(), Some(CLAIM_TIMEOUT))?;
+    let (answer, fds) = live.connection.call::<p::Contents>(&params, Vec::new(), Some(WORK_TIMEOUT))?;
     let (mut fds, mut ready) = (fds.into_iter(), Vec::new());
     let there = |place: usize| left.get(place).copied().ok_or_else(|| Error::corrupt("a place that was not asked for"));
     for (place, descriptor) in answer.ready {
@@ -89,7 +89,7 @@ fn provide(
     };
     let micros = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
     let params = p::ProvideParams { reservation: wanted.reservation, micros };
-    let (published, _) = live.call::<p::ProvideContents>(&params, vec![descriptor_of(&*segment)?])?;
+    let (published, _) = live.call_long::<p::ProvideContents>(&params, vec![descriptor_of(&*segment)?])?;
     let open = |descriptor| store.opened.part(live, &descriptor, segment.clone(), holder, store.me.clone());
     let places = wanted.places.iter().map(|(place, ..)| *place);
     places.zip(published.tensors).map(|(place, descriptor)| Ok((place, open(descriptor)?))).collect()

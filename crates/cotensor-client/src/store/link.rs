@@ -13,6 +13,8 @@ use std::time::Duration;
 
 /// How long the daemon may take for what it does at once.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long it may take for what others' work, or a disk, is waited for; it has limits of its own.
+pub(super) const WORK_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// A connection with a session on it.
 pub(super) struct Live {
@@ -29,6 +31,15 @@ impl Live {
     /// Calls a method once.
     pub(super) fn call<M: Method>(&self, params: &M::Params, fds: Vec<OwnedFd>) -> Result<(M::Result, Vec<OwnedFd>)> {
         self.connection.call::<M>(params, fds, Some(ANSWER_TIMEOUT))
+    }
+
+    /// As [`call`](Self::call), for what may have to wait for tensors that go to disk or come back from it.
+    pub(super) fn call_long<M: Method>(
+        &self,
+        params: &M::Params,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(M::Result, Vec<OwnedFd>)> {
+        self.connection.call::<M>(params, fds, Some(WORK_TIMEOUT))
     }
 
     /// Says something whose failure changes nothing here: a connection that is gone has given everything back.

@@ -180,7 +180,7 @@ impl Slabs {
 
 fn open(live: &Live, slab: &Slab) -> Result<p::SlabResult> {
     let fd = slab.fd().try_clone_to_owned().map_err(|error| Error::io("duplicating a descriptor", &error))?;
-    Ok(live.call::<p::OpenSlab>(&p::SlabParams { bytes: slab.len() as u64 }, vec![fd])?.0)
+    Ok(live.call_long::<p::OpenSlab>(&p::SlabParams { bytes: slab.len() as u64 }, vec![fd])?.0)
 }
 
 /// Where an unpublished tensor lies, as the daemon knows it.
@@ -267,7 +267,7 @@ impl Place {
 }
 
 fn reserve(live: &Live, params: &p::ReserveParams) -> Result<u64> {
-    Ok(live.call::<p::Reserve>(params, Vec::new())?.0.reservation)
+    Ok(live.call_long::<p::Reserve>(params, Vec::new())?.0.reservation)
 }
 
 /// A descriptor of a segment, to send.

@@ -26,12 +26,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tickets::Tickets;
 
-/// The longest that is asked to wait for another's computation; the daemon has a limit of its own.
-const CLAIM_TIMEOUT: Duration = Duration::from_secs(3600);
-
 /// A client of the daemon. Made by [`ClientStore::connect`]; shared behind `Arc`.
 ///
-/// What it leases is given back when it is dropped, or when the process ends, however it ends.
+/// It lives for as long as anybody has it or one of its leases; what it leases is given back then, or when the process ends,
+/// however it ends.
 pub struct ClientStore {
     link: Arc<Link>,
     socket: PathBuf,
@@ -238,7 +236,7 @@ impl Store for ClientStore {
         }
         let params = p::GetParams { name: name.to_owned(), holder: holder.name().to_owned() };
         self.attempt(|live| {
-            let (descriptor, fds) = live.call::<p::Get>(&params, Vec::new())?;
+            let (descriptor, fds) = live.call_long::<p::Get>(&params, Vec::new())?;
             self.open(live, (descriptor, &mut fds.into_iter()), holder)
         })
     }
@@ -249,7 +247,7 @@ impl Store for ClientStore {
         }
         let params = p::LeaseParams { id: id.into(), holder: holder.name().to_owned() };
         self.attempt(|live| {
-            let (descriptor, fds) = live.call::<p::Lease>(&params, Vec::new())?;
+            let (descriptor, fds) = live.call_long::<p::Lease>(&params, Vec::new())?;
             self.open(live, (descriptor, &mut fds.into_iter()), holder)
         })
     }
@@ -286,7 +284,7 @@ impl Store for ClientStore {
     fn claim(&self, key: &Key, holder: &Holder) -> Result<Claim> {
         let params = p::ClaimParams { key: key.0.to_string(), holder: holder.name().to_owned() };
         self.attempt(|live| {
-            let (claim, fds) = live.connection.call::<p::Claim>(&params, Vec::new(), Some(CLAIM_TIMEOUT))?;
+            let (claim, fds) = live.connection.call::<p::Claim>(&params, Vec::new(), Some(link::WORK_TIMEOUT))?;
             match claim {
                 p::ClaimResult::Compute(ticket) => {
                     self.tickets.add(live, *key, ticket)?;

@@ -54,6 +54,8 @@ struct Open {
     record: Arc<Record>,
     /// Under whose name the daemon leases it to this process.
     holder: Arc<str>,
+    /// The store lives, and with it the daemon's lease, until the last lease here goes and this with it.
+    _home: Arc<dyn Home>,
 }
 
 impl Opened {
@@ -191,7 +193,8 @@ impl Opened {
             let charge = self.budget.take(0).ok_or_else(|| Error::new(ErrorKind::OverBudget, "no memory"))?;
             let created = Duration::ZERO;
             let parts = RecordParts { id, spec, layout, segment, charge, kept: false, private: None, key, created };
-            Ok(Record::new(parts, home))
+            let strong = home.upgrade().ok_or_else(|| Error::new(ErrorKind::Conflict, "the store is closed"))?;
+            Ok((Record::new(parts, home), strong))
         };
         let mut tensors = lock(&self.tensors);
         if tensors.generation != live.generation {
@@ -208,12 +211,12 @@ impl Opened {
             give_back(live, id, holder.name());
             return Ok(lease);
         }
-        let entered = make().and_then(|record: Arc<Record>| {
+        let entered = make().and_then(|(record, home): (Arc<Record>, Arc<dyn Home>)| {
             let lease = record.find(holder).ok_or_else(|| Error::new(ErrorKind::Conflict, "a new tensor is closed"))?;
             if let Some(place) = index {
                 self.remember_newest(live, lease.name(), place, &record);
             }
-            let before = tensors.open.insert(id, Open { record, holder: Arc::from(holder.name()) });
+            let before = tensors.open.insert(id, Open { record, holder: Arc::from(holder.name()), _home: home });
             Ok((lease, before))
         });
         drop(tensors);

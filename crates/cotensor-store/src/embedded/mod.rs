@@ -65,6 +65,9 @@ impl EmbeddedStore {
             self.names.forget(record, |record| self.tell(|watch| watch.gone(record)));
             if let Some(key) = &record.key {
                 self.claims.forget(key, record);
+                if let Some(spilling) = &self.spilling {
+                    spilling.claims().remove(key);
+                }
             }
         }
     }

@@ -75,8 +75,9 @@ impl EmbeddedStore {
             }
             match group.worth_spilling() {
                 None => drop(self.evict_group(&group)),
-                Some(segment) if failed.is_none() => {
-                    failed = self.put_away(spilling, &group, segment).err();
+                // Where one had no room, a smaller one may.
+                Some(segment) if failed.as_ref().is_none_or(|error: &Error| error.kind() == ErrorKind::OverBudget) => {
+                    failed = self.put_away(spilling, &group, segment).err().or(failed);
                 }
                 // Others may be dropped still.
                 Some(_) => {}
