@@ -70,7 +70,12 @@ impl Processes {
 
     /// What the program says when it is started beside the one that runs.
     pub(crate) fn refused(&self) -> String {
-        let output = Command::new(PROGRAM).args(&self.arguments).output().unwrap();
+        self.refused_with(&[])
+    }
+
+    /// The same with more arguments.
+    pub(crate) fn refused_with(&self, more: &[OsString]) -> String {
+        let output = Command::new(PROGRAM).args(&self.arguments).args(more).output().unwrap();
         assert_eq!(output.status.code(), Some(2));
         String::from_utf8(output.stderr).unwrap()
     }
