@@ -116,7 +116,8 @@ impl Kept {
         let segment = record.segment();
         let fd = segment.fd().ok_or_else(|| Error::unsupported("this segment has no descriptor"))?;
         let mut state = self.state();
-        let known = state.numbers.get(&fd.as_raw_fd()).copied();
+        // A descriptor's number may come again for another segment, and what was not told is not known.
+        let known = state.numbers.get(&fd.as_raw_fd()).copied().filter(|number| state.ledger.has_segment(*number));
         let (info, fds) = match known {
             Some(_) => (None, Vec::new()),
             None => {
@@ -127,10 +128,7 @@ impl Kept {
             }
         };
         let number = known.unwrap_or(state.next + 1);
-        if known.is_none() {
-            state.next = number;
-            state.numbers.insert(fd.as_raw_fd(), number);
-        }
+        state.next = state.next.max(number);
         let entry = Box::new(Entry {
             id: record.id().into(),
             spec: Spec::from(record.spec()),
@@ -141,7 +139,9 @@ impl Kept {
             current: true,
             spilled: None,
         });
-        state.tell(Change::Listed { entry, segment: info }, fds)
+        state.tell(Change::Listed { entry, segment: info }, fds)?;
+        state.numbers.insert(fd.as_raw_fd(), number);
+        Ok(())
     }
 
     pub(crate) fn gone(&self, record: &Record) {
