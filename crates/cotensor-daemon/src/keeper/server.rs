@@ -264,6 +264,10 @@ impl State {
     }
 
     /// Writes a change down, and has the keeper do so.
+    ///
+    /// # Errors
+    /// `Invalid` for a change too long to be told, which is written down nowhere; `Corrupt` for one that contradicts what is
+    /// written; `Io` when descriptors cannot be duplicated. None when the keeper is gone: the next one is told.
     pub(crate) fn tell(&mut self, change: Change, fds: Vec<OwnedFd>) -> Result<()> {
         let copies = fds.iter().map(OwnedFd::try_clone).collect::<std::io::Result<_>>();
         let copies = copies.map_err(|error| Error::io("duplicating a descriptor", &error))?;
@@ -271,6 +275,10 @@ impl State {
         if let Some(socket) = &self.socket
             && let Err(error) = say(socket, &message, copies)
         {
+            if error.kind() != cotensor_core::ErrorKind::Io {
+                // Nothing was sent: the keeper is well, and knows as much as this server does.
+                return Err(error);
+            }
             tracing::error!("the keeper does not listen: {error}");
             // Maybe half a message was sent: it is of no use any more, and `mind` starts another.
             drop(socket.shutdown(std::net::Shutdown::Both));
