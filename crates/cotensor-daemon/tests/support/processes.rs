@@ -4,6 +4,7 @@ use cotensor_client::ClientStore;
 use cotensor_client::protocol as p;
 use cotensor_store::{CopyReason, Lease, Retention, Store};
 use rustix::process::{Pid, Signal, kill_process};
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -96,6 +97,11 @@ impl Processes {
             found.is_some()
         });
         found.unwrap()
+    }
+
+    /// All processes of this daemon.
+    pub(crate) fn running(&self) -> BTreeSet<u32> {
+        with_argument(&self.socket).into_iter().collect()
     }
 
     /// Kills the server; the next one has another number.
