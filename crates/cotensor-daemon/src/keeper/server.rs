@@ -69,7 +69,8 @@ fn take_over(config: Config, launch: Launch) -> Result<(Arc<Daemon>, Sockets, Ar
     });
     let daemon = Daemon::take_over(config, index, Arc::clone(&kept))?;
     let (minding, minded) = (Arc::clone(&kept), Arc::downgrade(&daemon));
-    let minding = std::thread::Builder::new().name("keeper".to_owned()).spawn(move || minding.mind(socket, keeper, &minded));
+    let minding =
+        std::thread::Builder::new().name("keeper".to_owned()).spawn(move || minding.mind(socket, keeper, &minded));
     drop(minding.map_err(io)?);
     Ok((daemon, handover.sockets, kept))
 }

@@ -69,7 +69,8 @@ impl Manager {
         let socket = UnixDatagram::unbound().map_err(io)?;
         socket.connect_addr(&address.map_err(io)?).map_err(io)?;
         socket.set_write_timeout(Some(PATIENCE)).map_err(io)?;
-        let mut this = Self { socket, stalled: Cell::new(false), ledger: memfd()?, number: 0, written: 0, rewrite_at: 0 };
+        let mut this =
+            Self { socket, stalled: Cell::new(false), ledger: memfd()?, number: 0, written: 0, rewrite_at: 0 };
         let mut fds: HashMap<String, OwnedFd> = inherited_descriptors()?.into_iter().collect();
         let numbers = fds.keys().filter_map(|name| name.strip_prefix(LEDGER)?.parse().ok());
         this.number = numbers.max().unwrap_or(0);
