@@ -158,7 +158,8 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Leases again what a session of a former daemon leased, and takes its claims up.
+    /// Leases again what a session of a former daemon leased, and takes its claims up. It [is back](Self::is_back) once the
+    /// keeper knows the session that has all that now.
     ///
     /// # Errors
     /// `Refused` for a token that no daemon of this keeper gave, `Invalid` for too many leases.
@@ -184,14 +185,13 @@ impl Daemon {
             session.lock().tickets.add(ticket).ok()
         };
         let claims = resume.claims.iter().map(take_up).collect();
-        self.is_back(resume.session);
         Ok((leases, claims))
     }
 }
 
 impl Daemon {
     /// Nobody waits any more for the session that a client had, under the number that the client knows.
-    fn is_back(&self, session: u64) {
+    pub(crate) fn is_back(&self, session: u64) {
         let same = |number: &u64, member: &mut Member| *number == session || member.was == Some(session);
         let back: Vec<_> = self.orphans().sessions.extract_if(same).collect();
         back.into_iter().for_each(|(session, _)| self.changes.tell(Change::Left(session)));

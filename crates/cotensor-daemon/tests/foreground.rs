@@ -50,6 +50,32 @@ fn whoever_starts_it_again_inherits_what_a_killed_one_left() {
 }
 
 #[test]
+fn an_heir_with_wrong_arguments_takes_nothing() {
+    let mut processes = Processes::start();
+    let one = processes.connect("one");
+    let held = put(&one, "held", &content(1, 1 << 20), Retention::WhileLeased);
+    drop(put(&one, "kept", &content(2, 5000), KEPT));
+    let headless = processes.kill_foreground();
+    let file = processes.folder.path().join("no folder");
+    std::fs::write(&file, "").unwrap();
+    let complaint = processes.refused_with(&[(64 << 20).to_string().into(), file.into()]);
+    assert!(complaint.contains("no folder"), "{complaint}");
+
+    let two = processes.connect("two");
+    for (name, number, bytes) in [("held", 1, 1 << 20), ("kept", 2, 5000)] {
+        assert_eq!(two.get(name, &two.holder("")).unwrap().bytes().unwrap(), content(number, bytes));
+    }
+    assert!(with_argument(&processes.socket).contains(&headless), "the former keeper still has it");
+    processes.start_again();
+    until("the former keeper is gone", || !with_argument(&processes.socket).contains(&headless));
+    let three = processes.connect("three");
+    assert_eq!(three.get("kept", &three.holder("")).unwrap().bytes().unwrap(), content(2, 5000));
+    assert_eq!(three.get("held", &three.holder("")).unwrap().id(), held.id());
+    assert!(processes.stop());
+    assert!(!processes.socket.exists());
+}
+
+#[test]
 fn a_later_servers_clean_stop_ends_a_keeper_that_another_started() {
     let mut processes = Processes::start();
     let one = processes.connect("one");

@@ -3,7 +3,8 @@
 
 mod support;
 
-use cotensor_core::ErrorKind;
+use cotensor_client::protocol as p;
+use cotensor_core::{ContentHash, ErrorKind};
 use cotensor_store::{Lease, Store};
 use support::{Running, spec};
 
@@ -65,4 +66,22 @@ fn a_client_may_name_any_number_of_its_parts_though_not_at_a_time() {
     drop(other.get("last", &other.holder("one too many")).unwrap());
     drop((shared, held, all, last, one, other));
     running.settles_at(0);
+}
+
+#[test]
+fn a_claim_has_distinct_results_and_not_too_many() {
+    let running = Running::start(|_| {});
+    let one = running.connect("one");
+    let finish = |results: Vec<p::Id>| {
+        let key = ContentHash::of(b"stage").to_string();
+        let claim = one.ask::<p::Claim>(&p::ClaimParams { key, holder: String::new() }).unwrap();
+        let p::ClaimResult::Compute(ticket) = claim else { panic!("nothing is there") };
+        let error = one.ask::<p::Finish>(&p::FinishParams { ticket, results }).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        error.message().to_owned()
+    };
+    let id = |slot| p::Id { slot, version: 1 };
+    assert!(finish(vec![id(1), id(2), id(1)]).contains("twice"));
+    // An error gives the claim back.
+    assert!(finish((0..5000).map(id).collect()).contains("more than 4096"));
 }

@@ -130,13 +130,7 @@ fn a_server_without_its_keeper_starts_another() {
     let one = processes.connect("one");
     let held = put(&one, "x", &content(1, 1 << 20), Retention::WhileLeased);
     let server = processes.server();
-    signal(processes.keeper(), Signal::KILL);
-    assert!(!processes.stop(), "it was killed");
-    let mut next = None;
-    until("there is another keeper", || {
-        next = children(server).first().copied();
-        next.is_some()
-    });
+    let next = processes.kill_foreground();
     assert_eq!(one.get("x", &one.holder("")).unwrap().id(), held.id());
     let more = put(&one, "y", &content(2, 1 << 20), KEPT);
     // The new keeper has what there was, and what has come since: it starts the next server.
@@ -145,11 +139,41 @@ fn a_server_without_its_keeper_starts_another() {
     for (name, number) in [("x", 1), ("y", 2)] {
         assert_eq!(two.get(name, &two.holder("")).unwrap().bytes().unwrap(), content(number, 1 << 20));
     }
-    assert_eq!(children(next.unwrap()).len(), 1);
+    assert_eq!(children(next).len(), 1);
     drop((held, more, one));
     until("what was leased is gone", || two.get("x", &two.holder("")).is_err());
-    signal(next.unwrap(), Signal::TERM);
+    signal(next, Signal::TERM);
     until("all have stopped", || with_argument(&processes.socket).is_empty());
+    assert!(!processes.socket.exists());
+}
+
+#[test]
+fn a_keeper_that_stands_still_is_replaced_for_good() {
+    let mut processes = Processes::start();
+    let one = processes.connect("one");
+    let (server, heir) = (processes.server(), processes.folder.path().join("cotensor.sock.heir"));
+    signal(processes.keeper(), Signal::STOP);
+    // What the server tells fills the queue, until it has waited long enough.
+    let mut names = 0;
+    until("there is another keeper", || {
+        drop(put(&one, &names.to_string(), &content(names, 100), KEPT));
+        names += 1;
+        heir.exists()
+    });
+    let next = children(server);
+    signal(processes.keeper(), Signal::CONT);
+    assert!(!processes.stop(), "it was killed");
+    let two = processes.connect("two");
+    assert_eq!(processes.running(), [&next[..], &[server]].concat().into_iter().collect());
+    // The next one has what the other was not told any more.
+    signal(server, Signal::KILL);
+    until("there is another server", || children(next[0]).first().is_some_and(|other| *other != server));
+    for name in 0..names {
+        assert_eq!(two.get(&name.to_string(), &two.holder("")).unwrap().bytes().unwrap(), content(name, 100));
+    }
+    assert_eq!(processes.running().len(), 2);
+    signal(next[0], Signal::TERM);
+    until("all have stopped", || processes.running().is_empty());
     assert!(!processes.socket.exists());
 }
 

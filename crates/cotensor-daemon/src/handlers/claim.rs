@@ -3,9 +3,11 @@
 use super::{Answer, NOTHING};
 use crate::dispatch::{Caller, Reply};
 use crate::keeper::Change;
+use crate::session::OPEN_MAX;
 use cotensor_client::protocol::{ClaimParams, ClaimResult, Computed, Empty, FinishParams, Id, KeyParams, TicketParams};
 use cotensor_core::{ContentHash, Error, ErrorKind, Result};
 use cotensor_store::{Claim, Key, Store};
+use std::collections::HashSet;
 use std::future::poll_fn;
 
 /// A key or a hash as messages write it.
@@ -43,6 +45,13 @@ pub(super) async fn finish(caller: Caller, params: FinishParams) -> Answer<Empty
     let mut ticket = caller.lock().tickets.take(params.ticket, "ticket")?;
     if params.results.is_empty() {
         return Err(Error::invalid("a computation without results cannot be shared: decline it").in_field("results"));
+    }
+    if params.results.len() > OPEN_MAX {
+        return Err(Error::invalid(format!("more than {OPEN_MAX} results")).in_field("results"));
+    }
+    let mut seen = HashSet::new();
+    if !params.results.iter().all(|id| seen.insert((id.slot, id.version))) {
+        return Err(Error::invalid("the same result twice").in_field("results"));
     }
     let find = |id: &Id| {
         let lease = caller.leased((*id).into())?;

@@ -19,6 +19,10 @@ pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloRe
         None => (Vec::new(), Vec::new()),
     };
     daemon.joined(&caller.session, was);
+    if let Some(was) = was {
+        // Only now: a server that dies in between leaves both sessions, not neither.
+        daemon.is_back(was);
+    }
     // For connections that carry descriptors.
     let index = caller.outbox().map(|_| daemon.changes.slots.fd()).transpose()?;
     let sharing = daemon.store.config();

@@ -1,7 +1,7 @@
 //! A daemon whose keeper was killed goes on with another, which nobody has started by hand. Whoever starts the program on
 //! the same socket then inherits everything, through a socket beside the daemon's.
 
-use super::channel::{Message, PATIENCE, Receiver, say};
+use super::channel::{Message, PATIENCE, Receiver, Sockets, say};
 use super::estate::Estate;
 use crate::socket::bind_private;
 use cotensor_core::{Error, Result};
@@ -62,20 +62,27 @@ pub(super) fn has_taken(heir: UnixStream) -> bool {
     matches!(Receiver::new(heir).next(), Ok((Message::Complete, _)))
 }
 
-/// What the daemon at `socket` has, if nobody answers for it any more. Its server is dead afterwards.
+/// What the daemon at `socket` has, if nobody answers for it any more, once `prepare` says that this process can go on with
+/// it. Its server is dead afterwards.
 ///
 /// # Errors
-/// `Io` and `Corrupt` for a handover that failed.
-pub(super) fn inherit(socket: &Path) -> Result<Option<Estate>> {
+/// `Io` and `Corrupt` for a handover that failed, and those of `prepare`: the one who has it then goes on, with another
+/// server.
+pub(super) fn inherit<P>(
+    socket: &Path,
+    prepare: impl FnOnce(&mut Sockets) -> Result<P>,
+) -> Result<Option<(Estate, P)>> {
     let Ok(stream) = UnixStream::connect(beside(socket)) else { return Ok(None) };
     if !is_own(&stream) {
         return Ok(None);
     }
     let mut receiver = Receiver::new(stream);
-    let handover = receiver.take_over()?;
+    let mut handover = receiver.take_over()?;
+    // Before it is said that all is well: nobody has it any more when this process then fails.
+    let prepared = prepare(&mut handover.sockets)?;
     say(&receiver.socket, &Message::Complete, Vec::new())?;
     let mut estate = Estate::of(handover);
     estate.birth.orphaned = false;
     tracing::info!("took {} tensors over from a daemon that nobody answered for", estate.tensors());
-    Ok(Some(estate))
+    Ok(Some((estate, prepared)))
 }

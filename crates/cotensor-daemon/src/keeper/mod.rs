@@ -31,7 +31,7 @@ use cotensor_core::{Error, ErrorKind, Result};
 use estate::Estate;
 use process::{Launch, Server};
 use std::net::TcpListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// What a process of the daemon is to it.
@@ -90,18 +90,17 @@ pub fn run(role: Role, service: Service, ready: impl FnOnce(Ready<'_>)) -> Resul
 }
 
 fn foreground(service: &Service, launch: &Launch, ready: impl FnOnce(Ready<'_>)) -> Result<()> {
-    let Service { config, http } = service;
+    let config = &service.config;
     let (manager, held) = systemd::Manager::find()?;
-    let estate = match held.filter(|held| held.birth.socket == config.socket) {
-        Some(held) => Estate::held(held, manager.as_ref())?,
-        None => first_or_heir(&config.socket)?,
+    let (mut estate, prepared) = match held.filter(|held| held.birth.socket == config.socket) {
+        Some(mut held) => {
+            let prepared = prepare(&mut held.sockets, service)?;
+            (Estate::held(held, manager.as_ref())?, prepared)
+        }
+        None => first_or_heir(service)?,
     };
-    let (mut estate, http) = with_http(estate, http.as_ref())?;
-    if let Some(folder) = &config.spill {
-        // Opened by every server, and here so that what is wrong with it is told at once.
-        drop(Files::open(folder, &config.socket, config.max_spill_bytes)?);
-        estate.spill = Some(folder_of(folder, &config.socket)?);
-    }
+    let Prepared { http, spill } = prepared;
+    estate.spill = spill;
     if let Some(manager) = manager {
         estate.hold_with(manager)?;
     }
@@ -117,33 +116,62 @@ fn foreground(service: &Service, launch: &Launch, ready: impl FnOnce(Ready<'_>))
 }
 
 /// Nothing, on a socket of its own, or what a daemon has that nobody answers for.
-fn first_or_heir(socket: &Path) -> Result<Estate> {
+fn first_or_heir(service: &Service) -> Result<(Estate, Prepared)> {
+    let socket = &service.config.socket;
     match Listening::bind(socket) {
-        Ok(listening) => Estate::new(Sockets { listening, http: None }),
-        Err(refused) if refused.kind() == ErrorKind::Conflict => heir::inherit(socket)?.ok_or(refused),
+        Ok(listening) => {
+            let mut estate = Estate::new(Sockets { listening, http: None })?;
+            let prepared = prepare(&mut estate.sockets, service)?;
+            Ok((estate, prepared))
+        }
+        Err(refused) if refused.kind() == ErrorKind::Conflict => {
+            heir::inherit(socket, |sockets| prepare(sockets, service))?.ok_or(refused)
+        }
         Err(error) => Err(error),
     }
 }
 
-type Address = (std::net::SocketAddr, Option<std::path::PathBuf>);
+type Address = (std::net::SocketAddr, Option<PathBuf>);
+
+/// What a daemon needs beside what it inherits.
+struct Prepared {
+    http: Option<Address>,
+    /// Where servers spill, if they do.
+    spill: Option<PathBuf>,
+}
+
+/// Looks at all that may be refused, before what another has is taken from it: a mistake in the arguments costs no tensors.
+///
+/// # Errors
+/// `Refused` or `Invalid` for a folder or a token file that will not do; `Io` for an address that is in use.
+fn prepare(sockets: &mut Sockets, service: &Service) -> Result<Prepared> {
+    let Service { config, http } = service;
+    let spill = config.spill.as_deref();
+    if let Some(folder) = spill {
+        // Opened by every server, and here so that what is wrong with it is told at once.
+        drop(Files::open(folder, &config.socket, config.max_spill_bytes)?);
+    }
+    let spill = spill.map(|folder| folder_of(folder, &config.socket)).transpose()?;
+    Ok(Prepared { http: with_http(sockets, http.as_ref())?, spill })
+}
 
 /// Listens for HTTP where that is wanted, on the socket that is there already if it is the same.
-fn with_http(mut estate: Estate, wanted: Option<&crate::http::HttpConfig>) -> Result<(Estate, Option<Address>)> {
-    let inherited = estate.sockets.http.take();
-    let Some(config) = wanted else { return Ok((estate, None)) };
+fn with_http(sockets: &mut Sockets, wanted: Option<&crate::http::HttpConfig>) -> Result<Option<Address>> {
+    let inherited = sockets.http.take();
+    let Some(config) = wanted else { return Ok(None) };
     let same = |listener: &TcpListener| {
         listener.local_addr().is_ok_and(|at| {
             at.ip() == config.listen.ip() && (config.listen.port() == 0 || at.port() == config.listen.port())
         })
     };
-    let socket = estate.sockets.listening.path();
+    let socket = sockets.listening.path();
     let listening = match inherited.filter(same) {
         Some(listener) => HttpListening::on(listener, config.clone(), socket)?,
         None => HttpListening::bind(config.clone(), socket)?,
     };
-    let address = (listening.address(), listening.token_file().map(std::path::Path::to_path_buf));
-    estate.sockets.http = Some(listening.into_listener());
-    Ok((estate, Some(address)))
+    let address = (listening.address(), listening.token_file().map(Path::to_path_buf));
+    sockets.http = Some(listening.into_listener());
+    Ok(Some(address))
 }
 
 /// Goes on for a keeper that died: the server that started this process hands everything over on standard input.

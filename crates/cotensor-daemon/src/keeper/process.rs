@@ -95,6 +95,30 @@ impl Server {
     }
 }
 
+/// The keeper that started this server.
+pub(super) struct Parent(Pid);
+
+impl Parent {
+    /// The process that made the pair whose end `socket` is, while it is this one's parent: dead, it is not.
+    pub(super) fn at_the_other_end(socket: &UnixStream) -> Option<Self> {
+        let pid = rustix::net::sockopt::socket_peercred(socket).ok()?.pid;
+        Some(Self(pid)).filter(Self::lives)
+    }
+
+    /// Only a living process is a parent, and its number is its own: another process adopts those it leaves.
+    fn lives(&self) -> bool {
+        rustix::process::getppid() == Some(self.0)
+    }
+
+    /// Kills it, and waits for its end.
+    pub(super) fn end(&self) {
+        while self.lives() {
+            let _ = kill_process(self.0, Signal::KILL);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
 /// The socket that this process was started with.
 pub(super) fn standard_input() -> Result<UnixStream> {
     let fd = std::io::stdin().as_fd().try_clone_to_owned();

@@ -1,7 +1,7 @@
 //! The server's side: taking over what there is, telling the keeper what changes, and starting another when it dies.
 
 use super::channel::{Birth, Message, PATIENCE, Receiver, Sockets, hand_over, say};
-use super::process::{Launch, raise_descriptor_limit, standard_input, stop_this_process};
+use super::process::{Launch, Parent, raise_descriptor_limit, standard_input, stop_this_process};
 use super::{Change, Entry, Ledger};
 use crate::http::HttpListening;
 use crate::spill::SpillFile;
@@ -14,6 +14,7 @@ use std::collections::HashMap;
 use std::io::{ErrorKind, Read};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::process::Child;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -44,6 +45,7 @@ fn take_over(config: Config, launch: Launch) -> Result<(Arc<Daemon>, Sockets, Ar
     let mut receiver = Receiver::new(standard_input()?);
     let handover = receiver.take_over()?;
     let socket = receiver.socket;
+    let keeper = Keeper::Parent(Parent::at_the_other_end(&socket));
     let index = match handover.index {
         Some(fd) => Index::open(fd, handover.birth.index_slots)?,
         None => Index::create(crate::index::INDEX_SLOTS)?,
@@ -67,7 +69,8 @@ fn take_over(config: Config, launch: Launch) -> Result<(Arc<Daemon>, Sockets, Ar
     });
     let daemon = Daemon::take_over(config, index, Arc::clone(&kept))?;
     let (minding, minded) = (Arc::clone(&kept), Arc::downgrade(&daemon));
-    let minding = std::thread::Builder::new().name("keeper".to_owned()).spawn(move || minding.mind(socket, &minded));
+    let minding =
+        std::thread::Builder::new().name("keeper".to_owned()).spawn(move || minding.mind(socket, keeper, &minded));
     drop(minding.map_err(io)?);
     Ok((daemon, handover.sockets, kept))
 }
@@ -116,7 +119,8 @@ impl Kept {
         let segment = record.segment();
         let fd = segment.fd().ok_or_else(|| Error::unsupported("this segment has no descriptor"))?;
         let mut state = self.state();
-        let known = state.numbers.get(&fd.as_raw_fd()).copied();
+        // A descriptor's number may come again for another segment, and what was not told is not known.
+        let known = state.numbers.get(&fd.as_raw_fd()).copied().filter(|number| state.ledger.has_segment(*number));
         let (info, fds) = match known {
             Some(_) => (None, Vec::new()),
             None => {
@@ -127,10 +131,7 @@ impl Kept {
             }
         };
         let number = known.unwrap_or(state.next + 1);
-        if known.is_none() {
-            state.next = number;
-            state.numbers.insert(fd.as_raw_fd(), number);
-        }
+        state.next = state.next.max(number);
         let entry = Box::new(Entry {
             id: record.id().into(),
             spec: Spec::from(record.spec()),
@@ -141,7 +142,9 @@ impl Kept {
             current: true,
             spilled: None,
         });
-        state.tell(Change::Listed { entry, segment: info }, fds)
+        state.tell(Change::Listed { entry, segment: info }, fds)?;
+        state.numbers.insert(fd.as_raw_fd(), number);
+        Ok(())
     }
 
     pub(crate) fn gone(&self, record: &Record) {
@@ -196,17 +199,19 @@ impl Kept {
     }
 
     /// Waits for the keeper's end and starts the next one, for as long as this server lives.
-    fn mind(&self, mut socket: UnixStream, daemon: &Weak<Daemon>) {
+    fn mind(&self, mut socket: UnixStream, mut keeper: Keeper, daemon: &Weak<Daemon>) {
         loop {
             self.wait_for_its_end(&mut socket, daemon);
             if self.stopping.load(Ordering::SeqCst) {
                 return;
             }
+            // It may only have stood still: awake again it would end this server, and start one beside the next keeper's.
+            keeper.end();
             tracing::warn!("the keeper died; starting another");
             self.orphaned.store(true, Ordering::SeqCst);
-            socket = loop {
+            (socket, keeper) = loop {
                 match self.next_keeper() {
-                    Ok(socket) => break socket,
+                    Ok(next) => break next,
                     Err(error) => tracing::error!("no keeper: {error}"),
                 }
                 std::thread::sleep(std::time::Duration::from_secs(1));
@@ -240,20 +245,46 @@ impl Kept {
         }
     }
 
-    fn next_keeper(&self) -> Result<UnixStream> {
+    fn next_keeper(&self) -> Result<(UnixStream, Keeper)> {
         let io = |error| Error::io("starting a keeper", &error);
         let (ours, theirs) = UnixStream::pair().map_err(io)?;
-        let mut child = self.launch.keeper(theirs)?;
-        // Changes wait for the lock meanwhile, so that the keeper misses none.
+        let copy = ours.try_clone().map_err(io)?;
+        // Changes wait for the lock from here on, so that the keeper misses none.
         let mut state = self.state();
         state.socket = None;
+        let mut keeper = Keeper::Child(self.launch.keeper(theirs)?);
         let birth = Birth { orphaned: true, ..self.birth.clone() };
-        let handed = hand_over(&ours, birth, &self.sockets, None, &state.ledger);
-        // Reaped when it dies, so that no zombie stays.
-        drop(std::thread::Builder::new().name("reaper".to_owned()).spawn(move || child.wait()));
-        handed?;
-        state.socket = Some(ours.try_clone().map_err(io)?);
-        Ok(ours)
+        if let Err(error) = hand_over(&ours, birth, &self.sockets, None, &state.ledger) {
+            keeper.end();
+            return Err(error);
+        }
+        state.socket = Some(copy);
+        Ok((ours, keeper))
+    }
+}
+
+/// The process that keeps for this server.
+enum Keeper {
+    /// It started this server, if it still lived when that began.
+    Parent(Option<Parent>),
+    /// This server started it.
+    Child(Child),
+}
+
+impl Keeper {
+    /// Makes sure that it is gone: two keepers would start two servers on one socket.
+    fn end(&mut self) {
+        match self {
+            Self::Parent(parent) => {
+                if let Some(parent) = parent {
+                    parent.end();
+                }
+            }
+            Self::Child(child) => {
+                drop(child.kill());
+                drop(child.wait());
+            }
+        }
     }
 }
 
@@ -264,6 +295,10 @@ impl State {
     }
 
     /// Writes a change down, and has the keeper do so.
+    ///
+    /// # Errors
+    /// `Invalid` for a change too long to be told, which is written down nowhere; `Corrupt` for one that contradicts what is
+    /// written; `Io` when descriptors cannot be duplicated. None when the keeper is gone: the next one is told.
     pub(crate) fn tell(&mut self, change: Change, fds: Vec<OwnedFd>) -> Result<()> {
         let copies = fds.iter().map(OwnedFd::try_clone).collect::<std::io::Result<_>>();
         let copies = copies.map_err(|error| Error::io("duplicating a descriptor", &error))?;
@@ -271,6 +306,10 @@ impl State {
         if let Some(socket) = &self.socket
             && let Err(error) = say(socket, &message, copies)
         {
+            if error.kind() != cotensor_core::ErrorKind::Io {
+                // Nothing was sent: the keeper is well, and knows as much as this server does.
+                return Err(error);
+            }
             tracing::error!("the keeper does not listen: {error}");
             // Maybe half a message was sent: it is of no use any more, and `mind` starts another.
             drop(socket.shutdown(std::net::Shutdown::Both));
@@ -278,5 +317,25 @@ impl State {
         }
         let Message::Change(change) = message else { return Ok(()) };
         self.ledger.apply(change, fds).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_too_long_is_not_told_and_the_keeper_is_told_the_rest() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut state = State { ledger: Ledger::default(), socket: Some(ours), numbers: HashMap::new(), next: 0 };
+        let long = Change::Noted { key: "long".into(), note: "0".repeat(17 << 20) };
+        assert_eq!(state.tell(long, Vec::new()).unwrap_err().kind(), cotensor_core::ErrorKind::Invalid);
+        state.tell(Change::Noted { key: "short".into(), note: "00".into() }, Vec::new()).unwrap();
+        assert_eq!(state.ledger.notes().collect::<Vec<_>>(), [("short", "00")]);
+        let (message, _) = Receiver::new(theirs).next().unwrap();
+        assert!(matches!(message, Message::Change(Change::Noted { key, .. }) if key == "short"));
+        // One that is gone is told nothing more, and the ledger goes on.
+        state.tell(Change::Slots(7), Vec::new()).unwrap();
+        assert!(state.socket.is_none() && state.ledger.slots() == 7);
     }
 }

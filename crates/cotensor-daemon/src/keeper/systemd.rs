@@ -11,6 +11,7 @@ use cotensor_memory::inherited_descriptors;
 use rustix::fs::{FlockOperation, MemfdFlags, flock, memfd_create};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{IoSlice, Read, Seek, SeekFrom, Write};
@@ -18,7 +19,10 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
 
+/// How long the manager may leave what it is told unread. Less than servers wait for their keeper.
+const PATIENCE: Duration = Duration::from_secs(1);
 const LISTENER: &str = "listener";
 const LOCK: &str = "lock";
 const HTTP: &str = "http";
@@ -32,6 +36,8 @@ const LEDGER_BYTES_MAX: u64 = 1 << 30;
 /// The manager that started this process.
 pub(super) struct Manager {
     socket: UnixDatagram,
+    /// Whether it did not read what it was told last: it is not waited for again until it does.
+    stalled: Cell<bool>,
     ledger: File,
     number: u64,
     written: u64,
@@ -62,7 +68,9 @@ impl Manager {
         };
         let socket = UnixDatagram::unbound().map_err(io)?;
         socket.connect_addr(&address.map_err(io)?).map_err(io)?;
-        let mut this = Self { socket, ledger: memfd()?, number: 0, written: 0, rewrite_at: 0 };
+        socket.set_write_timeout(Some(PATIENCE)).map_err(io)?;
+        let mut this =
+            Self { socket, stalled: Cell::new(false), ledger: memfd()?, number: 0, written: 0, rewrite_at: 0 };
         let mut fds: HashMap<String, OwnedFd> = inherited_descriptors()?.into_iter().collect();
         let numbers = fds.keys().filter_map(|name| name.strip_prefix(LEDGER)?.parse().ok());
         this.number = numbers.max().unwrap_or(0);
@@ -216,8 +224,10 @@ impl Manager {
             return Err(io(Errno::NOBUFS));
         }
         let part = [IoSlice::new(state.as_bytes())];
-        sendmsg(&self.socket, &part, &mut ancillary, SendFlags::NOSIGNAL).map_err(io)?;
-        Ok(())
+        let wait = if self.stalled.get() { SendFlags::DONTWAIT } else { SendFlags::empty() };
+        let sent = sendmsg(&self.socket, &part, &mut ancillary, SendFlags::NOSIGNAL | wait);
+        self.stalled.set(sent == Err(Errno::AGAIN));
+        sent.map(drop).map_err(io)
     }
 }
 

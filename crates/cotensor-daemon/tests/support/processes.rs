@@ -4,6 +4,7 @@ use cotensor_client::ClientStore;
 use cotensor_client::protocol as p;
 use cotensor_store::{CopyReason, Lease, Retention, Store};
 use rustix::process::{Pid, Signal, kill_process};
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -70,7 +71,12 @@ impl Processes {
 
     /// What the program says when it is started beside the one that runs.
     pub(crate) fn refused(&self) -> String {
-        let output = Command::new(PROGRAM).args(&self.arguments).output().unwrap();
+        self.refused_with(&[])
+    }
+
+    /// The same with more arguments.
+    pub(crate) fn refused_with(&self, more: &[OsString]) -> String {
+        let output = Command::new(PROGRAM).args(&self.arguments).args(more).output().unwrap();
         assert_eq!(output.status.code(), Some(2));
         String::from_utf8(output.stderr).unwrap()
     }
@@ -91,6 +97,11 @@ impl Processes {
             found.is_some()
         });
         found.unwrap()
+    }
+
+    /// All processes of this daemon.
+    pub(crate) fn running(&self) -> BTreeSet<u32> {
+        with_argument(&self.socket).into_iter().collect()
     }
 
     /// Kills the server; the next one has another number.
