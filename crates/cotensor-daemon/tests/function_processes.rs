@@ -5,7 +5,7 @@
 mod support;
 
 use cotensor_client::ClientStore;
-use cotensor_client::functions::{Arguments, Context, Failure, Functions, Managed, Object, Options, Provider, Value};
+use cotensor_client::functions::{Arguments, Context, Failure, Functions, Object, Options, Provider, Value};
 use cotensor_core::{DType, ErrorKind};
 use cotensor_daemon::{Config, Embedded, connect_or_embed};
 use cotensor_store::{CopyReason, Store};
@@ -13,9 +13,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::Duration;
-use support::calls::{none, until};
+use support::calls::{Tracked, none, until};
 use support::{Running, spec};
 
 /// Where the daemon of the other process is; its presence says that this is the other process.
@@ -125,21 +125,6 @@ fn a_provider_is_killed_while_it_is_called() {
     }
 }
 
-/// Counts how many of it there are.
-struct Counted(Arc<AtomicUsize>);
-
-impl Managed for Counted {
-    fn call(&self, method: &str, _: &Arguments, _: &Context) -> Result<Value, Failure> {
-        Err(Failure::no_method(method))
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
 #[test]
 fn a_caller_is_killed_while_it_calls() {
     if let Some(socket) = other_process() {
@@ -156,7 +141,7 @@ fn a_caller_is_killed_while_it_calls() {
         return drop((objects, echoed, task, argument));
     }
     let running = Running::start(|_| {});
-    let (live, stopped) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (live, stopped) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicUsize::new(0)));
     let (made, stops) = (Arc::clone(&live), Arc::clone(&stopped));
     let hanging = Arc::new(AtomicUsize::new(0));
     let hangs = Arc::clone(&hanging);
@@ -168,7 +153,7 @@ fn a_caller_is_killed_while_it_calls() {
         .function("echo", Options::default(), |arguments, _| Ok(arguments.get(0, "value")?.clone()))
         .function("object", Options::default(), move |_, _| {
             made.fetch_add(1, Ordering::SeqCst);
-            Ok(Object::new(Counted(Arc::clone(&made))).into())
+            Ok(Object::new(Tracked(Arc::clone(&made))).into())
         })
         .function("hang", Options::default(), move |_, context| {
             hangs.fetch_add(1, Ordering::SeqCst);

@@ -3,7 +3,7 @@
 use crate::content::{BYTES_MIN, Random, fill, is_whole};
 use crate::daemon::{Machine, Process, Usage, until};
 use cotensor_client::ClientStore;
-use cotensor_core::{ContentHash, DType, Error, ErrorKind, Kind, Result};
+use cotensor_core::{ContentHash, DType, Error, ErrorKind, Result};
 use cotensor_store::{Claim, Holder, Key, Lease, Retention, Store, TensorSpec};
 use serde::Serialize;
 use std::collections::VecDeque;
@@ -252,14 +252,9 @@ impl<'a> Client<'a> {
     fn reserve(&mut self, name: String, bytes: usize, holder: &Holder) -> Result<cotensor_store::Reservation> {
         let kept = Retention::Cached { recompute: Duration::ZERO };
         let spec = TensorSpec {
-            name,
-            dtype: DType::U8,
-            shape: vec![bytes],
-            kind: Kind::Other,
-            space: None,
             producer: "soak".to_owned(),
             retention: if self.random.chance(1, 2) { kept } else { Retention::WhileLeased },
-            provenance: None,
+            ..TensorSpec::new(name, DType::U8, &[bytes])
         };
         let mut reservation = self.store.reserve(spec, holder)?;
         let place = reservation.bytes_mut().ok_or_else(|| Error::unsupported("memory of a device"))?;

@@ -3,7 +3,7 @@
 use crate::content::{BYTES_MIN, Random, fill, is_whole};
 use crate::daemon::now_ns;
 use cotensor_client::ClientStore;
-use cotensor_core::{ContentHash, DType, Error, ErrorKind, Kind, Result};
+use cotensor_core::{ContentHash, DType, Error, ErrorKind, Result};
 use cotensor_store::{Claim, Holder, Key, Lease, Retention, Store, TensorSpec};
 use std::collections::{HashSet, VecDeque};
 use std::io::Write;
@@ -217,14 +217,9 @@ impl<'a> Worker<'a> {
 
 fn spec(name: String, bytes: usize) -> TensorSpec {
     TensorSpec {
-        name,
-        dtype: DType::U8,
-        shape: vec![bytes],
-        kind: Kind::Other,
-        space: None,
         producer: "soak".to_owned(),
         retention: Retention::WhileLeased,
-        provenance: None,
+        ..TensorSpec::new(name, DType::U8, &[bytes])
     }
 }
 

@@ -1,12 +1,10 @@
 //! A client that lives on, and the counters that have to come back.
 
 use super::{Half, key, specs, waited_for};
-use crate::support::calls::none;
+use crate::support::calls::{Tracked, none};
 use crate::support::processes::{Processes, SOON, content, put};
 use cotensor_client::ClientStore;
-use cotensor_client::functions::{
-    Arguments, Context, Failure, Functions, Limits, Managed, Object, Options, Provider, Value,
-};
+use cotensor_client::functions::{Functions, Limits, Object, Options, Provider, Value};
 use cotensor_client::protocol as p;
 use cotensor_core::DType;
 use cotensor_store::{Claim, Lease, ManualClock, Retention, Store, Ticket};
@@ -28,21 +26,6 @@ pub(super) struct Survivor {
     _computing: Ticket,
 }
 
-/// Counts how many of it there are.
-struct Counted(Arc<AtomicI64>);
-
-impl Managed for Counted {
-    fn call(&self, method: &str, _: &Arguments, _: &Context) -> Result<Value, Failure> {
-        Err(Failure::no_method(method))
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
 impl Survivor {
     pub(super) fn new(processes: &Processes) -> Self {
         let store = processes.connect("survivor");
@@ -61,7 +44,7 @@ impl Survivor {
             })
             .function("object", Options::default(), move |_, _| {
                 made.fetch_add(1, Ordering::SeqCst);
-                Ok(Object::new(Counted(Arc::clone(&made))).into())
+                Ok(Object::new(Tracked(Arc::clone(&made))).into())
             })
             .function("hanging", Options::default(), move |_, _| Ok(Value::Int(asked.load(Ordering::SeqCst))))
             .function("hang", Options::default(), move |_, context| {

@@ -1,11 +1,26 @@
 //! What tests of functions have in common.
 
 use super::spec;
-use cotensor_client::functions::{Arguments, CallError, Value};
+use cotensor_client::functions::{Arguments, CallError, Context, Failure, Managed, Value};
 use cotensor_store::{CopyReason, Lease, Store};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
+
+/// An object that counts how many of it there are.
+pub(crate) struct Tracked(pub(crate) Arc<AtomicI64>);
+
+impl Managed for Tracked {
+    fn call(&self, method: &str, _: &Arguments, _: &Context) -> Result<Value, Failure> {
+        Err(Failure::no_method(method))
+    }
+}
+
+impl Drop for Tracked {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
 
 /// A door that functions wait at until the test opens it.
 #[derive(Default)]
