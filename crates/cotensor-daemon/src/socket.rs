@@ -8,6 +8,24 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long a daemon that was just killed may take to let go of its lock.
+const DYING: Duration = Duration::from_secs(1);
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Whether the lock is this process's now.
+fn locked(lock: &OwnedFd) -> bool {
+    let start = Instant::now();
+    loop {
+        match flock(lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return true,
+            Err(_) if start.elapsed() > DYING => return false,
+            Err(_) => std::thread::sleep(PAUSE),
+        }
+    }
+}
 
 /// A listening socket and the lock that keeps a second daemon away from it.
 ///
@@ -42,7 +60,7 @@ impl Listening {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let lock = open(PathBuf::from(lock_path), flags, Mode::RUSR | Mode::WUSR);
         let lock = lock.map_err(|error| io("opening the socket's lock")(error.into()))?;
-        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if !locked(&lock) {
             let message = match holder(&lock) {
                 Some(pid) => format!("another daemon listens here: process {pid}"),
                 None => "another daemon listens here".to_owned(),
