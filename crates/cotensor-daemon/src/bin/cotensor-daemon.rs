@@ -26,7 +26,7 @@ fn run() -> Result<()> {
     }
     let mut config = Config::default();
     match &arguments[..] {
-        [socket] => config.socket = socket.into(),
+        [socket] if !socket.starts_with('-') => config.socket = socket.into(),
         [socket, max, spill] => {
             config.socket = socket.into();
             config.max_memory_bytes = max.parse().map_err(|_| Error::invalid("a number of bytes expected"))?;
