@@ -5,7 +5,7 @@
 use cotensor_attacks::{Target, content, put};
 use cotensor_client::ClientStore;
 use cotensor_core::Segment;
-use cotensor_memory::{Guarantee, Index, SealedMemfd};
+use cotensor_memory::{Guarantee, Index, PrivateCopy, SealedMemfd};
 use cotensor_store::{CopyReason, Lease, Store};
 use rustix::fs::{FallocateFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, open};
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
@@ -62,10 +62,8 @@ fn attacker() {
         let (start, len) = (lease.segment().fd_offset(), lease.bytes().unwrap().len());
         let guarantee = if name == "secret-large" { Guarantee::Immutable } else { Guarantee::ProducerOnly };
         let bytes = rustix::fs::fstat(fd_of(&lease)).unwrap().st_size as usize;
-        let mut private = SealedMemfd::open(fd_of(&lease), bytes, guarantee)
-            .unwrap()
-            .copy_on_write(if guarantee == Guarantee::Immutable { 0..len } else { start..start + len })
-            .unwrap();
+        let sealed = SealedMemfd::open(fd_of(&lease), bytes, guarantee).unwrap();
+        let mut private = PrivateCopy::of(&sealed, start..start + len).unwrap();
         private.bytes_mut().fill(255);
         assert!(lease.bytes().unwrap() == content(len), "{name}");
     }

@@ -68,6 +68,21 @@ pub trait Memory: Send + Sync {
         segment.write_at(0, source)?;
         Ok(segment)
     }
+
+    /// As [`reserve`](Memory::reserve), for a program that keeps the address of the bytes and may write there later on, such
+    /// as another language's arrays. From [`freeze`](SegmentMut::freeze) on, what it writes there nobody else sees: the
+    /// segment has its bytes elsewhere in the address space then, and the address stays as long as the segment.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for memory that has no such protection; else as
+    /// [`reserve`](Memory::reserve).
+    fn reserve_exposed(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
+        Err(Error::unsupported(format!(
+            "{} bytes of {} memory cannot be given away by their address",
+            len,
+            self.kind()
+        )))
+    }
 }
 
 /// A segment that one writer owns and nobody else sees yet.

@@ -17,9 +17,11 @@ mod memfd;
 mod pack;
 mod pool;
 mod private;
+mod process;
 mod seal;
 mod slab;
 pub mod usage;
+mod written;
 
 pub use cache::PackCache;
 pub use copy::{PARALLEL_COPY_BYTES_MIN, copy_parallel};
@@ -30,5 +32,6 @@ pub use memfd::{MemfdMemory, MemfdMut, SealedMemfd};
 pub use pack::{Entry, parse_table};
 pub use pool::{MemfdPool, PoolUsage};
 pub use private::PrivateCopy;
+pub use process::ProcessMemory;
 pub use seal::{Guarantee, check_sealed};
 pub use slab::Slab;

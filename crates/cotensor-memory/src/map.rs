@@ -76,11 +76,13 @@ impl Map {
         Ok(Self { start, len, access })
     }
 
-    /// Replaces a mapping of the file's start by a read-only one of its first `len` bytes, at the same address.
-    pub(crate) fn into_read_only(mut self, fd: BorrowedFd<'_>, len: usize) -> Result<Self> {
+    /// Replaces a mapping of the file's start by a private one of its first `len` bytes, at the same address: from here on
+    /// nothing that this process writes there reaches the file.
+    pub(crate) fn into_private(mut self, fd: BorrowedFd<'_>, len: usize, access: Access) -> Result<Self> {
+        debug_assert!(access != Access::Write);
         self.shorten(len);
         if self.len > 0 {
-            let (protection, flags) = Access::Read.flags();
+            let (protection, flags) = access.flags();
             let start = self.start.as_ptr().cast::<c_void>();
             // SAFETY: M1: the range is this mapping's own, page-aligned as mmap gave it, and `self` by value proves that
             // nobody borrows it. MAP_FIXED replaces it in one step, so the address is never free for others.
@@ -88,10 +90,10 @@ impl Map {
             if let Err(error) = done {
                 // The kernel may have unmapped it already, and others be there: it is not unmapped again.
                 std::mem::forget(self);
-                return Err(Error::io("cannot map read-only", &error.into()));
+                return Err(Error::io("cannot map privately", &error.into()));
             }
         }
-        self.access = Access::Read;
+        self.access = access;
         Ok(self)
     }
 

@@ -176,7 +176,7 @@ impl WritableFile {
     /// Ends writing.
     pub(crate) fn into_mapped(self) -> Result<MappedFile> {
         let len = self.map.len();
-        let map = self.map.into_read_only(self.file.as_fd(), len)?;
+        let map = self.map.into_private(self.file.as_fd(), len, Access::Read)?;
         let found = self.file.metadata().map_err(|error| Error::io("cannot look at", &error).in_file(&self.path))?;
         Ok(MappedFile { map, id: FileId::of(&found) })
     }

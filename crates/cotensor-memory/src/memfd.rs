@@ -3,7 +3,6 @@
 use crate::backing::create;
 use crate::copy::copy_parallel;
 use crate::map::{Access, Map};
-use crate::private::PrivateCopy;
 use crate::seal::{Guarantee, check_sealed, seal};
 use cotensor_core::{ALIGNMENT, Device, Error, Memory, MemoryKind, Result, Segment, SegmentMut, range_within};
 use rustix::fs::ftruncate;
@@ -26,6 +25,31 @@ impl Memory for MemfdMemory {
 
     fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
         Ok(Box::new(MemfdMut::create(len)?))
+    }
+
+    fn reserve_exposed(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
+        Ok(Box::new(Exposed(MemfdMut::create(len)?)))
+    }
+}
+
+/// A memfd whose address others in this process know.
+struct Exposed(MemfdMut);
+
+impl SegmentMut for Exposed {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn bytes(&self) -> Option<&[u8]> {
+        self.0.bytes()
+    }
+
+    fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        self.0.bytes_mut()
+    }
+
+    fn freeze(self: Box<Self>) -> Result<Arc<dyn Segment>> {
+        Ok(Arc::new(self.0.seal_exposed()?))
     }
 }
 
@@ -71,12 +95,29 @@ impl MemfdMut {
     /// # Errors
     /// `Conflict` while a forked child can still write it, `Io`.
     pub fn seal(self) -> Result<SealedMemfd> {
-        let map = self.map.into_read_only(self.fd.as_fd(), self.len)?;
-        ftruncate(&self.fd, self.len as u64).map_err(|error| Error::io("cannot size shared memory", &error.into()))?;
-        // Succeeds only when no writable mapping is left anywhere: the proof that nobody can write it any more.
-        seal(&self.fd, Guarantee::Immutable)?;
-        Ok(SealedMemfd { map, fd: self.fd, guarantee: Guarantee::Immutable })
+        let map = self.map.into_private(self.fd.as_fd(), self.len, Access::Read)?;
+        finish(&self.fd, self.len)?;
+        Ok(SealedMemfd { map, fd: self.fd, guarantee: Guarantee::Immutable, _exposed: None })
     }
+
+    /// As [`seal`](Self::seal), where others in this process know the address and may go on writing there: what they write
+    /// from now on is theirs alone. The bytes that everybody sees are mapped a second time.
+    ///
+    /// # Errors
+    /// As [`seal`](Self::seal).
+    pub fn seal_exposed(self) -> Result<SealedMemfd> {
+        let exposed = self.map.into_private(self.fd.as_fd(), self.len, Access::CopyOnWrite)?;
+        finish(&self.fd, self.len)?;
+        let map = Map::new(self.fd.as_fd(), self.len, Access::Read)?;
+        Ok(SealedMemfd { map, fd: self.fd, guarantee: Guarantee::Immutable, _exposed: Some(exposed) })
+    }
+}
+
+/// Ends writing and resizing of what has `len` bytes from here on. Succeeds only when no writable mapping is left anywhere:
+/// the proof that nobody can write it any more.
+fn finish(fd: &OwnedFd, len: usize) -> Result<()> {
+    ftruncate(fd, len as u64).map_err(|error| Error::io("cannot size shared memory", &error.into()))?;
+    seal(fd, Guarantee::Immutable)
 }
 
 impl SegmentMut for MemfdMut {
@@ -111,6 +152,8 @@ pub struct SealedMemfd {
     map: Map,
     fd: OwnedFd,
     guarantee: Guarantee,
+    /// Where the writer had it, if he may still write there: kept for him, and used by nobody else.
+    _exposed: Option<Map>,
 }
 
 impl SealedMemfd {
@@ -121,7 +164,7 @@ impl SealedMemfd {
     pub fn open(fd: OwnedFd, len: usize, guarantee: Guarantee) -> Result<Self> {
         check_sealed(&fd, len, guarantee)?;
         let map = Map::new(fd.as_fd(), len, Access::Read)?;
-        Ok(Self { map, fd, guarantee })
+        Ok(Self { map, fd, guarantee, _exposed: None })
     }
 
     /// What its reader can rely on.
@@ -139,15 +182,6 @@ impl SealedMemfd {
             return Err(Error::invalid(format!("byte {} is not a multiple of {ALIGNMENT}", range.start)));
         }
         Ok(Arc::new(Window { whole: Arc::clone(self), range }))
-    }
-
-    /// The bytes of `range` for a reader who may write in place: a page is shared until he writes it and his own from
-    /// then on; nobody else sees what he writes.
-    ///
-    /// # Errors
-    /// `Invalid` when the range is not inside, `Io` when it cannot be mapped.
-    pub fn copy_on_write(&self, range: Range<usize>) -> Result<PrivateCopy> {
-        PrivateCopy::new(self.fd.as_fd(), range_within(range.start, range.len(), self.map.len())?)
     }
 }
 

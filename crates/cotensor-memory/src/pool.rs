@@ -84,7 +84,16 @@ impl MemfdPool {
             None => Block { memfd: MemfdMut::create(wanted)?, stale: 0 },
         };
         memfd.resize(len);
-        Ok(Lent { memfd: Some(memfd), stale, shelf })
+        Ok(Lent { memfd: Some(memfd), stale, exposed: false, shelf })
+    }
+
+    fn take_clean(&self, len: usize) -> Result<Lent> {
+        let mut lent = self.take(len)?;
+        let stale = lent.stale.min(len);
+        if let Some(bytes) = lent.bytes_mut() {
+            bytes[..stale].fill(0);
+        }
+        Ok(lent)
     }
 }
 
@@ -143,11 +152,12 @@ impl Memory for MemfdPool {
     }
 
     fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
-        let mut lent = self.take(len)?;
-        let stale = lent.stale.min(len);
-        if let Some(bytes) = lent.bytes_mut() {
-            bytes[..stale].fill(0);
-        }
+        Ok(Box::new(self.take_clean(len)?))
+    }
+
+    fn reserve_exposed(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
+        let mut lent = self.take_clean(len)?;
+        lent.exposed = true;
         Ok(Box::new(lent))
     }
 
@@ -163,6 +173,8 @@ struct Lent {
     /// Always there until it is published.
     memfd: Option<MemfdMut>,
     stale: usize,
+    /// Whether others in this process know the address.
+    exposed: bool,
     shelf: Arc<Shelf>,
 }
 
@@ -194,7 +206,7 @@ impl SegmentMut for Lent {
 
     fn freeze(mut self: Box<Self>) -> Result<Arc<dyn Segment>> {
         let memfd = self.memfd.take().ok_or_else(|| cotensor_core::Error::invalid("published already"))?;
-        Ok(Arc::new(memfd.seal()?))
+        Ok(Arc::new(if self.exposed { memfd.seal_exposed()? } else { memfd.seal()? }))
     }
 }
 

@@ -1,12 +1,14 @@
 //! Shared bytes that their reader may write in place.
 
 use crate::map::{Access, Map};
-use cotensor_core::Result;
+use crate::written::written_bytes;
+use cotensor_core::{Error, Result, Segment, range_within};
 use rustix::param::page_size;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
 
-/// Bytes of a published segment, writable for one reader: each page is everybody's until he writes it.
+/// Bytes of a published segment, writable for one reader: each page is everybody's until he writes it, and his own from
+/// then on; nobody else sees what he writes.
 ///
 /// Pages that he did not write still show the segment; those of a slab's range change when the range is used again, so
 /// it must not outlive the lease.
@@ -17,12 +19,18 @@ pub struct PrivateCopy {
 }
 
 impl PrivateCopy {
-    /// The bytes `range` of the file, which has to have them.
-    pub(crate) fn new(fd: BorrowedFd<'_>, range: Range<usize>) -> Result<Self> {
-        let before = range.start % page_size();
+    /// The bytes `range` of a segment.
+    ///
+    /// # Errors
+    /// `Invalid` when the range is not inside, `Unsupported` for memory without a descriptor, `Io` when it cannot be mapped.
+    pub fn of(segment: &dyn Segment, range: Range<usize>) -> Result<Self> {
+        let range = range_within(range.start, range.len(), segment.len())?;
+        let fd = segment.fd().ok_or_else(|| Error::unsupported("this memory cannot be mapped again"))?;
+        let start = segment.fd_offset() + range.start;
+        let before = start % page_size();
         let within = before..before + range.len();
         let len = if range.is_empty() { 0 } else { within.end };
-        let map = Map::at(fd, (range.start - before) as u64, len, Access::CopyOnWrite)?;
+        let map = Map::at(fd, (start - before) as u64, len, Access::CopyOnWrite)?;
         Ok(Self { map, range: if range.is_empty() { 0..0 } else { within } })
     }
 
@@ -35,12 +43,29 @@ impl PrivateCopy {
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.map.bytes_mut().and_then(|bytes| bytes.get_mut(self.range.clone())).unwrap_or_default()
     }
+
+    /// Where the bytes are, for programs that keep an address and write there on their own. As long as somebody may, neither
+    /// [`bytes`](Self::bytes) nor [`bytes_mut`](Self::bytes_mut) is to be used.
+    pub fn address(&self) -> NonNull<u8> {
+        let start = self.map.start();
+        // Inside the mapping, or its very start where there is none.
+        start.map_addr(|address| address.saturating_add(self.range.start))
+    }
+
+    /// How many bytes its pages take that the reader has written: whole pages, the segment's no more.
+    ///
+    /// # Errors
+    /// `Io` where /proc does not tell.
+    pub fn written_bytes(&self) -> Result<u64> {
+        written_bytes(self.map.start().addr().get(), self.map.len())
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::{MemfdMut, usage::mapping_at};
-    use cotensor_core::{Segment, SegmentMut};
+    use super::PrivateCopy;
+    use crate::{MemfdMut, Slab, usage::mapping_at};
+    use cotensor_core::{Memory, Segment, SegmentMut};
     use rustix::param::page_size;
 
     #[test]
@@ -49,16 +74,43 @@ mod tests {
         let mut memfd = MemfdMut::create(64 * page).unwrap();
         memfd.bytes_mut().unwrap().fill(7);
         let sealed = memfd.seal().unwrap();
-        let mut copy = sealed.copy_on_write(page + 64..60 * page).unwrap();
+        let mut copy = PrivateCopy::of(&sealed, page + 64..60 * page).unwrap();
         assert_eq!(copy.bytes().len(), 59 * page - 64);
+        assert_eq!(copy.address().as_ptr().cast_const(), copy.bytes().as_ptr());
         assert!(copy.bytes().iter().all(|&byte| byte == 7));
+        assert_eq!(copy.written_bytes().unwrap(), 0, "reading copies nothing");
         copy.bytes_mut()[10 * page] = 8;
         assert_eq!(copy.bytes()[10 * page], 8);
         assert!(sealed.bytes().unwrap().iter().all(|&byte| byte == 7), "nobody else sees it");
         let mapping = mapping_at(copy.bytes().as_ptr().wrapping_sub(64)).unwrap();
         assert_eq!((mapping.protection.as_str(), mapping.anonymous_bytes), ("rw-p", page as u64));
+        assert_eq!(copy.written_bytes().unwrap(), page as u64);
         drop(sealed);
         assert_eq!(copy.bytes()[59 * page - 65], 7, "it outlives the segment's own mapping");
+    }
+
+    #[test]
+    fn writes_into_a_huge_page_count_what_they_copy() {
+        let len = 8 << 20;
+        let sealed = MemfdMut::create(len).unwrap().seal().unwrap();
+        let mut copy = PrivateCopy::of(&sealed, 0..len).unwrap();
+        assert_eq!(copy.bytes().iter().filter(|&&byte| byte != 0).count(), 0, "every page is touched");
+        assert_eq!(copy.written_bytes().unwrap(), 0);
+        for page in [0, 7, 600, 2047] {
+            copy.bytes_mut()[page * page_size()] = 1;
+        }
+        assert_eq!(copy.written_bytes().unwrap(), 4 * page_size() as u64);
+    }
+
+    #[test]
+    fn a_part_of_a_slab_is_found_at_its_own_place() {
+        let slab = Slab::create(1 << 16).unwrap();
+        let _before = slab.copy_of(&[1; 5000]).unwrap();
+        let part = slab.copy_of(&[2; 300]).unwrap().freeze().unwrap();
+        let mut copy = PrivateCopy::of(&*part, 64..300).unwrap();
+        assert_eq!(copy.bytes(), [2; 236]);
+        copy.bytes_mut().fill(3);
+        assert_eq!(part.bytes().unwrap(), [2; 300]);
     }
 
     #[test]
@@ -67,10 +119,10 @@ mod tests {
         memfd.bytes_mut().unwrap().iter_mut().enumerate().for_each(|(i, byte)| *byte = (i % 251) as u8);
         let sealed = memfd.seal().unwrap();
         for range in [0..0, 10_000..10_000, 0..1, 4095..4097, 9999..10_000, 0..10_000] {
-            let mut copy = sealed.copy_on_write(range.clone()).unwrap();
+            let mut copy = PrivateCopy::of(&sealed, range.clone()).unwrap();
             assert_eq!(copy.bytes(), &sealed.bytes().unwrap()[range.clone()], "{range:?}");
             assert_eq!(copy.bytes_mut().len(), range.len());
         }
-        assert!(sealed.copy_on_write(0..10_001).is_err() && sealed.copy_on_write(10_001..10_001).is_err());
+        assert!(PrivateCopy::of(&sealed, 0..10_001).is_err() && PrivateCopy::of(&sealed, 10_001..10_001).is_err());
     }
 }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use cotensor_core::{Memory, Segment, SegmentMut};
-use cotensor_memory::{Guarantee, MemfdMut, SealedMemfd, Slab};
+use cotensor_memory::{Guarantee, MemfdMut, PrivateCopy, SealedMemfd, Slab};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
@@ -48,7 +48,7 @@ fn is_receiver(guarantee: Guarantee) -> bool {
 
     let right = |bytes: &[u8]| bytes.iter().enumerate().all(|(i, &byte)| byte == (i % 251) as u8);
     assert!(right(tensor.bytes().unwrap()));
-    let mut private = received.copy_on_write(start..start + tensor_len).unwrap();
+    let mut private = PrivateCopy::of(&*received, start..start + tensor_len).unwrap();
     assert!(right(private.bytes()));
     private.bytes_mut().fill(0);
     assert!(right(tensor.bytes().unwrap()), "what is written in place stays private");

@@ -2,6 +2,7 @@ use crate::count::Released;
 use crate::record::Record;
 use crate::{ContentSpec, Holder, Key, TensorId, TensorSpec};
 use cotensor_core::{ContentHash, DType, Error, ErrorKind, Kind, Layout, Result, Segment, Slice, Space};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -74,6 +75,13 @@ impl Lease {
     /// The holder's name.
     pub fn holder(&self) -> Arc<str> {
         self.record.home.upgrade().map_or_else(|| Arc::from("?"), |home| home.holder_name(self.holder))
+    }
+
+    /// Who leases it in this process, and how often, by name.
+    pub fn holders(&self) -> BTreeMap<Arc<str>, u32> {
+        let home = self.record.home.upgrade();
+        let name = |holder| home.as_ref().map_or_else(|| Arc::from("?"), |home| home.holder_name(holder));
+        self.record.holders().into_iter().map(|(holder, count)| (name(holder), count)).collect()
     }
 
     /// The allocation. Borrowed from the lease: whoever kept it longer would use memory that no budget counts.

@@ -51,6 +51,11 @@ impl Reservation {
         Ok(())
     }
 
+    /// Counts a copy of `bytes` bytes that was made to fill it by other means than [`write`](Self::write).
+    pub fn record_copy(&self, reason: CopyReason, bytes: usize) {
+        self.home.copied(&self.draft.spec.name, reason, bytes);
+    }
+
     /// Makes the tensor immutable and visible under its name, and leases it to its holder.
     ///
     /// # Errors

@@ -33,6 +33,14 @@ pub trait Store: Send + Sync {
     /// sharing configuration forbids this kind or size (counted); `Invalid` for an impossible shape or name.
     fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation>;
 
+    /// Like [`reserve`](Store::reserve) for a program that keeps the address of the bytes and may write there after
+    /// publishing, such as another language's arrays: nobody else sees that then. The address stays as long as the
+    /// tensor's memory.
+    ///
+    /// # Errors
+    /// As [`reserve`](Store::reserve); `Unsupported` where the store's memory cannot protect itself from that.
+    fn reserve_exposed(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation>;
+
     /// Like [`reserve`](Store::reserve) for a tensor that stays private: unnamed, unlisted, freed with its last
     /// lease. The budget applies, the sharing configuration does not.
     ///
@@ -276,6 +284,10 @@ pub enum CopyReason {
     DeviceTransfer,
     /// To a reader, or from a writer, who has no memory in common with the store.
     Network,
+    /// A reader wrote in place: the pages that he wrote became his own.
+    CopyOnWrite,
+    /// A reader may write in place, and this memory cannot be mapped for that.
+    PrivateCopy,
 }
 
 impl CopyReason {
@@ -288,6 +300,8 @@ impl CopyReason {
         CopyReason::Put,
         CopyReason::DeviceTransfer,
         CopyReason::Network,
+        CopyReason::CopyOnWrite,
+        CopyReason::PrivateCopy,
     ];
 
     /// The name used in reports.
@@ -300,6 +314,8 @@ impl CopyReason {
             CopyReason::Put => "put",
             CopyReason::DeviceTransfer => "device transfer",
             CopyReason::Network => "network",
+            CopyReason::CopyOnWrite => "copy on write",
+            CopyReason::PrivateCopy => "private copy",
         }
     }
 }

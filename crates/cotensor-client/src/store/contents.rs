@@ -101,7 +101,7 @@ fn fill(
     source: &mut dyn ContentSource,
 ) -> Result<std::sync::Arc<dyn cotensor_core::Segment>> {
     let len = usize::try_from(wanted.bytes).map_err(|_| Error::unsupported("contents beyond this process"))?;
-    let mut memory = store.slabs.pool.reserve(len)?;
+    let mut memory = store.slabs.pool.memory().reserve(len)?;
     let bytes = memory.bytes_mut().ok_or_else(|| Error::unsupported("this memory is on a device"))?;
     for &(place, offset, len) in &wanted.places {
         let range =

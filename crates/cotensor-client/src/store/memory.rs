@@ -41,8 +41,8 @@ impl Default for Pool {
 }
 
 impl Pool {
-    pub(super) fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
-        self.0.reserve(len)
+    pub(super) fn memory(&self) -> &dyn Memory {
+        &self.0
     }
 
     pub(super) fn prepare(&self, len: usize, count: usize) -> Result<usize> {
@@ -219,15 +219,15 @@ pub(super) struct Terms {
 }
 
 impl Place {
-    /// Memory of its own for a tensor of `len` bytes, if the daemon has room for it.
+    /// Memory of its own for a tensor, made by `memory` if the daemon has room for it.
     pub(super) fn reserved(
         store: &ClientStore,
         params: &p::ReserveParams,
-        len: usize,
+        memory: impl FnOnce(&dyn Memory) -> Result<Box<dyn SegmentMut>>,
     ) -> Result<(Self, Box<dyn SegmentMut>)> {
         let (number, generation) = store.attempt(|live| Ok((reserve(live, params)?, live.generation)))?;
         let reserved = Reserved { number, generation, link: Arc::clone(&store.link), published: false };
-        Ok((Self::Own(reserved), store.slabs.pool.reserve(len)?))
+        Ok((Self::Own(reserved), memory(store.slabs.pool.memory())?))
     }
 
     /// Publishes what `segment` holds now, in the session of `live`. Can be called again in another.

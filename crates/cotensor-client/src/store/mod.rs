@@ -11,7 +11,7 @@ mod tickets;
 use crate::place::default_socket;
 use crate::protocol::{self as p, Method, Spec};
 use copies::Unsaid;
-use cotensor_core::{ContentHash, Device, Error, ErrorKind, HeapMemory, Layout, Memory, Result};
+use cotensor_core::{ContentHash, Device, Error, ErrorKind, HeapMemory, Layout, Memory, Result, SegmentMut};
 use cotensor_store::home::{Budget, Draft, Holders, Home, Record, RecordParts};
 use cotensor_store::{
     Claim, ContentSource, ContentSpec, CopyReason, Diagnostics, Holder, Key, Lease, OptimizeReport, Recommendations,
@@ -147,6 +147,23 @@ impl ClientStore {
         self.opened.open(live, descriptor, fds, holder, self.me.clone())
     }
 
+    fn reserve_in(
+        &self,
+        spec: TensorSpec,
+        holder: &Holder,
+        place: impl FnOnce(&p::ReserveParams, usize) -> Result<(Place, Box<dyn SegmentMut>)>,
+    ) -> Result<Reservation> {
+        let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field(spec.name.as_str()))?;
+        let len = layout.size_bytes();
+        spec.check_names()?;
+        self.refuse(&spec, len)?;
+        let (place, segment) = place(&reserve_params(&spec, holder.name()), len)?;
+        let charge = self.private.take(0).ok_or_else(|| Error::new(ErrorKind::OverBudget, "no memory"))?;
+        let (device, holder, tag) = (Device::Cpu, holder.clone(), Box::new(place));
+        let draft = Draft { spec, layout, segment, device, charge, holder, private: false, tag };
+        Ok(Reservation::new(draft, self.home()?))
+    }
+
     fn home(&self) -> Result<Arc<dyn Home>> {
         let me = self.me.upgrade().ok_or_else(|| Error::new(ErrorKind::Conflict, "the store is closed"))?;
         Ok(me)
@@ -257,18 +274,15 @@ impl Store for ClientStore {
     }
 
     fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
-        let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field(spec.name.as_str()))?;
-        let len = layout.size_bytes();
-        spec.check_names()?;
-        self.refuse(&spec, len)?;
-        let (place, segment) = match len <= self.small_bytes_max {
-            true => self.slabs.place(self, len)?,
-            false => Place::reserved(self, &reserve_params(&spec, holder.name()), len)?,
-        };
-        let charge = self.private.take(0).ok_or_else(|| Error::new(ErrorKind::OverBudget, "no memory"))?;
-        let (device, holder, tag) = (Device::Cpu, holder.clone(), Box::new(place));
-        let draft = Draft { spec, layout, segment, device, charge, holder, private: false, tag };
-        Ok(Reservation::new(draft, self.home()?))
+        self.reserve_in(spec, holder, |params, len| match len <= self.small_bytes_max {
+            true => self.slabs.place(self, len),
+            false => Place::reserved(self, params, |pool| pool.reserve(len)),
+        })
+    }
+
+    /// In memory of its own, however small: in a slab, whoever kept the address could go on writing.
+    fn reserve_exposed(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
+        self.reserve_in(spec, holder, |params, len| Place::reserved(self, params, |pool| pool.reserve_exposed(len)))
     }
 
     fn reserve_private(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {

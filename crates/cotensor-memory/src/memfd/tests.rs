@@ -48,6 +48,25 @@ fn a_second_holder_maps_the_same_pages() {
     assert_eq!(copy.bytes().unwrap(), [7; 8192]);
 }
 
+/// What a program that kept the address does after publishing.
+#[test]
+fn writing_on_at_an_exposed_address_changes_nothing_that_others_see() {
+    for memory in [Box::new(MemfdMemory) as Box<dyn Memory>, Box::new(crate::MemfdPool::new(1 << 20))] {
+        let mut segment = memory.reserve_exposed(8192).unwrap();
+        let kept = segment.bytes_mut().unwrap();
+        kept.fill(7);
+        let kept = kept.as_mut_ptr();
+        let segment = segment.freeze().unwrap();
+        let received = SealedMemfd::open(received(&*segment), 8192, Guarantee::Immutable).unwrap();
+        // SAFETY: the mapping stays, writable, as long as the segment, and nobody else uses it.
+        let kept = unsafe { std::slice::from_raw_parts_mut(kept, 8192) };
+        assert_eq!(kept, [7; 8192]);
+        kept.fill(8);
+        assert!(segment.bytes().unwrap() == [7; 8192] && received.bytes().unwrap() == [7; 8192]);
+        assert_eq!(segment.kind(), MemoryKind::Memfd);
+    }
+}
+
 #[test]
 fn windows_are_parts_of_the_same_mapping() {
     let segment = published();
@@ -137,7 +156,7 @@ fn dropping_returns_descriptor_and_mapping() {
         let mut memfd = MemfdMut::create(16384).unwrap();
         memfd.resize(8192);
         let sealed = memfd.seal().unwrap();
-        assert!(sealed.bytes().is_some() && sealed.copy_on_write(0..10).is_ok());
+        assert!(sealed.bytes().is_some() && PrivateCopy::of(&sealed, 0..10).is_ok());
     }
     assert!(crate::usage::fd_count().unwrap() < 500);
     assert!(crate::usage::mapping_count().unwrap() < 1000);

@@ -1,6 +1,6 @@
 use super::*;
-use crate::SealedMemfd;
 use crate::map::Access;
+use crate::{PrivateCopy, SealedMemfd};
 use rustix::fs::{FallocateFlags, Mode, OFlags, SealFlags, fallocate, fcntl_get_seals, ftruncate, open};
 use std::os::fd::AsRawFd;
 
@@ -46,7 +46,7 @@ fn nobody_who_receives_it_can_write_or_resize_it() {
     }
     // A receiver that writes in place writes its own pages.
     let receiver = received(&slab);
-    receiver.copy_on_write(0..8192).unwrap().bytes_mut().fill(9);
+    PrivateCopy::of(&*receiver, 0..8192).unwrap().bytes_mut().fill(9);
     assert!(segment.bytes().unwrap().iter().chain(receiver.bytes().unwrap()).all(|&byte| byte == 7));
 }
 

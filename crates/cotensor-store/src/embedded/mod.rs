@@ -20,7 +20,7 @@ use crate::{
     Claim, Clock, ContentSource, ContentSpec, CopyReason, Diagnostics, Holder, Key, Lease, OptimizeReport,
     Recommendations, Reservation, Retention, SharingConfig, Stats, Store, TensorId, TensorSpec, Watch,
 };
-use cotensor_core::{ContentCache, ContentHash, Error, ErrorKind, Layout, Memory, Result, Segment};
+use cotensor_core::{ContentCache, ContentHash, Error, ErrorKind, Layout, Memory, Result, Segment, SegmentMut};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -143,7 +143,13 @@ impl EmbeddedStore {
         Err(Error::new(ErrorKind::Refused, message))
     }
 
-    fn reserve_as(&self, spec: TensorSpec, holder: &Holder, private: bool) -> Result<Reservation> {
+    fn reserve_as(
+        &self,
+        spec: TensorSpec,
+        holder: &Holder,
+        private: bool,
+        memory: impl FnOnce(&dyn Memory, usize) -> Result<Box<dyn SegmentMut>>,
+    ) -> Result<Reservation> {
         let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field(spec.name.as_str()))?;
         let bytes = layout.size_bytes() as u64;
         if !private {
@@ -151,7 +157,7 @@ impl EmbeddedStore {
             self.refuse(&spec, bytes)?;
         }
         let charge = self.charge(bytes).map_err(|error| error.in_field(spec.name.as_str()))?;
-        let segment = self.memory.reserve(layout.size_bytes())?;
+        let segment = memory(&*self.memory, layout.size_bytes())?;
         let (device, home) = (self.memory.device(), self.home()?);
         let (holder, tag) = (holder.clone(), Box::new(()));
         Ok(Reservation::new(Draft { spec, layout, segment, device, charge, holder, private, tag }, home))
@@ -247,11 +253,15 @@ impl Store for EmbeddedStore {
     }
 
     fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
-        self.reserve_as(spec, holder, false)
+        self.reserve_as(spec, holder, false, |memory, len| memory.reserve(len))
+    }
+
+    fn reserve_exposed(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
+        self.reserve_as(spec, holder, false, |memory, len| memory.reserve_exposed(len))
     }
 
     fn reserve_private(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
-        self.reserve_as(spec, holder, true)
+        self.reserve_as(spec, holder, true, |memory, len| memory.reserve(len))
     }
 
     fn claim(&self, key: &Key, holder: &Holder) -> Result<Claim> {

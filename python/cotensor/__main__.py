@@ -1,0 +1,15 @@
+"""``python -m cotensor``: the same command line as the binary's."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> int:
+    from ._native import main as run
+
+    return run(sys.argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

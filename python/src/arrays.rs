@@ -1,0 +1,238 @@
+//! Arrays of other libraries: what they say of themselves, and how their bytes come in.
+
+use crate::dlpack;
+use crate::errors::{OrRaise, raise};
+use crate::gather::gather;
+use crate::tensor::Tensor;
+use crate::window::{Held, made_of};
+use cotensor::{DType, Error};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString};
+use std::sync::Arc;
+
+/// An array of somebody else's, in the host's memory, kept alive.
+pub(crate) struct Source {
+    address: usize,
+    pub(crate) dtype: DType,
+    /// In elements.
+    pub(crate) shape: Vec<usize>,
+    /// In bytes.
+    strides: Vec<isize>,
+    _keep: Keep,
+}
+
+enum Keep {
+    Object(#[allow(dead_code, reason = "kept, not used")] Py<PyAny>),
+    Taken(#[allow(dead_code, reason = "kept, not used")] dlpack::Taken),
+}
+
+// SAFETY: `Taken` has a raw address beside an owner that may go on any thread; the bytes are only read.
+unsafe impl Send for Keep {}
+// SAFETY: as above.
+unsafe impl Sync for Keep {}
+
+impl Source {
+    /// Looks at an array: numpy's, or anything that speaks DLPack (torch, JAX, …). Numbers and lists become numpy's first.
+    pub(crate) fn of(array: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = array.py();
+        if let Some(found) = Self::of_numpy(array)? {
+            return Ok(found);
+        }
+        if array.hasattr("__dlpack__")? {
+            return Self::of_dlpack(array);
+        }
+        let plain = array.is_instance_of::<pyo3::types::PyList>()
+            || array.is_instance_of::<pyo3::types::PyTuple>()
+            || array.is_instance_of::<pyo3::types::PyFloat>()
+            || array.is_instance_of::<pyo3::types::PyInt>()
+            || array.is_instance_of::<pyo3::types::PyBool>();
+        if plain {
+            let made = py.import("numpy")?.call_method1("asarray", (array,))?;
+            if let Some(found) = Self::of_numpy(&made)? {
+                return Ok(found);
+            }
+        }
+        let name = array.get_type().fully_qualified_name()?.to_string();
+        let message = format!("{name} is no array: it has neither __dlpack__ nor is it numpy's");
+        Err(raise(py, &Error::invalid(message)))
+    }
+
+    /// numpy's own arrays say where their memory is; scalars are made arrays, because theirs moves.
+    fn of_numpy(array: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
+        let py = array.py();
+        // Whoever has one of its arrays has imported it.
+        let modules = py.import("sys")?.getattr("modules")?;
+        let Ok(numpy) = modules.get_item("numpy") else { return Ok(None) };
+        let array = match array.is_instance(&numpy.getattr("generic")?)? {
+            true => numpy.call_method1("asarray", (array,))?,
+            false => array.clone(),
+        };
+        if !array.is_instance(&numpy.getattr("ndarray")?)? {
+            return Ok(None);
+        }
+        let described = array.getattr("dtype")?;
+        let dtype = numpy_dtype(&described)?;
+        let interface = array.getattr("__array_interface__")?.cast_into::<PyDict>()?;
+        let field = |name: &str| interface.get_item(name);
+        let missing = || raise(py, &Error::invalid("an array without memory"));
+        let (address, _): (usize, bool) = field("data")?.ok_or_else(missing)?.extract()?;
+        let shape: Vec<usize> = field("shape")?.ok_or_else(missing)?.extract()?;
+        let strides: Vec<isize> = array.getattr("strides")?.extract()?;
+        Ok(Some(Self { address, dtype, shape, strides, _keep: Keep::Object(array.unbind()) }))
+    }
+
+    fn of_dlpack(array: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = array.py();
+        let (kind, number) = dlpack::device_of(array)?;
+        if !dlpack::is_host(kind) {
+            let message = format!(
+                "an array on device {number} of DLPack kind {kind}: tensors of devices are not shared yet; \
+                 bring it to the host first, or pass from_device=True to have it copied and counted"
+            );
+            return Err(raise(py, &Error::unsupported(message)));
+        }
+        // torch: what is shared has no gradient.
+        let wanted = array.getattr_opt("requires_grad")?.is_some_and(|wanted| wanted.is_truthy().unwrap_or(false));
+        let array = if wanted { array.call_method0("detach")? } else { array.clone() };
+        let taken = dlpack::take(&array).map_err(|error| {
+            let name =
+                array.get_type().fully_qualified_name().map_or_else(|_| "array".to_owned(), |name| name.to_string());
+            let refusal = raise(py, &Error::unsupported(format!("this {name} cannot be shared: {}", error.value(py))));
+            refusal.set_cause(py, Some(error));
+            refusal
+        })?;
+        let (address, dtype) = (taken.address as usize, taken.dtype);
+        let (shape, strides) = (taken.shape.clone(), taken.strides.clone());
+        Ok(Self { address, dtype, shape, strides, _keep: Keep::Taken(taken) })
+    }
+
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.size_bytes()
+    }
+
+    /// The elements as bytes, where they lie side by side in order.
+    pub(crate) fn contiguous(&self) -> Option<&[u8]> {
+        let mut expected = self.dtype.size_bytes() as isize;
+        for (&dim, &stride) in self.shape.iter().zip(&self.strides).rev() {
+            if dim != 1 && stride != expected && self.len_bytes() > 0 {
+                return None;
+            }
+            expected *= dim as isize;
+        }
+        if self.len_bytes() == 0 {
+            return Some(&[]);
+        }
+        // SAFETY: the array says that its elements lie there, one after the other, and `_keep` keeps them. Nobody may write
+        // them meanwhile, as with every function that is given an array.
+        Some(unsafe { std::slice::from_raw_parts(self.address as *const u8, self.len_bytes()) })
+    }
+
+    /// The tensor that this is all of, in shared memory already and not written in place since.
+    pub(crate) fn tensor(&self) -> Option<Arc<Held>> {
+        let held = made_of(self.address)?;
+        let lease = held.lease();
+        let same = lease.dtype() == self.dtype && lease.shape() == self.shape && lease.layout().is_contiguous();
+        (same && self.contiguous().is_some()).then_some(held)
+    }
+
+    /// Copies the elements to `target`, in row-major order; it has as many bytes.
+    pub(crate) fn copy_to(&self, target: &mut [u8]) {
+        assert_eq!(target.len(), self.len_bytes(), "a target of another size");
+        // SAFETY: the array's elements are where its shape and strides say, and `_keep` keeps them.
+        unsafe { gather(self.address as *const u8, &self.shape, &self.strides, self.dtype.size_bytes(), target) }
+    }
+}
+
+/// A numpy dtype, ml_dtypes' bfloat16 included.
+fn numpy_dtype(described: &Bound<'_, PyAny>) -> PyResult<DType> {
+    let py = described.py();
+    let name: String = described.getattr("name")?.extract()?;
+    let order: String = described.getattr("byteorder")?.extract()?;
+    if order == ">" {
+        let message = format!("dtype {} is big-endian: convert it with .astype({name:?})", described.str()?);
+        return Err(raise(py, &Error::unsupported(message).in_field("dtype")));
+    }
+    name.parse::<DType>().map_err(|_| {
+        let hint = if name == "object" { "; objects are not numbers" } else { "" };
+        raise(py, &Error::unsupported(format!("dtype {name} is not shared{hint}")).in_field("dtype"))
+    })
+}
+
+/// The dtype that somebody names: by its name, numpy's or torch's dtype, or a scalar type.
+pub(crate) fn dtype(described: &Bound<'_, PyAny>) -> PyResult<DType> {
+    let py = described.py();
+    let name: String = if let Ok(name) = described.cast::<PyString>() {
+        name.extract()?
+    } else if let Some(name) = described.getattr_opt("name")? {
+        name.extract()?
+    } else if let Some(name) = described.getattr_opt("__name__")? {
+        name.extract()?
+    } else {
+        described.str()?.to_string()
+    };
+    let name = match name.strip_prefix("torch.").unwrap_or(&name) {
+        "float" => "float64",
+        "int" => "int64",
+        name => name,
+    };
+    name.parse::<DType>().map_err(|error| error.in_field("dtype")).or_raise(py)
+}
+
+/// A shape: a number, or numbers. In elements.
+pub(crate) fn shape(given: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
+    match given.extract::<usize>() {
+        Ok(dim) => Ok(vec![dim]),
+        Err(_) => given.extract().map_err(|_| {
+            let shown = given.repr().map_or_else(|_| "?".to_owned(), |text| text.to_string());
+            let message = format!("{shown} is no shape: numbers of elements, none negative, are expected");
+            raise(given.py(), &Error::invalid(message).in_field("shape"))
+        }),
+    }
+}
+
+/// Anything that has to stay while an address is in use.
+pub(crate) type Kept = Arc<dyn std::any::Any + Send + Sync>;
+
+/// A numpy array on the memory of something of this module's; its bits as ml_dtypes' bfloat16 where they are that.
+pub(crate) fn as_numpy<'py>(array: &Bound<'py, PyAny>, dtype: DType) -> PyResult<Bound<'py, PyAny>> {
+    let py = array.py();
+    let made = py.import("numpy")?.call_method1("asarray", (array,))?;
+    if dtype != DType::BF16 {
+        return Ok(made);
+    }
+    let bfloat16 = py.import("ml_dtypes").and_then(|types| types.getattr("bfloat16")).map_err(|_| {
+        raise(py, &Error::unsupported("numpy has bfloat16 by the package ml_dtypes only: pip install ml_dtypes"))
+    })?;
+    made.call_method1("view", (bfloat16,))
+}
+
+/// The tensor that an array shows all of, in shared memory and not written in place since; ``None`` for any other array.
+#[pyfunction]
+pub(crate) fn tensor_of(py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<Option<Tensor>> {
+    Ok(shown_by(py, array)?.map(Tensor::over))
+}
+
+/// As [`tensor_of`], without a lease of its own.
+pub(crate) fn shown_by(py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<Option<Arc<Held>>> {
+    if let Ok(tensor) = array.cast::<Tensor>() {
+        let held = tensor.get().held(py)?;
+        return Ok(tensor.get().is_whole(&held).then_some(held));
+    }
+    let source = Source::of(array)?;
+    if let Some(held) = source.tensor() {
+        return Ok(Some(held));
+    }
+    // numpy's views of the shared memory itself know what they were made of.
+    let mut base = array.getattr_opt("base")?;
+    while let Some(object) = base {
+        if let Ok(tensor) = object.cast::<Tensor>() {
+            let held = tensor.get().held(py)?;
+            let lease = held.lease();
+            let start = lease.bytes().map(|bytes| bytes.as_ptr() as usize);
+            let same = lease.dtype() == source.dtype && lease.shape() == source.shape && start == Some(source.address);
+            return Ok((same && source.contiguous().is_some() && lease.layout().is_contiguous()).then_some(held));
+        }
+        base = object.getattr_opt("base")?;
+    }
+    Ok(None)
+}

@@ -1,0 +1,241 @@
+//! A tensor that is being written.
+
+use crate::arrays::{Kept, Source};
+use crate::dlpack::{self, Given};
+use crate::errors::{OrRaise, raise};
+use crate::process::Own;
+use crate::tensor::{Tensor, check_dlpack, interface};
+use cotensor::{Error, ErrorKind, Lease, Store};
+use cotensor_core::Layout;
+use cotensor_store::{CopyReason, Reservation};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Memory of a tensor that nobody else sees yet, to be written in place: ``numpy.asarray(draft)``,
+/// ``torch.from_dlpack(draft)``. ``publish()`` makes it immutable and visible; so does leaving a ``with`` block without an
+/// exception.
+///
+/// Arrays that were made of it stay good after that. What they write then is their own: nobody else sees it.
+#[pyclass(frozen, weakref, module = "cotensor")]
+pub(crate) struct Draft {
+    name: String,
+    layout: Layout,
+    memory: Arc<Memory>,
+    store: Own<Arc<dyn Store>>,
+}
+
+/// What arrays of Python's point into.
+struct Memory {
+    address: NonNull<u8>,
+    content: Mutex<Content>,
+}
+
+enum Content {
+    Open(Own<Reservation>),
+    /// The memory stays as long as the lease; see [`Store::reserve_exposed`].
+    Published(#[allow(dead_code, reason = "kept, not used")] Own<Lease>),
+    /// Arrays may be left that still show the memory, so it is kept, unpublished.
+    Discarded(#[allow(dead_code, reason = "kept, not used")] Own<Reservation>),
+    Lost,
+}
+
+// SAFETY: an address and what keeps it; who writes there answers for it, as with any array.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Draft {
+    pub(crate) fn new(mut reservation: Reservation, store: Arc<dyn Store>) -> Result<Self, Error> {
+        let (name, layout) = (reservation.name().to_owned(), reservation.layout().clone());
+        let bytes = reservation.bytes_mut().ok_or_else(|| Error::unsupported("the host cannot write this memory"))?;
+        let address = NonNull::from(bytes).cast();
+        let content = Mutex::new(Content::Open(Own::new(reservation)));
+        Ok(Self { name, layout, memory: Arc::new(Memory { address, content }), store: Own::new(store) })
+    }
+
+    fn content(&self) -> MutexGuard<'_, Content> {
+        self.memory.content.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn not_open(&self, py: Python<'_>, content: &Content) -> PyErr {
+        let message = match content {
+            Content::Open(_) => "it belongs to the process that this one was forked from",
+            Content::Published(_) => "it is published already",
+            Content::Discarded(_) => "it was discarded",
+            Content::Lost => "publishing it failed",
+        };
+        raise(py, &Error::new(ErrorKind::Conflict, format!("{}: {message}", self.name)))
+    }
+
+    /// The reservation; what is left is `Lost` until the caller says otherwise.
+    fn take(&self, py: Python<'_>) -> PyResult<Own<Reservation>> {
+        let mut content = self.content();
+        match std::mem::replace(&mut *content, Content::Lost) {
+            Content::Open(reservation) if reservation.is_ours() => Ok(reservation),
+            other => {
+                let error = self.not_open(py, &other);
+                *content = other;
+                Err(error)
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl Draft {
+    /// The name that it will be published under.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Dimensions, in elements.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.layout.shape())
+    }
+
+    /// The element type's name.
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.layout.dtype().name()
+    }
+
+    /// Bytes of its elements.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.layout.size_bytes()
+    }
+
+    /// The address of the first element.
+    #[getter]
+    fn data_ptr(&self) -> usize {
+        self.memory.address.as_ptr() as usize
+    }
+
+    /// Whether ``publish()`` was called.
+    #[getter]
+    fn published(&self) -> bool {
+        matches!(*self.content(), Content::Published(_))
+    }
+
+    /// A numpy array on the memory, to be written. bfloat16 needs ml_dtypes.
+    fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        crate::arrays::as_numpy(slf.as_any(), slf.get().layout.dtype())
+    }
+
+    /// A torch tensor on the memory, to be written.
+    fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("torch.utils.dlpack")?.call_method1("from_dlpack", (slf,))
+    }
+
+    /// Copies an array of the same dtype and shape into it.
+    fn write(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<()> {
+        let source = Source::of(array)?;
+        if source.dtype != self.layout.dtype() || source.shape != self.layout.shape() {
+            let (dtype, shape) = (self.layout.dtype(), self.layout.shape());
+            let message = format!("{:?} of {} do not go into {shape:?} of {dtype}", source.shape, source.dtype);
+            return Err(raise(py, &Error::invalid(message).in_field(self.name.as_str())));
+        }
+        let mut content = self.content();
+        match &mut *content {
+            Content::Open(reservation) if reservation.is_ours() => fill(py, reservation, &source),
+            other => Err(self.not_open(py, other)),
+        }
+    }
+
+    /// Makes it immutable and visible under its name: the tensor, leased.
+    fn publish(&self, py: Python<'_>) -> PyResult<Tensor> {
+        let reservation = self.take(py)?;
+        let lease = py.detach(|| reservation.into_inner().publish()).or_raise(py)?;
+        let kept = lease.try_clone().or_raise(py)?;
+        *self.content() = Content::Published(Own::new(kept));
+        Ok(Tensor::new(lease, Arc::clone(&self.store)))
+    }
+
+    /// Gives it up: it is never seen.
+    fn discard(&self, py: Python<'_>) -> PyResult<()> {
+        *self.content() = Content::Discarded(self.take(py)?);
+        Ok(())
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (kind=None, _value=None, _trace=None))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: Option<&Bound<'_, PyAny>>,
+        _value: Option<&Bound<'_, PyAny>>,
+        _trace: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        if !matches!(*self.content(), Content::Open(_)) {
+            return Ok(());
+        }
+        if kind.is_none() { self.publish(py).map(drop) } else { self.discard(py) }
+    }
+
+    #[getter]
+    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        interface(py, &self.layout, self.memory.address, false)
+    }
+
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Py<PyAny>> {
+        check_dlpack(stream, dl_device)?;
+        if copy == Some(true) {
+            let message = "a draft is written in place: a copy of it has no use";
+            return Err(pyo3::exceptions::PyBufferError::new_err(message));
+        }
+        let given = Given {
+            address: self.memory.address,
+            dtype: self.layout.dtype(),
+            shape: self.layout.shape().to_vec(),
+            strides: self.layout.strides().to_vec(),
+            read_only: false,
+            copied: false,
+            keep: Arc::clone(&self.memory) as Kept,
+        };
+        given.into_capsule(py, max_version)
+    }
+
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        (dlpack::CPU, 0)
+    }
+
+    fn __repr__(&self) -> String {
+        let dims = self.layout.shape().iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+        let state = match &*self.content() {
+            Content::Open(_) => "being written",
+            Content::Published(_) => "published",
+            Content::Discarded(_) | Content::Lost => "discarded",
+        };
+        format!("<Draft {:?}, {}[{dims}], {} bytes, {state}>", self.name, self.layout.dtype(), self.nbytes())
+    }
+}
+
+/// Copies an array into a reservation of the same dtype and shape, without Python.
+pub(crate) fn fill(py: Python<'_>, reservation: &mut Reservation, source: &Source) -> PyResult<()> {
+    py.detach(|| match source.contiguous() {
+        Some(bytes) => reservation.write(bytes, CopyReason::Put),
+        None => {
+            let target =
+                reservation.bytes_mut().ok_or_else(|| Error::unsupported("the host cannot write this memory"))?;
+            source.copy_to(target);
+            reservation.record_copy(CopyReason::Put, source.len_bytes());
+            Ok(())
+        }
+    })
+    .or_raise(py)
+}

@@ -1,0 +1,37 @@
+//! The extension module `cotensor._native`: one file for each class, conversions at the edge, and no logic of its own.
+//!
+//! Python is let go around everything that may wait or copies much. What a forked child inherits of its parent's it neither
+//! uses nor gives back ([`process`]).
+#![allow(unsafe_code, reason = "the outermost layer: addresses come from and go to Python")]
+#![deny(unsafe_op_in_unsafe_fn)]
+
+mod arrays;
+mod dlpack;
+mod draft;
+mod errors;
+mod gather;
+mod process;
+mod store;
+mod tensor;
+mod window;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use super::arrays::tensor_of;
+    #[pymodule_export]
+    use super::draft::Draft;
+    #[pymodule_export]
+    use super::store::Store;
+    #[pymodule_export]
+    use super::tensor::Tensor;
+
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

@@ -1,0 +1,391 @@
+//! A store: inside this process, or the daemon's.
+
+use crate::arrays::{self, Source};
+use crate::dlpack;
+use crate::draft::{Draft, fill};
+use crate::errors::{OrRaise, raise};
+use crate::process::Own;
+use crate::tensor::Tensor;
+use cotensor::{EmbeddedStore, Error, ErrorKind, Kind, SharingConfig};
+use cotensor_client::ClientStore;
+use cotensor_core::ContentHash;
+use cotensor_memory::{PackCache, ProcessMemory};
+use cotensor_store::{CopyReason, Holder, Retention, TensorId, TensorSpec};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Where tensors are kept, found by name, and leased.
+///
+/// ``Store()`` is inside this process; ``cotensor.connect()`` gives the daemon's, which all processes of this user share. Both
+/// have the same methods, which may be called from any thread.
+///
+/// In a forked child a store of the daemon connects again by itself; one inside the process says that it is its parent's.
+#[pyclass(frozen, weakref, module = "cotensor")]
+pub(crate) struct Store {
+    inner: Mutex<Inner>,
+}
+
+/// Locked for moments, with Python attached: whoever forks holds Python, and so finds it free.
+struct Inner {
+    store: Own<Opened>,
+    closed: bool,
+}
+
+#[derive(Clone)]
+enum Opened {
+    Embedded(Arc<EmbeddedStore>),
+    Client(Arc<ClientStore>),
+}
+
+impl Opened {
+    fn store(&self) -> Arc<dyn cotensor::Store> {
+        match self {
+            Opened::Embedded(store) => Arc::clone(store) as Arc<dyn cotensor::Store>,
+            Opened::Client(store) => Arc::clone(store) as Arc<dyn cotensor::Store>,
+        }
+    }
+}
+
+impl Store {
+    fn over(store: Opened) -> Self {
+        Self { inner: Mutex::new(Inner { store: Own::new(store), closed: false }) }
+    }
+
+    fn opened(&self, py: Python<'_>) -> PyResult<Opened> {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        if inner.closed {
+            return Err(raise(py, &Error::new(ErrorKind::Conflict, "this store is closed")));
+        }
+        if !inner.store.is_ours() {
+            let again = match &*inner.store {
+                Opened::Embedded(_) => Err(Error::new(
+                    ErrorKind::Conflict,
+                    "this store is inside the process that this one was forked from: connect to a daemon to share \
+                     tensors between processes, or make a store of this process's own",
+                )),
+                Opened::Client(parents) => ClientStore::connect(Some(parents.socket()), parents.client()),
+            };
+            inner.store = Own::new(Opened::Client(again.or_raise(py)?));
+        }
+        Ok(inner.store.clone())
+    }
+
+    /// The store itself.
+    pub(crate) fn store(&self, py: Python<'_>) -> PyResult<Arc<dyn cotensor::Store>> {
+        Ok(self.opened(py)?.store())
+    }
+
+    /// The store as a client of the daemon.
+    #[allow(dead_code, reason = "functions are called over it")]
+    pub(crate) fn client_store(&self, py: Python<'_>) -> PyResult<Arc<ClientStore>> {
+        match self.opened(py)? {
+            Opened::Client(store) => Ok(store),
+            Opened::Embedded(_) => {
+                let message = "this store is inside the process: functions of others are reached by cotensor.connect()";
+                Err(raise(py, &Error::unsupported(message)))
+            }
+        }
+    }
+
+    fn spec(py: Python<'_>, name: &str, options: &Described<'_>) -> PyResult<TensorSpec> {
+        let kind: Kind = options.kind.unwrap_or("other").parse::<Kind>().or_raise(py)?;
+        let recompute = Duration::try_from_secs_f64(options.recompute_seconds)
+            .map_err(|_| raise(py, &Error::invalid("a number of seconds is expected").in_field("recompute_seconds")))?;
+        let hash = |text| {
+            let wrong = || Error::invalid("64 hexadecimal digits are expected").in_field("provenance");
+            ContentHash::from_hex(text).ok_or_else(wrong)
+        };
+        let provenance = options.provenance.map(hash).transpose().or_raise(py)?;
+        Ok(TensorSpec {
+            kind,
+            producer: options.producer.or(options.holder).map_or_else(|| program(py), str::to_owned),
+            retention: if options.keep { Retention::Cached { recompute } } else { Retention::WhileLeased },
+            provenance,
+            ..TensorSpec::new(name, cotensor::DType::U8, &[])
+        })
+    }
+}
+
+/// How a tensor is described when it is made.
+struct Described<'a> {
+    holder: Option<&'a str>,
+    kind: Option<&'a str>,
+    producer: Option<&'a str>,
+    keep: bool,
+    recompute_seconds: f64,
+    provenance: Option<&'a str>,
+}
+
+#[pymethods]
+impl Store {
+    /// A store inside this process.
+    ///
+    /// ``max_memory_mb`` is the most that all its tensors may take together. ``cache`` is a folder in which weights are kept for
+    /// other processes and later runs. ``allowed_types`` (kinds), ``max_shared_tensor_size`` (bytes) and
+    /// ``enable_shared_tensors`` say what may be shared; what may not is refused.
+    #[new]
+    #[pyo3(signature = (*, max_memory_mb=None, cache=None, enable_shared_tensors=true, allowed_types=None, max_shared_tensor_size=None))]
+    fn new(
+        py: Python<'_>,
+        max_memory_mb: Option<u64>,
+        cache: Option<PathBuf>,
+        enable_shared_tensors: bool,
+        allowed_types: Option<Vec<String>>,
+        max_shared_tensor_size: Option<u64>,
+    ) -> PyResult<Self> {
+        let kinds =
+            allowed_types.map(|kinds| kinds.iter().map(|kind| kind.parse::<Kind>()).collect::<Result<Vec<_>, _>>());
+        let allowed_types = kinds.transpose().map_err(|error| error.in_field("allowed_types")).or_raise(py)?;
+        let sharing = SharingConfig {
+            enable_shared_tensors,
+            allowed_types,
+            max_shared_tensor_size_bytes: max_shared_tensor_size,
+        };
+        let mut builder = EmbeddedStore::builder().memory(Arc::new(ProcessMemory::default())).config(sharing);
+        if let Some(mb) = max_memory_mb {
+            builder = builder.max_memory_bytes(mb.saturating_mul(1 << 20));
+        }
+        if let Some(folder) = cache {
+            builder = builder.cache(Arc::new(PackCache::open(&folder).or_raise(py)?));
+        }
+        Ok(Self::over(Opened::Embedded(builder.build())))
+    }
+
+    /// The daemon's store. ``socket`` is where the daemon listens (``COTENSOR_SOCKET``, else its usual place); ``client`` names
+    /// this process for people.
+    #[staticmethod]
+    #[pyo3(signature = (socket=None, *, client=None))]
+    fn connect(py: Python<'_>, socket: Option<PathBuf>, client: Option<String>) -> PyResult<Self> {
+        let client = client.unwrap_or_else(|| program(py));
+        let socket =
+            socket.or_else(|| std::env::var_os("COTENSOR_SOCKET").filter(|path| !path.is_empty()).map(PathBuf::from));
+        let store = py.detach(|| ClientStore::connect(socket.as_deref(), &client)).or_raise(py)?;
+        Ok(Self::over(Opened::Client(store)))
+    }
+
+    /// Where the daemon listens; ``None`` for a store inside this process.
+    #[getter]
+    fn socket(&self, py: Python<'_>) -> PyResult<Option<PathBuf>> {
+        Ok(match self.opened(py)? {
+            Opened::Client(store) => Some(store.socket().to_path_buf()),
+            Opened::Embedded(_) => None,
+        })
+    }
+
+    /// This process's name with the daemon; ``None`` for a store inside this process.
+    #[getter]
+    fn client(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        Ok(match self.opened(py)? {
+            Opened::Client(store) => Some(store.client().to_owned()),
+            Opened::Embedded(_) => None,
+        })
+    }
+
+    /// Leases the newest version of ``name``, for ``holder`` (this program, unless it says otherwise).
+    #[pyo3(signature = (name, holder=None))]
+    fn get(&self, py: Python<'_>, name: &str, holder: Option<&str>) -> PyResult<Tensor> {
+        let store = self.store(py)?;
+        let holder = holding(py, &store, holder);
+        let lease = py.detach(|| store.get(name, &holder)).or_raise(py)?;
+        Ok(Tensor::new(lease, store))
+    }
+
+    /// Leases exactly one version, by its ``id``.
+    #[pyo3(signature = (id, holder=None))]
+    fn lease(&self, py: Python<'_>, id: (u64, u64), holder: Option<&str>) -> PyResult<Tensor> {
+        let store = self.store(py)?;
+        let holder = holding(py, &store, holder);
+        let id = TensorId { slot: id.0, version: id.1 };
+        let lease = py.detach(|| store.lease(id, &holder)).or_raise(py)?;
+        Ok(Tensor::new(lease, store))
+    }
+
+    /// Publishes an array under ``name``: one copy, counted, whatever its strides. Published again, a name has a new version;
+    /// whoever holds the one before keeps it.
+    ///
+    /// With ``keep`` it stays when nobody leases it, until memory is wanted or it is removed; what takes few
+    /// ``recompute_seconds`` to make again goes first. Without, it goes with its last lease. ``from_device`` copies arrays of a
+    /// device, which are refused otherwise.
+    #[pyo3(signature = (name, array, *, holder=None, kind=None, producer=None, keep=true, recompute_seconds=0.0, provenance=None, from_device=false))]
+    #[allow(clippy::too_many_arguments, reason = "options by keyword")]
+    fn put(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        array: &Bound<'_, PyAny>,
+        holder: Option<&str>,
+        kind: Option<&str>,
+        producer: Option<&str>,
+        keep: bool,
+        recompute_seconds: f64,
+        provenance: Option<&str>,
+        from_device: bool,
+    ) -> PyResult<Tensor> {
+        let store = self.store(py)?;
+        let options = Described { holder, kind, producer, keep, recompute_seconds, provenance };
+        let spec = Self::spec(py, name, &options)?;
+        let here = if from_device { to_host(array)? } else { None };
+        let source = Source::of(here.as_ref().unwrap_or(array))?;
+        let spec = TensorSpec { dtype: source.dtype, shape: source.shape.clone(), ..spec };
+        let holder = holding(py, &store, holder);
+        let mut reservation = py.detach(|| store.reserve(spec, &holder)).or_raise(py)?;
+        fill(py, &mut reservation, &source)?;
+        if here.is_some() {
+            reservation.record_copy(CopyReason::DeviceTransfer, source.len_bytes());
+        }
+        drop(source);
+        let lease = py.detach(|| reservation.publish()).or_raise(py)?;
+        Ok(Tensor::new(lease, store))
+    }
+
+    /// Memory of a new tensor, zeroed, to be written in place and then published: no copy. Options as for :meth:`put`.
+    #[pyo3(signature = (name, shape, dtype=None, *, holder=None, kind=None, producer=None, keep=true, recompute_seconds=0.0, provenance=None))]
+    #[allow(clippy::too_many_arguments, reason = "options by keyword")]
+    fn empty(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        shape: &Bound<'_, PyAny>,
+        dtype: Option<&Bound<'_, PyAny>>,
+        holder: Option<&str>,
+        kind: Option<&str>,
+        producer: Option<&str>,
+        keep: bool,
+        recompute_seconds: f64,
+        provenance: Option<&str>,
+    ) -> PyResult<Draft> {
+        let store = self.store(py)?;
+        let options = Described { holder, kind, producer, keep, recompute_seconds, provenance };
+        let spec = Self::spec(py, name, &options)?;
+        let dtype = dtype.map_or(Ok(cotensor::DType::F32), arrays::dtype)?;
+        let spec = TensorSpec { dtype, shape: arrays::shape(shape)?, ..spec };
+        let holder = holding(py, &store, holder);
+        let reservation = py.detach(|| store.reserve_exposed(spec, &holder)).or_raise(py)?;
+        Draft::new(reservation, store).or_raise(py)
+    }
+
+    /// Forgets ``name``: nobody new can lease it, and its memory goes with the last lease.
+    fn remove(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        let store = self.store(py)?;
+        py.detach(|| store.remove(name)).or_raise(py)
+    }
+
+    fn __contains__(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
+        let store = self.store(py)?;
+        let holder = holding(py, &store, None);
+        match py.detach(|| store.get(name, &holder).map(drop)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            outcome => outcome.or_raise(py).map(|()| true),
+        }
+    }
+
+    /// The names that are published, in order.
+    fn names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        let store = self.store(py)?;
+        let mut names: Vec<_> =
+            py.detach(|| store.diagnostics().tensors.into_iter().map(|tensor| tensor.name).collect());
+        names.sort_unstable();
+        names.dedup();
+        Ok(names)
+    }
+
+    /// Counters: tensors, bytes, hits and misses, copies with their reasons, evictions.
+    fn get_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let store = self.store(py)?;
+        report(py, || serde_json::to_string(&store.stats()))
+    }
+
+    /// Every tensor with holders, bytes, device, age and hits; and every copy with its reason.
+    fn get_diagnostics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let store = self.store(py)?;
+        report(py, || serde_json::to_string(&store.diagnostics()))
+    }
+
+    /// What could be saved, and where.
+    fn get_recommendations<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let store = self.store(py)?;
+        report(py, || serde_json::to_string(&store.recommendations()))
+    }
+
+    /// Frees every tensor that nobody leases, and says what that gave.
+    fn optimize_memory_usage<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let store = self.store(py)?;
+        report(py, || serde_json::to_string(&store.optimize()))
+    }
+
+    /// Changes the most that a store inside this process may hold; a daemon's is set by `cotensor serve --max-memory`.
+    fn limit_memory(&self, py: Python<'_>, max_memory_mb: u64) -> PyResult<()> {
+        let store = self.store(py)?;
+        py.detach(|| store.limit_memory(max_memory_mb.saturating_mul(1 << 20))).or_raise(py)
+    }
+
+    /// Lets go of the store: of the daemon's, everything that this process leased is given back. Arrays stay readable.
+    fn close(&self, py: Python<'_>) {
+        let opened = {
+            let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+            let first = !std::mem::replace(&mut inner.closed, true);
+            (first && inner.store.is_ours()).then(|| inner.store.clone())
+        };
+        if let Some(Opened::Client(store)) = opened {
+            py.detach(|| store.disconnect());
+        }
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+        self.close(py);
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        match self.opened(py) {
+            Ok(Opened::Client(store)) => format!("<Store of the daemon at {}>", store.socket().display()),
+            Ok(Opened::Embedded(store)) => {
+                let stats = cotensor::Store::stats(&*store);
+                format!("<Store in this process, {} tensors, {} bytes>", stats.total_tensors, stats.memory_usage_bytes)
+            }
+            Err(_) => "<Store, closed>".to_owned(),
+        }
+    }
+}
+
+/// The holder of that name, or this program.
+pub(crate) fn holding(py: Python<'_>, store: &Arc<dyn cotensor::Store>, name: Option<&str>) -> Holder {
+    name.map_or_else(|| store.holder(&program(py)), |name| store.holder(name))
+}
+
+/// What this program is called, for people.
+fn program(py: Python<'_>) -> String {
+    let name = || -> PyResult<String> {
+        let first: String = py.import("sys")?.getattr("argv")?.get_item(0)?.extract()?;
+        let name = std::path::Path::new(&first).file_name().map(|name| name.to_string_lossy().into_owned());
+        Ok(name.filter(|name| !name.is_empty() && name != "-c").unwrap_or_else(|| "python".to_owned()))
+    };
+    name().unwrap_or_else(|_| "python".to_owned())
+}
+
+/// An array of a device, copied to the host; none where it is there already.
+fn to_host<'py>(array: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    if !array.hasattr("__dlpack_device__")? || dlpack::is_host(dlpack::device_of(array)?.0) {
+        return Ok(None);
+    }
+    if let Some(cpu) = array.getattr_opt("cpu")? {
+        return cpu.call0().map(Some);
+    }
+    array.py().import("numpy")?.call_method1("asarray", (array,)).map(Some)
+}
+
+/// A report of the library as dicts and lists.
+fn report<'py>(
+    py: Python<'py>,
+    text: impl FnOnce() -> serde_json::Result<String> + Send,
+) -> PyResult<Bound<'py, PyAny>> {
+    let text = py.detach(text).map_err(|error| raise(py, &Error::corrupt(error.to_string())))?;
+    py.import("json")?.call_method1("loads", (text,))
+}

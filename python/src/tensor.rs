@@ -1,0 +1,435 @@
+//! A leased tensor.
+
+use crate::dlpack::{self, Given};
+use crate::errors::{OrRaise, raise};
+use crate::window::{Held, Writable};
+use cotensor::{DType, Error, ErrorKind, Lease, Slice, Store};
+use cotensor_core::Layout;
+use pyo3::exceptions::{PyBufferError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyEllipsis, PySlice, PyTuple};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A tensor of a store, leased: it stays as long as this object, or an array made of it, does.
+///
+/// ``numpy()`` and ``numpy.asarray`` show the shared memory itself, read-only. ``torch.from_dlpack``, ``jax.numpy.from_dlpack``
+/// and ``torch()`` show the same memory page by page until somebody writes there: who writes in place gets pages of their own,
+/// nobody else sees it, and it is counted (``written_bytes``).
+///
+/// Indexing with integers, slices and ``...`` gives a window on the same memory.
+#[pyclass(frozen, weakref, module = "cotensor")]
+pub(crate) struct Tensor {
+    layout: Layout,
+    state: Mutex<State>,
+}
+
+struct State {
+    held: Option<Arc<Held>>,
+    /// What is written in place is this object's, and seen by all that is made of it.
+    writable: Option<Arc<Writable>>,
+}
+
+impl Tensor {
+    pub(crate) fn new(lease: Lease, store: Arc<dyn Store>) -> Self {
+        Self::over(Held::new(lease, store))
+    }
+
+    /// All of a tensor that is leased already.
+    pub(crate) fn over(held: Arc<Held>) -> Self {
+        let layout = held.lease().layout().clone();
+        Self::window(held, layout, None)
+    }
+
+    fn window(held: Arc<Held>, layout: Layout, writable: Option<Arc<Writable>>) -> Self {
+        Self { layout, state: Mutex::new(State { held: Some(held), writable }) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The lease, unless it was released.
+    pub(crate) fn held(&self, py: Python<'_>) -> PyResult<Arc<Held>> {
+        let released = || raise(py, &Error::new(ErrorKind::Conflict, "this tensor was released"));
+        self.state().held.clone().ok_or_else(released)
+    }
+
+    /// Whether it is all of its tensor, as it was published.
+    pub(crate) fn is_whole(&self, held: &Held) -> bool {
+        *held.lease().layout() == self.layout
+    }
+
+    fn writable(&self, py: Python<'_>) -> PyResult<Arc<Writable>> {
+        let held = self.held(py)?;
+        let mut state = self.state();
+        if let Some(writable) = &state.writable {
+            return Ok(Arc::clone(writable));
+        }
+        // The whole tensor, for a window too: windows of one object show what is written through each other.
+        let writable = Writable::new(&held, held.lease().layout()).or_raise(py)?;
+        state.writable = Some(Arc::clone(&writable));
+        Ok(writable)
+    }
+
+    /// Where the shared bytes of this window begin.
+    fn shared(&self, held: &Held) -> NonNull<u8> {
+        let bytes = held.lease().segment().bytes().unwrap_or_default();
+        NonNull::from(bytes).cast::<u8>().map_addr(|address| address.saturating_add(self.layout.offset_bytes()))
+    }
+
+    fn given(&self, address: NonNull<u8>, keep: crate::arrays::Kept) -> Given {
+        let (shape, strides) = (self.layout.shape().to_vec(), self.layout.strides().to_vec());
+        Given { address, dtype: self.layout.dtype(), shape, strides, read_only: true, copied: false, keep }
+    }
+
+    fn copied(&self, held: &Held) -> Given {
+        let len = self.layout.size_bytes();
+        let mut words = vec![0u64; len.div_ceil(8)].into_boxed_slice();
+        let target: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+        let item = self.layout.dtype().size_bytes();
+        let strides: Vec<isize> = self.layout.strides().iter().map(|stride| (stride * item) as isize).collect();
+        // SAFETY: a layout's elements lie inside its segment, which the lease keeps.
+        unsafe {
+            let from = self.shared(held).as_ptr();
+            crate::gather::gather(from, self.layout.shape(), &strides, item, &mut target[..len]);
+        }
+        let strides =
+            Layout::contiguous(self.layout.dtype(), self.layout.shape()).map(|layout| layout.strides().to_vec());
+        let address = NonNull::from(&mut *words).cast();
+        if let Some(store) = held.store() {
+            store.record_copy(held.lease().name(), cotensor_store::CopyReason::PrivateCopy, len);
+        }
+        let strides = strides.unwrap_or_default();
+        let keep = Arc::new(words) as crate::arrays::Kept;
+        Given { strides, read_only: false, copied: true, ..self.given(address, keep) }
+    }
+}
+
+#[pymethods]
+impl Tensor {
+    /// The name that it was published under.
+    #[getter]
+    fn name(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.held(py)?.lease().name().to_owned())
+    }
+
+    /// Counts up from 1 with every publication of the name.
+    #[getter]
+    fn version(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.held(py)?.lease().id().version)
+    }
+
+    /// Which version of which name, as the store numbers them: for :meth:`Store.lease`.
+    #[getter]
+    fn id(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        let id = self.held(py)?.lease().id();
+        Ok((id.slot, id.version))
+    }
+
+    /// Dimensions, in elements.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.layout.shape())
+    }
+
+    /// Distances between neighbours along each dimension, in elements.
+    #[getter]
+    fn strides<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.layout.strides())
+    }
+
+    /// The element type's name, such as ``float32``.
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.layout.dtype().name()
+    }
+
+    /// Number of dimensions.
+    #[getter]
+    fn ndim(&self) -> usize {
+        self.layout.shape().len()
+    }
+
+    /// Number of elements.
+    #[getter]
+    fn size(&self) -> usize {
+        self.layout.len()
+    }
+
+    /// Bytes of its elements.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.layout.size_bytes()
+    }
+
+    /// Where it lies: ``cpu``.
+    #[getter]
+    fn device(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.held(py)?.lease().segment().device().to_string())
+    }
+
+    /// Which memory it lies in: ``memfd``, ``slab``, ``mapped file`` or ``heap``.
+    #[getter]
+    fn memory(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.held(py)?.lease().segment().kind().to_string())
+    }
+
+    /// What it means, such as ``vision_embedding``.
+    #[getter]
+    fn kind(&self, py: Python<'_>) -> PyResult<&'static str> {
+        Ok(self.held(py)?.lease().kind().name())
+    }
+
+    /// Who made it.
+    #[getter]
+    fn producer(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.held(py)?.lease().producer().to_owned())
+    }
+
+    /// Under whose name it is leased here.
+    #[getter]
+    fn holder(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.held(py)?.lease().holder().to_string())
+    }
+
+    /// Who leases it in this process, and how often.
+    #[getter]
+    fn holders<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let holders = PyDict::new(py);
+        for (name, count) in self.held(py)?.lease().holders() {
+            holders.set_item(&*name, count)?;
+        }
+        Ok(holders)
+    }
+
+    /// What the value is, in 64 hexadecimal digits: by how it was made where that is known, else its content hashed, once
+    /// for each version. Equal identities are equal values, dtypes and shapes.
+    #[getter]
+    fn identity(&self, py: Python<'_>) -> PyResult<String> {
+        let held = self.held(py)?;
+        if !self.is_whole(&held) {
+            let message = "a window has no identity of its own: put it as a tensor first";
+            return Err(raise(py, &Error::unsupported(message)));
+        }
+        Ok(py.detach(|| held.lease().identity().to_string()))
+    }
+
+    /// The address of the first element in shared memory, as ``numpy()`` shows it.
+    #[getter]
+    fn data_ptr(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.shared(&*self.held(py)?).as_ptr() as usize)
+    }
+
+    /// Bytes of the pages that arrays made of this object by DLPack have written in place, and so made their own.
+    #[getter]
+    fn written_bytes(&self) -> u64 {
+        self.state().writable.as_ref().map_or(0, |writable| writable.written_bytes())
+    }
+
+    /// Whether ``release()`` was called.
+    #[getter]
+    fn released(&self) -> bool {
+        self.state().held.is_none()
+    }
+
+    /// A numpy array on the shared memory, read-only: no copy. bfloat16 needs ml_dtypes.
+    fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        crate::arrays::as_numpy(slf.as_any(), slf.get().layout.dtype())
+    }
+
+    /// A torch tensor on the shared memory. What is written in place is the writer's own.
+    fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        // The capsule without a read-only flag: the pages are the reader's as soon as they are written.
+        let capsule = slf.get().capsule(slf.py(), None, false)?;
+        slf.py().import("torch.utils.dlpack")?.call_method1("from_dlpack", (capsule,))
+    }
+
+    /// A JAX array on the shared memory.
+    fn jax<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("jax.numpy")?.call_method1("from_dlpack", (slf,))
+    }
+
+    /// The bytes of the elements, copied out in row-major order.
+    fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let held = self.held(py)?;
+        let given = self.copied(&held);
+        let len = self.layout.size_bytes();
+        // SAFETY: `copied` made as many bytes, and `given` keeps them.
+        Ok(PyBytes::new(py, unsafe { std::slice::from_raw_parts(given.address.as_ptr(), len) }))
+    }
+
+    /// Gives this object's lease back now. Arrays that were made of it stay good, and keep the memory.
+    fn release(&self) {
+        let state = {
+            let mut state = self.state();
+            (state.held.take(), state.writable.take())
+        };
+        drop(state);
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, _exception: &Bound<'_, PyTuple>) {
+        self.release();
+    }
+
+    fn __len__(&self) -> PyResult<usize> {
+        self.layout
+            .shape()
+            .first()
+            .copied()
+            .ok_or_else(|| PyTypeError::new_err("a tensor of no dimensions has no length"))
+    }
+
+    fn __getitem__(&self, index: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = index.py();
+        let held = self.held(py)?;
+        let (slices, dropped) = slices(index, self.layout.shape())?;
+        let mut layout = self.layout.view(&slices).or_raise(py)?;
+        if dropped.iter().any(|&dropped| dropped) {
+            let kept = |values: &[usize]| -> Vec<usize> {
+                values.iter().zip(&dropped).filter(|(_, dropped)| !**dropped).map(|(value, _)| *value).collect()
+            };
+            let (shape, strides) = (kept(layout.shape()), kept(layout.strides()));
+            layout = Layout::strided(layout.dtype(), &shape, &strides, layout.offset_bytes()).or_raise(py)?;
+        }
+        let writable = self.state().writable.clone();
+        Ok(Self::window(held, layout, writable))
+    }
+
+    #[getter]
+    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let held = self.held(py)?;
+        interface(py, &self.layout, self.shared(&held), true)
+    }
+
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Py<PyAny>> {
+        check_dlpack(stream, dl_device)?;
+        self.capsule(py, max_version, copy.unwrap_or(false))
+    }
+
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        (dlpack::CPU, 0)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let dims = self.layout.shape().iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+        let what = format!("{}[{dims}], {} bytes", self.layout.dtype(), self.layout.size_bytes());
+        let Ok(held) = self.held(py) else { return Ok(format!("<Tensor {what}, released>")) };
+        let lease = held.lease();
+        let holders = lease.holders().into_iter();
+        let holders = holders.map(|(name, count)| format!("{name}: {count}")).collect::<Vec<_>>().join(", ");
+        let window = if self.is_whole(&held) { "" } else { "a window on " };
+        let (name, version, device) = (lease.name(), lease.id().version, lease.segment().device());
+        Ok(format!("<Tensor {window}{name:?} version {version}, {what}, {device}, held by {{{holders}}}>"))
+    }
+}
+
+impl Tensor {
+    fn capsule(&self, py: Python<'_>, max_version: Option<(u32, u32)>, copy: bool) -> PyResult<Py<PyAny>> {
+        if copy {
+            let held = self.held(py)?;
+            return self.copied(&held).into_capsule(py, max_version);
+        }
+        let writable = self.writable(py)?;
+        let start = writable.held().lease().layout().offset_bytes();
+        let address = writable.address().map_addr(|at| at.saturating_add(self.layout.offset_bytes() - start));
+        self.given(address, writable as crate::arrays::Kept).into_capsule(py, max_version)
+    }
+}
+
+/// What numpy's array interface says of memory.
+pub(crate) fn interface<'py>(
+    py: Python<'py>,
+    layout: &Layout,
+    address: NonNull<u8>,
+    read_only: bool,
+) -> PyResult<Bound<'py, PyDict>> {
+    let item = layout.dtype().size_bytes();
+    let code = match layout.dtype() {
+        DType::Bool => 'b',
+        DType::U8 | DType::U16 | DType::U32 | DType::U64 => 'u',
+        DType::I8 | DType::I16 | DType::I32 | DType::I64 => 'i',
+        // numpy has no bfloat16: its bits, as they are.
+        DType::BF16 => 'u',
+        _ => 'f',
+    };
+    let order = if item == 1 { '|' } else { '<' };
+    let described = PyDict::new(py);
+    described.set_item("version", 3)?;
+    described.set_item("typestr", format!("{order}{code}{item}"))?;
+    described.set_item("shape", PyTuple::new(py, layout.shape())?)?;
+    described.set_item("strides", PyTuple::new(py, layout.strides().iter().map(|stride| stride * item))?)?;
+    described.set_item("data", (address.as_ptr() as usize, read_only))?;
+    Ok(described)
+}
+
+/// What a consumer of a capsule may ask for: the host, and no stream.
+pub(crate) fn check_dlpack(stream: Option<&Bound<'_, PyAny>>, device: Option<(i32, i32)>) -> PyResult<()> {
+    if device.is_some_and(|(kind, _)| kind != dlpack::CPU) {
+        return Err(PyBufferError::new_err("this tensor lies on the host: dl_device has to be (1, 0)"));
+    }
+    // The specification has -1 and None mean that there is nothing to wait for.
+    let none = stream.is_none_or(|stream| stream.is_none() || stream.extract::<i64>().is_ok_and(|stream| stream == -1));
+    if none { Ok(()) } else { Err(PyBufferError::new_err("memory of the host has no streams")) }
+}
+
+/// The slices that an index means along each dimension, and which dimensions it drops.
+fn slices(index: &Bound<'_, PyAny>, shape: &[usize]) -> PyResult<(Vec<Slice>, Vec<bool>)> {
+    let py = index.py();
+    let invalid = |message: String| raise(py, &Error::invalid(message).in_field("index"));
+    let parts: Vec<Bound<'_, PyAny>> = match index.cast::<PyTuple>() {
+        Ok(parts) => parts.iter().collect(),
+        Err(_) => vec![index.clone()],
+    };
+    let is_ellipsis = |part: &Bound<'_, PyAny>| part.is_instance_of::<PyEllipsis>();
+    let ellipses = parts.iter().filter(|part| is_ellipsis(part)).count();
+    let given = parts.len() - ellipses;
+    if ellipses > 1 || given > shape.len() {
+        return Err(invalid(format!("{given} indices and {ellipses} ellipses for {} dimensions", shape.len())));
+    }
+    let (mut all, mut dropped) = (Vec::with_capacity(shape.len()), Vec::with_capacity(shape.len()));
+    let whole = |dim: usize| Slice { start: 0, len: dim, step: 1 };
+    for part in &parts {
+        if is_ellipsis(part) {
+            let rest = shape.len() - given;
+            all.extend(shape[all.len()..all.len() + rest].iter().map(|&dim| whole(dim)));
+            dropped.resize(all.len(), false);
+            continue;
+        }
+        let dim = shape[all.len()];
+        if let Ok(slice) = part.cast::<PySlice>() {
+            let found = slice.indices(dim as isize)?;
+            let step = usize::try_from(found.step)
+                .map_err(|_| raise(py, &Error::unsupported("windows do not run backwards: a step is at least 1")))?;
+            let start = usize::try_from(found.start).unwrap_or(0).min(dim);
+            all.push(Slice { start, len: found.slicelength, step });
+            dropped.push(false);
+        } else if let Ok(at) = part.extract::<isize>() {
+            let start = if at < 0 { at + dim as isize } else { at };
+            let start = usize::try_from(start).ok().filter(|&start| start < dim);
+            let out = || pyo3::exceptions::PyIndexError::new_err(format!("index {at} is outside a dimension of {dim}"));
+            all.push(Slice { start: start.ok_or_else(out)?, len: 1, step: 1 });
+            dropped.push(true);
+        } else {
+            return Err(invalid(
+                "integers, slices and ... make a window; anything else is numpy's: t.numpy()[...]".into(),
+            ));
+        }
+    }
+    all.extend(shape[all.len()..].iter().map(|&dim| whole(dim)));
+    dropped.resize(all.len(), false);
+    Ok((all, dropped))
+}

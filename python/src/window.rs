@@ -1,0 +1,132 @@
+//! A lease, and what Python may write of it.
+
+use crate::process::Own;
+use cotensor::core::Segment;
+use cotensor::{Lease, Store};
+use cotensor_core::{Layout, Result};
+use cotensor_memory::PrivateCopy;
+use cotensor_store::CopyReason;
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// A lease and its store, for as long as anything of Python's shows the tensor.
+pub(crate) struct Held {
+    lease: Own<Lease>,
+    store: Own<Arc<dyn Store>>,
+}
+
+impl Held {
+    pub(crate) fn new(lease: Lease, store: Arc<dyn Store>) -> Arc<Self> {
+        Arc::new(Self { lease: Own::new(lease), store: Own::new(store) })
+    }
+
+    pub(crate) fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    /// Nobody's but the process's that made it.
+    pub(crate) fn store(&self) -> Option<&Arc<dyn Store>> {
+        self.store.is_ours().then_some(&*self.store)
+    }
+}
+
+/// The bytes of a tensor for a reader who may write in place: his pages are his own from then on, and counted.
+pub(crate) struct Writable {
+    address: NonNull<u8>,
+    len: usize,
+    memory: Option<Memory>,
+    // Dropped last: ranges of slabs are used again when their lease is gone.
+    held: Arc<Held>,
+}
+
+enum Memory {
+    Mapped(PrivateCopy),
+    /// For memory that cannot be mapped again. Eight bytes each, so that any element is aligned.
+    Copied(#[allow(dead_code, reason = "used by its address")] Box<[u64]>),
+}
+
+// SAFETY: an address and what keeps it; who writes there answers for it, as with any array.
+unsafe impl Send for Writable {}
+// SAFETY: as above.
+unsafe impl Sync for Writable {}
+
+impl Writable {
+    /// The bytes that `layout` spans in the lease's segment.
+    pub(crate) fn new(held: &Arc<Held>, layout: &Layout) -> Result<Arc<Self>> {
+        let (lease, range) = (held.lease(), layout.byte_range());
+        let segment: &dyn Segment = lease.segment();
+        let len = range.len();
+        let (memory, address) = match PrivateCopy::of(segment, range.clone()) {
+            Ok(copy) => {
+                let address = copy.address();
+                (Memory::Mapped(copy), address)
+            }
+            Err(error) if error.kind() == cotensor::ErrorKind::Unsupported => {
+                let mut words = vec![0u64; len.div_ceil(8)].into_boxed_slice();
+                segment.read_at(range.start, &mut bytemuck::cast_slice_mut(&mut words)[..len])?;
+                if let Some(store) = held.store() {
+                    store.record_copy(lease.name(), CopyReason::PrivateCopy, len);
+                }
+                let address = NonNull::from(&mut *words).cast();
+                (Memory::Copied(words), address)
+            }
+            Err(error) => return Err(error),
+        };
+        let window = Arc::new(Self { address, len, memory: Some(memory), held: Arc::clone(held) });
+        if len > 0 {
+            known().insert(address.as_ptr() as usize, Arc::downgrade(&window));
+        }
+        Ok(window)
+    }
+
+    pub(crate) fn address(&self) -> NonNull<u8> {
+        self.address
+    }
+
+    /// Bytes of the pages that were written.
+    pub(crate) fn written_bytes(&self) -> u64 {
+        match &self.memory {
+            Some(Memory::Mapped(copy)) => copy.written_bytes().unwrap_or(0),
+            _ => 0,
+        }
+    }
+
+    /// Whether the bytes are still the tensor's, as far as is known.
+    fn is_unwritten(&self) -> bool {
+        matches!(&self.memory, Some(Memory::Mapped(copy)) if copy.written_bytes().is_ok_and(|bytes| bytes == 0))
+    }
+
+    pub(crate) fn held(&self) -> &Arc<Held> {
+        &self.held
+    }
+}
+
+impl Drop for Writable {
+    fn drop(&mut self) {
+        if self.len > 0 {
+            // Before it is unmapped: the address may be another's then.
+            known().remove(&(self.address.as_ptr() as usize));
+        }
+        let written = self.written_bytes();
+        if written > 0
+            && let Some(store) = self.held.store()
+        {
+            store.record_copy(self.held.lease().name(), CopyReason::CopyOnWrite, written as usize);
+        }
+        drop(self.memory.take());
+    }
+}
+
+/// Every window, by its address: an array that comes back as an argument is a tensor already.
+static KNOWN: Mutex<BTreeMap<usize, Weak<Writable>>> = Mutex::new(BTreeMap::new());
+
+fn known() -> MutexGuard<'static, BTreeMap<usize, Weak<Writable>>> {
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the array whose first byte is at `address` was made of, unless somebody wrote there in place.
+pub(crate) fn made_of(address: usize) -> Option<Arc<Held>> {
+    let window = known().get(&address)?.upgrade()?;
+    window.is_unwritten().then(|| Arc::clone(&window.held))
+}
