@@ -3,7 +3,6 @@
 
 #[path = "support/daemon.rs"]
 mod daemon;
-#[allow(dead_code, reason = "other tests use the rest")]
 mod support;
 
 use daemon::Daemon;

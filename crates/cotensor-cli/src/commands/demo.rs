@@ -1,5 +1,6 @@
 use super::{budget_bytes, cache_folder, print, print_json};
 use crate::args::{DemoArgs, WorkerArgs};
+use crate::launch::Program;
 use crate::output::Steps;
 use cotensor::core::{Error, Result};
 use cotensor::model::pool::HardwarePreferences;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-pub(crate) fn demo(args: &DemoArgs) -> Result<()> {
+pub(crate) fn demo(args: &DemoArgs, own: &Program) -> Result<()> {
     let hardware = HardwarePreferences { priority_list: vec![args.hardware.clone()] };
     hardware.choose().map_err(|error| Error::new(error.kind(), error.message()).in_field("--hardware"))?;
     let scenarios = match args.scenario.as_slice() {
@@ -20,8 +21,10 @@ pub(crate) fn demo(args: &DemoArgs) -> Result<()> {
         chosen => chosen.to_vec(),
     };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let (program, program_arguments) = own.command()?;
     let options = DemoOptions {
-        program: std::env::current_exe().map_err(|error| Error::io("cannot find this program", &error))?,
+        program,
+        program_arguments,
         scenarios,
         cache: cache_folder(&args.common)?,
         models: args.models.clone(),

@@ -1,5 +1,6 @@
 use super::{mib_to_bytes, print_json};
 use crate::args::ServeArgs;
+use crate::launch::Program;
 use cotensor::core::{Error, Result};
 use cotensor_daemon::http::{HttpConfig, default_port};
 use cotensor_daemon::{Config, Ready, Service, keeper};
@@ -24,7 +25,7 @@ struct Started<'a> {
     resumed: usize,
 }
 
-pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
+pub(crate) fn serve(args: &ServeArgs, program: &Program) -> Result<()> {
     let level = if args.verbose { "debug" } else { args.log.as_deref().unwrap_or("info") };
     let filter = EnvFilter::try_new(level).map_err(|error| Error::invalid(error.to_string()).in_field("--log"))?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
@@ -44,7 +45,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
     }
     let http = args.listen.as_deref().map(address).transpose()?;
     let http = http.map(|listen| HttpConfig { listen, token_file: args.token_file.clone(), ..HttpConfig::default() });
-    keeper::run(args.role, Service { config, http }, |ready| announce(&ready, args.json))
+    keeper::run_as(program.again()?, args.role, Service { config, http }, |ready| announce(&ready, args.json))
 }
 
 fn announce(ready: &Ready<'_>, json: bool) {
