@@ -4,12 +4,16 @@
 use cotensor_demo::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::borrow::Cow;
-use std::io::{IsTerminal, Write};
+use std::io::{IsTerminal, Read, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// The most characters of an error that are shown.
 const ERROR_CHARS_MAX: usize = 2000;
+/// Files of fewer bytes are there before anybody wonders.
+const BYTES_SHOWN_MIN: u64 = 64 << 20;
+/// Read or written before it is told.
+const BYTES_AT_ONCE: usize = 4 << 20;
 
 /// `text` with control characters spelt out, so that a label, a name or a line of a file cannot command the terminal.
 /// Ends of lines and tabs stay.
@@ -50,6 +54,56 @@ pub(crate) fn bounded(text: &str) -> Cow<'_, str> {
 /// Writes a line to standard error. Where nobody can read it, the exit code has to do.
 pub(crate) fn tell(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// How far files of many bytes are, to a person at a terminal; for those of few, and elsewhere, nothing is said.
+pub(crate) struct Bytes {
+    steps: Option<Steps>,
+    what: String,
+    total: u64,
+    done: u64,
+}
+
+impl Bytes {
+    /// Of `total` bytes, which go from or into `what`.
+    pub(crate) fn new(total: u64, what: String) -> Self {
+        let steps = (total >= BYTES_SHOWN_MIN && std::io::stderr().is_terminal()).then(Steps::new);
+        Self { steps, what, total, done: 0 }
+    }
+
+    fn more(&mut self, bytes: usize) {
+        self.done += bytes as u64;
+        if let Some(steps) = &self.steps {
+            steps.step(self.done, self.total, &self.what);
+        }
+    }
+}
+
+/// A file that tells how much of it was read or written.
+pub(crate) struct Told<F> {
+    pub(crate) file: F,
+    pub(crate) bytes: Bytes,
+}
+
+impl<R: Read> Read for Told<R> {
+    fn read(&mut self, target: &mut [u8]) -> std::io::Result<usize> {
+        let len = target.len().min(BYTES_AT_ONCE);
+        let read = self.file.read(&mut target[..len])?;
+        self.bytes.more(read);
+        Ok(read)
+    }
+}
+
+impl<W: Write> Write for Told<W> {
+    fn write(&mut self, source: &[u8]) -> std::io::Result<usize> {
+        let written = self.file.write(&source[..source.len().min(BYTES_AT_ONCE)])?;
+        self.bytes.more(written);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.file.flush()
+    }
 }
 
 /// Shows steps to a person.

@@ -3,24 +3,24 @@
 
 use cotensor::{Error, ErrorKind};
 use std::backtrace::Backtrace;
-use std::panic::{AssertUnwindSafe, catch_unwind, set_hook};
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::{Mutex, PoisonError};
 
 /// The last panic: what, where and, if the environment asks for it, how it came to that.
 static LAST: Mutex<String> = Mutex::new(String::new());
 
-/// Keeps what panics say to itself until it is known whether anybody catches them.
-pub(crate) fn hold_back() {
+/// `work`'s result; a panic that came through becomes an error. What panics say is held back until it is known whether
+/// anybody catches them.
+pub(crate) fn told<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    let before = take_hook();
     set_hook(Box::new(|panic| {
         let text = format!("{panic}\n{}", Backtrace::capture());
         *LAST.lock().unwrap_or_else(PoisonError::into_inner) = text;
     }));
-}
-
-/// `work`'s result; a panic that came through becomes an error.
-pub(crate) fn told<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     // Nothing that `work` may leave half-done is looked at afterwards.
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+    let outcome = catch_unwind(AssertUnwindSafe(work));
+    set_hook(before);
+    outcome.unwrap_or_else(|_| {
         let last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
         Err(Error::new(ErrorKind::Engine, format!("a defect in this program, please report it: {last}")))
     })
@@ -32,12 +32,7 @@ mod tests {
 
     #[test]
     fn a_defect_is_an_error_that_says_where() {
-        let error = told(|| -> Result<(), Error> {
-            hold_back();
-            panic!("at the disco")
-        });
-        // Other tests' panics would go unseen.
-        drop(std::panic::take_hook());
+        let error = told(|| -> Result<(), Error> { panic!("at the disco") });
         let error = error.unwrap_err().to_string();
         assert!(error.contains("at the disco") && error.contains("panics.rs"), "{error}");
         assert_eq!(told(|| Ok(3)).unwrap(), 3);

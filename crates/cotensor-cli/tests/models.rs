@@ -3,7 +3,6 @@
 
 #[path = "support/daemon.rs"]
 mod daemon;
-#[allow(dead_code, reason = "other tests use the rest")]
 mod support;
 
 use daemon::Daemon;
@@ -28,8 +27,8 @@ struct Serving(Child);
 
 impl Serving {
     fn start(daemon: &Daemon) -> Self {
-        let mut child =
-            daemon.command(&["serve-models", "--threads", "1", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut command = daemon.command(&["serve-models", "--threads", "1", "--json"]);
+        let mut child = command.env("RUST_BACKTRACE", "1").stdout(Stdio::piped()).spawn().unwrap();
         let mut answer = String::new();
         let mut lines = BufReader::new(child.stdout.take().unwrap());
         while !answer.ends_with("}\n") {
@@ -137,6 +136,9 @@ fn a_model_that_one_process_serves_others_run() {
     let run = daemon.json(&["run", "pipeline.toml", "--text", TEXT, "--daemon", "--threads", "1"]);
     assert!(computed(&run).iter().all(|&computed| !computed), "{run}");
     daemon.refuses(&["call", "model.run", "model=bert", "task=sentence-embedding"], 1, &["absolute"]);
+    // The provider's own code is nothing to its callers.
+    let refused = daemon.run(&["call", "model.run", "model=bert", "task=sentence-embedding"]);
+    assert_eq!(String::from_utf8_lossy(&refused.stderr).lines().count(), 1, "{refused:?}");
     daemon.refuses(&["serve-models"], 2, &["model.", "provided by models["]);
     serving.end();
     daemon.refuses(&["call", "model.run"], 2, &["nobody provides"]);

@@ -8,6 +8,7 @@ use crate::worker::WeightBytes;
 use cotensor::core::{Error, Result};
 use cotensor::model::pipeline::UserReport;
 use serde::Serialize;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,6 +18,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub struct DemoOptions {
     /// The program whose `demo-worker` command runs a scenario.
     pub program: PathBuf,
+    /// Its arguments before that command, as an interpreter needs them.
+    pub program_arguments: Vec<OsString>,
     /// Scenario names, in order.
     pub scenarios: Vec<String>,
     /// Where seeded models and the weight cache are kept.

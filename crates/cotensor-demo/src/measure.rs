@@ -35,9 +35,8 @@ impl Measured {
     }
 }
 
-/// Runs `program demo-worker …` to its end, or until `stop` is not zero. Watching costs the worker time, so runs that are timed are not watched.
-pub(crate) fn run(program: &Path, options: &WorkerOptions, watch: bool, stop: &AtomicUsize) -> Result<Measured> {
-    let mut command = Command::new(program);
+/// Runs `command demo-worker …` to its end, or until `stop` is not zero. Watching costs the worker time, so runs that are timed are not watched.
+pub(crate) fn run(mut command: Command, options: &WorkerOptions, watch: bool, stop: &AtomicUsize) -> Result<Measured> {
     command
         .arg("demo-worker")
         .args(["--scenario", &options.scenario, "--mode", options.mode.name()])
@@ -57,7 +56,7 @@ pub(crate) fn run(program: &Path, options: &WorkerOptions, watch: bool, stop: &A
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|error| Error::io("cannot start a worker", &error).in_file(program))?;
+        .map_err(|error| Error::io("cannot start a worker", &error).in_file(Path::new(command.get_program())))?;
     let started = Instant::now();
     let mut stdout = child.stdout.take().ok_or_else(|| failed("has no output"))?;
     let mut stderr = child.stderr.take().ok_or_else(|| failed("has no output"))?;

@@ -7,6 +7,7 @@ use crate::worker::{Mode, WorkerOptions, WorkerReport};
 use cotensor::core::{Error, Result};
 use cotensor::model::pipeline::UserReport;
 use std::path::Path;
+use std::process::Command;
 
 /// How the folders of cold runs begin, below the cache folder.
 const COLD_PREFIX: &str = ".cold-";
@@ -70,7 +71,9 @@ pub(crate) fn measure(
             threads: options.threads,
             max_memory_bytes: options.max_memory_bytes,
         };
-        run(&options.program, &worker, watch, &options.stop)
+        let mut command = Command::new(&options.program);
+        command.args(&options.program_arguments);
+        run(command, &worker, watch, &options.stop)
     };
     remove_stale(&options.cache, COLD_PREFIX)?;
     let mut cold = |watch| {

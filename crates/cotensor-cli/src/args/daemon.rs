@@ -49,9 +49,20 @@ pub(crate) struct ServeArgs {
     #[arg(long, env = environment::MAX_SPILL, value_name = MIB, requires = "spill")]
     pub(crate) max_spill: Option<u64>,
     /// A file that holds the token, readable by its owner alone [default off loopback: one is made beside the socket].
-    #[arg(long, env = environment::TOKEN_FILE, value_name = "FILE")]
+    #[arg(long, env = environment::TOKEN_FILE, value_name = "FILE", requires = "listen")]
     pub(crate) token_file: Option<PathBuf>,
-    /// What to log on standard error: error, warn, info, debug, trace, or a list such as `info,cotensor_daemon=debug`.
+    /// A host name by which HTTP clients may address the daemon, besides plain addresses and localhost; may be given several
+    /// times. Under other names nobody is answered: a page of another site could point its own name at this machine.
+    #[arg(
+        long,
+        env = environment::ALLOW_HOST,
+        value_name = "NAME",
+        value_delimiter = ',',
+        value_parser = host,
+        requires = "listen"
+    )]
+    pub(crate) allow_host: Vec<String>,
+    /// What to log on standard error: off, error, warn, info, debug, trace, or a list such as `warn,cotensor_daemon=debug`.
     #[arg(long, env = environment::LOG, value_name = "LEVEL")]
     pub(crate) log: Option<String>,
     /// Log every session and call: short for --log debug.
@@ -64,6 +75,16 @@ pub(crate) struct ServeArgs {
     /// What this process is to the daemon, where the daemon itself started it.
     #[arg(long, hide = true, default_value = "foreground")]
     pub(crate) role: cotensor_daemon::keeper::Role,
+}
+
+/// A host's name as a Host header has it, without a port.
+fn host(name: &str) -> Result<String, String> {
+    let part =
+        |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+    match name.split('.').all(part) {
+        true => Ok(name.to_owned()),
+        false => Err("a host name such as tensors.example is expected, without scheme and port".to_owned()),
+    }
 }
 
 /// How a file holds tensors.

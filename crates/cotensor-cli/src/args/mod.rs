@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 /// One copy of every tensor per machine.
 #[derive(Parser)]
-#[command(name = "cotensor", version, about, after_help = "Exit codes: 0 done, 1 failed, 2 bad input or usage.")]
+#[command(name = "cotensor", version, after_help = "Exit codes: 0 done, 1 failed, 2 bad input or usage.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,

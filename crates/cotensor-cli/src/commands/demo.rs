@@ -1,18 +1,17 @@
 use super::{budget_bytes, cache_folder, print, print_json};
 use crate::args::{DemoArgs, WorkerArgs};
+use crate::launch::Program;
 use crate::output::Steps;
+use crate::signals::Signals;
 use cotensor::core::{Error, Result};
 use cotensor::model::pool::HardwarePreferences;
 use cotensor_demo::{DemoOptions, SCENARIOS, WorkerOptions, html, run_demo, run_worker, text};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-pub(crate) fn demo(args: &DemoArgs) -> Result<()> {
+pub(crate) fn demo(args: &DemoArgs, own: &Program) -> Result<()> {
     let hardware = HardwarePreferences { priority_list: vec![args.hardware.clone()] };
     hardware.choose().map_err(|error| Error::new(error.kind(), error.message()).in_field("--hardware"))?;
     let scenarios = match args.scenario.as_slice() {
@@ -20,25 +19,28 @@ pub(crate) fn demo(args: &DemoArgs) -> Result<()> {
         chosen => chosen.to_vec(),
     };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let (program, program_arguments) = own.command()?;
+    // Workers and folders have to be cleared away first.
+    let signals = Signals::held_back()?;
     let options = DemoOptions {
-        program: std::env::current_exe().map_err(|error| Error::io("cannot find this program", &error))?,
+        program,
+        program_arguments,
         scenarios,
         cache: cache_folder(&args.common)?,
         models: args.models.clone(),
         threads: args.common.threads.map_or(cores, usize::from),
         repeats: usize::from(args.repeats),
         max_memory_bytes: budget_bytes(&args.common)?,
-        stop: stop_on_signals()?,
+        stop: signals.number(),
     };
     let report = args.report.as_deref().map(ReportFile::open).transpose()?;
     let comparison = {
         let steps = Steps::new();
         run_demo(&options, &steps)
     };
-    let signal = options.stop.load(Ordering::Relaxed);
-    if signal != 0 {
+    if signals.came() {
         drop(report);
-        end_by(signal);
+        signals.obey();
         return comparison.map(drop);
     }
     let comparison = comparison?;
@@ -58,24 +60,6 @@ pub(crate) fn demo_worker(args: WorkerArgs, started: Instant) -> Result<()> {
         max_memory_bytes: args.max_memory_bytes,
     };
     print_json(&run_worker(&options, started)?)
-}
-
-/// The number of the signal that asks this program to stop: workers and folders have to be cleared away first.
-fn stop_on_signals() -> Result<Arc<AtomicUsize>> {
-    let stop = Arc::new(AtomicUsize::new(0));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register_usize(signal, Arc::clone(&stop), signal as usize)
-            .map_err(|error| Error::io("cannot handle signals", &error))?;
-    }
-    Ok(stop)
-}
-
-/// Ends this process as `signal` does where nobody handles it, so that whoever started it sees why it ended.
-fn end_by(signal: usize) {
-    if let Ok(signal) = i32::try_from(signal) {
-        // The signals handled here end a process, so this does not return.
-        let _ = signal_hook::low_level::emulate_default_handler(signal);
-    }
 }
 
 /// The report's file, opened before minutes of measuring. What it held stays until the report is there, and a file that

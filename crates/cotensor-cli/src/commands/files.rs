@@ -2,6 +2,7 @@
 
 use super::{connect, print, print_json};
 use crate::args::{GetArgs, PutArgs};
+use crate::output::{Bytes, Told};
 use crate::table::{plain, shape, size};
 use cotensor::core::{DType, Error, ErrorKind, Kind, Result};
 use cotensor::store::{Lease, Retention, Store};
@@ -83,7 +84,10 @@ pub(crate) fn put(args: &PutArgs) -> Result<()> {
     let source: Box<dyn Read> = match is_stream(&args.file) {
         true => Box::new(std::io::stdin()),
         false => {
-            Box::new(File::open(&args.file).map_err(|error| Error::io("cannot open", &error).in_file(&args.file))?)
+            let io = |error| Error::io("cannot open", &error).in_file(&args.file);
+            let file = File::open(&args.file).map_err(io)?;
+            let len = file.metadata().map_err(io)?.len();
+            Box::new(Told { file, bytes: Bytes::new(len, format!("reading {}", args.file.display())) })
         }
     };
     let in_file = |error: Error| if is_stream(&args.file) { error } else { error.in_file(&args.file) };
@@ -101,6 +105,7 @@ pub(crate) fn put(args: &PutArgs) -> Result<()> {
         })?;
         tensors.push(Tensor::of(&lease));
     }
+    drop(reader);
     report(tensors, args.client.json, false)
 }
 
@@ -199,7 +204,11 @@ fn name_in_file<'a>(lease: &'a Lease, args: &GetArgs) -> &'a str {
 pub(super) fn export(file: &Path, format: Format, tensors: &[(&str, &Lease)]) -> Result<()> {
     match is_stream(file) {
         true => write(&mut UntilClosed { target: std::io::stdout().lock(), closed: false }, format, tensors),
-        false => replace(file, |target| write(target, format, tensors)),
+        false => {
+            let len = tensors.iter().map(|(_, lease)| lease.layout().size_bytes() as u64).sum();
+            let bytes = Bytes::new(len, format!("writing {}", file.display()));
+            replace(file, |target| write(&mut Told { file: target, bytes }, format, tensors))
+        }
     }
 }
 

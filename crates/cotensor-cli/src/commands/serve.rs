@@ -1,5 +1,6 @@
 use super::{mib_to_bytes, print_json};
 use crate::args::ServeArgs;
+use crate::launch::Program;
 use cotensor::core::{Error, Result};
 use cotensor_daemon::http::{HttpConfig, default_port};
 use cotensor_daemon::{Config, Ready, Service, keeper};
@@ -7,7 +8,9 @@ use serde::Serialize;
 use std::io::IsTerminal;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// What a program that started the daemon wants to know.
 #[derive(Serialize)]
@@ -24,11 +27,10 @@ struct Started<'a> {
     resumed: usize,
 }
 
-pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
-    let level = if args.verbose { "debug" } else { args.log.as_deref().unwrap_or("info") };
-    let filter = EnvFilter::try_new(level).map_err(|error| Error::invalid(error.to_string()).in_field("--log"))?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
-    log.with_ansi(std::io::stderr().is_terminal()).init();
+pub(crate) fn serve(args: &ServeArgs, program: &Program) -> Result<()> {
+    let filter = filter(if args.verbose { "debug" } else { args.log.as_deref().unwrap_or("info") })?;
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    tracing_subscriber::registry().with(lines.with_ansi(std::io::stderr().is_terminal()).with_filter(filter)).init();
     let mut config = Config { spill: args.spill.clone(), ..Config::default() };
     if let Some(socket) = &args.socket {
         config.socket.clone_from(socket);
@@ -43,8 +45,13 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<()> {
         config.max_spill_bytes = mib_to_bytes(mib, "--max-spill")?;
     }
     let http = args.listen.as_deref().map(address).transpose()?;
-    let http = http.map(|listen| HttpConfig { listen, token_file: args.token_file.clone(), ..HttpConfig::default() });
-    keeper::run(args.role, Service { config, http }, |ready| announce(&ready, args.json))
+    let http = http.map(|listen| HttpConfig {
+        listen,
+        token_file: args.token_file.clone(),
+        hosts: args.allow_host.clone(),
+        ..HttpConfig::default()
+    });
+    keeper::run_as(program.again()?, args.role, Service { config, http }, |ready| announce(&ready, args.json))
 }
 
 fn announce(ready: &Ready<'_>, json: bool) {
@@ -74,6 +81,34 @@ fn announce(ready: &Ready<'_>, json: bool) {
     }
 }
 
+/// What is logged: a level, or a list of levels, of which those for a part of the program name it.
+fn filter(text: &str) -> Result<Targets> {
+    let levels = [
+        ("off", LevelFilter::OFF),
+        ("error", LevelFilter::ERROR),
+        ("warn", LevelFilter::WARN),
+        ("info", LevelFilter::INFO),
+        ("debug", LevelFilter::DEBUG),
+        ("trace", LevelFilter::TRACE),
+    ];
+    let level = |name: &str| {
+        let known = levels.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, level)| *level);
+        known.ok_or_else(|| {
+            let known = levels.map(|(known, _)| known).join(", ");
+            let message = format!("{name:?} is no level: {known}, or a list such as warn,cotensor_daemon=debug");
+            Error::invalid(message).in_field("--log")
+        })
+    };
+    let mut targets = Targets::new().with_default(LevelFilter::INFO);
+    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty() || text.trim().is_empty()) {
+        targets = match part.split_once('=') {
+            Some((target, name)) => targets.with_target(target.trim(), level(name.trim())?),
+            None => targets.with_default(level(part)?),
+        };
+    }
+    Ok(targets)
+}
+
 /// `ADDRESS:PORT`, one of the two, or nothing: loopback, and the port of this rank.
 fn address(text: &str) -> Result<SocketAddr> {
     if let Ok(address) = text.parse() {
@@ -94,6 +129,21 @@ fn address(text: &str) -> Result<SocketAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn filters_are_levels_and_what_is_none_is_refused() {
+        for good in ["warn", "OFF", "warn,cotensor_daemon=debug", " cotensor_daemon = trace , info ", "info,"] {
+            filter(good).unwrap();
+        }
+        let part = filter("cotensor_daemon=debug").unwrap();
+        assert_eq!(part.default_level(), Some(LevelFilter::INFO), "the rest stays as it is");
+        assert!(part.would_enable("cotensor_daemon::http", &tracing::Level::DEBUG));
+        for wrong in ["nonsense", "loud", "", "info,cotensor_daemon", "cotensor_daemon=loud", "=", "5"] {
+            let error = filter(wrong).unwrap_err();
+            assert_eq!(error.field(), Some("--log"), "{wrong}");
+            assert!(error.message().contains("off, error, warn, info, debug, trace"), "{error}");
+        }
+    }
 
     #[test]
     fn addresses_may_leave_out_a_part() {

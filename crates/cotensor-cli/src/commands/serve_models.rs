@@ -4,14 +4,14 @@
 use super::{connect, print_json};
 use crate::args::ServeModelsArgs;
 use crate::output::tell;
+use crate::signals;
 use cotensor::Runtime;
-use cotensor::core::{Error, Result};
+use cotensor::core::Result;
 use cotensor_client::functions::{Functions, Limits, Provider};
 use cotensor_daemon::model_functions;
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::io::Read;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 /// What a program that started this wants to know.
@@ -22,7 +22,7 @@ struct Started {
 }
 
 pub(crate) fn serve_models(args: &ServeModelsArgs) -> Result<()> {
-    let mut stop = on_signals()?;
+    let mut stop = signals::bytes(&[SIGTERM, SIGINT])?;
     let store = connect(&args.client, "models")?;
     let runtime = Runtime::over(Arc::clone(&store) as Arc<_>, args.threads.map(usize::from));
     let limits = Limits { workers: usize::from(args.workers), ..Limits::default() };
@@ -39,14 +39,4 @@ pub(crate) fn serve_models(args: &ServeModelsArgs) -> Result<()> {
     let _ = stop.read(&mut [0]);
     drop(provider);
     Ok(())
-}
-
-/// A socket on which a byte comes when this process is to end.
-fn on_signals() -> Result<UnixStream> {
-    let io = |error: std::io::Error| Error::io("watching for signals", &error);
-    let (told, tell) = UnixStream::pair().map_err(io)?;
-    for signal in [SIGTERM, SIGINT] {
-        signal_hook::low_level::pipe::register(signal, tell.try_clone().map_err(io)?).map_err(io)?;
-    }
-    Ok(told)
 }

@@ -52,7 +52,10 @@ impl Daemon {
             .env_remove("COTENSOR_MAX_MEMORY")
             .env_remove("COTENSOR_SPILL")
             .env_remove("NOTIFY_SOCKET")
-            .env_remove("COTENSOR_LISTEN");
+            .env_remove("COTENSOR_LISTEN")
+            .env_remove("COTENSOR_ALLOW_HOST")
+            .env_remove("COTENSOR_TOKEN_FILE")
+            .env_remove("COTENSOR_LOG");
         command.args(arguments);
         command
     }

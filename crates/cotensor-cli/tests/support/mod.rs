@@ -1,4 +1,5 @@
 //! A folder with a tiny model, and the command run in it.
+#![allow(dead_code, reason = "every test file uses a part")]
 
 use serde_json::Value;
 use std::fs;

@@ -1,6 +1,7 @@
 //! Tensors in files: `.npy`, `.safetensors` and bare bytes. Files are read and written from front to back, so pipes will
 //! do, and into and out of the store's memory directly: no tensor is held a second time.
 
+mod columns;
 mod npy;
 mod tensors;
 
@@ -60,6 +61,8 @@ pub struct Entry {
     /// Dimensions, in elements.
     pub shape: Vec<usize>,
     big_endian: bool,
+    /// The first index runs fastest.
+    columns_first: bool,
     /// Where its bytes start, in bytes behind the header.
     offset: u64,
 }
@@ -67,7 +70,7 @@ pub struct Entry {
 impl Entry {
     /// Bare elements, for [`Format::Raw`].
     pub fn raw(dtype: DType, shape: Vec<usize>) -> Self {
-        Self { name: String::new(), dtype, shape, big_endian: false, offset: 0 }
+        Self { name: String::new(), dtype, shape, big_endian: false, columns_first: false, offset: 0 }
     }
 
     /// The length of its elements, in bytes.
@@ -128,9 +131,13 @@ impl<R: Read> TensorReader<R> {
         let skipped = std::io::copy(&mut self.source.by_ref().take(skip), &mut std::io::sink());
         let skipped = skipped.map_err(|error| ended(&error))?;
         let filled = match skipped == skip {
-            true => self.source.read_exact(target).map_err(|error| ended(&error)),
-            false => Err(ended(&std::io::ErrorKind::UnexpectedEof.into())),
+            true if entry.columns_first => {
+                columns::read(&mut self.source, &entry.shape, entry.dtype.size_bytes(), target)
+            }
+            true => self.source.read_exact(target),
+            false => Err(std::io::ErrorKind::UnexpectedEof.into()),
         };
+        let filled = filled.map_err(|error| ended(&error));
         filled.map_err(|error| if entry.name.is_empty() { error } else { error.in_field(entry.name.as_str()) })?;
         if entry.big_endian {
             target.chunks_exact_mut(entry.dtype.size_bytes()).for_each(<[u8]>::reverse);

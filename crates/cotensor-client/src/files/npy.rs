@@ -107,11 +107,10 @@ fn parse(header: &str) -> Result<Entry> {
     let missing = |field: &str| Error::corrupt("missing").in_field(field);
     let shape = shape.ok_or_else(|| missing("shape"))?;
     let (dtype, big_endian) = dtype(descr.ok_or_else(|| missing("descr"))?)?;
-    if fortran.ok_or_else(|| missing("fortran_order"))? && shape.iter().filter(|&&dim| dim > 1).count() > 1 {
-        let message = "columns first; save it with rows first (numpy.ascontiguousarray)";
-        return Err(Error::unsupported(message).in_field("fortran_order"));
-    }
-    Ok(Entry { name: String::new(), dtype, shape, big_endian, offset: 0 })
+    let fortran = fortran.ok_or_else(|| missing("fortran_order"))?;
+    // With one dimension that counts, both orders are the same.
+    let columns_first = fortran && shape.iter().filter(|&&dim| dim > 1).count() > 1;
+    Ok(Entry { name: String::new(), dtype, shape, big_endian, columns_first, offset: 0 })
 }
 
 fn quoted(text: &str) -> Option<(&str, &str)> {
@@ -205,10 +204,12 @@ mod tests {
             ("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }   \n", DType::F32, &[2, 3][..], false),
             ("{'descr': '>i8', 'fortran_order': False, 'shape': (), }\n", DType::I64, &[], true),
             ("{'descr': '|b1', 'fortran_order': True, 'shape': (4,), }\n", DType::Bool, &[4], false),
+            ("{'descr': '>f8', 'fortran_order': True, 'shape': (2, 5), }", DType::F64, &[2, 5], true),
             ("{\"shape\": (3L, 1), \"fortran_order\": True, \"descr\": \"=u2\"}", DType::U16, &[3, 1], false),
         ] {
             let entry = read_header(&mut &header(text)[..]).unwrap();
             assert_eq!((entry.dtype, &entry.shape[..], entry.big_endian), (dtype, shape, big), "{text}");
+            assert_eq!(entry.columns_first, shape == [2, 5], "{text}");
         }
     }
 
@@ -218,7 +219,6 @@ mod tests {
             ("{'descr': '<c8', 'fortran_order': False, 'shape': (2,), }", "descr"),
             ("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (2,), }", "descr"),
             ("{'descr': '|O', 'fortran_order': False, 'shape': (2,), }", "descr"),
-            ("{'descr': '<f4', 'fortran_order': True, 'shape': (2, 3), }", "fortran_order"),
             ("{'descr': '<f4', 'shape': (2, 3), }", "fortran_order"),
             ("{'descr': '<f4', 'fortran_order': False, }", "shape"),
             ("{'descr': '<f4', 'fortran_order': False, 'shape': (-2,), }", "header"),

@@ -38,7 +38,7 @@ pub(super) fn read_header(source: &mut impl Read) -> Result<Vec<Entry>> {
             return Err(Error::unsupported(message).in_field(name));
         }
         let offset = info.data_offsets.0 as u64;
-        Ok(Entry { dtype, shape: info.shape.clone(), big_endian: false, offset, name })
+        Ok(Entry { dtype, shape: info.shape.clone(), big_endian: false, columns_first: false, offset, name })
     };
     keys.into_iter().map(entry).collect()
 }

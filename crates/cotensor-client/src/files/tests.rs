@@ -76,6 +76,26 @@ fn the_other_byte_order_is_turned_around() {
 }
 
 #[test]
+fn columns_first_becomes_rows_first_in_one_copy() {
+    let store = EmbeddedStore::builder().build();
+    // numpy.asfortranarray(numpy.arange(6, dtype='>i2').reshape(2, 3)), as numpy 2.4 saves it.
+    let header = b"{'descr': '>i2', 'fortran_order': True, 'shape': (2, 3), }";
+    let header = [&b"\x93NUMPY\x01\x00\x76\x00"[..], header, &[b' '; 59], b"\n"].concat();
+    let file = [&header[..], &[0, 0, 0, 3, 0, 1, 0, 4, 0, 2, 0, 5]].concat();
+    let mut reader = TensorReader::open(&file[..], Format::Npy, None).unwrap();
+    let lease = reader.put(0, &*store, &store.holder("test"), &put("x")).unwrap();
+    assert_eq!((lease.shape(), lease.layout().is_contiguous()), (&[2, 3][..], true));
+    assert_eq!(lease.bytes().unwrap(), [0, 0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0]);
+    let copies = store.stats().copies;
+    assert_eq!(
+        copies.iter().map(|copy| (&copy.reason[..], copy.count, copy.bytes)).collect::<Vec<_>>(),
+        [("file import", 1, 12)]
+    );
+    let mut short = TensorReader::open(&file[..file.len() - 1], Format::Npy, None).unwrap();
+    assert_eq!(short.read(0, &mut [0; 12]).unwrap_err().kind(), ErrorKind::Corrupt);
+}
+
+#[test]
 fn files_of_the_wrong_length_are_refused() {
     let entry = || Some(Entry::raw(DType::F32, vec![2]));
     let short = TensorReader::open(&[0; 7][..], Format::Raw, entry()).unwrap().read(0, &mut [0; 8]).unwrap_err();

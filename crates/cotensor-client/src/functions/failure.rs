@@ -4,7 +4,6 @@ use crate::protocol::provider::{FAILED_CODE, FailureInfo};
 use crate::wire::rpc;
 use cotensor_core::{Error, ErrorKind};
 use jsonrpsee_types::ErrorObjectOwned;
-use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt;
 
 /// The longest message and the longest trace that cross, in bytes.
@@ -22,11 +21,9 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failure. Its trace is a backtrace when `RUST_BACKTRACE` asks for them.
+    /// A failure without a trace: the caller is another process, which the provider's own code is nothing to.
     pub fn new(kind: &str, message: impl Into<String>) -> Self {
-        let trace = Backtrace::capture();
-        let trace = if trace.status() == BacktraceStatus::Captured { trace.to_string() } else { String::new() };
-        Self { kind: kind.to_owned(), message: message.into(), trace }
+        Self { kind: kind.to_owned(), message: message.into(), trace: String::new() }
     }
 
     /// From any error, with what caused it as the trace.

@@ -63,7 +63,7 @@ impl Access {
         };
         let asked = request.uri().authority().unwrap_or(&host);
         if !self.is_known(&host) || !self.is_known(asked) {
-            return forbidden("the daemon is not known by this name: see hosts in its configuration");
+            return forbidden("the daemon is not known by this name: start it with --allow-host NAME");
         }
         if let Some(origin) = headers.get(ORIGIN) {
             let site = origin.as_bytes().strip_prefix(b"http://").or(origin.as_bytes().strip_prefix(b"https://"));

@@ -16,7 +16,7 @@ pub struct HttpConfig {
     /// A file that holds the token, readable by its owner alone. Off loopback, one is made beside the socket when there
     /// is none.
     pub token_file: Option<PathBuf>,
-    /// Host names by which browsers may address it, besides `localhost` and plain addresses.
+    /// Host names by which clients may address it, besides `localhost` and plain addresses.
     pub hosts: Vec<String>,
     /// How long a session lives without a call.
     pub session_ttl: Duration,

@@ -19,6 +19,8 @@ mod process;
 mod server;
 mod systemd;
 
+pub use process::Launch;
+
 pub(crate) use ledger::{Change, Entry, Ledger, Member, Segment};
 pub(crate) use server::Kept;
 
@@ -29,7 +31,7 @@ use crate::{Listening, Ready, Service};
 use channel::{Receiver, Sockets};
 use cotensor_core::{Error, ErrorKind, Result};
 use estate::Estate;
-use process::{Launch, Server};
+use process::Server;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -81,7 +83,14 @@ impl FromStr for Role {
 /// `Refused` or `Invalid` for a folder or a token file that will not do; `Io` for what the system refuses, and when no server
 /// could be started for a minute.
 pub fn run(role: Role, service: Service, ready: impl FnOnce(Ready<'_>)) -> Result<()> {
-    let launch = Launch::this_program()?;
+    run_as(Launch::this_program()?, role, service, ready)
+}
+
+/// As [`run`], in a program that is started again by `launch`.
+///
+/// # Errors
+/// Those of [`run`].
+pub fn run_as(launch: Launch, role: Role, service: Service, ready: impl FnOnce(Ready<'_>)) -> Result<()> {
     match role {
         Role::Foreground => foreground(&service, &launch, ready),
         Role::Server => server::serve(service, launch),

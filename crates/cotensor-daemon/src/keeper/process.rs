@@ -13,29 +13,33 @@ use std::time::{Duration, Instant};
 /// How a server that has to go is waited for before it is killed.
 const GOING: Duration = Duration::from_millis(100);
 
-/// How the processes are started: as this one was, in another [`Role`].
+/// How the daemon's processes start each other: a command, to which [`Role::FLAG`] and a role are added.
 #[derive(Clone, Debug)]
-pub(super) struct Launch {
+pub struct Launch {
     /// What is at this path when a process is started, so a new version takes over from an old one.
     program: PathBuf,
     arguments: Vec<OsString>,
 }
 
 impl Launch {
-    /// The program that runs now, with the arguments that it was started with.
-    ///
-    /// # Errors
-    /// `Io` when the system does not tell which that is.
-    pub(super) fn this_program() -> Result<Self> {
-        let program = std::env::current_exe().map_err(|error| Error::io("finding this program", &error))?;
-        let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-        // What was started in a role has it at the end.
+    /// `program` with `arguments`, for a daemon inside an interpreter, say. A role at the arguments' end is left out: what
+    /// was started in a role has it there.
+    pub fn new(program: PathBuf, mut arguments: Vec<OsString>) -> Self {
         if let [.., flag, _] = &arguments[..]
             && flag == Role::FLAG
         {
             arguments.truncate(arguments.len() - 2);
         }
-        Ok(Self { program, arguments })
+        Self { program, arguments }
+    }
+
+    /// The program that runs now, with the arguments that it was started with.
+    ///
+    /// # Errors
+    /// `Io` when the system does not tell which that is.
+    pub fn this_program() -> Result<Self> {
+        let program = std::env::current_exe().map_err(|error| Error::io("finding this program", &error))?;
+        Ok(Self::new(program, std::env::args_os().skip(1).collect()))
     }
 
     /// Starts a server with `socket` as its standard input.

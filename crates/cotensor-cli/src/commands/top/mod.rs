@@ -5,15 +5,18 @@ mod view;
 
 use super::{connect, print, print_json};
 use crate::args::TopArgs;
+use crate::signals;
 use crate::table::{Table, plain, size};
 use cotensor::core::{Error, Result};
 use cotensor_client::ClientStore;
 use ratatui::DefaultTerminal;
+use ratatui::crossterm::cursor::Show;
 use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers, poll, read};
+use ratatui::crossterm::execute;
 use serde::Serialize;
 use snapshot::{HolderRow, Order, Snapshot, leases};
 use std::io::IsTerminal;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use view::View;
 
@@ -29,8 +32,18 @@ pub(crate) fn top(args: &TopArgs) -> Result<()> {
         return print(&text(snapshot));
     }
     let io = |error: std::io::Error| Error::io("the terminal", &error);
+    // Nothing is drawn any more once the terminal is put back.
+    let drawing = Arc::new(Mutex::new(()));
+    let ended = Arc::clone(&drawing);
+    signals::put_back_first(move || {
+        let drawn = ended.lock();
+        // A terminal that is gone needs nothing.
+        drop(ratatui::try_restore());
+        drop(execute!(std::io::stdout(), Show));
+        std::mem::forget(drawn);
+    })?;
     let terminal = ratatui::try_init().map_err(io)?;
-    let outcome = watch(terminal, store, snapshot, args).map_err(io);
+    let outcome = watch(terminal, store, snapshot, args, &drawing).map_err(io);
     ratatui::try_restore().map_err(io)?;
     outcome
 }
@@ -41,6 +54,7 @@ fn watch(
     store: Arc<ClientStore>,
     snapshot: Snapshot,
     args: &TopArgs,
+    drawing: &Mutex<()>,
 ) -> std::io::Result<()> {
     let socket = args.client.socket.clone().unwrap_or_else(cotensor_client::default_socket);
     let socket = socket.display().to_string();
@@ -50,7 +64,9 @@ fn watch(
     let mut store = Some(store);
     let mut asked = Instant::now();
     loop {
+        let drawn = drawing.lock().unwrap_or_else(PoisonError::into_inner);
         terminal.draw(|frame| view.draw(frame))?;
+        drop(drawn);
         let left = interval.saturating_sub(asked.elapsed());
         if poll(left)? {
             if let Event::Key(key) = read()?

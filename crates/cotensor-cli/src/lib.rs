@@ -1,0 +1,87 @@
+//! The `cotensor` command: flags and wiring only. A library, so that other programs can be the command, too.
+
+mod args;
+mod commands;
+mod environment;
+mod launch;
+mod output;
+mod panics;
+mod signals;
+mod table;
+
+pub use launch::Launch;
+
+use args::{Cli, Command};
+use clap::Parser;
+use cotensor::core::Result;
+use cotensor::{Error, ErrorKind};
+use launch::Program;
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// The exit code of everything that was done.
+const DONE: u8 = 0;
+
+/// Runs the command as a program's `main` does, and gives the program's exit code.
+///
+/// `arguments` are those of the command line, the program's name first; `launch` says how the program is started again for
+/// the processes of its own. This blocks, reads standard input, writes to standard output and error, and never ends the process.
+pub fn main_with(arguments: impl IntoIterator<Item = OsString>, launch: Launch) -> ExitCode {
+    ExitCode::from(run_with(arguments, launch))
+}
+
+/// As [`main_with`], with the exit code as a number: 0 done, 1 the machine or the engine failed, 2 bad input or usage.
+pub fn run_with(arguments: impl IntoIterator<Item = OsString>, launch: Launch) -> u8 {
+    let started = Instant::now();
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let cli = match Cli::try_parse_from(&arguments) {
+        Ok(cli) => cli,
+        Err(shown) => {
+            // Help and versions, too. Where nobody can read it, the exit code has to do.
+            let _ = shown.print();
+            return u8::try_from(shown.exit_code()).unwrap_or(u8::MAX);
+        }
+    };
+    let program = Program { launch, arguments: arguments.into_iter().skip(1).collect() };
+    match panics::told(|| command(cli.command, &program, started)) {
+        Ok(()) => DONE,
+        Err(error) => {
+            output::tell(&format!("error: {}", output::bounded(&output::printable(&error.to_string()))));
+            exit_code(&error)
+        }
+    }
+}
+
+fn command(command: Command, program: &Program, started: Instant) -> Result<()> {
+    match command {
+        Command::Demo(args) => commands::demo(&args, program),
+        Command::Run(args) => commands::run(&args),
+        Command::Explain(args) => commands::explain(&args),
+        Command::Models(args) => commands::models(&args),
+        Command::DemoWorker(args) => commands::demo_worker(args, started),
+        Command::Completions { shell } => commands::completions(shell),
+        Command::Serve(args) => commands::serve(&args, program),
+        Command::Put(args) => commands::put(&args),
+        Command::Get(args) => commands::get(&args),
+        Command::Ls(args) => commands::ls(&args),
+        Command::Stat(args) => commands::stat(&args),
+        Command::Who(args) => commands::who(&args),
+        Command::Rm(args) => commands::rm(&args),
+        Command::Top(args) => commands::top(&args),
+        Command::Call(args) => commands::call(&args),
+        Command::Tasks(args) => commands::tasks(&args),
+        Command::ServeModels(args) => commands::serve_models(&args),
+        Command::Doctor(args) => commands::doctor(&args),
+        Command::Scan(args) => commands::scan(&args),
+        Command::Env(args) => commands::env(&args),
+    }
+}
+
+/// 2 for what the caller can mend (input, files, budget), 1 for what the machine or the engine did.
+fn exit_code(error: &Error) -> u8 {
+    match error.kind() {
+        ErrorKind::Io | ErrorKind::Engine | ErrorKind::TimedOut => 1,
+        _ => 2,
+    }
+}
