@@ -91,8 +91,8 @@ impl Slab {
         Ok(Self { file: fd.into(), len, charge, uses: Mutex::default() })
     }
 
-    /// Tensors that may lie in it at a time. Those of no bytes take no place, and of one whose publication was repeated
-    /// there are two: twice as many as there are places is more than an honest producer has.
+    /// Tensors that may lie in it at a time. Of one whose publication was repeated there are two: twice as many as there
+    /// are places is as many as an honest producer can have, for whom those of no bytes have places too.
     fn parts_max(&self) -> usize {
         2 * (self.len / cotensor_core::ALIGNMENT).max(1)
     }

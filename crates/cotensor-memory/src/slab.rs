@@ -15,7 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// [`Guarantee::ProducerOnly`]).
 ///
 /// A range that is given back is used again, still warm. So whoever publishes one keeps its segment until every lease
-/// on it, in whatever process, is gone. Clones are the same slab, which lives until the last of its segments goes.
+/// on it, in whatever process, is gone. No two segments begin at one place, those of no bytes included: where a segment begins
+/// says which it is. Clones are the same slab, which lives until the last of its segments goes.
 #[derive(Clone)]
 pub struct Slab {
     inner: Arc<Inner>,
@@ -78,7 +79,7 @@ impl Slab {
 
     /// A range, and how many of its first bytes were used before.
     fn take(&self, len: usize) -> Result<(Part, usize)> {
-        let taken = padded(len)?;
+        let taken = padded(len.max(1))?;
         if self.inner.owner != std::process::id() {
             return Err(Error::new(
                 ErrorKind::Conflict,
@@ -147,7 +148,7 @@ impl Part {
     }
 
     fn range(&self) -> Range<usize> {
-        self.start..self.start + self.len.next_multiple_of(cotensor_core::ALIGNMENT)
+        self.start..self.start + self.len.max(1).next_multiple_of(cotensor_core::ALIGNMENT)
     }
 }
 

@@ -6,12 +6,13 @@ use crate::protocol::{self as p, Published, Spec};
 use cotensor_core::{Error, ErrorKind, Memory, Result, Segment, SegmentMut};
 use cotensor_memory::{MemfdPool, Slab};
 use cotensor_store::TensorSpec;
+use rustix::param::page_size;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
-/// Bytes of one slab.
-const SLAB_BYTES: usize = 4 << 20;
+/// Bytes of a slab at most, unless one tensor needs more.
+const SLAB_BYTES_MAX: usize = 4 << 20;
 /// Bytes that wait warm for the next large tensor.
 const POOL_BYTES_MAX: usize = 1 << 30;
 
@@ -116,11 +117,30 @@ impl Slabs {
     }
 
     /// A range of a slab, of a new one if it must be.
+    ///
+    /// A slab is counted, and held, in full until the last tensor in it is gone, who knows how long after this client: so the
+    /// first is as small as can be, and each further one as long as all that there are. A client takes at most about twice
+    /// what it publishes, and one that publishes much soon has few slabs for it.
     pub(super) fn place(&self, store: &ClientStore, len: usize) -> Result<(Place, Box<dyn SegmentMut>)> {
         if let Some(found) = self.range(len)? {
             return Ok(found);
         }
-        let slab = Slab::create(SLAB_BYTES.max(len))?;
+        let all: usize = lock(&self.slabs).open.iter().map(|(_, slab)| slab.len()).sum();
+        let (least, mut bytes) = (whole_pages(len), whole_pages(all.min(SLAB_BYTES_MAX).max(len)));
+        loop {
+            match self.grow(store, bytes, len) {
+                // Room for less will do.
+                Err(error) if error.kind() == ErrorKind::OverBudget && bytes > least => {
+                    bytes = whole_pages((bytes / 2).max(len));
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// A range of a new slab of `bytes` bytes.
+    fn grow(&self, store: &ClientStore, bytes: usize, len: usize) -> Result<(Place, Box<dyn SegmentMut>)> {
+        let slab = Slab::create(bytes)?;
         store.attempt(|live| {
             let opened = open(live, &slab)?;
             let mut slabs = lock(&self.slabs);
@@ -176,6 +196,11 @@ impl Slabs {
         }
         Ok(())
     }
+}
+
+/// The bytes of the pages that `len` bytes lie in, one at least: memory comes in pages.
+fn whole_pages(len: usize) -> usize {
+    len.max(1).next_multiple_of(page_size())
 }
 
 fn open(live: &Live, slab: &Slab) -> Result<p::SlabResult> {

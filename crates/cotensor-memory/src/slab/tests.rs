@@ -67,6 +67,18 @@ fn a_range_is_used_again_only_when_nobody_holds_it() {
 }
 
 #[test]
+fn no_two_segments_begin_at_one_place() {
+    let slab = Slab::create(256).unwrap();
+    let segments: Vec<_> = [0, 10, 0, 64].map(|len| slab.reserve(len).unwrap().freeze().unwrap()).into();
+    let mut starts: Vec<usize> = segments.iter().map(|segment| segment.fd_offset()).collect();
+    starts.sort_unstable();
+    assert_eq!((starts, slab.free_bytes()), (vec![0, 64, 128, 192], 0));
+    assert_eq!(slab.reserve(0).err().unwrap().kind(), ErrorKind::OverBudget);
+    drop(segments);
+    assert_eq!(slab.free_bytes(), 256);
+}
+
+#[test]
 fn segments_outlive_the_slab() {
     let slab = Slab::create(4096).unwrap();
     let segment = slab.copy_of(&[5; 10]).unwrap().freeze().unwrap();
