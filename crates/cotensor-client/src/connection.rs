@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 const SPIN: Duration = Duration::from_micros(40);
 /// One wait for something to read; longer waits are several.
 const WAIT_MAX: Duration = Duration::from_secs(10);
+/// The same for whoever may change their mind: a signal that another thread got is noticed after that.
+const IMPATIENCE: Duration = Duration::from_millis(50);
 
 /// Called with the method, the parameters and the descriptors of what the other end says unasked.
 pub type OnNotice = Box<dyn Fn(&str, &RawValue, Vec<OwnedFd>) + Send + Sync>;
@@ -55,9 +57,37 @@ struct Inbox {
     closed: Option<Error>,
 }
 
-struct Answer {
-    response: rpc::Response,
-    fds: Vec<OwnedFd>,
+pub(crate) struct Answer {
+    pub(crate) response: rpc::Response,
+    pub(crate) fds: Vec<OwnedFd>,
+}
+
+/// A call that was sent, and whose answer somebody has to take: it could carry a lease.
+#[must_use]
+pub(crate) struct Asked<'a> {
+    connection: &'a Connection,
+    id: u64,
+    deadline: Option<Instant>,
+}
+
+impl Asked<'_> {
+    /// Waits for the answer.
+    ///
+    /// # Errors
+    /// `Io` when the connection ends; `TimedOut` when the time is over, which ends it.
+    pub(crate) fn wait(self) -> Result<Answer> {
+        let answer = self.connection.wait(self.id, self.deadline, None)?;
+        answer.ok_or_else(|| Error::corrupt("an answer was lost"))
+    }
+
+    /// Waits for the answer while `wanted` says so; it is asked now and then, and after signals. Once it says no, the number
+    /// of the call, for [`Connection::resume`].
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub(crate) fn wait_while(self, wanted: &dyn Fn() -> bool) -> Result<std::result::Result<Answer, u64>> {
+        Ok(self.connection.wait(self.id, self.deadline, Some(wanted))?.ok_or(self.id))
+    }
 }
 
 impl Connection {
@@ -121,6 +151,20 @@ impl Connection {
         fds: Vec<OwnedFd>,
         timeout: Option<Duration>,
     ) -> Result<(rpc::Response, Vec<OwnedFd>)> {
+        let Answer { response, fds } = self.ask::<M>(params, fds, timeout)?.wait()?;
+        Ok((response, fds))
+    }
+
+    /// Sends a call. Its answer is waited for by what this returns.
+    ///
+    /// # Errors
+    /// As [`request`](Self::request), but for what happens while waiting.
+    pub(crate) fn ask<M: Method>(
+        &self,
+        params: &M::Params,
+        fds: Vec<OwnedFd>,
+        timeout: Option<Duration>,
+    ) -> Result<Asked<'_>> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let body = rpc::encode_call(Some(id), M::NAME, params)?;
         {
@@ -141,8 +185,12 @@ impl Connection {
         }
         // A time beyond what the clock counts is no limit.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let Answer { response, fds } = self.wait(id, deadline)?;
-        Ok((response, fds))
+        Ok(Asked { connection: self, id, deadline })
+    }
+
+    /// Goes on waiting for the answer to a call that [`Asked::wait_while`] gave up.
+    pub(crate) fn resume(&self, id: u64) -> Asked<'_> {
+        Asked { connection: self, id, deadline: None }
     }
 
     /// Hears what the other end says unasked, until the connection ends. Calls may be made beside it, from other threads.
@@ -150,7 +198,7 @@ impl Connection {
     /// Says why it ended.
     pub fn listen(&self) -> Error {
         // No call has the number 0: this waits for an answer that never comes, and so for the end.
-        match self.wait(0, None) {
+        match self.wait(0, None, None) {
             Ok(_) => Error::corrupt("an answer to no call"),
             Err(error) => error,
         }
@@ -201,12 +249,14 @@ impl Connection {
         send_all(self.socket.as_fd(), &frame)
     }
 
-    fn wait(&self, id: u64, deadline: Option<Instant>) -> Result<Answer> {
+    /// Waits for an answer, or until `wanted` says that nobody wants it any more: none then, and the answer can be waited
+    /// for again.
+    fn wait(&self, id: u64, deadline: Option<Instant>, wanted: Option<&dyn Fn() -> bool>) -> Result<Option<Answer>> {
         let mut inbox = lock(&self.inbox);
         loop {
             if inbox.calls.get(&id).is_some_and(Option::is_some) {
                 let answer = inbox.calls.remove(&id).flatten();
-                return answer.ok_or_else(|| Error::corrupt("an answer was lost"));
+                return answer.map(Some).ok_or_else(|| Error::corrupt("an answer was lost"));
             }
             if let Some(error) = inbox.closed.clone() {
                 inbox.calls.remove(&id);
@@ -214,12 +264,12 @@ impl Connection {
             }
             if inbox.reading {
                 inbox.following += 1;
-                inbox = self.follow(inbox, deadline);
+                inbox = self.follow(inbox, deadline, wanted.is_some());
                 inbox.following -= 1;
             } else {
                 inbox.reading = true;
                 drop(inbox);
-                let read = self.read(deadline);
+                let read = self.read(deadline, wanted.is_some());
                 inbox = lock(&self.inbox);
                 inbox.reading = false;
                 match read {
@@ -241,15 +291,36 @@ impl Connection {
                     self.arrived.notify_all();
                 }
             }
+            if let Some(wanted) = wanted
+                && inbox.calls.get(&id).is_some_and(Option::is_none)
+                && inbox.closed.is_none()
+            {
+                // It may take locks of its own.
+                drop(inbox);
+                if !wanted() {
+                    return Ok(None);
+                }
+                inbox = lock(&self.inbox);
+            }
         }
     }
 
-    /// Waits while another caller reads.
-    fn follow<'a>(&self, inbox: MutexGuard<'a, Inbox>, deadline: Option<Instant>) -> MutexGuard<'a, Inbox> {
+    /// Waits while another caller reads; not for long where somebody may change their mind.
+    fn follow<'a>(
+        &self,
+        inbox: MutexGuard<'a, Inbox>,
+        deadline: Option<Instant>,
+        impatient: bool,
+    ) -> MutexGuard<'a, Inbox> {
+        let now = Instant::now();
+        if impatient && deadline.is_none_or(|deadline| now + IMPATIENCE < deadline) {
+            let waited = self.arrived.wait_timeout(inbox, IMPATIENCE).unwrap_or_else(PoisonError::into_inner);
+            return waited.0;
+        }
         let Some(deadline) = deadline else {
             return self.arrived.wait(inbox).unwrap_or_else(PoisonError::into_inner);
         };
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = deadline.saturating_duration_since(now);
         let (mut inbox, waited) = self.arrived.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner);
         if waited.timed_out() {
             inbox.closed.get_or_insert_with(timed_out);
@@ -259,8 +330,9 @@ impl Connection {
         inbox
     }
 
-    /// Reads until at least one frame is there; the answers among them.
-    fn read(&self, deadline: Option<Instant>) -> Result<Vec<(u64, Answer)>> {
+    /// Reads until at least one frame is there; the answers among them. Where somebody may change their mind, not for long.
+    fn read(&self, deadline: Option<Instant>, impatient: bool) -> Result<Vec<(u64, Answer)>> {
+        let longest = if impatient { IMPATIENCE } else { WAIT_MAX };
         let ended = || Error::new(ErrorKind::Io, "the daemon ended the connection");
         let mut reading = lock(&self.reading);
         loop {
@@ -273,11 +345,11 @@ impl Connection {
             if frames > 0 {
                 return Ok(answers);
             }
-            let left = deadline.map_or(WAIT_MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
+            let left = deadline.map_or(longest, |deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return Err(timed_out());
             }
-            let wait = Some(left.min(WAIT_MAX));
+            let wait = Some(left.min(longest));
             if reading.wait != wait {
                 self.socket.set_read_timeout(wait).map_err(|error| Error::io("setting a socket up", &error))?;
                 reading.wait = wait;
@@ -290,6 +362,12 @@ impl Connection {
             match found.unwrap_or_else(|| decoder.fill(self.socket.as_fd())) {
                 Ok(0) => return Err(ended()),
                 Ok(_) => {}
+                Err(error)
+                    if impatient
+                        && matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted) =>
+                {
+                    return Ok(Vec::new());
+                }
                 // The next turn sees whether the time is up.
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}

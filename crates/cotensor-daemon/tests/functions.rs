@@ -29,6 +29,7 @@ fn values_of_all_kinds_cross_and_come_back() {
     let small = Arc::new(put(&*store, "small", &[1, 2, 3]));
     let map: BTreeMap<String, Value> = [
         ("plain".to_owned(), Value::List(vec![Value::Null, true.into(), (-5).into(), 1.0.into(), "é\"\n".into()])),
+        ("tuple".to_owned(), Value::Tuple(vec![1.into(), Value::Tuple(Vec::new()), "b".into()])),
         ("tensors".to_owned(), Value::List(vec![Value::Tensor(large.clone()), Value::Tensor(small.clone())])),
         ("$odd".to_owned(), Value::Map([("$tensor".to_owned(), Value::Int(i64::MIN))].into())),
         ("bytes".to_owned(), Value::Bytes(vec![0, 255])),

@@ -86,10 +86,8 @@ fn write(value: &Value, edge: &dyn Edge, depth: usize, count: &mut Count) -> Res
         Value::Float(number) => json!({"$float": if *number > 0.0 { "inf" } else { "-inf" }}),
         Value::String(text) => json!(text),
         Value::Bytes(bytes) => json!({"$bytes": hex::encode(bytes)}),
-        Value::List(values) => {
-            let values = values.iter().map(|value| write(value, edge, depth + 1, count));
-            Json::Array(values.collect::<Result<_>>()?)
-        }
+        Value::List(values) => Json::Array(write_all(values, edge, depth, count)?),
+        Value::Tuple(values) => json!({"$tuple": write_all(values, edge, depth, count)?}),
         Value::Map(values) => {
             let mut entries = Vec::with_capacity(values.len());
             for (name, value) in values {
@@ -111,6 +109,10 @@ fn write(value: &Value, edge: &dyn Edge, depth: usize, count: &mut Count) -> Res
         }
         Value::Object(_) | Value::Remote(_) => json!({"$object": edge.refer(value)?}),
     })
+}
+
+fn write_all(values: &[Value], edge: &dyn Edge, depth: usize, count: &mut Count) -> Result<Vec<Json>> {
+    values.iter().map(|value| write(value, edge, depth + 1, count)).collect()
 }
 
 /// The value of JSON; its tensors are leased to this end's holder.
@@ -143,10 +145,7 @@ fn read(json: Json, edge: &dyn Edge, depth: usize, count: &mut Count) -> Result<
             _ => return Err(Error::invalid(format!("{number} has more than 64 bits"))),
         },
         Json::String(text) => Value::String(text),
-        Json::Array(values) => {
-            let values = values.into_iter().map(|value| read(value, edge, depth + 1, count));
-            Value::List(values.collect::<Result<_>>()?)
-        }
+        Json::Array(values) => Value::List(read_all(values, edge, depth, count)?),
         Json::Object(mut entries) => {
             let special = entries.keys().find(|name| name.starts_with('$')).cloned();
             match special {
@@ -163,6 +162,10 @@ fn read(json: Json, edge: &dyn Edge, depth: usize, count: &mut Count) -> Result<
             }
         }
     })
+}
+
+fn read_all(values: Vec<Json>, edge: &dyn Edge, depth: usize, count: &mut Count) -> Result<Vec<Value>> {
+    values.into_iter().map(|value| read(value, edge, depth + 1, count)).collect()
 }
 
 /// Whether a number beyond `i64` was written as a whole one: it would silently lose digits as a float.
@@ -182,6 +185,7 @@ fn read_special(name: &str, inner: Json, edge: &dyn Edge, depth: usize, count: &
             let wanted: TensorRef = serde_json::from_value(inner).map_err(wrong)?;
             Ok(Value::Tensor(Arc::new(lease(&wanted, edge)?)))
         }
+        ("$tuple", Json::Array(values)) => Ok(Value::Tuple(read_all(values, edge, depth, count)?)),
         ("$object", inner) => edge.resolve(serde_json::from_value(inner).map_err(wrong)?),
         ("$bytes", Json::String(digits)) => {
             let bytes =

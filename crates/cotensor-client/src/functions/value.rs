@@ -29,6 +29,8 @@ pub enum Value {
     Bytes(Vec<u8>),
     /// Values in order.
     List(Vec<Value>),
+    /// Values in order, for languages that tell a fixed number of them from a list.
+    Tuple(Vec<Value>),
     /// Values by name.
     Map(BTreeMap<String, Value>),
     /// A tensor of the daemon's store, leased to this process.
@@ -50,6 +52,7 @@ impl Value {
             Value::String(_) => "string",
             Value::Bytes(_) => "bytes",
             Value::List(_) => "list",
+            Value::Tuple(_) => "tuple",
             Value::Map(_) => "map",
             Value::Tensor(_) => "tensor",
             Value::Object(_) | Value::Remote(_) => "object",
@@ -101,13 +104,13 @@ impl Value {
         }
     }
 
-    /// The values of a list.
+    /// The values of a list, or of a tuple.
     ///
     /// # Errors
     /// `Invalid` for anything else.
     pub fn as_list(&self) -> Result<&[Value], Error> {
         match self {
-            Value::List(values) => Ok(values),
+            Value::List(values) | Value::Tuple(values) => Ok(values),
             other => Err(other.is_not("a list")),
         }
     }
@@ -143,7 +146,7 @@ impl Value {
     pub(crate) fn has_tensors(&self) -> bool {
         match self {
             Value::Tensor(_) => true,
-            Value::List(values) => values.iter().any(Value::has_tensors),
+            Value::List(values) | Value::Tuple(values) => values.iter().any(Value::has_tensors),
             Value::Map(values) => values.values().any(Value::has_tensors),
             _ => false,
         }
@@ -159,7 +162,7 @@ impl Value {
             Value::Float(number) => hasher.number(number.to_bits()),
             Value::String(text) => hasher.field(text.as_bytes()),
             Value::Bytes(bytes) => hasher.field(bytes),
-            Value::List(values) => {
+            Value::List(values) | Value::Tuple(values) => {
                 hasher.number(values.len() as u64);
                 values.iter().for_each(|value| value.hash(hasher));
                 hasher

@@ -72,7 +72,7 @@ fn as_json(value: &Value, place: &str, tensors: &mut Vec<(String, Arc<Lease>)>) 
         Value::Float(number) => json!({ "$float": number.to_string().to_lowercase() }),
         Value::String(text) => json!(text),
         Value::Bytes(bytes) => json!({ "$bytes": hex::encode(bytes) }),
-        Value::List(values) => {
+        Value::List(values) | Value::Tuple(values) => {
             values.iter().enumerate().map(|(at, value)| as_json(value, &within(&at.to_string()), tensors)).collect()
         }
         Value::Map(values) => {

@@ -1,7 +1,7 @@
 //! The socket to one provider.
 
 use super::RemoteObject;
-use crate::connection::Connection;
+use crate::connection::{Answer, Asked, Connection};
 use crate::functions::codec::{self, Edge};
 use crate::functions::{Arguments, CallError, Value};
 use crate::protocol::provider as p;
@@ -60,16 +60,50 @@ impl Link {
         timeout: Option<Duration>,
     ) -> Result<M::Result, CallError> {
         let timeout = timeout.map(|timeout| timeout.saturating_add(GRACE));
-        let (response, _) = self.connection.request::<M>(params, Vec::new(), timeout).map_err(|error| {
-            // What the other end says comes as an answer: this is that it says nothing any more.
-            match error.kind() {
-                ErrorKind::Io | ErrorKind::TimedOut | ErrorKind::Corrupt => {
-                    let message = format!("{}, which provides it, is gone ({})", self.client, error.message());
-                    Error::new(ErrorKind::Io, message).in_field(M::NAME)
-                }
-                _ => error,
+        let asked = self.connection.ask::<M>(params, Vec::new(), timeout);
+        let answer = asked.and_then(Asked::wait).map_err(|error| self.silent::<M>(error))?;
+        Self::hear::<M>(answer)
+    }
+
+    /// As [`ask_within`](Self::ask_within), for as long as `wanted` says so. An answer that comes after that is taken all the
+    /// same, by `late` on a thread of its own.
+    pub(super) fn ask_while<M: Method>(
+        self: &Arc<Self>,
+        params: &M::Params,
+        timeout: Option<Duration>,
+        wanted: &dyn Fn() -> bool,
+        late: impl FnOnce(&Arc<Self>, M::Result) + Send + 'static,
+    ) -> Result<M::Result, CallError> {
+        let timeout = timeout.map(|timeout| timeout.saturating_add(GRACE));
+        let asked = self.connection.ask::<M>(params, Vec::new(), timeout);
+        match asked.and_then(|asked| asked.wait_while(wanted)).map_err(|error| self.silent::<M>(error))? {
+            Ok(answer) => Self::hear::<M>(answer),
+            Err(number) => {
+                let link = Arc::clone(self);
+                let take = move || {
+                    let answer = link.connection.resume(number).wait().map_err(CallError::from);
+                    if let Ok(result) = answer.and_then(Self::hear::<M>) {
+                        late(&link, result);
+                    }
+                };
+                drop(std::thread::Builder::new().name("cotensor-late".to_owned()).spawn(take));
+                Err(Error::new(ErrorKind::Conflict, "nobody waits for it any more").in_field(M::NAME).into())
             }
-        })?;
+        }
+    }
+
+    /// What the other end says comes as an answer: this is that it says nothing any more.
+    fn silent<M: Method>(&self, error: Error) -> Error {
+        match error.kind() {
+            ErrorKind::Io | ErrorKind::TimedOut | ErrorKind::Corrupt => {
+                let message = format!("{}, which provides it, is gone ({})", self.client, error.message());
+                Error::new(ErrorKind::Io, message).in_field(M::NAME)
+            }
+            _ => error,
+        }
+    }
+
+    fn hear<M: Method>(Answer { response, .. }: Answer) -> Result<M::Result, CallError> {
         if let Some(error) = response.error() {
             return Err(CallError::from_object(error));
         }
@@ -87,6 +121,22 @@ impl Link {
         let params = self.params(name, arguments, timeout)?;
         let result = self.ask_within::<p::Call>(&params, timeout)?;
         self.open(result)
+    }
+
+    pub(super) fn call_while(
+        self: &Arc<Self>,
+        name: &str,
+        arguments: &Arguments,
+        timeout: Option<Duration>,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<Value, CallError> {
+        let params = self.params(name, arguments, timeout)?;
+        self.open(self.ask_while::<p::Call>(&params, timeout, wanted, Self::let_go)?)
+    }
+
+    /// Takes a result that nobody waits for any more, so that its tensors are let go of.
+    pub(super) fn let_go(self: &Arc<Self>, result: p::CallResult) {
+        drop(self.open(result));
     }
 
     pub(super) fn submit(

@@ -89,6 +89,21 @@ impl Functions {
         self.at_provider(name, |link| link.call(name, arguments, timeout))
     }
 
+    /// As [`call_within`](Self::call_within), for as long as `wanted` says so, which is asked now and then and after signals:
+    /// for programs whose users interrupt them. A run that nobody else waits for goes on.
+    ///
+    /// # Errors
+    /// As [`call_within`](Self::call_within); `Conflict` once `wanted` said no.
+    pub fn call_while(
+        &self,
+        name: &str,
+        arguments: &Arguments,
+        timeout: Option<Duration>,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<Value, CallError> {
+        self.at_provider(name, |link| link.call_while(name, arguments, timeout, wanted))
+    }
+
     /// Has a function called, and does not wait.
     ///
     /// # Errors

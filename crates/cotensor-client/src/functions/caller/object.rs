@@ -51,12 +51,35 @@ impl RemoteObject {
         arguments: &Arguments,
         timeout: Option<Duration>,
     ) -> Result<Value, CallError> {
+        let params = self.params(method, arguments, timeout)?;
+        self.link.open(self.link.ask_within::<p::CallObject>(&params, timeout)?)
+    }
+
+    /// As [`call_within`](Self::call_within), for as long as `wanted` says so; see
+    /// [`Functions::call_while`](super::Functions::call_while).
+    ///
+    /// # Errors
+    /// As [`call`](Self::call); `Conflict` once `wanted` said no.
+    pub fn call_while(
+        &self,
+        method: &str,
+        arguments: &Arguments,
+        timeout: Option<Duration>,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<Value, CallError> {
+        let params = self.params(method, arguments, timeout)?;
+        self.link.open(self.link.ask_while::<p::CallObject>(&params, timeout, wanted, Link::let_go)?)
+    }
+
+    fn params(
+        &self,
+        method: &str,
+        arguments: &Arguments,
+        timeout: Option<Duration>,
+    ) -> Result<p::CallObjectParams, CallError> {
         let object = self.check()?;
         let (args, kwargs) = codec::encode_arguments(arguments, &self.link)?;
-        let (method, timeout_ms) = (method.to_owned(), timeout.map(millis));
-        let params = p::CallObjectParams { object, method, args, kwargs, timeout_ms };
-        let result = self.link.ask_within::<p::CallObject>(&params, timeout)?;
-        self.link.open(result)
+        Ok(p::CallObjectParams { object, method: method.to_owned(), args, kwargs, timeout_ms: timeout.map(millis) })
     }
 
     /// Gives the object back.

@@ -44,6 +44,15 @@ impl Task {
         self.link.ask_within::<p::Wait>(&params, timeout)
     }
 
+    /// As [`wait`](Self::wait), for as long as `wanted` says so, which is asked now and then and after signals.
+    ///
+    /// # Errors
+    /// As [`status`](Self::status); `Conflict` once `wanted` said no.
+    pub fn wait_while(&self, timeout: Option<Duration>, wanted: &dyn Fn() -> bool) -> Result<p::TaskInfo, CallError> {
+        let params = p::WaitParams { task: self.number, timeout_ms: timeout.map(millis) };
+        self.link.ask_while::<p::Wait>(&params, timeout, wanted, |_, _| {})
+    }
+
     /// Its result, as often as it is asked for.
     ///
     /// # Errors
