@@ -1,0 +1,101 @@
+"""What tests have in common: real daemons, and stores of both kinds."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+
+import cotensor
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@functools.lru_cache(maxsize=None)
+def command() -> tuple[str, ...]:
+    """The command line: this package's own, or the binary while that is not built in."""
+    named = os.environ.get("COTENSOR_COMMAND")
+    if named:
+        return (named,)
+    if hasattr(cotensor._native, "main"):
+        return (sys.executable, "-m", "cotensor")
+    binary = REPOSITORY / "target" / "debug" / "cotensor"
+    assert binary.is_file(), f"{binary} is missing: cargo build -p cotensor-cli"
+    return (str(binary),)
+
+
+class Daemon:
+    """A running `cotensor serve` in a temporary folder."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.folder = folder
+        self.socket = folder / "s"
+        self.log = folder / "log"
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("COTENSOR_")}
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                [*command(), "serve", "--json", "--socket", str(self.socket), *flags],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the daemon did not start: {self.log.read_text()}"
+        #: What `serve --json` says: socket, pid, server, epoch, http, token_file.
+        self.says = json.loads(line)
+
+    def connect(self) -> cotensor.Store:
+        return cotensor.connect(self.socket, client="test")
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+        finally:
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+
+
+@contextmanager
+def serving(*flags: str) -> Iterator[Daemon]:
+    """A daemon of one's own, with these flags."""
+    # Not pytest's folders: their names are too long for a socket's.
+    with tempfile.TemporaryDirectory(prefix="cot-") as folder:
+        daemon = Daemon(Path(folder), *flags)
+        try:
+            yield daemon
+        finally:
+            daemon.stop()
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    """A daemon for the tests of one file; `serving` gives one that may be ended or limited."""
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=["embedded", "daemon"])
+def store(request: pytest.FixtureRequest) -> Iterator[cotensor.Store]:
+    """A store of either kind, empty at the file's start."""
+    if request.param == "embedded":
+        yield cotensor.Store()
+        return
+    with request.getfixturevalue("daemon").connect() as opened:
+        yield opened
