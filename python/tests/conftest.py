@@ -50,10 +50,13 @@ class Daemon:
                 env=environment,
             )
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, f"the daemon did not start: {self.log.read_text()}"
+        said = b""
+        while not said.endswith(b"}\n"):
+            line = self.process.stdout.readline()
+            assert line, f"the daemon did not start: {self.log.read_text()}"
+            said += line
         #: What `serve --json` says: socket, pid, server, epoch, http, token_file.
-        self.says = json.loads(line)
+        self.says = json.loads(said)
 
     def connect(self) -> cotensor.Store:
         return cotensor.connect(self.socket, client="test")
