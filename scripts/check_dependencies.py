@@ -17,6 +17,10 @@ ALLOWED = {
         "cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-model", "cotensor-client", "cotensor-daemon", "cotensor-demo"
     },
     "cotensor-cli": {"cotensor", "cotensor-demo", "cotensor-client", "cotensor-daemon"},
+    # The extension: everything comes in by the library, its parts and the command.
+    "cotensor-python": {
+        "cotensor", "cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-model", "cotensor-client", "cotensor-cli"
+    },
     # Tests only.
     "cotensor-attacks": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-client", "cotensor-daemon"},
 }

@@ -7,7 +7,10 @@ is about, and ``file`` the file, where there is one.
 
 from __future__ import annotations
 
-from typing import Optional
+import builtins
+import concurrent.futures
+import functools
+from typing import Any, Optional, Type
 
 
 class CotensorError(Exception):
@@ -67,7 +70,76 @@ class TimedOutError(CotensorError, TimeoutError):
     """It took longer than allowed."""
 
 
+class CancelledError(CotensorError, concurrent.futures.CancelledError):
+    """A call or a task that was cancelled."""
+
+
+class RemoteError(CotensorError):
+    """A function of another process raised an exception.
+
+    Where Python has that exception, this is one of it, too: ``except ValueError`` catches a function's ``ValueError``.
+    """
+
+    #: The exception's type, as its process names it.
+    type: str
+    #: Its message.
+    message: str
+    #: Where it was raised there, as Python prints it; may be empty.
+    remote_traceback: str
+
+    def __init__(self, type: str, message: str, remote_traceback: str = "") -> None:
+        super().__init__(f"{type}: {message}")
+        self.type = type
+        self.message = message
+        self.remote_traceback = remote_traceback
+        if remote_traceback:
+            self.__notes__ = ["in the function's process:\n" + remote_traceback]
+
+    def __reduce__(self) -> Any:
+        return remote, (self.type, self.message, self.remote_traceback)
+
+
+#: What failures of the library itself are called when they cross.
+_KINDS = {
+    "invalid": InvalidError,
+    "corrupt": CorruptError,
+    "not_found": NotFoundError,
+    "conflict": ConflictError,
+    "over_budget": OverBudgetError,
+    "refused": RefusedError,
+    "unsupported": UnsupportedError,
+    "io": SystemFailure,
+    "engine": EngineError,
+    "timed_out": TimedOutError,
+    "cancelled": CancelledError,
+}
+
+
+@functools.lru_cache(maxsize=256)
+def _remote_class(name: str) -> Type[RemoteError]:
+    known = getattr(builtins, name, None)
+    if not (isinstance(known, type) and issubclass(known, Exception)):
+        return RemoteError
+    try:
+        return type("Remote" + name, (RemoteError, known), {"__doc__": f"A function's {name}.", "__module__": __name__})
+    except TypeError:  # its layout is not to be combined
+        return RemoteError
+
+
+def remote(type: str, message: str, trace: str) -> CotensorError:
+    """The exception of a function's failure."""
+    kind = _KINDS.get(type)
+    if kind is not None:
+        return kind(message)
+    made = _remote_class(type)
+    try:
+        return made(type, message, trace)
+    except TypeError:  # one that wants arguments of its own, such as UnicodeDecodeError
+        return RemoteError(type, message, trace)
+
+
 __all__ = [
+    "CancelledError",
     "ConflictError",
     "CorruptError",
     "CotensorError",
@@ -76,6 +148,7 @@ __all__ = [
     "NotFoundError",
     "OverBudgetError",
     "RefusedError",
+    "RemoteError",
     "SystemFailure",
     "TimedOutError",
     "UnsupportedError",

@@ -6,6 +6,7 @@ use crate::gather::gather;
 use crate::tensor::Tensor;
 use crate::window::{Held, made_of};
 use cotensor::{DType, Error};
+use cotensor_core::{ContentHash, Layout};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 use std::sync::Arc;
@@ -133,6 +134,19 @@ impl Source {
         let lease = held.lease();
         let same = lease.dtype() == self.dtype && lease.shape() == self.shape && lease.layout().is_contiguous();
         (same && self.contiguous().is_some()).then_some(held)
+    }
+
+    /// What the value is by content: as [`Lease::identity`](cotensor::Lease::identity) of a tensor of the same bytes.
+    pub(crate) fn identity(&self, py: Python<'_>) -> PyResult<ContentHash> {
+        let layout = Layout::contiguous(self.dtype, &self.shape).or_raise(py)?;
+        Ok(py.detach(|| match self.contiguous() {
+            Some(bytes) => layout.identity(bytes),
+            None => {
+                let mut bytes = vec![0; self.len_bytes()];
+                self.copy_to(&mut bytes);
+                layout.identity(&bytes)
+            }
+        }))
     }
 
     /// Copies the elements to `target`, in row-major order; it has as many bytes.

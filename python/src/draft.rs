@@ -83,6 +83,19 @@ impl Draft {
     }
 }
 
+impl Draft {
+    /// The reservation, for whoever publishes it in another way and then says so by [`keep`](Self::keep).
+    pub(crate) fn open(&self, py: Python<'_>) -> PyResult<Reservation> {
+        Ok(self.take(py)?.into_inner())
+    }
+
+    /// It is published: its memory stays as long as this lease.
+    pub(crate) fn keep(&self, lease: &Lease) -> Result<(), Error> {
+        *self.content() = Content::Published(Own::new(lease.try_clone()?));
+        Ok(())
+    }
+}
+
 #[pymethods]
 impl Draft {
     /// The name that it will be published under.
@@ -146,12 +159,22 @@ impl Draft {
         }
     }
 
+    /// Counts ``nbytes`` bytes that the caller copied into it, through an array made of it: every copy is counted.
+    fn record_copy(&self, py: Python<'_>, nbytes: usize) -> PyResult<()> {
+        match &*self.content() {
+            Content::Open(reservation) if reservation.is_ours() => {
+                reservation.record_copy(CopyReason::Put, nbytes);
+                Ok(())
+            }
+            other => Err(self.not_open(py, other)),
+        }
+    }
+
     /// Makes it immutable and visible under its name: the tensor, leased.
     fn publish(&self, py: Python<'_>) -> PyResult<Tensor> {
-        let reservation = self.take(py)?;
-        let lease = py.detach(|| reservation.into_inner().publish()).or_raise(py)?;
-        let kept = lease.try_clone().or_raise(py)?;
-        *self.content() = Content::Published(Own::new(kept));
+        let reservation = self.open(py)?;
+        let lease = py.detach(|| reservation.publish()).or_raise(py)?;
+        self.keep(&lease).or_raise(py)?;
         Ok(Tensor::new(lease, Arc::clone(&self.store)))
     }
 

@@ -6,10 +6,14 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod arrays;
+mod claim;
+mod command;
 mod dlpack;
 mod draft;
 mod errors;
+mod functions;
 mod gather;
+mod interrupt;
 mod process;
 mod store;
 mod tensor;
@@ -22,7 +26,13 @@ mod _native {
     #[pymodule_export]
     use super::arrays::tensor_of;
     #[pymodule_export]
+    use super::claim::{Ticket, content_hash};
+    #[pymodule_export]
+    use super::command::main;
+    #[pymodule_export]
     use super::draft::Draft;
+    #[pymodule_export]
+    use super::functions::{Call, Functions, Provider, RemoteObject, Task};
     #[pymodule_export]
     use super::store::Store;
     #[pymodule_export]

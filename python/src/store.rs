@@ -1,6 +1,7 @@
 //! A store: inside this process, or the daemon's.
 
 use crate::arrays::{self, Source};
+use crate::claim::{Claimed, claim};
 use crate::dlpack;
 use crate::draft::{Draft, fill};
 use crate::errors::{OrRaise, raise};
@@ -79,7 +80,6 @@ impl Store {
     }
 
     /// The store as a client of the daemon.
-    #[allow(dead_code, reason = "functions are called over it")]
     pub(crate) fn client_store(&self, py: Python<'_>) -> PyResult<Arc<ClientStore>> {
         match self.opened(py)? {
             Opened::Client(store) => Ok(store),
@@ -267,6 +267,15 @@ impl Store {
         Draft::new(reservation, store).or_raise(py)
     }
 
+    /// Claims the computation ``key`` (64 hexadecimal digits, see :func:`content_hash`): its results, leased, if they are there;
+    /// else a :class:`Ticket` to compute them, while others who claim it wait. Waits while another computes.
+    #[pyo3(signature = (key, holder=None))]
+    fn claim(&self, py: Python<'_>, key: &str, holder: Option<&str>) -> PyResult<Claimed> {
+        let store = self.store(py)?;
+        let holder = holding(py, &store, holder);
+        claim(py, store, key, holder)
+    }
+
     /// Forgets ``name``: nobody new can lease it, and its memory goes with the last lease.
     fn remove(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         let store = self.store(py)?;
@@ -361,7 +370,7 @@ pub(crate) fn holding(py: Python<'_>, store: &Arc<dyn cotensor::Store>, name: Op
 }
 
 /// What this program is called, for people.
-fn program(py: Python<'_>) -> String {
+pub(crate) fn program(py: Python<'_>) -> String {
     let name = || -> PyResult<String> {
         let first: String = py.import("sys")?.getattr("argv")?.get_item(0)?.extract()?;
         let name = std::path::Path::new(&first).file_name().map(|name| name.to_string_lossy().into_owned());
@@ -382,7 +391,7 @@ fn to_host<'py>(array: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>
 }
 
 /// A report of the library as dicts and lists.
-fn report<'py>(
+pub(crate) fn report<'py>(
     py: Python<'py>,
     text: impl FnOnce() -> serde_json::Result<String> + Send,
 ) -> PyResult<Bound<'py, PyAny>> {

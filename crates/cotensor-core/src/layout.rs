@@ -1,4 +1,4 @@
-use crate::{DType, Error, Result};
+use crate::{ContentHash, DType, Error, Hasher, Result};
 use std::ops::Range;
 
 /// The most dimensions a tensor may have.
@@ -109,6 +109,17 @@ impl Layout {
     /// The bytes that the elements fill, gaps not counted.
     pub fn size_bytes(&self) -> usize {
         self.len() * self.dtype.size_bytes()
+    }
+
+    /// What a tensor of this layout is by its content: the hash of dtype, shape, strides and `bytes`, those from its first
+    /// element to the end of its last.
+    pub fn identity(&self, bytes: &[u8]) -> ContentHash {
+        let mut hasher = Hasher::new("cotensor content v1");
+        hasher.field(self.dtype.name().as_bytes()).number(self.shape.len() as u64);
+        for (&dim, &stride) in self.shape.iter().zip(&self.strides) {
+            hasher.number(dim as u64).number(stride as u64);
+        }
+        hasher.field(bytes).finish()
     }
 
     /// The bytes of the segment from the first element to the end of the last, gaps included.

@@ -1,4 +1,5 @@
 use crate::{Device, Error, Result, TENSOR_BYTES_MAX};
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -116,6 +117,12 @@ pub trait SegmentMut: Send + Sync {
             }
             None => Err(Error::unsupported("this device cannot be written from the host")),
         }
+    }
+
+    /// For those who know the address of the bytes: it stays good as long as they keep this, whatever becomes of the segment.
+    /// None where memory has no such protection, as all has that was not [reserved](Memory::reserve_exposed) for it.
+    fn keep_address(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        None
     }
 
     /// Makes the bytes immutable and shareable. Their address does not change.

@@ -8,6 +8,7 @@
 mod backing;
 mod cache;
 mod copy;
+mod exposed;
 mod free;
 mod index;
 mod inherited;

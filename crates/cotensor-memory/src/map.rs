@@ -122,6 +122,17 @@ impl Map {
         }
     }
 
+    /// Whether children that are forked from here on have it.
+    pub(crate) fn inherit(&self, inherit: bool) -> Result<()> {
+        if self.len == 0 {
+            return Ok(());
+        }
+        let advice = if inherit { Advice::LinuxDoFork } else { Advice::LinuxDontFork };
+        // SAFETY: M1: the range is this mapping's own. Nothing changes in this process.
+        unsafe { madvise(self.start.as_ptr().cast(), self.len, advice) }
+            .map_err(|error| Error::io("cannot say what children inherit", &error.into()))
+    }
+
     /// Backs `range` of a new writable mapping by huge pages of `page` bytes, of which it is a multiple, as far as the
     /// kernel has any: it is asked for one range after the other until it has none. The bytes do not change.
     pub(crate) fn collapse(&self, range: Range<usize>, page: usize) {

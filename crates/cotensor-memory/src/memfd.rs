@@ -2,10 +2,14 @@
 
 use crate::backing::create;
 use crate::copy::copy_parallel;
+use crate::exposed::{Address, Exposed};
 use crate::map::{Access, Map};
 use crate::seal::{Guarantee, check_sealed, seal};
-use cotensor_core::{ALIGNMENT, Device, Error, Memory, MemoryKind, Result, Segment, SegmentMut, range_within};
+use cotensor_core::{
+    ALIGNMENT, Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, range_within,
+};
 use rustix::fs::ftruncate;
+use std::any::Any;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -28,32 +32,52 @@ impl Memory for MemfdMemory {
     }
 
     fn reserve_exposed(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
-        Ok(Box::new(Exposed(MemfdMut::create(len)?)))
+        let memfd = MemfdMut::create(len)?;
+        memfd.show()?;
+        Ok(Box::new(Shown { memfd: Some(memfd), address: Address::default() }))
     }
 }
 
 /// A memfd whose address others in this process know.
-struct Exposed(MemfdMut);
+struct Shown {
+    /// Always there until it is published.
+    memfd: Option<MemfdMut>,
+    address: Address,
+}
 
-impl SegmentMut for Exposed {
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    fn bytes(&self) -> Option<&[u8]> {
-        self.0.bytes()
-    }
-
-    fn bytes_mut(&mut self) -> Option<&mut [u8]> {
-        self.0.bytes_mut()
-    }
-
-    fn freeze(self: Box<Self>) -> Result<Arc<dyn Segment>> {
-        Ok(Arc::new(self.0.seal_exposed()?))
+impl Drop for Shown {
+    fn drop(&mut self) {
+        if let Some(memfd) = self.memfd.take() {
+            self.address.leave(memfd.into_map());
+        }
     }
 }
 
-/// A memfd that this process alone knows, and writes.
+impl SegmentMut for Shown {
+    fn len(&self) -> usize {
+        self.memfd.as_ref().map_or(0, SegmentMut::len)
+    }
+
+    fn bytes(&self) -> Option<&[u8]> {
+        self.memfd.as_ref()?.bytes()
+    }
+
+    fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        self.memfd.as_mut()?.bytes_mut()
+    }
+
+    fn keep_address(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        Some(self.address.keeper())
+    }
+
+    fn freeze(mut self: Box<Self>) -> Result<Arc<dyn Segment>> {
+        let memfd = self.memfd.take().ok_or_else(|| Error::invalid("published already"))?;
+        Ok(Arc::new(memfd.seal_exposed(&self.address)?))
+    }
+}
+
+/// A memfd that this process alone knows, and writes. Children that are forked do not have it, so that they cannot keep it
+/// from being sealed.
 pub struct MemfdMut {
     map: Map,
     fd: OwnedFd,
@@ -68,6 +92,7 @@ impl MemfdMut {
     /// `Invalid` for a length that cannot exist, `Io` when the system has no more memory.
     pub fn create(len: usize) -> Result<Self> {
         let (fd, map) = create(len)?;
+        map.inherit(false)?;
         Ok(Self { map, fd, len })
     }
 
@@ -89,6 +114,16 @@ impl MemfdMut {
         self.len = len.min(self.map.len());
     }
 
+    /// Lets children that are forked from here on have it, too: arrays that they inherit show it.
+    pub(crate) fn show(&self) -> Result<()> {
+        self.map.inherit(true)
+    }
+
+    /// Its mapping, without the file.
+    pub(crate) fn into_map(self) -> Map {
+        self.map
+    }
+
     /// Ends writing for good: the address stays, and nobody can write or resize it ever after. It cannot be used again
     /// for another tensor; that is what makes it safe to hand to anyone.
     ///
@@ -103,13 +138,25 @@ impl MemfdMut {
     /// As [`seal`](Self::seal), where others in this process know the address and may go on writing there: what they write
     /// from now on is theirs alone. The bytes that everybody sees are mapped a second time.
     ///
+    /// A child that was forked meanwhile can still write the memory, perhaps without knowing. Then they get a copy.
+    ///
     /// # Errors
-    /// As [`seal`](Self::seal).
-    pub fn seal_exposed(self) -> Result<SealedMemfd> {
-        let exposed = self.map.into_private(self.fd.as_fd(), self.len, Access::CopyOnWrite)?;
-        finish(&self.fd, self.len)?;
-        let map = Map::new(self.fd.as_fd(), self.len, Access::Read)?;
-        Ok(SealedMemfd { map, fd: self.fd, guarantee: Guarantee::Immutable, _exposed: Some(exposed) })
+    /// `Io`.
+    pub(crate) fn seal_exposed(self, address: &Address) -> Result<SealedMemfd> {
+        // From here on the address is left to its keepers whatever fails.
+        let exposed = Exposed::new(self.map.into_private(self.fd.as_fd(), self.len, Access::CopyOnWrite)?, address);
+        match finish(&self.fd, self.len) {
+            Ok(()) => {
+                let map = Map::new(self.fd.as_fd(), self.len, Access::Read)?;
+                Ok(SealedMemfd { map, fd: self.fd, guarantee: Guarantee::Immutable, _exposed: Some(exposed) })
+            }
+            Err(error) if error.kind() == ErrorKind::Conflict => {
+                let mut copy = Self::create(self.len)?;
+                copy.write_at(0, exposed.bytes())?;
+                Ok(SealedMemfd { _exposed: Some(exposed), ..copy.seal()? })
+            }
+            Err(error) => Err(error),
+        }
     }
 }
 
@@ -153,7 +200,7 @@ pub struct SealedMemfd {
     fd: OwnedFd,
     guarantee: Guarantee,
     /// Where the writer had it, if he may still write there: kept for him, and used by nobody else.
-    _exposed: Option<Map>,
+    _exposed: Option<Exposed>,
 }
 
 impl SealedMemfd {

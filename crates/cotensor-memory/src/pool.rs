@@ -1,8 +1,10 @@
 //! Memfds kept warm between uses.
 
+use crate::exposed::Address;
 use crate::memfd::MemfdMut;
 use cotensor_core::{Device, Memory, MemoryKind, Result, Segment, SegmentMut, padded};
 use rustix::param::page_size;
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -84,7 +86,7 @@ impl MemfdPool {
             None => Block { memfd: MemfdMut::create(wanted)?, stale: 0 },
         };
         memfd.resize(len);
-        Ok(Lent { memfd: Some(memfd), stale, exposed: false, shelf })
+        Ok(Lent { memfd: Some(memfd), stale, exposed: None, shelf })
     }
 
     fn take_clean(&self, len: usize) -> Result<Lent> {
@@ -157,7 +159,10 @@ impl Memory for MemfdPool {
 
     fn reserve_exposed(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
         let mut lent = self.take_clean(len)?;
-        lent.exposed = true;
+        if let Some(memfd) = &lent.memfd {
+            memfd.show()?;
+        }
+        lent.exposed = Some(Address::default());
         Ok(Box::new(lent))
     }
 
@@ -168,19 +173,23 @@ impl Memory for MemfdPool {
     }
 }
 
-/// A memfd of the pool in use; it goes back when it is dropped unpublished.
+/// A memfd of the pool in use; it goes back when it is dropped unpublished, unless others knew it.
 struct Lent {
     /// Always there until it is published.
     memfd: Option<MemfdMut>,
     stale: usize,
-    /// Whether others in this process know the address.
-    exposed: bool,
+    /// For others in this process who may know the address.
+    exposed: Option<Address>,
     shelf: Arc<Shelf>,
 }
 
 impl Drop for Lent {
     fn drop(&mut self) {
         if let Some(memfd) = self.memfd.take() {
+            // Others may know it, and children that were forked meanwhile have it.
+            if let Some(address) = &self.exposed {
+                return address.leave(memfd.into_map());
+            }
             let stale = self.stale.max(memfd.len());
             self.shelf.keep(Block { memfd, stale });
         }
@@ -204,9 +213,16 @@ impl SegmentMut for Lent {
         self.memfd.as_mut().map_or(Ok(()), |memfd| memfd.write_at(offset, source))
     }
 
+    fn keep_address(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        self.exposed.as_ref().map(Address::keeper)
+    }
+
     fn freeze(mut self: Box<Self>) -> Result<Arc<dyn Segment>> {
         let memfd = self.memfd.take().ok_or_else(|| cotensor_core::Error::invalid("published already"))?;
-        Ok(Arc::new(if self.exposed { memfd.seal_exposed()? } else { memfd.seal()? }))
+        Ok(Arc::new(match &self.exposed {
+            Some(address) => memfd.seal_exposed(address)?,
+            None => memfd.seal()?,
+        }))
     }
 }
 

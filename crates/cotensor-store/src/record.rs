@@ -148,29 +148,24 @@ impl Record {
     pub(crate) fn identity(&self) -> ContentHash {
         self.spec.provenance.unwrap_or_else(|| {
             *self.identity.get_or_init(|| {
-                let mut hasher = Hasher::new("cotensor content v1");
-                hasher.field(self.layout.dtype().name().as_bytes()).number(self.layout.shape().len() as u64);
-                for (&dim, &stride) in self.layout.shape().iter().zip(self.layout.strides()) {
-                    hasher.number(dim as u64).number(stride as u64);
-                }
                 let range = self.layout.byte_range();
-                match self.segment.bytes() {
-                    Some(bytes) => hasher.field(&bytes[range]),
-                    None => {
-                        let mut copy = vec![0; range.len()];
-                        // A device that cannot be read has no content to compare: its slot stands in.
-                        match self.segment.read_at(range.start, &mut copy) {
-                            Ok(()) => {
-                                if let Some(home) = self.home.upgrade() {
-                                    home.copied(&self.spec.name, CopyReason::DeviceTransfer, copy.len());
-                                }
-                                hasher.field(&copy)
-                            }
-                            Err(_) => hasher.number(self.id.slot).number(self.id.version),
+                if let Some(bytes) = self.segment.bytes() {
+                    return self.layout.identity(&bytes[range]);
+                }
+                let mut copy = vec![0; range.len()];
+                match self.segment.read_at(range.start, &mut copy) {
+                    Ok(()) => {
+                        if let Some(home) = self.home.upgrade() {
+                            home.copied(&self.spec.name, CopyReason::DeviceTransfer, copy.len());
                         }
+                        self.layout.identity(&copy)
                     }
-                };
-                hasher.finish()
+                    // A device that cannot be read has no content to compare: its slot stands in.
+                    Err(_) => {
+                        let mut hasher = Hasher::new("cotensor slot v1");
+                        hasher.number(self.id.slot).number(self.id.version).finish()
+                    }
+                }
             })
         })
     }

@@ -1,6 +1,7 @@
 use crate::home::{Draft, Home};
 use crate::{CopyReason, Key, Lease};
 use cotensor_core::{Device, Error, ErrorKind, Layout, Result};
+use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Weak};
 
@@ -39,6 +40,12 @@ impl Reservation {
     /// The bytes for writing in place, where the host can address them.
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         self.draft.segment.bytes_mut()
+    }
+
+    /// For programs that keep the address of the bytes: it stays good as long as they keep this, even when publishing fails.
+    /// None for what was not reserved by [`Store::reserve_exposed`](crate::Store::reserve_exposed).
+    pub fn keep_address(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        self.draft.segment.keep_address()
     }
 
     /// Copies `bytes` to the start of the tensor, and counts the copy under `reason`.

@@ -32,6 +32,11 @@ impl Context {
         self.cancelled.load(Ordering::SeqCst)
     }
 
+    /// The same for whoever asks from elsewhere, such as another language: true once nobody wants the result.
+    pub fn cancellation(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.cancelled)
+    }
+
     /// As [`is_cancelled`](Self::is_cancelled), for `?`.
     ///
     /// # Errors

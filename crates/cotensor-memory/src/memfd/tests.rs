@@ -1,4 +1,5 @@
 use super::*;
+use crate::PrivateCopy;
 use crate::usage::mapping_at;
 use cotensor_core::{ErrorKind, TENSOR_BYTES_MAX};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fstat, memfd_create, open};
@@ -64,6 +65,32 @@ fn writing_on_at_an_exposed_address_changes_nothing_that_others_see() {
         kept.fill(8);
         assert!(segment.bytes().unwrap() == [7; 8192] && received.bytes().unwrap() == [7; 8192]);
         assert_eq!(segment.kind(), MemoryKind::Memfd);
+    }
+}
+
+/// What a program that kept the address sees when the tensor comes to nothing.
+#[test]
+fn an_exposed_address_stays_as_long_as_its_keepers() {
+    for memory in [Box::new(MemfdMemory) as Box<dyn Memory>, Box::new(crate::MemfdPool::new(1 << 20))] {
+        for published in [false, true] {
+            let mut segment = memory.reserve_exposed(8192).unwrap();
+            let kept = segment.bytes_mut().unwrap().as_mut_ptr();
+            let keeper = segment.keep_address().unwrap();
+            if published {
+                drop(segment.freeze().unwrap())
+            } else {
+                drop(segment)
+            }
+            // It must not be anybody else's now.
+            let mut other = memory.reserve(8192).unwrap();
+            // SAFETY: the keeper has the mapping, writable, and nobody else uses it.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(kept, 8192) };
+            bytes.fill(9);
+            assert_eq!(other.bytes_mut().unwrap(), [0; 8192]);
+            assert_eq!(bytes, [9; 8192]);
+            drop(keeper);
+        }
+        assert!(memory.reserve(8192).unwrap().keep_address().is_none());
     }
 }
 

@@ -1,0 +1,167 @@
+//! Calling what others provide.
+
+use super::failure::raised;
+use super::task::Task;
+use super::value::{Tensors, Terms};
+use crate::errors::{OrRaise, raise};
+use crate::interrupt::{Patience, seconds};
+use crate::process::Own;
+use crate::store::{Store, program};
+use cotensor::{Error, ErrorKind};
+use cotensor_client::functions::Arguments;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The functions of all providers, as this process sees them. A function is looked up once; calls go to its provider directly.
+///
+/// ``tensors`` says as what tensors of results come: ``torch``, ``numpy``, ``cotensor``, or ``auto`` (torch's where torch is
+/// imported, else numpy's). ``timeout`` is for calls that have none of their own, in seconds.
+#[pyclass(frozen, weakref, module = "cotensor")]
+pub(crate) struct Functions {
+    store: Py<Store>,
+    options: Options,
+    inner: Mutex<Own<Inner>>,
+}
+
+struct Options {
+    tensors: Tensors,
+    pickle: bool,
+    timeout: Option<f64>,
+}
+
+struct Inner {
+    functions: Arc<cotensor_client::functions::Functions>,
+    terms: Terms,
+}
+
+impl Inner {
+    fn new(py: Python<'_>, store: &Store, options: &Options) -> PyResult<Self> {
+        let store = store.client_store(py)?;
+        let name = program(py);
+        let holder = cotensor::Store::holder(&*store, &name);
+        let terms = Terms {
+            store: Arc::clone(&store),
+            holder,
+            name: format!("arguments of {name}"),
+            tensors: options.tensors,
+            pickle: options.pickle,
+        };
+        Ok(Self { functions: Arc::new(cotensor_client::functions::Functions::new(store)), terms })
+    }
+}
+
+impl Functions {
+    /// Those of this process: a forked child connects anew.
+    fn inner(&self, py: Python<'_>) -> PyResult<(Arc<cotensor_client::functions::Functions>, Terms)> {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        if !inner.is_ours() {
+            *inner = Own::new(Inner::new(py, self.store.get(), &self.options)?);
+        }
+        Ok((Arc::clone(&inner.functions), inner.terms.clone()))
+    }
+
+    fn prepare(
+        &self,
+        py: Python<'_>,
+        args: Option<&Bound<'_, PyAny>>,
+        kwargs: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<(Arc<cotensor_client::functions::Functions>, Terms, Arguments)> {
+        let (functions, terms) = self.inner(py)?;
+        let none = PyTuple::empty(py);
+        let arguments = terms.arguments(args.unwrap_or(none.as_any()), kwargs)?;
+        Ok((functions, terms, arguments))
+    }
+}
+
+#[pymethods]
+impl Functions {
+    #[new]
+    #[pyo3(signature = (store, *, tensors="auto", allow_pickle=false, timeout=None))]
+    fn new(
+        py: Python<'_>,
+        store: Py<Store>,
+        tensors: &str,
+        allow_pickle: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Self> {
+        seconds(py, timeout)?;
+        let options = Options { tensors: Tensors::named(py, tensors)?, pickle: allow_pickle, timeout };
+        let inner = Mutex::new(Own::new(Inner::new(py, store.get(), &options)?));
+        Ok(Self { store, options, inner })
+    }
+
+    /// Calls a function and waits for its result, for at most ``timeout`` seconds.
+    #[pyo3(signature = (name, args=None, kwargs=None, *, timeout=None))]
+    fn call(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        args: Option<&Bound<'_, PyAny>>,
+        kwargs: Option<&Bound<'_, PyDict>>,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        let (functions, terms, arguments) = self.prepare(py, args, kwargs)?;
+        let (patience, timeout) = (Patience::default(), seconds(py, timeout.or(self.options.timeout))?);
+        let outcome = py.detach(|| functions.call_while(name, &arguments, timeout, &|| patience.goes_on()));
+        patience.check()?;
+        let value = outcome.map_err(|error| raised(py, error))?;
+        terms.open(py, value)
+    }
+
+    /// Has a function called, and does not wait; the task fails when it has not ended within ``timeout`` seconds.
+    #[pyo3(signature = (name, args=None, kwargs=None, *, timeout=None))]
+    fn submit(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        args: Option<&Bound<'_, PyAny>>,
+        kwargs: Option<&Bound<'_, PyDict>>,
+        timeout: Option<f64>,
+    ) -> PyResult<Task> {
+        let (functions, terms, arguments) = self.prepare(py, args, kwargs)?;
+        let timeout = seconds(py, timeout)?;
+        let submitted = py.detach(|| functions.submit_within(name, &arguments, timeout));
+        Ok(Task::new(submitted.map_err(|error| raised(py, error))?, terms))
+    }
+
+    /// A task that was submitted by anybody, by its number and the epoch of its provider.
+    fn task(&self, py: Python<'_>, epoch: u64, number: u64) -> PyResult<Task> {
+        let (functions, terms) = self.inner(py)?;
+        let found = py.detach(|| functions.task(epoch, number));
+        Ok(Task::new(found.map_err(|error| raised(py, error))?, terms))
+    }
+
+    /// The tasks of every provider, the newest first: dicts. ``state`` is ``pending``, ``running``, …
+    #[pyo3(signature = (state=None))]
+    fn tasks<'py>(&self, py: Python<'py>, state: Option<&str>) -> PyResult<Bound<'py, PyAny>> {
+        let (functions, _) = self.inner(py)?;
+        let wrong = |_| raise(py, &Error::invalid("no state of a task").in_field("state"));
+        let state = state.map(|state| serde_json::from_value(state.into())).transpose().map_err(wrong)?;
+        let tasks = py.detach(|| functions.tasks(state)).or_raise(py)?;
+        crate::store::report(py, || serde_json::to_string(&tasks))
+    }
+
+    /// The functions whose names start with ``prefix``, each with who provides it: dicts.
+    #[pyo3(signature = (prefix=""))]
+    fn list<'py>(&self, py: Python<'py>, prefix: &str) -> PyResult<Bound<'py, PyAny>> {
+        let (functions, _) = self.inner(py)?;
+        let found = py.detach(|| functions.list(prefix)).or_raise(py)?;
+        crate::store::report(py, || serde_json::to_string(&found))
+    }
+
+    /// Whether somebody provides a function of that name.
+    fn provides(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
+        let (functions, _) = self.inner(py)?;
+        match py.detach(|| functions.describe(name)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            outcome => outcome.map(|_| true).or_raise(py),
+        }
+    }
+
+    /// The store that arguments and results are in.
+    #[getter]
+    fn store(&self, py: Python<'_>) -> Py<Store> {
+        self.store.clone_ref(py)
+    }
+}

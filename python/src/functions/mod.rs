@@ -1,0 +1,13 @@
+//! Functions across processes: this process's, and those of others.
+
+mod caller;
+mod failure;
+mod object;
+mod provider;
+mod task;
+mod value;
+
+pub(crate) use caller::Functions;
+pub(crate) use object::RemoteObject;
+pub(crate) use provider::{Call, Provider};
+pub(crate) use task::Task;

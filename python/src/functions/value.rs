@@ -1,0 +1,231 @@
+//! Python's values as those that cross processes, and back.
+
+use super::object::{Live, RemoteObject};
+use crate::arrays::{Source, shown_by};
+use crate::draft::fill;
+use crate::errors::{OrRaise, raise};
+use crate::tensor::Tensor;
+use cotensor::{Error, ErrorKind, Lease, Store};
+use cotensor_client::ClientStore;
+use cotensor_client::functions::{Arguments, Value};
+use cotensor_store::{Holder, TensorSpec};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// How deep values may be nested; one that contains itself is deeper.
+const DEPTH_MAX: usize = 64;
+/// The name under which pickled bytes cross, alone in a map.
+const PICKLE: &str = "$pickle";
+
+/// As what tensors come to Python.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tensors {
+    /// torch's where torch is imported, else numpy's where that is, else this package's.
+    Auto,
+    Torch,
+    Numpy,
+    Cotensor,
+}
+
+impl Tensors {
+    pub(crate) fn named(py: Python<'_>, name: &str) -> PyResult<Self> {
+        match name {
+            "auto" => Ok(Tensors::Auto),
+            "torch" => Ok(Tensors::Torch),
+            "numpy" => Ok(Tensors::Numpy),
+            "cotensor" => Ok(Tensors::Cotensor),
+            _ => {
+                let message = format!("{name:?} is none of auto, torch, numpy, cotensor");
+                Err(raise(py, &Error::invalid(message).in_field("tensors")))
+            }
+        }
+    }
+}
+
+/// One end's way with values.
+#[derive(Clone)]
+pub(crate) struct Terms {
+    pub(crate) store: Arc<ClientStore>,
+    pub(crate) holder: Holder,
+    /// What new tensors are called.
+    pub(crate) name: String,
+    pub(crate) tensors: Tensors,
+    /// Whether what is no value crosses as a pickle, and pickles are opened.
+    pub(crate) pickle: bool,
+}
+
+impl Terms {
+    fn store(&self) -> Arc<dyn Store> {
+        Arc::clone(&self.store) as Arc<dyn Store>
+    }
+
+    /// Positional and named arguments.
+    pub(crate) fn arguments(&self, args: &Bound<'_, PyAny>, kwargs: Option<&Bound<'_, PyDict>>) -> PyResult<Arguments> {
+        let mut arguments = Arguments::new();
+        for (position, value) in args.try_iter()?.enumerate() {
+            arguments.args.push(self.value(&value?, &format!("argument {position}"), 0)?);
+        }
+        for (name, value) in kwargs.into_iter().flatten() {
+            let name: String = name.extract()?;
+            let value = self.value(&value, &name, 0)?;
+            arguments.kwargs.insert(name, value);
+        }
+        Ok(arguments)
+    }
+
+    /// A value that crosses. Tensors are put into the store unless they are there already: one copy then, counted.
+    pub(crate) fn value(&self, value: &Bound<'_, PyAny>, place: &str, depth: usize) -> PyResult<Value> {
+        let py = value.py();
+        let refused = |message: String| raise(py, &Error::invalid(message).in_field(place));
+        if depth > DEPTH_MAX {
+            return Err(refused(format!("nested deeper than {DEPTH_MAX} levels, or containing itself")));
+        }
+        if value.is_none() {
+            Ok(Value::Null)
+        } else if let Ok(value) = value.cast::<PyBool>() {
+            Ok(Value::Bool(value.is_true()))
+        } else if value.is_instance_of::<PyInt>() {
+            let number = value.extract().map_err(|_| refused("an integer of more than 64 bits".to_owned()))?;
+            Ok(Value::Int(number))
+        } else if value.is_instance_of::<PyFloat>() {
+            Ok(Value::Float(value.extract()?))
+        } else if value.is_instance_of::<PyString>() {
+            Ok(Value::String(value.extract()?))
+        } else if let Ok(bytes) = value.cast::<PyBytes>() {
+            Ok(Value::Bytes(bytes.as_bytes().to_vec()))
+        } else if let Ok(bytes) = value.cast::<PyByteArray>() {
+            Ok(Value::Bytes(bytes.to_vec()))
+        } else if let Ok(values) = value.cast::<PyTuple>() {
+            Ok(Value::Tuple(self.values(values.iter(), place, depth)?))
+        } else if let Ok(values) = value.cast::<PyList>() {
+            Ok(Value::List(self.values(values.iter(), place, depth)?))
+        } else if let Ok(values) = value.cast::<PyDict>() {
+            let mut entries = BTreeMap::new();
+            for (name, value) in values.iter() {
+                let Ok(name) = name.extract::<String>() else {
+                    return Err(refused("a dict with keys that are no strings".to_owned()));
+                };
+                if name == PICKLE {
+                    return Err(refused(format!("{PICKLE:?} is no key of a dict that crosses")));
+                }
+                let value = self.value(&value, &format!("{place}[{name:?}]"), depth + 1)?;
+                entries.insert(name, value);
+            }
+            Ok(Value::Map(entries))
+        } else if let Ok(object) = value.cast::<RemoteObject>() {
+            Ok(Value::Remote(object.get().remote(py)?))
+        } else if value.hasattr("__dlpack__")? || value.hasattr("__array_interface__")? {
+            self.array(value, place)
+        } else {
+            self.other(value, place)
+        }
+    }
+
+    fn values<'py>(
+        &self,
+        values: impl Iterator<Item = Bound<'py, PyAny>>,
+        place: &str,
+        depth: usize,
+    ) -> PyResult<Vec<Value>> {
+        values.enumerate().map(|(at, value)| self.value(&value, &format!("{place}[{at}]"), depth + 1)).collect()
+    }
+
+    fn array(&self, array: &Bound<'_, PyAny>, place: &str) -> PyResult<Value> {
+        let py = array.py();
+        // numpy's scalars are numbers.
+        let generic =
+            py.import("sys")?.getattr("modules")?.get_item("numpy").and_then(|numpy| numpy.getattr("generic"));
+        if generic.is_ok_and(|generic| array.is_instance(&generic).unwrap_or(false)) {
+            return self.value(&array.call_method0("item")?, place, DEPTH_MAX);
+        }
+        if let Some(held) = shown_by(py, array)?
+            && self.store.holds(held.lease())
+        {
+            return Ok(Value::Tensor(Arc::new(held.lease().another(&self.holder).or_raise(py)?)));
+        }
+        let source = Source::of(array)?;
+        let spec = TensorSpec {
+            producer: self.holder.name().to_owned(),
+            ..TensorSpec::new(self.name.as_str(), source.dtype, &source.shape)
+        };
+        let store = self.store();
+        let mut reservation = py.detach(|| store.reserve(spec, &self.holder)).or_raise(py)?;
+        fill(py, &mut reservation, &source)?;
+        let lease = py.detach(|| reservation.publish()).or_raise(py)?;
+        Ok(Value::Tensor(Arc::new(lease)))
+    }
+
+    fn other(&self, value: &Bound<'_, PyAny>, place: &str) -> PyResult<Value> {
+        let py = value.py();
+        let name = value.get_type().fully_qualified_name()?.to_string();
+        if !self.pickle {
+            let message = format!(
+                "{name} does not cross processes: numbers, texts, bytes, lists, tuples, dicts and tensors do. A provider \
+                 can keep it and give out a reference (managed=True), or both sides can allow pickles (allow_pickle=True)"
+            );
+            return Err(raise(py, &Error::unsupported(message).in_field(place)));
+        }
+        let pickled = py.import("pickle")?.call_method1("dumps", (value,))?.extract::<Vec<u8>>()?;
+        Ok(Value::Map(BTreeMap::from([(PICKLE.to_owned(), Value::Bytes(pickled))])))
+    }
+
+    /// What came from the other end.
+    pub(crate) fn open(&self, py: Python<'_>, value: Value) -> PyResult<Py<PyAny>> {
+        Ok(match value {
+            Value::Null => py.None(),
+            Value::Bool(value) => value.into_pyobject(py)?.to_owned().into_any().unbind(),
+            Value::Int(number) => number.into_pyobject(py)?.into_any().unbind(),
+            Value::Float(number) => number.into_pyobject(py)?.into_any().unbind(),
+            Value::String(text) => text.into_pyobject(py)?.into_any().unbind(),
+            Value::Bytes(bytes) => PyBytes::new(py, &bytes).into_any().unbind(),
+            Value::List(values) => PyList::new(py, self.open_all(py, values)?)?.into_any().unbind(),
+            Value::Tuple(values) => PyTuple::new(py, self.open_all(py, values)?)?.into_any().unbind(),
+            Value::Map(mut values) => {
+                if let (1, Some(Value::Bytes(_))) = (values.len(), values.get(PICKLE)) {
+                    let Some(Value::Bytes(bytes)) = values.remove(PICKLE) else { return Ok(py.None()) };
+                    return self.unpickle(py, &bytes);
+                }
+                let made = PyDict::new(py);
+                for (name, value) in values {
+                    made.set_item(name, self.open(py, value)?)?;
+                }
+                made.into_any().unbind()
+            }
+            Value::Tensor(lease) => self.tensor(py, &lease)?,
+            Value::Object(object) => match object.get::<Live>() {
+                Some(live) => live.object(py),
+                None => return Err(raise(py, &Error::unsupported("an object that is not Python's"))),
+            },
+            Value::Remote(object) => Py::new(py, RemoteObject::new(object, self.clone()))?.into_any(),
+        })
+    }
+
+    fn open_all(&self, py: Python<'_>, values: Vec<Value>) -> PyResult<Vec<Py<PyAny>>> {
+        values.into_iter().map(|value| self.open(py, value)).collect()
+    }
+
+    fn unpickle(&self, py: Python<'_>, bytes: &[u8]) -> PyResult<Py<PyAny>> {
+        if !self.pickle {
+            let message =
+                "the other side sent a pickle, which can run anything: it is opened with allow_pickle=True only";
+            return Err(raise(py, &Error::new(ErrorKind::Refused, message)));
+        }
+        Ok(py.import("pickle")?.call_method1("loads", (PyBytes::new(py, bytes),))?.unbind())
+    }
+
+    fn tensor(&self, py: Python<'_>, lease: &Lease) -> PyResult<Py<PyAny>> {
+        let lease = lease.another(&self.holder).or_raise(py)?;
+        let tensor = Bound::new(py, Tensor::new(lease, self.store()))?;
+        let modules = py.import("sys")?.getattr("modules")?;
+        let made = match self.tensors {
+            Tensors::Auto if modules.contains("torch")? => tensor.call_method0("torch"),
+            Tensors::Auto if modules.contains("numpy")? => tensor.call_method0("numpy"),
+            Tensors::Torch => tensor.call_method0("torch"),
+            Tensors::Numpy => tensor.call_method0("numpy"),
+            Tensors::Auto | Tensors::Cotensor => return Ok(tensor.into_any().unbind()),
+        };
+        made.map(Bound::unbind)
+    }
+}
