@@ -4,7 +4,7 @@ SHELL := /bin/bash
 CARGO ?= cargo
 MIN_TESTS := 450
 
-.PHONY: test setup fmt lint deps doc unit gate bench soak loom valgrind miri fuzz fuzz-short wasm demo protocol test-dashboard
+.PHONY: test setup fmt lint deps doc unit gate test-python test-torch bench-peers bench soak loom valgrind miri fuzz fuzz-short wasm demo protocol test-dashboard
 
 test: setup fmt lint deps unit doc loom
 
@@ -34,6 +34,17 @@ doc:
 # The files in protocol/, from the code; a test compares them.
 protocol:
 	COTENSOR_WRITE_PROTOCOL=1 $(CARGO) test -p cotensor-client --test golden --quiet
+
+# The Python package: first without torch, then with it. Each makes its own virtual environment below target/python.
+test-python:
+	scripts/test_python.sh numpy
+
+test-torch:
+	scripts/test_python.sh torch
+
+# Cotensor and its peers in one run on this machine: ratios. Ray and torch are large downloads.
+bench-peers:
+	scripts/bench_peers.sh
 
 # The daemon's page in a headless Chromium; installs what it needs.
 test-dashboard:

@@ -26,7 +26,7 @@ mod _native {
     #[pymodule_export]
     use super::arrays::tensor_of;
     #[pymodule_export]
-    use super::claim::{Ticket, content_hash};
+    use super::claim::{Ticket, content_hash, sampled_hash};
     #[pymodule_export]
     use super::command::main;
     #[pymodule_export]

@@ -1,0 +1,117 @@
+"""Measuring: interleaved rounds, medians, processes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Callable, Dict, Iterator, List
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """The time of one run; giving back what it returned is not part of it."""
+    start = time.perf_counter()
+    result = run()
+    taken = time.perf_counter() - start
+    del result
+    return taken
+
+
+def interleaved(contenders: Dict[str, Callable[[], object]], rounds: int) -> Dict[str, float]:
+    """The median time of each, one round of all after another, so that what else the machine does meets all."""
+    times: Dict[str, List[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, run in contenders.items():
+            times[name].append(seconds(run))
+    gc.collect()
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+class Echo:
+    """A bare echo of 200 bytes over a Unix socket, with another process at its other end: the unit of latencies."""
+
+    _SERVER = """
+import socket, sys
+s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])
+while True:
+    m = s.recv(200, socket.MSG_WAITALL)
+    if not m: break
+    s.sendall(m)
+"""
+
+    def __init__(self) -> None:
+        path = os.path.join(tempfile.mkdtemp(), "echo")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen()
+            self._process = subprocess.Popen([sys.executable, "-c", self._SERVER, path])
+            self._socket, _ = listener.accept()
+
+    def __call__(self) -> bytes:
+        self._socket.sendall(b"x" * 200)
+        return self._socket.recv(200, socket.MSG_WAITALL)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait()
+
+
+@contextmanager
+def daemon(*flags: str) -> Iterator[str]:
+    """`cotensor serve`; its socket."""
+    folder = tempfile.mkdtemp()
+    path = os.path.join(folder, "s")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cotensor", "serve", "--json", "--socket", path, *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        assert process.stdout is not None
+        while process.stdout.readline().strip() != b"}":
+            if process.poll() is not None:
+                raise RuntimeError("the daemon did not start")
+        threading.Thread(target=process.stdout.read, daemon=True).start()
+        yield path
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def pss(pid: int) -> int:
+    """The proportional memory of a process, in bytes."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")) << 10
+
+
+class Child:
+    """A process that runs a script and answers lines with lines."""
+
+    def __init__(self, script: str, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", script, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a process ended with {self.process.wait()}")
+        return line.strip()
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(60)
+
+
+def us(taken: float) -> str:
+    return f"{taken * 1e6:,.1f} us" if taken < 0.01 else f"{taken * 1e3:,.1f} ms"

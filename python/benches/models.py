@@ -1,0 +1,127 @@
+"""BERT-base, 440 MB, random weights: attached, loaded, in four processes, and computed once."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import Any, Dict, List
+
+import torch
+from measure import Child, interleaved, pss, us
+from transformers import BertConfig, BertModel
+
+import cotensor
+from cotensor.torch import attach, publish, share
+
+#: One process of four: the interpreter and torch alone, or with the model attached and run once.
+WORKER = """
+import sys, torch
+from transformers import BertConfig, BertModel
+torch.set_num_threads(1)
+if sys.argv[1] != "baseline":
+    import cotensor
+    from cotensor.torch import attach
+    with torch.device("meta"):
+        model = BertModel(BertConfig())
+    attach(model, "bert", store=cotensor.connect(sys.argv[1]))
+    model.eval()
+    with torch.no_grad():
+        model(torch.ones(1, 16, dtype=torch.long))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def run(socket: str, rounds: int, _ray: Any) -> Dict[str, float]:
+    import safetensors.torch
+
+    config = BertConfig()
+    torch.manual_seed(0)
+    model = BertModel(config).eval()
+    folder = tempfile.mkdtemp()
+    model.save_pretrained(folder)
+    file = os.path.join(folder, "model.safetensors")
+    with cotensor.connect(socket, client="publisher") as store:
+        publish(model, "bert", store=store)
+        with torch.device("meta"):
+            empty = BertModel(config)
+
+        def attached() -> Any:
+            # As another process would: nothing of it is held here.
+            with cotensor.connect(socket, client="reader") as reader:
+                attach(empty, "bert", store=reader)
+            return touch(empty)
+
+        def loaded() -> Any:
+            empty.load_state_dict(safetensors.torch.load_file(file), assign=True)
+            return touch(empty)
+
+        def pretrained() -> Any:
+            return touch(BertModel.from_pretrained(folder))
+
+        contenders = {
+            "attach + touch every page": attached,
+            "load_file + load_state_dict(assign) + touch": loaded,
+            "from_pretrained + touch": pretrained,
+        }
+        for contender in contenders.values():
+            contender()
+        taken = interleaved(contenders, max(3, rounds // 4))
+        for name, value in taken.items():
+            print(f"  {name:46} {us(value)}")
+        taken.update(memory(socket))
+        taken.update(memoised(store, rounds))
+    return taken
+
+
+def touch(model: Any) -> float:
+    """Reads one byte of every page of every weight."""
+    total = 0.0
+    for tensor in model.parameters():
+        total += float(tensor.detach().view(-1)[::1024].sum())
+    return total
+
+
+def memory(socket: str) -> Dict[str, float]:
+    """What one process and four of them take, less what the interpreter with torch takes; unmapped segments are the
+    daemon's and count once."""
+
+    def together(kind: str, count: int) -> int:
+        children = [Child(WORKER, kind) for _ in range(count)]
+        for child in children:
+            assert child.line() == "ready"
+        used = sum(pss(child.process.pid) for child in children)
+        for child in children:
+            child.end()
+        return used
+
+    figures: List[int] = []
+    for count in (1, 4):
+        figures.append(together(socket, count) - together("baseline", count))
+    one, four = figures
+    print(f"  one process {one >> 20} MiB, four {four >> 20} MiB beyond interpreter and torch: {four / one:.2f}")
+    return {"memory of one process, bytes": one, "memory of four processes, bytes": four}
+
+
+def memoised(store: Any, rounds: int) -> Dict[str, float]:
+    """The same input through two models with the same encoder."""
+    torch.manual_seed(0)
+    one, other = BertModel(BertConfig()).eval(), BertModel(BertConfig()).eval()
+    other.load_state_dict(one.state_dict())
+    first, second = share(one, store=store, name="bert"), share(other, store=store, name="bert")
+    _ = first.space, second.space
+    generator = torch.Generator().manual_seed(1)
+    times: Dict[str, List[float]] = {"computed": [], "found": []}
+    from measure import seconds
+
+    with torch.no_grad():
+        for _ in range(max(5, rounds // 4)):
+            ids = torch.randint(0, 30000, (1, 128), generator=generator)
+            times["computed"].append(seconds(lambda ids=ids: one(ids)))
+            times["found"].append(seconds(lambda ids=ids: other(ids)))
+    assert second.hits == len(times["found"]), second
+    import statistics
+
+    computed, found = (statistics.median(times[name]) for name in ("computed", "found"))
+    print(f"  BERT-base, 128 tokens: computed {us(computed)}, found {us(found)}: {100 * found / computed:.1f} %")
+    return {"memoised encoder, computed": computed, "memoised encoder, found": found}

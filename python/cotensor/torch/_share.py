@@ -1,0 +1,174 @@
+"""Outputs of a module, computed once for all who give it the same input."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import numpy
+import torch
+
+from .._native import Draft, Store, Tensor, Ticket, content_hash
+from ..errors import InvalidError, OverBudgetError, RefusedError
+from ._fingerprint import Fingerprint, environment
+from ._tree import NotShared, describe, restore
+
+_logger = logging.getLogger("cotensor")
+#: The longest description of an output, in bytes.
+_DESCRIPTION_BYTES_MAX = 1 << 20
+
+
+class Shared:
+    """A module whose outputs are shared; see :func:`share`.
+
+    ``hits`` counts the calls whose result was there, ``computed`` those that computed and published it, and ``private`` says
+    why others were computed as if nothing were shared.
+    """
+
+    def __init__(self, module: torch.nn.Module, store: Store, name: str, kind: str, holder: Optional[str]) -> None:
+        self._module = module
+        self._store = store
+        self._name = name
+        self._kind = kind
+        self._holder = holder
+        self._forward: Callable[..., Any] = module.forward
+        self._fingerprint = Fingerprint(module)
+        self.hits = 0
+        self.computed = 0
+        self.private: Counter[str] = Counter()
+
+    @property
+    def space(self) -> str:
+        """What the module computes, in 64 hexadecimal digits: modules of equal space share their results."""
+        return self._fingerprint.current()
+
+    def invalidate(self) -> None:
+        """Says that weights were changed in a way that torch does not count, such as single elements through ``.data``."""
+        self._fingerprint.forget()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            key = self._key(args, kwargs)
+        except NotShared as reason:
+            return self._privately(str(reason), args, kwargs)
+        claimed = self._store.claim(key, self._holder)
+        if not isinstance(claimed, Ticket):
+            self.hits += 1
+            return _opened(claimed)
+        # Whatever goes wrong from here on drops the ticket, and the next who waits computes.
+        state = torch.get_rng_state()
+        output = self._forward(*args, **kwargs)
+        if not torch.equal(state, torch.get_rng_state()):
+            claimed.decline()
+            self.private["it draws random numbers"] += 1
+            return output
+        try:
+            self._publish(key, claimed, output)
+        except NotShared as reason:
+            self.private[str(reason)] += 1
+        except (RefusedError, OverBudgetError) as error:
+            self.private[type(error).__name__] += 1
+            _logger.info("%s: its output stays private: %s", self._name, error)
+        else:
+            self.computed += 1
+        return output
+
+    def _privately(self, reason: str, args: Any, kwargs: Any) -> Any:
+        self.private[reason] += 1
+        _logger.debug("%s: computed privately: %s", self._name, reason)
+        return self._forward(*args, **kwargs)
+
+    def _key(self, args: Any, kwargs: Any) -> str:
+        module = self._module
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            raise NotShared("it is being traced")
+        if any(part.training for part in module.modules()):
+            raise NotShared("training mode")
+        tensors: List[torch.Tensor] = []
+        described = describe([args, dict(sorted(kwargs.items()))] if kwargs else [args], tensors)
+        if torch.is_grad_enabled() and any(
+            tensor.requires_grad for tensor in (*tensors, *module.parameters(), *module.buffers())
+        ):
+            raise NotShared("gradients are wanted (torch.no_grad() or inference_mode() says otherwise)")
+        for tensor in tensors:
+            if tensor.device.type != "cpu" or tensor.layout != torch.strided or not isinstance(tensor, torch.Tensor):
+                raise NotShared(f"an input of {type(tensor).__name__} on {tensor.device}")
+        parts = [_shareable(tensor) for tensor in tensors]
+        return content_hash(self.space, *environment(), json.dumps(described), *parts)
+
+    def _publish(self, key: str, ticket: Ticket, output: Any) -> None:
+        tensors: List[torch.Tensor] = []
+        description = json.dumps(describe(output, tensors)).encode()
+        if len(description) > _DESCRIPTION_BYTES_MAX:
+            raise NotShared("an output of too many parts")
+        drafts: List[Draft] = []
+        described = self._draft(key, 0, (len(description),), "uint8")
+        described.numpy()[:] = numpy.frombuffer(description, numpy.uint8)
+        drafts.append(described)
+        for number, tensor in enumerate(tensors, 1):
+            if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+                raise NotShared(f"an output on {tensor.device}")
+            draft = self._draft(key, number, tuple(tensor.shape), str(tensor.dtype))
+            draft.write(_shareable(tensor))
+            drafts.append(draft)
+        ticket.publish(drafts)
+
+    def _draft(self, key: str, number: int, shape: Tuple[int, ...], dtype: str) -> Draft:
+        return self._store.empty(
+            f"{self._name}/{key[:16]}/{number}",
+            shape,
+            dtype,
+            holder=self._holder,
+            kind=self._kind,
+            producer=self._name,
+            provenance=content_hash(key, str(number)),
+        )
+
+    def __repr__(self) -> str:
+        return f"<Shared {self._name!r}, {self.hits} hits, {self.computed} computed, {sum(self.private.values())} private>"
+
+
+def _shareable(tensor: torch.Tensor) -> torch.Tensor:
+    """As memory shows it: without gradient, conjugation and negation."""
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
+def _opened(results: List[Tensor]) -> Any:
+    described: Dict[str, Any] = json.loads(results[0].tobytes())
+    return restore(described, [result.torch() for result in results[1:]])
+
+
+def share(
+    module: torch.nn.Module,
+    *,
+    store: Store,
+    name: Optional[str] = None,
+    kind: str = "other",
+    holder: Optional[str] = None,
+) -> Shared:
+    """Computes ``module(input)`` once for everybody who has the same module and the same input, in whatever process.
+
+    Two modules are the same when their code, settings and weights are (their *space*), two inputs when their contents, dtypes
+    and shapes are. The first call computes and publishes; others with the same key wait for it, or find it. Their tensors
+    share its memory, page by page until somebody writes in place.
+
+    Nothing is shared, and the call computed as always, in training mode, where gradients are wanted, when random numbers are
+    drawn, with hooks on inner modules, and for inputs or outputs that are not tensors on the CPU, numbers, texts, lists,
+    tuples, dicts or outputs of transformers; the returned object counts why.
+
+    ``kind`` says what the outputs mean (``vision_embedding``, …); a store's configuration may allow some only.
+    """
+    if "forward" in vars(module):
+        raise InvalidError("this module is shared already, or has a forward of its own", field="module")
+    shared = Shared(module, store, name or type(module).__name__, kind, holder)
+    module.forward = shared  # type: ignore[method-assign]
+    return shared
+
+
+def unshare(module: torch.nn.Module) -> None:
+    """Ends :func:`share`."""
+    if not isinstance(vars(module).get("forward"), Shared):
+        raise InvalidError("this module is not shared", field="module")
+    del module.forward
