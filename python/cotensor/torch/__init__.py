@@ -1,0 +1,45 @@
+"""Whole PyTorch models in shared memory: published once, attached in milliseconds, by any process of the machine.
+
+::
+
+    import cotensor.torch
+
+    cotensor.torch.publish(model, "bert")               # one process: one copy in; `cotensor serve` keeps it
+
+    with torch.device("meta"):                          # another: the structure, without memory
+        model = Bert(config)
+    cotensor.torch.attach(model, "bert")                # and the weights, without a copy
+
+    with cotensor.torch.shared_weights("bert"):         # Hugging Face: whoever comes first loads, all others attach
+        model = AutoModel.from_pretrained(folder)
+
+A name has versions. :func:`publish` makes a new one at once for all tensors; who attached the one before keeps it until
+:func:`refresh`. Parameters can be trained: what is written is the writer's own, page by page.
+
+Outputs of modules, computed once for whoever has the same module and input: :func:`share`.
+
+State dicts: :func:`publish_state_dict`, :func:`publish_file` (safetensors), :func:`state_dict`.
+"""
+
+from __future__ import annotations
+
+from ._share import Shared, share, unshare
+from .hub import shared_weights
+from .models import Attachment, attach, attachment, newer_version, publish, refresh
+from .state import publish_file, publish_state_dict, state_dict
+
+__all__ = [
+    "Attachment",
+    "Shared",
+    "attach",
+    "attachment",
+    "newer_version",
+    "publish",
+    "publish_file",
+    "publish_state_dict",
+    "refresh",
+    "share",
+    "shared_weights",
+    "state_dict",
+    "unshare",
+]

@@ -1,0 +1,167 @@
+"""Published tensors into a module: first what goes where, all of it checked, then all at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from ..errors import InvalidError, UnsupportedError
+from ._collect import DTYPES, places
+from ._format import PARAMETER, TEMPORARY, TENSOR, Manifest
+
+Place = Tuple[str, str, torch.Tensor]
+
+
+@dataclass
+class Plan:
+    """For each published tensor that the module has: its number, and its places there."""
+
+    targets: List[Tuple[int, List[Place]]] = field(default_factory=list)
+    missing: List[str] = field(default_factory=list)
+    unexpected: List[str] = field(default_factory=list)
+
+
+def plan(module: torch.nn.Module, manifest: Manifest, model: str, *, strict: bool, same_dtype: bool) -> Plan:
+    """Raises :class:`InvalidError` naming what does not fit. Changes nothing."""
+    own = places(module)
+    by_name = {place[0]: place for place in own}
+    tied: Dict[int, List[Place]] = {}
+    for place in own:
+        tied.setdefault(id(place[2]), []).append(place)
+    made = Plan()
+    taken: Dict[int, Tuple[int, str]] = {}
+    for index, entry in enumerate(manifest.tensors):
+        found: Dict[str, Place] = {}
+        for name, kind in entry.places:
+            if name not in by_name:
+                if kind != TEMPORARY:
+                    made.unexpected.append(name)
+                continue
+            if kind != TENSOR and (kind == PARAMETER) != (by_name[name][1] == PARAMETER):
+                raise InvalidError(f"{name}: a {by_name[name][1]} here, published as {kind}", field=name)
+            # A name that is tied here to one that is published need not be.
+            for place in tied[id(by_name[name][2])]:
+                found[place[0]] = place
+        for name, _, tensor in found.values():
+            before = taken.setdefault(id(tensor), (index, name))
+            if before[0] != index:
+                message = f"{name}: tied to {before[1]} here, but published as another tensor"
+                raise InvalidError(message, field=name)
+            _check(name, tensor, entry.shape, entry.dtype, same_dtype)
+        if found:
+            made.targets.append((index, list(found.values())))
+    for name, kind, tensor in own:
+        if id(tensor) in taken:
+            continue
+        if kind != TEMPORARY:
+            made.missing.append(name)
+        elif tensor.is_meta:
+            raise InvalidError(f"{name}: a buffer that was not published and has no data here", field=name)
+    if strict and (made.missing or made.unexpected):
+        parts = [_listed("not published", made.missing), _listed("not in the module", made.unexpected)]
+        first = (made.missing + made.unexpected)[0]
+        kind = type(module).__name__
+        raise InvalidError(f"{model} does not fit {kind}: {'; '.join(filter(None, parts))}", field=first)
+    return made
+
+
+def _listed(what: str, names: List[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"{what}: {', '.join(names[:5])}{more}" if names else ""
+
+
+def _check(name: str, tensor: torch.Tensor, shape: Tuple[int, ...], dtype: str, same_dtype: bool) -> None:
+    if is_lazy(tensor):
+        raise InvalidError(f"{name}: it is not initialized: run the module once", field=name)
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        raise UnsupportedError(f"{name}: a {type(tensor).__name__} is more than a tensor", field=name)
+    if tuple(tensor.shape) != shape:
+        raise InvalidError(f"{name}: of shape {list(tensor.shape)} here, {list(shape)} published", field=name)
+    if tensor.device.type not in ("cpu", "meta"):
+        message = f"{name}: it is on {tensor.device}, and what is shared is the host's: to('cpu') or to('meta') first"
+        raise UnsupportedError(message, field=name)
+    if same_dtype and dtype in DTYPES and tensor.dtype != DTYPES[dtype]:
+        raise InvalidError(f"{name}: {tensor.dtype} here, published as {dtype}", field=name)
+
+
+def assign(
+    module: torch.nn.Module,
+    planned: Plan,
+    manifest: Manifest,
+    shown: List[torch.Tensor],
+    requires_grad: Optional[bool],
+) -> None:
+    """Carries out a plan; if anything fails, the module is put back as it was."""
+    undo: List[Callable[[], Any]] = []
+    try:
+        for index, found in planned.targets:
+            entry, view = manifest.tensors[index], shown[index]
+            parameters = [place for place in found if place[1] == PARAMETER]
+            buffers = [place for place in found if place[1] != PARAMETER]
+            if parameters:
+                grad = parameters[0][2].requires_grad if entry.places[0][1] == TENSOR else entry.requires_grad
+                grad = grad if requires_grad is None else requires_grad
+                grad = grad and view.dtype.is_floating_point
+                value = _reused(parameters, view, undo)
+                if value is None:
+                    value = torch.nn.Parameter(view, requires_grad=grad)
+                    value.__dict__.update(parameters[0][2].__dict__)
+                else:
+                    undo.append(_grad_of(value))
+                    value.requires_grad_(grad)
+                _set(module, parameters, value, undo)
+            if buffers:
+                plain = view.detach() if parameters else view
+                _set(module, buffers, _or(_reused(buffers, plain, undo), plain), undo)
+    except BaseException:
+        for back in reversed(undo):
+            back()
+        raise
+
+
+def _or(value: Optional[torch.Tensor], otherwise: torch.Tensor) -> torch.Tensor:
+    return otherwise if value is None else value
+
+
+def _reused(found: List[Place], view: torch.Tensor, undo: List[Callable[[], Any]]) -> Optional[torch.Tensor]:
+    """The object that is there already, on the new memory: optimizers and others know it by identity."""
+    for _, kind, tensor in found:
+        if tensor.is_meta or tensor.dtype != view.dtype or tensor.is_inference() or view.is_inference():
+            continue
+        if kind != PARAMETER and (tensor.requires_grad or tensor._base is not None):
+            continue
+        before = tensor.data
+        undo.append(_data_of(tensor, before))
+        tensor.data = view
+        return tensor
+    return None
+
+
+def _data_of(tensor: torch.Tensor, data: torch.Tensor) -> Callable[[], Any]:
+    def back() -> None:
+        tensor.data = data
+
+    return back
+
+
+def _grad_of(tensor: torch.Tensor) -> Callable[[], Any]:
+    before = tensor.requires_grad
+    return lambda: tensor.requires_grad_(before)
+
+
+def _set(module: torch.nn.Module, found: List[Place], value: torch.Tensor, undo: List[Callable[[], Any]]) -> None:
+    for name, _, tensor in found:
+        if tensor is value:
+            continue
+        path, _, leaf = name.rpartition(".")
+        owner = module.get_submodule(path)
+        # By the attribute: some modules, such as recurrent ones, keep lists of their own.
+        undo.append(_attribute_of(owner, leaf, tensor))
+        setattr(owner, leaf, value)
+
+
+def _attribute_of(owner: torch.nn.Module, leaf: str, tensor: torch.Tensor) -> Callable[[], Any]:
+    return lambda: setattr(owner, leaf, tensor)

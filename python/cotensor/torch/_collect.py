@@ -1,0 +1,202 @@
+"""What a module consists of, and how that is laid out."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from ..errors import InvalidError, UnsupportedError
+from ._format import (
+    BUFFER,
+    ITEM_BYTES,
+    NAME_BYTES_MAX,
+    PARAMETER,
+    TEMPORARY,
+    TENSOR,
+    Manifest,
+    TensorEntry,
+    aligned,
+    span,
+)
+
+#: torch's types by their names here; some are newer than the oldest torch.
+DTYPES: Dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, name)}
+NAMES: Dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+
+Place = Tuple[str, str]
+
+
+@dataclass
+class Source:
+    """What goes into one storage."""
+
+    #: Bytes as they lie in memory; or, with ``scattered``, elements that are to be put side by side.
+    tensor: torch.Tensor
+    scattered: bool
+    #: Zeros before them, so that elements of every size are at multiples of it.
+    pad_bytes: int
+    #: The storage's length, with the padding.
+    size_bytes: int
+    #: What owns the memory.
+    keep: List[torch.Tensor]
+
+
+def places(module: torch.nn.Module) -> List[Tuple[str, str, torch.Tensor]]:
+    """Every parameter and buffer under every name it has: name, kind, tensor."""
+    found: List[Tuple[str, str, torch.Tensor]] = []
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        dot = prefix + "." if prefix else ""
+        found += [(dot + name, PARAMETER, value) for name, value in part._parameters.items() if value is not None]
+        temporary = part._non_persistent_buffers_set
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                found.append((dot + name, TEMPORARY if name in temporary else BUFFER, buffer))
+    return found
+
+
+def of_mapping(mapping: Mapping[str, Any]) -> List[Tuple[str, str, torch.Tensor]]:
+    """The tensors of a state dict."""
+    found = []
+    for name, value in mapping.items():
+        if not isinstance(name, str):
+            raise InvalidError(f"a state dict's keys are texts, not {type(name).__name__}", field="mapping")
+        if not isinstance(value, torch.Tensor):
+            raise InvalidError(f"{name}: a tensor is expected, not {type(value).__name__}", field=name)
+        found.append((name, TENSOR, value))
+    return found
+
+
+def check(name: str, tensor: torch.Tensor) -> None:
+    """Whether a tensor can be published.
+
+    Raises :class:`InvalidError` or :class:`UnsupportedError`, naming it.
+    """
+    if not name or len(name) > NAME_BYTES_MAX:
+        raise InvalidError(f"{name[:80]!r}: a name of 1 to {NAME_BYTES_MAX} characters is expected", field=name[:80])
+    if is_lazy(tensor):
+        raise InvalidError(f"{name}: it is not initialized: run the module once", field=name)
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        raise UnsupportedError(
+            f"{name}: a {type(tensor).__name__} is more than a tensor and cannot be shared", field=name
+        )
+    if tensor.is_meta:
+        raise InvalidError(f"{name}: it has no data: it is on the meta device", field=name)
+    if tensor.layout is not torch.strided:
+        raise UnsupportedError(f"{name}: its layout is {tensor.layout}: to_dense() first", field=name)
+    if tensor.is_quantized:
+        raise UnsupportedError(f"{name}: it is a quantized tensor ({tensor.dtype}): dequantize() first", field=name)
+    if tensor.device.type != "cpu":
+        raise UnsupportedError(
+            f"{name}: it is on {tensor.device}: cpu() first, shared memory is the host's", field=name
+        )
+    if tensor.dtype not in NAMES:
+        raise UnsupportedError(f"{name}: {tensor.dtype} cannot be shared, only {', '.join(NAMES.values())}", field=name)
+    if tensor.is_conj() or tensor.is_neg():
+        raise UnsupportedError(f"{name}: it is a lazy negation or conjugation: resolve_neg() first", field=name)
+
+
+def gather(
+    found: Iterable[Tuple[str, str, torch.Tensor]], module: str, source: Optional[Dict[str, Any]] = None
+) -> Tuple[Manifest, List[Source]]:
+    """Lays tensors out: each memory once, whatever shows it.
+
+    One that is the same tensor under several names has one entry. Tensors that overlap in memory stay so. One that is
+    alone in its memory keeps its strides if that wastes nothing, and else has its elements put side by side.
+    """
+    groups: Dict[Any, Shown] = {}
+    for name, kind, tensor in found:
+        check(name, tensor)
+        key: Any = id(tensor)
+        if kind == TENSOR and tensor.numel():
+            # A state dict has an object of its own for every name of a tied parameter.
+            key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        groups.setdefault(key, (tensor, []))[1].append((name, kind))
+    clusters = _clusters(list(groups.values()))
+    storages: List[Tuple[int, int]] = []
+    entries: List[TensorEntry] = []
+    sources: List[Source] = []
+    end = 0
+    for cluster in clusters:
+        copied, shown = _lay(cluster)
+        offset = aligned(end)
+        end = offset + copied.size_bytes
+        storages.append((offset, copied.size_bytes))
+        sources.append(copied)
+        for tensor, named, stride, start_bytes in shown:
+            entries.append(
+                TensorEntry(
+                    places=named,
+                    dtype=NAMES[tensor.dtype],
+                    shape=tuple(tensor.shape),
+                    stride=stride,
+                    storage=len(storages) - 1,
+                    offset=start_bytes // tensor.element_size(),
+                    requires_grad=tensor.requires_grad,
+                )
+            )
+    return Manifest(module, storages, entries, source or {}), sources
+
+
+Shown = Tuple[torch.Tensor, List[Place]]
+
+
+def _extent(tensor: torch.Tensor) -> Tuple[int, int]:
+    """The addresses between which a tensor lies."""
+    start: int = tensor.data_ptr()
+    return start, start + span(tensor.shape, tensor.stride()) * tensor.element_size()
+
+
+def _clusters(shown: List[Shown]) -> List[List[Shown]]:
+    """Tensors that overlap, together; the clusters in the order of their first tensors."""
+    ordered = sorted(range(len(shown)), key=lambda index: _extent(shown[index][0]))
+    clusters: List[List[int]] = []
+    end = 0
+    for index in ordered:
+        start, stop = _extent(shown[index][0])
+        if clusters and start < end and start < stop:
+            clusters[-1].append(index)
+        else:
+            clusters.append([index])
+        end = max(end, stop)
+    return [[shown[index] for index in sorted(cluster)] for cluster in sorted(clusters, key=min)]
+
+
+def _lay(cluster: List[Shown]) -> Tuple[Source, List[Tuple[torch.Tensor, List[Place], Tuple[int, ...], int]]]:
+    """What is copied for a cluster; and each tensor's strides in elements and start in bytes."""
+    if len(cluster) == 1:
+        tensor, named = cluster[0]
+        if span(tensor.shape, _stride(tensor)) > tensor.numel() or not tensor.numel():
+            # What lies in the gaps between its elements is nobody's business.
+            size_bytes = tensor.numel() * tensor.element_size()
+            source = Source(tensor.detach(), True, 0, size_bytes, [])
+            return source, [(tensor, named, contiguous_stride(tuple(tensor.shape)), 0)]
+    tensors = [tensor for tensor, _ in cluster]
+    low = min(_extent(tensor)[0] for tensor in tensors)
+    length = max(_extent(tensor)[1] for tensor in tensors) - low
+    fits = (pad for pad in range(8) if all((t.data_ptr() - low + pad) % t.element_size() == 0 for t in tensors))
+    pad = next(fits, None)
+    if pad is None:
+        name = cluster[0][1][0][0]
+        raise UnsupportedError(f"{name}: others show the same memory at odd addresses: clone() one of them", field=name)
+    # Not by a storage: several that are made of foreign memory may show the same.
+    window = (ctypes.c_char * length).from_address(low)
+    source = Source(torch.frombuffer(window, dtype=torch.uint8), False, pad, pad + length, tensors)
+    return source, [(t, named, _stride(t), t.data_ptr() - low + pad) for t, named in cluster]
+
+
+def _stride(tensor: torch.Tensor) -> Tuple[int, ...]:
+    return tuple(step if size > 1 else 1 for size, step in zip(tensor.shape, tensor.stride()))
+
+
+def contiguous_stride(shape: Tuple[int, ...]) -> Tuple[int, ...]:
+    """Strides in elements of row-major order."""
+    stride: List[int] = []
+    step = 1
+    for size in reversed(shape):
+        stride.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(stride))

@@ -1,0 +1,55 @@
+"""Which store is meant, and one loader at a time."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import Iterator, Optional
+
+from .. import connect
+from .._native import Store, Ticket, content_hash
+from ..errors import ConflictError, TimedOutError
+
+_lock = threading.Lock()
+_default: Optional[Store] = None
+
+
+def resolve(store: Optional[Store]) -> Store:
+    """The store itself; the daemon's, to which this process keeps one connection, where none is named."""
+    global _default
+    if store is not None:
+        return store
+    with _lock:
+        if _default is not None and _is_closed(_default):
+            _default = None
+        if _default is None:
+            _default = connect()
+        return _default
+
+
+def _is_closed(store: Store) -> bool:
+    try:
+        store.client  # noqa: B018 - asked for its exception
+    except ConflictError:
+        return True
+    return False
+
+
+@contextmanager
+def loading(store: Store, name: str) -> Iterator[None]:
+    """Held by one thread of one process at a time: whoever makes what ``name`` is to be.
+
+    It is a claim that never has results: who dies or is done gives it up, and the next one has it.
+    """
+    key = content_hash("cotensor.torch: who loads the model", name)
+    while True:
+        try:
+            claimed = store.claim(key)
+            break
+        except TimedOutError:
+            continue  # a model may take longer to load than a claim waits
+    try:
+        yield
+    finally:
+        if isinstance(claimed, Ticket):
+            claimed.decline()

@@ -1,0 +1,225 @@
+"""Whole modules: published once, attached by whoever wants them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import Any, Mapping, Optional, Tuple
+
+import torch
+
+from .._native import Store, Tensor
+from ..errors import InvalidError, NotFoundError
+from . import _write
+from ._assign import assign, plan
+from ._collect import gather, places
+from ._follow import Gate
+from ._modes import plainly
+from ._progress import Progress
+from ._store import resolve
+
+logger = logging.getLogger("cotensor.torch")
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """Which published model a module uses."""
+
+    #: Its name in the store.
+    name: str
+    #: Counts up from 1 with every publication of the name.
+    version: int
+    #: The version as the store numbers it, for :meth:`cotensor.Store.lease`.
+    id: Tuple[int, int]
+    #: Bytes of shared memory, the header included.
+    nbytes: int
+    #: The module's names that were not published; only with ``strict=False``.
+    missing_keys: Tuple[str, ...] = ()
+    #: Published names that the module does not have; only with ``strict=False``.
+    unexpected_keys: Tuple[str, ...] = ()
+
+
+@dataclass
+class _State:
+    attachment: Attachment
+    store: Store
+    strict: bool
+    requires_grad: Optional[bool]
+    same_dtype: bool
+    gate: Optional[Gate] = None
+
+
+_lock = threading.RLock()
+_states: "weakref.WeakKeyDictionary[torch.nn.Module, _State]" = weakref.WeakKeyDictionary()
+
+
+def publish(
+    module: torch.nn.Module,
+    name: str,
+    store: Optional[Store] = None,
+    *,
+    attach: bool = True,
+    keep: bool = True,
+    producer: Optional[str] = None,
+    progress: Progress = None,
+    source: Optional[Mapping[str, Any]] = None,
+) -> Attachment:
+    """Publishes a module's parameters and buffers under ``name``, as one shared tensor: one copy.
+
+    Tied weights are stored once, and so is memory that several tensors show; strides are kept where they waste nothing.
+    Published again, a name has a new version, for all its tensors at once; whoever attached the one before keeps it.
+
+    With ``attach`` the module itself uses the shared memory from then on and its own is freed. Its parameters stay the
+    same objects, so optimizers go on: what they write is this process's own, page by page, and never seen by readers.
+    Without ``attach`` the module stays as it is.
+
+    ``store`` is the daemon's unless it is given. ``keep`` and ``producer`` are as for :meth:`cotensor.Store.put`.
+    ``progress`` is a function of bytes done and bytes in all, or True for a tqdm bar; by default a bar appears on a
+    terminal when it takes longer than two seconds. ``source`` is a note for whoever attaches.
+
+    Raises :class:`InvalidError` or :class:`UnsupportedError` naming the parameter that has no data, is not on the host,
+    or is of a dtype, layout or class that cannot be shared, and :class:`OverBudgetError`; nothing is published then.
+    """
+    store = resolve(store)
+    kind = f"{type(module).__module__}.{type(module).__qualname__}"
+    with plainly():
+        manifest, sources = gather(places(module), kind, dict(source or {}))
+    whole = _write.write(store, name, manifest, sources, keep, producer or type(module).__name__, progress)
+    del sources
+    attachment = _attachment(whole)
+    logger.info("published %s version %d, %d bytes", name, attachment.version, attachment.nbytes)
+    if attach:
+        _attach(module, whole, _State(attachment, store, True, None, False))
+    return attachment
+
+
+def attach(
+    module: torch.nn.Module,
+    name: str,
+    store: Optional[Store] = None,
+    *,
+    version: Optional[int] = None,
+    strict: bool = True,
+    requires_grad: Optional[bool] = None,
+    same_dtype: bool = False,
+    follow: bool = False,
+) -> Attachment:
+    """Makes a module use the parameters and buffers published under ``name``: no copy.
+
+    The module may be on the meta device, ``with torch.device("meta"): module = Bert(config)``, and so need no memory
+    before. Parameters that have data stay the same objects; those on the meta device are replaced. Tied weights stay
+    tied, dtypes are the published ones, ``requires_grad`` too unless it is given; training or evaluation mode does not
+    change. Each tensor keeps the memory alive. Writing in place, as optimizers do, is safe and changes this process's
+    own pages only.
+
+    ``version`` asks for one exactly, which somebody has to lease still. ``strict`` is as for
+    :meth:`torch.nn.Module.load_state_dict`. ``same_dtype`` refuses dtypes that differ from the module's. With
+    ``follow`` the module switches to the newest version before a forward pass, never during one; else :func:`refresh`
+    does it.
+
+    Raises :class:`NotFoundError`; :class:`InvalidError` naming the parameter that does not fit, and the module is as it
+    was then; :class:`CorruptError` when ``name`` is no model.
+    """
+    store = resolve(store)
+    whole = store.get(name)
+    if version is not None and whole.version != version:
+        whole = store.lease((whole.id[0], version))
+    state = _State(_attachment(whole), store, strict, requires_grad, same_dtype)
+    done = _attach(module, whole, state, follow=follow)
+    logger.info("attached %s version %d, %d bytes", name, done.version, done.nbytes)
+    return done
+
+
+def attachment(module: torch.nn.Module) -> Optional[Attachment]:
+    """Which published model the module uses, as it was attached or published last; None for none."""
+    with _lock:
+        state = _states.get(module)
+    return state.attachment if state else None
+
+
+def newer_version(module: torch.nn.Module) -> Optional[int]:
+    """The newest version of what the module is attached to; None if it has that.
+
+    Raises :class:`InvalidError` for a module that is not attached, :class:`NotFoundError` when the name was removed.
+    """
+    state = _state(module)
+    with state.store.get(state.attachment.name) as newest:
+        return None if newest.id == state.attachment.id else int(newest.version)
+
+
+def refresh(module: torch.nn.Module) -> bool:
+    """Switches an attached module to the newest version, all of it or nothing; whether there was one.
+
+    Parameters stay the same objects; what was written into them here is gone. A module that follows is switched between
+    forward passes, for which this waits; one that does not must not be in use by other threads meanwhile.
+
+    Raises as :func:`attach` and :func:`newer_version` do; the module is as it was then.
+    """
+    state = _state(module)
+    if state.gate is None:
+        return _refresh(module, state)
+    with state.gate.exclusive():
+        return _refresh(module, state)
+
+
+def _refresh(module: torch.nn.Module, state: _State) -> bool:
+    whole = state.store.get(state.attachment.name)
+    if whole.id == state.attachment.id:
+        return False
+    _attach(module, whole, state, follow=state.gate is not None)
+    logger.info("switched to %s version %d", whole.name, whole.version)
+    return True
+
+
+def _refresh_quietly(module: torch.nn.Module) -> None:
+    """Before a forward pass of a module that follows."""
+    with _lock:
+        state = _states.get(module)
+    if state is None:
+        return  # a copy of one
+    try:
+        _refresh(module, state)
+    except NotFoundError:
+        logger.debug("%s is published no more: version %d stays", state.attachment.name, state.attachment.version)
+    except InvalidError as error:
+        logger.warning(
+            "%s: the new version does not fit, version %d stays: %s",
+            state.attachment.name,
+            state.attachment.version,
+            error,
+        )
+
+
+def _state(module: torch.nn.Module) -> _State:
+    with _lock:
+        state = _states.get(module)
+    if state is None:
+        raise InvalidError("this module is not attached", field="module")
+    return state
+
+
+def _attachment(whole: Tensor) -> Attachment:
+    return Attachment(whole.name, whole.version, whole.id, whole.nbytes)
+
+
+def _attach(module: torch.nn.Module, whole: Tensor, state: _State, *, follow: bool = False) -> Attachment:
+    manifest, data = _write.read(whole)
+    planned = plan(module, manifest, whole.name, strict=state.strict, same_dtype=state.same_dtype)
+    shown = _write.views(whole, manifest, data)
+    with _lock, plainly():
+        assign(module, planned, manifest, shown, state.requires_grad)
+        new = _attachment(whole)
+        missing, unexpected = tuple(planned.missing), tuple(planned.unexpected)
+        new = Attachment(new.name, new.version, new.id, new.nbytes, missing, unexpected)
+        before = _states.get(module)
+        gate = before.gate if before else None
+        if follow and gate is None:
+            gate = Gate(_refresh_quietly)
+            gate.install(module)
+        elif gate is not None and not follow:
+            gate.remove()
+            gate = None
+        _states[module] = _State(new, state.store, state.strict, state.requires_grad, state.same_dtype, gate)
+    return new
