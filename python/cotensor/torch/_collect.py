@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from ..errors import InvalidError, UnsupportedError
 from ._format import (
+    ALIGNMENT_BYTES,
     BUFFER,
     ITEM_BYTES,
     NAME_BYTES_MAX,
@@ -31,18 +32,17 @@ Place = Tuple[str, str]
 
 
 @dataclass
-class Source:
-    """What goes into one storage."""
+class Part:
+    """A tensor's elements on their way into a storage."""
 
-    #: Bytes as they lie in memory; or, with ``scattered``, elements that are to be put side by side.
+    #: Where the first one goes, from the storage's start.
+    offset_bytes: int
+    size_bytes: int
+    #: Bytes that lie side by side; or, with ``scattered``, elements for the same strides, without what is between.
     tensor: torch.Tensor
     scattered: bool
-    #: Zeros before them, so that elements of every size are at multiples of it.
-    pad_bytes: int
-    #: The storage's length, with the padding.
-    size_bytes: int
     #: What owns the memory.
-    keep: List[torch.Tensor]
+    keep: torch.Tensor
 
 
 def places(module: torch.nn.Module) -> List[Tuple[str, str, torch.Tensor]]:
@@ -101,7 +101,7 @@ def check(name: str, tensor: torch.Tensor) -> None:
 
 def gather(
     found: Iterable[Tuple[str, str, torch.Tensor]], module: str, source: Optional[Dict[str, Any]] = None
-) -> Tuple[Manifest, List[Source]]:
+) -> Tuple[Manifest, List[List[Part]]]:
     """Lays tensors out: each memory once, whatever shows it.
 
     One that is the same tensor under several names has one entry. Tensors that overlap in memory stay so. One that is
@@ -118,14 +118,14 @@ def gather(
     clusters = _clusters(list(groups.values()))
     storages: List[Tuple[int, int]] = []
     entries: List[TensorEntry] = []
-    sources: List[Source] = []
+    sources: List[List[Part]] = []
     end = 0
     for cluster in clusters:
-        copied, shown = _lay(cluster)
+        parts, size_bytes, shown = _lay(cluster)
         offset = aligned(end)
-        end = offset + copied.size_bytes
-        storages.append((offset, copied.size_bytes))
-        sources.append(copied)
+        end = offset + size_bytes
+        storages.append((offset, size_bytes))
+        sources.append(parts)
         for tensor, named, stride, start_bytes in shown:
             entries.append(
                 TensorEntry(
@@ -165,27 +165,46 @@ def _clusters(shown: List[Shown]) -> List[List[Shown]]:
     return [[shown[index] for index in sorted(cluster)] for cluster in sorted(clusters, key=min)]
 
 
-def _lay(cluster: List[Shown]) -> Tuple[Source, List[Tuple[torch.Tensor, List[Place], Tuple[int, ...], int]]]:
-    """What is copied for a cluster; and each tensor's strides in elements and start in bytes."""
-    if len(cluster) == 1:
-        tensor, named = cluster[0]
-        if span(tensor.shape, _stride(tensor)) > tensor.numel() or not tensor.numel():
-            # What lies in the gaps between its elements is nobody's business.
-            size_bytes = tensor.numel() * tensor.element_size()
-            source = Source(tensor.detach(), True, 0, size_bytes, [])
-            return source, [(tensor, named, contiguous_stride(tuple(tensor.shape)), 0)]
+def _lay(cluster: List[Shown]) -> Tuple[List[Part], int, List[Tuple[torch.Tensor, List[Place], Tuple[int, ...], int]]]:
+    """What is copied for a cluster, its length in bytes; and each tensor's strides in elements and start in bytes."""
     tensors = [tensor for tensor, _ in cluster]
+    if not any(tensor.numel() for tensor in tensors):
+        return [], 0, [(tensor, named, _stride(tensor), 0) for tensor, named in cluster]
     low = min(_extent(tensor)[0] for tensor in tensors)
     length = max(_extent(tensor)[1] for tensor in tensors) - low
-    fits = (pad for pad in range(8) if all((t.data_ptr() - low + pad) % t.element_size() == 0 for t in tensors))
+    candidates = (low % ALIGNMENT_BYTES, *range(8))
+    fits = (pad for pad in candidates if all((t.data_ptr() - low + pad) % t.element_size() == 0 for t in tensors))
     pad = next(fits, None)
     if pad is None:
         name = cluster[0][1][0][0]
         raise UnsupportedError(f"{name}: others show the same memory at odd addresses: clone() one of them", field=name)
-    # Not by a storage: several that are made of foreign memory may show the same.
-    window = (ctypes.c_char * length).from_address(low)
-    source = Source(torch.frombuffer(window, dtype=torch.uint8), False, pad, pad + length, tensors)
-    return source, [(t, named, _stride(t), t.data_ptr() - low + pad) for t, named in cluster]
+    shown = [(t, named, _stride(t), t.data_ptr() - low + pad) for t, named in cluster]
+    parts = [_part(tensor, stride, start) for tensor, _, stride, start in shown if tensor.numel()]
+    return parts, pad + length, shown
+
+
+def _part(tensor: torch.Tensor, stride: Tuple[int, ...], start: int) -> Part:
+    for dimension, step in enumerate(stride):
+        if step == 0:  # an expanded dimension: once
+            tensor = tensor.narrow(dimension, 0, 1)
+    tensor = tensor.detach()
+    extent = span(tensor.shape, _stride(tensor))
+    if extent > tensor.numel() and _is_apart(tensor):
+        return Part(start, tensor.numel() * tensor.element_size(), tensor, True, tensor)
+    size_bytes = extent * tensor.element_size()
+    # Not by its storage: what is made of foreign memory may show it from the middle.
+    window = (ctypes.c_char * size_bytes).from_address(tensor.data_ptr())
+    return Part(start, size_bytes, torch.frombuffer(window, dtype=torch.uint8), False, tensor)
+
+
+def _is_apart(tensor: torch.Tensor) -> bool:
+    """Whether no two elements share memory; False when that is hard to tell."""
+    reach = 1
+    for step, size in sorted(zip(_stride(tensor), tensor.shape)):
+        if size > 1 and step < reach:
+            return False
+        reach += (size - 1) * step
+    return True
 
 
 def _stride(tensor: torch.Tensor) -> Tuple[int, ...]:

@@ -10,8 +10,8 @@ import torch
 
 from .._native import Draft, Store, Tensor
 from ..errors import ConflictError, CorruptError
-from ._collect import DTYPES, Source
-from ._format import Manifest, encode, parse, prefix_length, text_length
+from ._collect import DTYPES, Part
+from ._format import Manifest, encode, parse, prefix_length, span, text_length
 from ._modes import plainly
 from ._progress import STEP_BYTES, Progress, reporting
 
@@ -39,7 +39,7 @@ def write(
     store: Store,
     name: str,
     manifest: Manifest,
-    sources: List[Source],
+    sources: List[List[Part]],
     keep: bool,
     producer: Optional[str],
     progress: Progress,
@@ -47,26 +47,27 @@ def write(
     """Publishes tensors under one name: each is copied once, straight to where it stays."""
     with plainly(), drafting(store, name, manifest, keep, producer) as (draft, data):
         target = draft.torch()
-        with reporting(progress, f"publishing {name}", manifest.data_bytes) as tell:
-            for (offset, _), source in zip(manifest.storages, sources):
-                _copy(target, data + offset + source.pad_bytes, source, tell)
-        getattr(draft, "record_copy", lambda n: 0)(draft.nbytes)
+        total = sum(part.size_bytes for parts in sources for part in parts)
+        with reporting(progress, f"publishing {name}", total) as tell:
+            for (offset, _), parts in zip(manifest.storages, sources):
+                for part in parts:
+                    _copy(target, data + offset + part.offset_bytes, part, tell)
+        getattr(draft, "record_copy", lambda n: 0)(data + total)
         del target
         return draft.publish()
 
 
-def _copy(target: torch.Tensor, at: int, source: Source, tell: Callable[[int], None]) -> None:
-    size = source.size_bytes - source.pad_bytes
-    if not size:
+def _copy(target: torch.Tensor, at: int, part: Part, tell: Callable[[int], None]) -> None:
+    source = part.tensor
+    if part.scattered:
+        length = span(source.shape, source.stride()) * source.element_size()
+        place = target[at : at + length].view(source.dtype)
+        place.as_strided(source.shape, source.stride(), place.storage_offset()).copy_(source)
+        tell(part.size_bytes)
         return
-    part = target[at : at + size]
-    if source.scattered:
-        part.view(source.tensor.dtype).view(source.tensor.shape).copy_(source.tensor)
-        tell(size)
-        return
-    for start in range(0, size, STEP_BYTES):
-        stop = min(start + STEP_BYTES, size)
-        part[start:stop].copy_(source.tensor[start:stop])
+    for start in range(0, part.size_bytes, STEP_BYTES):
+        stop = min(start + STEP_BYTES, part.size_bytes)
+        target[at + start : at + stop].copy_(source[start:stop])
         tell(stop - start)
 
 

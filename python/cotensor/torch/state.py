@@ -72,12 +72,13 @@ def publish_file(
         entries.append(TensorEntry([(tensor.name, TENSOR)], tensor.dtype, tensor.shape, stride, index, 0, False))
     manifest = Manifest("", storages, entries)
     with _write.drafting(store, name, manifest, keep, producer) as (draft, data):
-        with reporting(progress, f"publishing {name}", manifest.data_bytes) as tell:
+        total = sum(tensor.size_bytes for tensor in found)
+        with reporting(progress, f"publishing {name}", total) as tell:
             for tensor, (offset, length) in zip(found, storages):
                 if length:
                     target = (ctypes.c_char * length).from_address(draft.data_ptr + data + offset)
                     _safetensors.fill(tensor, memoryview(target).cast("B"), tell, STEP_BYTES)
-        getattr(draft, "record_copy", lambda n: 0)(draft.nbytes)
+        getattr(draft, "record_copy", lambda n: 0)(data + total)
         whole = draft.publish()
     logger.info("published %s from %s, %d bytes", name, path, whole.nbytes)
     return Attachment(whole.name, whole.version, whole.id, whole.nbytes)

@@ -1,0 +1,446 @@
+"""Models of Hugging Face transformers, unmodified, on shared weights: made in one process, attached in another."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from torch_models import FAMILIES, digest, family, run  # noqa: E402
+
+import cotensor  # noqa: E402
+import cotensor.torch as ct  # noqa: E402
+
+TESTS = str(Path(__file__).parent)
+
+#: Runs what it is sent, line by line, and answers each with a line of JSON: torch and transformers are imported once.
+WORKER = """
+import json, sys, traceback
+socket, tests = sys.argv[1:]
+sys.path.insert(0, tests)
+import torch, transformers
+import cotensor, cotensor.torch as ct
+from torch_models import *
+store = cotensor.connect(socket)
+answers = sys.stdout
+sys.stdout = sys.stderr
+def memory():
+    with open("/proc/self/smaps_rollup") as lines:
+        return {line.split()[0][:-1]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB\\n")}
+for line in sys.stdin:
+    found = dict(globals())
+    try:
+        exec(json.loads(line), found)
+        answer = {"result": found.get("result")}
+    except BaseException as error:
+        answer = {"error": type(error).__name__, "message": str(error), "trace": traceback.format_exc()}
+    del found
+    print(json.dumps(answer), file=answers, flush=True)
+"""
+
+
+class Worker:
+    """Another process with a connection to the daemon."""
+
+    def __init__(self, daemon: Any) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(daemon.socket), TESTS],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )
+
+    def start(self, code: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(code) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "the worker ended"
+        answer = json.loads(line)
+        assert "error" not in answer, answer["trace"]
+        return answer["result"]
+
+    def run(self, code: str) -> Any:
+        self.start(code)
+        return self.answer()
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(30)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def worker(daemon: Any) -> Any:
+    started = Worker(daemon)
+    yield started
+    started.end()
+
+
+@pytest.fixture(scope="module")
+def store(daemon: Any) -> Any:
+    with daemon.connect() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_a_family_attached_in_another_process(name: str, store: Any, worker: Any) -> None:
+    kind, config, inputs = family(name)
+    torch.manual_seed(3)
+    model = kind(config)
+    want = run(model, inputs)
+    ct.publish(model, f"published {name}", store)
+    assert run(model, inputs) == want
+    result = worker.run(f"""
+kind, config, inputs = family({name!r})
+with torch.device("meta"):
+    model = kind(config)
+ct.attach(model, "published {name}", store)
+result = run(model, inputs)
+""")
+    assert result == want
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_a_family_from_pretrained_and_from_config(name: str, store: Any, worker: Any, tmp_path: Path) -> None:
+    kind, config, inputs = family(name)
+    torch.manual_seed(4)
+    saved = kind(config)
+    # What is computed when a model is made, such as rotary frequencies, has to be right, too; and what is random in it.
+    saved.save_pretrained(tmp_path)
+    with torch.no_grad():
+        want = run(kind.from_pretrained(tmp_path), inputs)
+    with ct.shared_weights(f"saved {name}", store):
+        first = kind.from_pretrained(tmp_path)
+    assert run(first, inputs) == want
+    assert ct.attachment(first).version == 1
+    tied = len(list(saved.parameters())) < len(list(saved.named_parameters(remove_duplicate=False)))
+    result = worker.run(f"""
+kind, config, inputs = family({name!r})
+with ct.shared_weights("saved {name}", store):
+    again, info = kind.from_pretrained({str(tmp_path)!r}, output_loading_info=True)
+    made = kind._from_config(config)
+assert not info["missing_keys"], info
+assert made.training and not again.training
+assert ct.attachment(again).version == ct.attachment(made).version == 1
+assert sorted(again.state_dict()) == sorted(made.state_dict())
+tied = lambda model: len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False)))
+assert tied(again) == tied(made) == {tied}
+result = [run(again, inputs), run(made, inputs)]
+""")
+    assert result == [want, want]
+
+
+def test_auto_classes_and_generation(store: Any, worker: Any, tmp_path: Path) -> None:
+    kind, config, inputs = family("llama")
+    kind(config).save_pretrained(tmp_path)
+    code = f"""
+with ct.shared_weights("auto", store):
+    model = transformers.AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})
+result = model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=5, do_sample=False).tolist()
+"""
+    assert worker.run(code) == worker.run(code)
+    plain = kind.from_pretrained(tmp_path).generate(torch.tensor([[3, 4, 5]]), max_new_tokens=5, do_sample=False)
+    assert worker.run(code) == plain.tolist()
+    with ct.shared_weights("auto", store):
+        other = transformers.AutoModelForCausalLM.from_config(config)
+    assert ct.attachment(other).name == "auto"
+    assert store.get("auto").version == 1
+
+
+def test_dtypes_are_the_ones_asked_for(store: Any, tmp_path: Path) -> None:
+    kind, config, inputs = family("bert")
+    kind(config).save_pretrained(tmp_path)
+    for _ in range(2):
+        with ct.shared_weights("in half", store):
+            model = kind.from_pretrained(tmp_path, dtype=torch.bfloat16)
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    with ct.shared_weights("in half", store), pytest.raises(cotensor.InvalidError, match="bfloat16"):
+        kind.from_pretrained(tmp_path)
+    with ct.shared_weights("in half", store, requires_grad=False):
+        model = kind.from_pretrained(tmp_path, dtype="bfloat16")
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_one_of_many_loads(daemon: Any, store: Any, tmp_path: Path) -> None:
+    kind, config, inputs = family("bert")
+    model = kind(config)
+    model.save_pretrained(tmp_path)
+    want = run(model, inputs)
+    workers = [Worker(daemon) for _ in range(3)]
+    code = f"""
+loads = []
+original = transformers.BertForMaskedLM._load_pretrained_model
+def counted(*args, **kwargs):
+    loads.append(1)
+    return original(*args, **kwargs)
+transformers.modeling_utils.PreTrainedModel._load_pretrained_model = staticmethod(counted)
+with ct.shared_weights("by one", store):
+    model = transformers.BertForMaskedLM.from_pretrained({str(tmp_path)!r})
+result = [run(model, family("bert")[2]), len(loads)]
+"""
+    try:
+        for each in workers:
+            each.run("pass")
+        for each in workers:
+            each.start(code)
+        results = [each.answer() for each in workers]
+    finally:
+        for each in workers:
+            each.end()
+    assert [result[0] for result in results] == [want] * 3
+    assert sum(result[1] for result in results) == 1
+    assert store.get("by one").version == 1
+
+
+def test_threads_of_one_process_load_once(tmp_path: Path) -> None:
+    store = cotensor.Store()
+    kind, config, inputs = family("vit")
+    kind(config).save_pretrained(tmp_path)
+    made: List[Any] = []
+
+    def load() -> None:
+        with ct.shared_weights("threads", store):
+            made.append(transformers.AutoModel.from_pretrained(tmp_path))
+
+    threads = [threading.Thread(target=load) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 3
+    assert store.get("threads").version == 1
+    assert len({run(model, inputs) for model in made}) == 1
+
+
+def test_a_load_that_fails_leaves_the_turn_to_others(store: Any, tmp_path: Path) -> None:
+    kind, config, inputs = family("bert")
+    with ct.shared_weights("fails first", store):
+        with pytest.raises(OSError):
+            kind.from_pretrained(tmp_path / "nothing here")
+        assert "fails first" not in store.names()
+        model = kind._from_config(config)
+    assert ct.attachment(model).version == 1
+
+
+def test_outside_nothing_is_patched(store: Any) -> None:
+    from transformers.modeling_utils import PreTrainedModel
+
+    names = ["from_pretrained", "_from_config", "_load_pretrained_model", "_finalize_model_loading"]
+    before = [vars(PreTrainedModel)[name] for name in names]
+    kind, config, _ = family("bert")
+    with ct.shared_weights("patched", store):
+        assert [vars(PreTrainedModel)[name] for name in names] != before
+        with ct.shared_weights("patched twice", store):
+            inner = kind._from_config(config)
+        outer = kind._from_config(config)
+
+        # Another thread is none of this one's business.
+        elsewhere: List[Any] = []
+        thread = threading.Thread(target=lambda: elsewhere.append(kind._from_config(config)))
+        thread.start()
+        thread.join()
+        assert ct.attachment(elsewhere[0]) is None
+    assert [vars(PreTrainedModel)[name] for name in names] == before
+    assert (ct.attachment(inner).name, ct.attachment(outer).name) == ("patched twice", "patched")
+    assert ct.attachment(kind._from_config(config)) is None
+
+
+def test_another_model_or_checkpoint_is_refused(store: Any, tmp_path: Path) -> None:
+    kind, config, _ = family("bert")
+    kind(config).save_pretrained(tmp_path / "one")
+    with ct.shared_weights("of one", store):
+        kind.from_pretrained(tmp_path / "one")
+        with pytest.raises(cotensor.InvalidError, match="of one does not fit"):
+            transformers.ViTModel._from_config(family("vit")[1])
+    # The same again, from a copy of the folder whose files have changed.
+    kind(config).save_pretrained(tmp_path / "two")
+    with ct.shared_weights("of one", store), pytest.raises(cotensor.ConflictError, match="other files"):
+        kind.from_pretrained(tmp_path / "two")
+    store.remove("of one")
+    with ct.shared_weights("of one", store):
+        kind.from_pretrained(tmp_path / "two")
+
+
+def large() -> Any:
+    """60 MB, most of it one embedding."""
+    config = family("bert")[1]
+    config.update({"vocab_size": 30_000, "hidden_size": 512, "intermediate_size": 512})
+    return config
+
+
+def test_a_second_process_has_no_copy_of_its_own(store: Any, worker: Any, tmp_path: Path) -> None:
+    config = large()
+    model = transformers.BertForMaskedLM(config)
+    model.save_pretrained(tmp_path)
+    ids = torch.arange(9)[None]
+    with torch.no_grad():
+        want = digest(model.eval()(ids))
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    assert size > 50 << 20
+    with ct.shared_weights("large", store):
+        transformers.BertForMaskedLM.from_pretrained(tmp_path)
+    code = f"""
+import gc
+ids = torch.arange(9)[None]
+warm = family("bert")
+warm[0](warm[1])(ids)                     # libraries' own memory first
+warm[0](warm[1]).save_pretrained({str(tmp_path / "warm")!r})
+warm[0].from_pretrained({str(tmp_path / "warm")!r})
+gc.collect()
+before = memory()
+with ct.shared_weights("large", store):
+    model = transformers.BertForMaskedLM.from_pretrained({str(tmp_path)!r})
+touched = sum(float(p.sum()) for p in model.parameters())
+after = memory()
+with torch.no_grad():
+    found = digest(model.eval()(ids))
+result = [after["Anonymous"] - before["Anonymous"], after["Rss"] - before["Rss"], found]
+"""
+    anonymous, resident, found = worker.run(code)
+    assert found == want
+    assert resident > size * 3 // 4, "every page was touched"
+    assert anonymous < size // 10
+    # And one that loads by itself does have one: the measure works.
+    alone = worker.run("""
+config = family("bert")[1]
+config.update({"vocab_size": 30_000, "hidden_size": 512, "intermediate_size": 512})
+before = memory()
+model = transformers.BertForMaskedLM(config)
+result = memory()["Anonymous"] - before["Anonymous"]
+""")
+    assert alone > size * 3 // 4
+
+
+def test_the_loader_frees_its_own_copy(worker: Any, tmp_path: Path) -> None:
+    anonymous = worker.run("""
+import gc
+gc.collect()
+config = family("bert")[1]
+config.update({"vocab_size": 30_000, "hidden_size": 512, "intermediate_size": 512})
+before = memory()
+with ct.shared_weights("loaded", store):
+    model = transformers.BertForMaskedLM._from_config(config)
+gc.collect()
+result = [memory()["Anonymous"] - before["Anonymous"], sum(p.nbytes for p in model.parameters())]
+""")
+    assert anonymous[0] < anonymous[1] // 10
+
+
+@pytest.mark.parametrize("shards", [False, True])
+def test_safetensors_files(store: Any, tmp_path: Path, shards: bool) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    kind, config, inputs = family("clip")
+    model = kind(config)
+    model.save_pretrained(tmp_path, max_shard_size="50KB" if shards else "1GB")
+    name = f"file {shards}"
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1 if shards else (tmp_path / "model.safetensors").is_file()
+    seen: List[Any] = []
+    path = tmp_path if shards else tmp_path / "model.safetensors"
+    ct.publish_file(path, name, store, progress=lambda done, total: seen.append((done, total)))
+    found = ct.state_dict(name, store)
+    want: Dict[str, Any] = {}
+    for file in tmp_path.glob("*.safetensors"):
+        want.update(safetensors.load_file(file))
+    assert found.keys() == want.keys()
+    for key, value in want.items():
+        assert found[key].dtype == value.dtype
+        assert torch.equal(found[key], value), key
+    assert seen[-1] == (sum(value.nbytes for value in want.values()),) * 2
+    other = kind(config)
+    ct.attach(other, name, store)
+    assert run(other, inputs) == run(model, inputs)
+
+
+def test_a_file_of_every_dtype(store: Any, tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    dtypes = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+    dtypes += [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+    want = {str(dtype): torch.arange(7).to(dtype) for dtype in dtypes}
+    want.update(scalar=torch.tensor(3.0), empty=torch.zeros(2, 0))
+    safetensors.save_file(want, tmp_path / "all.safetensors")
+    ct.publish_file(tmp_path / "all.safetensors", "all", store)
+    found = ct.state_dict("all", store)
+    assert found.keys() == want.keys()
+    for key, value in want.items():
+        assert (found[key].dtype, found[key].shape) == (value.dtype, value.shape)
+        assert torch.equal(found[key], value)
+    safetensors.save_file({"w": torch.zeros(4).to(torch.float8_e4m3fn)}, tmp_path / "f8.safetensors")
+    with pytest.raises(cotensor.UnsupportedError, match="w: F8_E4M3"):
+        ct.publish_file(tmp_path / "f8.safetensors", "f8", store)
+
+
+def file_of(header: Any, data: bytes = bytes(16)) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def entry(**changes: Any) -> Any:
+    return {"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16], **changes}}
+
+
+BAD_FILES: Dict[str, bytes] = {
+    "empty": b"",
+    "short": b"\x08\0\0",
+    "a header without end": struct.pack("<Q", 1 << 60) + b"{}",
+    "no JSON": file_of(b"{{"),
+    "deep": file_of(b"[" * 100_000),
+    "a list": file_of([]),
+    "no entry": file_of({"w": 3}),
+    "no dtype": file_of({"w": {"shape": [4], "data_offsets": [0, 16]}}),
+    "past the end": file_of(entry(shape=[8], data_offsets=[0, 32])),
+    "a wrong size": file_of(entry(shape=[3])),
+    "backwards": file_of(entry(data_offsets=[16, 0])),
+    "negative": file_of(entry(data_offsets=[-16, 0])),
+    "huge": file_of(entry(shape=[1 << 40, 1 << 40])),
+    "fractions": file_of(entry(shape=[4.0])),
+    "overlapping": file_of({**entry(), "v": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}}),
+    "a name twice": file_of(b'{"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"w":3}'),
+}
+
+
+@pytest.mark.parametrize("what", sorted(BAD_FILES))
+def test_damaged_files(store: Any, tmp_path: Path, what: str) -> None:
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(BAD_FILES[what])
+    with pytest.raises(cotensor.CorruptError) as error:
+        ct.publish_file(path, "damaged", store)
+    assert error.value.file == str(path)
+    assert "damaged" not in store.names()
+
+
+def test_damaged_folders(store: Any, tmp_path: Path) -> None:
+    with pytest.raises(cotensor.NotFoundError):
+        ct.publish_file(tmp_path, "folder", store)
+    with pytest.raises(cotensor.NotFoundError):
+        ct.publish_file(tmp_path / "nothing.safetensors", "folder", store)
+    with pytest.raises(cotensor.InvalidError):
+        ct.publish_file(3, "folder", store)  # type: ignore[arg-type]
+    index = tmp_path / "model.safetensors.index.json"
+    (tmp_path / "a.safetensors").write_bytes(file_of(entry()))
+    outside = tmp_path.parent / "outside.safetensors"
+    outside.write_bytes(file_of(entry()))
+    for weights in ({"w": "../outside.safetensors"}, {"w": str(outside)}, {"v": "a.safetensors"}, {}, [], {"w": 3}):
+        index.write_text(json.dumps({"weight_map": weights}))
+        with pytest.raises(cotensor.CorruptError):
+            ct.publish_file(tmp_path, "folder", store)
+    index.write_text(json.dumps({"weight_map": {"w": "b.safetensors"}}))
+    with pytest.raises(cotensor.NotFoundError):
+        ct.publish_file(tmp_path, "folder", store)
+    assert "folder" not in store.names()
