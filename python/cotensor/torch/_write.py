@@ -52,7 +52,7 @@ def write(
             for (offset, _), parts in zip(manifest.storages, sources):
                 for part in parts:
                     _copy(target, data + offset + part.offset_bytes, part, tell)
-        getattr(draft, "record_copy", lambda n: 0)(data + total)
+        draft.record_copy(data + total)
         del target
         return draft.publish()
 

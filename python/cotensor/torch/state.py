@@ -78,7 +78,7 @@ def publish_file(
                 if length:
                     target = (ctypes.c_char * length).from_address(draft.data_ptr + data + offset)
                     _safetensors.fill(tensor, memoryview(target).cast("B"), tell, STEP_BYTES)
-        getattr(draft, "record_copy", lambda n: 0)(data + total)
+        draft.record_copy(data + total)
         whole = draft.publish()
     logger.info("published %s from %s, %d bytes", name, path, whole.nbytes)
     return Attachment(whole.name, whole.version, whole.id, whole.nbytes)
