@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long to look for an answer before sleeping: most come sooner.
@@ -49,6 +49,8 @@ struct Reading {
 struct Inbox {
     /// Calls that wait, and their answers once those are there.
     calls: HashMap<u64, Option<Answer>>,
+    /// Calls whose answers go to a group.
+    grouped: HashMap<u64, Arc<Group>>,
     /// Whether one of the callers is reading.
     reading: bool,
     /// How many wait for it.
@@ -60,6 +62,18 @@ struct Inbox {
 pub(crate) struct Answer {
     pub(crate) response: rpc::Response,
     pub(crate) fds: Vec<OwnedFd>,
+}
+
+/// Calls that one thread waits for, whichever is answered first.
+#[derive(Default)]
+pub(crate) struct Group {
+    arrived: Mutex<Vec<(u64, Answer)>>,
+}
+
+impl Group {
+    fn take(&self) -> Vec<(u64, Answer)> {
+        std::mem::take(&mut *lock(&self.arrived))
+    }
 }
 
 /// A call that was sent, and whose answer somebody has to take: it could carry a lease.
@@ -76,7 +90,7 @@ impl Asked<'_> {
     /// # Errors
     /// `Io` when the connection ends; `TimedOut` when the time is over, which ends it.
     pub(crate) fn wait(self) -> Result<Answer> {
-        let answer = self.connection.wait(self.id, self.deadline, None)?;
+        let answer = self.connection.wait(self.id, None, self.deadline, None)?;
         answer.ok_or_else(|| Error::corrupt("an answer was lost"))
     }
 
@@ -86,7 +100,7 @@ impl Asked<'_> {
     /// # Errors
     /// As [`wait`](Self::wait).
     pub(crate) fn wait_while(self, wanted: &dyn Fn() -> bool) -> Result<std::result::Result<Answer, u64>> {
-        Ok(self.connection.wait(self.id, self.deadline, Some(wanted))?.ok_or(self.id))
+        Ok(self.connection.wait(self.id, None, self.deadline, Some(wanted))?.ok_or(self.id))
     }
 }
 
@@ -165,6 +179,35 @@ impl Connection {
         fds: Vec<OwnedFd>,
         timeout: Option<Duration>,
     ) -> Result<Asked<'_>> {
+        let id = self.sent::<M>(params, fds, None)?;
+        // A time beyond what the clock counts is no limit.
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        Ok(Asked { connection: self, id, deadline })
+    }
+
+    /// Sends a call whose answer [`wait_for`](Self::wait_for) gives, with those of the group's others. The call's number.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub(crate) fn ask_into<M: Method>(&self, params: &M::Params, group: &Arc<Group>) -> Result<u64> {
+        self.sent::<M>(params, Vec::new(), Some(group))
+    }
+
+    /// Waits until calls of the group are answered, or while `wanted` says so, which is asked now and then.
+    ///
+    /// # Errors
+    /// `Io` when the connection ends, and nothing is left to give.
+    pub(crate) fn wait_for(&self, group: &Group, wanted: &dyn Fn() -> bool) -> Result<Vec<(u64, Answer)>> {
+        // No call has the number 0.
+        let waited = self.wait(0, Some(group), None, Some(wanted));
+        let arrived = group.take();
+        if arrived.is_empty() {
+            waited?;
+        }
+        Ok(arrived)
+    }
+
+    fn sent<M: Method>(&self, params: &M::Params, fds: Vec<OwnedFd>, group: Option<&Arc<Group>>) -> Result<u64> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let body = rpc::encode_call(Some(id), M::NAME, params)?;
         {
@@ -172,20 +215,22 @@ impl Connection {
             if let Some(error) = &inbox.closed {
                 return Err(error.clone());
             }
-            inbox.calls.insert(id, None);
+            match group {
+                Some(group) => drop(inbox.grouped.insert(id, Arc::clone(group))),
+                None => drop(inbox.calls.insert(id, None)),
+            }
         }
         if let Err(error) = self.send(Frame { body, fds }) {
             let mut inbox = lock(&self.inbox);
             inbox.calls.remove(&id);
+            inbox.grouped.remove(&id);
             // Half a message may be gone: nothing can follow it.
             if error.kind() == ErrorKind::Io {
                 inbox.closed.get_or_insert_with(|| error.clone());
             }
             return Err(error);
         }
-        // A time beyond what the clock counts is no limit.
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        Ok(Asked { connection: self, id, deadline })
+        Ok(id)
     }
 
     /// Goes on waiting for the answer to a call that [`Asked::wait_while`] gave up.
@@ -198,7 +243,7 @@ impl Connection {
     /// Says why it ended.
     pub fn listen(&self) -> Error {
         // No call has the number 0: this waits for an answer that never comes, and so for the end.
-        match self.wait(0, None, None) {
+        match self.wait(0, None, None, None) {
             Ok(_) => Error::corrupt("an answer to no call"),
             Err(error) => error,
         }
@@ -250,10 +295,19 @@ impl Connection {
     }
 
     /// Waits for an answer, or until `wanted` says that nobody wants it any more: none then, and the answer can be waited
-    /// for again.
-    fn wait(&self, id: u64, deadline: Option<Instant>, wanted: Option<&dyn Fn() -> bool>) -> Result<Option<Answer>> {
+    /// for again. None as well once something is there for `group`.
+    fn wait(
+        &self,
+        id: u64,
+        group: Option<&Group>,
+        deadline: Option<Instant>,
+        wanted: Option<&dyn Fn() -> bool>,
+    ) -> Result<Option<Answer>> {
         let mut inbox = lock(&self.inbox);
         loop {
+            if group.is_some_and(|group| !lock(&group.arrived).is_empty()) {
+                return Ok(None);
+            }
             if inbox.calls.get(&id).is_some_and(Option::is_some) {
                 let answer = inbox.calls.remove(&id).flatten();
                 return answer.map(Some).ok_or_else(|| Error::corrupt("an answer was lost"));
@@ -278,6 +332,8 @@ impl Connection {
                             // Nobody waits any more for an answer that nobody asked for.
                             if let Some(place) = inbox.calls.get_mut(&id) {
                                 *place = Some(answer);
+                            } else if let Some(group) = inbox.grouped.remove(&id) {
+                                lock(&group.arrived).push((id, answer));
                             }
                         }
                     }
@@ -292,7 +348,7 @@ impl Connection {
                 }
             }
             if let Some(wanted) = wanted
-                && inbox.calls.get(&id).is_some_and(Option::is_none)
+                && !inbox.calls.get(&id).is_some_and(Option::is_some)
                 && inbox.closed.is_none()
             {
                 // It may take locks of its own.
@@ -404,7 +460,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
     use crate::protocol::{Empty, Ping};
-    use std::sync::Arc;
 
     /// Answers every call, in the order of `turn`, after `count` of them came.
     fn answer(socket: &UnixStream, count: usize, turn: impl Fn(Vec<u64>) -> Vec<u64>) {
@@ -450,6 +505,32 @@ mod tests {
                 });
             }
         });
+    }
+
+    #[test]
+    fn a_group_gets_its_answers_as_they_come_and_others_get_theirs() {
+        let (connection, other) = connection();
+        let group = Arc::new(Group::default());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                answer(&other, 100, |mut ids| {
+                    ids.reverse();
+                    ids
+                });
+            });
+            let mut asked: Vec<_> = (0..99).map(|_| connection.ask_into::<Ping>(&Empty {}, &group).unwrap()).collect();
+            connection.call::<Ping>(&Empty {}, Vec::new(), Some(Duration::from_secs(30))).unwrap();
+            while !asked.is_empty() {
+                for (id, answer) in connection.wait_for(&group, &|| true).unwrap() {
+                    answer.response.outcome().unwrap();
+                    asked.retain(|asked| *asked != id);
+                }
+            }
+        });
+        assert!(connection.wait_for(&group, &|| false).unwrap().is_empty(), "nobody wants to wait");
+        connection.ask_into::<Ping>(&Empty {}, &group).unwrap();
+        drop(other);
+        assert_eq!(connection.wait_for(&group, &|| true).err().unwrap().kind(), ErrorKind::Io);
     }
 
     #[test]

@@ -1,12 +1,15 @@
 //! A daemon inside a process that needs one and finds none.
 
-use crate::{Config, Daemon, Listening};
+use crate::http::HttpListening;
+use crate::{Config, Daemon, Listening, Service};
 use cotensor_client::ClientStore;
 use cotensor_core::{Error, ErrorKind, Result};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tokio::sync::oneshot;
+use tokio::sync::watch;
 
 /// How long two processes may take to agree on which of them is the daemon.
 const AGREE: Duration = Duration::from_secs(10);
@@ -16,7 +19,9 @@ const WORKERS: usize = 2;
 /// A daemon that runs on threads of this process, until this is dropped. Others connect to it as to any other.
 pub struct Embedded {
     daemon: Arc<Daemon>,
-    stop: Option<oneshot::Sender<()>>,
+    http: Option<SocketAddr>,
+    token_file: Option<PathBuf>,
+    stop: Option<watch::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -26,8 +31,19 @@ impl Embedded {
     /// # Errors
     /// `Conflict` when one listens at `config.socket` already; `Io` for what the system refuses.
     pub fn start(config: Config) -> Result<Self> {
+        Self::serve(Service { config, http: None })
+    }
+
+    /// Starts a daemon that may answer HTTP, too.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start); `Io` when the address is taken, and what its token's file gets wrong.
+    pub fn serve(Service { config, http }: Service) -> Result<Self> {
         let io = |error: std::io::Error| Error::io("starting a daemon in this process", &error);
         let listening = Listening::bind(&config.socket)?;
+        let listening_http = http.map(|http| HttpListening::bind(http, &config.socket)).transpose()?;
+        let http = listening_http.as_ref().map(HttpListening::address);
+        let token_file = listening_http.as_ref().and_then(HttpListening::token_file).map(Path::to_path_buf);
         let daemon = Daemon::new(config)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(WORKERS)
@@ -35,20 +51,37 @@ impl Embedded {
             .enable_all()
             .build()
             .map_err(io)?;
-        let (stop, stopped) = oneshot::channel::<()>();
+        let (stop, mut stopped) = watch::channel(());
+        let mut stopped_too = stopped.clone();
         let serving = Arc::clone(&daemon);
         let run = move || {
-            if let Err(error) = runtime.block_on(serving.serve(&listening, async { drop(stopped.await) })) {
+            let on_socket = serving.serve(&listening, async move { drop(stopped.changed().await) });
+            let over_http = async {
+                let Some(http) = listening_http else { return Ok(()) };
+                serving.serve_http(http, async move { drop(stopped_too.changed().await) }).await
+            };
+            let (on_socket, over_http) = runtime.block_on(async { tokio::join!(on_socket, over_http) });
+            if let Err(error) = on_socket.and(over_http) {
                 tracing::error!("the daemon in this process has stopped: {error}");
             }
         };
         let thread = std::thread::Builder::new().name("cotensor-daemon".to_owned()).spawn(run).map_err(io)?;
-        Ok(Self { daemon, stop: Some(stop), thread: Some(thread) })
+        Ok(Self { daemon, http, token_file, stop: Some(stop), thread: Some(thread) })
     }
 
     /// The daemon.
     pub fn daemon(&self) -> &Arc<Daemon> {
         &self.daemon
+    }
+
+    /// Where it answers HTTP, if it does.
+    pub fn http(&self) -> Option<SocketAddr> {
+        self.http
+    }
+
+    /// The file of the token that HTTP clients need, if they need one.
+    pub fn token_file(&self) -> Option<&Path> {
+        self.token_file.as_deref()
     }
 }
 
@@ -67,13 +100,22 @@ impl Drop for Embedded {
 /// # Errors
 /// As [`ClientStore::connect`] and [`Embedded::start`].
 pub fn connect_or_embed(config: &Config, client: &str) -> Result<(Arc<ClientStore>, Option<Embedded>)> {
+    connect_or_serve(&Service { config: config.clone(), http: None }, client)
+}
+
+/// As [`connect_or_embed`]; what is started answers HTTP as `service` says.
+///
+/// # Errors
+/// As [`ClientStore::connect`] and [`Embedded::serve`].
+pub fn connect_or_serve(service: &Service, client: &str) -> Result<(Arc<ClientStore>, Option<Embedded>)> {
+    let config = &service.config;
     let start = Instant::now();
     loop {
         match ClientStore::connect(Some(&config.socket), client) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             outcome => return Ok((outcome?, None)),
         }
-        match Embedded::start(config.clone()) {
+        match Embedded::serve(service.clone()) {
             Ok(embedded) => return Ok((ClientStore::connect(Some(&config.socket), client)?, Some(embedded))),
             // Another process is a moment ahead: it listens soon, or has just stopped.
             Err(error) if error.kind() == ErrorKind::Conflict && start.elapsed() < AGREE => {

@@ -25,7 +25,7 @@ mod takeover;
 mod tasks;
 
 pub use config::{Config, default_socket};
-pub use embed::{Embedded, connect_or_embed};
+pub use embed::{Embedded, connect_or_embed, connect_or_serve};
 pub use models::model_functions;
 pub use run::{Ready, Service};
 pub use socket::Listening;

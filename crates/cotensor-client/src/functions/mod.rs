@@ -12,7 +12,7 @@ mod options;
 mod provider;
 mod value;
 
-pub use caller::{Functions, RemoteObject, Task};
+pub use caller::{Done, Functions, Pending, RemoteObject, Task};
 pub use context::Context;
 pub use failure::{CallError, Failure};
 pub use options::{Cache, Concurrency, Execution, Limits, Options};

@@ -1,7 +1,7 @@
 //! The socket to one provider.
 
 use super::RemoteObject;
-use crate::connection::{Answer, Asked, Connection};
+use crate::connection::{Answer, Asked, Connection, Group};
 use crate::functions::codec::{self, Edge};
 use crate::functions::{Arguments, CallError, Value};
 use crate::protocol::provider as p;
@@ -103,7 +103,17 @@ impl Link {
         }
     }
 
-    fn hear<M: Method>(Answer { response, .. }: Answer) -> Result<M::Result, CallError> {
+    /// Asks without waiting: the answer goes to `group`.
+    pub(super) fn ask_into<M: Method>(&self, params: &M::Params, group: &Arc<Group>) -> Result<u64> {
+        self.connection.ask_into::<M>(params, group).map_err(|error| self.silent::<M>(error))
+    }
+
+    /// What has arrived for `group`, once something has, while `wanted` says so.
+    pub(super) fn wait_for(&self, group: &Group, wanted: &dyn Fn() -> bool) -> Result<Vec<(u64, Answer)>> {
+        self.connection.wait_for(group, wanted).map_err(|error| self.silent::<p::Wait>(error))
+    }
+
+    pub(super) fn hear<M: Method>(Answer { response, .. }: Answer) -> Result<M::Result, CallError> {
         if let Some(error) = response.error() {
             return Err(CallError::from_object(error));
         }
@@ -148,7 +158,12 @@ impl Link {
         Ok(self.ask::<p::Submit>(&self.params(name, arguments, timeout)?)?.task)
     }
 
-    fn params(self: &Arc<Self>, name: &str, arguments: &Arguments, timeout: Option<Duration>) -> Result<p::CallParams> {
+    pub(super) fn params(
+        self: &Arc<Self>,
+        name: &str,
+        arguments: &Arguments,
+        timeout: Option<Duration>,
+    ) -> Result<p::CallParams> {
         let (args, kwargs) = codec::encode_arguments(arguments, self)?;
         Ok(p::CallParams { function: name.to_owned(), args, kwargs, timeout_ms: timeout.map(millis) })
     }

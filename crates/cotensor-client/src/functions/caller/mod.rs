@@ -2,9 +2,11 @@
 
 mod link;
 mod object;
+mod pending;
 mod task;
 
 pub use object::RemoteObject;
+pub use pending::{Done, Pending};
 pub use task::Task;
 
 use super::{Arguments, CallError, Value};
@@ -35,6 +37,8 @@ struct State {
     found: HashMap<String, (FunctionInfo, Arc<Link>)>,
     /// By the providers' epochs.
     links: HashMap<u64, Arc<Link>>,
+    /// What is waited for together, by the providers' epochs.
+    pending: HashMap<u64, Arc<Pending>>,
 }
 
 impl Functions {
@@ -165,6 +169,27 @@ impl Functions {
         };
         link.ask::<p::Status>(&p::TaskParams { task: number })?;
         Ok(Task::new(link, number))
+    }
+
+    /// Calls and tasks of the function's provider that one thread waits for: the same for all functions of a provider.
+    ///
+    /// # Errors
+    /// `NotFound` when nobody provides it.
+    pub fn pending(&self, name: &str) -> Result<Arc<Pending>> {
+        let (_, link) = self.find(name)?;
+        Ok(self.pending_of(&link))
+    }
+
+    /// As [`pending`](Self::pending), of a task's provider.
+    pub fn pending_with(&self, task: &Task) -> Arc<Pending> {
+        self.pending_of(task.link())
+    }
+
+    fn pending_of(&self, link: &Arc<Link>) -> Arc<Pending> {
+        let mut state = lock(&self.state);
+        state.pending.retain(|_, pending| !pending.is_closed());
+        let pending = state.pending.entry(link.epoch()).or_insert_with(|| Arc::new(Pending::new(Arc::clone(link))));
+        Arc::clone(pending)
     }
 
     /// Does `call` with the provider of a function. One that has ended, or has taken the function back, is looked up anew:

@@ -17,6 +17,10 @@ impl Task {
         Self { link, number }
     }
 
+    pub(super) fn link(&self) -> &Arc<Link> {
+        &self.link
+    }
+
     /// Its number with its provider.
     pub fn number(&self) -> u64 {
         self.number
