@@ -19,7 +19,8 @@ ALLOWED = {
     "cotensor-cli": {"cotensor", "cotensor-demo", "cotensor-client", "cotensor-daemon"},
     # The extension: everything comes in by the library, its parts and the command.
     "cotensor-python": {
-        "cotensor", "cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-model", "cotensor-client", "cotensor-cli"
+        "cotensor", "cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-model", "cotensor-client", "cotensor-cli",
+        "cotensor-daemon"
     },
     # Tests only.
     "cotensor-attacks": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-client", "cotensor-daemon"},

@@ -77,7 +77,8 @@ class CancelledError(CotensorError, concurrent.futures.CancelledError):
 class RemoteError(CotensorError):
     """A function of another process raised an exception.
 
-    Where Python has that exception, this is one of it, too: ``except ValueError`` catches a function's ``ValueError``.
+    Where Python or this package has that exception, this is one of it, too: ``except ValueError`` catches a function's
+    ``ValueError``.
     """
 
     #: The exception's type, as its process names it.
@@ -117,8 +118,8 @@ _KINDS = {
 
 @functools.lru_cache(maxsize=256)
 def _remote_class(name: str) -> Type[RemoteError]:
-    known = getattr(builtins, name, None)
-    if not (isinstance(known, type) and issubclass(known, Exception)):
+    known = getattr(builtins, name, None) or (globals().get(name) if name in __all__ else None)
+    if not (isinstance(known, type) and issubclass(known, Exception)) or issubclass(known, RemoteError):
         return RemoteError
     try:
         return type("Remote" + name, (RemoteError, known), {"__doc__": f"A function's {name}.", "__module__": __name__})

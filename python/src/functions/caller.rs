@@ -1,6 +1,7 @@
 //! Calling what others provide.
 
 use super::failure::raised;
+use super::pending::Pending;
 use super::task::Task;
 use super::value::{Tensors, Terms};
 use crate::errors::{OrRaise, raise};
@@ -130,6 +131,19 @@ impl Functions {
         let (functions, terms) = self.inner(py)?;
         let found = py.detach(|| functions.task(epoch, number));
         Ok(Task::new(found.map_err(|error| raised(py, error))?, terms))
+    }
+
+    /// What one thread waits for of the provider of a function: calls and tasks, whichever is done first.
+    fn pending(&self, py: Python<'_>, name: &str) -> PyResult<Pending> {
+        let (functions, terms) = self.inner(py)?;
+        let pending = py.detach(|| functions.pending(name)).or_raise(py)?;
+        Ok(Pending::new(pending, terms))
+    }
+
+    /// As ``pending()``, of a task's provider.
+    fn pending_with(&self, py: Python<'_>, task: &Bound<'_, Task>) -> PyResult<Pending> {
+        let (functions, terms) = self.inner(py)?;
+        Ok(Pending::new(functions.pending_with(task.get().task(py)?), terms))
     }
 
     /// The tasks of every provider, the newest first: dicts. ``state`` is ``pending``, ``running``, …

@@ -3,11 +3,13 @@
 mod caller;
 mod failure;
 mod object;
+mod pending;
 mod provider;
 mod task;
 mod value;
 
 pub(crate) use caller::Functions;
 pub(crate) use object::RemoteObject;
+pub(crate) use pending::Pending;
 pub(crate) use provider::{Call, Provider};
 pub(crate) use task::Task;

@@ -89,8 +89,8 @@ impl Provider {
     ///
     /// ``execution`` is ``direct`` or ``task``, ``concurrency`` is ``parallel`` or ``serialized``. With ``singleflight`` equal
     /// calls at the same time run once; with ``cache_ttl`` (seconds) and ``cache_capacity`` results serve equal calls later.
-    /// With ``managed`` the result stays here, and callers get a reference. With ``with_call`` the function gets a ``call``
-    /// argument: who calls, and whether anybody still waits.
+    /// With ``managed`` the result stays here, and callers get a reference. With ``with_call`` the function is told
+    /// of its :class:`Call` under the name ``$call``: who calls, and whether anybody still waits.
     #[pyo3(signature = (name, function, *, summary="", execution="direct", concurrency="parallel", singleflight=false, cache_ttl=None, cache_capacity=1024, managed=false, timeout=None, with_call=false))]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn add(
@@ -143,7 +143,7 @@ impl Provider {
                     let (args, kwargs) = opened(py, &terms, arguments)?;
                     if with_call {
                         kwargs.set_item(
-                            "call",
+                            "$call",
                             Call {
                                 function: context.function().to_owned(),
                                 client: context.client().to_owned(),

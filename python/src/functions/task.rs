@@ -19,7 +19,7 @@ impl Task {
         Self { inner: Own::new((task, terms)) }
     }
 
-    fn task(&self, py: Python<'_>) -> PyResult<&cotensor_client::functions::Task> {
+    pub(super) fn task(&self, py: Python<'_>) -> PyResult<&cotensor_client::functions::Task> {
         if self.inner.is_ours() {
             return Ok(&self.inner.0);
         }

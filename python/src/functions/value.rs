@@ -163,7 +163,8 @@ impl Terms {
         if !self.pickle {
             let message = format!(
                 "{name} does not cross processes: numbers, texts, bytes, lists, tuples, dicts and tensors do. A provider \
-                 can keep it and give out a reference (managed=True), or both sides can allow pickles (allow_pickle=True)"
+                 can keep it and give out a reference (managed=True); the weights of a model can be published and attached \
+                 (cotensor.torch); or both sides can allow pickles (allow_pickle=True)"
             );
             return Err(raise(py, &Error::unsupported(message).in_field(place)));
         }

@@ -1,0 +1,95 @@
+"""Where the daemon of a port is."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import List, Optional, Tuple, Union
+
+from . import _native
+from ._native import Embedded, Store
+from .errors import ConflictError, CorruptError, InvalidError, NotFoundError, RefusedError
+
+log = logging.getLogger("cotensor")
+
+Socket = Union[str, "os.PathLike[str]"]
+
+#: The HTTP port of rank 0.
+PORT = 2537
+
+
+def port_of(server_port: Optional[int], field: str = "server_port") -> int:
+    """The port, or this rank's: 2537 + ``RANK``, or 2537 where ``GPUS_PER_NODE`` says that one daemon is for all devices."""
+    if server_port is None:
+        return int(_native.default_port())
+    if isinstance(server_port, bool) or not isinstance(server_port, int) or not 0 <= server_port < 65536:
+        raise InvalidError(f"{field}: {server_port!r} is no port", field=field)
+    return server_port
+
+
+def socket_for(port: int) -> Path:
+    """The socket of a daemon that is known by its port only: each port has its own, so that ranks do not meet."""
+    usual = Path(_native.default_socket())
+    return usual if port == PORT else usual.with_name(f"cotensor-{port}.sock")
+
+
+def _told(socket: Optional[Socket]) -> Optional[Path]:
+    """The socket that somebody named."""
+    named = socket if socket is not None else os.environ.get("COTENSOR_SOCKET") or None
+    return None if named is None else Path(named)
+
+
+def answering(port: int) -> Optional[Path]:
+    """The socket of the daemon that answers HTTP at this port of this machine; none where it does not, or not to us."""
+    if port == 0:
+        return None
+    try:
+        return Path(_native.socket_of(f"127.0.0.1:{port}"))
+    except (NotFoundError, RefusedError):
+        return None  # its socket may be known all the same
+    except CorruptError as error:
+        raise ConflictError(f"port {port} is taken by something that is no daemon", field="server_port") from error
+
+
+def connect(port: int, socket: Optional[Socket], client: Optional[str]) -> Store:
+    """Connects to the daemon: of that socket, of ``COTENSOR_SOCKET``, of the port, or at the port's usual place.
+
+    Raises :class:`NotFoundError` when there is none.
+    """
+    told = _told(socket)
+    if told is not None:
+        return Store.connect(told, client=client)
+    found = answering(port)
+    if found is not None:
+        return Store.connect(found, client=client)
+    try:
+        return Store.connect(socket_for(port), client=client)
+    except NotFoundError as error:
+        message = f"no daemon answers at port {port}, nor at {socket_for(port)}: start a provider, or shared-tensor-server"
+        raise NotFoundError(message, field="server_port") from error
+
+
+def connect_or_embed(
+    port: int,
+    socket: Optional[Socket],
+    client: Optional[str],
+    *,
+    host: str = "127.0.0.1",
+    token_file: Optional[Socket] = None,
+    hosts: Optional[List[str]] = None,
+    max_memory_mb: Optional[int] = None,
+) -> Tuple[Store, Optional[Embedded]]:
+    """As :func:`connect`; where no daemon is, this process becomes it, and answers HTTP at that port, too."""
+    told = _told(socket)
+    found = answering(port) if told is None else None
+    if found is not None:
+        return Store.connect(found, client=client), None
+    place = told or (socket_for(port) if port else socket_for(port).with_name(f"cotensor-{os.getpid()}.sock"))
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    store, embedded = _native.connect_or_embed(
+        place, listen=address, token_file=token_file, hosts=hosts, client=client, max_memory_mb=max_memory_mb
+    )
+    if embedded is not None:
+        log.info("this process is the daemon at %s, with HTTP on http://%s", place, embedded.http)
+    return store, embedded

@@ -1,0 +1,84 @@
+"""Calls and tasks that asyncio waits for: one thread hears of all that one provider has to tell."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+from typing import Any, Callable, Dict, Tuple
+
+from ._native import Pending
+
+log = logging.getLogger("cotensor.client")
+
+#: How long the thread waits at a time, in seconds; it ends when nothing is left to wait for.
+TURN = 1.0
+
+_Waiting = Tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
+
+
+class Waiter:
+    """What is waited for of one provider, as asyncio's futures. The thread lives only while there is something to wait for."""
+
+    def __init__(self, pending: Pending) -> None:
+        self._pending = pending
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._waiting: Dict[int, _Waiting] = {}
+        self._thread: "threading.Thread | None" = None
+
+    def start(
+        self, loop: asyncio.AbstractEventLoop, future: "asyncio.Future[Any]", send: Callable[[Pending, int], None]
+    ) -> None:
+        """Sends something, whose outcome becomes that of the future, which is the loop's. From any thread.
+
+        Raises what keeps it from being sent.
+        """
+        number = next(self._numbers)
+        with self._lock:
+            self._waiting[number] = (loop, future)
+        try:
+            send(self._pending, number)
+        except BaseException:
+            with self._lock:
+                self._waiting.pop(number, None)
+            raise
+        with self._lock:
+            if self._thread is None and self._waiting:
+                self._thread = threading.Thread(target=self._hear, name="cotensor-waiter", daemon=True)
+                self._thread.start()
+
+    def _hear(self) -> None:
+        while True:
+            done = self._pending.next(TURN)
+            told = []
+            with self._lock:
+                for number, value, failed in done:
+                    waiting = self._waiting.pop(number, None)
+                    if waiting is not None:
+                        told.append((waiting, value, failed))
+            loops: Dict[asyncio.AbstractEventLoop, Any] = {}
+            for (loop, future), value, failed in told:
+                loops.setdefault(loop, []).append((future, value, failed))
+            for loop, outcomes in loops.items():
+                try:
+                    loop.call_soon_threadsafe(_settle, outcomes)
+                except RuntimeError:
+                    log.debug("%d results came after their event loop was closed", len(outcomes))
+            del done, told, loops
+            with self._lock:
+                if not self._waiting:
+                    self._thread = None
+                    return
+
+
+def _settle(outcomes: Any) -> None:
+    for future, value, failed in outcomes:
+        # Cancelled by whoever waited: the result is dropped, and so given back.
+        if future.done():
+            continue
+        if failed:
+            future.set_exception(value)
+        else:
+            future.set_result(value)

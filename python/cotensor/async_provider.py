@@ -1,0 +1,103 @@
+"""Offering functions that may be ``async def``.
+
+::
+
+    from cotensor.async_provider import AsyncSharedTensorProvider
+
+    provider = AsyncSharedTensorProvider()
+
+    @provider.share(name="fetch")
+    async def fetch(url):
+        ...
+
+Every call of a shared function can be submitted as a task: see :class:`~cotensor.async_client.AsyncSharedTensorClient`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import threading
+from typing import Any, Callable, Optional
+
+from . import _calls
+from .errors import ConflictError
+from .provider import SharedTensorProvider
+
+#: Threads for functions, unless told otherwise: an ``async def`` that runs occupies one, which waits and does nothing else.
+WORKERS = 64
+
+
+class AsyncSharedTensorProvider(SharedTensorProvider):
+    """As :class:`~cotensor.provider.SharedTensorProvider`; the functions may be ``async def``, too.
+
+    Those run on an event loop in a thread of the provider's own (or on ``loop``, which has to be running elsewhere), as many at
+    a time as there are ``workers`` (64 unless given). One that nobody waits for any more, or whose task is cancelled, gets
+    :class:`asyncio.CancelledError` where it waits.
+    """
+
+    def __init__(
+        self,
+        server_port: Optional[int] = None,
+        *,
+        loop: Optional[asyncio.AbstractEventLoop] = None,
+        workers: Optional[int] = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(server_port, workers=workers or WORKERS, **options)
+        self._loop = loop
+        self._loop_given = loop is not None
+        self._loop_lock = threading.Lock()
+        self._loop_process = os.getpid()
+
+    def _handler(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        if inspect.iscoroutinefunction(function):
+            return _calls.async_handler(name, function, self._running_loop)
+        return super()._handler(name, function)
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._loop_lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                thread = threading.Thread(target=self._loop.run_forever, name="cotensor-async", daemon=True)
+                thread.start()
+            if self._loop.is_closed():
+                raise ConflictError("the event loop of this provider is closed")
+            return self._loop
+
+    async def aserve(self) -> None:
+        """Offers the functions until cancelled, then closes."""
+        await asyncio.get_running_loop().run_in_executor(None, self.start)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Takes every function back; coroutines that run are cancelled."""
+        super().close()
+        with self._loop_lock:
+            loop, self._loop = self._loop, self._loop if self._loop_given else None
+        if loop is None or self._loop_given or self._loop_process != os.getpid() or not loop.is_running():
+            return
+
+        def end() -> None:
+            running = [task for task in asyncio.all_tasks(loop) if not task.done()]
+            for task in running:
+                task.cancel()
+            if running:
+                asyncio.ensure_future(asyncio.wait(running)).add_done_callback(lambda _: loop.stop())
+            else:
+                loop.stop()
+
+        loop.call_soon_threadsafe(end)
+
+    async def __aenter__(self) -> "AsyncSharedTensorProvider":
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self.close()
+
+
+__all__ = ["AsyncSharedTensorProvider"]

@@ -1,0 +1,118 @@
+"""Programs that tests of functions run in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, Optional
+
+#: What a process may take that does what it should.
+PATIENCE = 60.0
+
+PROVIDER = """
+import os, signal, threading, time
+import numpy as np
+from cotensor.provider import SharedTensorProvider, check_cancelled, current_call
+
+provider = SharedTensorProvider(socket={socket!r}, execution_mode="server", workers=4, {options})
+"""
+
+SERVE = """
+print("ready", flush=True)
+provider.serve()
+"""
+
+
+def environment(**more: str) -> Dict[str, str]:
+    """This process's, without what says where a daemon is."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("COTENSOR_") and k not in ("RANK", "GPUS_PER_NODE")}
+    return {**kept, **more}
+
+
+class Program:
+    """A Python program that runs beside the test."""
+
+    def __init__(self, code: str, *arguments: str, command: Optional[list[str]] = None, **options: Any) -> None:
+        command = command or [sys.executable, "-c", textwrap.dedent(code), *arguments]
+        options.setdefault("env", environment())
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+        )
+
+    def line(self) -> str:
+        """The next line that it prints."""
+        assert self.process.stdout is not None
+        readable, _, _ = select.select([self.process.stdout], [], [], PATIENCE)
+        assert readable, "the program says nothing"
+        line = self.process.stdout.readline()
+        assert line, f"the program ended: {self.finish()[1]}"
+        return line.rstrip("\n")
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def finish(self) -> tuple[str, str]:
+        """Waits for its end: what it printed since, and its errors."""
+        return self.process.communicate(timeout=PATIENCE)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
+@contextmanager
+def program(code: str, *arguments: str, **options: Any) -> Iterator[Program]:
+    running = Program(code, *arguments, **options)
+    try:
+        yield running
+    finally:
+        running.end()
+
+
+@contextmanager
+def providing(socket: Path, functions: str, options: str = "") -> Iterator[Program]:
+    """A provider of these functions, at a daemon's socket."""
+    code = PROVIDER.format(socket=str(socket), options=options) + textwrap.dedent(functions) + SERVE
+    with program(code) as running:
+        assert running.line() == "ready"
+        yield running
+        if running.process.poll() is None:
+            running.signal(signal.SIGTERM)
+            out, errors = running.finish()
+            assert running.process.returncode == 0, errors
+
+
+def run(code: str, *arguments: str, **options: Any) -> str:
+    """Runs a program to its end, which has to be a good one: what it printed."""
+    running = Program(code, *arguments, **options)
+    try:
+        out, errors = running.finish()
+    finally:
+        running.end()
+    assert running.process.returncode == 0, f"{running.process.returncode}: {errors}"
+    return out
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for something that will be."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.01)
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    import socket
+
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
