@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import torch
 
@@ -22,6 +22,7 @@ class Gate:
         self._changed = threading.Condition()
         self._inside: Dict[int, int] = {}
         self._handles: List[Any] = []
+        self._last: Optional[str] = None
 
     def install(self, module: torch.nn.Module) -> None:
         self._handles = [
@@ -50,6 +51,11 @@ class Gate:
             else:
                 self._inside.pop(me, None)
                 self._changed.notify_all()
+
+    def is_news(self, reason: Optional[str]) -> bool:
+        """Whether the last attempt to switch ended otherwise: nobody wants to read it before every pass."""
+        news, self._last = reason != self._last, reason
+        return news
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:

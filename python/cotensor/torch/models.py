@@ -11,7 +11,7 @@ from typing import Any, Mapping, Optional, Tuple
 import torch
 
 from .._native import Store, Tensor
-from ..errors import InvalidError, NotFoundError
+from ..errors import CotensorError, InvalidError
 from . import _write
 from ._assign import assign, plan
 from ._collect import gather, places
@@ -83,6 +83,8 @@ def publish(
     or is of a dtype, layout or class that cannot be shared, and :class:`OverBudgetError`; nothing is published then.
     """
     store = resolve(store)
+    if any(type(part).get_extra_state is not torch.nn.Module.get_extra_state for part in module.modules()):
+        logger.warning("%s: the module has extra state, which is not published", name)
     kind = f"{type(module).__module__}.{type(module).__qualname__}"
     with plainly():
         manifest, sources = gather(places(module), kind, dict(source or {}))
@@ -168,7 +170,7 @@ def _refresh(module: torch.nn.Module, state: _State) -> bool:
     whole = state.store.get(state.attachment.name)
     if whole.id == state.attachment.id:
         return False
-    _attach(module, whole, state, follow=state.gate is not None)
+    _attach(module, whole, state)
     logger.info("switched to %s version %d", whole.name, whole.version)
     return True
 
@@ -181,15 +183,12 @@ def _refresh_quietly(module: torch.nn.Module) -> None:
         return  # a copy of one
     try:
         _refresh(module, state)
-    except NotFoundError:
-        logger.debug("%s is published no more: version %d stays", state.attachment.name, state.attachment.version)
-    except InvalidError as error:
-        logger.warning(
-            "%s: the new version does not fit, version %d stays: %s",
-            state.attachment.name,
-            state.attachment.version,
-            error,
-        )
+        reason = None
+    except CotensorError as error:
+        # The version that is there is good, whatever became of the name or of the daemon.
+        reason = str(error)
+    if state.gate is not None and state.gate.is_news(reason) and reason is not None:
+        logger.warning("%s: version %d stays: %s", state.attachment.name, state.attachment.version, reason)
 
 
 def _state(module: torch.nn.Module) -> _State:
@@ -204,7 +203,8 @@ def _attachment(whole: Tensor) -> Attachment:
     return Attachment(whole.name, whole.version, whole.id, whole.nbytes)
 
 
-def _attach(module: torch.nn.Module, whole: Tensor, state: _State, *, follow: bool = False) -> Attachment:
+def _attach(module: torch.nn.Module, whole: Tensor, state: _State, *, follow: Optional[bool] = None) -> Attachment:
+    """``follow`` as it was, unless it is given."""
     manifest, data = _write.read(whole)
     planned = plan(module, manifest, whole.name, strict=state.strict, same_dtype=state.same_dtype)
     shown = _write.views(whole, manifest, data)
@@ -215,6 +215,8 @@ def _attach(module: torch.nn.Module, whole: Tensor, state: _State, *, follow: bo
         new = Attachment(new.name, new.version, new.id, new.nbytes, missing, unexpected)
         before = _states.get(module)
         gate = before.gate if before else None
+        if follow is None:
+            follow = before is not None and gate is not None and before.attachment.name == new.name
         if follow and gate is None:
             gate = Gate(_refresh_quietly)
             gate.install(module)
