@@ -30,6 +30,8 @@ pub(crate) struct Draft {
 struct Memory {
     address: NonNull<u8>,
     content: Mutex<Content>,
+    /// Whatever becomes of the content.
+    _address: Kept,
 }
 
 enum Content {
@@ -51,8 +53,10 @@ impl Draft {
         let (name, layout) = (reservation.name().to_owned(), reservation.layout().clone());
         let bytes = reservation.bytes_mut().ok_or_else(|| Error::unsupported("the host cannot write this memory"))?;
         let address = NonNull::from(bytes).cast();
+        let unkept = || Error::unsupported("the store's memory does not outlive its tensors");
+        let _address = reservation.keep_address().ok_or_else(unkept)?;
         let content = Mutex::new(Content::Open(Own::new(reservation)));
-        Ok(Self { name, layout, memory: Arc::new(Memory { address, content }), store: Own::new(store) })
+        Ok(Self { name, layout, memory: Arc::new(Memory { address, content, _address }), store: Own::new(store) })
     }
 
     fn content(&self) -> MutexGuard<'_, Content> {

@@ -10,11 +10,13 @@ mod claim;
 mod command;
 mod dlpack;
 mod draft;
+mod embed;
 mod errors;
 mod functions;
 mod gather;
 mod interrupt;
 mod process;
+mod sharing;
 mod store;
 mod tensor;
 mod window;
@@ -32,7 +34,11 @@ mod _native {
     #[pymodule_export]
     use super::draft::Draft;
     #[pymodule_export]
-    use super::functions::{Call, Functions, Provider, RemoteObject, Task};
+    use super::embed::{Embedded, connect_or_embed, default_port, default_socket, socket_of};
+    #[pymodule_export]
+    use super::functions::{Call, Functions, Pending, Provider, RemoteObject, Task};
+    #[pymodule_export]
+    use super::sharing::{PooledModel, ResourcePool, SharedTensor, SharedTensorView, TensorSharingManager};
     #[pymodule_export]
     use super::store::Store;
     #[pymodule_export]

@@ -36,7 +36,7 @@ struct Inner {
 }
 
 #[derive(Clone)]
-enum Opened {
+pub(crate) enum Opened {
     Embedded(Arc<EmbeddedStore>),
     Client(Arc<ClientStore>),
 }
@@ -51,7 +51,12 @@ impl Opened {
 }
 
 impl Store {
-    fn over(store: Opened) -> Self {
+    /// A store inside this process, without limits.
+    pub(crate) fn in_process() -> Self {
+        Self::over(Opened::Embedded(EmbeddedStore::builder().memory(Arc::new(ProcessMemory::default())).build()))
+    }
+
+    pub(crate) fn over(store: Opened) -> Self {
         Self { inner: Mutex::new(Inner { store: Own::new(store), closed: false }) }
     }
 

@@ -41,7 +41,7 @@ impl Tensor {
         Self::window(held, layout, None)
     }
 
-    fn window(held: Arc<Held>, layout: Layout, writable: Option<Arc<Writable>>) -> Self {
+    pub(crate) fn window(held: Arc<Held>, layout: Layout, writable: Option<Arc<Writable>>) -> Self {
         Self { layout, state: Mutex::new(State { held: Some(held), writable }) }
     }
 

@@ -6,6 +6,7 @@ use cotensor::{Lease, Store};
 use cotensor_core::{Layout, Result};
 use cotensor_memory::PrivateCopy;
 use cotensor_store::CopyReason;
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -14,11 +15,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 pub(crate) struct Held {
     lease: Own<Lease>,
     store: Own<Arc<dyn Store>>,
+    /// What else is to stay as long.
+    _keep: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Held {
     pub(crate) fn new(lease: Lease, store: Arc<dyn Store>) -> Arc<Self> {
-        Arc::new(Self { lease: Own::new(lease), store: Own::new(store) })
+        Self::keeping(lease, store, None)
+    }
+
+    pub(crate) fn keeping(lease: Lease, store: Arc<dyn Store>, keep: Option<Arc<dyn Any + Send + Sync>>) -> Arc<Self> {
+        Arc::new(Self { lease: Own::new(lease), store: Own::new(store), _keep: keep })
     }
 
     pub(crate) fn lease(&self) -> &Lease {

@@ -39,7 +39,7 @@ pub use host::Share;
 pub use lease::{Lease, TensorView};
 pub use report::{Copies, Diagnostics, OptimizeReport, RecentCopy, Recommendations, Stats, TensorInfo};
 pub use reservation::{Reservation, Ticket};
-pub use sharing::{LogSink, SharedTensor, SharedTensorView, TensorSharingManager};
+pub use sharing::{Exposed, LogSink, SharedTensor, SharedTensorView, TensorSharingManager};
 pub use spill::{Absent, Spill, Spilled};
 pub use store::{
     Claim, ContentSource, ContentSpec, CopyReason, Holder, Key, NAME_BYTES_MAX, Retention, Store, TensorId, TensorSpec,

@@ -1,9 +1,11 @@
 //! A shared tensor's bytes, and what is to be said of it.
 
 use super::inner::{Inner, Residence};
-use super::state::Content;
+use super::state::{Content, State};
+use super::view::Exposed;
 use crate::{Clock, TensorId, TensorInfo};
 use cotensor_core::{Error, ErrorKind, Layout, Result};
+use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 impl Inner {
@@ -40,6 +42,30 @@ impl Inner {
         // What `read` does with this tensor must not meet its own lock.
         drop(state);
         part(lease.bytes().ok_or_else(unaddressable)?)
+    }
+
+    /// Where the bytes of `layout` are for a view, for programs that keep the address.
+    pub(super) fn expose(&self, view: u64, layout: &Layout) -> Result<Exposed> {
+        let mut state = self.write();
+        let State { content, views, .. } = &mut *state;
+        match content {
+            Content::Writable { reservation, .. } => {
+                let keep = reservation.keep_address();
+                if keep.is_none() && self.residence != Residence::Private {
+                    let message = format!("{} was not made for programs that keep its address", self.spec.name);
+                    return Err(Error::unsupported(message));
+                }
+                let bytes = reservation.bytes_mut().ok_or_else(unaddressable)?;
+                let bytes = bytes.get_mut(layout.byte_range()).unwrap_or_default();
+                Ok(Exposed::Writable { start: NonNull::from(bytes).cast(), keep })
+            }
+            Content::Published { .. } => {
+                let lease = views.get(&view).and_then(|view| view.lease.as_ref());
+                let lease = lease.ok_or_else(|| Error::not_found(format!("nobody holds {}", self.spec.name)))?;
+                Ok(Exposed::Published(lease.try_clone()?))
+            }
+            Content::Freed => Err(self.freed()),
+        }
     }
 
     /// Whether neither a model nor a view holds it.

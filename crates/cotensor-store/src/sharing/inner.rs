@@ -36,6 +36,15 @@ pub(super) enum Residence {
     Private,
 }
 
+/// How the producer writes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Written {
+    /// Through [`SharedTensor::write`](super::SharedTensor::write) alone.
+    InPlace,
+    /// By the address, which it may keep.
+    ByAddress,
+}
+
 /// How an acquire comes about.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Via {
@@ -46,11 +55,17 @@ pub(super) enum Via {
 }
 
 impl Inner {
-    pub(super) fn new(store: Arc<dyn Store>, spec: TensorSpec, residence: Residence) -> Result<Arc<Self>> {
+    pub(super) fn new(
+        store: Arc<dyn Store>,
+        spec: TensorSpec,
+        residence: Residence,
+        written: Written,
+    ) -> Result<Arc<Self>> {
         let holder = store.holder(&spec.producer);
-        let reservation = match residence {
-            Residence::Private => store.reserve_private(spec.clone(), &holder)?,
-            Residence::Own | Residence::Store => store.reserve(spec.clone(), &holder)?,
+        let reservation = match (residence, written) {
+            (Residence::Private, _) => store.reserve_private(spec.clone(), &holder)?,
+            (Residence::Own | Residence::Store, Written::InPlace) => store.reserve(spec.clone(), &holder)?,
+            (Residence::Own | Residence::Store, Written::ByAddress) => store.reserve_exposed(spec.clone(), &holder)?,
         };
         let (layout, device) = (reservation.layout().clone(), reservation.device());
         let state = RwLock::new(State::new(reservation));

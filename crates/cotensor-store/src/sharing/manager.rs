@@ -1,4 +1,4 @@
-use super::inner::{Residence, Via};
+use super::inner::{Residence, Via, Written};
 use super::shared::{spec, stored_on};
 use super::{SharedTensor, SharedTensorView};
 use crate::{EmbeddedStore, Retention, Store};
@@ -23,6 +23,7 @@ type KindsOf = dyn Fn(&str) -> Vec<Kind> + Send + Sync;
 pub struct TensorSharingManager {
     pub(super) store: Arc<dyn Store>,
     kinds_of: Box<KindsOf>,
+    written: Written,
     registry: Mutex<Registry>,
     /// Lookups that the store did not see: of tensors that are not published,
     pub(super) hits: AtomicU64,
@@ -53,6 +54,7 @@ impl TensorSharingManager {
         Self {
             store,
             kinds_of: Box::new(|_| Vec::new()),
+            written: Written::InPlace,
             registry: Mutex::default(),
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
@@ -64,6 +66,14 @@ impl TensorSharingManager {
     #[must_use]
     pub fn with_model_kinds(mut self, kinds_of: impl Fn(&str) -> Vec<Kind> + Send + Sync + 'static) -> Self {
         self.kinds_of = Box::new(kinds_of);
+        self
+    }
+
+    /// Lets producers keep the addresses of what they register, such as another language's arrays; see
+    /// [`SharedTensorView::expose`].
+    #[must_use]
+    pub fn exposing(mut self) -> Self {
+        self.written = Written::ByAddress;
         self
     }
 
@@ -118,9 +128,9 @@ impl TensorSharingManager {
         let retention = Retention::Cached { recompute: Duration::ZERO };
         let spec = spec(name, shape, dtype, kind, producer_model, retention);
         let store = || Arc::clone(&self.store);
-        let tensor = match SharedTensor::managed(store(), spec.clone(), Residence::Store) {
+        let tensor = match SharedTensor::managed(store(), spec.clone(), Residence::Store, self.written) {
             Err(error) if error.kind() == ErrorKind::Refused => {
-                SharedTensor::managed(store(), spec, Residence::Private)?
+                SharedTensor::managed(store(), spec, Residence::Private, self.written)?
             }
             registered => registered?,
         };

@@ -13,4 +13,4 @@ mod view;
 pub use log::LogSink;
 pub use manager::TensorSharingManager;
 pub use shared::SharedTensor;
-pub use view::SharedTensorView;
+pub use view::{Exposed, SharedTensorView};

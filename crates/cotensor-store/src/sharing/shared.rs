@@ -1,5 +1,5 @@
 use super::SharedTensorView;
-use super::inner::{Inner, Residence, Via};
+use super::inner::{Inner, Residence, Via, Written};
 use super::state::Content;
 use crate::{EmbeddedStore, Retention, Store, TensorSpec};
 use cotensor_core::{DType, Device, Error, HeapMemory, Kind, Layout, Memory, Result, Slice};
@@ -36,15 +36,52 @@ impl SharedTensor {
         storage_type: &str,
         producer_model: &str,
     ) -> Result<Self> {
+        Self::alone(memory, name, shape, dtype, storage_type, producer_model, Written::InPlace)
+    }
+
+    /// The same for a producer that keeps the address of the bytes; see [`SharedTensorView::expose`].
+    ///
+    /// # Errors
+    /// As [`SharedTensor::new`]; `Unsupported` for memory that cannot protect itself from that.
+    pub fn exposing(
+        memory: Arc<dyn Memory>,
+        name: &str,
+        shape: &[usize],
+        dtype: DType,
+        storage_type: &str,
+        producer_model: &str,
+    ) -> Result<Self> {
+        Self::alone(memory, name, shape, dtype, storage_type, producer_model, Written::ByAddress)
+    }
+
+    fn alone(
+        memory: Arc<dyn Memory>,
+        name: &str,
+        shape: &[usize],
+        dtype: DType,
+        storage_type: &str,
+        producer_model: &str,
+        written: Written,
+    ) -> Result<Self> {
         stored_on(memory.device(), storage_type)?;
         let store = EmbeddedStore::builder().memory(memory).small().build();
         let spec = spec(name, shape, dtype, Kind::Other, producer_model, Retention::WhileLeased);
-        Inner::new(store, spec, Residence::Own).map(Self)
+        Inner::new(store, spec, Residence::Own, written).map(Self)
     }
 
     /// A tensor of a manager: its store keeps it when nobody holds it, unless it is private.
-    pub(super) fn managed(store: Arc<dyn Store>, spec: TensorSpec, residence: Residence) -> Result<Self> {
-        Inner::new(store, spec, residence).map(Self)
+    pub(super) fn managed(
+        store: Arc<dyn Store>,
+        spec: TensorSpec,
+        residence: Residence,
+        written: Written,
+    ) -> Result<Self> {
+        Inner::new(store, spec, residence, written).map(Self)
+    }
+
+    /// The store that it lies in.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.0.store
     }
 
     /// Its name.

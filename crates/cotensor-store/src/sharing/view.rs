@@ -1,8 +1,25 @@
 use super::inner::Inner;
 use super::shared::window;
+use crate::{Lease, Store};
 use cotensor_core::{Layout, Result};
+use std::any::Any;
 use std::fmt;
+use std::ptr::NonNull;
 use std::sync::Arc;
+
+/// Where the bytes of a view are, for programs that keep the address.
+pub enum Exposed {
+    /// The producer may still write them: nobody else does, or looks at them in another way than this, while it does.
+    Writable {
+        /// The view's first byte. Good for as long as the view, and `keep`, are kept; from publishing on, what is written
+        /// there nobody else sees.
+        start: NonNull<u8>,
+        /// What keeps the address even when publishing fails.
+        keep: Option<Arc<dyn Any + Send + Sync>>,
+    },
+    /// Immutable: a lease of the whole tensor.
+    Published(Lease),
+}
 
 /// A window on a [`SharedTensor`](super::SharedTensor). It holds the tensor as a model does, under the name
 /// `view NAME`, until it is dropped.
@@ -46,6 +63,21 @@ impl SharedTensorView {
     /// `Unsupported` on a device.
     pub fn read<T>(&self, read: impl FnOnce(&[u8]) -> T) -> Result<T> {
         self.parent.read_with(Some(self.number), &self.layout, read)
+    }
+
+    /// The tensor's store.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.parent.store
+    }
+
+    /// The bytes for a program that keeps the address, such as another language's arrays.
+    ///
+    /// # Errors
+    /// `Unsupported` before publishing, unless the tensor was made for that
+    /// ([`SharedTensor::exposing`](super::SharedTensor::exposing),
+    /// [`TensorSharingManager::exposing`](super::TensorSharingManager::exposing)), and on a device.
+    pub fn expose(&self) -> Result<Exposed> {
+        self.parent.expose(self.number, &self.layout)
     }
 
     /// A window on the window.

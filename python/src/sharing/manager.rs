@@ -1,0 +1,190 @@
+//! The manager of tensors that models share.
+
+use super::ours;
+use super::shared::SharedTensor;
+use super::view::SharedTensorView;
+use crate::arrays;
+use crate::errors::OrRaise;
+use crate::process::Own;
+use crate::store::{Store, program, report};
+use cotensor::DType;
+use pyo3::prelude::*;
+use std::collections::BTreeMap;
+
+/// Registers tensors that models share, under one memory cap.
+///
+/// ``max_memory_mb`` (MiB) is the most that all its tensors may take together; what nobody holds goes first, then
+/// :class:`OverBudgetError` says who holds what. ``store`` is a store that others use too, such as ``cotensor.connect()``; by
+/// default the manager has one of its own inside this process. A daemon's budget is the daemon's to set.
+///
+/// A registered tensor is writable by its producer until another model first gets it.
+#[pyclass(frozen, weakref, module = "cotensor")]
+pub(crate) struct TensorSharingManager {
+    manager: Own<cotensor::TensorSharingManager>,
+    store: Py<Store>,
+}
+
+impl TensorSharingManager {
+    pub(super) fn over(py: Python<'_>, store: Py<Store>, max_memory_mb: Option<u64>) -> PyResult<Self> {
+        let inner = store.get().store(py)?;
+        if let Some(mb) = max_memory_mb {
+            py.detach(|| inner.limit_memory(mb.saturating_mul(1 << 20))).or_raise(py)?;
+        }
+        let manager = Own::new(cotensor::tensor_sharing_manager(inner).exposing());
+        Ok(Self { manager, store })
+    }
+
+    fn manager(&self, py: Python<'_>) -> PyResult<&cotensor::TensorSharingManager> {
+        ours(py, "manager", &self.manager)
+    }
+}
+
+#[pymethods]
+impl TensorSharingManager {
+    #[new]
+    #[pyo3(signature = (max_memory_mb=None, store=None))]
+    fn new(py: Python<'_>, max_memory_mb: Option<u64>, store: Option<Py<Store>>) -> PyResult<Self> {
+        let store = store.map_or_else(|| Py::new(py, Store::in_process()), Ok)?;
+        Self::over(py, store, max_memory_mb)
+    }
+
+    /// The store that the tensors lie in.
+    #[getter]
+    fn store(&self, py: Python<'_>) -> Py<Store> {
+        self.store.clone_ref(py)
+    }
+
+    /// Registers a zeroed tensor, which ``producer_model`` (this program, unless it says otherwise) holds and may write.
+    /// ``shape`` in elements. ``consumer_models`` are those that are expected to acquire it; see
+    /// :meth:`analyze_sharing_opportunities`.
+    ///
+    /// Raises :class:`ConflictError` while the name is registered and held, :class:`OverBudgetError` past the cap,
+    /// :class:`UnsupportedError` for a ``storage_type`` other than ``"cpu"``.
+    #[pyo3(signature = (name, shape, storage_type="cpu", producer_model=None, consumer_models=None, dtype=None))]
+    #[allow(clippy::too_many_arguments, reason = "the documented call has these arguments")]
+    fn register_shared_tensor(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        shape: &Bound<'_, PyAny>,
+        storage_type: &str,
+        producer_model: Option<&str>,
+        consumer_models: Option<Vec<String>>,
+        dtype: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<SharedTensor> {
+        let manager = self.manager(py)?;
+        let dtype = dtype.map_or(Ok(DType::F32), arrays::dtype)?;
+        let shape = arrays::shape(shape)?;
+        let producer = producer_model.map_or_else(|| program(py), str::to_owned);
+        let consumers = consumer_models.unwrap_or_default();
+        let consumers: Vec<&str> = consumers.iter().map(String::as_str).collect();
+        py.detach(|| manager.register_shared_tensor(name, &shape, storage_type, &producer, &consumers, dtype))
+            .or_raise(py)
+            .map(SharedTensor::over)
+    }
+
+    /// The tensor, acquired once for a model (this program, unless it says otherwise).
+    ///
+    /// Raises :class:`NotFoundError` when it is not registered or was freed, :class:`RefusedError` for another than its
+    /// producer where the configuration keeps it private.
+    #[pyo3(signature = (name, model_name=None))]
+    fn get_shared_tensor(&self, py: Python<'_>, name: &str, model_name: Option<&str>) -> PyResult<SharedTensor> {
+        let manager = self.manager(py)?;
+        let model = model_name.map_or_else(|| program(py), str::to_owned);
+        py.detach(|| manager.get_shared_tensor(name, &model)).or_raise(py).map(SharedTensor::over)
+    }
+
+    /// A window on a registered tensor: ``size`` elements from ``offset`` on, along each dimension.
+    #[pyo3(signature = (tensor_name, view_name, offset, size))]
+    fn create_tensor_view(
+        &self,
+        py: Python<'_>,
+        tensor_name: &str,
+        view_name: &str,
+        offset: Vec<usize>,
+        size: Vec<usize>,
+    ) -> PyResult<SharedTensorView> {
+        let manager = self.manager(py)?;
+        py.detach(|| manager.create_tensor_view(tensor_name, view_name, &offset, &size))
+            .or_raise(py)
+            .map(SharedTensorView::new)
+    }
+
+    /// Acquires a tensor that ``from_model`` holds for every model of ``to_models``, or for none.
+    fn share_tensor_between_models(
+        &self,
+        py: Python<'_>,
+        tensor_name: &str,
+        from_model: &str,
+        to_models: Vec<String>,
+    ) -> PyResult<SharedTensor> {
+        let manager = self.manager(py)?;
+        let models: Vec<&str> = to_models.iter().map(String::as_str).collect();
+        py.detach(|| manager.share_tensor_between_models(tensor_name, from_model, &models))
+            .or_raise(py)
+            .map(SharedTensor::over)
+    }
+
+    /// Releases everything that a model holds; how many acquires that were.
+    fn release_model_tensors(&self, py: Python<'_>, model_name: &str) -> PyResult<u32> {
+        let manager = self.manager(py)?;
+        py.detach(|| manager.release_model_tensors(model_name)).or_raise(py)
+    }
+
+    /// Frees every tensor that nobody holds: ``initial_memory_bytes``, ``current_memory_bytes``, ``freed_memory_bytes``,
+    /// ``freed_tensors_count``, ``freed_tensors``, ``memory_reduction_percent``, ``remaining_tensor_count``.
+    fn optimize_memory_usage<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let manager = self.manager(py)?;
+        report(py, || serde_json::to_string(&manager.optimize_memory_usage()))
+    }
+
+    /// Counters: ``total_tensors``, ``total_models``, ``memory_usage_bytes``, ``memory_usage_mb``, ``cache_hits``,
+    /// ``cache_misses``, ``hit_rate`` (0 to 1), ``models``, ``sharing_opportunities``, and what the store counts beside.
+    fn get_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let manager = self.manager(py)?;
+        report(py, || serde_json::to_string(&manager.get_stats()))
+    }
+
+    /// Bytes of a registered tensor.
+    fn get_tensor_memory_usage(&self, py: Python<'_>, tensor_name: &str) -> PyResult<usize> {
+        let manager = self.manager(py)?;
+        py.detach(|| manager.get_tensor_memory_usage(tensor_name)).or_raise(py)
+    }
+
+    /// Bytes of all tensors that a model holds, each counted once.
+    fn get_model_memory_usage(&self, py: Python<'_>, model_name: &str) -> PyResult<usize> {
+        let manager = self.manager(py)?;
+        Ok(py.detach(|| manager.get_model_memory_usage(model_name)))
+    }
+
+    /// For every registered tensor, the models that were named as its consumers and do not hold it yet.
+    fn analyze_sharing_opportunities(&self, py: Python<'_>) -> PyResult<BTreeMap<String, Vec<String>>> {
+        let manager = self.manager(py)?;
+        Ok(py.detach(|| manager.analyze_sharing_opportunities()))
+    }
+
+    /// What could be saved, and where: ``largest_tensors``, ``low_reference_tensors``, ``sharing_opportunities``,
+    /// ``total_memory_mb``, ``potential_savings_mb``, ``cache_efficiency`` (0 to 1).
+    fn get_optimization_recommendations<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let manager = self.manager(py)?;
+        report(py, || serde_json::to_string(&manager.get_optimization_recommendations()))
+    }
+
+    /// Every live tensor of the store and every one that is not published yet; and every copy with its reason.
+    fn get_diagnostics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let manager = self.manager(py)?;
+        report(py, || serde_json::to_string(&manager.get_diagnostics()))
+    }
+
+    /// The same.
+    #[pyo3(name = "getDiagnostics")]
+    fn get_diagnostics_of_js<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.get_diagnostics(py)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let manager = self.manager(py)?;
+        let stats = py.detach(|| manager.get_stats());
+        Ok(format!("<TensorSharingManager, {} tensors, {} bytes>", stats.total_tensors, stats.memory_usage_bytes))
+    }
+}
