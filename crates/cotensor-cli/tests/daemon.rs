@@ -121,6 +121,7 @@ fn versions_holders_and_removal_are_shown() {
         assert!(output.status.success());
     }
     let stat = daemon.json(&["stat", "x"]);
+    let stat = &stat["tensors"][0];
     assert_eq!((&stat["name"], &stat["versions"][0]["version"]), (&json!("x"), &json!(2)));
     assert_eq!((&stat["versions"][0]["cached"], &stat["versions"][0]["bytes"]), (&json!(true), &json!(2)));
     assert!(String::from_utf8(daemon.ok(&["who", "x"])).unwrap().contains("nobody"));
@@ -129,14 +130,14 @@ fn versions_holders_and_removal_are_shown() {
     let lease = cotensor::Store::get(&*store, "x", &cotensor::Store::holder(&*store, "the test")).unwrap();
     let who = daemon.json(&["who", "x"]);
     let holder = format!("reader[{}]/the test", std::process::id());
-    assert_eq!(who["versions"][0]["holders"], json!({ holder.as_str(): 1 }));
+    assert_eq!(who["tensors"][0]["versions"][0]["holders"], json!({ holder.as_str(): 1 }));
     assert!(String::from_utf8(daemon.ok(&["who", "x"])).unwrap().contains(&holder));
     let top = daemon.json(&["top"]);
     assert_eq!(top["holders"], json!([{"name": holder.as_str(), "tensors": 1, "leases": 1, "bytes": 2}]));
     assert_eq!((&top["tensors"][0]["name"], &top["tensors"][0]["leases"]), (&json!("x"), &json!(1)));
     assert!(String::from_utf8(daemon.ok(&["top"])).unwrap().contains(&holder), "tables where there is no terminal");
 
-    assert_eq!(daemon.json(&["rm", "x"]), json!({"removed": ["x"]}));
+    assert_eq!(daemon.json(&["rm", "x"]), json!({"removed": ["x"], "missing": []}));
     daemon.refuses(&["rm", "x"], 2, &["x"]);
     daemon.refuses(&["stat", "never"], 2, &["never"]);
     daemon.refuses(&["get", "x", "-"], 2, &["x"]);
@@ -234,7 +235,7 @@ fn what_does_not_fit_is_spilled_where_that_is_wanted() {
     assert_eq!((names(true), names(false)), (vec!["t0", "t1"], vec!["t2", "t3", "t4"]));
     assert!(String::from_utf8(daemon.ok(&["ls"])).unwrap().contains("spilled"));
     for command in ["stat", "who"] {
-        assert_eq!(daemon.json(&[command, "t0"])["versions"][0]["spilled"], true);
+        assert_eq!(daemon.json(&[command, "t0"])["tensors"][0]["versions"][0]["spilled"], true);
         assert!(String::from_utf8(daemon.ok(&[command, "t0"])).unwrap().contains("spilled to disk"), "{command}");
     }
     for value in 0..5 {

@@ -229,7 +229,8 @@ impl EmbeddedStore {
         // Somebody else was faster.
         let Some(spilled) = place.as_ref() else { return Ok(Vec::new()) };
         let charge = self.charge(away.bytes)?;
-        let segment = spilled.restore()?;
+        let name = away.tensors.first().map(|tensor| tensor.spec.name.as_str()).unwrap_or_default();
+        let segment = spilled.restore().map_err(|error| error.in_field(name))?;
         if let Some(tensor) = away.tensors.iter().find(|tensor| tensor.layout.byte_range().end > segment.len()) {
             return Err(Error::corrupt(format!("{} reaches beyond what was spilled", tensor.spec.name)));
         }

@@ -181,7 +181,8 @@ fn when_spilling_fails_nothing_is_lost_and_the_error_says_why() {
     // Damage is told to whoever asks, and does not spread.
     elsewhere.damaged.store(true, Ordering::SeqCst);
     for _ in 0..2 {
-        assert_eq!(store.get("a", &holder).unwrap_err().kind(), ErrorKind::Corrupt);
+        let error = store.get("a", &holder).unwrap_err();
+        assert_eq!((error.kind(), error.field()), (ErrorKind::Corrupt, Some("a")));
     }
     elsewhere.damaged.store(false, Ordering::SeqCst);
     for (name, value) in [("a", 1), ("b", 2), ("c", 3)] {

@@ -178,24 +178,26 @@ pub(crate) struct LsArgs {
     pub(crate) limit: u32,
 }
 
-/// Shows a tensor with all its versions, or the daemon's counters.
+/// Shows tensors with all their versions, or the daemon's counters.
 #[derive(Args)]
 pub(crate) struct StatArgs {
     #[command(flatten)]
     pub(crate) client: Client,
-    /// The tensor; none for the daemon.
-    pub(crate) name: Option<String>,
+    /// The tensors; none for the daemon.
+    #[arg(value_name = "NAME")]
+    pub(crate) names: Vec<String>,
 }
 
-/// Says who holds a tensor, through which process, and how often.
+/// Says who holds tensors, through which process, and how often.
 ///
 /// A process is listed under the name that it asked with first: what it leases again, it takes from that lease.
 #[derive(Args)]
 pub(crate) struct WhoArgs {
     #[command(flatten)]
     pub(crate) client: Client,
-    /// The tensor.
-    pub(crate) name: String,
+    /// The tensors.
+    #[arg(required = true, value_name = "NAME")]
+    pub(crate) names: Vec<String>,
 }
 
 /// Forgets tensors: their names are free at once, their memory returns when the last reader lets go.
@@ -203,8 +205,8 @@ pub(crate) struct WhoArgs {
 pub(crate) struct RmArgs {
     #[command(flatten)]
     pub(crate) client: Client,
-    /// The tensors.
-    #[arg(required = true)]
+    /// The tensors. Those that are there go, also when others are not.
+    #[arg(required = true, value_name = "NAME")]
     pub(crate) names: Vec<String>,
 }
 

@@ -1,6 +1,6 @@
 //! `put` and `get`: tensors from and to files.
 
-use super::{connect, print, print_json};
+use super::{connect, of_file, print, print_json};
 use crate::args::{GetArgs, PutArgs};
 use crate::output::{Bytes, Told};
 use crate::table::{plain, shape, size};
@@ -84,7 +84,7 @@ pub(crate) fn put(args: &PutArgs) -> Result<()> {
     let source: Box<dyn Read> = match is_stream(&args.file) {
         true => Box::new(std::io::stdin()),
         false => {
-            let io = |error| Error::io("cannot open", &error).in_file(&args.file);
+            let io = |error: std::io::Error| of_file("cannot open", &error, &args.file);
             let file = File::open(&args.file).map_err(io)?;
             let len = file.metadata().map_err(io)?.len();
             Box::new(Told { file, bytes: Bytes::new(len, format!("reading {}", args.file.display())) })
@@ -214,7 +214,7 @@ pub(super) fn export(file: &Path, format: Format, tensors: &[(&str, &Lease)]) ->
 
 /// Writes beside `path` and renames, so that nobody sees half a file; a pipe or a device is written as it is.
 fn replace(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> Result<()>) -> Result<()> {
-    let io = |error: std::io::Error| Error::io("cannot write", &error).in_file(path);
+    let io = |error: std::io::Error| of_file("cannot write", &error, path);
     if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
         let file = File::options().write(true).open(path).map_err(io)?;
         return fill(&mut BufWriter::new(file)).map_err(|error| error.in_file(path));

@@ -94,6 +94,16 @@ fn progress(pipeline: &Pipeline, base: &Path, runtime: &Arc<model::runtime::Runt
     steps
 }
 
+/// An error of a file that the user named: one that may not be read or written is for the user to mend.
+fn of_file(what: &str, error: &std::io::Error, file: &Path) -> Error {
+    use std::io::ErrorKind::{AlreadyExists, PermissionDenied, ReadOnlyFilesystem};
+    let found = Error::io(what, error).in_file(file);
+    match error.kind() {
+        AlreadyExists | PermissionDenied | ReadOnlyFilesystem => Error::invalid(found.message()).in_file(file),
+        _ => found,
+    }
+}
+
 /// Writes text for people to standard output.
 fn print(text: &str) -> Result<()> {
     write_out(&printable(text))

@@ -3,8 +3,9 @@
 use super::{connect, print, print_json};
 use crate::args::{Client, LsArgs, RmArgs, StatArgs, WhoArgs};
 use crate::table::{Table, duration, plain, shape, size};
-use cotensor::core::Result;
+use cotensor::core::{Error, ErrorKind, Result};
 use cotensor::store::{Stats, Store};
+use cotensor_client::ClientStore;
 use cotensor_client::protocol::{
     Hello, HelloParams, Keep, List, ListParams, NameParams, PROTOCOL, Spec, TensorInfo, Who,
 };
@@ -86,31 +87,67 @@ struct Versions {
     versions: Vec<Tensor>,
 }
 
-fn versions(client: &Client, command: &str, name: &str) -> Result<Versions> {
-    let found = connect(client, command)?.ask::<Who>(&NameParams { name: name.to_owned() })?;
-    Ok(Versions { name: name.to_owned(), versions: found.versions.into_iter().map(Tensor::from).collect() })
+#[derive(Serialize)]
+struct Named {
+    tensors: Vec<Versions>,
+}
+
+/// The versions of each name, and the names that no tensor has.
+fn versions<'a>(store: &ClientStore, names: &'a [String]) -> Result<(Named, Vec<&'a str>)> {
+    let (mut tensors, mut missing) = (Vec::new(), Vec::new());
+    for name in names {
+        match store.ask::<Who>(&NameParams { name: name.clone() }) {
+            Ok(found) => {
+                let versions = found.versions.into_iter().map(Tensor::from).collect();
+                tensors.push(Versions { name: name.clone(), versions });
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => missing.push(name.as_str()),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((Named { tensors }, missing))
+}
+
+/// What is said once all that is there was dealt with.
+fn without(missing: &[&str]) -> Result<()> {
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let missing: Vec<String> = missing.iter().map(|name| format!("{name:?}")).collect();
+    Err(Error::not_found(format!("no tensor is named {}", missing.join(", "))))
+}
+
+/// Prints what was found of names, as JSON or as `text` has it.
+fn show(client: &Client, command: &str, names: &[String], text: impl FnOnce(&Named) -> String) -> Result<()> {
+    let (found, missing) = versions(&*connect(client, command)?, names)?;
+    match (found.tensors.is_empty(), client.json) {
+        (true, _) => {}
+        (false, true) => print_json(&found)?,
+        (false, false) => print(&text(&found))?,
+    }
+    without(&missing)
 }
 
 pub(crate) fn who(args: &WhoArgs) -> Result<()> {
-    let found = versions(&args.client, "cotensor who", &args.name)?;
-    if args.client.json {
-        return print_json(&found);
-    }
-    let mut table = Table::new(&[true, false, true], &["version", "holder", "leases"]);
-    for tensor in &found.versions {
-        for (holder, leases) in &tensor.holders {
-            table.row([tensor.version.to_string(), plain(holder), leases.to_string()]);
-        }
+    show(&args.client, "cotensor who", &args.names, holders)
+}
+
+fn holders(found: &Named) -> String {
+    let mut table = Table::new(&[false, true, false, true], &["name", "version", "holder", "leases"]);
+    for (name, tensor) in
+        found.tensors.iter().flat_map(|found| found.versions.iter().map(|tensor| (&found.name, tensor)))
+    {
+        let mut row = |holder: String, leases: u32| {
+            table.row([plain(name), tensor.version.to_string(), holder, leases.to_string()]);
+        };
+        tensor.holders.iter().for_each(|(holder, leases)| row(plain(holder), *leases));
         if tensor.holders.is_empty() {
-            table.row([
-                tensor.version.to_string(),
-                if tensor.spilled { "nobody; spilled to disk" } else { "nobody; kept until its memory is wanted" }
-                    .to_owned(),
-                "0".to_owned(),
-            ]);
+            let kept =
+                if tensor.spilled { "nobody; spilled to disk" } else { "nobody; kept until its memory is wanted" };
+            row(kept.to_owned(), 0);
         }
     }
-    print(&table.text())
+    table.text()
 }
 
 /// The daemon's counters.
@@ -123,42 +160,43 @@ struct Daemon {
 }
 
 pub(crate) fn stat(args: &StatArgs) -> Result<()> {
-    match &args.name {
-        Some(name) => stat_tensor(args, name),
-        None => stat_daemon(args),
+    match args.names.as_slice() {
+        [] => stat_daemon(args),
+        names => show(&args.client, "cotensor stat", names, described),
     }
 }
 
-fn stat_tensor(args: &StatArgs, name: &str) -> Result<()> {
-    let found = versions(&args.client, "cotensor stat", name)?;
-    if args.client.json {
-        return print_json(&found);
-    }
-    let mut text = format!("{}\n", plain(name));
-    for tensor in &found.versions {
+fn described(found: &Named) -> String {
+    let mut text = String::new();
+    for Versions { name, versions } in &found.tensors {
         // Writing to a string cannot fail.
-        let _ = writeln!(
-            text,
-            "version {}: {} {}, {} ({} bytes) on {}\n  kind {}, made by {}, {} ago\n  {} lookups found it, {} leases, {}",
-            tensor.version,
-            tensor.dtype,
-            shape(&tensor.shape),
-            size(tensor.bytes),
-            tensor.bytes,
-            tensor.device,
-            tensor.kind,
-            plain(&tensor.producer),
-            duration(tensor.age_s),
-            tensor.hits,
-            tensor.holders.values().sum::<u32>(),
-            match tensor {
-                Tensor { spilled: true, .. } => "spilled to disk until somebody asks for it",
-                Tensor { cached: true, .. } => "kept until its memory is wanted",
-                _ => "freed with its last lease",
-            },
-        );
+        let _ = writeln!(text, "{}", plain(name));
+        versions.iter().for_each(|tensor| describe(tensor, &mut text));
     }
-    print(&text)
+    text
+}
+
+fn describe(tensor: &Tensor, text: &mut String) {
+    let _ = writeln!(
+        text,
+        "version {}: {} {}, {} ({} bytes) on {}\n  kind {}, made by {}, {} ago\n  {} lookups found it, {} leases, {}",
+        tensor.version,
+        tensor.dtype,
+        shape(&tensor.shape),
+        size(tensor.bytes),
+        tensor.bytes,
+        tensor.device,
+        tensor.kind,
+        plain(&tensor.producer),
+        duration(tensor.age_s),
+        tensor.hits,
+        tensor.holders.values().sum::<u32>(),
+        match tensor {
+            Tensor { spilled: true, .. } => "spilled to disk until somebody asks for it",
+            Tensor { cached: true, .. } => "kept until its memory is wanted",
+            _ => "freed with its last lease",
+        },
+    );
 }
 
 fn stat_daemon(args: &StatArgs) -> Result<()> {
@@ -188,13 +226,24 @@ fn stat_daemon(args: &StatArgs) -> Result<()> {
 
 #[derive(Serialize)]
 struct Removed<'a> {
-    removed: &'a [String],
+    removed: Vec<&'a str>,
+    /// Those that no tensor has.
+    missing: Vec<&'a str>,
 }
 
 pub(crate) fn rm(args: &RmArgs) -> Result<()> {
     let store = connect(&args.client, "cotensor rm")?;
+    let mut outcome = Removed { removed: Vec::new(), missing: Vec::new() };
     for name in &args.names {
-        store.remove(name).map_err(|error| error.in_field(plain(name)))?;
+        match store.remove(name) {
+            Ok(()) => outcome.removed.push(name),
+            // The others are to be gone all the same.
+            Err(error) if error.kind() == ErrorKind::NotFound => outcome.missing.push(name),
+            Err(error) => return Err(error),
+        }
     }
-    if args.client.json { print_json(&Removed { removed: &args.names }) } else { Ok(()) }
+    if args.client.json {
+        print_json(&outcome)?;
+    }
+    without(&outcome.missing)
 }

@@ -227,6 +227,12 @@ pub fn write(target: &mut impl Write, format: Format, tensors: &[(&str, &Lease)]
     target.flush().map_err(|error| Error::io("cannot write", &error))
 }
 
+/// An error of reading `field`, which it names when the file ends there.
+fn ended_in(field: &str, error: &std::io::Error) -> Error {
+    let error = ended(error);
+    if error.kind() == ErrorKind::Corrupt { error.in_field(field) } else { error }
+}
+
 /// An error of reading a file.
 fn ended(error: &std::io::Error) -> Error {
     match error.kind() {

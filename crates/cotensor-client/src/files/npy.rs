@@ -58,7 +58,7 @@ pub(super) fn read_header(source: &mut impl Read) -> Result<Entry> {
 }
 
 fn read(source: &mut impl Read, target: &mut [u8], field: &str) -> Result<()> {
-    source.read_exact(target).map_err(|error| super::ended(&error).in_field(field))
+    source.read_exact(target).map_err(|error| super::ended_in(field, &error))
 }
 
 /// The dictionary `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }`.

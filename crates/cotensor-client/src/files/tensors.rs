@@ -4,6 +4,9 @@ use super::Entry;
 use cotensor_core::{DType, Error, RANK_MAX, Result};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 
 /// The longest header that is read, in bytes.
@@ -11,10 +14,21 @@ const HEADER_BYTES_MAX: u64 = 32 << 20;
 /// The data starts at a multiple of this.
 const ALIGNMENT: usize = 64;
 
+/// What a header has beside tensors.
+const METADATA: &str = "__metadata__";
+
+/// A tensor as the header describes it.
+#[derive(Deserialize)]
+struct Described {
+    dtype: String,
+    shape: Vec<usize>,
+    data_offsets: (u64, u64),
+}
+
 /// Reads a header; the data follows it in `source`. Entries come in the order of their data, which lies without gaps.
 pub(super) fn read_header(source: &mut impl Read) -> Result<Vec<Entry>> {
     let mut len = [0; 8];
-    source.read_exact(&mut len).map_err(|error| super::ended(&error).in_field("header length"))?;
+    source.read_exact(&mut len).map_err(|error| super::ended_in("header length", &error))?;
     let len = u64::from_le_bytes(len);
     if len > HEADER_BYTES_MAX {
         let message = format!("{len} bytes; at most {HEADER_BYTES_MAX} are read (is it a .safetensors file?)");
@@ -22,25 +36,47 @@ pub(super) fn read_header(source: &mut impl Read) -> Result<Vec<Entry>> {
     }
     let mut header = Vec::new();
     // Grows with what really comes.
-    source.take(len).read_to_end(&mut header).map_err(|error| super::ended(&error).in_field("header"))?;
+    source.take(len).read_to_end(&mut header).map_err(|error| super::ended_in("header", &error))?;
     if header.len() as u64 != len {
         return Err(Error::corrupt("the file ends in it").in_field("header"));
     }
-    let metadata: Metadata =
+    let mut described: BTreeMap<String, Value> =
         serde_json::from_slice(&header).map_err(|error| Error::corrupt(error.to_string()).in_field("header"))?;
-    let keys = metadata.offset_keys();
-    let entry = |name: String| -> Result<Entry> {
-        let info = metadata.info(&name).ok_or_else(|| Error::corrupt("a tensor is missing").in_field(name.as_str()))?;
-        let dtype = info.dtype.to_string().parse::<DType>();
-        let dtype = dtype.map_err(|error| Error::unsupported(error.message()).in_field(name.as_str()))?;
-        if info.shape.len() > RANK_MAX {
-            let message = format!("{} dimensions; at most {RANK_MAX} are supported", info.shape.len());
-            return Err(Error::unsupported(message).in_field(name));
+    described.remove(METADATA);
+    let mut entries = Vec::with_capacity(described.len());
+    for (name, described) in described {
+        let (entry, end) = entry(&name, described).map_err(|error| error.in_field(name.as_str()))?;
+        entries.push((end, entry));
+    }
+    // Empty ones first where several begin.
+    entries.sort_by_key(|(end, entry)| (entry.offset, *end));
+    let mut last = 0;
+    for (end, entry) in &entries {
+        if entry.offset != last {
+            let message = format!("it begins at byte {}, and those before it end at {last}", entry.offset);
+            return Err(Error::corrupt(message).in_field(entry.name.as_str()));
         }
-        let offset = info.data_offsets.0 as u64;
-        Ok(Entry { dtype, shape: info.shape.clone(), big_endian: false, columns_first: false, offset, name })
-    };
-    keys.into_iter().map(entry).collect()
+        last = *end;
+    }
+    Ok(entries.into_iter().map(|(_, entry)| entry).collect())
+}
+
+/// One tensor, and where its bytes end.
+fn entry(name: &str, described: Value) -> Result<(Entry, u64)> {
+    let info: Described = serde_json::from_value(described).map_err(|error| Error::corrupt(error.to_string()))?;
+    let dtype = info.dtype.parse::<DType>().map_err(|error| Error::unsupported(error.message()))?;
+    if info.shape.len() > RANK_MAX {
+        let message = format!("{} dimensions; at most {RANK_MAX} are supported", info.shape.len());
+        return Err(Error::unsupported(message));
+    }
+    let entry = Entry { name: name.to_owned(), ..Entry::raw(dtype, info.shape) };
+    let (start, end) = info.data_offsets;
+    let len = entry.size_bytes().map_err(|error| Error::corrupt(error.message()))? as u64;
+    if end.checked_sub(start) != Some(len) {
+        let message = format!("{len} bytes by dtype and shape, and bytes {start} to {end} by data_offsets");
+        return Err(Error::corrupt(message));
+    }
+    Ok((Entry { offset: start, ..entry }, end))
 }
 
 /// Writes a header for tensors whose data follows without gaps in the order of `tensors`.
@@ -48,7 +84,7 @@ pub(super) fn write_header(target: &mut impl Write, tensors: &[(&str, DType, &[u
     let mut offset = 0usize;
     let mut infos = Vec::new();
     for &(name, dtype, shape) in tensors {
-        if name == "__metadata__" {
+        if name == METADATA {
             return Err(Error::invalid("the format keeps this name for itself").in_field(name));
         }
         let too_large = || Error::invalid("too many bytes for one file").in_field(name);
@@ -99,12 +135,17 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         for (header, field) in [
-            (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#, "header"),
-            (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}"#, "header"),
-            (r#"{"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}}"#, "header"),
-            (r#"{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}"#, "header"),
+            (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#, "a"),
+            (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}"#, "a"),
+            (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}}"#, "a"),
+            (r#"{"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}}"#, "a"),
+            (r#"{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}"#, "a"),
             (r#"{"a":{"dtype":"F8_E5M2","shape":[4],"data_offsets":[0,4]}}"#, "a"),
-            (r#"{"a":1}"#, "header"),
+            (
+                r#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}"#,
+                "b",
+            ),
+            (r#"{"__metadata__":{"format":"pt"},"a":1}"#, "a"),
             ("{", "header"),
             ("", "header"),
         ] {

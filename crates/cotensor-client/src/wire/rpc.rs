@@ -252,6 +252,11 @@ pub fn kind_name(kind: ErrorKind) -> &'static str {
     CODES.iter().find(|(known, ..)| *known == kind).map_or("invalid", |(.., name)| name)
 }
 
+/// The kind of that name.
+pub fn kind_named(name: &str) -> Option<ErrorKind> {
+    CODES.iter().find(|(.., known)| *known == name).map(|(kind, ..)| *kind)
+}
+
 /// An error on its way to whoever asked.
 pub fn to_object(error: &Error) -> ErrorObjectOwned {
     let (_, code, name) = CODES.iter().find(|(kind, ..)| *kind == error.kind()).unwrap_or(&CODES[0]);

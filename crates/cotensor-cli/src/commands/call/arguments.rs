@@ -1,5 +1,6 @@
 //! What a function is given, as words of a command line.
 
+use crate::commands::of_file;
 use cotensor::core::{Error, Kind, Result};
 use cotensor::store::{Holder, Retention, Store};
 use cotensor_client::ClientStore;
@@ -89,7 +90,7 @@ impl Reader {
     }
 
     fn of_file(&self, path: &Path, format: Format, inner: Option<&str>) -> Result<cotensor::store::Lease> {
-        let file = File::open(path).map_err(|error| Error::io("cannot open", &error).in_file(path))?;
+        let file = File::open(path).map_err(|error| of_file("cannot open", &error, path))?;
         let mut reader = TensorReader::open(file, format, None).map_err(|error| error.in_file(path))?;
         let at = match (inner, reader.entries()) {
             (Some(inner), entries) => entries

@@ -13,6 +13,7 @@ use cotensor::core::{Error, ErrorKind, Result};
 use cotensor::store::Store;
 use cotensor_client::functions::{CallError, Functions};
 use cotensor_client::protocol::FoundFunction;
+use cotensor_client::wire::rpc::kind_named;
 use serde::Serialize;
 use serde_json::{Map, json};
 use std::sync::Arc;
@@ -62,7 +63,7 @@ fn list(functions: Vec<FoundFunction>, as_json: bool) -> Result<()> {
     print(&table.text())
 }
 
-/// An error of a call as the command's own.
+/// An error of a call as the command's own: of the kind that the function gave it, if that is one of Cotensor's.
 pub(super) fn mended(error: CallError, what: &str) -> Error {
     let kind = error.kind();
     match error {
@@ -70,6 +71,7 @@ pub(super) fn mended(error: CallError, what: &str) -> Error {
         CallError::Failed(failure) => {
             let trace =
                 if failure.trace.is_empty() { String::new() } else { format!("\n{}", failure.trace.trim_end()) };
+            let kind = kind_named(&failure.kind).unwrap_or(kind);
             Error::new(kind, format!("{}: {}{trace}", failure.kind, failure.message)).in_field(what)
         }
     }
