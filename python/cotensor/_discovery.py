@@ -20,7 +20,8 @@ PORT = 2537
 
 
 def port_of(server_port: Optional[int], field: str = "server_port") -> int:
-    """The port, or this rank's: 2537 + ``RANK``, or 2537 where ``GPUS_PER_NODE`` says that one daemon is for all devices."""
+    """The port, or this rank's: 2537 + ``RANK``, or 2537 where ``GPUS_PER_NODE`` says that one daemon is for all
+    devices."""
     if server_port is None:
         return int(_native.default_port())
     if isinstance(server_port, bool) or not isinstance(server_port, int) or not 0 <= server_port < 65536:
@@ -66,7 +67,9 @@ def connect(port: int, socket: Optional[Socket], client: Optional[str]) -> Store
     try:
         return Store.connect(socket_for(port), client=client)
     except NotFoundError as error:
-        message = f"no daemon answers at port {port}, nor at {socket_for(port)}: start a provider, or shared-tensor-server"
+        message = (
+            f"no daemon answers at port {port}, nor at {socket_for(port)}: start a provider, or shared-tensor-server"
+        )
         raise NotFoundError(message, field="server_port") from error
 
 

@@ -1,7 +1,7 @@
 """What has to end before the interpreter does.
 
-Threads of the extension run Python's functions. Once the interpreter is about to end, such a thread could be stopped in the
-middle of one; so providers are closed first, and functions that run are asked to end.
+Threads of the extension run Python's functions. Once the interpreter is about to end, such a thread could be stopped in
+the middle of one; so providers are closed first, and functions that run are asked to end.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ _Waiting = Tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
 
 
 class Waiter:
-    """What is waited for of one provider, as asyncio's futures. The thread lives only while there is something to wait for."""
+    """What is waited for of one provider, as asyncio's futures. The thread lives only while there is something to wait
+    for."""
 
     def __init__(self, pending: Pending) -> None:
         self._pending = pending

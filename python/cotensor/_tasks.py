@@ -12,8 +12,8 @@ STATES = ("pending", "running", *ENDED)
 
 
 class TaskStatus(str):
-    """How far a task is: its state (``pending``, ``running``, ``completed``, ``failed`` or ``cancelled``), as a text, with what
-    else is known as attributes."""
+    """How far a task is: its state (``pending``, ``running``, ``completed``, ``failed`` or ``cancelled``), as a text,
+    with what else is known as attributes."""
 
     #: By which any client finds the task.
     task_id: str

@@ -8,8 +8,8 @@
         y = await client.call_function("scale", [x, 2])
         many = await asyncio.gather(*(client.call_function("scale", [x, k]) for k in range(1000)))
 
-A *task* is a call that is asked about later, by any client: :meth:`AsyncSharedTensorClient.submit_task` gives its id. The methods
-for tasks are plain calls; each has a variant for asyncio, with an ``a`` before its name.
+A *task* is a call that is asked about later, by any client: :meth:`AsyncSharedTensorClient.submit_task` gives its id.
+The methods for tasks are plain calls; each has a variant for asyncio, with an ``a`` before its name.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ SENDERS = 4
 class AsyncSharedTensorClient(SharedTensorClient):
     """As :class:`~cotensor.client.SharedTensorClient`, for asyncio: ``await client.call_function(…)``.
 
-    A call that waits occupies no thread, neither here nor of the provider's: ten thousand may wait at a time. A call whose
-    ``await`` is cancelled goes on at its provider, and its result is dropped; a task can be cancelled there, too.
+    A call that waits occupies no thread, neither here nor of the provider's: ten thousand may wait at a time. A call
+    whose ``await`` is cancelled goes on at its provider, and its result is dropped; a task can be cancelled there, too.
     """
 
     def __init__(self, server_port: Optional[int] = None, timeout: Optional[float] = 30, **options: Any) -> None:
@@ -54,7 +54,7 @@ class AsyncSharedTensorClient(SharedTensorClient):
         if self._process != os.getpid():
             self._fresh()
 
-    # -- asyncio ---------------------------------------------------------------------------------------------------------
+    # -- asyncio -----------------------------------------
 
     def _waiter(self, pending: _native.Pending) -> Waiter:
         with self._waiters_lock:
@@ -98,7 +98,8 @@ class AsyncSharedTensorClient(SharedTensorClient):
         *,
         timeout: Optional[float] = None,
     ) -> Any:
-        """As :meth:`SharedTensorClient.call_function <cotensor.client.SharedTensorClient.call_function>`, to be awaited."""
+        """As :meth:`SharedTensorClient.call_function <cotensor.client.SharedTensorClient.call_function>`, to be
+        awaited."""
         args, named = arguments(name, args, kwargs)
         limit = self.timeout if timeout is None else timeout
         loop = asyncio.get_running_loop()
@@ -134,7 +135,7 @@ class AsyncSharedTensorClient(SharedTensorClient):
         """:meth:`ping`, to be awaited."""
         return await self._in_thread(self.ping)
 
-    # -- tasks -----------------------------------------------------------------------------------------------------------
+    # -- tasks -----------------------------------------
 
     def submit_task(
         self,
@@ -146,8 +147,8 @@ class AsyncSharedTensorClient(SharedTensorClient):
     ) -> str:
         """Has a function called, and does not wait for it: the id of the task, by which any client finds it.
 
-        The task fails when it has not ended within ``timeout`` seconds; without, it takes as long as it takes. Its result is
-        kept by the provider for a while (``task_ttl``), and can be had as often as wanted.
+        The task fails when it has not ended within ``timeout`` seconds; without, it takes as long as it takes. Its
+        result is kept by the provider for a while (``task_ttl``), and can be had as often as wanted.
         """
         args, named = arguments(name, args, kwargs)
         submitted = self._patiently(lambda: self._functions().submit(name, args, named, timeout=timeout))
@@ -157,8 +158,8 @@ class AsyncSharedTensorClient(SharedTensorClient):
         return self._functions().task(*parts(task))
 
     def get_task_status(self, task_id: str) -> TaskStatus:
-        """How far a task is: a text, ``pending``, ``running``, ``completed``, ``failed`` or ``cancelled``, with ``error`` and
-        more as attributes.
+        """How far a task is: a text, ``pending``, ``running``, ``completed``, ``failed`` or ``cancelled``, with
+        ``error`` and more as attributes.
 
         Raises :class:`NotFoundError` for a task that never was, or is kept no longer, or whose provider is gone.
         """
@@ -173,8 +174,8 @@ class AsyncSharedTensorClient(SharedTensorClient):
     def get_task_result(self, task_id: str, timeout: Optional[float] = None) -> Any:
         """A task's result, once it has ended; raises what its function raised.
 
-        Waits for at most ``timeout`` seconds, then raises :class:`TimedOutError`: the task goes on. A cancelled one raises
-        :class:`CancelledError`.
+        Waits for at most ``timeout`` seconds, then raises :class:`TimedOutError`: the task goes on. A cancelled one
+        raises :class:`CancelledError`.
         """
         found = self._task(task_id)
         info = found.wait(timeout)
@@ -239,7 +240,7 @@ class AsyncSharedTensorClient(SharedTensorClient):
         """:meth:`list_tasks`, to be awaited."""
         return await self._in_thread(lambda: self.list_tasks(state))
 
-    # -- its life --------------------------------------------------------------------------------------------------------
+    # -- its life -----------------------------------------
 
     def close(self) -> None:
         """As :meth:`SharedTensorClient.close <cotensor.client.SharedTensorClient.close>`; what waits fails."""

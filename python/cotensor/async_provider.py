@@ -25,16 +25,16 @@ from . import _calls
 from .errors import ConflictError
 from .provider import SharedTensorProvider
 
-#: Threads for functions, unless told otherwise: an ``async def`` that runs occupies one, which waits and does nothing else.
+#: Threads for functions, unless told otherwise: an ``async def`` that runs occupies one, which waits and does no more.
 WORKERS = 64
 
 
 class AsyncSharedTensorProvider(SharedTensorProvider):
-    """As :class:`~cotensor.provider.SharedTensorProvider`; the functions may be ``async def``, too.
+    """As a :class:`~cotensor.provider.SharedTensorProvider`; functions may be ``async def``, too.
 
-    Those run on an event loop in a thread of the provider's own (or on ``loop``, which has to be running elsewhere), as many at
-    a time as there are ``workers`` (64 unless given). One that nobody waits for any more, or whose task is cancelled, gets
-    :class:`asyncio.CancelledError` where it waits.
+    Those run on an event loop in a thread of the provider's own (or on ``loop``, which has to be running elsewhere), as
+    many at a time as there are ``workers`` (64 unless given). One that nobody waits for any more, or whose task is
+    cancelled, gets :class:`asyncio.CancelledError` where it waits.
     """
 
     def __init__(

@@ -40,16 +40,16 @@ def not_called(error: BaseException) -> bool:
 class SharedTensorClient:
     """Calls functions of other processes by name.
 
-    The daemon is that of ``store`` or ``socket``, else of ``COTENSOR_SOCKET``, else the one whose HTTP port ``server_port`` is
-    (2537 + ``RANK`` unless given). It is looked for when first needed.
+    The daemon is that of ``store`` or ``socket``, else of ``COTENSOR_SOCKET``, else the one whose HTTP port
+    ``server_port`` is (2537 + ``RANK`` unless given). It is looked for when first needed.
 
-    ``timeout`` is how long a call may take, in seconds, for calls that say nothing else; ``None`` is as long as it takes. The
-    provider stops a call whose time is over, and the caller gets a :class:`~cotensor.errors.TimedOutError`. ``retry_count`` is
-    how often it is tried again when there is no daemon or nobody offers the function (a server that is starting): nothing was
-    called then. A call that may have run is never repeated.
+    ``timeout`` is how long a call may take, in seconds, for calls that say nothing else; ``None`` is as long as it
+    takes. The provider stops a call whose time is over, and the caller gets a :class:`~cotensor.errors.TimedOutError`.
+    ``retry_count`` is how often it is tried again when there is no daemon or nobody offers the function (a server that
+    is starting): nothing was called then. A call that may have run is never repeated.
 
-    ``tensors`` says as what tensors of results come: ``torch``, ``numpy``, ``cotensor``, or ``auto`` (torch's where torch is
-    imported, else numpy's). For ``allow_pickle`` see :class:`~cotensor.provider.SharedTensorProvider`.
+    ``tensors`` says as what tensors of results come: ``torch``, ``numpy``, ``cotensor``, or ``auto`` (torch's where
+    torch is imported, else numpy's). For ``allow_pickle`` see :class:`~cotensor.provider.SharedTensorProvider`.
 
     All methods may be called from any thread. A forked child connects anew by itself.
     """
@@ -121,7 +121,7 @@ class SharedTensorClient:
             time.sleep(pause)
             pause *= 2
 
-    # -- calls -----------------------------------------------------------------------------------------------------------
+    # -- calls -----------------------------------------
 
     def call_function(
         self,
@@ -131,15 +131,17 @@ class SharedTensorClient:
         *,
         timeout: Optional[float] = None,
     ) -> Any:
-        """Calls the function ``name`` with these arguments and waits for its result, for at most ``timeout`` seconds (the
-        client's, unless given).
+        """Calls the function ``name`` with these arguments and waits for its result, for at most ``timeout`` seconds
+        (the client's, unless given).
 
-        Arguments are numbers, texts, bytes, lists, tuples, dicts with texts as keys, tensors (of torch, numpy, JAX or this
-        package) and remote objects. Tensors that are in the store already travel as they are; others are put there first.
+        Arguments are numbers, texts, bytes, lists, tuples, dicts with texts as keys, tensors (of torch, numpy, JAX or
+        this package) and remote objects. Tensors that are in the store already travel as they are; others are put there
+        first.
 
-        Raises what the function raised (:class:`~cotensor.errors.RemoteError`, which is also a ``ValueError`` if that was
-        one), :class:`NotFoundError` when nobody offers the function, :class:`TimedOutError`, :class:`SystemFailure` when its
-        provider ended meanwhile, :class:`UnsupportedError` or :class:`InvalidError` for an argument that does not cross.
+        Raises what the function raised (:class:`~cotensor.errors.RemoteError`, which is also a ``ValueError`` if that
+        was one), :class:`NotFoundError` when nobody offers the function, :class:`TimedOutError`, :class:`SystemFailure`
+        when its provider ended meanwhile, :class:`UnsupportedError` or :class:`InvalidError` for an argument that does
+        not cross.
         """
         args, named = arguments(name, args, kwargs)
         limit = self.timeout if timeout is None else timeout
@@ -154,11 +156,11 @@ class SharedTensorClient:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return RemoteFunction(self._by_attribute, name)
 
-    # -- looking ---------------------------------------------------------------------------------------------------------
+    # -- looking -----------------------------------------
 
     def list_functions(self, prefix: str = "") -> List[Dict[str, Any]]:
-        """The functions whose names start with ``prefix``, in their order: dicts of name, summary, task (whether a call is one),
-        provider (who offers it) and epoch (which life of that)."""
+        """The functions whose names start with ``prefix``, in their order: dicts of name, summary, task (whether a call
+        is one), provider (who offers it) and epoch (which life of that)."""
         found = self._functions().list(prefix)
         return [
             {
@@ -183,7 +185,7 @@ class SharedTensorClient:
         except (OSError, NotFoundError, TimedOutError):
             return False
 
-    # -- its life --------------------------------------------------------------------------------------------------------
+    # -- its life -----------------------------------------
 
     def close(self) -> None:
         """Lets go of everything: what this client leased is given back. Arrays stay readable."""
@@ -216,7 +218,9 @@ def arguments(
     if kwargs is None:
         return args, None
     if not isinstance(kwargs, Mapping):
-        raise InvalidError(f"kwargs: a dict of arguments by name is expected, not {type(kwargs).__name__}", field="kwargs")
+        raise InvalidError(
+            f"kwargs: a dict of arguments by name is expected, not {type(kwargs).__name__}", field="kwargs"
+        )
     wrong = [key for key in kwargs if not isinstance(key, str)]
     if wrong:
         raise InvalidError(f"kwargs: {wrong[0]!r} is no name of an argument", field="kwargs")

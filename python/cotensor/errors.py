@@ -1,8 +1,8 @@
 """What can go wrong, as exceptions.
 
 Every exception of this package is a :class:`CotensorError`, and one of Python's own that says the same, so that
-``except KeyError`` or ``except TimeoutError`` works as anywhere. ``field`` names the argument, tensor or option that an error
-is about, and ``file`` the file, where there is one.
+``except KeyError`` or ``except TimeoutError`` works as anywhere. ``field`` names the argument, tensor or option that an
+error is about, and ``file`` the file, where there is one.
 """
 
 from __future__ import annotations

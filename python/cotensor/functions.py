@@ -1,6 +1,7 @@
 """Functions of other processes, and what a function can know of the call that it runs for.
 
-:class:`~cotensor.provider.SharedTensorProvider` offers functions, :class:`~cotensor.client.SharedTensorClient` calls them.
+:class:`~cotensor.provider.SharedTensorProvider` offers functions, :class:`~cotensor.client.SharedTensorClient` calls
+them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def current_call() -> Optional[Call]:
 
 
 def check_cancelled() -> None:
-    """Raises :class:`~cotensor.errors.CancelledError` when the call that runs here is cancelled, or nobody waits for it."""
+    """Raises :class:`~cotensor.errors.CancelledError` when the call that runs here is cancelled, or nobody waits for
+    it."""
     call = _current.get()
     if call is not None and call.cancelled:
         raise CancelledError(f"{call.function} was cancelled")

@@ -12,8 +12,8 @@
 
     provider.serve()                       # until Ctrl-C or SIGTERM
 
-Any process of this user then calls ``SharedTensorClient().call_function("add_numbers", [1, 2])``. Tensors among arguments and
-results, however deep in lists and dicts, stay where they are; their handles travel.
+Any process of this user then calls ``SharedTensorClient().call_function("add_numbers", [1, 2])``. Tensors among
+arguments and results, however deep in lists and dicts, stay where they are; their handles travel.
 """
 
 from __future__ import annotations
@@ -74,18 +74,24 @@ def _cached(cache: Union[bool, Mapping[str, Any]]) -> Dict[str, Any]:
     if cache is True:
         return {"cache_ttl": CACHE_TTL, "cache_capacity": CACHE_CAPACITY}
     if not isinstance(cache, Mapping):
-        raise InvalidError(f"cache: True, False or a dict of ttl and capacity is expected, not {cache!r}", field="cache")
+        raise InvalidError(
+            f"cache: True, False or a dict of ttl and capacity is expected, not {cache!r}", field="cache"
+        )
     unknown = set(cache) - {"ttl", "capacity"}
     if unknown:
         raise InvalidError(f"cache: {sorted(map(str, unknown))[0]!r} is neither ttl nor capacity", field="cache")
-    return {"cache_ttl": float(cache.get("ttl", CACHE_TTL)), "cache_capacity": int(cache.get("capacity", CACHE_CAPACITY))}
+    return {
+        "cache_ttl": float(cache.get("ttl", CACHE_TTL)),
+        "cache_capacity": int(cache.get("capacity", CACHE_CAPACITY)),
+    }
 
 
 class SharedTensorProvider:
     """Functions of this process that others call by name.
 
-    A daemon introduces callers and providers: that of ``store`` or ``socket``, else of ``COTENSOR_SOCKET``, else the one whose
-    HTTP port ``server_port`` is (2537 + ``RANK`` unless given). Where none runs, this process becomes the daemon of that port.
+    A daemon introduces callers and providers: that of ``store`` or ``socket``, else of ``COTENSOR_SOCKET``, else the
+    one whose HTTP port ``server_port`` is (2537 + ``RANK`` unless given). Where none runs, this process becomes the
+    daemon of that port.
 
     ``execution_mode`` says what :meth:`share` does:
 
@@ -93,8 +99,8 @@ class SharedTensorProvider:
         offers each function at once; a name that another process offers is a :class:`~cotensor.errors.ConflictError`.
     ``auto``
         as ``server``, but a name that another process offers already is left to that one: a module of functions can be
-        imported anywhere. In modules that ``shared-tensor-server`` loads, and with ``__SHARED_TENSOR_SERVER_MODE__=true``,
-        it is ``server``.
+        imported anywhere. In modules that ``shared-tensor-server`` loads, and with
+        ``__SHARED_TENSOR_SERVER_MODE__=true``, it is ``server``.
     ``client``
         offers nothing: the decorated functions call the functions of that name of the process that does.
     ``local``
@@ -102,10 +108,10 @@ class SharedTensorProvider:
 
     Except in ``client`` mode the decorated function is what it was: calling it here runs it here.
 
-    ``workers`` functions run at a time (one per core unless given); a task's result is kept for ``task_ttl`` seconds after it
-    has ended. ``tensors`` says as what functions get tensors: ``torch``, ``numpy``, ``cotensor``, or ``auto`` (torch's where
-    torch is imported). With ``allow_pickle``, here and at the client, values of other types cross as pickles: only between
-    processes of one user that trust each other, as unpickling can run anything.
+    ``workers`` functions run at a time (one per core unless given); a task's result is kept for ``task_ttl`` seconds
+    after it has ended. ``tensors`` says as what functions get tensors: ``torch``, ``numpy``, ``cotensor``, or ``auto``
+    (torch's where torch is imported). With ``allow_pickle``, here and at the client, values of other types cross as
+    pickles: only between processes of one user that trust each other, as unpickling can run anything.
     """
 
     def __init__(
@@ -130,7 +136,9 @@ class SharedTensorProvider:
             raise InvalidError(message, field="execution_mode")
         asked = os.environ.get(SERVER_MODE, "").strip().lower() in ("1", "true", "yes", "on")
         #: What :meth:`share` does: ``auto``, ``client``, ``server`` or ``local``.
-        self.execution_mode = "server" if execution_mode == "auto" and (asked or _server is not None) else execution_mode
+        self.execution_mode = (
+            "server" if execution_mode == "auto" and (asked or _server is not None) else execution_mode
+        )
         self.server_port = _discovery.port_of(server_port)
         self._socket = socket
         self._given = store
@@ -154,7 +162,7 @@ class SharedTensorProvider:
         if verbose_debug:
             log.setLevel(logging.DEBUG)
 
-    # -- sharing ---------------------------------------------------------------------------------------------------------
+    # -- sharing -----------------------------------------
 
     @overload
     def share(self, name: F) -> F: ...
@@ -185,12 +193,12 @@ class SharedTensorProvider:
     ) -> Any:
         """Offers the decorated function to other processes, under ``name`` or its own.
 
-        ``cache`` keeps results for equal calls (``True``, or ``{"ttl": seconds, "capacity": results}``): calls are equal when
-        their arguments are by content, whatever the tensors are called. ``singleflight`` runs equal calls at the same time
-        once. ``concurrency="serialized"`` runs one call at a time. ``execution="task"`` enters every call among the tasks,
-        where it can be listed and cancelled. ``managed`` keeps the result here, a model for instance: callers get a
-        :class:`~cotensor.functions.RemoteObject`, whose methods they call and which they pass to other functions of this
-        provider. ``timeout`` is the longest that one run may take, in seconds.
+        ``cache`` keeps results for equal calls (``True``, or ``{"ttl": seconds, "capacity": results}``): calls are
+        equal when their arguments are by content, whatever the tensors are called. ``singleflight`` runs equal calls at
+        the same time once. ``concurrency="serialized"`` runs one call at a time. ``execution="task"`` enters every call
+        among the tasks, where it can be listed and cancelled. ``managed`` keeps the result here, a model for instance:
+        callers get a :class:`~cotensor.functions.RemoteObject`, whose methods they call and which they pass to other
+        functions of this provider. ``timeout`` is the longest that one run may take, in seconds.
         """
         if execution not in ("direct", "task"):
             raise InvalidError(f"execution: {execution!r} is neither direct nor task", field="execution")
@@ -264,7 +272,7 @@ class SharedTensorProvider:
                 )
             return self._client
 
-    # -- running ---------------------------------------------------------------------------------------------------------
+    # -- running -----------------------------------------
 
     def _running(self) -> Provider:
         with self._lock:
@@ -311,8 +319,6 @@ class SharedTensorProvider:
         wait_for_signal(f"offering {len(self._registered_functions)} functions")
         self.close()
 
-
-
     def close(self) -> None:
         """Takes every function back, and ends the daemon if this process is it. What runs is not waited for."""
         with self._lock:
@@ -336,7 +342,7 @@ class SharedTensorProvider:
                 self._provider.remove(name)
             self._registered_functions.pop(name, None)
 
-    # -- looking ---------------------------------------------------------------------------------------------------------
+    # -- looking -----------------------------------------
 
     @property
     def store(self) -> Store:

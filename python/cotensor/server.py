@@ -4,7 +4,8 @@
 
     shared-tensor-server my_functions.py --port 2537 --workers 8
 
-loads the module, whose :class:`~cotensor.provider.SharedTensorProvider` offers its functions, and serves until SIGINT or SIGTERM.
+loads the module, whose :class:`~cotensor.provider.SharedTensorProvider` offers its functions, and serves until SIGINT
+or SIGTERM.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ log = logging.getLogger("cotensor.server")
 class SharedTensorServer:
     """A daemon with HTTP at ``host`` and ``port``, and functions.
 
-    The daemon is the one that answers there, or that of ``socket`` or ``COTENSOR_SOCKET``; where none is, this process becomes
-    it. ``port`` is 2537 + ``RANK`` unless given (2537 where ``GPUS_PER_NODE`` says that one server is for all devices). Off
-    loopback, HTTP clients need the token in :attr:`token_file`. One server runs at a port: a second one is a
-    :class:`~cotensor.errors.ConflictError`.
+    The daemon is the one that answers there, or that of ``socket`` or ``COTENSOR_SOCKET``; where none is, this process
+    becomes it. ``port`` is 2537 + ``RANK`` unless given (2537 where ``GPUS_PER_NODE`` says that one server is for all
+    devices). Off loopback, HTTP clients need the token in :attr:`token_file`. One server runs at a port: a second one
+    is a :class:`~cotensor.errors.ConflictError`.
 
-    ``timeout`` is the longest that one run of a function may take, in seconds, unless the function says otherwise (``None``: as
-    long as it takes); ``max_workers`` functions of a provider run at a time. With ``enable_cache=False`` no results are kept,
-    whatever the functions say; none are kept unless they say so.
+    ``timeout`` is the longest that one run of a function may take, in seconds, unless the function says otherwise
+    (``None``: as long as it takes); ``max_workers`` functions of a provider run at a time. With ``enable_cache=False``
+    no results are kept, whatever the functions say; none are kept unless they say so.
 
     Functions come from modules (:meth:`load`), or from :meth:`share`, which decorates as a provider's does.
     """
@@ -81,7 +82,12 @@ class SharedTensorServer:
         self._name = name or "shared-tensor-server"
         #: The provider of what :meth:`share` decorates.
         self.provider = SharedTensorProvider(
-            self.port, execution_mode="local", workers=max_workers, timeout=timeout, allow_pickle=allow_pickle, tensors=tensors
+            self.port,
+            execution_mode="local",
+            workers=max_workers,
+            timeout=timeout,
+            allow_pickle=allow_pickle,
+            tensors=tensors,
         )
         self.provider._caching = enable_cache
         self._lock = threading.RLock()
@@ -94,13 +100,15 @@ class SharedTensorServer:
             logging.getLogger("cotensor").setLevel(logging.DEBUG)
 
     def share(self, name: Any = None, **options: Any) -> Any:
-        """Offers the decorated function; see :meth:`SharedTensorProvider.share <cotensor.provider.SharedTensorProvider.share>`."""
+        """Offers the decorated function; see :meth:`SharedTensorProvider.share
+        <cotensor.provider.SharedTensorProvider.share>`."""
         return self.provider.share(name, **options)
 
-    # -- running ---------------------------------------------------------------------------------------------------------
+    # -- running -----------------------------------------
 
     def start(self) -> "SharedTensorServer":
-        """Serves, on threads of this process. Raises :class:`ConflictError` when it runs, or another server does there."""
+        """Serves, on threads of this process. Raises :class:`ConflictError` when it runs, or another server does
+        there."""
         with self._lock:
             if self._store is not None:
                 raise ConflictError(f"this server runs already, at port {self.port}", field="port")
@@ -134,7 +142,9 @@ class SharedTensorServer:
         mark = Provider(store, workers=1)
         pid = os.getpid()
         try:
-            mark.add(f"server/{self.port}", lambda: {"pid": pid, "version": __version__}, summary="The server of this port")
+            mark.add(
+                f"server/{self.port}", lambda: {"pid": pid, "version": __version__}, summary="The server of this port"
+            )
         except ConflictError as error:
             mark.close()
             raise ConflictError(f"a server runs at port {self.port} already", field="port") from error
@@ -191,7 +201,7 @@ class SharedTensorServer:
 
     close = stop
 
-    # -- looking ---------------------------------------------------------------------------------------------------------
+    # -- looking -----------------------------------------
 
     @property
     def running(self) -> bool:
@@ -240,7 +250,9 @@ def _import(module: str) -> ModuleType:
         except ModuleNotFoundError as error:
             if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
                 raise
-            raise NotFoundError(f"there is no module {module!r}: a name, or a file that ends in .py", field="module") from error
+            raise NotFoundError(
+                f"there is no module {module!r}: a name, or a file that ends in .py", field="module"
+            ) from error
     path = Path(module).resolve()
     if not path.is_file():
         raise NotFoundError(f"there is no file {module}", file=str(path))
@@ -258,17 +270,27 @@ def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "shared-tensor-server", description="Serves the functions of Python modules to other processes of this machine."
     )
-    parser.add_argument("modules", nargs="*", help="modules with a SharedTensorProvider: names, or files that end in .py")
+    parser.add_argument(
+        "modules", nargs="*", help="modules with a SharedTensorProvider: names, or files that end in .py"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="where HTTP is answered; off loopback clients need a token")
     parser.add_argument("--port", type=int, help="the HTTP port: 2537 + RANK unless given")
     parser.add_argument("--socket", help="the Unix socket of the daemon, joined or made (COTENSOR_SOCKET)")
-    parser.add_argument("--workers", "--max-workers", type=int, default=4, help="functions that run at a time: 4 unless given")
-    parser.add_argument("--timeout", type=float, default=30, help="seconds that one run may take: 30 unless given, 0 for any")
+    parser.add_argument(
+        "--workers", "--max-workers", type=int, default=4, help="functions that run at a time: 4 unless given"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=30, help="seconds that one run may take: 30 unless given, 0 for any"
+    )
     parser.add_argument("--no-cache", action="store_true", help="keep no results, whatever the functions say")
-    parser.add_argument("--max-memory", type=int, metavar="MIB", help="the most memory of all tensors, where this is the daemon")
+    parser.add_argument(
+        "--max-memory", type=int, metavar="MIB", help="the most memory of all tensors, where this is the daemon"
+    )
     parser.add_argument("--token-file", help="the file of the token that HTTP clients need")
     parser.add_argument("--allow-host", action="append", metavar="NAME", help="a host name that HTTP clients may use")
-    parser.add_argument("--allow-pickle", action="store_true", help="for share(): values of other types cross as pickles")
+    parser.add_argument(
+        "--allow-pickle", action="store_true", help="for share(): values of other types cross as pickles"
+    )
     parser.add_argument("--debug", action="store_true", help="log more")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     return parser
