@@ -78,7 +78,7 @@ def test_a_different_encoder_is_never_taken_for_the_same(store, different):
 
 
 @pytest.mark.parametrize("by", ["step", "data", "replaced", "setting", "code"])
-def test_what_changes_the_module_changes_the_result(store, by, monkeypatch):
+def test_what_changes_the_module_changes_the_result(store, by):
     module = Encoder().eval()
     shared = share(module, store=store)
     x = torch.randn(4, 8)
@@ -92,7 +92,7 @@ def test_what_changes_the_module_changes_the_result(store, by, monkeypatch):
     elif by == "setting":
         module.scale = 3.0
     else:
-        module.norm = nn.Identity()
+        module.norm = nn.Identity().eval()
     after = module(x)
     assert not torch.equal(before, after)
     assert (shared.computed, shared.hits) == (2, 0)
