@@ -9,6 +9,7 @@ mod backing;
 mod cache;
 mod copy;
 mod free;
+mod heap;
 mod index;
 mod inherited;
 mod map;
@@ -23,6 +24,7 @@ pub mod usage;
 
 pub use cache::PackCache;
 pub use copy::{PARALLEL_COPY_BYTES_MIN, copy_parallel};
+pub use heap::trim_heap;
 pub use index::{INDEX_SLOTS_MAX, Index, IndexReader};
 pub use inherited::inherited_descriptors;
 pub use mapped_file::{MappedFile, MappedFileMemory};
