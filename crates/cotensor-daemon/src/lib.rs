@@ -50,10 +50,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 
 /// How long connections may take to end once the daemon is told to stop.
 const STOP_PATIENCE: Duration = Duration::from_millis(300);
+/// From a session's end until the memory that it took is given back: sessions that end together are one occasion, and others
+/// may begin.
+pub(crate) const TIDY_AFTER: Duration = Duration::from_secs(1);
 /// Numbers in JSON are exact up to 2^53, and a session's has the server's above 32 bits.
 const SERVERS_MASK: u64 = (1 << 20) - 1;
 
@@ -73,6 +76,8 @@ pub struct Daemon {
     secret: [u8; 32],
     next_session: AtomicU64,
     sessions: Mutex<HashMap<u64, Arc<Session>>>,
+    /// Told of every session's end.
+    ended: Notify,
     orphans: Mutex<Orphans>,
 }
 
@@ -124,6 +129,7 @@ impl Daemon {
             config,
             next_session: AtomicU64::new(first_session),
             sessions: Mutex::default(),
+            ended: Notify::new(),
             orphans: Mutex::default(),
         }))
     }
@@ -253,6 +259,7 @@ impl Daemon {
             self.changes.tell(keeper::Change::Left(session.id));
         }
         session.end();
+        self.ended.notify_one();
     }
 
     /// The secret of a session, which only the daemon and the session's client know.

@@ -1,8 +1,10 @@
 //! A daemon at work, until it is told to stop.
 
 use crate::http::{HttpConfig, HttpListening};
-use crate::{Config, Daemon, Listening};
+use crate::{Config, Daemon, Listening, TIDY_AFTER};
 use cotensor_core::{Error, Result};
+use cotensor_memory::trim_heap;
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -81,11 +83,25 @@ pub(crate) fn serve(
             stop.send_replace(true);
             outcome
         };
-        let (on_socket, over_http) = tokio::join!(on_socket, over_http);
+        let serving = async { tokio::join!(on_socket, over_http) };
+        let (on_socket, over_http) = tokio::select! {
+            outcomes = serving => outcomes,
+            never = tidy(daemon) => match never {},
+        };
         on_socket.and(over_http)
     });
     runtime.shutdown_timeout(STOP_PATIENCE);
     outcome
+}
+
+/// Gives back what sessions took that have ended: the allocator would keep nearly all of it. Only in a process of the daemon's
+/// own; one that it is embedded in decides for itself.
+async fn tidy(daemon: &Daemon) -> Infallible {
+    loop {
+        daemon.ended.notified().await;
+        tokio::time::sleep(TIDY_AFTER).await;
+        drop(tokio::task::spawn_blocking(trim_heap).await);
+    }
 }
 
 fn handle(kind: SignalKind) -> Result<Signal> {

@@ -10,6 +10,7 @@ mod cache;
 mod copy;
 mod exposed;
 mod free;
+mod heap;
 mod index;
 mod inherited;
 mod map;
@@ -26,6 +27,7 @@ mod written;
 
 pub use cache::PackCache;
 pub use copy::{PARALLEL_COPY_BYTES_MIN, copy_parallel};
+pub use heap::trim_heap;
 pub use index::{INDEX_SLOTS_MAX, Index, IndexReader};
 pub use inherited::inherited_descriptors;
 pub use mapped_file::{MappedFile, MappedFileMemory};

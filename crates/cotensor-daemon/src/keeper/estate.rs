@@ -5,9 +5,10 @@ use super::heir::{self, Heirs};
 use super::process::{self, Launch, Server};
 use super::systemd::{Held, Manager};
 use super::{Change, INDEX_SLOTS, Ledger};
+use crate::TIDY_AFTER;
 use crate::spill::remove_folder;
 use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_memory::Index;
+use cotensor_memory::{Index, trim_heap};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -273,13 +274,10 @@ impl Estate {
         if self.index.is_some() {
             deadline = Some(tokio::time::Instant::now() + START_TIME);
         }
+        // When what was known of sessions that have ended is given back, as the server does.
+        let mut tidy = None;
         loop {
-            let overdue = async {
-                match deadline {
-                    Some(deadline) => tokio::time::sleep_until(deadline).await,
-                    None => std::future::pending().await,
-                }
-            };
+            let (overdue, untidy) = (until(deadline), until(tidy));
             let asked_for = async {
                 match (&heirs, &end) {
                     (Some(heirs), End::Died) => heirs.accept().await,
@@ -305,6 +303,11 @@ impl Estate {
                     server.kill();
                     return Ok(end);
                 }
+                () = untidy => {
+                    trim_heap();
+                    tidy = None;
+                    continue;
+                }
             }
             match socket.try_io(Interest::READABLE, || receiver.fill()) {
                 Ok(0) => return Ok(end),
@@ -320,6 +323,9 @@ impl Estate {
                 match message {
                     Message::Change(change) => {
                         changes += 1;
+                        if matches!(change, Change::Left(_)) {
+                            tidy.get_or_insert_with(|| tokio::time::Instant::now() + TIDY_AFTER);
+                        }
                         self.note(change, fds)?;
                     }
                     Message::Ready { epoch } => {
@@ -343,6 +349,14 @@ impl Estate {
                 std::thread::sleep(NAP);
             }
         }
+    }
+}
+
+/// Waits until then, or for ever.
+async fn until(time: Option<tokio::time::Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
     }
 }
 
