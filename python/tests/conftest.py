@@ -20,7 +20,7 @@ import cotensor
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def command() -> tuple[str, ...]:
     """The command line: this package's own, or the binary while that is not built in."""
     named = os.environ.get("COTENSOR_COMMAND")

@@ -11,14 +11,20 @@ import pytest
 np = pytest.importorskip("numpy")
 hypothesis = pytest.importorskip("hypothesis")
 
+from conftest import serving  # noqa: E402
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from hypothesis.extra import numpy as hnp  # noqa: E402
 
 import cotensor  # noqa: E402
-from conftest import serving  # noqa: E402
 
-DTYPES = ["bool", *(f"{kind}int{bits}" for kind in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32", "float64"]
+DTYPES = [
+    "bool",
+    *(f"{kind}int{bits}" for kind in ("", "u") for bits in (8, 16, 32, 64)),
+    "float16",
+    "float32",
+    "float64",
+]
 UNHURRIED = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -36,7 +42,9 @@ def arrays(draw: Any) -> Any:
     if draw(st.booleans()):
         array = np.asfortranarray(array)
     if array.ndim and draw(st.booleans()):
-        array = array[tuple(draw(st.sampled_from([slice(None), slice(None, None, -1), slice(1, None, 2)])) for _ in shape)]
+        array = array[
+            tuple(draw(st.sampled_from([slice(None), slice(None, None, -1), slice(1, None, 2)])) for _ in shape)
+        ]
     if draw(st.booleans()):
         array = array.transpose(draw(st.permutations(range(array.ndim))))
     if draw(st.booleans()):
@@ -183,7 +191,13 @@ def test_released_tensors_say_so_and_their_arrays_stay(store: cotensor.Store) ->
     tensor.release()
     tensor.release()
     assert tensor.released and "released" in repr(tensor)
-    for use in (lambda: tensor.numpy(), lambda: tensor.name, lambda: tensor.data_ptr, lambda: tensor[0], lambda: tensor.tobytes()):
+    for use in (
+        lambda: tensor.numpy(),
+        lambda: tensor.name,
+        lambda: tensor.data_ptr,
+        lambda: tensor[0],
+        lambda: tensor.tobytes(),
+    ):
         with pytest.raises(cotensor.ConflictError):
             use()
     assert array[999] == 999

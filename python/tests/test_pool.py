@@ -12,8 +12,9 @@ import pytest
 
 np = pytest.importorskip("numpy")
 
-import cotensor  # noqa: E402
 from conftest import REPOSITORY  # noqa: E402
+
+import cotensor  # noqa: E402
 from cotensor.pool import ResourcePoolBridgeIntegration  # noqa: E402
 
 TINY = REPOSITORY / "fixtures" / "tiny"
@@ -133,7 +134,9 @@ def test_many_callers_load_one_copy(pool: ResourcePoolBridgeIntegration) -> None
     assert all(models[0].is_same_copy(model) for model in models)
     ids: list[Any] = []
     threads = [
-        threading.Thread(target=lambda model=model: ids.append(model("One text")["output_tensors"]["text_embedding"].id))
+        threading.Thread(
+            target=lambda model=model: ids.append(model("One text")["output_tensors"]["text_embedding"].id)
+        )
         for model in models
     ]
     for thread in threads:

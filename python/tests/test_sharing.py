@@ -12,8 +12,9 @@ import pytest
 
 np = pytest.importorskip("numpy")
 
-import cotensor  # noqa: E402
 from conftest import serving  # noqa: E402
+
+import cotensor  # noqa: E402
 from cotensor.sharing import SharedTensor, TensorSharingManager  # noqa: E402
 
 
@@ -198,7 +199,7 @@ def test_sharing_between_models_is_all_or_nothing(manager: TensorSharingManager)
 def test_other_storage_types_are_refused(manager: TensorSharingManager, storage: str, error: type[Exception]) -> None:
     with pytest.raises(error) as raised:
         manager.register_shared_tensor("x", [2], storage_type=storage, producer_model="m")
-    assert storage in str(raised.value) and getattr(raised.value, "field") == "storage_type"
+    assert storage in str(raised.value) and raised.value.field == "storage_type"
     with pytest.raises(error):
         SharedTensor("x", [2], storage_type=storage)
 

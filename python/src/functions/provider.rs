@@ -28,8 +28,10 @@ pub(crate) struct Provider {
 /// One run of a function: who wants it, and whether anybody still does.
 #[pyclass(frozen, module = "cotensor")]
 pub(crate) struct Call {
+    /// The function's name.
     #[pyo3(get)]
     function: String,
+    /// Who calls it, for people.
     #[pyo3(get)]
     client: String,
     cancelled: Arc<AtomicBool>,
