@@ -45,6 +45,8 @@ class _Sessions(threading.local):
 
 _sessions = _Sessions()
 _patch_lock = threading.Lock()
+#: transformers replaces methods for all threads while it makes a model; two at once may leave them replaced.
+_making = threading.RLock()
 _patched = 0
 _originals: List[Tuple[Any, str, Any]] = []
 
@@ -164,12 +166,14 @@ def _make(build: Callable[[], Any], load: Callable[[], Any]) -> Any:
         if not _is_published(session):
             with loading(session.store, session.name):
                 if not _is_published(session):
-                    made = load()
+                    with _making:
+                        made = load()
                     model = made[0] if isinstance(made, tuple) else made
                     _publish(session, model)
                     return made
         session.attaching = True
-        return build()
+        with _making:
+            return build()
     finally:
         session.busy = session.attaching = False
 
