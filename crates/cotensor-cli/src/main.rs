@@ -5,6 +5,7 @@ mod commands;
 mod environment;
 mod output;
 mod panics;
+mod silence;
 mod table;
 
 use args::{Cli, Command};
