@@ -6,6 +6,7 @@ mod environment;
 mod launch;
 mod output;
 mod panics;
+mod silence;
 mod signals;
 mod table;
 

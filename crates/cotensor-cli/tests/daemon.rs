@@ -8,7 +8,7 @@ use cotensor::core::DType;
 use daemon::Daemon;
 use serde_json::json;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -234,6 +234,10 @@ fn what_does_not_fit_is_spilled_where_that_is_wanted() {
     };
     assert_eq!((names(true), names(false)), (vec!["t0", "t1"], vec!["t2", "t3", "t4"]));
     assert!(String::from_utf8(daemon.ok(&["ls"])).unwrap().contains("spilled"));
+    let stats = &daemon.json(&["stat"])["stats"];
+    assert_eq!((&stats["spilled_now"], &stats["spilled_now_bytes"]), (&json!(2), &json!(2 << 20)));
+    let stat = String::from_utf8(daemon.ok(&["stat"])).unwrap();
+    assert!(stat.contains("spilled now") && stat.contains("counts since"), "{stat}");
     for command in ["stat", "who"] {
         assert_eq!(daemon.json(&[command, "t0"])["tensors"][0]["versions"][0]["spilled"], true);
         assert!(String::from_utf8(daemon.ok(&[command, "t0"])).unwrap().contains("spilled to disk"), "{command}");
@@ -249,6 +253,35 @@ fn what_does_not_fit_is_spilled_where_that_is_wanted() {
     daemon.refuses(&["serve", "--max-spill", "1"], 2, &["--spill"]);
     fs::write(daemon.path("file"), "").unwrap();
     daemon.refuses(&["serve", "--spill", "file"], 1, &["file"]);
+}
+
+#[test]
+fn whoever_waits_for_a_daemon_that_stands_still_is_told() {
+    let daemon = Daemon::start(&[]);
+    let server = daemon.ready["server"].to_string();
+    let signal = |name: &str| assert!(Command::new("kill").args([name, &server]).status().unwrap().success());
+    signal("-STOP");
+    let mut waiting = daemon.command(&["ls"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    BufReader::new(waiting.stderr.take().unwrap()).read_line(&mut said).unwrap();
+    signal("-CONT");
+    assert!(said.contains("cotensor.sock: the daemon does not answer"), "{said}");
+    assert!(waiting.wait().unwrap().success(), "it waits on");
+}
+
+#[test]
+fn a_takeover_by_a_daemon_with_too_little_memory_says_so() {
+    let mut daemon = Daemon::start(&[]);
+    fs::write(daemon.path("x.bin"), vec![0; 3 << 20]).unwrap();
+    daemon.ok(&["put", "x", "x.bin", "--dtype", "uint8", "--shape", "3145728"]);
+    assert_eq!(daemon.signal("-KILL"), None);
+    until("it can be taken over", || daemon.path("cotensor.sock.heir").exists());
+    let log = fs::File::create(daemon.path("log")).unwrap();
+    let mut heir = daemon.command(&["serve", "--max-memory", "2"]).stderr(log).spawn().unwrap();
+    let warned = || fs::read_to_string(daemon.path("log")).unwrap();
+    until("it warns", || warned().contains("3145728 bytes were taken over") && warned().contains("allows 2097152"));
+    assert!(Command::new("kill").arg(heir.id().to_string()).status().unwrap().success());
+    assert!(heir.wait().unwrap().success());
 }
 
 #[test]

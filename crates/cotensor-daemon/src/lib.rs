@@ -3,6 +3,7 @@
 mod config;
 mod connection;
 mod counters;
+mod descriptors;
 mod dispatch;
 pub mod doctor;
 mod embed;
@@ -42,10 +43,8 @@ use cotensor_client::wire::Outbox;
 use cotensor_core::{Error, ErrorKind, Hasher, Result};
 use cotensor_memory::Index;
 use cotensor_store::{EmbeddedStore, Watch};
-use rustix::process::{Resource, getrlimit};
 use std::collections::HashMap;
 use std::future::Future;
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -53,15 +52,12 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, Semaphore};
 
 /// How long connections may take to end once the daemon is told to stop.
-const STOP_PATIENCE: Duration = Duration::from_millis(300);
+const STOP_PATIENCE: Duration = Duration::from_millis(200);
 /// From a session's end until the memory that it took is given back: sessions that end together are one occasion, and others
 /// may begin.
 pub(crate) const TIDY_AFTER: Duration = Duration::from_secs(1);
 /// Numbers in JSON are exact up to 2^53, and a session's has the server's above 32 bits.
 const SERVERS_MASK: u64 = (1 << 20) - 1;
-
-/// Of the descriptors that may be open, one in this many is for connections and answers.
-const FDS_RESERVED: u64 = 8;
 
 /// A daemon: the store, and who uses it.
 pub struct Daemon {
@@ -78,7 +74,6 @@ pub struct Daemon {
     sessions: Mutex<HashMap<u64, Arc<Session>>>,
     /// Told of every session's end.
     ended: Notify,
-    orphans: Mutex<Orphans>,
 }
 
 impl Daemon {
@@ -106,7 +101,8 @@ impl Daemon {
         let (seed, _) = seed.as_bytes().split_at(8);
         let spill = config.spill.as_deref();
         let files = spill.map(|folder| Files::open(folder, &config.socket, config.max_spill_bytes)).transpose()?;
-        let changes = Arc::new(Changes { slots: Slots::new(index)?, kept, files: files.clone() });
+        let changes =
+            Arc::new(Changes { slots: Slots::new(index)?, kept, files: files.clone(), orphans: Mutex::default() });
         let mut store = EmbeddedStore::builder();
         if let Some(files) = files {
             store = store.spill(Arc::new(IntoFiles(files)));
@@ -130,7 +126,6 @@ impl Daemon {
             next_session: AtomicU64::new(first_session),
             sessions: Mutex::default(),
             ended: Notify::new(),
-            orphans: Mutex::default(),
         }))
     }
 
@@ -142,26 +137,6 @@ impl Daemon {
     /// A number that differs between daemons.
     pub fn epoch(&self) -> u64 {
         self.epoch
-    }
-
-    /// A descriptor that is to be kept, as long as others can still connect and be answered: nearly all of what may be
-    /// open is a client's to fill, and the last of it is not. What nobody leases goes first.
-    ///
-    /// # Errors
-    /// `OverBudget` when as many are open as may be.
-    pub(crate) fn room_for(&self, fd: OwnedFd) -> Result<OwnedFd> {
-        // The system gives the lowest number that is free, so a high one says how many there are.
-        let max = getrlimit(Resource::Nofile).current.map_or(u64::MAX, |max| max - max / FDS_RESERVED);
-        let high = |fd: &OwnedFd| u64::try_from(fd.as_raw_fd()).is_ok_and(|number| number >= max);
-        if !high(&fd) {
-            return Ok(fd);
-        }
-        cotensor_store::Store::optimize(&*self.store);
-        let lower = fd.try_clone().map_err(|error| Error::io("duplicating a descriptor", &error))?;
-        match high(&lower) {
-            false => Ok(lower),
-            true => Err(Error::new(ErrorKind::OverBudget, "the daemon has as many descriptors open as it may")),
-        }
     }
 
     /// How it runs.
@@ -269,7 +244,7 @@ impl Daemon {
 
     /// What a former daemon left and nobody has come for.
     pub(crate) fn orphans(&self) -> MutexGuard<'_, Orphans> {
-        self.orphans.lock().unwrap_or_else(PoisonError::into_inner)
+        self.changes.orphans()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Arc<Session>>> {

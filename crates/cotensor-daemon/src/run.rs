@@ -13,7 +13,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 /// How long tasks may take to end once everything is told to stop.
-const STOP_PATIENCE: Duration = Duration::from_millis(300);
+const STOP_PATIENCE: Duration = Duration::from_millis(200);
 
 /// What a daemon does, beside its parts.
 #[derive(Clone, Debug, Default)]

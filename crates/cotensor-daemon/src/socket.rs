@@ -30,7 +30,7 @@ fn locked(lock: &OwnedFd) -> bool {
 /// A listening socket and the lock that keeps a second daemon away from it.
 ///
 /// Dropping the one that bound it removes the socket. The lock's file stays: removing it would let two daemons hold "the" lock.
-/// It says which process to end to end the daemon.
+/// It says which process to end to end the daemon, and nothing once that has ended.
 #[derive(Debug)]
 pub struct Listening {
     listener: UnixListener,
@@ -38,6 +38,8 @@ pub struct Listening {
     lock: OwnedFd,
     /// Whether the socket goes with this.
     owner: bool,
+    /// Whether the lock says that this process is responsible.
+    named: bool,
 }
 
 impl Listening {
@@ -78,19 +80,19 @@ impl Listening {
             Err(error) => return Err(io("looking at the socket")(error)),
         }
         let listener = bind_private(path)?;
-        let mut this = Self { listener, path: path.to_path_buf(), lock, owner: true };
+        let mut this = Self { listener, path: path.to_path_buf(), lock, owner: true, named: false };
         this.own();
         Ok(this)
     }
 
     /// What another process has bound and locked.
     pub(crate) fn from_parts(listener: UnixListener, path: PathBuf, lock: OwnedFd) -> Self {
-        Self { listener, path, lock, owner: false }
+        Self { listener, path, lock, owner: false, named: false }
     }
 
     /// From now on the socket goes with this, and this process is who others find responsible for it.
     pub(crate) fn own(&mut self) {
-        self.owner = true;
+        (self.owner, self.named) = (true, true);
         let line = format!("{}\n", std::process::id());
         let written = ftruncate(&self.lock, 0).and_then(|()| pwrite(&self.lock, line.as_bytes(), 0));
         if let Err(error) = written {
@@ -124,7 +126,7 @@ impl Listening {
 
     /// The socket stays for the process that goes on with it.
     pub(crate) fn disown(&mut self) {
-        self.owner = false;
+        (self.owner, self.named) = (false, false);
     }
 
     /// Copies of the socket and of the lock, for another process.
@@ -176,6 +178,10 @@ pub(crate) fn bind_private(path: &Path) -> Result<UnixListener> {
 impl Drop for Listening {
     fn drop(&mut self) {
         self.remove();
+        if self.named {
+            // The number may soon be another process's.
+            let _ = ftruncate(&self.lock, 0);
+        }
     }
 }
 
@@ -198,13 +204,22 @@ mod tests {
         UnixStream::connect(&path).unwrap();
         drop(first);
         assert!(!path.exists());
+        let lock = path.with_file_name("cotensor.sock.lock");
+        assert_eq!(std::fs::read(&lock).unwrap(), b"", "nobody is to be ended any more");
 
         // What a daemon that was killed leaves.
         drop(UnixListener::bind(&path).unwrap());
         assert!(UnixStream::connect(&path).is_err());
-        let next = Listening::bind(&path).unwrap();
+        let mut next = Listening::bind(&path).unwrap();
         UnixStream::connect(&path).unwrap();
+        next.disown();
         drop(next);
+        assert_eq!(
+            std::fs::read_to_string(&lock).unwrap(),
+            format!("{}\n", std::process::id()),
+            "an heir writes its own"
+        );
+        std::fs::remove_file(&path).unwrap();
 
         std::fs::write(&path, "a file of the user's").unwrap();
         assert_eq!(Listening::bind(&path).unwrap_err().kind(), ErrorKind::Conflict);

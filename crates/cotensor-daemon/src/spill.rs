@@ -1,5 +1,6 @@
 //! Segments in files: where tensors go that nobody leases when memory is wanted.
 
+use crate::descriptors::{are_scarce, none_left};
 use crate::place::{Others, private_folder};
 use crate::segment::Sealed;
 use cotensor_core::{ContentHash, Error, ErrorKind, Hasher, Result, Segment, SegmentMut};
@@ -205,6 +206,10 @@ impl Spilled for OnDisk {
             return Err(corrupt("of another length"));
         }
         let mut memory = MemfdMut::create(len)?;
+        // What is kept in the end is a duplicate that is made while these two are open.
+        if file.try_clone().map_or(true, are_scarce) {
+            return Err(none_left());
+        }
         let mut piece = vec![0; PIECE_BYTES];
         let mut hasher = Hasher::new(CONTEXT);
         let mut at = 0;

@@ -15,9 +15,9 @@ use cotensor_store::{
     Watch,
 };
 use rustix::process::{Pid, test_kill_process};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 use subtle::ConstantTimeEq;
@@ -27,6 +27,8 @@ use subtle::ConstantTimeEq;
 const GRACE: Duration = Duration::from_millis(500);
 /// The same at most, for sessions whose processes live: they may be stopped, or wait for their turn.
 const GRACE_MAX: Duration = Duration::from_secs(60);
+/// The most processes that are named.
+const NAMED_MAX: usize = 5;
 /// Between two looks at the processes.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// The most leases that one session can take up again.
@@ -37,6 +39,8 @@ pub(crate) struct Changes {
     pub(crate) slots: Slots,
     pub(crate) kept: Option<Arc<Kept>>,
     pub(crate) files: Option<Arc<Files>>,
+    /// What a former daemon left and nobody has come for.
+    pub(crate) orphans: Mutex<Orphans>,
 }
 
 impl Watch for Changes {
@@ -79,6 +83,10 @@ impl Watch for Changes {
         let results = results.iter().map(|id| (*id).into()).collect();
         self.tell(Change::Finished { key: key.0.to_string(), results });
     }
+
+    fn keeps_memory(&self) -> Option<String> {
+        self.orphans().reason(Instant::now())
+    }
 }
 
 impl Changes {
@@ -86,6 +94,10 @@ impl Changes {
         if let Some(kept) = &self.kept {
             kept.tell(change);
         }
+    }
+
+    pub(crate) fn orphans(&self) -> MutexGuard<'_, Orphans> {
+        self.orphans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -111,6 +123,8 @@ pub(crate) struct Orphans {
     tickets: HashMap<Key, Ticket>,
     /// Sessions that have not come back, and their processes.
     sessions: HashMap<u64, Member>,
+    /// When nobody is waited for any more.
+    until: Option<Instant>,
 }
 
 /// For each lease and each claim that a session wants to take up again, what it is now.
@@ -120,6 +134,27 @@ impl Orphans {
     /// The slab that waited, if one did: its session has it now.
     pub(crate) fn take_slab(&mut self, inode: Inode) -> Option<(Arc<Slab>, Share)> {
         self.slabs.remove(&inode)
+    }
+
+    /// Why all this is kept still: for people.
+    fn reason(&self, now: Instant) -> Option<String> {
+        let left = self.until.filter(|_| !self.leases.is_empty() || !self.slabs.is_empty())?;
+        let processes: BTreeSet<i32> = self.sessions.values().map(|member| member.pid).filter(|pid| *pid > 0).collect();
+        let mut named: Vec<String> = processes.iter().take(NAMED_MAX).map(i32::to_string).collect();
+        if self.sessions.values().any(|member| member.pid <= 0) {
+            named.push("one of another namespace".to_owned());
+        }
+        if processes.len() > NAMED_MAX {
+            named.push(format!("{} more", processes.len() - NAMED_MAX));
+        }
+        let seconds = left.saturating_duration_since(now).as_secs() + 1;
+        (!named.is_empty()).then(|| {
+            format!(
+                "what was used when the server was replaced is kept until these processes are back, for {seconds} s at \
+                 most: {}",
+                named.join(", ")
+            )
+        })
     }
 }
 
@@ -135,13 +170,20 @@ impl Daemon {
     /// `Io`.
     pub(crate) fn take_over(config: Config, index: Index, kept: Arc<Kept>) -> Result<Arc<Self>> {
         let daemon = Self::with(config, index, Some(Arc::clone(&kept)))?;
-        let orphans = restore(&daemon.store, &kept, daemon.changes.files.as_ref());
+        let mut orphans = restore(&daemon.store, &kept, daemon.changes.files.as_ref());
+        let (used, max) = (daemon.store.memory_usage_bytes(), daemon.config.max_memory_bytes);
+        if used > max {
+            tracing::warn!(
+                "{used} bytes were taken over, and --max-memory allows {max}: nothing new fits until enough of that has gone"
+            );
+        }
+        let start = Instant::now();
+        orphans.until = Some(start + GRACE_MAX);
         orphans.slabs.iter().for_each(|(inode, (slab, _))| daemon.slabs.restore(*inode, slab));
         *daemon.orphans() = orphans;
         let waiting = Arc::clone(&daemon);
         let grace = std::thread::Builder::new().name("grace".to_owned());
         let grace = grace.spawn(move || {
-            let start = Instant::now();
             while start.elapsed() < GRACE_MAX {
                 std::thread::sleep(LOOK_AGAIN);
                 let missing: Vec<i32> = waiting.orphans().sessions.values().map(|member| member.pid).collect();
@@ -336,7 +378,7 @@ fn absent(entry: Entry) -> Result<(Absent, u64)> {
     let spec = entry.spec.to_domain()?;
     let layout = Layout::contiguous(spec.dtype, &spec.shape)?.moved(entry.offset)?;
     let key = entry.key.as_deref().and_then(ContentHash::from_hex).map(Key);
-    Ok((Absent::new(entry.id.into(), spec, layout, key), entry.versions))
+    Ok((Absent { id: entry.id.into(), spec, layout, key, created: entry.created() }, entry.versions))
 }
 
 fn list(
@@ -354,8 +396,9 @@ fn list(
         Taken::Sealed(sealed) => (Arc::clone(sealed) as Arc<dyn Segment>, layout.moved(entry.offset)?),
     };
     let key = entry.key.as_deref().and_then(ContentHash::from_hex).map(Key);
-    let (id, charge, versions, current) = (entry.id.into(), Arc::clone(charge), entry.versions, entry.current);
-    store.restore(Restored { id, spec, layout, segment, charge, key, versions, current }, holder)
+    let (id, created, charge) = (entry.id.into(), entry.created(), Arc::clone(charge));
+    let (versions, current) = (entry.versions, entry.current);
+    store.restore(Restored { id, spec, layout, segment, charge, key, versions, current, created }, holder)
 }
 
 #[cfg(test)]

@@ -98,6 +98,24 @@ fn a_later_servers_clean_stop_ends_a_keeper_that_another_started() {
 }
 
 #[test]
+fn a_server_that_stands_still_does_not_keep_a_daemon_from_ending_clean() {
+    const MIB: usize = 1 << 20;
+    let mut processes = Processes::start_with(|folder| vec![(3 * MIB).to_string().into(), folder.join("spill").into()]);
+    let one = processes.connect("one");
+    for number in 0..6 {
+        drop(put(&one, &number.to_string(), &content(number, MIB), KEPT));
+    }
+    let lock = processes.folder.path().join("cotensor.sock.lock");
+    assert_eq!(std::fs::read_to_string(&lock).unwrap().trim(), processes.keeper().to_string());
+    signal(processes.server(), Signal::STOP);
+    assert!(processes.stop());
+    until("the server is gone, too", || processes.running().is_empty());
+    assert!(!processes.socket.exists());
+    assert_eq!(std::fs::read_dir(processes.folder.path().join("spill")).unwrap().count(), 0);
+    assert_eq!(std::fs::read(lock).unwrap(), b"", "there is no process to end");
+}
+
+#[test]
 fn what_was_spilled_comes_back_outlives_the_server_and_ends_with_the_daemon() {
     const MIB: usize = 1 << 20;
     let processes = Processes::start_with(|folder| vec![(3 * MIB).to_string().into(), folder.join("spill").into()]);

@@ -3,12 +3,12 @@
 
 mod support;
 
-use cotensor_client::ClientStore;
+use cotensor_client::{ClientStore, protocol as p};
 use cotensor_core::{ContentHash, ErrorKind};
 use cotensor_store::{Claim, CopyReason, Key, Lease, Retention, Store};
 use rustix::process::Signal;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use support::processes::{Processes, children, content, is_whole, put, settles_empty, signal, until, with_argument};
 
 const KEPT: Retention = Retention::Cached { recompute: Duration::ZERO };
@@ -57,6 +57,29 @@ fn published_tensors_and_leases_outlive_the_server() {
     }
     drop((one, two));
     settles_empty(&processes);
+}
+
+#[test]
+fn what_is_taken_over_is_as_old_as_it_was_and_counting_begins_anew() {
+    const MIB: usize = 1 << 20;
+    let processes = Processes::start_with(|folder| vec![(3 * MIB).to_string().into(), folder.join("spill").into()]);
+    let one = processes.connect("one");
+    for number in 0..5 {
+        drop(put(&one, &number.to_string(), &content(number, MIB), KEPT));
+    }
+    let published = Instant::now();
+    assert_eq!((one.stats().spilled_now, one.stats().spilled_now_bytes), (2, 2 * MIB as u64));
+    for _ in 0..2 {
+        processes.kill_server();
+        let two = processes.connect("two");
+        let stats = two.stats();
+        assert_eq!((stats.total_tensors, stats.spilled_now, stats.spilled_now_bytes), (3, 2, 2 * MIB as u64));
+        assert!(stats.counted_seconds < published.elapsed().as_secs_f64() && stats.spills == 0, "{stats:?}");
+        let at_least = published.elapsed().as_secs_f64();
+        let list = two.ask::<p::List>(&p::ListParams { prefix: String::new(), limit: 100 }).unwrap().tensors;
+        assert_eq!(list.iter().filter(|tensor| tensor.spilled).count(), 2);
+        assert!(list.iter().all(|tensor| tensor.age_s >= at_least), "{at_least} {list:?}");
+    }
 }
 
 #[test]

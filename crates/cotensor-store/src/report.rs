@@ -39,8 +39,15 @@ pub struct OptimizeReport {
 #[derive(Clone, Debug, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Stats {
-    /// Live tensors, private ones left out.
+    /// Live tensors in memory, private ones left out.
     pub total_tensors: usize,
+    /// Tensors that are spilled now.
+    pub spilled_now: usize,
+    /// Bytes of their segments.
+    pub spilled_now_bytes: u64,
+    /// Seconds since the store was made, and with it all that it counts began: hits, misses, copies, evictions, spills, the
+    /// most bytes.
+    pub counted_seconds: f64,
     /// Distinct holders with a lease.
     pub total_models: usize,
     /// Bytes taken from the budget, private tensors and unpublished reservations included.
@@ -212,8 +219,12 @@ fn stats_of(store: &EmbeddedStore, records: &[Arc<Record>]) -> Stats {
     let cache_misses = name_misses + store.counters.claim_misses.load(Ordering::Relaxed);
     let lookups = cache_hits + cache_misses;
     let used = store.budget.used();
+    let (spilled_now, spilled_now_bytes) = store.spilled_now();
     Stats {
         total_tensors: records.len(),
+        spilled_now,
+        spilled_now_bytes,
+        counted_seconds: store.clock.now().saturating_sub(store.began).as_secs_f64(),
         total_models: models.len(),
         memory_usage_bytes: used,
         memory_usage_mb: used as f64 / MIB,

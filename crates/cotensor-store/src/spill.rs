@@ -40,7 +40,8 @@ pub trait Spilled: Send + Sync {
     /// Its content in new memory, at the offsets that it had.
     ///
     /// # Errors
-    /// `Corrupt` when it is not what was spilled; `Io`.
+    /// `Corrupt` when it is not what was spilled; `OverBudget` for lack of anything but memory, such as descriptors: others
+    /// are spilled then, and this is asked again; `Io`.
     fn restore(&self) -> Result<Arc<dyn Segment>>;
 }
 
@@ -55,19 +56,14 @@ pub struct Absent {
     pub layout: Layout,
     /// The claim whose result it is part of.
     pub key: Option<Key>,
-    /// When it was published, by the store's clock.
-    pub(crate) created: Duration,
+    /// When it was published, by the store's clock; `None` if that is not known.
+    pub created: Option<Duration>,
 }
 
 impl Absent {
-    /// A tensor that a former store spilled.
-    pub fn new(id: TensorId, spec: TensorSpec, layout: Layout, key: Option<Key>) -> Self {
-        Self { id, spec, layout, key, created: Duration::ZERO }
-    }
-
     fn of(record: &Record) -> Result<Self> {
         let layout = record.layout.moved(record.layout.offset_bytes() + offset_in_file(&*record.segment))?;
-        let (id, spec, key, created) = (record.id, record.spec.clone(), record.key, record.created);
+        let (id, spec, key, created) = (record.id, record.spec.clone(), record.key, Some(record.created));
         Ok(Self { id, spec, layout, key, created })
     }
 }
@@ -230,7 +226,7 @@ impl EmbeddedStore {
         let Some(spilled) = place.as_ref() else { return Ok(Vec::new()) };
         let charge = self.charge(away.bytes)?;
         let name = away.tensors.first().map(|tensor| tensor.spec.name.as_str()).unwrap_or_default();
-        let segment = spilled.restore().map_err(|error| error.in_field(name))?;
+        let segment = self.restored(&**spilled).map_err(|error| error.in_field(name))?;
         if let Some(tensor) = away.tensors.iter().find(|tensor| tensor.layout.byte_range().end > segment.len()) {
             return Err(Error::corrupt(format!("{} reaches beyond what was spilled", tensor.spec.name)));
         }
@@ -238,7 +234,7 @@ impl EmbeddedStore {
         for tensor in &away.tensors {
             let Absent { id, spec, layout, key, created } = tensor.clone();
             let home: Weak<dyn Home> = self.me.clone();
-            let (segment, charge) = (Arc::clone(&segment), Arc::clone(&charge));
+            let (segment, charge, created) = (Arc::clone(&segment), Arc::clone(&charge), self.created(created));
             let record = self.names.bring_back(&tensor.spec.name, id, away, || {
                 let parts = RecordParts { id, spec, layout, segment, charge, kept: true, private: None, key, created };
                 let record = Record::new(parts, home);
@@ -252,6 +248,20 @@ impl EmbeddedStore {
         *place = None;
         self.counters.restores.fetch_add(leases.len() as u64, Ordering::Relaxed);
         Ok(leases)
+    }
+
+    /// What was spilled. Where it lacks anything but memory, others go for it.
+    fn restored(&self, spilled: &dyn Spilled) -> Result<Arc<dyn Segment>> {
+        let lacking =
+            |restored: &Result<_>| restored.as_ref().is_err_and(|error: &Error| error.kind() == ErrorKind::OverBudget);
+        let mut restored = spilled.restore();
+        if lacking(&restored) {
+            self.shed_until(&mut || {
+                restored = spilled.restore();
+                !lacking(&restored)
+            })?;
+        }
+        restored
     }
 
     /// Makes results of a claim that are away its results again, as long as the leases live.
@@ -283,6 +293,14 @@ impl EmbeddedStore {
         }
     }
 
+    /// How many tensors are spilled, and the bytes of their segments.
+    pub(crate) fn spilled_now(&self) -> (usize, u64) {
+        let Some(_) = &self.spilling else { return (0, 0) };
+        let aways = self.names.aways("");
+        let by_segment: HashMap<_, u64> = aways.iter().map(|(away, _)| (Arc::as_ptr(away), away.bytes)).collect();
+        (aways.len(), by_segment.into_values().sum())
+    }
+
     /// Every spilled tensor whose name starts with `prefix`, by name, with its age.
     pub fn spilled(&self, prefix: &str) -> Vec<(Absent, Duration)> {
         let now = self.clock.now();
@@ -291,7 +309,7 @@ impl EmbeddedStore {
             .aways(prefix)
             .iter()
             .filter_map(|(away, id)| away.tensor(*id))
-            .map(|tensor| (tensor.clone(), now.saturating_sub(tensor.created)))
+            .map(|tensor| (tensor.clone(), now.saturating_sub(self.created(tensor.created))))
             .collect();
         found.sort_by(|(a, _), (b, _)| a.spec.name.cmp(&b.spec.name));
         found
@@ -303,9 +321,11 @@ impl EmbeddedStore {
     /// # Errors
     /// `Conflict` when one of the names is there already.
     pub fn restore_spilled(&self, tensors: Vec<(Absent, u64)>, spilled: Arc<dyn Spilled>) -> Result<()> {
-        let created = self.clock.now();
-        let (tensors, versions): (Vec<_>, Vec<u64>) =
-            tensors.into_iter().map(|(tensor, versions)| (Absent { created, ..tensor }, versions)).unzip();
+        let created = |tensor: &Absent| Some(self.created(tensor.created));
+        let (tensors, versions): (Vec<_>, Vec<u64>) = tensors
+            .into_iter()
+            .map(|(tensor, versions)| (Absent { created: created(&tensor), ..tensor }, versions))
+            .unzip();
         let away = Arc::new(Away { bytes: spilled.bytes(), place: Mutex::new(Some(spilled)), tensors });
         for (tensor, versions) in away.tensors.iter().zip(versions) {
             self.names.restore_away(&tensor.spec.name, tensor.id, versions, &away)?;

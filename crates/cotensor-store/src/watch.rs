@@ -6,6 +6,7 @@ use crate::names::Restored as Place;
 use crate::{EmbeddedStore, Holder, Key, Lease, Retention, Spilled, TensorId, TensorSpec};
 use cotensor_core::{Error, Layout, Result, Segment};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// Told of every change, while the name concerned is locked: changes of one name come in their order, before anybody
 /// can act on them. Must not call the store.
@@ -31,6 +32,11 @@ pub trait Watch: Send + Sync {
 
     /// A claim is given up: others can have it from now on.
     fn abandoned(&self, key: &Key);
+
+    /// What keeps memory for now beside those who lease it, if anything does: told to whoever finds no room.
+    fn keeps_memory(&self) -> Option<String> {
+        None
+    }
 }
 
 /// A tensor that a former store listed.
@@ -51,6 +57,8 @@ pub struct Restored {
     pub versions: u64,
     /// Whether its name means this version.
     pub current: bool,
+    /// When it was published, by the clock that this store and the former one have in common; now if that is not known.
+    pub created: Option<Duration>,
 }
 
 impl EmbeddedStore {
@@ -61,11 +69,11 @@ impl EmbeddedStore {
     /// `Invalid` when the layout reaches beyond the segment; `Conflict` when the version is there already, or its name
     /// in another slot.
     pub fn restore(&self, tensor: Restored, holder: &Holder) -> Result<Lease> {
-        let Restored { id, spec, layout, segment, charge, key, versions, current } = tensor;
+        let Restored { id, spec, layout, segment, charge, key, versions, current, created } = tensor;
         if layout.byte_range().end > segment.len() {
             return Err(Error::invalid(format!("{} reaches beyond its segment", spec.name)));
         }
-        let (name, created) = (spec.name.clone(), self.clock.now());
+        let (name, created) = (spec.name.clone(), self.created(created));
         let home: Weak<dyn Home> = self.me.clone();
         let place = Place { id, versions: versions.max(id.version), current };
         let record = self.names.restore(&name, place, || {
@@ -76,6 +84,12 @@ impl EmbeddedStore {
             record
         })?;
         Ok(Lease { record, holder: holder.id, look: None })
+    }
+
+    /// When something was made that may say so itself; nothing is of the future.
+    pub(crate) fn created(&self, said: Option<Duration>) -> Duration {
+        let now = self.clock.now();
+        said.map_or(now, |said| said.min(now))
     }
 
     /// Makes restored tensors the results of a claim again.

@@ -4,7 +4,7 @@
 use cotensor_core::{ContentHash, DType, ErrorKind, Layout, Segment};
 use cotensor_store::home::Record;
 use cotensor_store::{
-    Claim, EmbeddedStore, Key, Lease, Restored, Retention, Spilled, Store, TensorId, TensorSpec, Watch,
+    Claim, EmbeddedStore, Key, Lease, ManualClock, Restored, Retention, Spilled, Store, TensorId, TensorSpec, Watch,
 };
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -93,7 +93,29 @@ fn restored(store: &EmbeddedStore, (name, id): (&str, TensorId), versions: u64, 
     let segment: Arc<dyn Segment> = memory.freeze().unwrap();
     let layout = Layout::contiguous(DType::U8, &[100]).unwrap();
     let key = Some(Key(ContentHash::of(name.as_bytes())));
-    Restored { id, spec: spec(name, KEPT), layout, segment, charge, key, versions, current }
+    Restored { id, spec: spec(name, KEPT), layout, segment, charge, key, versions, current, created: None }
+}
+
+#[test]
+fn what_is_restored_is_as_old_as_it_was() {
+    let clock = Arc::new(ManualClock::default());
+    clock.advance(Duration::from_secs(100));
+    let store = EmbeddedStore::builder().clock(clock.clone()).build();
+    let holder = store.holder("m");
+    let ages =
+        [("of then", Some(Duration::from_secs(70))), ("of now", None), ("ahead", Some(Duration::from_secs(101)))];
+    let leases = ages.map(|(name, created)| {
+        // Published once for a slot that the name can have.
+        let id = put(&store, name, Retention::WhileLeased).id();
+        store.restore(Restored { created, ..restored(&store, (name, id), 1, true) }, &holder).unwrap()
+    });
+    clock.advance(Duration::from_secs(5));
+    let found = leases.each_ref().map(|lease| {
+        let tensors = store.diagnostics().tensors;
+        tensors.iter().find(|tensor| tensor.name == lease.name()).unwrap().age_seconds
+    });
+    assert_eq!(found, [35.0, 5.0, 5.0]);
+    assert_eq!(store.stats().counted_seconds, 5.0, "since the store was made");
 }
 
 #[test]

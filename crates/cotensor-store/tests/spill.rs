@@ -16,6 +16,8 @@ struct Elsewhere {
     next: AtomicU64,
     full: AtomicBool,
     damaged: Arc<AtomicBool>,
+    /// So many are refused when they are to come back.
+    crowded: Arc<AtomicU64>,
 }
 
 struct There {
@@ -23,6 +25,7 @@ struct There {
     bytes: Vec<u8>,
     kept: Arc<Mutex<Vec<u64>>>,
     damaged: Arc<AtomicBool>,
+    crowded: Arc<AtomicU64>,
 }
 
 impl Spill for Elsewhere {
@@ -33,7 +36,8 @@ impl Spill for Elsewhere {
         let number = self.next.fetch_add(1, Ordering::SeqCst);
         let bytes = segment.bytes().unwrap().to_vec();
         self.kept.lock().unwrap().push(number);
-        Ok(Arc::new(There { number, bytes, kept: Arc::clone(&self.kept), damaged: Arc::clone(&self.damaged) }))
+        let (kept, damaged, crowded) = (Arc::clone(&self.kept), Arc::clone(&self.damaged), Arc::clone(&self.crowded));
+        Ok(Arc::new(There { number, bytes, kept, damaged, crowded }))
     }
 }
 
@@ -49,6 +53,9 @@ impl Spilled for There {
     fn restore(&self) -> Result<Arc<dyn Segment>> {
         if self.damaged.load(Ordering::SeqCst) {
             return Err(Error::corrupt("damaged"));
+        }
+        if self.crowded.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| count.checked_sub(1)).is_ok() {
+            return Err(Error::new(ErrorKind::OverBudget, "no descriptor is left"));
         }
         let mut segment = HeapMemory.reserve(self.bytes.len())?;
         segment.write_at(0, &self.bytes)?;
@@ -109,6 +116,7 @@ fn what_nobody_leases_goes_and_comes_back_as_what_it_was() {
     drop(put(&store, &holder, "c", 3).unwrap());
     let stats = store.stats();
     assert_eq!((stats.spills, stats.spilled_bytes, stats.evictions, stats.memory_usage_bytes), (1, 100, 0, 200));
+    assert_eq!((stats.total_tensors, stats.spilled_now, stats.spilled_now_bytes), (2, 1, 100));
     let away: Vec<_> = store.spilled("").into_iter().map(|(tensor, _)| (tensor.id, tensor.spec.name)).collect();
     assert_eq!(away, [(id, "a".to_owned())]);
     assert!(store.has(id) && store.spilled("b").is_empty());
@@ -161,6 +169,39 @@ fn what_is_made_again_faster_than_read_back_is_dropped() {
     drop(big);
     assert_eq!(store.get("slow", &holder).unwrap().bytes().unwrap(), [2; 100]);
     drop((elsewhere, store));
+}
+
+#[test]
+fn what_is_wanted_beside_memory_is_made_room_for_in_the_same_order() {
+    let (elsewhere, store, holder) = store(1000);
+    for (name, recompute) in
+        [("slow", Duration::from_secs(9)), ("quick", Duration::from_nanos(1)), ("any", Duration::ZERO)]
+    {
+        drop(put_as(&store, &holder, spec(name, 100, recompute), 1).unwrap());
+    }
+    let held = put(&store, &holder, "held", 2).unwrap();
+    let mut wanted = 3;
+    let enough = |wanted: &mut i32| {
+        *wanted -= 1;
+        *wanted == 0
+    };
+    assert!(store.shed_until(&mut || enough(&mut wanted)).unwrap());
+    let stats = store.stats();
+    assert_eq!((stats.spills, stats.evictions, stats.total_tensors), (1, 1, 2), "slow and held stay");
+    assert_eq!(store.spilled("")[0].0.spec.name, "any");
+    assert!(!store.shed_until(&mut || false).unwrap(), "all that can go is not enough");
+    assert_eq!((store.stats().spilled_now, store.stats().total_tensors), (2, 1));
+
+    // What is to come back may want it, too.
+    drop(held);
+    elsewhere.crowded.store(2, Ordering::SeqCst);
+    assert_eq!(store.get("any", &holder).unwrap().bytes().unwrap(), [1; 100]);
+    assert_eq!(store.stats().spilled_now, 2, "held went for it");
+    let any = store.get("any", &holder).unwrap();
+    elsewhere.crowded.store(9, Ordering::SeqCst);
+    let error = store.get("slow", &holder).unwrap_err();
+    assert_eq!((error.kind(), error.message()), (ErrorKind::OverBudget, "no descriptor is left"));
+    drop(any);
 }
 
 #[test]

@@ -32,6 +32,7 @@ pub(crate) use top::top;
 
 use crate::args::{Cli, Client, Common};
 use crate::output::{Steps, printable};
+use crate::silence;
 use clap::CommandFactory;
 use cotensor::Pipeline;
 use cotensor::core::{Error, ErrorKind, Result};
@@ -67,9 +68,16 @@ fn mib_to_bytes(mib: u64, argument: &str) -> Result<u64> {
     bytes.ok_or_else(|| Error::invalid(format!("{mib} MiB cannot be a budget")).in_field(argument))
 }
 
-/// The daemon's store; `name` is what it calls this process.
+/// The daemon's store; `name` is what it calls this process. Whoever waits for it longer than usual is told so.
 fn connect(client: &Client, name: &str) -> Result<Arc<ClientStore>> {
-    ClientStore::connect(client.socket.as_deref(), name)
+    let waiting = watch(client);
+    let store = ClientStore::connect(client.socket.as_deref(), name)?;
+    waiting.for_good();
+    Ok(store)
+}
+
+fn watch(client: &Client) -> silence::Watch {
+    silence::watch(client.socket.clone().unwrap_or_else(cotensor_client::default_socket))
 }
 
 /// What is wrong in a pipeline, and in no other file that the error names, is wrong in its file.

@@ -211,8 +211,10 @@ fn stat_daemon(args: &StatArgs) -> Result<()> {
     let mut table = Table::new(&[], &["daemon", &daemon.version]);
     let mut row = |what: &str, value: String| table.row([what.to_owned(), value]);
     row("tensors", stats.total_tensors.to_string());
+    row("spilled now", format!("{} ({})", stats.spilled_now, size(stats.spilled_now_bytes)));
     row("holders", stats.total_models.to_string());
     row("memory", size(stats.memory_usage_bytes));
+    row("what follows counts since", format!("{} ago, when this server began", duration(stats.counted_seconds)));
     row("most memory so far", size(stats.peak_memory_bytes));
     row("lookups that found", format!("{} ({:.1} %)", stats.cache_hits, 100.0 * stats.hit_rate));
     row("lookups that did not", stats.cache_misses.to_string());

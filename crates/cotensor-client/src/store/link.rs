@@ -16,6 +16,9 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long it may take for what others' work, or a disk, is waited for; it has limits of its own.
 pub(super) const WORK_TIMEOUT: Duration = Duration::from_secs(3600);
 
+/// How often a daemon that dies at once is told that a session is over.
+const FAREWELLS_MAX: u32 = 3;
+
 /// A connection with a session on it.
 pub(super) struct Live {
     pub(super) connection: Connection,
@@ -25,9 +28,21 @@ pub(super) struct Live {
     pub(super) session: u64,
     pub(super) token: String,
     pub(super) index: Option<Arc<IndexReader>>,
+    /// Whether this end ended it, while the daemon was there.
+    left: AtomicBool,
 }
 
 impl Live {
+    /// Whether the daemon was gone before this client ended the connection, if it did.
+    pub(super) fn was_lost(&self) -> bool {
+        !self.left.load(Ordering::SeqCst)
+    }
+
+    /// The session, with nothing to take up: for a daemon that waits for it.
+    fn over(&self) -> p::Resume {
+        p::Resume { session: self.session, token: self.token.clone(), leases: Vec::new(), claims: Vec::new() }
+    }
+
     /// Calls a method once.
     pub(super) fn call<M: Method>(&self, params: &M::Params, fds: Vec<OwnedFd>) -> Result<(M::Result, Vec<OwnedFd>)> {
         self.connection.call::<M>(params, fds, Some(ANSWER_TIMEOUT))
@@ -63,14 +78,15 @@ pub(super) struct Greeted {
 impl Greeted {
     pub(super) fn live(self, generation: u64) -> Live {
         let Self { connection, hello, index } = self;
-        Live { connection, generation, session: hello.session, token: hello.token, index }
+        let left = AtomicBool::new(false);
+        Live { connection, generation, session: hello.session, token: hello.token, index, left }
     }
 }
 
 /// Where the daemon is, and the connection to it that there is now.
 pub(super) struct Link {
     pub(super) socket: PathBuf,
-    client: String,
+    pub(super) client: String,
     freed: Freed,
     live: RwLock<Arc<Live>>,
     /// One at a time connects anew.
@@ -125,8 +141,26 @@ impl Link {
 
     /// Ends the connection for good.
     pub(super) fn end(&self) {
-        self.ended.store(true, Ordering::SeqCst);
-        self.live().connection.close();
+        if self.ended.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let live = self.live();
+        if !live.connection.has_ended() {
+            live.left.store(true, Ordering::SeqCst);
+        }
+        live.connection.close();
+    }
+
+    /// Tells the daemon that replaced the one of `lost` that nobody comes back from there: it would wait for that as long as this
+    /// process lives. For want of a daemon, nobody is told.
+    pub(super) fn farewell(socket: &Path, client: &str, lost: &Live) {
+        for _ in 0..FAREWELLS_MAX {
+            match Self::greet(socket, client, &Freed::default(), 0, || Some(lost.over())) {
+                // That one died, too.
+                Err(error) if error.kind() == ErrorKind::Io => {}
+                _ => return,
+            }
+        }
     }
 
     pub(super) fn ended(&self) -> bool {

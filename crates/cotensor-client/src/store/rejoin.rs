@@ -119,16 +119,20 @@ impl ClientStore {
 }
 
 /// Connects anew as soon as the connection ends, whether or not anybody asks for something: what this process leases
-/// would not be waited for long. Ends with the store.
+/// would not be waited for long. Ends with the store, which the daemon is told if it cannot know.
 pub(super) fn watch(link: &Arc<Link>, store: Weak<ClientStore>) -> Result<()> {
+    let (socket, client) = (link.socket.clone(), link.client.clone());
     let link = Arc::downgrade(link);
     let watching = move || {
         while let Some(live) = link.upgrade().map(|link| link.live()) {
             live.connection.wait_for_end();
-            let Some(store) = store.upgrade() else { return };
-            if store.link.ended() {
+            let store = store.upgrade().filter(|store| !store.link.ended());
+            let Some(store) = store else {
+                if live.was_lost() {
+                    Link::farewell(&socket, &client, &live);
+                }
                 return;
-            }
+            };
             let rejoined = store.rejoin(&live);
             drop(store);
             if rejoined.is_err() {

@@ -1,4 +1,4 @@
-//! The daemon alone, for tests and for those who want no other command: `cotensor-daemon SOCKET [MAX-BYTES SPILL-FOLDER]`.
+//! The daemon alone, for tests and for those who want no other command: `cotensor-daemon SOCKET [MAX-BYTES [SPILL-FOLDER]]`.
 
 use cotensor_core::{Error, Result};
 use cotensor_daemon::keeper::{self, Role};
@@ -27,12 +27,12 @@ fn run() -> Result<()> {
     let mut config = Config::default();
     match &arguments[..] {
         [socket] if !socket.starts_with('-') => config.socket = socket.into(),
-        [socket, max, spill] => {
+        [socket, max, spill @ ..] if spill.len() <= 1 => {
             config.socket = socket.into();
             config.max_memory_bytes = max.parse().map_err(|_| Error::invalid("a number of bytes expected"))?;
-            config.spill = Some(spill.into());
+            config.spill = spill.first().map(Into::into);
         }
-        _ => return Err(Error::invalid("usage: cotensor-daemon SOCKET [MAX-BYTES SPILL-FOLDER]")),
+        _ => return Err(Error::invalid("usage: cotensor-daemon SOCKET [MAX-BYTES [SPILL-FOLDER]]")),
     }
     keeper::run(role, Service { config, http: None }, |_| {})
 }

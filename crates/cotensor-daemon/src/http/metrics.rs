@@ -48,6 +48,10 @@ fn render(http: &Http) -> String {
     for ((device, kind), (_, bytes)) in &tensors {
         page.labelled(&[("device", device), ("kind", kind)], bytes);
     }
+    page.gauge("spilled_tensors", "Tensors that are spilled now.").value(stats.spilled_now);
+    page.gauge("spilled_tensor_bytes", "Bytes of their segments.").value(stats.spilled_now_bytes);
+    page.gauge("counted_seconds", "Since when this server counts, and so what every counter here is of.")
+        .value(stats.counted_seconds);
     page.gauge("memory_bytes", "Bytes taken from the budget.").value(stats.memory_usage_bytes);
     page.gauge("memory_peak_bytes", "The most that was taken at a time.").value(stats.peak_memory_bytes);
     if daemon.config.max_memory_bytes != u64::MAX {

@@ -18,8 +18,10 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// What the server tells meanwhile is read together.
 const NAP: Duration = Duration::from_millis(1);
-/// How long a server has to stop once it is asked to, or says that it will.
-const STOP_TIME: Duration = Duration::from_millis(800);
+/// How long a server has to stop once it is asked to, or says that it will. Whatever it does: a daemon ends within a second, of
+/// which the rest is for what only the keeper can take away.
+const STOP_TIME: Duration = Duration::from_millis(500);
+const _: () = assert!(STOP_TIME.as_millis() + 2 * process::GOING.as_millis() <= 700);
 /// How long a server has to take everything over.
 const START_TIME: Duration = Duration::from_secs(30);
 /// What is kept is given up when no server could be started for so long.
@@ -250,10 +252,15 @@ impl Estate {
         if let Some(index) = self.index.take() {
             index.end();
         }
-        if end.is_err() {
-            server.kill();
+        match end {
+            // Nobody follows it, so nobody has to wait for what it does in the kernel still.
+            Ok(End::Stopped) => server.end_soon(),
+            Ok(_) => server.end(),
+            Err(_) => {
+                server.kill();
+                server.end();
+            }
         }
-        server.end();
         end
     }
 
@@ -337,6 +344,8 @@ impl Estate {
                         }
                         ready(epoch, server.pid);
                     }
+                    // Said in answer to being asked, it takes no more time than it was given.
+                    Message::Stopping if matches!(end, End::Stopped) => {}
                     Message::Stopping => {
                         (end, deadline) = (End::Stopped, Some(tokio::time::Instant::now() + STOP_TIME));
                     }

@@ -6,6 +6,7 @@ use cotensor_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 /// All notes together, in bytes, as the store bounds them (they are written in hexadecimal here).
 const NOTES_BYTES_MAX: usize = 2 * (16 << 20);
@@ -26,6 +27,15 @@ pub(crate) struct Entry {
     pub(crate) current: bool,
     /// Where its segment is, if that is not in memory.
     pub(crate) spilled: Option<SpillFile>,
+    /// When it was published, by the machine's monotonic clock, in nanoseconds. A server of an earlier version does not say.
+    #[serde(default)]
+    pub(crate) created_ns: Option<u64>,
+}
+
+impl Entry {
+    pub(crate) fn created(&self) -> Option<Duration> {
+        self.created_ns.map(Duration::from_nanos)
+    }
 }
 
 /// Who has a session.
@@ -284,8 +294,9 @@ mod tests {
             provenance: None,
         };
         let (id, key) = (Id { slot, version }, (slot == 1).then(|| "key".to_owned()));
-        let entry =
-            Box::new(Entry { id, spec, segment, offset: 0, key, versions: version, current: true, spilled: None });
+        let (versions, created_ns) = (version, Some(slot));
+        let entry = Entry { id, spec, segment, offset: 0, key, versions, current: true, spilled: None, created_ns };
+        let entry = Box::new(entry);
         let fds = new.then(|| OwnedFd::from(tempfile::tempfile().unwrap())).into_iter().collect();
         (Change::Listed { entry, segment: new.then_some(SegmentInfo { id: segment, bytes: 1, slab: false }) }, fds)
     }

@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// How a server that has to go is waited for before it is killed.
-const GOING: Duration = Duration::from_millis(100);
+pub(super) const GOING: Duration = Duration::from_millis(100);
 
 /// How the daemon's processes start each other: a command, to which [`Role::FLAG`] and a role are added.
 #[derive(Clone, Debug)]
@@ -86,16 +86,34 @@ impl Server {
 
     /// Makes sure that it is gone: two servers must not listen on one socket.
     pub(super) fn end(&mut self) {
-        let Some(child) = &mut self.child else { return };
+        self.end_soon();
+        if let Some(child) = &mut self.child {
+            drop(child.wait());
+        }
+    }
+
+    /// Kills it unless it goes by itself. It may take a while to be gone, if it writes to a slow disk, and does nothing more
+    /// meanwhile.
+    pub(super) fn end_soon(&mut self) {
+        if !self.goes()
+            && let Some(child) = &mut self.child
+        {
+            drop(child.kill());
+            self.goes();
+        }
+    }
+
+    /// Whether it is gone a moment from now.
+    fn goes(&mut self) -> bool {
+        let Some(child) = &mut self.child else { return true };
         let start = Instant::now();
         while let Ok(None) = child.try_wait() {
             if start.elapsed() >= GOING {
-                drop(child.kill());
-                drop(child.wait());
-                return;
+                return false;
             }
             std::thread::sleep(Duration::from_millis(1));
         }
+        true
     }
 }
 

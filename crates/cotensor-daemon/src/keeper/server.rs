@@ -141,6 +141,7 @@ impl Kept {
             versions: record.id().version,
             current: true,
             spilled: None,
+            created_ns: u64::try_from(record.created().as_nanos()).ok(),
         });
         state.tell(Change::Listed { entry, segment: info }, fds)?;
         state.numbers.insert(fd.as_raw_fd(), number);

@@ -95,7 +95,7 @@ fn nothing_stays(steps: &[Step]) {
     let processes = Processes::start();
     let survivor = Survivor::new(&processes);
     survivor.goes_on("before");
-    let before = Level::of(&processes, &survivor);
+    let before = Level::at_rest(&processes, &survivor);
     for Step(step, _) in steps {
         let mut child = start(&processes, step, |line| survivor.is_asked(line));
         signal(child.id(), Signal::KILL);

@@ -109,6 +109,7 @@ impl EmbeddedStoreBuilder {
             budget: Budget::new(self.max_memory_bytes),
             memory: self.memory,
             cache: self.cache,
+            began: self.clock.now(),
             clock: self.clock,
             counters: Counters::default(),
             config: self.config,

@@ -24,6 +24,7 @@ use cotensor_core::{ContentCache, ContentHash, Error, ErrorKind, Layout, Memory,
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 /// A store inside this process. Made by [`EmbeddedStore::builder`]; shared behind `Arc`.
 pub struct EmbeddedStore {
@@ -33,6 +34,8 @@ pub struct EmbeddedStore {
     pub(crate) memory: Arc<dyn Memory>,
     pub(crate) cache: Option<Arc<dyn ContentCache>>,
     pub(crate) clock: Arc<dyn Clock>,
+    /// When it was made, by the clock.
+    pub(crate) began: Duration,
     pub(crate) counters: Counters,
     config: SharingConfig,
     holders: Holders,

@@ -4,7 +4,6 @@ use super::EmbeddedStore;
 use crate::budget::Charge;
 use crate::evict::{Group, candidates, charged_bytes};
 use crate::home::Home;
-use crate::spill::Spilling;
 use cotensor_core::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -51,68 +50,71 @@ impl EmbeddedStore {
     /// # Errors
     /// `OverBudget` when what would have to be spilled cannot be.
     pub(super) fn evict(&self, bytes: u64) -> Result<bool> {
-        match &self.spilling {
-            None => Ok(self.evict_all(bytes)),
-            Some(spilling) => {
-                let mut outcome = Ok(false);
-                spilling.spill.blocking(&mut || outcome = self.evict_or_spill(spilling, bytes));
-                outcome
-            }
-        }
+        let mut outcome = Ok(false);
+        self.with_unleased(&mut |groups| {
+            // Others may have given memory back, or taken what was given, since the last look.
+            let mut fits = || self.budget.will_fit(bytes, 0);
+            outcome = match self.budget.will_fit(bytes, groups.iter().map(|group| group.bytes).sum()) {
+                true => self.shed(groups, &mut fits).map(|_| true).map_err(|error| self.not_spilled(bytes, &error)),
+                false => Ok(fits()),
+            };
+        });
+        outcome
     }
 
-    /// As [`evict`](Self::evict), where what is worth it is spilled.
-    fn evict_or_spill(&self, spilling: &Spilling, bytes: u64) -> Result<bool> {
-        let _turn = spilling.turn();
-        let groups = candidates(std::mem::take(&mut self.names.survey().records));
-        if !self.budget.will_fit(bytes, groups.iter().map(|group| group.bytes).sum()) {
-            return Ok(self.budget.will_fit(bytes, 0));
-        }
-        let mut failed = None;
+    /// Evicts, or spills where tensors are, what nobody leases until there is `enough` of whatever is wanted: one segment
+    /// after the other, in the order in which they go when memory is wanted. Whether there is.
+    ///
+    /// # Errors
+    /// What kept one from being spilled, when there is not enough without it.
+    pub fn shed_until(&self, enough: &mut dyn FnMut() -> bool) -> Result<bool> {
+        let mut outcome = Ok(false);
+        self.with_unleased(&mut |groups| outcome = self.shed(groups, enough));
+        outcome
+    }
+
+    /// Gives `work` what nobody leases in the order in which it goes, while nobody else makes room.
+    fn with_unleased(&self, work: &mut dyn FnMut(Vec<Group>)) {
+        let Some(spilling) = &self.spilling else {
+            let mut survey = self.names.survey();
+            let groups = candidates(std::mem::take(&mut survey.records));
+            return work(groups);
+        };
+        spilling.spill.blocking(&mut || {
+            let _turn = spilling.turn();
+            let groups = candidates(std::mem::take(&mut self.names.survey().records));
+            work(groups);
+        });
+    }
+
+    fn shed(&self, groups: Vec<Group>, enough: &mut dyn FnMut() -> bool) -> Result<bool> {
+        let mut failed: Option<Error> = None;
         for group in groups {
-            if self.budget.will_fit(bytes, 0) {
+            if enough() {
                 return Ok(true);
             }
-            match group.worth_spilling() {
-                None => drop(self.evict_group(&group)),
-                // Where one had no room, a smaller one may.
-                Some(segment) if failed.as_ref().is_none_or(|error: &Error| error.kind() == ErrorKind::OverBudget) => {
-                    failed = self.put_away(spilling, &group, segment).err().or(failed);
+            match (&self.spilling, group.worth_spilling()) {
+                (Some(spilling), Some(segment)) => {
+                    // Where one had no room, a smaller one may; after other failures the rest may be dropped still.
+                    if failed.as_ref().is_none_or(|error| error.kind() == ErrorKind::OverBudget) {
+                        failed = self.put_away(spilling, &group, segment).err().or(failed);
+                    }
                 }
-                // Others may be dropped still.
-                Some(_) => {}
+                _ => self.evict_group(&group),
             }
         }
-        match failed {
-            Some(error) if !self.budget.will_fit(bytes, 0) => Err(self.not_spilled(bytes, &error)),
-            _ => Ok(true),
+        match (enough(), failed) {
+            (false, Some(error)) => Err(error),
+            (done, _) => Ok(done),
         }
     }
 
-    fn evict_group(&self, group: &Group) -> bool {
-        let closed = group.close();
-        if closed {
+    fn evict_group(&self, group: &Group) {
+        if group.close() {
             self.counters.evictions.fetch_add(group.records.len() as u64, Ordering::Relaxed);
             self.counters.evicted_bytes.fetch_add(group.bytes, Ordering::Relaxed);
             self.drop_closed(&group.records);
         }
-        closed
-    }
-
-    fn evict_all(&self, bytes: u64) -> bool {
-        let mut survey = self.names.survey();
-        let groups = candidates(std::mem::take(&mut survey.records));
-        if !self.budget.will_fit(bytes, groups.iter().map(|group| group.bytes).sum()) {
-            return false;
-        }
-        for group in groups {
-            // Others may have given memory back, or taken what was given, since the last look.
-            if self.budget.will_fit(bytes, 0) {
-                break;
-            }
-            self.evict_group(&group);
-        }
-        true
     }
 
     pub(crate) fn over_budget(&self, bytes: u64) -> Error {
@@ -130,8 +132,9 @@ impl EmbeddedStore {
         held.sort_unstable_by(|a, b| b.cmp(a));
         let mut held: Vec<String> = held.iter().take(5).map(|(bytes, name)| format!("{name} holds {bytes}")).collect();
         if unlisted > 0 {
-            held.push(format!("private and unpublished tensors hold {unlisted}"));
+            held.push(format!("what is private, reserved or a slab without a tensor holds {unlisted}"));
         }
+        held.extend(self.watch.as_ref().and_then(|watch| watch.keeps_memory()));
         let held = if held.is_empty() { "nothing is leased".to_owned() } else { held.join(", ") };
         Error::new(
             ErrorKind::OverBudget,

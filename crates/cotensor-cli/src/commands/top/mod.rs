@@ -3,7 +3,7 @@
 mod snapshot;
 mod view;
 
-use super::{connect, print, print_json};
+use super::{print, print_json};
 use crate::args::TopArgs;
 use crate::signals;
 use crate::table::{Table, plain, size};
@@ -23,8 +23,11 @@ use view::View;
 const PAGE: isize = 20;
 
 pub(crate) fn top(args: &TopArgs) -> Result<()> {
-    let store = connect(&args.client, "cotensor top")?;
+    let waiting = super::watch(&args.client);
+    let store = connect(args)?;
     let snapshot = Snapshot::take(&store)?;
+    // The live view has the terminal for itself.
+    drop(waiting);
     if args.client.json {
         return print_json(&report(snapshot));
     }
@@ -46,6 +49,10 @@ pub(crate) fn top(args: &TopArgs) -> Result<()> {
     let outcome = watch(terminal, store, snapshot, args, &drawing).map_err(io);
     ratatui::try_restore().map_err(io)?;
     outcome
+}
+
+fn connect(args: &TopArgs) -> Result<Arc<ClientStore>> {
+    ClientStore::connect(args.client.socket.as_deref(), "cotensor top")
 }
 
 /// Shows the daemon until the user has seen enough.
@@ -108,7 +115,7 @@ fn act(view: &mut View, key: KeyEvent) -> bool {
 fn refresh(view: &mut View, store: &mut Option<Arc<ClientStore>>, args: &TopArgs, passed: Duration) {
     let asked = match store.take() {
         Some(store) => Ok(store),
-        None => connect(&args.client, "cotensor top"),
+        None => connect(args),
     };
     match asked.and_then(|asked| Ok((Snapshot::take(&asked)?, asked))) {
         Ok((snapshot, asked)) => {

@@ -18,8 +18,18 @@ const RETRY: Duration = Duration::from_millis(100);
 /// Gets a store, of a daemon that listens.
 pub(super) type Connector = Box<dyn Fn() -> Result<Arc<ClientStore>> + Send + Sync>;
 
-/// A session of the provider's own, in which it offers all its functions.
+/// A session of the provider's own, in which it offers all its functions. It takes up the one before, though nothing is left of
+/// that: a daemon that replaced another waits for every session that there was, and is to know that this one is back.
 pub(super) fn connect(shared: &Arc<Shared>) -> Result<Arc<Connection>> {
+    let connection = greet(shared)?;
+    for function in shared.functions.all() {
+        register(shared, &connection, function.info())?;
+    }
+    *lock(&shared.connection) = Some(Arc::clone(&connection));
+    Ok(connection)
+}
+
+fn greet(shared: &Arc<Shared>) -> Result<Arc<Connection>> {
     let store = shared.store();
     let weak = Arc::downgrade(shared);
     let on_notice: OnNotice = Box::new(move |method, params, fds: Vec<OwnedFd>| {
@@ -30,12 +40,18 @@ pub(super) fn connect(shared: &Arc<Shared>) -> Result<Arc<Connection>> {
         }
     });
     let connection = Arc::new(Connection::open(store.socket(), on_notice)?);
-    let hello = p::HelloParams { protocol: p::PROTOCOL, client: store.client().to_owned(), resume: None };
-    connection.call::<p::Hello>(&hello, Vec::new(), Some(ANSWER_TIMEOUT))?;
-    for function in shared.functions.all() {
-        register(shared, &connection, function.info())?;
-    }
-    *lock(&shared.connection) = Some(Arc::clone(&connection));
+    let hello = |resume| {
+        let hello = p::HelloParams { protocol: p::PROTOCOL, client: store.client().to_owned(), resume };
+        connection.call::<p::Hello>(&hello, Vec::new(), Some(ANSWER_TIMEOUT))
+    };
+    let before = lock(&shared.session).clone();
+    let (greeted, _) = match hello(before) {
+        // A daemon that knows nothing of the former one.
+        Err(error) if error.field() == Some(p::RESUME_TOKEN) => hello(None)?,
+        greeted => greeted?,
+    };
+    let (session, token) = (greeted.session, greeted.token);
+    *lock(&shared.session) = Some(p::Resume { session, token, leases: Vec::new(), claims: Vec::new() });
     Ok(connection)
 }
 
@@ -48,10 +64,14 @@ pub(super) fn register(shared: &Shared, connection: &Connection, function: p::Fu
 pub(super) fn keep(shared: &Arc<Shared>, mut connection: Arc<Connection>, connector: Option<Connector>) {
     loop {
         connection.listen();
-        *lock(&shared.connection) = None;
+        // Taken already by whoever ended the provider, and with it the session.
+        if lock(&shared.connection).take().is_none() {
+            return;
+        }
         connection = loop {
             if shared.is_closed() {
-                return;
+                // Else the next daemon would wait for it as long as this process lives.
+                return drop(greet(shared));
             }
             match again(shared, connector.as_ref()) {
                 Ok(connection) => break connection,
@@ -60,7 +80,7 @@ pub(super) fn keep(shared: &Arc<Shared>, mut connection: Arc<Connection>, connec
         };
         // Closed in between: nobody has told this connection.
         if shared.is_closed() {
-            connection.close();
+            return connection.close();
         }
     }
 }

@@ -9,6 +9,7 @@ use super::timer::{Limit, Timer};
 use super::{lock, registration, spawn};
 use crate::connection::Connection;
 use crate::functions::{Arguments, Failure, Limits, Object};
+use crate::protocol::Resume;
 use crate::store::ClientStore;
 use cotensor_core::{ContentHash, Error, ErrorKind, Result};
 use cotensor_store::Clock;
@@ -27,6 +28,8 @@ pub(super) struct Shared {
     pub(super) timer: Timer,
     /// The connection on which the functions are offered, while there is one.
     pub(super) connection: Mutex<Option<Arc<Connection>>>,
+    /// The session that the functions were offered in last, to be taken up by the next.
+    pub(super) session: Mutex<Option<Resume>>,
     store: RwLock<Arc<ClientStore>>,
     clock: Arc<dyn Clock>,
     /// Runs that equal calls may join.
@@ -48,6 +51,7 @@ impl Shared {
             pool: Pool::new(limits.waiting_max),
             timer: Timer::default(),
             connection: Mutex::default(),
+            session: Mutex::default(),
             store: RwLock::new(store),
             clock,
             flights: Mutex::default(),
@@ -291,7 +295,8 @@ impl Shared {
     /// Ends the provider: nothing new is taken on, callers are told by the end of their sockets, runs are asked to stop.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
-        if let Some(connection) = lock(&self.connection).take() {
+        // One that is lost is left to `registration::keep`, which tells the next daemon.
+        if let Some(connection) = lock(&self.connection).take_if(|connection| !connection.has_ended()) {
             connection.close();
         }
         let peers: Vec<_> = lock(&self.peers).values().cloned().collect();

@@ -1,0 +1,90 @@
+//! A client that ends between two servers: the next one is told, which would wait for it.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use cotensor_client::functions::Provider;
+use cotensor_client::wire::{Decoder, Frame, rpc, send_all};
+use cotensor_client::{ClientStore, protocol as p};
+use serde_json::value::to_raw_value;
+use std::io::{ErrorKind, Read};
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::{Duration, Instant};
+
+/// How long anything may take that is waited for. Far more than it does.
+const SOON: Duration = Duration::from_secs(20);
+
+/// Who says hello next, and what it takes up; it is greeted as session `number`.
+fn greet(listener: &UnixListener, number: u64) -> (UnixStream, Option<p::Resume>) {
+    let start = Instant::now();
+    let socket = loop {
+        match listener.accept() {
+            Ok((socket, _)) => break socket,
+            Err(error) => assert!(error.kind() == ErrorKind::WouldBlock && start.elapsed() < SOON, "{number}: {error}"),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    socket.set_nonblocking(false).unwrap();
+    socket.set_read_timeout(Some(SOON)).unwrap();
+    let mut decoder = Decoder::default();
+    let frame = loop {
+        if let Some(frame) = decoder.take().unwrap() {
+            break frame;
+        }
+        assert!(decoder.fill(socket.as_fd()).unwrap() > 0);
+    };
+    let rpc::Message::Single(call) = rpc::parse(&frame.body) else { panic!("a call") };
+    let hello: p::HelloParams = serde_json::from_str(call.params.unwrap().get()).unwrap();
+    let result = p::HelloResult {
+        protocol: p::PROTOCOL,
+        version: String::new(),
+        session: number,
+        token: format!("token {number}"),
+        epoch: 1,
+        index_slots: 0,
+        small_bytes_max: 0,
+        sharing: p::Sharing { enable_shared_tensors: true, allowed_types: None, max_shared_tensor_size_bytes: None },
+        resumed: Vec::new(),
+        tickets: Vec::new(),
+    };
+    let answer = rpc::Response::new(call.id.unwrap(), Ok(to_raw_value(&result).unwrap()));
+    send_all(socket.as_fd(), &Frame::new(serde_json::to_vec(&answer).unwrap())).unwrap();
+    (socket, hello.resume)
+}
+
+#[test]
+fn the_next_server_is_told_of_sessions_that_ended_before_it_came() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cotensor.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    // Often, as the client may notice first that the server is gone, and comes back as it always did. A provider has a session of
+    // its own.
+    for providers in [0, 1].into_iter().cycle().take(40) {
+        let client = std::thread::scope(|scope| {
+            let client = scope.spawn(|| {
+                let store = ClientStore::connect(Some(&path), "ending").unwrap();
+                let provider = (providers > 0).then(|| Provider::builder(store.clone()).start().unwrap());
+                (provider, store)
+            });
+            let sessions: Vec<_> = (0..=providers).map(|number| greet(&listener, number)).collect();
+            assert!(sessions.iter().all(|(_, resume)| resume.is_none()));
+            let client = client.join().unwrap();
+            // The server dies.
+            drop(sessions);
+            client
+        });
+        drop(client);
+        let greeted: Vec<_> = (0..=providers).map(|number| greet(&listener, 10 + number)).collect();
+        let ended = greeted.into_iter().map(|(mut socket, resume)| {
+            // Until the client ends it.
+            drop(socket.read_to_end(&mut Vec::new()));
+            resume.expect("a session that there was")
+        });
+        let mut ended: Vec<_> = ended.collect();
+        ended.sort_by_key(|resume| resume.session);
+        for (resume, session) in ended.iter().zip(0..) {
+            assert_eq!((resume.session, &resume.token), (session, &format!("token {session}")));
+            assert!(resume.leases.is_empty() && resume.claims.is_empty());
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Nearly all descriptors that may be open are a client's to fill; the last of them are not, so that others can still connect
+//! and be answered.
+
+use crate::Daemon;
+use cotensor_core::{Error, ErrorKind, Result};
+use rustix::process::{Resource, getrlimit};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+/// One in this many is for connections and answers.
+const RESERVED: u64 = 8;
+/// Of those that are for tensors, one in so many is made free when there is none.
+const SHED: u64 = 128;
+
+/// How many there are for tensors.
+fn for_tensors() -> u64 {
+    getrlimit(Resource::Nofile).current.map_or(u64::MAX, |max| max - max / RESERVED)
+}
+
+/// Whether as many are open as there are for tensors, now that this one is: the system gives the lowest number that is free.
+pub(crate) fn are_scarce(newest: impl AsFd) -> bool {
+    u64::try_from(newest.as_fd().as_raw_fd()).is_ok_and(|number| number >= for_tensors())
+}
+
+/// What is said when there are no more.
+pub(crate) fn none_left() -> Error {
+    Error::new(ErrorKind::OverBudget, "the daemon has as many descriptors open as it may")
+}
+
+impl Daemon {
+    /// A descriptor that is to be kept. Where there are too many, what nobody leases goes first, as when memory is wanted.
+    ///
+    /// # Errors
+    /// `OverBudget` when as many are open as may be.
+    pub(crate) fn room_for(&self, fd: OwnedFd) -> Result<OwnedFd> {
+        if !are_scarce(&fd) {
+            return Ok(fd);
+        }
+        let (mut lower, mut looks) = (None, 0);
+        let shed = self.store.shed_until(&mut || {
+            looks += 1;
+            lower = lower.take().or_else(|| fd.try_clone().ok().filter(|copy| !are_scarce(copy)));
+            // Some more: going through all tensors for each descriptor that comes would take long.
+            lower.is_some() && looks > for_tensors() / SHED
+        });
+        lower.ok_or_else(|| match shed {
+            Err(error) => {
+                Error::new(ErrorKind::OverBudget, format!("{}; spilling failed: {error}", none_left().message()))
+            }
+            Ok(_) => none_left(),
+        })
+    }
+}
