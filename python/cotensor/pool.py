@@ -38,7 +38,8 @@ class ResourcePoolBridgeIntegration:
 
     ``models`` is the folder that holds the models' folders (``COTENSOR_MODELS``, else the current folder). At most
     ``max_connections`` calls run at a time; others wait. ``store`` is where weights and results lie: with
-    ``cotensor.connect()`` every process on the machine that runs the same model shares them. ``threads`` are the engine's.
+    ``cotensor.connect()`` every process on the machine that runs the same model shares them. ``threads`` are the
+    engine's.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class ResourcePoolBridgeIntegration:
         return self._pool.store
 
     def setup_tensor_sharing(self, max_memory_mb: Optional[int] = None) -> TensorSharingManager:
-        """A manager of the tensors in the pool's store, which then holds at most ``max_memory_mb`` MiB, weights included.
+        """A manager of the tensors in the pool's store, which is limited to ``max_memory_mb`` MiB, weights included.
 
         Called again, it gives the same manager with the new limit. A daemon's limit is the daemon's to set
         (`cotensor serve --max-memory`): :class:`UnsupportedError` says so.
@@ -83,8 +84,8 @@ class ResourcePoolBridgeIntegration:
         """The model ``model_name``, a folder below the pool's; however many ask, one copy is loaded.
 
         ``model_type`` is a kind (``"text_embedding"``), a modality (``"text"``, ``"vision"``, ``"audio"``) or a family
-        (``"bert"``), and the model has to be of it. ``hardware_preferences["priority_list"]`` names devices, best first; those
-        that cannot be used here are in the model's ``skipped``, each with the reason.
+        (``"bert"``), and the model has to be of it. ``hardware_preferences["priority_list"]`` names devices, best
+        first; those that cannot be used here are in the model's ``skipped``, each with the reason.
 
         Raises :class:`NotFoundError` without such a folder, :class:`InvalidError` for a model of another type,
         :class:`UnsupportedError` when no preferred device can be used, or for a preference that nothing here can serve.
@@ -179,13 +180,13 @@ class Model:
     def __call__(self, inputs: Any = None, **more: Any) -> dict[str, Any]:
         """Runs the model on a text, or on a dict (or keywords) of ``text``, ``image``, ``audio``, ``texts``.
 
-        An image is a file's path or bytes (PNG, JPEG, WebP, BMP), a PIL image, or an array of uint8 [height, width, 3]; audio is
-        a WAV file's path or bytes. ``task`` says what is asked, where the inputs do not (see ``tasks``); ``head``,
-        ``max_new_tokens`` and ``min_new_tokens`` go with it.
+        An image is a file's path or bytes (PNG, JPEG, WebP, BMP), a PIL image, or an array of uint8
+        [height, width, 3]; audio is a WAV file's path or bytes. ``task`` says what is asked, where the inputs do not
+        (see ``tasks``); ``head``, ``max_new_tokens`` and ``min_new_tokens`` go with it.
 
-        The result has ``answer``, ``outputs`` (the numbers behind it), ``stages`` (what ran, and what was there already),
-        ``notices``, ``device``, and ``output_tensors``: what the stages made, by kind, as tensors that models share. Waits while
-        as many calls run as the pool allows.
+        The result has ``answer``, ``outputs`` (the numbers behind it), ``stages`` (what ran, and what was there
+        already), ``notices``, ``device``, and ``output_tensors``: what the stages made, by kind, as tensors that models
+        share. Waits while as many calls run as the pool allows.
         """
         asked = dict(inputs) if isinstance(inputs, Mapping) else {} if inputs is None else {"text": inputs}
         asked.update(more)

@@ -84,7 +84,14 @@ impl Source {
 
     fn of_dlpack(array: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = array.py();
-        let (kind, number) = dlpack::device_of(array)?;
+        let refused = |error: PyErr| {
+            let name =
+                array.get_type().fully_qualified_name().map_or_else(|_| "array".to_owned(), |name| name.to_string());
+            let refusal = raise(py, &Error::unsupported(format!("this {name} cannot be shared: {}", error.value(py))));
+            refusal.set_cause(py, Some(error));
+            refusal
+        };
+        let (kind, number) = dlpack::device_of(array).map_err(refused)?;
         if !dlpack::is_host(kind) {
             let message = format!(
                 "an array on device {number} of DLPack kind {kind}: tensors of devices are not shared yet; \
@@ -95,13 +102,7 @@ impl Source {
         // torch: what is shared has no gradient.
         let wanted = array.getattr_opt("requires_grad")?.is_some_and(|wanted| wanted.is_truthy().unwrap_or(false));
         let array = if wanted { array.call_method0("detach")? } else { array.clone() };
-        let taken = dlpack::take(&array).map_err(|error| {
-            let name =
-                array.get_type().fully_qualified_name().map_or_else(|_| "array".to_owned(), |name| name.to_string());
-            let refusal = raise(py, &Error::unsupported(format!("this {name} cannot be shared: {}", error.value(py))));
-            refusal.set_cause(py, Some(error));
-            refusal
-        })?;
+        let taken = dlpack::take(&array).map_err(refused)?;
         let (address, dtype) = (taken.address as usize, taken.dtype);
         let (shape, strides) = (taken.shape.clone(), taken.strides.clone());
         Ok(Self { address, dtype, shape, strides, _keep: Keep::Taken(taken) })
@@ -153,7 +154,9 @@ impl Source {
     pub(crate) fn sample(&self, count: usize, hasher: &mut Hasher) {
         let (item, elements) = (self.dtype.size_bytes(), self.shape.iter().product::<usize>());
         hasher.field(self.dtype.name().as_bytes()).number(self.shape.len() as u64);
-        self.shape.iter().for_each(|&dim| drop(hasher.number(dim as u64)));
+        for &dim in &self.shape {
+            hasher.number(dim as u64);
+        }
         let count = count.min(elements);
         for sample in 0..count {
             // The first and the last are among them.

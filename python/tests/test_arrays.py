@@ -191,15 +191,10 @@ def test_released_tensors_say_so_and_their_arrays_stay(store: cotensor.Store) ->
     tensor.release()
     tensor.release()
     assert tensor.released and "released" in repr(tensor)
-    for use in (
-        lambda: tensor.numpy(),
-        lambda: tensor.name,
-        lambda: tensor.data_ptr,
-        lambda: tensor[0],
-        lambda: tensor.tobytes(),
-    ):
+    for use in ("numpy", "name", "data_ptr", "tobytes", "__getitem__"):
         with pytest.raises(cotensor.ConflictError):
-            use()
+            found = getattr(tensor, use)
+            found(0) if use == "__getitem__" else found()
     assert array[999] == 999
     del array, tensor
     gc.collect()
@@ -210,7 +205,7 @@ def test_identity_is_the_contents(store: cotensor.Store) -> None:
     a, b = store.put("a", np.arange(5)), store.put("b", np.arange(5))
     assert a.identity == b.identity != store.put("c", np.arange(5, dtype="int32")).identity
     with pytest.raises(cotensor.UnsupportedError):
-        a[1:].identity
+        assert a[1:].identity
     provenance = "0" * 63 + "1"
     assert store.put("d", np.arange(5), provenance=provenance).identity != a.identity
 
@@ -339,9 +334,9 @@ def test_closed_stores(daemon: Any) -> None:
             pass
         store.close()
         assert "closed" in repr(store)
-        for use in (lambda: store.get("closing"), lambda: store.put("x", [1]), store.names):
+        for use, arguments in ((store.get, ("closing",)), (store.put, ("x", [1])), (store.names, ())):
             with pytest.raises(cotensor.ConflictError):
-                use()
+                use(*arguments)
         assert array[9999] == 9999, "arrays stay readable"
 
 

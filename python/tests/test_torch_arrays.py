@@ -1,0 +1,158 @@
+"""torch and JAX on shared memory: no copy, and writes in place are the writer's own."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import numpy as np  # noqa: E402
+
+import cotensor  # noqa: E402
+
+PAGE = 4096
+DTYPES = [
+    "bool", "uint8", "int8", "uint16", "int16", "float16", "bfloat16", "uint32", "int32", "float32", "uint64", "int64",
+    "float64",
+]  # fmt: skip
+
+
+def written(store: cotensor.Store) -> int:
+    gc.collect()
+    copies = {copy["reason"]: copy["bytes"] for copy in store.get_diagnostics()["copies"]}
+    return int(copies.get("copy on write", 0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_in_and_out(store: cotensor.Store, dtype: str) -> None:
+    array = (torch.arange(24).reshape(2, 3, 4) % 2).to(getattr(torch, dtype))
+    tensor = store.put("t", array)
+    assert tensor.dtype == dtype and tensor.shape == (2, 3, 4)
+    for shown in (tensor.torch(), torch.from_dlpack(tensor), torch.utils.dlpack.from_dlpack(tensor)):
+        assert shown.dtype == array.dtype and torch.equal(shown, array)
+    with store.empty("t", (4,), array.dtype) as draft:
+        draft.torch()[:] = array[0, 0]
+    assert torch.equal(store.get("t").torch(), array[0, 0])
+
+
+def test_layouts_in(store: cotensor.Store) -> None:
+    base = torch.arange(60.0).reshape(3, 4, 5)
+    for array in (
+        base.transpose(0, 2), base[:, ::2], base[1:, 1:, 1:], base.expand(2, 3, 4, 5), base[0, 0, 0], base[:0], base.mT,
+        base.to(memory_format=torch.contiguous_format), torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    ):  # fmt: skip
+        tensor = store.put("l", array)
+        assert tensor.shape == tuple(array.shape) and torch.equal(tensor.torch(), array)
+
+
+def test_writes_in_place_are_local_and_counted(store: cotensor.Store) -> None:
+    before = written(store)
+    store.put("w", torch.zeros(64, PAGE // 4))
+    mine, others = store.get("w"), store.get("w")
+    array = mine.torch()
+    assert mine.written_bytes == 0
+    array[3] += 1
+    array[60].fill_(2)
+    assert array[3, 0] == 1 and array[60, 5] == 2 and mine.torch()[3, 0] == 1, "one window, one object's writes"
+    assert not others.numpy().any() and not mine.numpy().any() and not others.torch().any(), "nobody else sees it"
+    assert not store.get("w").numpy().any()
+    assert mine.written_bytes in (2 * PAGE, 3 * PAGE, 4 * PAGE)
+    expected = mine.written_bytes
+    assert others.written_bytes == 0
+    assert cotensor.tensor_of(array) is None, "it is not the tensor any more"
+    del mine, array
+    assert written(store) - before == expected
+
+
+def test_what_torch_shows_is_known_again(store: cotensor.Store) -> None:
+    tensor = store.put("k", torch.arange(6.0).reshape(2, 3))
+    array = tensor.torch()
+    for same in (array, array.detach(), array.view(2, 3), array[:]):
+        found = cotensor.tensor_of(same)
+        assert found is not None and found.id == tensor.id
+    for other in (array[0], array.t(), array.clone(), array.view(3, 2)):
+        assert cotensor.tensor_of(other) is None
+
+
+def test_arrays_outlive_tensor_and_store(daemon: Any) -> None:
+    for store in (cotensor.Store(), daemon.connect()):
+        array = store.put("o", torch.arange(100_000.0), keep=False).torch()
+        store.close()
+        del store
+        gc.collect()
+        assert array[99_999] == 99_999
+        array += 1
+        assert array[99_999] == 100_000
+
+
+def test_parameters_are_put_without_their_gradients(store: cotensor.Store) -> None:
+    parameter = torch.nn.Parameter(torch.arange(3.0))
+    assert not store.put("p", parameter).torch().requires_grad
+    assert torch.equal(store.get("p").torch(), parameter.detach())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_torch_cannot_share_is_refused(store: cotensor.Store) -> None:
+    quantized = torch.quantize_per_tensor(torch.arange(4.0), 0.1, 0, torch.qint8)
+    refused = {
+        "sparse": torch.eye(3).to_sparse(),
+        "csr": torch.eye(3).to_sparse_csr(),
+        "quantized": quantized,
+        "complex": torch.zeros(2, dtype=torch.complex64),
+        "meta": torch.zeros(2, device="meta"),
+        "conjugate": torch.zeros(2, dtype=torch.complex64).conj(),
+        "nested": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
+    }
+    for what, array in refused.items():
+        with pytest.raises((cotensor.UnsupportedError, cotensor.InvalidError)) as raised:
+            store.put(what, array)
+        assert str(raised.value) and what not in store, what
+    with pytest.raises(cotensor.UnsupportedError):
+        store.put("bits", torch.zeros(2, dtype=torch.float8_e4m3fn))
+
+
+def test_operations_read_shared_memory_as_any(store: cotensor.Store) -> None:
+    weight, data = torch.randn(64, 32), torch.randn(5, 32)
+    shared = store.put("weight", weight).torch()
+    assert torch.equal(torch.nn.functional.linear(data, shared), torch.nn.functional.linear(data, weight))
+    with torch.no_grad():
+        layer = torch.nn.Linear(32, 64, bias=False)
+        layer.weight = torch.nn.Parameter(shared)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    layer(data).sum().backward()
+    optimizer.step()
+    assert not torch.equal(layer.weight, weight)
+    assert np.array_equal(store.get("weight").numpy(), weight.numpy()), "training goes on with pages of its own"
+
+
+def test_jax(store: cotensor.Store) -> None:
+    jax = pytest.importorskip("jax")
+    array = np.arange(4096, dtype="float32").reshape(64, 64)
+    tensor = store.put("j", array)
+    shown = tensor.jax()
+    assert shown.shape == (64, 64) and np.array_equal(np.asarray(shown), array)
+    assert np.array_equal(np.asarray(jax.numpy.from_dlpack(tensor)), array)
+    put = store.put("j2", shown * 2)
+    assert np.array_equal(put.numpy(), array * 2)
+    half = store.put("j3", jax.numpy.arange(4, dtype="bfloat16"))
+    assert half.dtype == "bfloat16" and half.jax().dtype == jax.numpy.bfloat16
+
+
+def test_shared_tensors_of_models_are_written_by_torch() -> None:
+    from cotensor.sharing import SharedTensor
+
+    tensor = SharedTensor("x", [2, 3], torch.float32, producer_model="a")
+    own = tensor.torch()
+    own.copy_(torch.arange(6.0).reshape(2, 3))
+    assert own.data_ptr() == tensor.numpy().ctypes.data
+    tensor.acquire("b")
+    own.zero_()
+    seen = tensor.torch()
+    assert seen.tolist() == [[0, 1, 2], [3, 4, 5]]
+    seen += 1
+    assert tensor.numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
+    view = tensor.create_view("v", [0, 1], [2, 1])
+    assert view.torch().tolist() == [[1], [4]]
