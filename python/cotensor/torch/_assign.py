@@ -96,6 +96,7 @@ def assign(
 ) -> None:
     """Carries out a plan; if anything fails, the module is put back as it was."""
     undo: List[Callable[[], Any]] = []
+    owners = dict(module.named_modules(remove_duplicate=False))
     try:
         for index, found in planned.targets:
             entry, view = manifest.tensors[index], shown[index]
@@ -112,10 +113,10 @@ def assign(
                 else:
                     undo.append(_grad_of(value))
                     value.requires_grad_(grad)
-                _set(module, parameters, value, undo)
+                _set(owners, parameters, value, undo)
             if buffers:
                 plain = view.detach() if parameters else view
-                _set(module, buffers, _or(_reused(buffers, plain, undo), plain), undo)
+                _set(owners, buffers, _or(_reused(buffers, plain, undo), plain), undo)
     except BaseException:
         for back in reversed(undo):
             back()
@@ -152,12 +153,14 @@ def _grad_of(tensor: torch.Tensor) -> Callable[[], Any]:
     return lambda: tensor.requires_grad_(before)
 
 
-def _set(module: torch.nn.Module, found: List[Place], value: torch.Tensor, undo: List[Callable[[], Any]]) -> None:
+def _set(
+    owners: Dict[str, torch.nn.Module], found: List[Place], value: torch.Tensor, undo: List[Callable[[], Any]]
+) -> None:
     for name, _, tensor in found:
         if tensor is value:
             continue
         path, _, leaf = name.rpartition(".")
-        owner = module.get_submodule(path)
+        owner = owners[path]
         # By the attribute: some modules, such as recurrent ones, keep lists of their own.
         undo.append(_attribute_of(owner, leaf, tensor))
         setattr(owner, leaf, value)

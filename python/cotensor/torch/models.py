@@ -208,7 +208,8 @@ def _attach(module: torch.nn.Module, whole: Tensor, state: _State, *, follow: Op
     manifest, data = _write.read(whole)
     planned = plan(module, manifest, whole.name, strict=state.strict, same_dtype=state.same_dtype)
     shown = _write.views(whole, manifest, data)
-    with _lock, plainly():
+    # No default device here: it would cost more than all the rest, and nothing is made.
+    with _lock, torch.inference_mode(False), torch.no_grad():
         assign(module, planned, manifest, shown, state.requires_grad)
         new = _attachment(whole)
         missing, unexpected = tuple(planned.missing), tuple(planned.unexpected)
