@@ -6,8 +6,8 @@ mod environment;
 mod launch;
 mod output;
 mod panics;
-mod silence;
 mod signals;
+mod silence;
 mod table;
 
 pub use launch::Launch;

@@ -167,5 +167,5 @@ def environment() -> List[str]:
         str(torch.get_default_dtype()),
         str(torch.get_float32_matmul_precision()),
         str((torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))),
-        str(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled),
+        str(torch.backends.mkldnn.enabled),
     ]

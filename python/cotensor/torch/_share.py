@@ -82,7 +82,7 @@ class Shared:
 
     def _key(self, args: Any, kwargs: Any) -> str:
         module = self._module
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
             raise NotShared("it is being traced")
         if any(part.training for part in module.modules()):
             raise NotShared("training mode")
@@ -163,7 +163,7 @@ def share(
     if "forward" in vars(module):
         raise InvalidError("this module is shared already, or has a forward of its own", field="module")
     shared = Shared(module, store, name or type(module).__name__, kind, holder)
-    module.forward = shared  # type: ignore[method-assign]
+    module.forward = shared
     return shared
 
 
