@@ -8,7 +8,7 @@ import sys
 def main() -> int:
     from ._native import main as run
 
-    return run(sys.argv)
+    return run(["cotensor", *sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -78,21 +78,27 @@ def connect_or_embed(
     socket: Optional[Socket],
     client: Optional[str],
     *,
-    host: str = "127.0.0.1",
+    host: Optional[str] = None,
     token_file: Optional[Socket] = None,
     hosts: Optional[List[str]] = None,
     max_memory_mb: Optional[int] = None,
 ) -> Tuple[Store, Optional[Embedded]]:
-    """As :func:`connect`; where no daemon is, this process becomes it, and answers HTTP at that port, too."""
+    """As :func:`connect`; where no daemon is, this process becomes it.
+
+    It answers HTTP at ``host`` and that port, too: of this machine unless given, not at all at a socket that somebody
+    named: the port may be another's.
+    """
     told = _told(socket)
     found = answering(port) if told is None else None
     if found is not None:
         return Store.connect(found, client=client), None
     place = told or (socket_for(port) if port else socket_for(port).with_name(f"cotensor-{os.getpid()}.sock"))
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if host is None and told is None:
+        host = "127.0.0.1"
+    address = None if host is None else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     store, embedded = _native.connect_or_embed(
         place, listen=address, token_file=token_file, hosts=hosts, client=client, max_memory_mb=max_memory_mb
     )
     if embedded is not None:
-        log.info("this process is the daemon at %s, with HTTP on http://%s", place, embedded.http)
+        log.info("this process is the daemon at %s, HTTP at %s", place, embedded.http)
     return store, embedded

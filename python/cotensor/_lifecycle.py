@@ -10,10 +10,10 @@ import atexit
 import ctypes
 import os
 import threading
-import time
 import weakref
 from typing import Any, Dict, Iterator, Protocol
 
+from . import _native
 from .errors import CancelledError
 
 
@@ -67,15 +67,6 @@ def _ours() -> Iterator[Any]:
             yield thing
 
 
-def _idle_within(seconds: float) -> bool:
-    until = time.monotonic() + seconds
-    while _running:
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.005)
-    return True
-
-
 def _close_all() -> None:
     # A forked child has nothing of its own here until it makes it; what it inherited is its parent's.
     if os.getpid() != _process:
@@ -83,12 +74,12 @@ def _close_all() -> None:
     for thing in _ours():
         thing.close()
     _open.clear()
-    if _idle_within(PATIENCE):
+    if _native.end_functions(PATIENCE):
         return
     for thread in list(_running):
         # Heard when the function next runs a line of Python.
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(CancelledError))
-    _idle_within(INSISTENCE)
+    _native.end_functions(INSISTENCE)
 
 
 def _forked() -> None:
@@ -97,6 +88,7 @@ def _forked() -> None:
     _lock = threading.Lock()
     _open.clear()
     _running.clear()
+    _native.begin_functions()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -34,10 +34,12 @@ __all__ = [
     "TensorSharingManager",
     "Ticket",
     "__version__",
+    "begin_functions",
     "connect_or_embed",
     "content_hash",
     "default_port",
     "default_socket",
+    "end_functions",
     "main",
     "sampled_hash",
     "socket_of",
@@ -61,6 +63,8 @@ def connect_or_embed(
 ) -> tuple[Store, Optional[Embedded]]: ...
 def default_port() -> int: ...
 def default_socket() -> Path: ...
+def begin_functions() -> None: ...
+def end_functions(seconds: float) -> bool: ...
 def socket_of(address: str, token: Optional[str] = None) -> Path: ...
 
 @final

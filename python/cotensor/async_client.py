@@ -90,7 +90,7 @@ class AsyncSharedTensorClient(SharedTensorClient):
             senders = self._senders
         return await asyncio.get_running_loop().run_in_executor(senders, act)
 
-    async def call_function(  # type: ignore[override]
+    async def call_function(
         self,
         name: str,
         args: Sequence[Any] = (),

@@ -36,7 +36,7 @@ mod _native {
     #[pymodule_export]
     use super::embed::{Embedded, connect_or_embed, default_port, default_socket, socket_of};
     #[pymodule_export]
-    use super::functions::{Call, Functions, Pending, Provider, RemoteObject, Task};
+    use super::functions::{Call, Functions, Pending, Provider, RemoteObject, Task, begin_functions, end_functions};
     #[pymodule_export]
     use super::sharing::{PooledModel, ResourcePool, SharedTensor, SharedTensorView, TensorSharingManager};
     #[pymodule_export]

@@ -1,5 +1,6 @@
 //! Objects that stay with their provider.
 
+use super::ending::{staying, with_python};
 use super::failure::{failure, raised};
 use super::value::Terms;
 use crate::errors::raise;
@@ -32,13 +33,13 @@ impl Managed for Live {
     fn call(&self, method: &str, arguments: &Arguments, _context: &Context) -> Result<Value, Failure> {
         // Nothing that Python keeps to itself, nor a way from a method to anything else.
         let public = method == "__call__" || (!method.starts_with('_') && !method.contains('.'));
-        Python::attach(|py| {
+        with_python(|py| {
             let called = || -> PyResult<Option<Value>> {
                 let object = self.object.bind(py);
                 let found = if public { object.getattr_opt(method)? } else { None };
                 let Some(found) = found.filter(|found| found.is_callable()) else { return Ok(None) };
                 let (args, kwargs) = opened(py, &self.terms, arguments)?;
-                let result = found.call(args, Some(&kwargs))?;
+                let result = staying(|| found.call(&args, Some(&kwargs)))?;
                 self.terms.value(&result, "result", 0).map(Some)
             };
             match called() {

@@ -1,5 +1,6 @@
 //! Functions of this process that others call.
 
+use super::ending::{staying, with_python};
 use super::failure::failure;
 use super::object::{Live, opened};
 use super::value::{Tensors, Terms};
@@ -140,7 +141,7 @@ impl Provider {
         let terms = Terms { store: client, holder, name: format!("result of {name}"), tensors, pickle };
         let run = move |arguments: &Arguments, context: &Context| -> Result<Value, Failure> {
             let terms = Terms { store: Arc::clone(context.store()), holder: context.holder().clone(), ..terms.clone() };
-            Python::attach(|py| {
+            with_python(|py| {
                 let called = || -> PyResult<Value> {
                     let (args, kwargs) = opened(py, &terms, arguments)?;
                     if with_call {
@@ -153,7 +154,7 @@ impl Provider {
                             },
                         )?;
                     }
-                    let result = function.bind(py).call(args, Some(&kwargs))?;
+                    let result = staying(|| function.bind(py).call(&args, Some(&kwargs)))?;
                     if managed {
                         return Ok(Value::Object(Object::new(Live::new(result.unbind(), terms.clone()))));
                     }

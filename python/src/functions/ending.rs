@@ -1,0 +1,83 @@
+//! Functions of Python's that run when the interpreter ends.
+//!
+//! A thread that wants Python then never gets it. In a function that Python runs for us it is ended in its tracks, and what
+//! it has on its stack must not be touched any more.
+
+use cotensor_client::functions::Failure;
+use pyo3::prelude::*;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(2);
+
+static ENDING: AtomicBool = AtomicBool::new(false);
+/// Threads that are with Python for a caller.
+static INSIDE: AtomicUsize = AtomicUsize::new(0);
+
+struct Inside;
+
+impl Inside {
+    fn enter() -> Self {
+        INSIDE.fetch_add(1, Ordering::SeqCst);
+        Self
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        INSIDE.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Dropped when the thread is ended under it, which then stays where it is until the process has ended.
+struct Stay;
+
+impl Drop for Stay {
+    fn drop(&mut self) {
+        // A panic goes its way.
+        while !std::thread::panicking() {
+            std::thread::park();
+        }
+    }
+}
+
+/// Does something that may lose Python for ever.
+pub(super) fn staying<T>(act: impl FnOnce() -> T) -> T {
+    let stay = Stay;
+    let value = act();
+    std::mem::forget(stay);
+    value
+}
+
+/// Does something with Python for a caller, unless the interpreter is about to end.
+pub(super) fn with_python<T>(act: impl FnOnce(Python<'_>) -> Result<T, Failure>) -> Result<T, Failure> {
+    let _inside = Inside::enter();
+    if ENDING.load(Ordering::SeqCst) {
+        return Err(Failure::new("cancelled", "this process is about to end"));
+    }
+    Python::attach(|py| staying(|| act(py)))
+}
+
+/// Lets no function begin any more, and waits for those that run, for at most so many seconds: whether none is left.
+#[pyfunction]
+pub(crate) fn end_functions(py: Python<'_>, seconds: f64) -> bool {
+    ENDING.store(true, Ordering::SeqCst);
+    let until = Instant::now() + Duration::try_from_secs_f64(seconds).unwrap_or_default();
+    py.detach(|| {
+        while INSIDE.load(Ordering::SeqCst) > 0 {
+            if Instant::now() > until {
+                return false;
+            }
+            std::thread::sleep(PAUSE);
+        }
+        true
+    })
+}
+
+/// In a forked child: its parent's threads are not here.
+#[pyfunction]
+pub(crate) fn begin_functions() {
+    INSIDE.store(0, Ordering::SeqCst);
+    ENDING.store(false, Ordering::SeqCst);
+}

@@ -1,0 +1,7 @@
+from cotensor.client import SharedTensorClient
+
+client = SharedTensorClient(server_port=2537)
+
+# Create remote tensor
+tensor = client.call_function("create_tensor", [(3, 4)], {"device": "cpu"})
+print(f"Tensor shape: {tensor.shape}")

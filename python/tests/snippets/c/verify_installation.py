@@ -1,0 +1,3 @@
+import cotensor
+
+print("✓ Shared Tensor installed successfully")

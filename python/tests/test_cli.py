@@ -1,0 +1,151 @@
+"""``python -m cotensor`` and the script are the same command line as the binary."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Iterator
+
+import numpy as np
+import pytest
+from conftest import Daemon, serving
+from functions_common import environment, providing, until
+
+import cotensor
+
+COMMAND = [sys.executable, "-m", "cotensor"]
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="cot-") as name:
+        yield Path(name)
+
+
+def cli(*arguments: str, socket: object = None, code: int = 0, command: list[str] = COMMAND) -> str:
+    """Runs the command, which has to end with that code: what it printed, and its errors where it failed."""
+    env = environment(COTENSOR_SOCKET=str(socket)) if socket else environment()
+    ended = subprocess.run([*command, *arguments], capture_output=True, text=True, env=env, timeout=120)
+    assert ended.returncode == code, (ended.returncode, ended.stdout, ended.stderr)
+    return ended.stdout if code == 0 else ended.stderr
+
+
+def test_versions_and_help():
+    assert cli("--version").split() == ["cotensor", cotensor.__version__]
+    assert "Usage: cotensor" in cli("--help")
+    assert "--listen" in cli("serve", "--help")
+    assert cli("nonsense", code=2)
+
+
+def test_the_script_is_the_same(tmp_path):
+    script = Path(sys.executable).parent / "cotensor"
+    if not script.exists():
+        pytest.skip("this copy of the package was installed without its scripts")
+    assert cli("--version", command=[str(script)]) == cli("--version")
+    assert cli("ls", socket=tmp_path / "none", code=2, command=[str(script)]) == cli(
+        "ls", socket=tmp_path / "none", code=2
+    )
+
+
+def test_put_ls_get_rm(daemon, folder):
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    np.save(folder / "x.npy", x)
+    cli("put", "cli/x", str(folder / "x.npy"), socket=daemon.socket)
+    with daemon.connect() as store:
+        assert np.array_equal(store.get("cli/x").numpy(), x)
+    assert "cli/x" in cli("ls", socket=daemon.socket)
+    listed = json.loads(cli("ls", "--json", socket=daemon.socket))
+    assert "cli/x" in json.dumps(listed)
+    cli("get", "cli/x", str(folder / "y.npy"), socket=daemon.socket)
+    assert np.array_equal(np.load(folder / "y.npy"), x)
+    cli("rm", "cli/x", socket=daemon.socket)
+    assert "cli/x" in cli("get", "cli/x", str(folder / "z.npy"), socket=daemon.socket, code=2)
+
+
+def test_call_calls_functions_of_python(daemon, folder):
+    functions = """
+@provider.share(name="cli.scale")
+def scale(x, factor=1.0, *, names=()):
+    return {"y": x * np.float32(factor), "names": list(names)}
+
+@provider.share(name="cli.fail")
+def fail():
+    raise ValueError("on purpose")
+"""
+    np.save(folder / "q.npy", np.ones(4, np.float32))
+    with providing(daemon.socket, functions):
+        assert "cli.scale" in cli("call", "--list", socket=daemon.socket)
+        out = folder / "scaled.safetensors"
+        arguments = [f"@{folder / 'q.npy'}", "0.5", 'names=["a"]']
+        cli("call", "cli.scale", *arguments, "--output", str(out), socket=daemon.socket)
+        assert out.stat().st_size > 16
+        assert json.loads(cli("call", "cli.scale", "3", socket=daemon.socket)) == {"y": 3.0, "names": []}
+        assert "on purpose" in cli("call", "cli.fail", socket=daemon.socket, code=1)
+        assert "cli.none" in cli("call", "cli.none", socket=daemon.socket, code=2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serve_ends_well(number):
+    with serving() as daemon:
+        children = _children(daemon.process.pid)
+        assert children, "a keeper and its server"
+        daemon.process.send_signal(number)
+        assert daemon.process.wait(30) == 0
+        until(lambda: not any(_is_there(child) for child in children))
+        assert not daemon.socket.exists()
+
+
+def test_a_server_that_is_killed_is_replaced_by_one_of_this_interpreter():
+    with serving() as daemon:
+        with daemon.connect() as store:
+            held = store.put("kept", np.arange(1000, dtype=np.float32))
+            first = daemon.says["server"]
+            assert _command_of(first)[:3] == COMMAND
+            os.kill(first, signal.SIGKILL)
+            until(lambda: any(child != first and _is_there(child) for child in _children(daemon.process.pid)))
+            # The next server has what the first one had; clients find it by themselves.
+            until(lambda: _has(daemon, "kept"))
+            second = [child for child in _children(daemon.process.pid) if child != first][0]
+            assert _command_of(second)[:3] == COMMAND
+            assert np.array_equal(held.numpy(), np.arange(1000))
+        until(lambda: "Z" not in "".join(_state(child) for child in _children(daemon.process.pid)))
+
+
+def test_a_second_daemon_at_a_socket_is_refused():
+    with serving() as daemon:
+        assert "another daemon" in cli("serve", "--socket", str(daemon.socket), code=2)
+
+
+def _has(daemon: Daemon, name: str) -> bool:
+    try:
+        with daemon.connect() as store:
+            return name in store.names()
+    except (OSError, cotensor.CotensorError):
+        return False
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return ""
+
+
+def _is_there(pid: int) -> bool:
+    return _state(pid) not in ("", "Z")
+
+
+def _command_of(pid: int) -> list[str]:
+    return [part.decode() for part in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") if part]

@@ -1,0 +1,409 @@
+"""Servers: in a program, and as a command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Iterator
+
+import numpy as np
+import pytest
+from functions_common import Program, environment, free_port, program, run, until
+
+from cotensor import ConflictError, InvalidError, NotFoundError
+from cotensor.client import SharedTensorClient
+from cotensor.provider import SharedTensorProvider
+from cotensor.server import SharedTensorServer
+
+MODULE = """
+import os
+import numpy as np
+from cotensor.provider import SharedTensorProvider
+
+provider = SharedTensorProvider()
+
+@provider.share(name="add_numbers")
+def add_numbers(a, b):
+    return a + b
+
+@provider.share(name="mode")
+def mode():
+    return provider.execution_mode, os.getpid()
+
+@provider.share(cache=True)
+def stamp(x, made=[]):
+    made.append(x)
+    return len(made)
+
+@provider.share
+def sleepy():
+    import time
+    while True:
+        time.sleep(0.01)
+
+if __name__ == "__main__":
+    provider.serve()
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="cot-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def module(folder) -> Path:
+    path = folder / "my_functions.py"
+    path.write_text(MODULE)
+    return path
+
+
+def serving(folder: Path, *arguments: str, **more: str) -> Program:
+    """The command, in a folder whose sockets are its own."""
+    command = [sys.executable, "-m", "cotensor.server", *arguments]
+    return Program("", command=command, cwd=folder, env=environment(XDG_RUNTIME_DIR=str(folder), **more))
+
+
+def health(port: int) -> dict:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer:
+        return json.load(answer)
+
+
+def is_up(port: int) -> bool:
+    try:
+        return health(port)["status"] == "ok"
+    except (urllib.error.URLError, ConnectionError):
+        return False
+
+
+# -- in a program ------------------------------------------------------
+
+
+def test_a_server_of_this_process(folder):
+    server = SharedTensorServer(port=0, socket=folder / "s", max_workers=2)
+
+    @server.share(name="mine")
+    def mine(x):
+        return x * 2
+
+    assert not server.running and "not running" in repr(server)
+    with server:
+        assert server.running and health(server.port)["socket"] == server.socket
+        server.share(name="later")(lambda: "later")
+        assert server.list_functions() == ["later", "mine"]
+        with SharedTensorClient(server_port=server.port) as client:
+            assert client.mine(3) == 6 and client.later() == "later"
+            x = np.arange(5)
+            assert np.array_equal(client.mine(x), x * 2)
+        with pytest.raises(ConflictError, match="runs already"):
+            server.start()
+        with pytest.raises(ConflictError, match="a server runs at port"):
+            SharedTensorServer(port=server.port, socket=folder / "s").start()
+        port = server.port
+    assert not is_up(port)
+    server.stop()
+    with pytest.raises(ConflictError, match="stopped"):
+        server.start()
+    assert mine(4) == 8
+
+
+def test_modules_are_loaded_by_file(folder, module):
+    with SharedTensorServer(port=0, socket=folder / "s") as server:
+        loaded = server.load(str(module))
+        assert loaded.add_numbers(1, 2) == 3
+        with SharedTensorClient(server_port=server.port) as client:
+            assert client.call_function("add_numbers", [10, 20]) == 30
+            assert client.call_function("mode") == ("server", os.getpid())
+            assert [client.stamp(1), client.stamp(1), client.stamp(2)] == [1, 1, 2]
+        assert "__SHARED_TENSOR_SERVER_MODE__" not in os.environ
+        with pytest.raises(NotFoundError, match="no module"):
+            server.load("no_such_module_at_all")
+        with pytest.raises(NotFoundError, match="no file"):
+            server.load(str(folder / "missing.py"))
+
+
+def test_no_results_are_kept_when_caching_is_off(folder, module):
+    with SharedTensorServer(port=0, socket=folder / "s", enable_cache=False) as server:
+        server.load(str(module))
+        with SharedTensorClient(server_port=server.port) as client:
+            assert [client.stamp(1), client.stamp(1)] == [1, 2]
+
+
+def test_the_time_limit_is_for_all_functions(folder, module):
+    with SharedTensorServer(port=0, socket=folder / "s", timeout=0.1) as server:
+        server.share(name="patient", timeout=30)(lambda: time.sleep(0.3) or "done")
+        server.share(name="hasty")(lambda: time.sleep(0.3) or "done")
+        with SharedTensorClient(server_port=server.port, timeout=None) as client:
+            with pytest.raises(TimeoutError):
+                client.hasty()
+            assert client.patient() == "done"
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"port": 70000}, "port"),
+        ({"port": "2537"}, "port"),
+        ({"max_workers": 0}, "max_workers"),
+        ({"timeout": -1}, "timeout"),
+    ],
+)
+def test_wrong_options_are_named(options, field):
+    with pytest.raises(InvalidError) as raised:
+        SharedTensorServer(**options)
+    assert raised.value.field == field
+
+
+def test_ports_of_ranks(monkeypatch):
+    monkeypatch.delenv("GPUS_PER_NODE", raising=False)
+    monkeypatch.setenv("RANK", "3")
+    assert SharedTensorServer().port == SharedTensorClient().server_port == 2540
+    assert SharedTensorProvider(execution_mode="local").server_port == 2540
+    assert SharedTensorClient(server_port=9000).server_port == 9000
+    monkeypatch.setenv("GPUS_PER_NODE", "8")
+    assert SharedTensorServer().port == 2537, "one daemon is for all devices"
+    monkeypatch.setenv("RANK", "x")
+    monkeypatch.delenv("GPUS_PER_NODE")
+    with pytest.raises(InvalidError, match="RANK"):
+        SharedTensorClient()
+
+
+def test_ports_that_are_taken_by_something_else(folder):
+    import http.server
+    import threading
+
+    other = http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
+    threading.Thread(target=other.serve_forever, daemon=True).start()
+    try:
+        port = other.server_port
+        with pytest.raises(ConflictError, match="no daemon"):
+            SharedTensorServer(port=port).start()
+        with (
+            pytest.raises(ConflictError, match="no daemon"),
+            SharedTensorClient(server_port=port, retry_count=0) as client,
+        ):
+            client.add(1, 2)
+    finally:
+        other.shutdown()
+        other.server_close()
+
+
+# -- as a command ------------------------------------------------------
+
+
+def test_the_command_serves_a_file_until_sigterm(folder, module):
+    port = free_port()
+    server = serving(folder, "my_functions.py", "--port", str(port), "--workers", "2")
+    try:
+        until(lambda: is_up(port))
+        with SharedTensorClient(server_port=port, retry_count=8) as client:
+            assert client.call_function("add_numbers", [10, 20]) == 30
+            mode, pid = client.call_function("mode")
+            assert mode == "server" and pid == server.process.pid
+            names = [each["name"] for each in client.list_functions()]
+            assert names == ["add_numbers", "mode", f"server/{port}", "sleepy", "stamp"]
+        assert health(port)["pid"] == server.process.pid
+        second = serving(folder, "my_functions.py", "--port", str(port))
+        out, errors = second.finish()
+        assert second.process.returncode == 2 and f"a server runs at port {port} already" in errors
+        server.signal(signal.SIGTERM)
+        out, errors = server.finish()
+        assert server.process.returncode == 0, errors
+        assert "4 functions: add_numbers, mode, sleepy, stamp" in errors
+        assert not is_up(port)
+    finally:
+        server.end()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_command_ends_while_functions_run(folder, module, number):
+    port = free_port()
+    server = serving(folder, "my_functions", "--port", str(port))
+    try:
+        until(lambda: is_up(port))
+        code = f"""
+from cotensor.client import SharedTensorClient
+import cotensor
+client = SharedTensorClient(server_port={port}, retry_count=8, timeout=None)
+client.call_function("add_numbers", [1, 1])
+print("calling", flush=True)
+try:
+    client.sleepy()
+except (OSError, cotensor.errors.CancelledError) as error:
+    print("ended")
+"""
+        with program(code, env=environment(XDG_RUNTIME_DIR=str(folder))) as calling:
+            assert calling.line() == "calling"
+            time.sleep(0.2)
+            server.signal(number)
+            assert calling.line() == "ended"
+        out, errors = server.finish()
+        assert server.process.returncode == 0, errors
+    finally:
+        server.end()
+
+
+def test_the_command_without_modules_is_a_daemon(folder):
+    port = free_port()
+    server = serving(folder, "--port", str(port))
+    try:
+        until(lambda: is_up(port))
+        provider_code = f"""
+from cotensor.provider import SharedTensorProvider
+provider = SharedTensorProvider(server_port={port})
+@provider.share(name="beside")
+def beside():
+    return provider.embedded
+print("ready", flush=True)
+provider.serve()
+"""
+        with program(provider_code, env=environment(XDG_RUNTIME_DIR=str(folder))) as beside:
+            assert beside.line() == "ready"
+            with SharedTensorClient(server_port=port, retry_count=0) as client:
+                assert client.beside() is False
+            beside.signal(signal.SIGINT)
+            beside.finish()
+            assert beside.process.returncode == 0
+    finally:
+        server.end()
+
+
+def test_the_command_says_what_is_wrong(folder):
+    for arguments, code, said in (
+        (["missing.py"], 2, "no file"),
+        (["no_such_module"], 2, "no module"),
+        (["--port", "99999"], 2, "port"),
+        (["--workers", "0"], 2, "max_workers"),
+        (["--frobnicate"], 2, "unrecognized"),
+        (["--host", "no.such.host"], 2, "listen"),
+    ):
+        more = [] if "--port" in arguments else ["--port", str(free_port())]
+        wrong = serving(folder, *arguments, *more)
+        _, errors = wrong.finish()
+        assert wrong.process.returncode == code and said in errors, (arguments, errors)
+
+
+def test_off_loopback_a_token_is_needed(folder):
+    port = free_port()
+    server = serving(folder, "--host", "0.0.0.0", "--port", str(port))
+    try:
+
+        def refused() -> bool:
+            try:
+                health(port)
+            except urllib.error.HTTPError as error:
+                return error.code == 401
+            except (urllib.error.URLError, ConnectionError):
+                return False
+            pytest.fail("anybody is answered")
+
+        until(refused)
+        tokens = [path for path in folder.iterdir() if "token" in path.name]
+        assert len(tokens) == 1 and tokens[0].stat().st_mode & 0o77 == 0
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/health")
+        request.add_header("Authorization", f"Bearer {tokens[0].read_text().strip()}")
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            assert json.load(answer)["status"] == "ok"
+        # This user's processes find the socket without.
+        out = run(
+            f"""
+from cotensor.client import SharedTensorClient
+print(SharedTensorClient(server_port={port}).ping())
+""",
+            env=environment(XDG_RUNTIME_DIR=str(folder)),
+        )
+        assert out == "True\n"
+        server.signal(signal.SIGTERM)
+        _, errors = server.finish()
+        assert "token in" in errors
+    finally:
+        server.end()
+
+
+def test_each_rank_has_its_server(folder, module):
+    script = folder / "rank.py"
+    script.write_text(
+        """
+import os
+from cotensor.provider import SharedTensorProvider
+rank = int(os.getenv("RANK", 0))
+provider = SharedTensorProvider(server_port=int(os.environ["FIRST"]) + rank)
+@provider.share(name="rank")
+def of():
+    return rank
+print("ready", flush=True)
+provider.serve()
+"""
+    )
+    first = free_port()
+    programs = []
+    try:
+        for rank in (0, 1):
+            env = environment(XDG_RUNTIME_DIR=str(folder), RANK=str(rank), FIRST=str(first))
+            programs.append(Program("", command=[sys.executable, str(script)], env=env))
+            assert programs[-1].line() == "ready"
+        for rank in (0, 1):
+            with SharedTensorClient(server_port=first + rank) as client:
+                assert client.call_function("rank") == rank
+    finally:
+        for each in programs:
+            each.end()
+
+
+def test_a_provider_is_the_daemon_where_none_is(folder):
+    port = free_port()
+    code = f"""
+from cotensor.provider import SharedTensorProvider
+provider = SharedTensorProvider(server_port={port})
+@provider.share
+def add(a, b):
+    return a + b
+assert provider.embedded
+print("ready", flush=True)
+provider.serve()
+"""
+    env = environment(XDG_RUNTIME_DIR=str(folder))
+    with program(code, env=env) as first:
+        assert first.line() == "ready"
+        assert health(port)["pid"] == first.process.pid
+        with SharedTensorClient(server_port=port) as client:
+            assert client.add(1, 2) == 3
+        first.signal(signal.SIGTERM)
+        first.finish()
+        assert first.process.returncode == 0 and not is_up(port)
+
+
+def test_a_client_waits_for_a_server_that_is_starting(folder, module):
+    port = free_port()
+    code = f"""
+from cotensor.client import SharedTensorClient
+client = SharedTensorClient(server_port={port}, retry_count=9)
+print("calling", flush=True)
+print(client.call_function("add_numbers", [1, 2]))
+"""
+    with program(code, env=environment(XDG_RUNTIME_DIR=str(folder))) as calling:
+        assert calling.line() == "calling"
+        server = serving(folder, "my_functions.py", "--port", str(port))
+        try:
+            assert calling.line() == "3"
+        finally:
+            server.signal(signal.SIGTERM)
+            server.finish()
+            server.end()
+
+
+def test_the_script_is_installed():
+    script = Path(sys.executable).parent / "shared-tensor-server"
+    if not script.exists():
+        pytest.skip("this copy of the package was installed without its scripts")
+    said = subprocess.run([str(script), "--version"], capture_output=True, text=True, timeout=60)
+    assert said.returncode == 0 and said.stdout.startswith("shared-tensor-server ")

@@ -1,0 +1,109 @@
+"""Models and torch's tensors behind functions."""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from functions_common import Program, providing  # noqa: E402
+
+from cotensor import errors  # noqa: E402
+from cotensor.client import SharedTensorClient  # noqa: E402
+from cotensor.functions import RemoteObject  # noqa: E402
+
+FUNCTIONS = """
+import torch
+from torch import nn
+
+class SimpleNet(nn.Module):
+    def __init__(self, sizes):
+        super().__init__()
+        self.fc1 = nn.Linear(sizes[0], sizes[1])
+        self.fc2 = nn.Linear(sizes[1], sizes[2])
+
+    def forward(self, x):
+        return self.fc2(torch.relu(self.fc1(x)))
+
+@provider.share(name="torch.create_model", managed=True)
+def create_model(*sizes):
+    torch.manual_seed(0)
+    return SimpleNet(sizes).eval()
+
+@provider.share(name="torch.loose_model")
+def loose_model():
+    return nn.Linear(2, 2)
+
+@provider.share(name="torch.inference")
+def inference(model, x):
+    with torch.no_grad():
+        return model(x)
+
+@provider.share(name="torch.kinds")
+def kinds(x):
+    return type(x["x"]).__name__, str(x["x"].dtype), list(x["x"].shape)
+
+@provider.share(name="torch.many")
+def many(x):
+    return {"list": [x, x + 1], "deep": ({"x": x.T},)}
+
+@provider.share(name="torch.write")
+def write(x):
+    x += 1
+    return x
+"""
+
+
+@pytest.fixture(scope="module")
+def provider(daemon) -> Iterator[Program]:
+    with providing(daemon.socket, FUNCTIONS) as running:
+        yield running
+
+
+@pytest.fixture
+def client(daemon, provider) -> Iterator[SharedTensorClient]:
+    with SharedTensorClient(socket=daemon.socket, retry_count=0) as opened:
+        yield opened
+
+
+def test_a_model_stays_with_its_provider(client):
+    x = torch.randn(3, 8)
+    with client.call_function("torch.create_model", [8, 16, 4]) as model:
+        assert isinstance(model, RemoteObject)
+        torch.manual_seed(0)
+        layers = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
+        with torch.no_grad():
+            wanted = layers[1](torch.relu(layers[0](x)))
+        results = client.call_function("torch.inference", [model, x]), model(x), model.forward(x)
+        for result in results:
+            assert isinstance(result, torch.Tensor) and torch.equal(result.detach(), wanted)
+        model.half()
+        assert client.call_function("torch.inference", [model, x.half()]).dtype == torch.float16
+
+
+def test_a_model_that_is_not_managed_is_refused_with_advice(client):
+    with pytest.raises(errors.RemoteError, match="Linear does not cross processes.*managed=True.*published"):
+        client.call_function("torch.loose_model")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool])
+def test_tensors_come_as_torchs(client, dtype):
+    x = torch.arange(12).reshape(3, 4).to(dtype)
+    assert client.call_function("torch.kinds", [{"x": x}]) == ("Tensor", str(dtype), [3, 4])
+    back = client.call_function("torch.many", [torch.ones(2, 3)])
+    assert torch.equal(back["list"][1], torch.full((2, 3), 2.0)) and back["deep"][0]["x"].shape == (3, 2)
+
+
+def test_writing_into_an_argument_stays_in_the_function(client):
+    x = client.store.put("torch/x", torch.zeros(1000))
+    assert torch.equal(client.call_function("torch.write", [x]), torch.ones(1000))
+    assert torch.equal(x.torch(), torch.zeros(1000))
+
+
+def test_gradients_do_not_cross(client):
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(Exception, match="detach|grad"):
+        client.call_function("torch.many", [x])
+    assert client.call_function("torch.many", [x.detach()])["list"][0].requires_grad is False
