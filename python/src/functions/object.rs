@@ -7,7 +7,7 @@ use crate::errors::raise;
 use crate::interrupt::{Patience, seconds};
 use crate::process::Own;
 use cotensor::{Error, ErrorKind};
-use cotensor_client::functions::{Arguments, Context, Failure, Managed, Value};
+use cotensor_client::functions::{Arguments, Context, Failure, Managed, Object, Value};
 use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -40,6 +40,10 @@ impl Managed for Live {
                 let Some(found) = found.filter(|found| found.is_callable()) else { return Ok(None) };
                 let (args, kwargs) = opened(py, &self.terms, arguments)?;
                 let result = staying(|| found.call(&args, Some(&kwargs)))?;
+                // A model's `eval()` or `to()` gives the model: one more reference to it.
+                if result.is(&self.object) {
+                    return Ok(Some(Value::Object(Object::new(Live::new(result.unbind(), self.terms.clone())))));
+                }
                 self.terms.value(&result, "result", 0).map(Some)
             };
             match called() {
