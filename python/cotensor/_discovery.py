@@ -9,7 +9,7 @@ from typing import List, Optional, Tuple, Union
 
 from . import _native
 from ._native import Embedded, Store
-from .errors import ConflictError, CorruptError, InvalidError, NotFoundError, RefusedError
+from .errors import ConflictError, CorruptError, InvalidError, NotFoundError, RefusedError, SystemFailure
 
 log = logging.getLogger("cotensor")
 
@@ -96,9 +96,15 @@ def connect_or_embed(
     if host is None and told is None:
         host = "127.0.0.1"
     address = None if host is None else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    store, embedded = _native.connect_or_embed(
-        place, listen=address, token_file=token_file, hosts=hosts, client=client, max_memory_mb=max_memory_mb
-    )
+    try:
+        store, embedded = _native.connect_or_embed(
+            place, listen=address, token_file=token_file, hosts=hosts, client=client, max_memory_mb=max_memory_mb
+        )
+    except SystemFailure as error:
+        if error.field != "listen":
+            raise
+        # Another user's daemon, say, which tells us nothing.
+        raise ConflictError(f"port {port} is not to be had: {error}", field="server_port") from error
     if embedded is not None:
         log.info("this process is the daemon at %s, HTTP at %s", place, embedded.http)
     return store, embedded

@@ -132,7 +132,7 @@ def remote(type: str, message: str, trace: str) -> CotensorError:
     kind = _KINDS.get(type)
     if kind is not None:
         return kind(message)
-    made = _remote_class(type)
+    made = _remote_class("AttributeError" if type == "no_method" else type)
     try:
         return made(type, message, trace)
     except TypeError:  # one that wants arguments of its own, such as UnicodeDecodeError

@@ -467,7 +467,7 @@ def test_managed_results_stay_and_are_called(client):
         assert client.call_function("count_of", kwargs={"counter": counter}) == (10, "Counter")
         with pytest.raises(KeyError, match="not there"):
             counter.fail()
-        with pytest.raises(errors.RemoteError, match="no method"):
+        with pytest.raises(AttributeError, match="no method"):
             counter.missing()
         with pytest.raises(AttributeError):
             counter._hidden()

@@ -197,6 +197,17 @@ def test_ports_that_are_taken_by_something_else(folder):
         other.server_close()
 
 
+def test_ports_that_somebody_else_has(folder):
+    import socket
+
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # bound, and nobody answers
+        port = silent.getsockname()[1]
+        with pytest.raises(ConflictError, match="not to be had"):
+            SharedTensorServer(port=port, socket=folder / "s").start()
+    assert not (folder / "s").exists()
+
+
 # -- as a command ------------------------------------------------------
 
 
