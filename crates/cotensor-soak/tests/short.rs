@@ -30,7 +30,7 @@ fn clients_and_daemon_are_killed_at_random() {
 #[test]
 fn nothing_grows_over_many_cycles() {
     // Names of clients and of their parts alone would be a thousand.
-    let run = run("cycles --cycles 20000 --samples 16 --bytes-max 2000000 --max-memory 20000000");
+    let run = run("cycles --cycles 20000 --samples 16 --bytes-max 2000000 --max-memory 10000000");
     assert!(run["evictions"].as_u64().unwrap() > 0, "the budget was never reached");
     assert!(run["refused"].as_u64().unwrap() < 200, "{}", run["refused"]);
     for process in ["server", "keeper", "clients"] {

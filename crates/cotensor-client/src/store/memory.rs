@@ -11,6 +11,9 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
+/// Bytes of a client's first slab: room for a second small tensor beside one that stays, because a slab that is empty again and
+/// again is news to the keeper each time.
+const SLAB_BYTES_MIN: usize = 8 << 10;
 /// Bytes of a slab at most, unless one tensor needs more.
 const SLAB_BYTES_MAX: usize = 4 << 20;
 /// Bytes that wait warm for the next large tensor.
@@ -119,14 +122,14 @@ impl Slabs {
     /// A range of a slab, of a new one if it must be.
     ///
     /// A slab is counted, and held, in full until the last tensor in it is gone, who knows how long after this client: so the
-    /// first is as small as can be, and each further one as long as all that there are. A client takes at most about twice
+    /// first is small, and each further one as long as all that there are. A client takes at most about twice
     /// what it publishes, and one that publishes much soon has few slabs for it.
     pub(super) fn place(&self, store: &ClientStore, len: usize) -> Result<(Place, Box<dyn SegmentMut>)> {
         if let Some(found) = self.range(len)? {
             return Ok(found);
         }
         let all: usize = lock(&self.slabs).open.iter().map(|(_, slab)| slab.len()).sum();
-        let (least, mut bytes) = (whole_pages(len), whole_pages(all.min(SLAB_BYTES_MAX).max(len)));
+        let (least, mut bytes) = (whole_pages(len), whole_pages(all.clamp(SLAB_BYTES_MIN, SLAB_BYTES_MAX).max(len)));
         loop {
             match self.grow(store, bytes, len) {
                 // Room for less will do.
