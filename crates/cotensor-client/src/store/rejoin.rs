@@ -120,11 +120,11 @@ impl ClientStore {
 
 /// Connects anew as soon as the connection ends, whether or not anybody asks for something: what this process leases
 /// would not be waited for long. Ends with the store, which the daemon is told if it cannot know.
-pub(super) fn watch(link: &Arc<Link>, store: Weak<ClientStore>) -> Result<()> {
+pub(super) fn watch(link: &Link, store: Weak<ClientStore>) -> Result<()> {
     let (socket, client) = (link.socket.clone(), link.client.clone());
-    let link = Arc::downgrade(link);
+    let mut live = link.live();
     let watching = move || {
-        while let Some(live) = link.upgrade().map(|link| link.live()) {
+        loop {
             live.connection.wait_for_end();
             let store = store.upgrade().filter(|store| !store.link.ended());
             let Some(store) = store else {
@@ -134,6 +134,7 @@ pub(super) fn watch(link: &Arc<Link>, store: Weak<ClientStore>) -> Result<()> {
                 return;
             };
             let rejoined = store.rejoin(&live);
+            live = store.link.live();
             drop(store);
             if rejoined.is_err() {
                 std::thread::sleep(LOOK_AGAIN);
