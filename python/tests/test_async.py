@@ -102,7 +102,7 @@ def provider(daemon) -> Iterator[Program]:
 
 @pytest.fixture
 def client(daemon, provider) -> Iterator[AsyncSharedTensorClient]:
-    with AsyncSharedTensorClient(socket=daemon.socket, retry_count=0) as opened:
+    with AsyncSharedTensorClient(socket=daemon.socket, retry_count=0, tensors="numpy") as opened:
         yield opened
 
 
@@ -190,7 +190,7 @@ def test_statuses_are_texts():
 
 def test_calls_are_awaited(daemon, provider):
     async def main():
-        async with AsyncSharedTensorClient(socket=daemon.socket, retry_count=0) as client:
+        async with AsyncSharedTensorClient(socket=daemon.socket, retry_count=0, tensors="numpy") as client:
             assert await client.call_function("double", [2]) == 4
             assert await client.double(3) == 6 and await client.functions.double(x=4) == 8
             assert await client.acall_function("double", kwargs={"x": 5}) == 10
@@ -313,7 +313,7 @@ provider.serve()
     async def main():
         with program(code) as ending:
             assert ending.line() == "ready"
-            async with AsyncSharedTensorClient(socket=daemon.socket, retry_count=0) as client:
+            async with AsyncSharedTensorClient(socket=daemon.socket, retry_count=0, tensors="numpy") as client:
                 task = await client.asubmit_task("ending.wait")
                 waits = [asyncio.ensure_future(client.call_function("ending.wait")) for _ in range(5)]
                 waits.append(asyncio.ensure_future(client.await_for_task(task)))
@@ -323,6 +323,8 @@ provider.serve()
                 ending.signal(signal.SIGKILL)
                 for outcome in await asyncio.gather(*waits, return_exceptions=True):
                     assert isinstance(outcome, SystemFailure), outcome
+                # The daemon may notice a moment later.
+                until(lambda: not client.has_function("ending.wait"))
                 with pytest.raises(NotFoundError):
                     await client.call_function("ending.wait")
 
