@@ -212,6 +212,17 @@ def test_calls_are_awaited(daemon, provider):
     asyncio.run(main())
 
 
+def test_arguments_last_until_they_are_taken(daemon, provider):
+    async def main():
+        async with AsyncSharedTensorClient(socket=daemon.socket, retry_count=0, tensors="numpy") as client:
+            # Nothing here holds the arrays while the calls wait for a worker.
+            made = [client.call_function("double", [{"x": [np.full(1000, k)]}["x"][0]]) for k in range(500)]
+            for k, result in enumerate(await asyncio.gather(*made)):
+                assert np.array_equal(result, np.full(1000, 2 * k))
+
+    asyncio.run(main())
+
+
 def test_the_loop_runs_while_calls_wait(daemon, provider):
     async def main():
         async with AsyncSharedTensorClient(socket=daemon.socket) as client:

@@ -61,7 +61,7 @@ impl Pending {
         let (pending, timeout) = (self.pending(py)?, seconds(py, timeout)?);
         let none = pyo3::types::PyTuple::empty(py);
         let arguments = self.inner.1.arguments(args.unwrap_or(none.as_any()), kwargs)?;
-        py.detach(|| pending.call(number, name, &arguments, timeout)).map_err(|error| raised(py, error))
+        py.detach(|| pending.call(number, name, arguments, timeout)).map_err(|error| raised(py, error))
     }
 
     /// Has ``next()`` tell when a task of this provider has ended, or ``timeout`` is over.

@@ -19,7 +19,10 @@ pub struct Pending {
 }
 
 enum What {
-    Call,
+    /// The arguments' tensors are leased until the answer is there: the provider may take them any time before.
+    Call {
+        _arguments: Arguments,
+    },
     Task,
 }
 
@@ -59,14 +62,14 @@ impl Pending {
         &self,
         number: u64,
         name: &str,
-        arguments: &Arguments,
+        arguments: Arguments,
         timeout: Option<Duration>,
     ) -> Result<(), CallError> {
-        let params = self.link.params(name, arguments, timeout)?;
+        let params = self.link.params(name, &arguments, timeout)?;
         // Held until the number is entered: the answer may be there before.
         let mut asked = lock(&self.asked);
         let id = self.link.ask_into::<p::Call>(&params, &self.group)?;
-        asked.insert(id, (number, What::Call));
+        asked.insert(id, (number, What::Call { _arguments: arguments }));
         Ok(())
     }
 
@@ -91,7 +94,10 @@ impl Pending {
                 let lost = std::mem::take(&mut *lock(&self.asked));
                 let failed = |(_, (number, what))| {
                     let error = CallError::NotCalled(error.clone());
-                    (number, if matches!(what, What::Call) { Done::Call(Err(error)) } else { Done::Task(Err(error)) })
+                    (
+                        number,
+                        if matches!(what, What::Call { .. }) { Done::Call(Err(error)) } else { Done::Task(Err(error)) },
+                    )
                 };
                 return lost.into_iter().map(failed).collect();
             }
@@ -102,7 +108,7 @@ impl Pending {
             done.push((
                 number,
                 match what {
-                    What::Call => {
+                    What::Call { .. } => {
                         let result = Link::hear::<p::Call>(answer);
                         Done::Call(result.and_then(|result| self.link.open(result)))
                     }
