@@ -216,7 +216,7 @@ def test_arguments_last_until_they_are_taken(daemon, provider):
     async def main():
         async with AsyncSharedTensorClient(socket=daemon.socket, retry_count=0, tensors="numpy") as client:
             # Nothing here holds the arrays while the calls wait for a worker.
-            made = [client.call_function("double", [{"x": [np.full(1000, k)]}["x"][0]]) for k in range(500)]
+            made = [client.call_function("double", [np.full(1000, k)]) for k in range(500)]
             for k, result in enumerate(await asyncio.gather(*made)):
                 assert np.array_equal(result, np.full(1000, 2 * k))
 
