@@ -1,7 +1,7 @@
 //! The extension module `cotensor._native`: one file for each class, conversions at the edge, and no logic of its own.
 //!
 //! Python is let go around everything that may wait or copies much. What a forked child inherits of its parent's it neither
-//! uses nor gives back ([`process`]).
+//! uses nor gives back (`process.rs`).
 #![allow(unsafe_code, reason = "the outermost layer: addresses come from and go to Python")]
 #![deny(unsafe_op_in_unsafe_fn)]
 
