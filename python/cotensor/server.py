@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -296,9 +297,16 @@ def _arguments() -> argparse.ArgumentParser:
     return parser
 
 
+def _stop(*_: object) -> None:
+    raise SystemExit(0)
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """The command ``shared-tensor-server``; its exit code."""
     options = _arguments().parse_args(argv)
+    # Also while modules are loaded, which may take long.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
     logging.basicConfig(level=logging.DEBUG if options.debug else logging.INFO, format="%(levelname)s %(message)s")
     try:
         server = SharedTensorServer(

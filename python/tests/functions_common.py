@@ -24,8 +24,17 @@ from cotensor.provider import SharedTensorProvider, check_cancelled, current_cal
 provider = SharedTensorProvider(socket={socket!r}, execution_mode="server", workers=4, {options})
 """
 
+#: It says "ready" once it hears signals.
 SERVE = """
-print("ready", flush=True)
+import logging
+
+class Ready(logging.Handler):
+    def emit(self, record):
+        if "until SIGINT" in record.getMessage():
+            print("ready", flush=True)
+
+logging.getLogger("cotensor.provider").setLevel(logging.INFO)
+logging.getLogger("cotensor.provider").addHandler(Ready())
 provider.serve()
 """
 

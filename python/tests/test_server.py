@@ -16,7 +16,7 @@ from typing import Iterator
 
 import numpy as np
 import pytest
-from functions_common import Program, environment, free_port, program, run, until
+from functions_common import SERVE, Program, environment, free_port, program, run, until
 
 from cotensor import ConflictError, InvalidError, NotFoundError
 from cotensor.client import SharedTensorClient
@@ -263,6 +263,18 @@ except (OSError, cotensor.errors.CancelledError) as error:
         server.end()
 
 
+def test_the_command_ends_while_modules_are_loaded(folder):
+    (folder / "slow.py").write_text("import time; print('loading', flush=True); time.sleep(1000)")
+    server = serving(folder, "slow.py", "--port", str(free_port()))
+    try:
+        assert server.line() == "loading"
+        server.signal(signal.SIGTERM)
+        _, errors = server.finish()
+        assert server.process.returncode == 0, errors
+    finally:
+        server.end()
+
+
 def test_the_command_without_modules_is_a_daemon(folder):
     port = free_port()
     server = serving(folder, "--port", str(port))
@@ -274,10 +286,8 @@ provider = SharedTensorProvider(server_port={port})
 @provider.share(name="beside")
 def beside():
     return provider.embedded
-print("ready", flush=True)
-provider.serve()
 """
-        with program(provider_code, env=environment(XDG_RUNTIME_DIR=str(folder))) as beside:
+        with program(provider_code + SERVE, env=environment(XDG_RUNTIME_DIR=str(folder))) as beside:
             assert beside.line() == "ready"
             with SharedTensorClient(server_port=port, retry_count=0) as client:
                 assert client.beside() is False
@@ -376,11 +386,9 @@ provider = SharedTensorProvider(server_port={port})
 def add(a, b):
     return a + b
 assert provider.embedded
-print("ready", flush=True)
-provider.serve()
 """
     env = environment(XDG_RUNTIME_DIR=str(folder))
-    with program(code, env=env) as first:
+    with program(code + SERVE, env=env) as first:
         assert first.line() == "ready"
         assert health(port)["pid"] == first.process.pid
         with SharedTensorClient(server_port=port) as client:
