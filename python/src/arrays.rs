@@ -3,7 +3,7 @@
 use crate::dlpack;
 use crate::errors::{OrRaise, raise};
 use crate::gather::gather;
-use crate::tensor::Tensor;
+use crate::tensor::{Shown, Tensor};
 use crate::window::{Held, made_of};
 use cotensor::{DType, Error};
 use cotensor_core::{ContentHash, Hasher, Layout};
@@ -102,6 +102,11 @@ impl Source {
         // torch: what is shared has no gradient.
         let wanted = array.getattr_opt("requires_grad")?.is_some_and(|wanted| wanted.is_truthy().unwrap_or(false));
         let array = if wanted { array.call_method0("detach")? } else { array.clone() };
+        // DLPack says nothing of torch's negative bit.
+        let array = match array.getattr_opt("resolve_neg")? {
+            Some(resolve) => resolve.call0()?,
+            None => array,
+        };
         let taken = dlpack::take(&array).map_err(refused)?;
         let (address, dtype) = (taken.address as usize, taken.dtype);
         let (shape, strides) = (taken.shape.clone(), taken.strides.clone());
@@ -174,9 +179,26 @@ impl Source {
         }
     }
 
-    /// Copies the elements to `target`, in row-major order; it has as many bytes.
+    /// Whether an element lies in these bytes.
+    pub(crate) fn overlaps(&self, bytes: &[u8]) -> bool {
+        let (mut first, mut last) = (self.address as isize, self.address as isize);
+        for (&dim, &stride) in self.shape.iter().zip(&self.strides) {
+            let reach = stride * dim.saturating_sub(1) as isize;
+            if reach < 0 { first += reach } else { last += reach }
+        }
+        let end = last + self.dtype.size_bytes() as isize;
+        let start = bytes.as_ptr() as isize;
+        self.len_bytes() > 0 && first < start + bytes.len() as isize && start < end
+    }
+
+    /// Copies the elements to `target`, in row-major order; it has as many bytes. They may be its own.
     pub(crate) fn copy_to(&self, target: &mut [u8]) {
         assert_eq!(target.len(), self.len_bytes(), "a target of another size");
+        if self.overlaps(target) {
+            let mut own = vec![0; target.len()];
+            self.copy_to(&mut own);
+            return target.copy_from_slice(&own);
+        }
         // SAFETY: the array's elements are where its shape and strides say, and `_keep` keeps them.
         unsafe { gather(self.address as *const u8, &self.shape, &self.strides, self.dtype.size_bytes(), target) }
     }
@@ -264,8 +286,8 @@ pub(crate) fn shown_by(py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<Opt
     // numpy's views of the shared memory itself know what they were made of.
     let mut base = array.getattr_opt("base")?;
     while let Some(object) = base {
-        if let Ok(tensor) = object.cast::<Tensor>() {
-            let held = tensor.get().held(py)?;
+        if let Ok(shown) = object.cast::<Shown>() {
+            let held = Arc::clone(&shown.get().held);
             let lease = held.lease();
             let start = lease.bytes().map(|bytes| bytes.as_ptr() as usize);
             let same = lease.dtype() == source.dtype && lease.shape() == source.shape && start == Some(source.address);
@@ -274,4 +296,21 @@ pub(crate) fn shown_by(py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<Opt
         base = object.getattr_opt("base")?;
     }
     Ok(None)
+}
+
+/// What numpy asks of `__array__`.
+pub(crate) fn as_array<'py>(
+    array: &Bound<'py, PyAny>,
+    dtype: Option<&Bound<'py, PyAny>>,
+    copy: Option<bool>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let array = match dtype {
+        Some(dtype) => {
+            let options = PyDict::new(array.py());
+            options.set_item("copy", copy.unwrap_or(false))?;
+            array.call_method("astype", (dtype,), Some(&options))?
+        }
+        None => array.clone(),
+    };
+    if copy == Some(true) && dtype.is_none() { array.call_method0("copy") } else { Ok(array) }
 }

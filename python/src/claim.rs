@@ -72,7 +72,7 @@ pub(crate) fn claim(py: Python<'_>, store: Arc<dyn Store>, key: &str, holder: Ho
     let (send, receive) = std::sync::mpsc::channel();
     // What is there is had at once, by this thread.
     if py.detach(|| store.is_computed(&key)) {
-        return claimed(py, store.claim(&key, &holder), &store);
+        return claimed(py, py.detach(|| store.claim(&key, &holder)), &store);
     }
     let receive = Mutex::new(receive);
     // A result that comes when nobody receives is dropped, and so given back.

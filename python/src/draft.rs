@@ -40,6 +40,8 @@ enum Content {
     Published(#[allow(dead_code, reason = "kept, not used")] Own<Lease>),
     /// Arrays may be left that still show the memory, so it is kept, unpublished.
     Discarded(#[allow(dead_code, reason = "kept, not used")] Own<Reservation>),
+    /// A thread copies into it.
+    Writing,
     Lost,
 }
 
@@ -63,26 +65,36 @@ impl Draft {
         self.memory.content.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn not_open(&self, py: Python<'_>, content: &Content) -> PyErr {
-        let message = match content {
+    fn conflict(&self, py: Python<'_>, why: &str) -> PyErr {
+        raise(py, &Error::new(ErrorKind::Conflict, format!("{}: {why}", self.name)))
+    }
+
+    /// The reservation; `meanwhile` is in its place until the caller says otherwise.
+    fn take(&self, py: Python<'_>, meanwhile: Content) -> PyResult<Own<Reservation>> {
+        let taken = {
+            let mut content = self.content();
+            match std::mem::replace(&mut *content, meanwhile) {
+                Content::Open(reservation) if reservation.is_ours() => Ok(reservation),
+                other => {
+                    let why = other.why_not();
+                    *content = other;
+                    Err(why)
+                }
+            }
+        };
+        taken.map_err(|why| self.conflict(py, why))
+    }
+}
+
+impl Content {
+    /// Why it cannot be written or published.
+    fn why_not(&self) -> &'static str {
+        match self {
             Content::Open(_) => "it belongs to the process that this one was forked from",
             Content::Published(_) => "it is published already",
             Content::Discarded(_) => "it was discarded",
+            Content::Writing => "another thread writes it",
             Content::Lost => "publishing it failed",
-        };
-        raise(py, &Error::new(ErrorKind::Conflict, format!("{}: {message}", self.name)))
-    }
-
-    /// The reservation; what is left is `Lost` until the caller says otherwise.
-    fn take(&self, py: Python<'_>) -> PyResult<Own<Reservation>> {
-        let mut content = self.content();
-        match std::mem::replace(&mut *content, Content::Lost) {
-            Content::Open(reservation) if reservation.is_ours() => Ok(reservation),
-            other => {
-                let error = self.not_open(py, &other);
-                *content = other;
-                Err(error)
-            }
         }
     }
 }
@@ -90,7 +102,7 @@ impl Draft {
 impl Draft {
     /// The reservation, for whoever publishes it in another way and then says so by [`keep`](Self::keep).
     pub(crate) fn open(&self, py: Python<'_>) -> PyResult<Reservation> {
-        Ok(self.take(py)?.into_inner())
+        Ok(self.take(py, Content::Lost)?.into_inner())
     }
 
     /// It is published: its memory stays as long as this lease.
@@ -156,22 +168,23 @@ impl Draft {
             let message = format!("{:?} of {} do not go into {shape:?} of {dtype}", source.shape, source.dtype);
             return Err(raise(py, &Error::invalid(message).in_field(self.name.as_str())));
         }
-        let mut content = self.content();
-        match &mut *content {
-            Content::Open(reservation) if reservation.is_ours() => fill(py, reservation, &source),
-            other => Err(self.not_open(py, other)),
-        }
+        // Nothing stays locked while Python is let go of: others look at the draft meanwhile.
+        let mut reservation = self.take(py, Content::Writing)?;
+        let outcome = fill(py, &mut reservation, &source);
+        *self.content() = Content::Open(reservation);
+        outcome
     }
 
     /// Counts ``nbytes`` bytes that the caller copied into it, through an array made of it: every copy is counted.
     fn record_copy(&self, py: Python<'_>, nbytes: usize) -> PyResult<()> {
-        match &*self.content() {
+        let counted = match &*self.content() {
             Content::Open(reservation) if reservation.is_ours() => {
                 reservation.record_copy(CopyReason::Put, nbytes);
                 Ok(())
             }
-            other => Err(self.not_open(py, other)),
-        }
+            other => Err(other.why_not()),
+        };
+        counted.map_err(|why| self.conflict(py, why))
     }
 
     /// Makes it immutable and visible under its name: the tensor, leased.
@@ -184,7 +197,8 @@ impl Draft {
 
     /// Gives it up: it is never seen.
     fn discard(&self, py: Python<'_>) -> PyResult<()> {
-        *self.content() = Content::Discarded(self.take(py)?);
+        let reservation = self.take(py, Content::Lost)?;
+        *self.content() = Content::Discarded(reservation);
         Ok(())
     }
 
@@ -244,7 +258,7 @@ impl Draft {
     fn __repr__(&self) -> String {
         let dims = self.layout.shape().iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
         let state = match &*self.content() {
-            Content::Open(_) => "being written",
+            Content::Open(_) | Content::Writing => "being written",
             Content::Published(_) => "published",
             Content::Discarded(_) | Content::Lost => "discarded",
         };
@@ -254,9 +268,10 @@ impl Draft {
 
 /// Copies an array into a reservation of the same dtype and shape, without Python.
 pub(crate) fn fill(py: Python<'_>, reservation: &mut Reservation, source: &Source) -> PyResult<()> {
+    let own = reservation.bytes().is_some_and(|target| source.overlaps(target));
     py.detach(|| match source.contiguous() {
-        Some(bytes) => reservation.write(bytes, CopyReason::Put),
-        None => {
+        Some(bytes) if !own => reservation.write(bytes, CopyReason::Put),
+        _ => {
             let target =
                 reservation.bytes_mut().ok_or_else(|| Error::unsupported("the host cannot write this memory"))?;
             source.copy_to(target);

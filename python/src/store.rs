@@ -31,8 +31,8 @@ pub(crate) struct Store {
 
 /// Locked for moments, with Python attached: whoever forks holds Python, and so finds it free.
 struct Inner {
-    store: Own<Opened>,
-    closed: bool,
+    /// Until it is closed.
+    store: Option<Own<Opened>>,
 }
 
 #[derive(Clone)]
@@ -57,16 +57,20 @@ impl Store {
     }
 
     pub(crate) fn over(store: Opened) -> Self {
-        Self { inner: Mutex::new(Inner { store: Own::new(store), closed: false }) }
+        Self { inner: Mutex::new(Inner { store: Some(Own::new(store)) }) }
     }
 
     fn opened(&self, py: Python<'_>) -> PyResult<Opened> {
+        // Unlocked before an exception is made, which runs Python.
+        self.reopened().or_raise(py)
+    }
+
+    fn reopened(&self) -> Result<Opened, Error> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        if inner.closed {
-            return Err(raise(py, &Error::new(ErrorKind::Conflict, "this store is closed")));
-        }
-        if !inner.store.is_ours() {
-            let again = match &*inner.store {
+        let closed = || Error::new(ErrorKind::Conflict, "this store is closed");
+        let store = inner.store.as_mut().ok_or_else(closed)?;
+        if !store.is_ours() {
+            let again = match &**store {
                 Opened::Embedded(_) => Err(Error::new(
                     ErrorKind::Conflict,
                     "this store is inside the process that this one was forked from: connect to a daemon to share \
@@ -74,9 +78,9 @@ impl Store {
                 )),
                 Opened::Client(parents) => ClientStore::connect(Some(parents.socket()), parents.client()),
             };
-            inner.store = Own::new(Opened::Client(again.or_raise(py)?));
+            *store = Own::new(Opened::Client(again?));
         }
-        Ok(inner.store.clone())
+        Ok((**store).clone())
     }
 
     /// The store itself.
@@ -336,16 +340,11 @@ impl Store {
         py.detach(|| store.limit_memory(max_memory_mb.saturating_mul(1 << 20))).or_raise(py)
     }
 
-    /// Lets go of the store: of the daemon's, everything that this process leased is given back. Arrays stay readable.
+    /// Lets go of the store. The connection to a daemon ends with the last tensor or array that came over it, since others may use
+    /// memory again that nobody leases.
     fn close(&self, py: Python<'_>) {
-        let opened = {
-            let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-            let first = !std::mem::replace(&mut inner.closed, true);
-            (first && inner.store.is_ours()).then(|| inner.store.clone())
-        };
-        if let Some(Opened::Client(store)) = opened {
-            py.detach(|| store.disconnect());
-        }
+        let store = self.inner.lock().unwrap_or_else(PoisonError::into_inner).store.take();
+        py.detach(|| drop(store));
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {

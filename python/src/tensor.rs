@@ -30,6 +30,27 @@ struct State {
     writable: Option<Arc<Writable>>,
 }
 
+/// What numpy's arrays are made of and keep: the lease, whatever becomes of the object that showed it.
+#[pyclass(frozen, module = "cotensor")]
+pub(crate) struct Shown {
+    pub(crate) held: Arc<Held>,
+    layout: Layout,
+    address: NonNull<u8>,
+}
+
+// SAFETY: an address and what keeps it; it is read only.
+unsafe impl Send for Shown {}
+// SAFETY: as above.
+unsafe impl Sync for Shown {}
+
+#[pymethods]
+impl Shown {
+    #[getter]
+    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        interface(py, &self.layout, self.address, true)
+    }
+}
+
 impl Tensor {
     pub(crate) fn new(lease: Lease, store: Arc<dyn Store>) -> Self {
         Self::over(Held::new(lease, store))
@@ -51,8 +72,9 @@ impl Tensor {
 
     /// The lease, unless it was released.
     pub(crate) fn held(&self, py: Python<'_>) -> PyResult<Arc<Held>> {
-        let released = || raise(py, &Error::new(ErrorKind::Conflict, "this tensor was released"));
-        self.state().held.clone().ok_or_else(released)
+        // Unlocked before an exception is made, which runs Python.
+        let held = self.state().held.clone();
+        held.ok_or_else(|| raise(py, &Error::new(ErrorKind::Conflict, "this tensor was released")))
     }
 
     /// Whether it is all of its tensor, as it was published.
@@ -62,14 +84,15 @@ impl Tensor {
 
     fn writable(&self, py: Python<'_>) -> PyResult<Arc<Writable>> {
         let held = self.held(py)?;
-        let mut state = self.state();
-        if let Some(writable) = &state.writable {
-            return Ok(Arc::clone(writable));
+        let known = self.state().writable.clone();
+        if let Some(writable) = known {
+            return Ok(writable);
         }
         // The whole tensor, for a window too: windows of one object show what is written through each other.
-        let writable = Writable::new(&held, held.lease().layout()).or_raise(py)?;
-        state.writable = Some(Arc::clone(&writable));
-        Ok(writable)
+        let made = Writable::new(&held, held.lease().layout()).or_raise(py)?;
+        // Another thread may have been faster: one of the two is dropped, when nothing is locked.
+        let first = Arc::clone(self.state().writable.get_or_insert_with(|| Arc::clone(&made)));
+        Ok(first)
     }
 
     /// Where the shared bytes of this window begin.
@@ -235,7 +258,19 @@ impl Tensor {
 
     /// A numpy array on the shared memory, read-only: no copy. bfloat16 needs ml_dtypes.
     fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        crate::arrays::as_numpy(slf.as_any(), slf.get().layout.dtype())
+        let (py, tensor) = (slf.py(), slf.get());
+        let held = tensor.held(py)?;
+        let shown = Shown { address: tensor.shared(&held), layout: tensor.layout.clone(), held };
+        crate::arrays::as_numpy(Bound::new(py, shown)?.as_any(), tensor.layout.dtype())
+    }
+
+    #[pyo3(signature = (dtype=None, copy=None))]
+    fn __array__<'py>(
+        slf: &Bound<'py, Self>,
+        dtype: Option<&Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        crate::arrays::as_array(&Self::numpy(slf)?, dtype, copy)
     }
 
     /// A torch tensor on the shared memory. What is written in place is the writer's own.
@@ -299,12 +334,6 @@ impl Tensor {
         }
         let writable = self.state().writable.clone();
         Ok(Self::window(held, layout, writable))
-    }
-
-    #[getter]
-    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let held = self.held(py)?;
-        interface(py, &self.layout, self.shared(&held), true)
     }
 
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]

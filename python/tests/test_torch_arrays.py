@@ -156,3 +156,9 @@ def test_shared_tensors_of_models_are_written_by_torch() -> None:
     assert tensor.numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
     view = tensor.create_view("v", [0, 1], [2, 1])
     assert view.torch().tolist() == [[1], [4]]
+
+
+def test_the_negative_bit_is_resolved(store):
+    x = torch.tensor([1 + 2j, 3 + 4j]).conj().imag
+    assert x.is_neg()
+    assert store.put("x", x).numpy().tolist() == [-2, -4]

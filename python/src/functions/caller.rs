@@ -55,10 +55,14 @@ impl Inner {
 impl Functions {
     /// Those of this process: a forked child connects anew.
     fn inner(&self, py: Python<'_>) -> PyResult<(Arc<cotensor_client::functions::Functions>, Terms)> {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        if !inner.is_ours() {
-            *inner = Own::new(Inner::new(py, self.store.get(), &self.options)?);
+        let lock = || self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let ours = lock().is_ours();
+        if !ours {
+            // Made without the lock: that runs Python.
+            let made = Own::new(Inner::new(py, self.store.get(), &self.options)?);
+            *lock() = made;
         }
+        let inner = lock();
         Ok((Arc::clone(&inner.functions), inner.terms.clone()))
     }
 

@@ -84,13 +84,13 @@ impl RemoteObject {
 
     /// The reference, unless it was given back or is another process's.
     pub(super) fn remote(&self, py: Python<'_>) -> PyResult<Arc<cotensor_client::functions::RemoteObject>> {
-        let object = self.object.lock().unwrap_or_else(PoisonError::into_inner);
-        let conflict = |message: &str| raise(py, &Error::new(ErrorKind::Conflict, message));
-        match &*object {
+        // Unlocked before an exception is made, which runs Python.
+        let found = match &*self.object.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(object) if object.is_ours() => Ok(Arc::clone(object)),
-            Some(_) => Err(conflict("this object belongs to the process that this one was forked from")),
-            None => Err(conflict("this object was given back already")),
-        }
+            Some(_) => Err("this object belongs to the process that this one was forked from"),
+            None => Err("this object was given back already"),
+        };
+        found.map_err(|why| raise(py, &Error::new(ErrorKind::Conflict, why)))
     }
 }
 

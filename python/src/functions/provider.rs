@@ -49,13 +49,13 @@ impl Call {
 
 impl Provider {
     fn provider(&self, py: Python<'_>) -> PyResult<Arc<cotensor_client::functions::Provider>> {
-        let provider = self.provider.lock().unwrap_or_else(PoisonError::into_inner);
-        let conflict = |message: &str| raise(py, &Error::new(ErrorKind::Conflict, message));
-        match &*provider {
+        // Unlocked before an exception is made, which runs Python.
+        let found = match &*self.provider.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(provider) if provider.is_ours() => Ok(Arc::clone(provider)),
-            Some(_) => Err(conflict("this provider belongs to the process that this one was forked from")),
-            None => Err(conflict("this provider is closed")),
-        }
+            Some(_) => Err("this provider belongs to the process that this one was forked from"),
+            None => Err("this provider is closed"),
+        };
+        found.map_err(|why| raise(py, &Error::new(ErrorKind::Conflict, why)))
     }
 }
 

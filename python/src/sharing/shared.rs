@@ -1,8 +1,9 @@
 //! A tensor that models acquire and release.
 
-use super::view::{SharedTensorView, as_array};
+use super::view::SharedTensorView;
 use super::written::shown;
 use super::{log, ours};
+use crate::arrays::as_array;
 use crate::arrays::{self, Source};
 use crate::errors::{OrRaise, raise};
 use crate::process::Own;

@@ -2,6 +2,7 @@
 
 use super::ours;
 use super::written::{Shown, shown};
+use crate::arrays::as_array;
 use crate::errors::{OrRaise, raise};
 use crate::process::Own;
 use cotensor::{Error, ErrorKind};
@@ -123,21 +124,4 @@ impl SharedTensorView {
             Err(_) => "<SharedTensorView, released>".to_owned(),
         }
     }
-}
-
-/// What numpy asks of `__array__`.
-pub(super) fn as_array<'py>(
-    array: &Bound<'py, PyAny>,
-    dtype: Option<&Bound<'py, PyAny>>,
-    copy: Option<bool>,
-) -> PyResult<Bound<'py, PyAny>> {
-    let array = match dtype {
-        Some(dtype) => {
-            let options = PyDict::new(array.py());
-            options.set_item("copy", copy.unwrap_or(false))?;
-            array.call_method("astype", (dtype,), Some(&options))?
-        }
-        None => array.clone(),
-    };
-    if copy == Some(true) && dtype.is_none() { array.call_method0("copy") } else { Ok(array) }
 }

@@ -1,0 +1,104 @@
+"""Arrays stay what they were, whatever becomes of the objects that showed them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import numpy
+import pytest
+
+import cotensor
+
+
+def used_again(store, count=40):
+    """Has the memory of what nobody leases any more used again."""
+    for number in range(count):
+        store.put(f"other {number}", numpy.full(64, 9, numpy.float32), keep=False)
+        store.put(f"large {number % 2}", numpy.full(1 << 20, 9, numpy.float32), keep=False)
+
+
+@pytest.mark.parametrize("elements", [64, 1 << 20], ids=["small", "large"])
+@pytest.mark.parametrize("how", ["release", "with", "dropped"])
+def test_numpy_arrays_keep_their_memory(store, elements, how):
+    tensor = store.put("x", numpy.full(elements, 7, numpy.float32), keep=False)
+    window, whole, again = tensor[1:5].numpy(), tensor.numpy(), numpy.asarray(tensor)
+    if how == "release":
+        tensor.release()
+    elif how == "with":
+        with tensor:
+            pass
+    else:
+        del tensor
+    used_again(store)
+    for array in (window, whole, again):
+        assert (array == 7).all()
+
+
+def test_arrays_outlive_the_store_that_they_came_over(daemon):
+    producer, consumer = daemon.connect(), cotensor.connect(daemon.socket, client="consumer")
+    tensor = producer.put("x", numpy.full(64, 7, numpy.float32), keep=False)
+    array = consumer.get("x").numpy()
+    consumer.close()
+    with pytest.raises(cotensor.ConflictError, match="closed"):
+        consumer.get("x")
+    tensor.release()
+    used_again(producer)
+    assert (array == 7).all()
+    producer.close()
+
+
+def test_a_draft_can_be_looked_at_while_another_thread_writes_it(store):
+    draft = store.empty("x", (1 << 24,))
+    source = numpy.ones(1 << 24, numpy.float32)
+    started = threading.Event()
+
+    def write():
+        started.set()
+        draft.write(source)
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    started.wait()
+    while thread.is_alive():
+        assert not draft.published and "being written" in repr(draft)
+    thread.join()
+    assert (draft.publish().numpy() == 1).all()
+
+
+def test_errors_of_many_threads_at_once_hold_nobody_up(store):
+    tensor = store.put("x", numpy.ones(4))
+    tensor.release()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def look():
+        for _ in range(300):
+            with pytest.raises(cotensor.ConflictError):
+                tensor.name  # noqa: B018
+
+    try:
+        threads = [threading.Thread(target=look, daemon=True) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_a_draft_is_written_from_itself(store):
+    draft = store.empty("x", (6,))
+    draft.numpy()[:] = numpy.arange(6)
+    draft.write(draft.numpy()[::-1])
+    draft.write(draft.numpy())
+    assert list(draft.publish().numpy()) == [5, 4, 3, 2, 1, 0]
+
+
+def test_asarray_takes_a_dtype_and_a_copy(store):
+    tensor = store.put("x", numpy.arange(4, dtype=numpy.float32))
+    assert numpy.asarray(tensor, dtype=numpy.float64).dtype == numpy.float64
+    copy = numpy.array(tensor)
+    copy[0] = 5
+    assert tensor.numpy()[0] == 0
