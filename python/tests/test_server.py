@@ -264,7 +264,8 @@ except (OSError, cotensor.errors.CancelledError) as error:
 
 
 def test_the_command_ends_while_modules_are_loaded(folder):
-    (folder / "slow.py").write_text("import time; print('loading', flush=True); time.sleep(1000)")
+    # Python looks for signals between two sleeps; one that comes just before a long one would be noticed after that.
+    (folder / "slow.py").write_text("import time; print('loading', flush=True); [time.sleep(0.01) for _ in range(100000)]")
     server = serving(folder, "slow.py", "--port", str(free_port()))
     try:
         assert server.line() == "loading"
