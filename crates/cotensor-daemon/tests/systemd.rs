@@ -150,6 +150,7 @@ fn everything_outlives_all_processes_and_ends_with_a_clean_stop() {
     for (number, bytes) in [(1, 100), (2, 1 << 20), (3, 2 << 20)] {
         drop(put(&store, &format!("t{number}"), &content(number, bytes), KEPT));
     }
+    until("all is held", || manager.segments() == 3);
     store.remove("t3").unwrap();
     until("what is gone is held no more", || manager.segments() == 2);
     assert!(["listener", "lock"].iter().all(|name| manager.names().contains(&(*name).to_owned())));
@@ -173,6 +174,8 @@ fn everything_outlives_all_processes_and_ends_with_a_clean_stop() {
         drop(put(&store, "t1", &content(1, 100), KEPT));
         drop(put(&store, "more", &content(round as u64, 1 << 20), KEPT));
         assert_eq!(manager.names().iter().filter(|name| name.starts_with("ledger-")).count(), 1);
+        // The keeper passes on what it was told, in its own time; what it has not, dies with it.
+        std::thread::sleep(Duration::from_millis(200));
     }
     // The server alone: the keeper brings it back, and says so.
     signal(children(daemon.id())[0], Signal::KILL);
