@@ -6,9 +6,10 @@ import asyncio
 import itertools
 import logging
 import threading
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 from ._native import Pending
+from .errors import SystemFailure
 
 log = logging.getLogger("cotensor.client")
 
@@ -51,6 +52,21 @@ class Waiter:
                 self._thread.start()
 
     def _hear(self) -> None:
+        try:
+            self._hear_until_done()
+        except BaseException as error:
+            # Nobody else would ever tell those who wait; whoever starts something after this gets a new thread.
+            log.warning("waiting for results failed: %s", error)
+            with self._lock:
+                waiting = list(self._waiting.values())
+                self._waiting.clear()
+                self._thread = None
+            # StopIteration, and what is no Exception, cannot be a future's.
+            told = error if isinstance(error, Exception) and not isinstance(error, StopIteration) else None
+            told = told or SystemFailure(f"waiting for results failed: {error!r}")
+            _tell([(one, told, True) for one in waiting])
+
+    def _hear_until_done(self) -> None:
         while True:
             done = self._pending.next(TURN)
             told = []
@@ -59,19 +75,23 @@ class Waiter:
                     waiting = self._waiting.pop(number, None)
                     if waiting is not None:
                         told.append((waiting, value, failed))
-            loops: Dict[asyncio.AbstractEventLoop, Any] = {}
-            for (loop, future), value, failed in told:
-                loops.setdefault(loop, []).append((future, value, failed))
-            for loop, outcomes in loops.items():
-                try:
-                    loop.call_soon_threadsafe(_settle, outcomes)
-                except RuntimeError:
-                    log.debug("%d results came after their event loop was closed", len(outcomes))
-            del done, told, loops
+            _tell(told)
+            del done, told
             with self._lock:
                 if not self._waiting:
                     self._thread = None
                     return
+
+
+def _tell(told: List[Tuple[_Waiting, Any, bool]]) -> None:
+    loops: Dict[asyncio.AbstractEventLoop, Any] = {}
+    for (loop, future), value, failed in told:
+        loops.setdefault(loop, []).append((future, value, failed))
+    for loop, outcomes in loops.items():
+        try:
+            loop.call_soon_threadsafe(_settle, outcomes)
+        except RuntimeError:
+            log.debug("%d results came after their event loop was closed", len(outcomes))
 
 
 def _settle(outcomes: Any) -> None:

@@ -12,6 +12,7 @@ import pytest
 from functions_common import Program, program, providing, until
 
 from cotensor import ConflictError, InvalidError, NotFoundError, SystemFailure, TimedOutError, errors
+from cotensor._pending import Waiter
 from cotensor._tasks import TaskStatus
 from cotensor.async_client import AsyncSharedTensorClient
 from cotensor.async_provider import AsyncSharedTensorProvider
@@ -405,3 +406,36 @@ def test_an_async_provider_serves_in_a_loop(daemon):
         assert not provider.running
 
     asyncio.run(main())
+
+
+def test_when_hearing_fails_those_who_wait_are_told_and_the_next_is_heard():
+    class Fake:
+        fail = True
+        sent: list = []
+
+        def next(self, seconds):
+            if Fake.fail:
+                raise RuntimeError("the connection broke")
+            done, Fake.sent = [(number, number, False) for number in Fake.sent], []
+            return done
+
+    def send(pending, number):
+        pending.sent.append(number)
+
+    async def run():
+        loop = asyncio.get_running_loop()
+        waiter = Waiter(Fake())
+        lost = loop.create_future()
+        waiter.start(loop, lost, send)
+        with pytest.raises(RuntimeError, match="the connection broke"):
+            await asyncio.wait_for(lost, 10)
+        Fake.fail, Fake.sent = False, []
+
+        def send_again(pending, number):
+            Fake.sent.append(number)
+
+        heard = loop.create_future()
+        waiter.start(loop, heard, send_again)
+        assert await asyncio.wait_for(heard, 10) == 2
+
+    asyncio.run(run())

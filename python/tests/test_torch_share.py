@@ -14,6 +14,13 @@ import cotensor  # noqa: E402
 from cotensor.torch import share, unshare  # noqa: E402
 
 
+def ran() -> None:
+    """Its attribute counts; what a class has would be part of the module."""
+
+
+ran.times = 0
+
+
 class Encoder(nn.Module):
     def __init__(self, seed: int = 0, width: int = 16, dropout: float = 0.0, scale: float = 1.0) -> None:
         super().__init__()
@@ -25,14 +32,14 @@ class Encoder(nn.Module):
         self.runs = 0
 
     def forward(self, x, *, offset=0.0, extra=None):
-        type(self).ran = getattr(type(self), "ran", 0) + 1
+        ran.times += 1
         y = self.dropout(torch.relu(self.norm(self.first(x)))) * self.scale + offset
         return {"last": y, "pooled": (y.mean(-1), [y.sum()]), "n": len(x)} if extra else y
 
 
 @pytest.fixture(autouse=True)
 def _no_gradients():
-    Encoder.ran = 0
+    ran.times = 0
     with torch.no_grad():
         yield
 
@@ -49,9 +56,9 @@ def test_the_second_model_with_the_same_encoder_computes_nothing(store):
     expected = one(x)
     first, second = share(one, store=store), share(other, store=store)
     assert first.space == second.space
-    Encoder.ran = 0
+    ran.times = 0
     assert torch.equal(one(x), expected) and torch.equal(other(x.clone()), expected)
-    assert Encoder.ran == 1
+    assert ran.times == 1
     assert (first.computed, first.hits, second.computed, second.hits) == (1, 0, 0, 1)
     assert torch.equal(other(x + 1), share_free(Encoder().eval())(x + 1)), "another input is another result"
     unshare(other)
@@ -105,13 +112,13 @@ def test_outputs_of_any_shape_come_back_as_they_were(store):
     x = torch.randn(3, 8)
     first = module(x, offset=1.0, extra=True)
     second = module(x, offset=1.0, extra=True)
-    assert Encoder.ran == 1
+    assert ran.times == 1
     assert list(second) == ["last", "pooled", "n"] and second["n"] == 3
     assert isinstance(second["pooled"], tuple) and isinstance(second["pooled"][1], list)
     assert torch.equal(second["pooled"][1][0], first["pooled"][1][0])
     assert second["pooled"][1][0].shape == ()
     module(x, offset=2.0, extra=True)
-    assert Encoder.ran == 2, "numbers among the arguments are part of the input"
+    assert ran.times == 2, "numbers among the arguments are part of the input"
 
 
 def test_writing_into_a_shared_output_is_the_writers_own(store):
@@ -186,6 +193,104 @@ def test_a_module_that_fails_leaves_nothing_behind(store):
         module(x)
     Fails.fail = False
     assert torch.equal(module(x), x + 1) and shared.computed == 1
+
+
+class InPlace(nn.Module):
+    def forward(self, x):
+        return x.add_(1)
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.n = 0
+
+    def forward(self, x):
+        self.n += 1
+        return x + self.n
+
+
+class CountsInBuffer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("n", torch.zeros(1))
+
+    def forward(self, x):
+        self.n += 1
+        return x + self.n
+
+
+@pytest.mark.parametrize("kind", [InPlace, Counts, CountsInBuffer])
+def test_what_changes_its_input_or_itself_is_not_shared(store, kind):
+    module, alone = kind().eval(), kind().eval()
+    shared = share(module, store=store)
+    for _ in range(3):
+        x, y = torch.zeros(3), torch.zeros(3)
+        assert torch.equal(module(x), alone(y)) and torch.equal(x, y)
+    assert shared.computed == shared.hits == 0
+    assert shared.private == {"it changes its input or itself": 3}
+
+
+class _Broken:
+    """A store whose daemon is gone, at one of its methods."""
+
+    def __init__(self, store, method, error) -> None:
+        self._store, self._method, self._error = store, method, error
+
+    def __getattr__(self, name):
+        if name != self._method:
+            return getattr(self._store, name)
+
+        def fail(*_, **__):
+            raise self._error("gone")
+
+        return fail
+
+
+@pytest.mark.parametrize("method", ["claim", "empty"])
+@pytest.mark.parametrize("error", [cotensor.TimedOutError, cotensor.ConflictError, cotensor.SystemFailure])
+def test_trouble_with_the_store_makes_no_call_fail(store, method, error):
+    module = Encoder().eval()
+    x = torch.randn(2, 8)
+    expected = module(x)
+    shared = share(module, store=_Broken(store, method, error))
+    assert torch.equal(module(x), expected)
+    assert shared.private == {error.__name__: 1}
+    unshare(module)
+    again = share(module, store=store)
+    module(x)
+    assert again.computed == 1, "the ticket was given back"
+
+
+def test_what_cannot_be_stored_is_computed_privately(store):
+    class Same(nn.Module):
+        def forward(self, x):
+            return x * 1
+
+    class Own(torch.Tensor):
+        pass
+
+    module = Same().eval()
+    shared = share(module, store=store)
+    x = torch.tensor([1 + 2j, 3j])
+    assert torch.equal(module(x), x) and torch.equal(module(x.conj()), x.conj())
+    assert shared.computed == 0 and sum(shared.private.values()) == 2
+    assert type(module(torch.zeros(2).as_subclass(Own))) is Own
+    assert shared.private["an input of type Own"] == 1
+
+
+def test_a_kept_traceback_keeps_nobody_waiting(store):
+    class Fails(nn.Module):
+        def forward(self, x):
+            raise RuntimeError("out of luck")
+
+    one, other = Fails().eval(), Fails().eval()
+    share(one, store=store), share(other, store=store)
+    kept = []
+    for module in (one, other):
+        with pytest.raises(RuntimeError, match="out of luck") as caught:
+            module(torch.zeros(3))
+        kept.append(caught)
 
 
 def test_what_the_store_refuses_is_computed_privately():

@@ -11,7 +11,7 @@ import numpy
 import torch
 
 from .._native import Draft, Store, Tensor, Ticket, content_hash
-from ..errors import InvalidError, OverBudgetError, RefusedError
+from ..errors import InvalidError
 from ._fingerprint import Fingerprint, environment
 from ._tree import NotShared, describe, restore
 
@@ -49,31 +49,65 @@ class Shared:
         self._fingerprint.forget()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # Nothing that goes wrong with sharing makes a call fail that would have worked without it.
         try:
             key = self._key(args, kwargs)
-        except NotShared as reason:
-            return self._privately(str(reason), args, kwargs)
+            held: List[Ticket] = []
+            found = self._claim(key, held)
+            if not held:
+                output = _opened(found)
+                self.hits += 1
+                return output
+        except Exception as error:
+            reason = _reason(error)
+        else:
+            return self._compute(key, held, args, kwargs)
+        return self._privately(reason, args, kwargs)
+
+    def _claim(self, key: str, held: List[Ticket]) -> List[Tensor]:
+        """What is there; if it is to be computed, nothing, and the ticket is in ``held``.
+
+        Nobody but that list has it: a traceback that somebody keeps must not keep others waiting.
+        """
         claimed = self._store.claim(key, self._holder)
-        if not isinstance(claimed, Ticket):
-            self.hits += 1
-            return _opened(claimed)
+        if isinstance(claimed, Ticket):
+            held.append(claimed)
+            return []
+        return claimed
+
+    def _compute(self, key: str, held: List[Ticket], args: Any, kwargs: Any) -> Any:
         # Whatever goes wrong from here on drops the ticket, and the next who waits computes.
         state = torch.get_rng_state()
-        output = self._forward(*args, **kwargs)
-        if not torch.equal(state, torch.get_rng_state()):
-            claimed.decline()
-            self.private["it draws random numbers"] += 1
-            return output
         try:
-            self._publish(key, claimed, output)
-        except NotShared as reason:
-            self.private[str(reason)] += 1
-        except (RefusedError, OverBudgetError) as error:
-            self.private[type(error).__name__] += 1
+            output = self._forward(*args, **kwargs)
+        except BaseException:
+            held.clear()
+            raise
+        try:
+            if not torch.equal(state, torch.get_rng_state()):
+                reason: Optional[str] = "it draws random numbers"
+            else:
+                reason = None if self._unchanged(key, args, kwargs) else "it changes its input or itself"
+            if reason is not None:
+                held[0].decline()
+                self.private[reason] += 1
+                return output
+            self._publish(key, held[0], output)
+        except Exception as error:
+            self.private[_reason(error)] += 1
             _logger.info("%s: its output stays private: %s", self._name, error)
         else:
             self.computed += 1
+        finally:
+            held.clear()
         return output
+
+    def _unchanged(self, key: str, args: Any, kwargs: Any) -> bool:
+        # A result that was found would leave the input and the module as they were.
+        try:
+            return self._key(args, kwargs) == key
+        except NotShared:
+            return False
 
     def _privately(self, reason: str, args: Any, kwargs: Any) -> Any:
         self.private[reason] += 1
@@ -93,8 +127,7 @@ class Shared:
         ):
             raise NotShared("gradients are wanted (torch.no_grad() or inference_mode() says otherwise)")
         for tensor in tensors:
-            if tensor.device.type != "cpu" or tensor.layout != torch.strided or not isinstance(tensor, torch.Tensor):
-                raise NotShared(f"an input of {type(tensor).__name__} on {tensor.device}")
+            _check(tensor, "an input")
         parts = [_shareable(tensor) for tensor in tensors]
         return content_hash(self.space, *environment(), json.dumps(described), *parts)
 
@@ -108,8 +141,7 @@ class Shared:
         described.numpy()[:] = numpy.frombuffer(description, numpy.uint8)
         drafts.append(described)
         for number, tensor in enumerate(tensors, 1):
-            if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-                raise NotShared(f"an output on {tensor.device}")
+            _check(tensor, "an output")
             draft = self._draft(key, number, tuple(tensor.shape), str(tensor.dtype))
             draft.write(_shareable(tensor))
             drafts.append(draft)
@@ -128,6 +160,18 @@ class Shared:
 
     def __repr__(self) -> str:
         return f"<Shared {self._name!r}, {self.hits} hits, {self.computed} computed, {sum(self.private.values())} private>"
+
+
+def _check(tensor: torch.Tensor, what: str) -> None:
+    # A subclass may mean anything by its memory, and would come back as a plain tensor.
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        raise NotShared(f"{what} of type {type(tensor).__name__}")
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        raise NotShared(f"{what} on {tensor.device} with layout {tensor.layout}")
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, NotShared) else type(error).__name__
 
 
 def _shareable(tensor: torch.Tensor) -> torch.Tensor:
@@ -155,8 +199,9 @@ def share(
     share its memory, page by page until somebody writes in place.
 
     Nothing is shared, and the call computed as always, in training mode, where gradients are wanted, when random numbers are
-    drawn, with hooks on inner modules, and for inputs or outputs that are not tensors on the CPU, numbers, texts, lists,
-    tuples, dicts or outputs of transformers; the returned object counts why.
+    drawn, with hooks on inner modules, when the module changes its input or itself, when it has settings whose meaning cannot
+    be compared, and for inputs or outputs that are not tensors on the CPU, numbers, texts, lists, tuples, dicts or outputs of
+    transformers; the returned object counts why. Trouble with the store does not make a call fail either.
 
     ``kind`` says what the outputs mean (``vision_embedding``, …); a store's configuration may allow some only.
     """

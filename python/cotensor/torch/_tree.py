@@ -24,7 +24,8 @@ def describe(value: Any, tensors: List[torch.Tensor], depth: int = 0) -> Any:
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return {"tensor": len(tensors) - 1}
-    if value is None or isinstance(value, (bool, int, float, str)):
+    # Of exactly these types: an enum or a number of numpy would come back as another.
+    if value is None or type(value) in (bool, int, float, str):
         return {"plain": value}
     if isinstance(value, (torch.dtype, torch.device)):
         return {"torch": str(value)}
