@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import operator
-import types
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
 from .._native import content_hash, sampled_hash
+from ._code import is_library
+from ._settings import Words, fields, has_fields
 from ._tree import NotShared
 
 #: What a module's dictionary has that says nothing about what it computes.
@@ -19,8 +19,8 @@ _BOOKKEEPING = frozenset(
     "_forward_pre_hooks_with_kwargs _state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks "
     "_load_state_dict_post_hooks name_or_path _compiled_call_impl".split()
 )
-#: How deep settings are looked into.
-_DEPTH_MAX = 8
+#: How deep settings are looked into for a change. What is deeper is hashed, but needs ``forget`` when it changes.
+_DEPTH_MAX = 4
 
 
 class Fingerprint:
@@ -44,7 +44,7 @@ class Fingerprint:
 
         Weights are hashed again when torch counted a change of theirs, when they are other tensors or their memory is
         another, or when a sample of their elements is. A change of single elements behind torch's back (through ``.data`` or
-        numpy), or inside a list or dict that is a setting, needs :meth:`forget`.
+        numpy), or of a global that the code reads, needs :meth:`forget`.
         """
         settings = _settings(self._module)
         same = len(settings) == len(self._settings) and all(map(operator.is_, settings, self._settings))
@@ -75,14 +75,37 @@ def _same_weights(now: Tuple[Any, ...], before: Tuple[Any, ...]) -> bool:
 def _settings(module: torch.nn.Module) -> List[Any]:
     """Everything whose replacement changes what the module is, quick to compare."""
     found: List[Any] = []
+    kinds: Dict[type, None] = {}
     for part in module.modules():
-        found.extend(vars(part).values())
-        config = vars(part).get("config")
-        if config is not None and hasattr(config, "__dict__"):
-            found.extend(vars(config).values())
+        for name, value in vars(part).items():
+            found.append(value)
+            if name not in _BOOKKEEPING:
+                _collect(value, found, 0)
+        kinds[type(part)] = None
         if part is not module and (part._forward_hooks or part._forward_pre_hooks):
             raise NotShared("hooks on an inner module")
+    for kind in kinds:
+        for base in kind.__mro__:
+            if not is_library(base.__module__):
+                found.extend(vars(base).values())
     return found
+
+
+def _collect(value: Any, found: List[Any], depth: int) -> None:
+    """What is inside a setting."""
+    if depth > _DEPTH_MAX or value is None or type(value) in (bool, int, float, str):
+        return
+    if isinstance(value, (list, tuple)):
+        inner: List[Any] = list(value)
+    elif isinstance(value, dict):
+        inner = [*value, *value.values()]
+    elif has_fields(value) and not isinstance(value, (torch.nn.Module, type)):
+        inner = list(fields(value).values())
+    else:
+        return
+    found.extend(inner)
+    for one in inner:
+        _collect(one, found, depth + 1)
 
 
 def _tensors(module: torch.nn.Module) -> Iterator[Tuple[str, torch.Tensor]]:
@@ -91,6 +114,9 @@ def _tensors(module: torch.nn.Module) -> Iterator[Tuple[str, torch.Tensor]]:
 
 
 def _version(tensor: torch.Tensor) -> int:
+    # A subclass may mean anything by its memory.
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        raise NotShared(f"weights of type {type(tensor).__name__}")
     if tensor.device.type != "cpu":
         raise NotShared(f"weights on {tensor.device}")
     if tensor.is_inference():
@@ -100,63 +126,15 @@ def _version(tensor: torch.Tensor) -> int:
 
 def _structure(module: torch.nn.Module) -> List[str]:
     parts: List[str] = []
+    words = Words(module)
     for name, part in module.named_modules(remove_duplicate=False):
-        kind = type(part)
-        parts += [name, f"{kind.__module__}.{kind.__qualname__}"]
         if part is not module and "forward" in vars(part):
             raise NotShared(f"{name} has a forward of its own")
-        parts.append(_code(kind.forward))
+        parts += [name, words.code(type(part))]
         for setting, value in sorted(vars(part).items()):
             if setting not in _BOOKKEEPING and not (part is module and setting == "forward"):
-                parts += [setting, _setting(value)]
+                parts += [setting, words.of(value)]
     return parts
-
-
-def _code(function: Any) -> str:
-    """What a function's code is; of one that is not Python's, its name."""
-    function = getattr(function, "__wrapped__", function)
-    code = getattr(function, "__code__", None)
-    if not isinstance(code, types.CodeType):
-        return getattr(function, "__qualname__", "?")
-    return _code_hash(code)
-
-
-@functools.lru_cache(maxsize=4096)
-def _code_hash(code: types.CodeType) -> str:
-    return content_hash(*_code_parts(code))
-
-
-def _code_parts(code: types.CodeType) -> List[str]:
-    parts = [code.co_code.hex(), repr(code.co_names)]
-    for constant in code.co_consts:
-        parts += _code_parts(constant) if isinstance(constant, types.CodeType) else [repr(constant)]
-    return parts
-
-
-def _setting(value: Any, depth: int = 0) -> str:
-    """A setting in words that are the same in every process; what has none is left to the code and the weights."""
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)):
-        return repr(value)
-    if depth < _DEPTH_MAX:
-        if isinstance(value, (list, tuple)):
-            return f"[{', '.join(_setting(item, depth + 1) for item in value)}]"
-        if isinstance(value, (set, frozenset)):
-            return f"{{{', '.join(sorted(_setting(item, depth + 1) for item in value))}}}"
-        if isinstance(value, dict):
-            return _mapping(value, depth)
-        if hasattr(value, "to_dict"):
-            try:
-                return _mapping(value.to_dict(), depth)
-            except Exception as error:  # whatever somebody's class does
-                raise NotShared(f"settings that cannot be read: {error}") from error
-    if callable(value):
-        return _code(value)
-    return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def _mapping(value: Dict[Any, Any], depth: int) -> str:
-    shown = (f"{key!r}: {_setting(item, depth + 1)}" for key, item in value.items() if key not in _BOOKKEEPING)
-    return f"{{{', '.join(sorted(shown))}}}"
 
 
 def environment() -> List[str]:
