@@ -113,6 +113,15 @@ impl Source {
         Ok(Self { address, dtype, shape, strides, _keep: Keep::Taken(taken) })
     }
 
+    /// Whether it can be written into a tensor of that name, dtype and shape, which have to be its own.
+    pub(crate) fn fits(&self, name: &str, dtype: DType, shape: &[usize]) -> Result<(), Error> {
+        if self.dtype == dtype && self.shape == shape {
+            return Ok(());
+        }
+        let message = format!("{:?} of {} do not go into {shape:?} of {dtype}", self.shape, self.dtype);
+        Err(Error::invalid(message).in_field(name))
+    }
+
     pub(crate) fn len_bytes(&self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.size_bytes()
     }

@@ -2,6 +2,7 @@
 
 use crate::errors::OrRaise;
 use cotensor::{DType, Error};
+use cotensor_core::Layout;
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -96,6 +97,17 @@ struct Context<M> {
 }
 
 impl Given {
+    /// Elements of `layout`, the first of them at `address`.
+    pub(crate) fn new(
+        address: NonNull<u8>,
+        layout: &Layout,
+        read_only: bool,
+        keep: Arc<dyn Any + Send + Sync>,
+    ) -> Self {
+        let (shape, strides) = (layout.shape().to_vec(), layout.strides().to_vec());
+        Self { address, dtype: layout.dtype(), shape, strides, read_only, copied: false, keep }
+    }
+
     /// A capsule, of the version that the consumer can take at most.
     pub(crate) fn into_capsule(self, py: Python<'_>, max_version: Option<(u32, u32)>) -> PyResult<Py<PyAny>> {
         match max_version {

@@ -163,11 +163,7 @@ impl Draft {
     /// Copies an array of the same dtype and shape into it.
     fn write(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<()> {
         let source = Source::of(array)?;
-        if source.dtype != self.layout.dtype() || source.shape != self.layout.shape() {
-            let (dtype, shape) = (self.layout.dtype(), self.layout.shape());
-            let message = format!("{:?} of {} do not go into {shape:?} of {dtype}", source.shape, source.dtype);
-            return Err(raise(py, &Error::invalid(message).in_field(self.name.as_str())));
-        }
+        source.fits(&self.name, self.layout.dtype(), self.layout.shape()).or_raise(py)?;
         // Nothing stays locked while Python is let go of: others look at the draft meanwhile.
         let mut reservation = self.take(py, Content::Writing)?;
         let outcome = fill(py, &mut reservation, &source);
@@ -239,16 +235,8 @@ impl Draft {
             let message = "a draft is written in place: a copy of it has no use";
             return Err(pyo3::exceptions::PyBufferError::new_err(message));
         }
-        let given = Given {
-            address: self.memory.address,
-            dtype: self.layout.dtype(),
-            shape: self.layout.shape().to_vec(),
-            strides: self.layout.strides().to_vec(),
-            read_only: false,
-            copied: false,
-            keep: Arc::clone(&self.memory) as Kept,
-        };
-        given.into_capsule(py, max_version)
+        let keep = Arc::clone(&self.memory) as Kept;
+        Given::new(self.memory.address, &self.layout, false, keep).into_capsule(py, max_version)
     }
 
     fn __dlpack_device__(&self) -> (i32, i32) {

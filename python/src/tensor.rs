@@ -102,8 +102,7 @@ impl Tensor {
     }
 
     fn given(&self, address: NonNull<u8>, keep: crate::arrays::Kept) -> Given {
-        let (shape, strides) = (self.layout.shape().to_vec(), self.layout.strides().to_vec());
-        Given { address, dtype: self.layout.dtype(), shape, strides, read_only: true, copied: false, keep }
+        Given::new(address, &self.layout, true, keep)
     }
 
     fn copied(&self, held: &Held) -> Given {

@@ -5,10 +5,10 @@ use super::written::shown;
 use super::{log, ours};
 use crate::arrays::as_array;
 use crate::arrays::{self, Source};
-use crate::errors::{OrRaise, raise};
+use crate::errors::OrRaise;
 use crate::process::Own;
 use crate::store::{program, report};
-use cotensor::{DType, Error};
+use cotensor::DType;
 use cotensor_memory::ProcessMemory;
 use cotensor_store::CopyReason;
 use pyo3::prelude::*;
@@ -180,11 +180,7 @@ impl SharedTensor {
     /// Copies an array of the same dtype and shape into it; counted. Raises :class:`ConflictError` once it is published.
     fn write(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<()> {
         let (tensor, source) = (self.tensor(py)?, Source::of(array)?);
-        if source.dtype != tensor.dtype() || source.shape != tensor.shape() {
-            let (dtype, shape) = (tensor.dtype(), tensor.shape());
-            let message = format!("{:?} of {} do not go into {shape:?} of {dtype}", source.shape, source.dtype);
-            return Err(raise(py, &Error::invalid(message).in_field(tensor.name())));
-        }
+        source.fits(tensor.name(), tensor.dtype(), tensor.shape()).or_raise(py)?;
         py.detach(|| tensor.write(|bytes| source.copy_to(bytes))).or_raise(py)?;
         tensor.store().record_copy(tensor.name(), CopyReason::Put, source.len_bytes());
         Ok(())

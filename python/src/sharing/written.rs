@@ -89,16 +89,8 @@ impl Written {
             let message = "what is being written is not copied: acquire the tensor first, or copy the array";
             return Err(pyo3::exceptions::PyBufferError::new_err(message));
         }
-        let given = Given {
-            address: self.start,
-            dtype: self.layout.dtype(),
-            shape: self.layout.shape().to_vec(),
-            strides: self.layout.strides().to_vec(),
-            read_only: !self.writable,
-            copied: false,
-            keep: Arc::clone(&self.keep) as Kept,
-        };
-        given.into_capsule(py, max_version)
+        let keep = Arc::clone(&self.keep) as Kept;
+        Given::new(self.start, &self.layout, !self.writable, keep).into_capsule(py, max_version)
     }
 
     fn __dlpack_device__(&self) -> (i32, i32) {
