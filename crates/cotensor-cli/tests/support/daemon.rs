@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "every test file uses a part")]
 
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -72,7 +72,9 @@ impl Daemon {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        child.stdin.take().unwrap().write_all(input).unwrap();
+        // A command that refuses its arguments ends without reading: what it says of that is what counts.
+        let fed = child.stdin.take().unwrap().write_all(input);
+        assert!(fed.as_ref().err().is_none_or(|error| error.kind() == ErrorKind::BrokenPipe), "{arguments:?}: {fed:?}");
         child.wait_with_output().unwrap()
     }
 
