@@ -257,6 +257,15 @@ impl Connection {
         self.send(Frame::new(rpc::encode_call(None, M::NAME, params)?))
     }
 
+    /// Sends a message as it is.
+    ///
+    /// # Errors
+    /// As [`notify`](Self::notify).
+    pub(crate) fn send(&self, frame: Frame) -> Result<()> {
+        let _turn = lock(&self.sending);
+        send_all(self.socket.as_fd(), &frame)
+    }
+
     /// Ends the connection; whoever waits gets an error.
     pub fn close(&self) {
         lock(&self.inbox).closed.get_or_insert_with(|| Error::new(ErrorKind::Io, "the connection was ended"));
@@ -287,11 +296,6 @@ impl Connection {
         let polled = poll(&mut state, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 }));
         let hung_up = state[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL);
         self.closed().is_some() || (polled.is_ok() && hung_up)
-    }
-
-    fn send(&self, frame: Frame) -> Result<()> {
-        let _turn = lock(&self.sending);
-        send_all(self.socket.as_fd(), &frame)
     }
 
     /// Waits for an answer, or until `wanted` says that nobody wants it any more: none then, and the answer can be waited

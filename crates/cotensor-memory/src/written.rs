@@ -2,6 +2,7 @@
 
 use cotensor_core::{Error, Result};
 use rustix::param::page_size;
+use std::cell::RefCell;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -11,13 +12,37 @@ pub(crate) fn written_bytes(start: usize, len: usize) -> Result<u64> {
     if len == 0 {
         return Ok(0);
     }
-    let map = File::open("/proc/self/pagemap").map_err(io)?;
-    match scan(&map, start, len.next_multiple_of(page_size())) {
+    with_pagemap(|map| look(map, start, len)).map_err(io)
+}
+
+fn look(map: &File, start: usize, len: usize) -> std::io::Result<u64> {
+    match scan(map, start, len.next_multiple_of(page_size())) {
         // Kernels before 6.7.
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL)) => read(&map, start, len),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL)) => read(map, start, len),
         outcome => outcome,
     }
-    .map_err(io)
+}
+
+/// Gives `look` this process's pages. Each thread opens them once, which takes longer than looking: no lock, which a forked
+/// child could inherit locked; and the file stays that of the process that opened it.
+fn with_pagemap<T>(look: impl Fn(&File) -> std::io::Result<T>) -> std::io::Result<T> {
+    thread_local! {
+        static OPEN: RefCell<Option<(u32, File)>> = const { RefCell::new(None) };
+    }
+    let open = || File::open("/proc/self/pagemap");
+    let kept = OPEN.try_with(|kept| {
+        let (mut kept, process) = (kept.borrow_mut(), std::process::id());
+        if kept.as_ref().is_none_or(|(owner, _)| *owner != process) {
+            *kept = Some((process, open()?));
+        }
+        kept.as_ref().map(|(_, map)| look(map)).transpose()
+    });
+    match kept {
+        Ok(Ok(Some(found))) => Ok(found),
+        Ok(Err(error)) => Err(error),
+        // The thread is about to end.
+        Ok(Ok(None)) | Err(_) => look(&open()?),
+    }
 }
 
 fn io(error: std::io::Error) -> Error {

@@ -117,6 +117,11 @@ impl Lease {
         self.look.as_ref().map_or_else(|| self.record.identity(), |look| look.identity)
     }
 
+    /// Whether it is its process's alone: unlisted, and in no store that others see.
+    pub fn is_private(&self) -> bool {
+        self.record.private.is_some()
+    }
+
     /// Another lease of the same holder on the same bytes, looked at with the dtype and shape of `content`, which they
     /// are known to be.
     ///

@@ -42,7 +42,7 @@ impl Inner {
         let name = program(py);
         let holder = cotensor::Store::holder(&*store, &name);
         let terms = Terms {
-            store: Arc::clone(&store),
+            outlet: Arc::clone(&store).into(),
             holder,
             name: format!("arguments of {name}"),
             tensors: options.tensors,
@@ -69,12 +69,14 @@ impl Functions {
     fn prepare(
         &self,
         py: Python<'_>,
+        name: &str,
         args: Option<&Bound<'_, PyAny>>,
         kwargs: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<(Arc<cotensor_client::functions::Functions>, Terms, Arguments)> {
         let (functions, terms) = self.inner(py)?;
+        let outlet = py.detach(|| functions.outlet(name)).or_raise(py)?;
         let none = PyTuple::empty(py);
-        let arguments = terms.arguments(args.unwrap_or(none.as_any()), kwargs)?;
+        let arguments = terms.writing_to(outlet).arguments(args.unwrap_or(none.as_any()), kwargs)?;
         Ok((functions, terms, arguments))
     }
 }
@@ -106,7 +108,7 @@ impl Functions {
         kwargs: Option<&Bound<'_, PyDict>>,
         timeout: Option<f64>,
     ) -> PyResult<Py<PyAny>> {
-        let (functions, terms, arguments) = self.prepare(py, args, kwargs)?;
+        let (functions, terms, arguments) = self.prepare(py, name, args, kwargs)?;
         let (patience, timeout) = (Patience::default(), seconds(py, timeout.or(self.options.timeout))?);
         let outcome = py.detach(|| functions.call_while(name, &arguments, timeout, &|| patience.goes_on()));
         patience.check()?;
@@ -124,7 +126,7 @@ impl Functions {
         kwargs: Option<&Bound<'_, PyDict>>,
         timeout: Option<f64>,
     ) -> PyResult<Task> {
-        let (functions, terms, arguments) = self.prepare(py, args, kwargs)?;
+        let (functions, terms, arguments) = self.prepare(py, name, args, kwargs)?;
         let timeout = seconds(py, timeout)?;
         let submitted = py.detach(|| functions.submit_within(name, &arguments, timeout));
         Ok(Task::new(submitted.map_err(|error| raised(py, error))?, terms))

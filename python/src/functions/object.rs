@@ -30,7 +30,7 @@ impl Live {
 }
 
 impl Managed for Live {
-    fn call(&self, method: &str, arguments: &Arguments, _context: &Context) -> Result<Value, Failure> {
+    fn call(&self, method: &str, arguments: &Arguments, context: &Context) -> Result<Value, Failure> {
         // Nothing that Python keeps to itself, nor a way from a method to anything else.
         let public = method == "__call__" || (!method.starts_with('_') && !method.contains('.'));
         with_python(|py| {
@@ -44,7 +44,7 @@ impl Managed for Live {
                 if result.is(&self.object) {
                     return Ok(Some(Value::Object(Object::new(Live::new(result.unbind(), self.terms.clone())))));
                 }
-                self.terms.value(&result, "result", 0).map(Some)
+                self.terms.writing_to(context.outlet().clone()).value(&result, "result", 0).map(Some)
             };
             match called() {
                 Ok(Some(value)) => Ok(value),
@@ -120,7 +120,8 @@ impl RemoteObject {
     ) -> PyResult<Py<PyAny>> {
         let object = self.remote(py)?;
         let none = PyTuple::empty(py);
-        let arguments = self.terms.arguments(args.unwrap_or(none.as_any()), kwargs)?;
+        let terms = self.terms.writing_to(object.outlet());
+        let arguments = terms.arguments(args.unwrap_or(none.as_any()), kwargs)?;
         let (patience, timeout) = (Patience::default(), seconds(py, timeout)?);
         let outcome = py.detach(|| object.call_while(method, &arguments, timeout, &|| patience.goes_on()));
         patience.check()?;

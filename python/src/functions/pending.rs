@@ -60,7 +60,8 @@ impl Pending {
     ) -> PyResult<()> {
         let (pending, timeout) = (self.pending(py)?, seconds(py, timeout)?);
         let none = pyo3::types::PyTuple::empty(py);
-        let arguments = self.inner.1.arguments(args.unwrap_or(none.as_any()), kwargs)?;
+        let terms = self.inner.1.writing_to(pending.outlet());
+        let arguments = terms.arguments(args.unwrap_or(none.as_any()), kwargs)?;
         py.detach(|| pending.call(number, name, arguments, timeout)).map_err(|error| raised(py, error))
     }
 

@@ -7,7 +7,7 @@ use crate::errors::{OrRaise, raise};
 use crate::tensor::Tensor;
 use cotensor::{Error, ErrorKind, Lease, Store};
 use cotensor_client::ClientStore;
-use cotensor_client::functions::{Arguments, Value};
+use cotensor_client::functions::{Arguments, Outlet, Value};
 use cotensor_store::{Holder, TensorSpec};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
@@ -47,7 +47,8 @@ impl Tensors {
 /// One end's way with values.
 #[derive(Clone)]
 pub(crate) struct Terms {
-    pub(crate) store: Arc<ClientStore>,
+    /// Where new tensors go.
+    pub(crate) outlet: Outlet,
     pub(crate) holder: Holder,
     /// What new tensors are called.
     pub(crate) name: String,
@@ -57,8 +58,13 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    fn store(&self) -> Arc<dyn Store> {
-        Arc::clone(&self.store) as Arc<dyn Store>
+    pub(crate) fn store(&self) -> &Arc<ClientStore> {
+        self.outlet.store()
+    }
+
+    /// The same, where new tensors go to `outlet`.
+    pub(crate) fn writing_to(&self, outlet: Outlet) -> Self {
+        Self { outlet, ..self.clone() }
     }
 
     /// Positional and named arguments.
@@ -141,7 +147,7 @@ impl Terms {
             return self.value(&array.call_method0("item")?, place, DEPTH_MAX);
         }
         if let Some(held) = shown_by(py, array)?
-            && self.store.holds(held.lease())
+            && self.store().holds(held.lease())
         {
             return Ok(Value::Tensor(Arc::new(held.lease().another(&self.holder).or_raise(py)?)));
         }
@@ -150,8 +156,7 @@ impl Terms {
             producer: self.holder.name().to_owned(),
             ..TensorSpec::new(self.name.as_str(), source.dtype, &source.shape)
         };
-        let store = self.store();
-        let mut reservation = py.detach(|| store.reserve(spec, &self.holder)).or_raise(py)?;
+        let mut reservation = py.detach(|| self.outlet.reserve(spec, &self.holder)).or_raise(py)?;
         fill(py, &mut reservation, &source)?;
         let lease = py.detach(|| reservation.publish()).or_raise(py)?;
         Ok(Value::Tensor(Arc::new(lease)))
@@ -218,7 +223,7 @@ impl Terms {
 
     fn tensor(&self, py: Python<'_>, lease: &Lease) -> PyResult<Py<PyAny>> {
         let lease = lease.another(&self.holder).or_raise(py)?;
-        let tensor = Bound::new(py, Tensor::new(lease, self.store()))?;
+        let tensor = Bound::new(py, Tensor::new(lease, Arc::clone(self.store()) as Arc<dyn Store>))?;
         let modules = py.import("sys")?.getattr("modules")?;
         let made = match self.tensors {
             Tensors::Auto if modules.contains("torch")? => tensor.call_method0("torch"),

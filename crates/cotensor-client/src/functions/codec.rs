@@ -1,8 +1,9 @@
 //! Values as JSON and back. How is said in [`protocol::provider`](crate::protocol::provider).
 
+use super::lending::Lending;
 use super::{Arguments, Value};
 use crate::hex;
-use crate::protocol::provider::{ObjectRef, TensorRef};
+use crate::protocol::provider::{LentRef, ObjectRef, TensorRef};
 use crate::store::ClientStore;
 use cotensor_core::{DType, Error, Result};
 use cotensor_store::{ContentSpec, Holder, Lease, Store};
@@ -22,10 +23,23 @@ pub(crate) trait Edge {
     fn store(&self) -> &ClientStore;
     /// Who leases what comes.
     fn holder(&self) -> &Holder;
+    /// The small tensors that the two ends lend to each other.
+    fn lending(&self) -> &Arc<Lending>;
+    /// The other end, for people.
+    fn other(&self) -> &str;
     /// The handle of an object.
     fn refer(&self, object: &Value) -> Result<ObjectRef>;
     /// The object of a handle.
     fn resolve(&self, object: ObjectRef) -> Result<Value>;
+}
+
+/// What has to stay leased until the other end has leased the tensors of a message itself.
+#[derive(Default)]
+pub(crate) struct Handed {
+    /// Whether there are any, besides those that are lent.
+    pub(crate) any: bool,
+    /// Those that nobody else leases.
+    pub(crate) published: Vec<Lease>,
 }
 
 /// Counts what passes, so that no message is endless.
@@ -33,6 +47,7 @@ pub(crate) trait Edge {
 struct Count {
     values: usize,
     tensors: usize,
+    handed: Handed,
 }
 
 impl Count {
@@ -57,12 +72,24 @@ impl Count {
 }
 
 /// A value as JSON.
-pub(crate) fn encode(value: &Value, edge: &dyn Edge) -> Result<Json> {
-    write(value, edge, 0, &mut Count::default())
+pub(crate) fn encode(value: &Value, edge: &dyn Edge) -> Result<(Json, Handed)> {
+    let mut count = Count::default();
+    let json = write(value, edge, 0, &mut count)?;
+    Ok((json, count.handed))
 }
 
 /// Arguments as JSON.
-pub(crate) fn encode_arguments(arguments: &Arguments, edge: &dyn Edge) -> Result<(Vec<Json>, Map<String, Json>)> {
+pub(crate) struct Encoded {
+    /// By position.
+    pub(crate) args: Vec<Json>,
+    /// By name.
+    pub(crate) kwargs: Map<String, Json>,
+    /// To be kept until the call is answered.
+    pub(crate) handed: Handed,
+}
+
+/// Arguments as JSON.
+pub(crate) fn encode_arguments(arguments: &Arguments, edge: &dyn Edge) -> Result<Encoded> {
     let mut count = Count::default();
     let args = arguments.args.iter().enumerate().map(|(position, value)| {
         write(value, edge, 0, &mut count).map_err(|error| error.in_field(format!("argument {position}")))
@@ -72,7 +99,8 @@ pub(crate) fn encode_arguments(arguments: &Arguments, edge: &dyn Edge) -> Result
         let value = write(value, edge, 0, &mut count).map_err(|error| error.in_field(name.as_str()))?;
         Ok((name.clone(), value))
     });
-    Ok((args, kwargs.collect::<Result<_>>()?))
+    let kwargs = kwargs.collect::<Result<_>>()?;
+    Ok(Encoded { args, kwargs, handed: count.handed })
 }
 
 fn write(value: &Value, edge: &dyn Edge, depth: usize, count: &mut Count) -> Result<Json> {
@@ -100,15 +128,30 @@ fn write(value: &Value, edge: &dyn Edge, depth: usize, count: &mut Count) -> Res
         }
         Value::Tensor(lease) => {
             count.tensor()?;
-            if !edge.store().holds(lease) {
-                let message = format!("tensor {:?} is not in the daemon's store: publish it there first", lease.name());
-                return Err(Error::invalid(message));
+            match edge.lending().lend(lease) {
+                Some(lent) => json!({"$lent": lent}),
+                None => json!({"$tensor": hand(lease, edge, &mut count.handed)?}),
             }
-            let (id, dtype) = (lease.id().into(), lease.dtype().name().to_owned());
-            json!({"$tensor": TensorRef { id, dtype, shape: lease.shape().to_vec() }})
         }
         Value::Object(_) | Value::Remote(_) => json!({"$object": edge.refer(value)?}),
     })
+}
+
+/// A tensor of the daemon's store. One that was lent over another connection is published there.
+fn hand(lease: &Lease, edge: &dyn Edge, handed: &mut Handed) -> Result<TensorRef> {
+    handed.any = true;
+    let refer = |lease: &Lease| TensorRef {
+        id: lease.id().into(),
+        dtype: lease.dtype().name().to_owned(),
+        shape: lease.shape().to_vec(),
+    };
+    if edge.store().holds(lease) {
+        return Ok(refer(lease));
+    }
+    let published = edge.store().publish_private(lease, edge.holder())?;
+    let reference = refer(&published);
+    handed.published.push(published);
+    Ok(reference)
 }
 
 fn write_all(values: &[Value], edge: &dyn Edge, depth: usize, count: &mut Count) -> Result<Vec<Json>> {
@@ -184,6 +227,12 @@ fn read_special(name: &str, inner: Json, edge: &dyn Edge, depth: usize, count: &
             count.tensor()?;
             let wanted: TensorRef = serde_json::from_value(inner).map_err(wrong)?;
             Ok(Value::Tensor(Arc::new(lease(&wanted, edge)?)))
+        }
+        ("$lent", inner) => {
+            count.tensor()?;
+            let lent: LentRef = serde_json::from_value(inner).map_err(wrong)?;
+            let name = format!("from {}", edge.other());
+            Ok(Value::Tensor(Arc::new(edge.lending().borrow(&lent, &name, edge.store(), edge.holder())?)))
         }
         ("$tuple", Json::Array(values)) => Ok(Value::Tuple(read_all(values, edge, depth, count)?)),
         ("$object", inner) => edge.resolve(serde_json::from_value(inner).map_err(wrong)?),

@@ -1,15 +1,15 @@
 //! What a running function is told.
 
-use super::Failure;
+use super::{Failure, Outlet};
 use crate::store::ClientStore;
 use cotensor_core::{DType, Kind, Result};
-use cotensor_store::{CopyReason, Holder, Lease, Retention, Store, TensorSpec};
+use cotensor_store::{CopyReason, Holder, Lease, Retention, TensorSpec};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// One run of a function: who wants it, and whether anybody still does.
 pub struct Context {
-    pub(crate) store: Arc<ClientStore>,
+    pub(crate) outlet: Outlet,
     pub(crate) holder: Holder,
     pub(crate) function: Arc<str>,
     pub(crate) client: Arc<str>,
@@ -47,7 +47,12 @@ impl Context {
 
     /// The store that arguments and results are in.
     pub fn store(&self) -> &Arc<ClientStore> {
-        &self.store
+        self.outlet.store()
+    }
+
+    /// Where to write tensors of the result.
+    pub fn outlet(&self) -> &Outlet {
+        &self.outlet
     }
 
     /// Under whose name arguments are leased.
@@ -70,7 +75,7 @@ impl Context {
             retention: Retention::WhileLeased,
             provenance: None,
         };
-        let mut reservation = self.store.reserve(spec, &self.holder)?;
+        let mut reservation = self.outlet.reserve(spec, &self.holder)?;
         reservation.write(bytes, CopyReason::Put)?;
         reservation.publish()
     }

@@ -142,16 +142,6 @@ impl Value {
         Error::invalid(format!("{wanted} is expected, not {}", self.kind()))
     }
 
-    /// Whether a tensor is in it.
-    pub(crate) fn has_tensors(&self) -> bool {
-        match self {
-            Value::Tensor(_) => true,
-            Value::List(values) | Value::Tuple(values) => values.iter().any(Value::has_tensors),
-            Value::Map(values) => values.values().any(Value::has_tensors),
-            _ => false,
-        }
-    }
-
     /// Adds what the value is, by content: tensors by [`Lease::identity`], objects by which they are.
     pub(crate) fn hash(&self, hasher: &mut Hasher) {
         hasher.field(self.kind().as_bytes());

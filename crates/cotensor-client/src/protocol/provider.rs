@@ -1,8 +1,10 @@
 //! What a provider of functions answers to those who call it, on a socket that the daemon made for the two.
 //!
 //! Values are JSON. What JSON has no word for is an object with one key: `{"$tensor": …}`, `{"$object": …}`,
-//! `{"$bytes": hexadecimal digits}`, `{"$float": "nan" | "inf" | "-inf"}`, and `{"$map": [[key, value], …]}` for a map with
-//! a key that begins with `$`.
+//! `{"$lent": …}`, `{"$bytes": hexadecimal digits}`, `{"$float": "nan" | "inf" | "-inf"}`, and `{"$map": [[key, value], …]}`
+//! for a map with a key that begins with `$`.
+//!
+//! `lent.open` and `lent.return` are said by either end, as notifications, and so are the fields named `returned`.
 
 use super::messages::{Empty, message};
 use super::service::Document;
@@ -23,6 +25,41 @@ message! {
         dtype: String,
         /// Its dimensions, in elements.
         shape: Vec<usize>,
+    }
+
+    /// Where a tensor lies that is lent.
+    #[derive(Copy, PartialEq, Eq, Hash)]
+    LentRange {
+        /// A slab that its sender opened with `lent.open`.
+        slab: u64,
+        /// Where in it the tensor begins, in bytes.
+        offset: u64,
+    }
+
+    /// A tensor among the values, in memory of its sender's, which leaves it alone until the receiver gives it back.
+    LentRef {
+        /// Where it lies.
+        #[serde(flatten)]
+        range: LentRange,
+        /// Its element type.
+        dtype: String,
+        /// Its dimensions, in elements; row-major.
+        shape: Vec<usize>,
+    }
+
+    /// Memory from which tensors will be lent.
+    #[derive(Copy)]
+    OpenLentParams {
+        /// The sender's number of it.
+        slab: u64,
+        /// How long it is.
+        bytes: u64,
+    }
+
+    /// What the receiver of lent tensors reads no more.
+    ReturnLentParams {
+        /// One for each time that a tensor was sent.
+        ranges: Vec<LentRange>,
     }
 
     /// Something that stays with its provider.
@@ -47,6 +84,9 @@ message! {
         /// The longest to wait for the answer, in milliseconds.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         timeout_ms: Option<u64>,
+        /// What the sender reads no more of what was lent to it.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        returned: Vec<LentRange>,
     }
 
     /// A value.
@@ -56,6 +96,9 @@ message! {
         /// Present when tensors are in the value: the provider keeps them until it hears `result.taken` with this number.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         taken: Option<u64>,
+        /// What the sender reads no more of what was lent to it.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        returned: Vec<LentRange>,
     }
 
     /// What a function's failure tells, in the `data` of an error.
@@ -140,6 +183,9 @@ message! {
         /// The longest to wait for the answer, in milliseconds.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         timeout_ms: Option<u64>,
+        /// What the sender reads no more of what was lent to it.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        returned: Vec<LentRange>,
     }
 
     /// Which object.
@@ -214,6 +260,10 @@ super::methods! { METHODS:
     ReleaseObject "object.release": ObjectParams => Empty;
     /// The caller leases the tensors of a result itself now.
     Taken "result.taken": TakenParams => Empty;
+    /// Opens memory from which the sender lends tensors: descriptor 0, sealed against resizing and new writers.
+    OpenLent "lent.open": OpenLentParams => Empty;
+    /// Gives back what was lent: its sender may write there again.
+    ReturnLent "lent.return": ReturnLentParams => Empty;
     /// The description of every method, as OpenRPC has it, and the provider's functions.
     Discover "rpc.discover": Empty => Document;
 }

@@ -11,8 +11,8 @@ mod tickets;
 use crate::place::default_socket;
 use crate::protocol::{self as p, Method, Spec};
 use copies::Unsaid;
-use cotensor_core::{ContentHash, Device, Error, ErrorKind, HeapMemory, Layout, Memory, Result, SegmentMut};
-use cotensor_store::home::{Budget, Draft, Holders, Home, Record, RecordParts};
+use cotensor_core::{ContentHash, Device, Error, ErrorKind, HeapMemory, Layout, Memory, Result, Segment, SegmentMut};
+use cotensor_store::home::{Budget, Charge, Draft, Holders, Home, Record, RecordParts};
 use cotensor_store::{
     Claim, ContentSource, ContentSpec, CopyReason, Diagnostics, Holder, Key, Lease, OptimizeReport, Recommendations,
     Reservation, SharingConfig, Stats, Store, TensorId, TensorSpec, Ticket,
@@ -164,6 +164,66 @@ impl ClientStore {
         Ok(Reservation::new(draft, self.home()?))
     }
 
+    /// A tensor of this process alone, to be written, in memory of the caller's choice.
+    pub(crate) fn reserve_in_private(
+        &self,
+        spec: TensorSpec,
+        layout: Layout,
+        segment: Box<dyn SegmentMut>,
+        holder: &Holder,
+    ) -> Result<Reservation> {
+        let charge = self.charge_private(&layout)?;
+        let (device, holder, tag) = (Device::Cpu, holder.clone(), Box::new(()));
+        let draft = Draft { spec, layout, segment, device, charge, holder, private: true, tag };
+        Ok(Reservation::new(draft, self.home()?))
+    }
+
+    /// A tensor of this process alone, in memory that there is.
+    pub(crate) fn keep_private(
+        &self,
+        spec: TensorSpec,
+        layout: Layout,
+        segment: Arc<dyn Segment>,
+        holder: &Holder,
+    ) -> Result<Lease> {
+        let charge = self.charge_private(&layout)?;
+        self.lease_private(spec, layout, segment, charge, holder)
+    }
+
+    /// Publishes a copy of a tensor that is its process's alone.
+    ///
+    /// # Errors
+    /// `Invalid` for one that another store lists; as [`Store::reserve`].
+    pub(crate) fn publish_private(&self, lease: &Lease, holder: &Holder) -> Result<Lease> {
+        let bytes = lease.bytes().filter(|_| lease.is_private() && lease.layout().is_contiguous());
+        let bytes = bytes.ok_or_else(|| {
+            Error::invalid(format!("tensor {:?} is not in the daemon's store: publish it there first", lease.name()))
+        })?;
+        let mut reservation = self.reserve(TensorSpec::new(lease.name(), lease.dtype(), lease.shape()), holder)?;
+        reservation.write(bytes, CopyReason::Put)?;
+        reservation.publish()
+    }
+
+    fn charge_private(&self, layout: &Layout) -> Result<Arc<Charge>> {
+        let charge = self.private.take(layout.size_bytes() as u64);
+        charge.ok_or_else(|| Error::new(ErrorKind::OverBudget, "no memory"))
+    }
+
+    fn lease_private(
+        &self,
+        spec: TensorSpec,
+        layout: Layout,
+        segment: Arc<dyn Segment>,
+        charge: Arc<Charge>,
+        holder: &Holder,
+    ) -> Result<Lease> {
+        let id = TensorId { slot: u64::MAX, version: self.opened.next_private() };
+        let (created, private) = (Duration::ZERO, Some(holder.clone()));
+        let parts = RecordParts { id, spec, layout, segment, charge, kept: false, private, key: None, created };
+        let record = Record::new(parts, self.me.clone());
+        record.lease(holder).ok_or_else(|| Error::new(ErrorKind::Conflict, "a new tensor is closed"))
+    }
+
     fn home(&self) -> Result<Arc<dyn Home>> {
         let me = self.me.upgrade().ok_or_else(|| Error::new(ErrorKind::Conflict, "the store is closed"))?;
         Ok(me)
@@ -194,12 +254,7 @@ impl Home for ClientStore {
         let Draft { spec, layout, segment, charge, holder, private, tag, .. } = draft;
         let segment = segment.freeze()?;
         if private {
-            let id = TensorId { slot: u64::MAX, version: self.opened.next_private() };
-            let created = Duration::ZERO;
-            let private = Some(holder.clone());
-            let parts = RecordParts { id, spec, layout, segment, charge, kept: false, private, key: None, created };
-            let record = Record::new(parts, self.me.clone());
-            return record.lease(&holder).ok_or_else(|| Error::new(ErrorKind::Conflict, "a new tensor is closed"));
+            return self.lease_private(spec, layout, segment, charge, &holder);
         }
         let place = tag.downcast::<Place>().map_err(|_| Error::invalid("this tensor was reserved in another store"))?;
         let mut place = *place;
@@ -288,11 +343,7 @@ impl Store for ClientStore {
     fn reserve_private(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
         let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field(spec.name.as_str()))?;
         let segment = HeapMemory.reserve(layout.size_bytes())?;
-        let charge = self.private.take(layout.size_bytes() as u64);
-        let charge = charge.ok_or_else(|| Error::new(ErrorKind::OverBudget, "no memory"))?;
-        let (device, holder, tag) = (Device::Cpu, holder.clone(), Box::new(()));
-        let draft = Draft { spec, layout, segment, device, charge, holder, private: true, tag };
-        Ok(Reservation::new(draft, self.home()?))
+        self.reserve_in_private(spec, layout, segment, holder)
     }
 
     fn claim(&self, key: &Key, holder: &Holder) -> Result<Claim> {

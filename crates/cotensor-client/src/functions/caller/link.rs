@@ -2,13 +2,16 @@
 
 use super::RemoteObject;
 use crate::connection::{Answer, Asked, Connection, Group};
-use crate::functions::codec::{self, Edge};
-use crate::functions::{Arguments, CallError, Value};
+use crate::functions::codec::{self, Edge, Encoded, Handed};
+use crate::functions::lending::{Lending, Speak};
+use crate::functions::{Arguments, CallError, Outlet, Value};
 use crate::protocol::provider as p;
 use crate::protocol::{Method, ProviderInfo};
 use crate::store::ClientStore;
+use crate::wire::Frame;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_store::{Holder, Store};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +20,8 @@ use std::time::Duration;
 const GRACE: Duration = Duration::from_secs(30);
 
 pub(crate) struct Link {
-    connection: Connection,
+    connection: Arc<Connection>,
+    lending: Arc<Lending>,
     epoch: u64,
     client: String,
     store: Arc<ClientStore>,
@@ -26,9 +30,23 @@ pub(crate) struct Link {
 
 impl Link {
     pub(super) fn new(socket: UnixStream, provider: &ProviderInfo, store: Arc<ClientStore>) -> Arc<Self> {
-        let connection = Connection::over(socket, Box::new(|_, _, _| {}));
+        let lending = Arc::<Lending>::default();
+        let hears = Arc::clone(&lending);
+        let connection = Connection::over(
+            socket,
+            // What a provider says wrong costs the caller no more than the tensors that it names.
+            Box::new(move |method, params, fds| drop(hears.hear(method, params.get(), fds))),
+        );
+        let connection = Arc::new(connection);
+        let speaker: Arc<dyn Speak> = Arc::clone(&connection) as _;
+        lending.speak_through(Arc::downgrade(&speaker));
         let holder = store.holder("functions");
-        Arc::new(Self { connection, epoch: provider.epoch, client: provider.client.clone(), store, holder })
+        Arc::new(Self { connection, lending, epoch: provider.epoch, client: provider.client.clone(), store, holder })
+    }
+
+    /// Where to write tensors of arguments.
+    pub(super) fn outlet(&self) -> Outlet {
+        Outlet::new(Arc::clone(&self.store), Some(Arc::clone(&self.lending)))
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -128,7 +146,7 @@ impl Link {
         arguments: &Arguments,
         timeout: Option<Duration>,
     ) -> Result<Value, CallError> {
-        let params = self.params(name, arguments, timeout)?;
+        let (params, _handed) = self.params(name, arguments, timeout)?;
         let result = self.ask_within::<p::Call>(&params, timeout)?;
         self.open(result)
     }
@@ -140,7 +158,7 @@ impl Link {
         timeout: Option<Duration>,
         wanted: &dyn Fn() -> bool,
     ) -> Result<Value, CallError> {
-        let params = self.params(name, arguments, timeout)?;
+        let (params, _handed) = self.params(name, arguments, timeout)?;
         self.open(self.ask_while::<p::Call>(&params, timeout, wanted, Self::let_go)?)
     }
 
@@ -155,7 +173,8 @@ impl Link {
         arguments: &Arguments,
         timeout: Option<Duration>,
     ) -> Result<u64, CallError> {
-        Ok(self.ask::<p::Submit>(&self.params(name, arguments, timeout)?)?.task)
+        let (params, _handed) = self.params(name, arguments, timeout)?;
+        Ok(self.ask::<p::Submit>(&params)?.task)
     }
 
     pub(super) fn params(
@@ -163,13 +182,20 @@ impl Link {
         name: &str,
         arguments: &Arguments,
         timeout: Option<Duration>,
-    ) -> Result<p::CallParams> {
-        let (args, kwargs) = codec::encode_arguments(arguments, self)?;
-        Ok(p::CallParams { function: name.to_owned(), args, kwargs, timeout_ms: timeout.map(millis) })
+    ) -> Result<(p::CallParams, Handed)> {
+        let Encoded { args, kwargs, handed } = codec::encode_arguments(arguments, self)?;
+        let (timeout_ms, returned) = (timeout.map(millis), self.lending.returned());
+        Ok((p::CallParams { function: name.to_owned(), args, kwargs, timeout_ms, returned }, handed))
+    }
+
+    /// What was lent by the provider and is read no more, to be said.
+    pub(super) fn returned(&self) -> Vec<p::LentRange> {
+        self.lending.returned()
     }
 
     /// The value of a result; its tensors are leased to this process from here on.
     pub(super) fn open(self: &Arc<Self>, result: p::CallResult) -> Result<Value, CallError> {
+        self.lending.take_back(&result.returned);
         let value = codec::decode(result.value, self);
         if let Some(taken) = result.taken {
             // A provider that is gone has let go already.
@@ -180,6 +206,12 @@ impl Link {
 
     pub(super) fn tell<M: Method>(&self, params: &M::Params) {
         drop(self.connection.notify::<M>(params));
+    }
+}
+
+impl Speak for Connection {
+    fn speak(&self, body: Vec<u8>, fds: Vec<OwnedFd>) -> Result<()> {
+        self.send(Frame { body, fds })
     }
 }
 
@@ -195,6 +227,14 @@ impl Edge for Arc<Link> {
 
     fn holder(&self) -> &Holder {
         &self.holder
+    }
+
+    fn lending(&self) -> &Arc<Lending> {
+        &self.lending
+    }
+
+    fn other(&self) -> &str {
+        &self.client
     }
 
     fn refer(&self, object: &Value) -> Result<p::ObjectRef> {

@@ -9,7 +9,7 @@ pub use object::RemoteObject;
 pub use pending::{Done, Pending};
 pub use task::Task;
 
-use super::{Arguments, CallError, Value};
+use super::{Arguments, CallError, Outlet, Value};
 use crate::protocol::provider as p;
 use crate::protocol::{
     FoundFunction, FunctionInfo, ListFunctions, ListFunctionsParams, LookupFunction, LookupFunctionParams, ProviderInfo,
@@ -106,6 +106,14 @@ impl Functions {
         wanted: &dyn Fn() -> bool,
     ) -> Result<Value, CallError> {
         self.at_provider(name, |link| link.call_while(name, arguments, timeout, wanted))
+    }
+
+    /// Where to write tensors of a function's arguments.
+    ///
+    /// # Errors
+    /// `NotFound` when nobody provides it.
+    pub fn outlet(&self, name: &str) -> Result<Outlet> {
+        Ok(self.find(name)?.1.outlet())
     }
 
     /// Has a function called, and does not wait.

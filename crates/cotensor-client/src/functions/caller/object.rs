@@ -1,7 +1,8 @@
 //! Objects that live with their provider.
 
 use super::link::{Link, millis};
-use crate::functions::{Arguments, CallError, Value, codec};
+use crate::functions::codec::{self, Encoded, Handed};
+use crate::functions::{Arguments, CallError, Outlet, Value};
 use crate::protocol::provider as p;
 use cotensor_core::{Error, ErrorKind, Result};
 use std::fmt;
@@ -51,8 +52,13 @@ impl RemoteObject {
         arguments: &Arguments,
         timeout: Option<Duration>,
     ) -> Result<Value, CallError> {
-        let params = self.params(method, arguments, timeout)?;
+        let (params, _handed) = self.params(method, arguments, timeout)?;
         self.link.open(self.link.ask_within::<p::CallObject>(&params, timeout)?)
+    }
+
+    /// Where to write tensors of arguments.
+    pub fn outlet(&self) -> Outlet {
+        self.link.outlet()
     }
 
     /// As [`call_within`](Self::call_within), for as long as `wanted` says so; see
@@ -67,7 +73,7 @@ impl RemoteObject {
         timeout: Option<Duration>,
         wanted: &dyn Fn() -> bool,
     ) -> Result<Value, CallError> {
-        let params = self.params(method, arguments, timeout)?;
+        let (params, _handed) = self.params(method, arguments, timeout)?;
         self.link.open(self.link.ask_while::<p::CallObject>(&params, timeout, wanted, Link::let_go)?)
     }
 
@@ -76,10 +82,11 @@ impl RemoteObject {
         method: &str,
         arguments: &Arguments,
         timeout: Option<Duration>,
-    ) -> Result<p::CallObjectParams, CallError> {
+    ) -> Result<(p::CallObjectParams, Handed), CallError> {
         let object = self.check()?;
-        let (args, kwargs) = codec::encode_arguments(arguments, &self.link)?;
-        Ok(p::CallObjectParams { object, method: method.to_owned(), args, kwargs, timeout_ms: timeout.map(millis) })
+        let Encoded { args, kwargs, handed } = codec::encode_arguments(arguments, &self.link)?;
+        let (timeout_ms, returned) = (timeout.map(millis), self.link.returned());
+        Ok((p::CallObjectParams { object, method: method.to_owned(), args, kwargs, timeout_ms, returned }, handed))
     }
 
     /// Gives the object back.

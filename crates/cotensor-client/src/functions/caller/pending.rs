@@ -3,7 +3,8 @@
 use super::link::{Link, millis};
 use super::{Task, lock};
 use crate::connection::Group;
-use crate::functions::{Arguments, CallError, Value};
+use crate::functions::codec::Handed;
+use crate::functions::{Arguments, CallError, Outlet, Value};
 use crate::protocol::provider as p;
 use cotensor_core::Result;
 use std::collections::HashMap;
@@ -22,6 +23,7 @@ enum What {
     /// The arguments' tensors are leased until the answer is there: the provider may take them any time before.
     Call {
         _arguments: Arguments,
+        _handed: Handed,
     },
     Task,
 }
@@ -65,12 +67,17 @@ impl Pending {
         arguments: Arguments,
         timeout: Option<Duration>,
     ) -> Result<(), CallError> {
-        let params = self.link.params(name, &arguments, timeout)?;
+        let (params, handed) = self.link.params(name, &arguments, timeout)?;
         // Held until the number is entered: the answer may be there before.
         let mut asked = lock(&self.asked);
         let id = self.link.ask_into::<p::Call>(&params, &self.group)?;
-        asked.insert(id, (number, What::Call { _arguments: arguments }));
+        asked.insert(id, (number, What::Call { _arguments: arguments, _handed: handed }));
         Ok(())
+    }
+
+    /// Where to write tensors of arguments.
+    pub fn outlet(&self) -> Outlet {
+        self.link.outlet()
     }
 
     /// Has [`next`](Self::next) tell, under `number`, when a task of this provider has ended, or `timeout` is over.

@@ -4,7 +4,7 @@ use super::flight::{Outcome, Watcher};
 use super::lock;
 use super::peer::Peer;
 use super::reply::{Batch, Reply};
-use crate::functions::{Arguments, Execution, Failure, codec};
+use crate::functions::{Arguments, Execution, Failure};
 use crate::protocol::provider as p;
 use crate::protocol::{FUNCTIONS, Method, openrpc_of_provider};
 use crate::wire::Frame;
@@ -12,14 +12,15 @@ use crate::wire::rpc::{self, Call, Message};
 use cotensor_core::{Error, Result};
 use jsonrpsee_types::ErrorCode;
 use serde_json::value::RawValue;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Answers a message.
-pub(super) fn answer(peer: &Arc<Peer>, frame: &Frame) {
-    match rpc::parse(&frame.body) {
+pub(super) fn answer(peer: &Arc<Peer>, Frame { body, fds }: Frame) {
+    match rpc::parse(&body) {
         Message::Refused(response) => peer.send(&response),
-        Message::Single(call) => one(peer, call, None),
+        Message::Single(call) => one(peer, call, fds, None),
         Message::Batch(calls) => {
             let (calls, answered): (Vec<_>, Vec<_>) = calls.into_iter().partition(std::result::Result::is_ok);
             let answered: Vec<_> = answered.into_iter().filter_map(std::result::Result::err).collect();
@@ -27,12 +28,12 @@ pub(super) fn answer(peer: &Arc<Peer>, frame: &Frame) {
                 return peer.send(&answered);
             }
             let batch = Batch::new(calls.len(), answered);
-            calls.into_iter().flatten().for_each(|call| one(peer, call, Some(Arc::clone(&batch))));
+            calls.into_iter().flatten().for_each(|call| one(peer, call, Vec::new(), Some(Arc::clone(&batch))));
         }
     }
 }
 
-fn one(peer: &Arc<Peer>, Call { id, method, params, .. }: Call, batch: Option<Arc<Batch>>) {
+fn one(peer: &Arc<Peer>, Call { id, method, params, .. }: Call, fds: Vec<OwnedFd>, batch: Option<Arc<Batch>>) {
     let asked = peer.asked();
     let reply = Reply::new(peer, id, batch);
     if let Err(error) = asked {
@@ -69,6 +70,10 @@ fn one(peer: &Arc<Peer>, Call { id, method, params, .. }: Call, batch: Option<Ar
             reply.peer().taken(params.taken);
             reply.value(&crate::protocol::Empty {});
         }),
+        p::OpenLent::NAME | p::ReturnLent::NAME => {
+            let heard = peer.hear(&method, params, fds);
+            reply.send(heard.map(|()| crate::protocol::Empty {}));
+        }
         _ => reply.error(ErrorCode::MethodNotFound.into()),
     }
 }
@@ -98,10 +103,10 @@ fn take(reply: &Once) -> Option<Reply> {
 fn call(reply: Reply, params: p::CallParams) {
     let peer = Arc::clone(reply.peer());
     let shared = Arc::clone(&peer.shared);
-    let ready = shared
-        .functions
-        .find(&params.function)
-        .and_then(|function| Ok((function, codec::decode_arguments(params.args, params.kwargs, &*peer)?)));
+    // Arguments first: what was lent is given back, whatever becomes of the call.
+    let ready = peer
+        .arguments(&params.returned, params.args, params.kwargs)
+        .and_then(|arguments| Ok((shared.functions.find(&params.function)?, arguments)));
     let (function, arguments) = match ready {
         Ok(ready) => ready,
         Err(error) => return reply.error(rpc::to_object(&error)),
@@ -116,7 +121,7 @@ fn call(reply: Reply, params: p::CallParams) {
     }
     let run = peer.next();
     let (watcher, reply) = answering(&peer, reply, run);
-    match shared.launch(&function, arguments, &peer, watcher) {
+    match shared.launch(&function, arguments, &peer, watcher, peer.outlet(function.lends())) {
         Ok(Some((flight, watch))) => {
             peer.waits(run, &flight, watch);
             limit(&peer, reply, run, params.timeout_ms);
@@ -165,8 +170,8 @@ fn refuse(reply: &Once, error: &Error) {
 fn submit(reply: Reply, params: p::CallParams) {
     let peer = Arc::clone(reply.peer());
     let submitted = || -> Result<p::SubmitResult> {
+        let arguments = peer.arguments(&params.returned, params.args, params.kwargs)?;
         let function = peer.shared.functions.find(&params.function)?;
-        let arguments = codec::decode_arguments(params.args, params.kwargs, &*peer)?;
         let timeout = params.timeout_ms.map(Duration::from_millis);
         let task = peer.shared.submit(&function, arguments, &peer, timeout)?;
         Ok(p::SubmitResult { task, epoch: peer.shared.epoch })
@@ -191,8 +196,8 @@ fn wait(reply: Reply, params: p::WaitParams) {
 fn call_object(reply: Reply, params: p::CallObjectParams) {
     let peer = Arc::clone(reply.peer());
     let ready = peer
-        .object(params.object)
-        .and_then(|object| Ok((object, codec::decode_arguments(params.args, params.kwargs, &*peer)?)));
+        .arguments(&params.returned, params.args, params.kwargs)
+        .and_then(|arguments| Ok((peer.object(params.object)?, arguments)));
     let (object, arguments): (_, Arguments) = match ready {
         Ok(ready) => ready,
         Err(error) => return reply.error(rpc::to_object(&error)),

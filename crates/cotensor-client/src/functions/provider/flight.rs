@@ -1,7 +1,6 @@
 //! One run of a function, and those who wait for it.
 
-use crate::functions::{Context, Failure, Value};
-use crate::store::ClientStore;
+use crate::functions::{Context, Failure, Outlet, Value};
 use cotensor_core::ContentHash;
 use cotensor_store::Store;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,7 +24,7 @@ pub(super) struct Flight {
     pub(super) function: Option<Arc<Function>>,
     /// What the call is by content, when equal calls matter.
     pub(super) key: Option<ContentHash>,
-    pub(super) store: Arc<ClientStore>,
+    outlet: Outlet,
     cancelled: Arc<AtomicBool>,
     work: Mutex<Option<Work>>,
     state: Mutex<State>,
@@ -45,11 +44,11 @@ impl Flight {
         client: Arc<str>,
         function: Option<Arc<Function>>,
         key: Option<ContentHash>,
-        store: Arc<ClientStore>,
+        outlet: Outlet,
         work: Work,
     ) -> Arc<Self> {
         let (cancelled, work, state) = (Arc::default(), Mutex::new(Some(work)), Mutex::default());
-        Arc::new(Self { name, client, function, key, store, cancelled, work, state })
+        Arc::new(Self { name, client, function, key, outlet, cancelled, work, state })
     }
 
     /// Tells `watcher` the outcome, at once when it is there. Its number, to [`leave`](Self::leave) by.
@@ -130,8 +129,8 @@ impl Flight {
     /// Runs `work` on this thread.
     pub(super) fn run(&self, work: Work) -> Outcome {
         let context = Context {
-            store: Arc::clone(&self.store),
-            holder: self.store.holder(&self.name),
+            outlet: self.outlet.clone(),
+            holder: self.outlet.store().holder(&self.name),
             function: Arc::clone(&self.name),
             client: Arc::clone(&self.client),
             cancelled: Arc::clone(&self.cancelled),

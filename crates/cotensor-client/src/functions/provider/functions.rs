@@ -49,6 +49,11 @@ impl Function {
         Some(hasher.finish())
     }
 
+    /// Whether the caller alone reads the result: it is neither kept nor given to others.
+    pub(super) fn lends(&self) -> bool {
+        self.results.is_none() && !self.options.singleflight && !self.options.managed
+    }
+
     /// Calls it, on this thread.
     pub(super) fn call(&self, arguments: &Arguments, context: &Context) -> Result<Value, Failure> {
         let value = (self.handler)(arguments, context)?;

@@ -5,16 +5,18 @@ use super::functions::Kept;
 use super::reply::Reply;
 use super::timer::Limit;
 use super::{Shared, dispatch, lock};
-use crate::functions::codec::{self, Edge};
-use crate::functions::{Object, Value};
-use crate::protocol::provider::{CallResult, ObjectRef};
+use crate::functions::codec::{self, Edge, Handed};
+use crate::functions::lending::{Lending, Speak};
+use crate::functions::{Arguments, Object, Outlet, Value};
+use crate::protocol::provider::{CallResult, LentRange, ObjectRef};
 use crate::store::ClientStore;
 use crate::wire::{Decoder, Frame, Outbox, rpc};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_store::{Holder, Store};
 use serde::Serialize;
+use serde_json::{Map, Value as Json};
 use std::collections::HashMap;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -32,7 +34,8 @@ pub(super) struct Peer {
     store: Arc<ClientStore>,
     holder: Holder,
     socket: Arc<UnixStream>,
-    out: Outbox,
+    out: Arc<Outbox>,
+    lending: Arc<Lending>,
     calls: AtomicUsize,
     ended: AtomicBool,
     state: Mutex<State>,
@@ -43,7 +46,7 @@ struct State {
     next: u64,
     objects: HashMap<u64, Object>,
     /// Results whose tensors stay leased until the caller has leased them, too.
-    given: HashMap<u64, Arc<Value>>,
+    given: HashMap<u64, (Arc<Value>, Handed)>,
     /// Runs that the caller waits for, and under which number.
     runs: HashMap<u64, Run>,
 }
@@ -65,13 +68,17 @@ impl Peer {
     ) -> Arc<Self> {
         let socket = Arc::new(socket);
         let holder = store.holder(&format!("provider for {client}"));
+        let (out, lending) = (Arc::new(Outbox::new(Arc::clone(&socket))), Arc::<Lending>::default());
+        let speaker: Arc<dyn Speak> = Arc::clone(&out) as _;
+        lending.speak_through(Arc::downgrade(&speaker));
         Arc::new(Self {
             shared,
             number,
             client: Arc::from(client),
             store,
             holder,
-            out: Outbox::new(Arc::clone(&socket)),
+            out,
+            lending,
             socket,
             calls: AtomicUsize::new(0),
             ended: AtomicBool::new(false),
@@ -85,7 +92,7 @@ impl Peer {
         while !self.ended.load(Ordering::SeqCst) {
             loop {
                 match decoder.take() {
-                    Ok(Some(frame)) => dispatch::answer(self, &frame),
+                    Ok(Some(frame)) => dispatch::answer(self, frame),
                     Ok(None) => break,
                     Err(_) => return self.end(),
                 }
@@ -125,9 +132,9 @@ impl Peer {
         self.calls.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// The store that the caller's tensors are in.
-    pub(super) fn own_store(&self) -> Arc<ClientStore> {
-        Arc::clone(&self.store)
+    /// Where tensors go that are for the caller: lent to him where he is their only reader.
+    pub(super) fn outlet(&self, lent: bool) -> Outlet {
+        Outlet::new(Arc::clone(&self.store), lent.then(|| Arc::clone(&self.lending)))
     }
 
     /// A number for something of the caller's.
@@ -164,6 +171,22 @@ impl Peer {
         drop(surplus);
     }
 
+    /// The arguments of a call, beside which the caller says what he reads no more.
+    pub(super) fn arguments(
+        &self,
+        returned: &[LentRange],
+        args: Vec<Json>,
+        kwargs: Map<String, Json>,
+    ) -> Result<Arguments> {
+        self.lending.take_back(returned);
+        codec::decode_arguments(args, kwargs, self)
+    }
+
+    /// Hears what the caller lends, or gives back.
+    pub(super) fn hear(&self, method: &str, params: &str, fds: Vec<OwnedFd>) -> Result<()> {
+        self.lending.hear(method, params, fds)
+    }
+
     /// Answers a call with what its run gave.
     pub(super) fn give(&self, reply: Reply, outcome: &Outcome) {
         let value = match outcome {
@@ -177,9 +200,10 @@ impl Peer {
     }
 
     fn encode(&self, value: &Arc<Value>) -> Result<CallResult> {
-        let encoded = codec::encode(value, self)?;
-        if !value.has_tensors() {
-            return Ok(CallResult { value: encoded, taken: None });
+        let (encoded, handed) = codec::encode(value, self)?;
+        let returned = self.lending.returned();
+        if !handed.any {
+            return Ok(CallResult { value: encoded, taken: None, returned });
         }
         let mut state = lock(&self.state);
         if state.given.len() >= GIVEN_MAX {
@@ -188,8 +212,8 @@ impl Peer {
         }
         state.next += 1;
         let taken = state.next;
-        state.given.insert(taken, Arc::clone(value));
-        Ok(CallResult { value: encoded, taken: Some(taken) })
+        state.given.insert(taken, (Arc::clone(value), handed));
+        Ok(CallResult { value: encoded, taken: Some(taken), returned })
     }
 
     /// The caller leases a result's tensors itself.
@@ -235,6 +259,12 @@ impl Peer {
     }
 }
 
+impl Speak for Outbox {
+    fn speak(&self, body: Vec<u8>, fds: Vec<OwnedFd>) -> Result<()> {
+        self.send(Frame { body, fds })
+    }
+}
+
 fn gone(object: ObjectRef) -> Error {
     Error::not_found(format!("object {} was given back already", object.id)).in_field("object")
 }
@@ -246,6 +276,14 @@ impl Edge for Peer {
 
     fn holder(&self) -> &Holder {
         &self.holder
+    }
+
+    fn lending(&self) -> &Arc<Lending> {
+        &self.lending
+    }
+
+    fn other(&self) -> &str {
+        &self.client
     }
 
     fn refer(&self, object: &Value) -> Result<ObjectRef> {

@@ -8,7 +8,7 @@ use super::tasks::{Tasks, Waiter};
 use super::timer::{Limit, Timer};
 use super::{lock, registration, spawn};
 use crate::connection::Connection;
-use crate::functions::{Arguments, Failure, Limits, Object};
+use crate::functions::{Arguments, Failure, Limits, Object, Outlet};
 use crate::protocol::Resume;
 use crate::store::ClientStore;
 use cotensor_core::{ContentHash, Error, ErrorKind, Result};
@@ -114,7 +114,7 @@ impl Shared {
         lock(&self.peers).len()
     }
 
-    /// Has a function run for a caller, or finds its result. The run and the number under which `watcher` watches it;
+    /// Has a function run for a caller, or finds its result; the tensors of its result go to `outlet`. The run and the number under which `watcher` watches it;
     /// none when it has been told already.
     pub(super) fn launch(
         self: &Arc<Self>,
@@ -122,6 +122,7 @@ impl Shared {
         arguments: Arguments,
         peer: &Peer,
         mut watcher: Watcher,
+        outlet: Outlet,
     ) -> Result<Option<(Arc<Flight>, u64)>> {
         let key = function.key(&arguments);
         let kept = || Some(lock(function.results.as_ref()?).get(key.as_ref()?, self.clock.now())).flatten();
@@ -134,7 +135,7 @@ impl Shared {
             Box::new(move |context: &_| function.call(&arguments, context))
         };
         let (name, client) = (Arc::clone(&function.name), Arc::clone(&peer.client));
-        let flight = Flight::new(name, client, Some(Arc::clone(function)), key, peer.own_store(), work);
+        let flight = Flight::new(name, client, Some(Arc::clone(function)), key, outlet, work);
         let Some(key) = key.filter(|_| function.options.singleflight) else {
             return self.submit_flight(flight, watcher).map(Some);
         };
@@ -169,7 +170,7 @@ impl Shared {
     ) -> Result<(Arc<Flight>, u64)> {
         let name = Arc::from(format!("object.{method}"));
         let work = Box::new(move |context: &_| object.call(&method, &arguments, context));
-        let flight = Flight::new(name, Arc::clone(&peer.client), None, None, peer.own_store(), work);
+        let flight = Flight::new(name, Arc::clone(&peer.client), None, None, peer.outlet(true), work);
         self.submit_flight(flight, watcher)
     }
 
@@ -251,7 +252,7 @@ impl Shared {
                 shared.tasks.end(task, outcome.clone());
             }
         };
-        match self.launch(function, arguments, peer, Box::new(watcher)) {
+        match self.launch(function, arguments, peer, Box::new(watcher), peer.outlet(false)) {
             Ok(Some((flight, watch))) => self.tasks.attach(task, &flight, watch, limit),
             Ok(None) => {}
             Err(error) => {
