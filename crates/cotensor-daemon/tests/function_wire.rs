@@ -7,8 +7,9 @@ use cotensor_client::Connection;
 use cotensor_client::functions::{Options, Provider, Value};
 use cotensor_client::protocol::{self as p, provider};
 use cotensor_client::wire::{Decoder, Frame, send_all};
+use cotensor_memory::Slab;
 use serde_json::{Value as Json, json};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 use support::Running;
@@ -35,6 +36,13 @@ impl Raw {
 
     fn say(&self, text: &str) {
         send_all(self.socket.as_fd(), &Frame::new(text.as_bytes().to_vec())).unwrap();
+    }
+
+    fn open_lent(&mut self, slab: u64, bytes: u64, fds: Vec<OwnedFd>) -> Json {
+        let params = json!({"slab": slab, "bytes": bytes});
+        let body = json!({"jsonrpc": "2.0", "id": 1, "method": "lent.open", "params": params}).to_string().into_bytes();
+        send_all(self.socket.as_fd(), &Frame { body, fds }).unwrap();
+        self.hear()
     }
 
     fn hear(&mut self) -> Json {
@@ -130,6 +138,50 @@ fn every_method_answers_and_wrong_parameters_are_named() {
     assert!(raw.ask("object.release", &json!({"object": object}))["result"].is_object());
     assert!(raw.ask("object.release", &json!({"object": object}))["error"].is_object(), "once");
     assert!(raw.ask("call", &json!({"function": "echo", "args": [forged]}))["error"].is_object());
+}
+
+#[test]
+fn nothing_is_lent_but_sealed_memory_and_what_lies_in_it() {
+    let running = Running::start(|_| {});
+    let _provider = echoing(&running);
+    let (mut raw, _) = Raw::connect(&running);
+    let slab = |bytes| Slab::create(bytes).unwrap().fd().try_clone_to_owned().unwrap();
+    let unsealed = || rustix::fs::memfd_create("unsealed", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    for (bytes, fds, names) in [
+        (4096, Vec::new(), "descriptor"),
+        (0, vec![unsealed()], "seals"),
+        (8192, vec![slab(4096)], "4096"),
+        (4096, vec![OwnedFd::from(tempfile::tempfile().unwrap())], "memfd"),
+    ] {
+        let answer = raw.open_lent(0, bytes, fds);
+        assert!(answer["error"]["message"].to_string().contains(names), "{names}: {answer}");
+    }
+    for number in 0..64 {
+        assert!(raw.open_lent(number, 4096, vec![slab(4096)])["result"].is_object());
+    }
+    assert!(raw.open_lent(0, 4096, vec![slab(4096)])["error"].to_string().contains("open"), "once");
+    assert!(raw.open_lent(64, 4096, vec![slab(4096)])["error"].to_string().contains("64"), "not as many as one likes");
+    let lent = |slab: u64, offset: u64, shape: Json| json!({"$lent": {"slab": slab, "offset": offset, "dtype": "uint8", "shape": shape}});
+    for (value, names) in [
+        (lent(99, 0, json!([1])), "99"),
+        (lent(0, 4096, json!([1])), "4096"),
+        (lent(0, 64, json!([4096])), "4096"),
+        (lent(0, u64::MAX, json!([2])), "18446744073709551615"),
+        (lent(0, 1, json!([1])), "multiple"),
+        (lent(0, 0, json!([1_u64 << 40, 1_u64 << 40])), ""),
+        (json!({"$lent": {"slab": 0, "offset": 0, "dtype": "float99", "shape": [1]}}), "float99"),
+        (json!({"$lent": 1}), "$lent"),
+    ] {
+        let answer = raw.ask("call", &json!({"function": "echo", "args": [value]}));
+        assert!(answer["error"].to_string().contains(names) && answer["error"].is_object(), "{value}: {answer}");
+    }
+    // Gives back what was never lent.
+    let ranges = json!([{"slab": 0, "offset": 0}, {"slab": 7777, "offset": 1}]);
+    assert!(raw.ask("lent.return", &json!({"ranges": ranges}))["result"].is_object());
+    let params = json!({"function": "echo", "args": [lent(0, 64, json!([2]))], "returned": ranges});
+    let answer = raw.ask("call", &params);
+    assert_eq!(answer["result"]["value"]["$tensor"]["shape"], json!([2]), "what is handed on is published: {answer}");
+    assert_eq!(raw.ask("call", &json!({"function": "echo", "args": [5]}))["result"]["value"], 5);
 }
 
 #[test]

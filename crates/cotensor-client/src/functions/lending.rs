@@ -10,8 +10,8 @@
 //! What is lent is no tensor of the store: the daemon neither counts nor lists it. There is little of it, by the bounds
 //! below; whatever does not fit is published.
 
-use crate::protocol::provider as p;
 use crate::protocol::Method;
+use crate::protocol::provider as p;
 use crate::store::ClientStore;
 use crate::wire::rpc;
 use cotensor_core::{DType, Device, Error, Layout, Memory, MemoryKind, Result, Segment, range_within};
@@ -281,6 +281,3 @@ impl Outlet {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
-
-#[cfg(test)]
-mod tests;
