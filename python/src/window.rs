@@ -115,13 +115,12 @@ impl Drop for Writable {
             // Before it is unmapped: the address may be another's then.
             known().remove(&(self.address.as_ptr() as usize));
         }
-        let written = self.written_bytes();
-        if written > 0
+        let Some(Memory::Mapped(copy)) = self.memory.take() else { return };
+        if let Ok(written @ 1..) = copy.end()
             && let Some(store) = self.held.store()
         {
             store.record_copy(self.held.lease().name(), CopyReason::CopyOnWrite, written as usize);
         }
-        drop(self.memory.take());
     }
 }
 

@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long to look for an answer before sleeping: most come sooner.
-const SPIN: Duration = Duration::from_micros(40);
+/// How long to look for the daemon's answer before sleeping: most come sooner.
+pub(crate) const SPIN: Duration = Duration::from_micros(40);
 /// One wait for something to read; longer waits are several.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 /// The same for whoever may change their mind: a signal that another thread got is noticed after that.
@@ -135,6 +135,12 @@ impl Connection {
             arrived: Condvar::new(),
             on_notice,
         }
+    }
+
+    /// Whoever waits for an answer looks for it for `moment` before sleeping, as long as that pays.
+    pub(crate) fn looking_for(mut self, moment: Duration) -> Self {
+        self.reading.get_mut().unwrap_or_else(PoisonError::into_inner).spin = Spin::new(moment);
+        self
     }
 
     /// Calls a method, with descriptors, and waits for its result and the descriptors with that.

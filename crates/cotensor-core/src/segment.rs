@@ -145,6 +145,11 @@ pub trait Segment: Send + Sync {
     /// Which memory made it.
     fn kind(&self) -> MemoryKind;
 
+    /// The segment, or what it is a part of, as what it is: for the crate that made it.
+    fn as_any(&self) -> Option<&dyn Any> {
+        None
+    }
+
     /// Where it lies.
     fn device(&self) -> Device;
 

@@ -11,6 +11,7 @@ mod copy;
 mod exposed;
 mod free;
 mod heap;
+mod idle;
 mod index;
 mod inherited;
 mod map;

@@ -3,6 +3,7 @@
 use crate::backing::create;
 use crate::copy::copy_parallel;
 use crate::exposed::{Address, Exposed};
+use crate::idle::Idle;
 use crate::map::{Access, Map};
 use crate::seal::{Guarantee, check_sealed, seal};
 use cotensor_core::{
@@ -132,7 +133,7 @@ impl MemfdMut {
     pub fn seal(self) -> Result<SealedMemfd> {
         let map = self.map.into_private(self.fd.as_fd(), self.len, Access::Read)?;
         finish(&self.fd, self.len)?;
-        Ok(SealedMemfd { map, fd: self.fd, guarantee: Guarantee::Immutable, _exposed: None })
+        Ok(SealedMemfd { map, fd: self.fd, guarantee: Guarantee::Immutable, idle: Arc::default(), _exposed: None })
     }
 
     /// As [`seal`](Self::seal), where others in this process know the address and may go on writing there: what they write
@@ -148,7 +149,8 @@ impl MemfdMut {
         match finish(&self.fd, self.len) {
             Ok(()) => {
                 let map = Map::new(self.fd.as_fd(), self.len, Access::Read)?;
-                Ok(SealedMemfd { map, fd: self.fd, guarantee: Guarantee::Immutable, _exposed: Some(exposed) })
+                let (guarantee, idle) = (Guarantee::Immutable, Arc::default());
+                Ok(SealedMemfd { map, fd: self.fd, guarantee, idle, _exposed: Some(exposed) })
             }
             Err(error) if error.kind() == ErrorKind::Conflict => {
                 let mut copy = Self::create(self.len)?;
@@ -199,6 +201,7 @@ pub struct SealedMemfd {
     map: Map,
     fd: OwnedFd,
     guarantee: Guarantee,
+    idle: Arc<Idle>,
     /// Where the writer had it, if he may still write there: kept for him, and used by nobody else.
     _exposed: Option<Exposed>,
 }
@@ -211,7 +214,11 @@ impl SealedMemfd {
     pub fn open(fd: OwnedFd, len: usize, guarantee: Guarantee) -> Result<Self> {
         check_sealed(&fd, len, guarantee)?;
         let map = Map::new(fd.as_fd(), len, Access::Read)?;
-        Ok(Self { map, fd, guarantee, _exposed: None })
+        Ok(Self { map, fd, guarantee, idle: Arc::default(), _exposed: None })
+    }
+
+    pub(crate) fn idle(&self) -> &Arc<Idle> {
+        &self.idle
     }
 
     /// What its reader can rely on.
@@ -241,6 +248,10 @@ impl Segment for SealedMemfd {
         MemoryKind::Memfd
     }
 
+    fn as_any(&self) -> Option<&dyn Any> {
+        Some(self)
+    }
+
     fn device(&self) -> Device {
         Device::Cpu
     }
@@ -254,9 +265,15 @@ impl Segment for SealedMemfd {
     }
 }
 
-struct Window {
+pub(crate) struct Window {
     whole: Arc<SealedMemfd>,
     range: Range<usize>,
+}
+
+impl Window {
+    pub(crate) fn idle(&self) -> &Arc<Idle> {
+        &self.whole.idle
+    }
 }
 
 impl Segment for Window {
@@ -266,6 +283,10 @@ impl Segment for Window {
 
     fn kind(&self) -> MemoryKind {
         MemoryKind::Memfd
+    }
+
+    fn as_any(&self) -> Option<&dyn Any> {
+        Some(self)
     }
 
     fn device(&self) -> Device {

@@ -1,11 +1,13 @@
 //! Shared bytes that their reader may write in place.
 
+use crate::idle::Idle;
 use crate::map::{Access, Map};
 use crate::written::written_bytes;
 use cotensor_core::{Error, Result, Segment, range_within};
 use rustix::param::page_size;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::{Arc, Weak};
 
 /// Bytes of a published segment, writable for one reader: each page is everybody's until he writes it, and his own from
 /// then on; nobody else sees what he writes.
@@ -13,9 +15,13 @@ use std::ptr::NonNull;
 /// Pages that he did not write still show the segment; those of a slab's range change when the range is used again, so
 /// it must not outlive the lease.
 pub struct PrivateCopy {
-    map: Map,
+    /// Always there until it is dropped.
+    map: Option<Map>,
     /// Where the bytes lie in the mapping, which starts with a page.
     range: Range<usize>,
+    /// Where the mapping goes if nobody writes it, and which bytes of the file it has.
+    idle: Weak<Idle>,
+    of: Range<usize>,
 }
 
 impl PrivateCopy {
@@ -30,24 +36,33 @@ impl PrivateCopy {
         let before = start % page_size();
         let within = before..before + range.len();
         let len = if range.is_empty() { 0 } else { within.end };
-        let map = Map::at(fd, (start - before) as u64, len, Access::CopyOnWrite)?;
-        Ok(Self { map, range: if range.is_empty() { 0..0 } else { within } })
+        let (of, idle) = (start - before..start - before + len, Idle::of(segment));
+        let map = match idle.and_then(|idle| idle.take(&of)) {
+            Some(map) => map,
+            None => Map::at(fd, of.start as u64, len, Access::CopyOnWrite)?,
+        };
+        let idle = idle.map(Arc::downgrade).unwrap_or_default();
+        Ok(Self { map: Some(map), range: if range.is_empty() { 0..0 } else { within }, idle, of })
     }
 
     /// The bytes.
     pub fn bytes(&self) -> &[u8] {
-        self.map.bytes().get(self.range.clone()).unwrap_or_default()
+        self.map.as_ref().and_then(|map| map.bytes().get(self.range.clone())).unwrap_or_default()
     }
 
     /// The bytes for writing; nobody else sees it.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        self.map.bytes_mut().and_then(|bytes| bytes.get_mut(self.range.clone())).unwrap_or_default()
+        self.map
+            .as_mut()
+            .and_then(Map::bytes_mut)
+            .and_then(|bytes| bytes.get_mut(self.range.clone()))
+            .unwrap_or_default()
     }
 
     /// Where the bytes are, for programs that keep an address and write there on their own. As long as somebody may, neither
     /// [`bytes`](Self::bytes) nor [`bytes_mut`](Self::bytes_mut) is to be used.
     pub fn address(&self) -> NonNull<u8> {
-        let start = self.map.start();
+        let start = self.map.as_ref().map_or(NonNull::dangling(), Map::start);
         // Inside the mapping, or its very start where there is none.
         start.map_addr(|address| address.saturating_add(self.range.start))
     }
@@ -57,7 +72,32 @@ impl PrivateCopy {
     /// # Errors
     /// `Io` where /proc does not tell.
     pub fn written_bytes(&self) -> Result<u64> {
-        written_bytes(self.map.start().addr().get(), self.map.len())
+        self.map.as_ref().map_or(Ok(0), |map| written_bytes(map.start().addr().get(), map.len()))
+    }
+
+    /// Ends it: how many bytes its pages took, as [`written_bytes`](Self::written_bytes).
+    ///
+    /// # Errors
+    /// As [`written_bytes`](Self::written_bytes).
+    pub fn end(mut self) -> Result<u64> {
+        self.close()
+    }
+
+    fn close(&mut self) -> Result<u64> {
+        let Some(map) = self.map.take() else { return Ok(0) };
+        let written = written_bytes(map.start().addr().get(), map.len())?;
+        // What its pages show is the segment's, as long as nobody has written one.
+        if let Some(idle) = self.idle.upgrade().filter(|_| written == 0 && map.len() > 0) {
+            idle.keep(self.of.clone(), map);
+        }
+        Ok(written)
+    }
+}
+
+impl Drop for PrivateCopy {
+    fn drop(&mut self) {
+        // Where it cannot be known whether it was written, the mapping goes.
+        drop(self.close());
     }
 }
 
@@ -67,6 +107,7 @@ mod tests {
     use crate::{MemfdMut, Slab, usage::mapping_at};
     use cotensor_core::{Memory, Segment, SegmentMut};
     use rustix::param::page_size;
+    use std::sync::Arc;
 
     #[test]
     fn writes_stay_with_the_writer_and_copy_one_page() {
@@ -111,6 +152,32 @@ mod tests {
         assert_eq!(copy.bytes(), [2; 236]);
         copy.bytes_mut().fill(3);
         assert_eq!(part.bytes().unwrap(), [2; 300]);
+    }
+
+    #[test]
+    fn a_copy_that_nobody_wrote_serves_the_next_reader_and_one_that_was_written_never() {
+        let slab = Arc::new(Slab::create(1 << 16).unwrap());
+        let mut part = slab.reserve(9000).unwrap();
+        part.bytes_mut().unwrap().fill(1);
+        let first = part.freeze().unwrap();
+        let copy = PrivateCopy::of(&*first, 0..9000).unwrap();
+        let place = copy.address();
+        assert_eq!(copy.bytes(), [1; 9000]);
+        assert_eq!(copy.end().unwrap(), 0);
+        drop(first);
+        // The same range, used again: the mapping shows what is there now.
+        let second = slab.copy_of(&[2; 9000]).unwrap().freeze().unwrap();
+        let mut copy = PrivateCopy::of(&*second, 0..9000).unwrap();
+        assert_eq!((copy.address(), copy.bytes()), (place, &[2; 9000][..]), "it waited");
+        copy.bytes_mut()[5000] = 3;
+        let another = PrivateCopy::of(&*second, 0..9000).unwrap();
+        assert_eq!(another.bytes(), [2; 9000], "two readers have two");
+        assert_eq!(copy.end().unwrap(), page_size() as u64);
+        drop(another);
+        for _ in 0..40 {
+            let copies: Vec<_> = (0..20).map(|_| PrivateCopy::of(&*second, 0..9000).unwrap()).collect();
+            assert!(copies.iter().all(|copy| copy.bytes() == [2; 9000]));
+        }
     }
 
     #[test]

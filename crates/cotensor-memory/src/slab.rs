@@ -3,9 +3,11 @@
 use crate::backing::create;
 use crate::copy::copy_parallel;
 use crate::free::FreeRanges;
+use crate::idle::Idle;
 use crate::map::Map;
 use crate::seal::{Guarantee, seal};
 use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, padded, range_within};
+use std::any::Any;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,6 +30,7 @@ struct Inner {
     /// A forked child has the same pages and a copy of the state: it would hand out what its parent hands out.
     owner: u32,
     state: Mutex<State>,
+    idle: Arc<Idle>,
 }
 
 struct State {
@@ -46,7 +49,15 @@ impl Slab {
         seal(&fd, Guarantee::ProducerOnly)?;
         // Ranges are multiples of the alignment: what is left over at the end is not used.
         let state = State { free: FreeRanges::new(len - len % cotensor_core::ALIGNMENT), used_end: 0 };
-        Ok(Self { inner: Arc::new(Inner { map, fd, owner: std::process::id(), state: Mutex::new(state) }) })
+        Ok(Self {
+            inner: Arc::new(Inner {
+                map,
+                fd,
+                owner: std::process::id(),
+                state: Mutex::new(state),
+                idle: Arc::default(),
+            }),
+        })
     }
 
     /// Makes every page present in this process, so that the first use of a range is as fast as the next.
@@ -129,13 +140,17 @@ impl Memory for Slab {
 
 /// A range of a slab, given back on drop. Invariant S1: living parts lie inside the mapping and do not overlap, because
 /// `FreeRanges` hands out no byte twice; the mutex around it orders the last use of a byte before its next.
-struct Part {
+pub(crate) struct Part {
     home: Arc<Inner>,
     start: usize,
     len: usize,
 }
 
 impl Part {
+    pub(crate) fn idle(&self) -> &Arc<Idle> {
+        &self.home.idle
+    }
+
     fn slice(&self) -> &[u8] {
         // SAFETY: S1: inside the mapping, which `home` keeps; only `slice_mut` writes it, with an exclusive borrow of
         // the only part that has these bytes.
@@ -189,6 +204,10 @@ impl Segment for Part {
 
     fn kind(&self) -> MemoryKind {
         MemoryKind::Slab
+    }
+
+    fn as_any(&self) -> Option<&dyn Any> {
+        Some(self)
     }
 
     fn device(&self) -> Device {

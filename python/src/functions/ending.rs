@@ -4,6 +4,7 @@
 //! it has on its stack must not be touched any more.
 
 use cotensor_client::functions::Failure;
+use pyo3::ffi;
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -28,6 +29,47 @@ impl Drop for Inside {
     fn drop(&mut self) {
         INSIDE.fetch_sub(1, Ordering::SeqCst);
     }
+}
+
+/// A thread's state of Python's, kept from one call to the next: to make one for each takes as long as a small function.
+struct Kept {
+    /// Not of a thread that Python has made.
+    ours: bool,
+}
+
+impl Kept {
+    fn new() -> Self {
+        // SAFETY: the interpreter runs, by `Inside`; the thread leaves it as it found it, but for its state, which stays.
+        unsafe {
+            let ours = ffi::PyGILState_GetThisThreadState().is_null();
+            if ours {
+                ffi::PyGILState_Ensure();
+                ffi::PyEval_SaveThread();
+            }
+            Self { ours }
+        }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let _inside = Inside::enter();
+        // At the interpreter's end its threads' states go with it.
+        if !self.ours || ENDING.load(Ordering::SeqCst) {
+            return;
+        }
+        // SAFETY: the interpreter runs, by `Inside`. Two releases for the two times that this thread took it, here and in
+        // `new`; the last frees the state.
+        unsafe {
+            ffi::PyGILState_Ensure();
+            ffi::PyGILState_Release(ffi::PyGILState_STATE::PyGILState_LOCKED);
+            ffi::PyGILState_Release(ffi::PyGILState_STATE::PyGILState_UNLOCKED);
+        }
+    }
+}
+
+thread_local! {
+    static KEPT: Kept = Kept::new();
 }
 
 /// Dropped when the thread is ended under it, which then stays where it is until the process has ended.
@@ -56,6 +98,8 @@ pub(super) fn with_python<T>(act: impl FnOnce(Python<'_>) -> Result<T, Failure>)
     if ENDING.load(Ordering::SeqCst) {
         return Err(Failure::new("cancelled", "this process is about to end"));
     }
+    // Without one, where the thread is about to end, the next line makes one for itself.
+    let _ = KEPT.try_with(|_| ());
     Python::attach(|py| staying(|| act(py)))
 }
 

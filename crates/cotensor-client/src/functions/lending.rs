@@ -17,6 +17,7 @@ use crate::wire::rpc;
 use cotensor_core::{DType, Device, Error, Layout, Memory, MemoryKind, Result, Segment, range_within};
 use cotensor_memory::{Guarantee, SealedMemfd, Slab};
 use cotensor_store::{Holder, Lease, Reservation, Store, TensorSpec};
+use std::any::Any;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -219,6 +220,10 @@ impl Segment for Borrowed {
 
     fn kind(&self) -> MemoryKind {
         MemoryKind::Slab
+    }
+
+    fn as_any(&self) -> Option<&dyn Any> {
+        self.part.as_any()
     }
 
     fn device(&self) -> Device {

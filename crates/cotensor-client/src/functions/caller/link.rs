@@ -16,6 +16,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// How long to look for a result before sleeping: falling asleep and being woken takes as long as a small function.
+const SPIN: Duration = Duration::from_micros(300);
 /// The provider keeps time limits; one that says nothing for this much longer is taken for dead.
 const GRACE: Duration = Duration::from_secs(30);
 
@@ -37,7 +39,7 @@ impl Link {
             // What a provider says wrong costs the caller no more than the tensors that it names.
             Box::new(move |method, params, fds| drop(hears.hear(method, params.get(), fds))),
         );
-        let connection = Arc::new(connection);
+        let connection = Arc::new(connection.looking_for(SPIN));
         let speaker: Arc<dyn Speak> = Arc::clone(&connection) as _;
         lending.speak_through(Arc::downgrade(&speaker));
         let holder = store.holder("functions");

@@ -5,12 +5,13 @@ use super::functions::Kept;
 use super::reply::Reply;
 use super::timer::Limit;
 use super::{Shared, dispatch, lock};
+use crate::connection::SPIN;
 use crate::functions::codec::{self, Edge, Handed};
 use crate::functions::lending::{Lending, Speak};
 use crate::functions::{Arguments, Object, Outlet, Value};
 use crate::protocol::provider::{CallResult, LentRange, ObjectRef};
 use crate::store::ClientStore;
-use crate::wire::{Decoder, Frame, Outbox, rpc};
+use crate::wire::{Decoder, Frame, Outbox, Spin, rpc};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_store::{Holder, Store};
 use serde::Serialize;
@@ -88,7 +89,7 @@ impl Peer {
 
     /// Reads what the caller says, until it ends.
     pub(super) fn serve(self: &Arc<Self>) {
-        let mut decoder = Decoder::default();
+        let (mut decoder, mut spin) = (Decoder::default(), Spin::new(SPIN));
         while !self.ended.load(Ordering::SeqCst) {
             loop {
                 match decoder.take() {
@@ -97,7 +98,11 @@ impl Peer {
                     Err(_) => return self.end(),
                 }
             }
-            match decoder.fill(self.socket.as_fd()) {
+            let found = spin.until_found(|| match decoder.fill_now(self.socket.as_fd()) {
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => None,
+                found => Some(found),
+            });
+            match found.unwrap_or_else(|| decoder.fill(self.socket.as_fd())) {
                 Ok(0) => break,
                 Ok(_) => {}
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}

@@ -21,6 +21,8 @@ struct Inner {
 struct State {
     alarms: BTreeMap<(Instant, u64), Alarm>,
     next: u64,
+    /// Until when the timer's thread sleeps, while it does.
+    asleep_until: Option<Instant>,
     closed: bool,
 }
 
@@ -44,10 +46,11 @@ impl Timer {
         let mut state = lock(&self.0.state);
         state.next += 1;
         let key = (at, state.next);
-        let first = state.alarms.first_key_value().is_none_or(|(first, _)| key < *first);
         state.alarms.insert(key, alarm);
+        // Most alarms are for long after the next tick, and taken back before that: they wake nobody.
+        let early = state.asleep_until.is_some_and(|until| at < until);
         drop(state);
-        if first {
+        if early {
             self.0.changed.notify_one();
         }
         Some(Limit { timer: self.clone(), key })
@@ -82,7 +85,9 @@ impl Timer {
             }
             let next = state.alarms.first_key_value().map_or(period, |((at, _), _)| at.duration_since(now));
             let wait = next.min(period - now.duration_since(ticked));
+            state.asleep_until = now.checked_add(wait);
             state = self.0.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
+            state.asleep_until = None;
         }
     }
 }
