@@ -1,9 +1,10 @@
-//! What callers ask of a provider. Nothing here waits: what takes time is answered by whoever is done with it.
+//! What callers ask of a provider. Nothing here waits or runs: what takes time is answered by whoever is done with it.
 
-use super::flight::{Outcome, Watcher};
+use super::flight::{Flight, Outcome, Watcher};
 use super::lock;
 use super::peer::Peer;
 use super::reply::{Batch, Reply};
+use super::shared::Launched;
 use crate::functions::{Arguments, Execution, Failure};
 use crate::protocol::provider as p;
 use crate::protocol::{FUNCTIONS, Method, openrpc_of_provider};
@@ -16,57 +17,70 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Answers a message.
-pub(super) fn answer(peer: &Arc<Peer>, Frame { body, fds }: Frame) {
+/// Answers a message, or sees that it will be. A call that is `alone` may be left to the caller, who runs it at once.
+pub(super) fn answer(peer: &Arc<Peer>, Frame { body, fds }: Frame, alone: bool) -> Option<Arc<Flight>> {
     match rpc::parse(&body) {
         Message::Refused(response) => peer.send(&response),
-        Message::Single(call) => one(peer, call, fds, None),
+        Message::Single(call) => return one(peer, call, fds, None, alone),
         Message::Batch(calls) => {
             let (calls, answered): (Vec<_>, Vec<_>) = calls.into_iter().partition(std::result::Result::is_ok);
             let answered: Vec<_> = answered.into_iter().filter_map(std::result::Result::err).collect();
             if calls.is_empty() {
-                return peer.send(&answered);
+                peer.send(&answered);
+                return None;
             }
             let batch = Batch::new(calls.len(), answered);
-            calls.into_iter().flatten().for_each(|call| one(peer, call, Vec::new(), Some(Arc::clone(&batch))));
+            for call in calls.into_iter().flatten() {
+                one(peer, call, Vec::new(), Some(Arc::clone(&batch)), false);
+            }
         }
     }
+    None
 }
 
-fn one(peer: &Arc<Peer>, Call { id, method, params, .. }: Call, fds: Vec<OwnedFd>, batch: Option<Arc<Batch>>) {
+fn one(
+    peer: &Arc<Peer>,
+    Call { id, method, params, .. }: Call,
+    fds: Vec<OwnedFd>,
+    batch: Option<Arc<Batch>>,
+    alone: bool,
+) -> Option<Arc<Flight>> {
     let asked = peer.asked();
     let reply = Reply::new(peer, id, batch);
     if let Err(error) = asked {
-        return reply.error(rpc::to_object(&error));
+        reply.error(rpc::to_object(&error));
+        return None;
     }
     let params = params.as_deref().map_or("{}", RawValue::get);
     match method.as_str() {
-        p::Call::NAME => with::<p::Call>(params, reply, call),
-        p::Submit::NAME => with::<p::Submit>(params, reply, submit),
-        p::Status::NAME => with::<p::Status>(params, reply, |reply, params| {
+        p::Call::NAME => return with::<p::Call, _>(params, reply, |reply, params| call(reply, params, alone)),
+        p::Submit::NAME => with::<p::Submit, _>(params, reply, submit),
+        p::Status::NAME => with::<p::Status, _>(params, reply, |reply, params| {
             let info = reply.peer().shared.tasks.info(params.task);
             reply.send(info);
         }),
-        p::TaskResult::NAME => with::<p::TaskResult>(params, reply, result),
-        p::Wait::NAME => with::<p::Wait>(params, reply, wait),
-        p::Cancel::NAME => with::<p::Cancel>(params, reply, |reply, params| {
+        p::TaskResult::NAME => with::<p::TaskResult, _>(params, reply, result),
+        p::Wait::NAME => with::<p::Wait, _>(params, reply, wait),
+        p::Cancel::NAME => with::<p::Cancel, _>(params, reply, |reply, params| {
             let info = reply.peer().shared.tasks.cancel(params.task);
             reply.send(info);
         }),
-        p::ListTasks::NAME => with::<p::ListTasks>(params, reply, |reply, params| {
+        p::ListTasks::NAME => with::<p::ListTasks, _>(params, reply, |reply, params| {
             let tasks = reply.peer().shared.tasks.list(&params);
             reply.value(&tasks);
         }),
-        p::CallObject::NAME => with::<p::CallObject>(params, reply, call_object),
-        p::ReleaseObject::NAME => with::<p::ReleaseObject>(params, reply, |reply, params| {
+        p::CallObject::NAME => {
+            return with::<p::CallObject, _>(params, reply, |reply, params| call_object(reply, params, alone));
+        }
+        p::ReleaseObject::NAME => with::<p::ReleaseObject, _>(params, reply, |reply, params| {
             let released = reply.peer().release(params.object);
             reply.send(released.map(|()| crate::protocol::Empty {}));
         }),
-        p::Discover::NAME => with::<p::Discover>(params, reply, |reply, _| {
+        p::Discover::NAME => with::<p::Discover, _>(params, reply, |reply, _| {
             let document = discover(reply.peer());
             reply.value(&document);
         }),
-        p::Taken::NAME => with::<p::Taken>(params, reply, |reply, params| {
+        p::Taken::NAME => with::<p::Taken, _>(params, reply, |reply, params| {
             reply.peer().taken(params.taken);
             reply.value(&crate::protocol::Empty {});
         }),
@@ -76,6 +90,7 @@ fn one(peer: &Arc<Peer>, Call { id, method, params, .. }: Call, fds: Vec<OwnedFd
         }
         _ => reply.error(ErrorCode::MethodNotFound.into()),
     }
+    None
 }
 
 fn discover(peer: &Peer) -> serde_json::Value {
@@ -86,10 +101,13 @@ fn discover(peer: &Peer) -> serde_json::Value {
     document
 }
 
-fn with<M: Method>(params: &str, reply: Reply, handle: impl FnOnce(Reply, M::Params)) {
+fn with<M: Method, T: Default>(params: &str, reply: Reply, handle: impl FnOnce(Reply, M::Params) -> T) -> T {
     match serde_json::from_str(params) {
         Ok(params) => handle(reply, params),
-        Err(error) => reply.error(rpc::to_object(&Error::invalid(error.to_string()).in_field("params"))),
+        Err(error) => {
+            reply.error(rpc::to_object(&Error::invalid(error.to_string()).in_field("params")));
+            T::default()
+        }
     }
 }
 
@@ -100,7 +118,7 @@ fn take(reply: &Once) -> Option<Reply> {
     lock(reply).take()
 }
 
-fn call(reply: Reply, params: p::CallParams) {
+fn call(reply: Reply, params: p::CallParams, alone: bool) -> Option<Arc<Flight>> {
     let peer = Arc::clone(reply.peer());
     let shared = Arc::clone(&peer.shared);
     // Arguments first: what was lent is given back, whatever becomes of the call.
@@ -109,25 +127,48 @@ fn call(reply: Reply, params: p::CallParams) {
         .and_then(|arguments| Ok((shared.functions.find(&params.function)?, arguments)));
     let (function, arguments) = match ready {
         Ok(ready) => ready,
-        Err(error) => return reply.error(rpc::to_object(&error)),
+        Err(error) => {
+            reply.error(rpc::to_object(&error));
+            return None;
+        }
     };
     if function.options.execution == Execution::Task {
         // Its caller waits for the task's end, and takes its result.
         let timeout = params.timeout_ms.map(Duration::from_millis);
-        return match shared.submit(&function, arguments, &peer, timeout) {
+        match shared.submit(&function, arguments, &peer, timeout) {
             Ok(task) => shared.wait(task, None, Box::new(move |_| result(reply, p::TaskParams { task }))),
             Err(error) => reply.error(rpc::to_object(&error)),
-        };
+        }
+        return None;
     }
     let run = peer.next();
     let (watcher, reply) = answering(&peer, reply, run);
     match shared.launch(&function, arguments, &peer, watcher, peer.outlet(function.lends())) {
-        Ok(Some((flight, watch))) => {
-            peer.waits(run, &flight, watch);
-            limit(&peer, reply, run, params.timeout_ms);
-        }
-        Ok(None) => {}
+        Ok(launched) => enter(&peer, &reply, run, launched?, params.timeout_ms, alone),
         Err(error) => refuse(&reply, &error),
+    }
+}
+
+/// The caller waits for a run from here on. The run, where this thread is to run it.
+fn enter(
+    peer: &Arc<Peer>,
+    reply: &Once,
+    run: u64,
+    launched: Launched,
+    timeout_ms: Option<u64>,
+    alone: bool,
+) -> Option<Arc<Flight>> {
+    peer.waits(run, &launched.flight, launched.watch);
+    limit(peer, Arc::clone(reply), run, timeout_ms);
+    if !launched.is_new {
+        return None;
+    }
+    match peer.shared.line_up(&launched, alone) {
+        Ok(here) => here.then_some(launched.flight),
+        Err(error) => {
+            peer.waits_no_more(run);
+            refuse(reply, &error)
+        }
     }
 }
 
@@ -161,10 +202,11 @@ fn limit(peer: &Arc<Peer>, reply: Once, run: u64, timeout_ms: Option<u64>) {
     }
 }
 
-fn refuse(reply: &Once, error: &Error) {
+fn refuse<T>(reply: &Once, error: &Error) -> Option<T> {
     if let Some(reply) = take(reply) {
         reply.error(rpc::to_object(error));
     }
+    None
 }
 
 fn submit(reply: Reply, params: p::CallParams) {
@@ -193,22 +235,22 @@ fn wait(reply: Reply, params: p::WaitParams) {
     peer.shared.wait(params.task, params.timeout_ms.map(Duration::from_millis), waiter);
 }
 
-fn call_object(reply: Reply, params: p::CallObjectParams) {
+fn call_object(reply: Reply, params: p::CallObjectParams, alone: bool) -> Option<Arc<Flight>> {
     let peer = Arc::clone(reply.peer());
     let ready = peer
         .arguments(&params.returned, params.args, params.kwargs)
         .and_then(|arguments| Ok((peer.object(params.object)?, arguments)));
     let (object, arguments): (_, Arguments) = match ready {
         Ok(ready) => ready,
-        Err(error) => return reply.error(rpc::to_object(&error)),
+        Err(error) => {
+            reply.error(rpc::to_object(&error));
+            return None;
+        }
     };
     let run = peer.next();
     let (watcher, reply) = answering(&peer, reply, run);
     match peer.shared.launch_method(object, params.method, arguments, &peer, watcher) {
-        Ok((flight, watch)) => {
-            peer.waits(run, &flight, watch);
-            limit(&peer, reply, run, params.timeout_ms);
-        }
+        Ok(launched) => enter(&peer, &reply, run, launched, params.timeout_ms, alone),
         Err(error) => refuse(&reply, &error),
     }
 }

@@ -6,6 +6,7 @@ mod flight;
 mod functions;
 mod peer;
 mod pool;
+mod reader;
 mod registration;
 mod reply;
 mod shared;
@@ -18,6 +19,7 @@ use crate::store::ClientStore;
 use cotensor_core::{Error, Result};
 use cotensor_store::{Clock, SystemClock};
 use functions::{Function, Handler};
+use reader::UNREAD_MAX;
 use registration::Connector;
 use shared::Shared;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,8 +30,9 @@ const SWEEP_PERIOD: Duration = Duration::from_secs(1);
 
 /// Functions of this process, offered for as long as this lives.
 ///
-/// Each caller has a socket to this process and a thread that reads it; functions run on [`Limits::workers`] threads. A
-/// function that calls another of the same provider and waits for it occupies two.
+/// Each caller has a socket to this process and a thread that reads it, and runs short functions where nothing else waits.
+/// At most [`Limits::workers`] functions run at a time. A function that calls another of the same provider and waits for it
+/// is one of two.
 pub struct Provider {
     shared: Arc<Shared>,
 }
@@ -152,10 +155,10 @@ impl ProviderBuilder {
         }
         let (timer, weak) = (shared.timer.clone(), Arc::downgrade(&shared));
         spawn("cotensor-timer", move || {
-            timer.run(SWEEP_PERIOD, || {
-                if let Some(shared) = weak.upgrade() {
-                    shared.sweep();
-                }
+            timer.run(SWEEP_PERIOD, UNREAD_MAX, |often| match weak.upgrade() {
+                Some(shared) if often => shared.relieve(),
+                Some(shared) => shared.sweep(),
+                None => {}
             });
         })?;
         spawn("cotensor-provider", move || registration::keep(&shared, connection, connector))?;

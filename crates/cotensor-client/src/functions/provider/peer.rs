@@ -2,22 +2,22 @@
 
 use super::flight::{Flight, Outcome};
 use super::functions::Kept;
+use super::reader::{Away, Reader};
 use super::reply::Reply;
 use super::timer::Limit;
-use super::{Shared, dispatch, lock};
-use crate::connection::SPIN;
+use super::{Shared, dispatch, lock, spawn};
 use crate::functions::codec::{self, Edge, Handed};
 use crate::functions::lending::{Lending, Speak};
 use crate::functions::{Arguments, Object, Outlet, Value};
 use crate::protocol::provider::{CallResult, LentRange, ObjectRef};
 use crate::store::ClientStore;
-use crate::wire::{Decoder, Frame, Outbox, Spin, rpc};
+use crate::wire::{Frame, Outbox, rpc};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_store::{Holder, Store};
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -35,6 +35,8 @@ pub(super) struct Peer {
     store: Arc<ClientStore>,
     holder: Holder,
     socket: Arc<UnixStream>,
+    reader: Mutex<Reader>,
+    away: Away,
     out: Arc<Outbox>,
     lending: Arc<Lending>,
     calls: AtomicUsize,
@@ -81,35 +83,57 @@ impl Peer {
             out,
             lending,
             socket,
+            reader: Mutex::default(),
+            away: Away::default(),
             calls: AtomicUsize::new(0),
             ended: AtomicBool::new(false),
             state: Mutex::default(),
         })
     }
 
-    /// Reads what the caller says, until it ends.
-    pub(super) fn serve(self: &Arc<Self>) {
-        let (mut decoder, mut spin) = (Decoder::default(), Spin::new(SPIN));
+    /// Reads what the caller says, and runs what is short, until the caller ends; false when another thread reads on.
+    pub(super) fn serve(self: &Arc<Self>) -> bool {
         while !self.ended.load(Ordering::SeqCst) {
-            loop {
-                match decoder.take() {
-                    Ok(Some(frame)) => dispatch::answer(self, frame),
-                    Ok(None) => break,
-                    Err(_) => return self.end(),
-                }
-            }
-            let found = spin.until_found(|| match decoder.fill_now(self.socket.as_fd()) {
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => None,
-                found => Some(found),
-            });
-            match found.unwrap_or_else(|| decoder.fill(self.socket.as_fd())) {
-                Ok(0) => break,
-                Ok(_) => {}
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(_) => break,
+            let Ok(Some((frame, alone))) = lock(&self.reader).next(&self.socket) else { break };
+            if let Some(flight) = dispatch::answer(self, frame, alone)
+                && !self.run(&flight)
+            {
+                return false;
             }
         }
         self.end();
+        true
+    }
+
+    /// Runs a call on the thread that read it; false when it took so long that another reads on.
+    fn run(&self, flight: &Arc<Flight>) -> bool {
+        let shared = &self.shared;
+        shared.timer.hurry();
+        let at = self.away.go(shared.started);
+        shared.run(flight);
+        shared.pool.end();
+        let back = self.away.back(at);
+        if back {
+            lock(&self.reader).ran();
+        }
+        back
+    }
+
+    /// Has another thread read on where the reader has been away for too long.
+    pub(super) fn relieve(self: &Arc<Self>) {
+        if self.away.relieve(self.shared.started) && self.read().is_err() {
+            self.end();
+        }
+    }
+
+    /// Starts a thread that reads.
+    pub(super) fn read(self: &Arc<Self>) -> Result<()> {
+        let peer = Arc::clone(self);
+        spawn("cotensor-caller", move || {
+            if peer.serve() {
+                drop(lock(&peer.shared.peers).remove(&peer.number));
+            }
+        })
     }
 
     /// Ends the connection. Nobody waits for the caller's calls any more, and what it had is let go.

@@ -10,6 +10,7 @@ pub(super) struct Pool {
     queue: Mutex<Queue>,
     more: Condvar,
     waiting_max: usize,
+    running_max: usize,
 }
 
 #[derive(Default)]
@@ -17,6 +18,8 @@ struct Queue {
     ready: VecDeque<Arc<Flight>>,
     /// Ready, or waiting for the turn of a function.
     waiting: usize,
+    /// On whatever threads.
+    running: usize,
     closed: bool,
 }
 
@@ -28,8 +31,27 @@ pub(super) struct Turn {
 }
 
 impl Pool {
-    pub(super) fn new(waiting_max: usize) -> Self {
-        Self { queue: Mutex::default(), more: Condvar::new(), waiting_max }
+    pub(super) fn new(running_max: usize, waiting_max: usize) -> Self {
+        Self { queue: Mutex::default(), more: Condvar::new(), waiting_max, running_max }
+    }
+
+    /// Whether the caller may run something on its own thread now; if so, it says when it is done by [`end`](Self::end).
+    pub(super) fn begin(&self) -> bool {
+        let mut queue = lock(&self.queue);
+        let free = !queue.closed && queue.ready.is_empty() && queue.running < self.running_max;
+        queue.running += usize::from(free);
+        free
+    }
+
+    /// Something that ran is done.
+    pub(super) fn end(&self) {
+        let mut queue = lock(&self.queue);
+        queue.running -= 1;
+        let more = !queue.ready.is_empty();
+        drop(queue);
+        if more {
+            self.more.notify_one();
+        }
     }
 
     /// Lines a run up.
@@ -100,8 +122,11 @@ impl Pool {
             if queue.closed {
                 return None;
             }
-            if let Some(flight) = queue.ready.pop_front() {
+            if queue.running < self.running_max
+                && let Some(flight) = queue.ready.pop_front()
+            {
                 queue.waiting -= 1;
+                queue.running += 1;
                 return Some(flight);
             }
             queue = self.more.wait(queue).unwrap_or_else(PoisonError::into_inner);
@@ -109,7 +134,7 @@ impl Pool {
     }
 
     /// Passes a function's turn on.
-    fn pass_on(&self, flight: &Flight) {
+    pub(super) fn pass_on(&self, flight: &Flight) {
         if let Some(turn) = turn(flight) {
             let mut turn = lock(turn);
             match turn.waiting.pop_front() {
@@ -130,21 +155,15 @@ impl Pool {
     }
 }
 
-fn turn(flight: &Flight) -> Option<&Mutex<Turn>> {
+pub(super) fn turn(flight: &Flight) -> Option<&Mutex<Turn>> {
     flight.function.as_ref().and_then(|function| function.turn.as_ref())
 }
 
 /// A worker's life.
 pub(super) fn work(shared: &Arc<Shared>) {
     while let Some(flight) = shared.pool.next() {
-        if let Some(work) = flight.start() {
-            let limit = shared.limit_run(&flight);
-            let outcome = flight.run(work);
-            drop(limit);
-            shared.landed(&flight, outcome);
-        } else {
-            shared.forget_flight(&flight);
-        }
+        shared.run(&flight);
         shared.pool.pass_on(&flight);
+        shared.pool.end();
     }
 }

@@ -3,10 +3,10 @@
 use super::flight::{Flight, Outcome, Watcher};
 use super::functions::{Function, Functions};
 use super::peer::Peer;
-use super::pool::Pool;
+use super::pool::{self, Pool};
 use super::tasks::{Tasks, Waiter};
 use super::timer::{Limit, Timer};
-use super::{lock, registration, spawn};
+use super::{lock, registration};
 use crate::connection::Connection;
 use crate::functions::{Arguments, Failure, Limits, Object, Outlet};
 use crate::protocol::Resume;
@@ -17,10 +17,11 @@ use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub(super) struct Shared {
     pub(super) epoch: u64,
+    pub(super) started: Instant,
     pub(super) limits: Limits,
     pub(super) functions: Functions,
     pub(super) tasks: Tasks,
@@ -34,7 +35,7 @@ pub(super) struct Shared {
     clock: Arc<dyn Clock>,
     /// Runs that equal calls may join.
     flights: Mutex<HashMap<ContentHash, Weak<Flight>>>,
-    peers: Mutex<HashMap<u64, Arc<Peer>>>,
+    pub(super) peers: Mutex<HashMap<u64, Arc<Peer>>>,
     next_peer: AtomicU64,
     closed: AtomicBool,
 }
@@ -46,9 +47,10 @@ impl Shared {
         Ok(Arc::new(Self {
             // Numbers in JSON are exact up to 2^53.
             epoch: u64::from_le_bytes(epoch) >> 11,
+            started: Instant::now(),
             functions: Functions::default(),
             tasks: Tasks::new(Arc::clone(&clock), limits.task_ttl, limits.tasks_max),
-            pool: Pool::new(limits.waiting_max),
+            pool: Pool::new(limits.workers.max(1), limits.waiting_max),
             timer: Timer::default(),
             connection: Mutex::default(),
             session: Mutex::default(),
@@ -98,14 +100,7 @@ impl Shared {
             }
             peers.insert(number, Arc::clone(&peer));
         }
-        let serving = spawn("cotensor-caller", {
-            let peer = Arc::clone(&peer);
-            move || {
-                peer.serve();
-                drop(lock(&peer.shared.peers).remove(&peer.number));
-            }
-        });
-        if serving.is_err() {
+        if peer.read().is_err() {
             drop(lock(&self.peers).remove(&number));
         }
     }
@@ -114,8 +109,8 @@ impl Shared {
         lock(&self.peers).len()
     }
 
-    /// Has a function run for a caller, or finds its result; the tensors of its result go to `outlet`. The run and the number under which `watcher` watches it;
-    /// none when it has been told already.
+    /// A run of a function for a caller, whose result's tensors go to `outlet`; none when the result was there, and `watcher`
+    /// has been told. A new run is to be [lined up](Self::line_up).
     pub(super) fn launch(
         self: &Arc<Self>,
         function: &Arc<Function>,
@@ -123,7 +118,7 @@ impl Shared {
         peer: &Peer,
         mut watcher: Watcher,
         outlet: Outlet,
-    ) -> Result<Option<(Arc<Flight>, u64)>> {
+    ) -> Result<Option<Launched>> {
         let key = function.key(&arguments);
         let kept = || Some(lock(function.results.as_ref()?).get(key.as_ref()?, self.clock.now())).flatten();
         if let Some(value) = kept() {
@@ -137,12 +132,12 @@ impl Shared {
         let (name, client) = (Arc::clone(&function.name), Arc::clone(&peer.client));
         let flight = Flight::new(name, client, Some(Arc::clone(function)), key, outlet, work);
         let Some(key) = key.filter(|_| function.options.singleflight) else {
-            return self.submit_flight(flight, watcher).map(Some);
+            return Launched::new(flight, watcher).map(Some);
         };
         let mut flights = lock(&self.flights);
         if let Some(running) = flights.get(&key).and_then(Weak::upgrade) {
             match running.watch(watcher) {
-                Ok(watch) => return Ok(Some((running, watch))),
+                Ok(watch) => return Ok(Some(Launched { flight: running, watch, is_new: false })),
                 // It was given up: this one takes its place.
                 Err(back) => watcher = back,
             }
@@ -153,10 +148,9 @@ impl Shared {
             watcher(&Ok(value));
             return Ok(None);
         }
-        let watch = watch_new(&flight, watcher)?;
-        flights.insert(key, Arc::downgrade(&flight));
-        drop(flights);
-        self.line_up(flight, watch).map(Some)
+        let launched = Launched::new(flight, watcher)?;
+        flights.insert(key, Arc::downgrade(&launched.flight));
+        Ok(Some(launched))
     }
 
     /// As [`launch`](Self::launch), for a method of an object.
@@ -167,27 +161,45 @@ impl Shared {
         arguments: Arguments,
         peer: &Peer,
         watcher: Watcher,
-    ) -> Result<(Arc<Flight>, u64)> {
+    ) -> Result<Launched> {
         let name = Arc::from(format!("object.{method}"));
         let work = Box::new(move |context: &_| object.call(&method, &arguments, context));
         let flight = Flight::new(name, Arc::clone(&peer.client), None, None, peer.outlet(true), work);
-        self.submit_flight(flight, watcher)
+        Launched::new(flight, watcher)
     }
 
-    fn submit_flight(&self, flight: Arc<Flight>, watcher: Watcher) -> Result<(Arc<Flight>, u64)> {
-        let watch = watch_new(&flight, watcher)?;
-        self.line_up(flight, watch)
-    }
-
-    fn line_up(&self, flight: Arc<Flight>, watch: u64) -> Result<(Arc<Flight>, u64)> {
-        if let Err(error) = self.pool.submit(&flight) {
+    /// Has a worker run it, unless it may be run `here`: true then, and the thread that asked does so at once.
+    pub(super) fn line_up(&self, Launched { flight, watch, .. }: &Launched, here: bool) -> Result<bool> {
+        // Who runs one call at a time has its callers wait in order.
+        if here && pool::turn(flight).is_none() && self.pool.begin() {
+            return Ok(true);
+        }
+        if let Err(error) = self.pool.submit(flight) {
             // Others may have joined it by now; whoever asked is told by the error.
-            self.forget_flight(&flight);
-            flight.leave(watch);
+            self.forget_flight(flight);
+            flight.leave(*watch);
             flight.give_up(Failure::from(error.clone()));
             return Err(error);
         }
-        Ok((flight, watch))
+        Ok(false)
+    }
+
+    /// Runs on this thread.
+    pub(super) fn run(self: &Arc<Self>, flight: &Arc<Flight>) {
+        if let Some(work) = flight.start() {
+            let limit = self.limit_run(flight);
+            let outcome = flight.run(work);
+            drop(limit);
+            self.landed(flight, outcome);
+        } else {
+            self.forget_flight(flight);
+        }
+    }
+
+    /// Has other threads read where a reader runs something long.
+    pub(super) fn relieve(&self) {
+        let peers: Vec<_> = lock(&self.peers).values().cloned().collect();
+        peers.iter().for_each(Peer::relieve);
     }
 
     /// A run is over.
@@ -252,13 +264,15 @@ impl Shared {
                 shared.tasks.end(task, outcome.clone());
             }
         };
-        match self.launch(function, arguments, peer, Box::new(watcher), peer.outlet(false)) {
-            Ok(Some((flight, watch))) => self.tasks.attach(task, &flight, watch, limit),
-            Ok(None) => {}
-            Err(error) => {
-                self.tasks.discard(task);
-                return Err(error);
-            }
+        let launched = self.launch(function, arguments, peer, Box::new(watcher), peer.outlet(false));
+        let lined_up = launched.and_then(|launched| {
+            let Some(launched) = launched else { return Ok(()) };
+            self.tasks.attach(task, &launched.flight, launched.watch, limit);
+            if launched.is_new { self.line_up(&launched, false).map(drop) } else { Ok(()) }
+        });
+        if let Err(error) = lined_up {
+            self.tasks.discard(task);
+            return Err(error);
         }
         Ok(task)
     }
@@ -308,6 +322,18 @@ impl Shared {
     }
 }
 
-fn watch_new(flight: &Flight, watcher: Watcher) -> Result<u64> {
-    flight.watch(watcher).map_err(|_| Error::new(ErrorKind::Conflict, "a new call was given up"))
+/// A run, and the number under which it is watched.
+pub(super) struct Launched {
+    pub(super) flight: Arc<Flight>,
+    pub(super) watch: u64,
+    /// Whether nobody else has asked for it.
+    pub(super) is_new: bool,
+}
+
+impl Launched {
+    fn new(flight: Arc<Flight>, watcher: Watcher) -> Result<Self> {
+        let given_up = |_| Error::new(ErrorKind::Conflict, "a new call was given up");
+        let watch = flight.watch(watcher).map_err(given_up)?;
+        Ok(Self { flight, watch, is_new: true })
+    }
 }

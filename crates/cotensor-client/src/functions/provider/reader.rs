@@ -1,0 +1,152 @@
+//! The thread that reads a caller's socket runs short functions itself: to hand each to another thread, and to wake that,
+//! takes longer than most of them. When one takes longer than that, another thread goes on reading.
+
+use crate::wire::{Decoder, Frame, Spin};
+use cotensor_core::Result;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a socket may stay unread because its reader runs a function.
+pub(super) const UNREAD_MAX: Duration = Duration::from_millis(2);
+/// A reader that found more to read when it came back leaves so many calls to the workers: their callers do not wait for
+/// each other.
+const BUSY_CALLS: u32 = 64;
+/// How long to look for the next call after one that was run here.
+const SPIN: Duration = Duration::from_micros(40);
+
+/// What is read of a socket.
+pub(super) struct Reader {
+    decoder: Decoder,
+    spin: Spin,
+    /// Calls that are left to the workers.
+    leave: u32,
+    /// Whether the last call was run here.
+    ran: bool,
+}
+
+impl Default for Reader {
+    fn default() -> Self {
+        Self { decoder: Decoder::default(), spin: Spin::new(SPIN), leave: 0, ran: false }
+    }
+}
+
+impl Reader {
+    /// The next message, and whether its call may be run by whoever read it. None at the end.
+    ///
+    /// # Errors
+    /// For what is no message, and when the socket cannot be read.
+    pub(super) fn next(&mut self, socket: &UnixStream) -> Result<Option<(Frame, bool)>> {
+        let mut late = std::mem::take(&mut self.ran);
+        loop {
+            if let Some(frame) = self.decoder.take()? {
+                self.leave = self.leave.saturating_sub(1);
+                let alone = self.leave == 0 && !self.decoder.is_midway();
+                return Ok(Some((frame, alone)));
+            }
+            let mut now = || match self.decoder.fill_now(socket.as_fd()) {
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => None,
+                found => Some(found),
+            };
+            let found = match late {
+                // Whoever called could not know yet that this thread is back: it had called before, and waited.
+                true => {
+                    late = false;
+                    let found = now();
+                    if found.is_some() {
+                        self.leave = BUSY_CALLS;
+                        found
+                    } else {
+                        self.spin.until_found(now)
+                    }
+                }
+                false => None,
+            };
+            match found.unwrap_or_else(|| self.decoder.fill(socket.as_fd())) {
+                Ok(0) => return Ok(None),
+                Ok(_) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(cotensor_core::Error::io("reading from a caller", &error)),
+            }
+        }
+    }
+
+    /// Its thread ran the last call.
+    pub(super) fn ran(&mut self) {
+        self.ran = true;
+    }
+}
+
+/// Since when the reader of a socket runs a function: whoever looks after it, and whoever relieves it, agree by this.
+#[derive(Default)]
+pub(super) struct Away(AtomicU64);
+
+const HERE: u64 = 0;
+const RELIEVED: u64 = u64::MAX;
+
+impl Away {
+    /// The reader goes; when, for [`back`](Self::back).
+    pub(super) fn go(&self, since: Instant) -> u64 {
+        let at = u64::try_from(since.elapsed().as_micros()).map_or(RELIEVED - 1, |at| at + 1);
+        self.0.store(at, Ordering::SeqCst);
+        at
+    }
+
+    /// The reader is back; false when it was relieved.
+    pub(super) fn back(&self, at: u64) -> bool {
+        self.0.compare_exchange(at, HERE, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// Relieves a reader that has been away for too long: true if another has to read on.
+    pub(super) fn relieve(&self, since: Instant) -> bool {
+        let at = self.0.load(Ordering::SeqCst);
+        let now = u64::try_from(since.elapsed().as_micros()).unwrap_or(RELIEVED - 1);
+        let late = at != HERE && at != RELIEVED && now.saturating_sub(at) >= UNREAD_MAX.as_micros() as u64;
+        late && self.0.compare_exchange(at, RELIEVED, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::send_all;
+
+    #[test]
+    fn calls_that_had_to_wait_are_left_to_the_workers_for_a_while() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let say = |text: &str| send_all(theirs.as_fd(), &Frame::new(text.into())).unwrap();
+        let mut reader = Reader::default();
+        let mut alone = || reader.next(&ours).unwrap().unwrap().1;
+        say("1");
+        assert!(alone());
+        say("2");
+        say("3");
+        assert!(!alone(), "another is here already");
+        assert!(alone());
+        reader.ran();
+        say("4");
+        let mut alone = || reader.next(&ours).unwrap().unwrap().1;
+        assert!(!alone(), "it came while the third ran");
+        for _ in 0..BUSY_CALLS {
+            say("5");
+            alone();
+        }
+        say("6");
+        assert!(alone());
+        drop(theirs);
+        assert!(reader.next(&ours).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_reader_is_relieved_once_and_only_if_it_is_late() {
+        let (since, away) = (Instant::now(), Away::default());
+        assert!(!away.relieve(since), "it is here");
+        let at = away.go(since);
+        assert!(away.back(at));
+        let at = away.go(Instant::now() - Duration::from_micros(5));
+        std::thread::sleep(UNREAD_MAX * 2);
+        assert!(away.relieve(since) && !away.relieve(since), "by one");
+        assert!(!away.back(at));
+    }
+}
