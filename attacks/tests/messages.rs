@@ -65,7 +65,7 @@ fn names_are_bounded_and_quoted() {
     calls.extend([
         ("tensor.get", json!({"name": "secret-small", "holder": long}), "holder"),
         ("claim.begin", json!({"key": hash, "holder": long}), "holder"),
-        ("store.record_copy", json!({"tensor": long, "reason": "put", "bytes": 1}), "tensor"),
+        ("store.record_copies", json!({"copies": [{"tensor": long, "reason": "put", "bytes": 1}]}), "tensor"),
         ("contents.begin", json!({"contents": [content], "producer": long, "holder": ""}), "producer"),
         ("contents.begin", json!({"contents": vec![&content; 65_537], "producer": "x"}), "contents"),
         ("function.register", json!({"function": {"name": long, "summary": ""}, "epoch": 1}), "name"),

@@ -3,10 +3,12 @@
 use crate::dlpack;
 use crate::errors::{OrRaise, raise};
 use crate::gather::gather;
+use crate::modules::{Numpy, Torch};
 use crate::tensor::{Shown, Tensor};
 use crate::window::{Held, made_of};
 use cotensor::{DType, Error};
 use cotensor_core::{ContentHash, Hasher, Layout};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 use std::sync::Arc;
@@ -48,7 +50,7 @@ impl Source {
             || array.is_instance_of::<pyo3::types::PyInt>()
             || array.is_instance_of::<pyo3::types::PyBool>();
         if plain {
-            let made = py.import("numpy")?.call_method1("asarray", (array,))?;
+            let made = Numpy::import(py)?.asarray.bind(py).call1((array,))?;
             if let Some(found) = Self::of_numpy(&made)? {
                 return Ok(found);
             }
@@ -61,14 +63,12 @@ impl Source {
     /// numpy's own arrays say where their memory is; scalars are made arrays, because theirs moves.
     fn of_numpy(array: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
         let py = array.py();
-        // Whoever has one of its arrays has imported it.
-        let modules = py.import("sys")?.getattr("modules")?;
-        let Ok(numpy) = modules.get_item("numpy") else { return Ok(None) };
-        let array = match array.is_instance(&numpy.getattr("generic")?)? {
-            true => numpy.call_method1("asarray", (array,))?,
+        let Some(numpy) = Numpy::imported(py)? else { return Ok(None) };
+        let array = match array.is_instance(numpy.generic.bind(py))? {
+            true => numpy.asarray.bind(py).call1((array,))?,
             false => array.clone(),
         };
-        if !array.is_instance(&numpy.getattr("ndarray")?)? {
+        if !array.is_instance(numpy.ndarray.bind(py))? {
             return Ok(None);
         }
         let described = array.getattr("dtype")?;
@@ -91,7 +91,14 @@ impl Source {
             refusal.set_cause(py, Some(error));
             refusal
         };
-        let (kind, number) = dlpack::device_of(array).map_err(refused)?;
+        // torch's own way through DLPack takes several times longer than what it leads to.
+        let torch = Torch::imported(py)?.filter(|torch| array.get_type().is(&torch.tensor));
+        let torch = match torch {
+            Some(torch) if array.getattr(intern!(py, "is_cpu"))?.is_truthy()? => Some(torch),
+            _ => None,
+        };
+        let (kind, number) =
+            if torch.is_some() { (dlpack::CPU, 0) } else { dlpack::device_of(array).map_err(refused)? };
         if !dlpack::is_host(kind) {
             let message = format!(
                 "an array on device {number} of DLPack kind {kind}: tensors of devices are not shared yet; \
@@ -100,14 +107,19 @@ impl Source {
             return Err(raise(py, &Error::unsupported(message)));
         }
         // torch: what is shared has no gradient.
-        let wanted = array.getattr_opt("requires_grad")?.is_some_and(|wanted| wanted.is_truthy().unwrap_or(false));
+        let wanted =
+            array.getattr_opt(intern!(py, "requires_grad"))?.is_some_and(|wanted| wanted.is_truthy().unwrap_or(false));
         let array = if wanted { array.call_method0("detach")? } else { array.clone() };
         // DLPack says nothing of torch's negative bit.
-        let array = match array.getattr_opt("resolve_neg")? {
+        let array = match array.getattr_opt(intern!(py, "resolve_neg"))? {
             Some(resolve) => resolve.call0()?,
             None => array,
         };
-        let taken = dlpack::take(&array).map_err(refused)?;
+        let taken = match torch {
+            Some(torch) => torch.to_dlpack.bind(py).call1((&array,)).and_then(|capsule| dlpack::open(&capsule)),
+            None => dlpack::take(&array),
+        };
+        let taken = taken.map_err(refused)?;
         let (address, dtype) = (taken.address as usize, taken.dtype);
         let (shape, strides) = (taken.shape.clone(), taken.strides.clone());
         Ok(Self { address, dtype, shape, strides, _keep: Keep::Taken(taken) })
@@ -149,6 +161,25 @@ impl Source {
         let lease = held.lease();
         let same = lease.dtype() == self.dtype && lease.shape() == self.shape && lease.layout().is_contiguous();
         (same && self.contiguous().is_some()).then_some(held)
+    }
+
+    /// The same for what `array` is the source of: numpy's views of the shared memory itself know what they were made of.
+    pub(crate) fn shown_by(&self, array: &Bound<'_, PyAny>) -> PyResult<Option<Arc<Held>>> {
+        if let Some(held) = self.tensor() {
+            return Ok(Some(held));
+        }
+        let mut base = array.getattr_opt("base")?;
+        while let Some(object) = base {
+            if let Ok(shown) = object.cast::<Shown>() {
+                let held = Arc::clone(&shown.get().held);
+                let lease = held.lease();
+                let start = lease.bytes().map(|bytes| bytes.as_ptr() as usize);
+                let same = lease.dtype() == self.dtype && lease.shape() == self.shape && start == Some(self.address);
+                return Ok((same && self.contiguous().is_some() && lease.layout().is_contiguous()).then_some(held));
+            }
+            base = object.getattr_opt("base")?;
+        }
+        Ok(None)
     }
 
     /// What the value is by content: as [`Lease::identity`](cotensor::Lease::identity) of a tensor of the same bytes.
@@ -266,7 +297,7 @@ pub(crate) type Kept = Arc<dyn std::any::Any + Send + Sync>;
 /// A numpy array on the memory of something of this module's; its bits as ml_dtypes' bfloat16 where they are that.
 pub(crate) fn as_numpy<'py>(array: &Bound<'py, PyAny>, dtype: DType) -> PyResult<Bound<'py, PyAny>> {
     let py = array.py();
-    let made = py.import("numpy")?.call_method1("asarray", (array,))?;
+    let made = Numpy::import(py)?.asarray.bind(py).call1((array,))?;
     if dtype != DType::BF16 {
         return Ok(made);
     }
@@ -288,25 +319,8 @@ pub(crate) fn shown_by(py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<Opt
         let held = tensor.get().held(py)?;
         return Ok(tensor.get().is_whole(&held).then_some(held));
     }
-    let source = Source::of(array)?;
-    if let Some(held) = source.tensor() {
-        return Ok(Some(held));
-    }
-    // numpy's views of the shared memory itself know what they were made of.
-    let mut base = array.getattr_opt("base")?;
-    while let Some(object) = base {
-        if let Ok(shown) = object.cast::<Shown>() {
-            let held = Arc::clone(&shown.get().held);
-            let lease = held.lease();
-            let start = lease.bytes().map(|bytes| bytes.as_ptr() as usize);
-            let same = lease.dtype() == source.dtype && lease.shape() == source.shape && start == Some(source.address);
-            return Ok((same && source.contiguous().is_some() && lease.layout().is_contiguous()).then_some(held));
-        }
-        base = object.getattr_opt("base")?;
-    }
-    Ok(None)
+    Source::of(array)?.shown_by(array)
 }
-
 /// What numpy asks of `__array__`.
 pub(crate) fn as_array<'py>(
     array: &Bound<'py, PyAny>,

@@ -269,7 +269,13 @@ pub(crate) fn take(array: &Bound<'_, PyAny>) -> PyResult<Taken> {
         Err(error) if error.is_instance_of::<PyTypeError>(py) => array.call_method0("__dlpack__")?,
         outcome => outcome?,
     };
-    let (owner, tensor) = own(&capsule)?;
+    open(&capsule)
+}
+
+/// Takes over what is in a capsule.
+pub(crate) fn open(capsule: &Bound<'_, PyAny>) -> PyResult<Taken> {
+    let py = capsule.py();
+    let (owner, tensor) = own(capsule)?;
     // SAFETY: the owner has it until it is dropped.
     let tensor = unsafe { &*tensor };
     if !is_host(tensor.device.kind) {

@@ -3,6 +3,7 @@
 use crate::arrays::{Kept, Source};
 use crate::dlpack::{self, Given};
 use crate::errors::{OrRaise, raise};
+use crate::modules::Torch;
 use crate::process::Own;
 use crate::tensor::{Tensor, check_dlpack, interface};
 use cotensor::{Error, ErrorKind, Lease, Store};
@@ -157,7 +158,7 @@ impl Draft {
 
     /// A torch tensor on the memory, to be written.
     fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        slf.py().import("torch.utils.dlpack")?.call_method1("from_dlpack", (slf,))
+        Torch::import(slf.py())?.from_dlpack.bind(slf.py()).call1((slf,))
     }
 
     /// Copies an array of the same dtype and shape into it.

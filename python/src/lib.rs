@@ -15,6 +15,7 @@ mod errors;
 mod functions;
 mod gather;
 mod interrupt;
+mod modules;
 mod process;
 mod sharing;
 mod store;

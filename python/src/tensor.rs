@@ -2,6 +2,7 @@
 
 use crate::dlpack::{self, Given};
 use crate::errors::{OrRaise, raise};
+use crate::modules::Torch;
 use crate::window::{Held, Writable};
 use cotensor::{DType, Error, ErrorKind, Lease, Slice, Store};
 use cotensor_core::Layout;
@@ -256,7 +257,7 @@ impl Tensor {
     }
 
     /// A numpy array on the shared memory, read-only: no copy. bfloat16 needs ml_dtypes.
-    fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+    pub(crate) fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let (py, tensor) = (slf.py(), slf.get());
         let held = tensor.held(py)?;
         let shown = Shown { address: tensor.shared(&held), layout: tensor.layout.clone(), held };
@@ -273,10 +274,10 @@ impl Tensor {
     }
 
     /// A torch tensor on the shared memory. What is written in place is the writer's own.
-    fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+    pub(crate) fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         // The capsule without a read-only flag: the pages are the reader's as soon as they are written.
         let capsule = slf.get().capsule(slf.py(), None, false)?;
-        slf.py().import("torch.utils.dlpack")?.call_method1("from_dlpack", (capsule,))
+        Torch::import(slf.py())?.from_dlpack.bind(slf.py()).call1((capsule,))
     }
 
     /// A JAX array on the shared memory.

@@ -68,6 +68,14 @@ impl Slab {
         self.inner.map.populate()
     }
 
+    /// As [`reserve`](Memory::reserve), without zeroing what was used before: for who writes all of it.
+    ///
+    /// # Errors
+    /// As [`reserve`](Memory::reserve).
+    pub fn reserve_as_it_is(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
+        Ok(Box::new(self.take(len)?.0))
+    }
+
     /// The descriptor for other processes.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.inner.fd.as_fd()

@@ -4,7 +4,9 @@ use super::object::{Live, RemoteObject};
 use crate::arrays::{Source, shown_by};
 use crate::draft::fill;
 use crate::errors::{OrRaise, raise};
+use crate::modules::{Numpy, Torch};
 use crate::tensor::Tensor;
+use crate::window::Held;
 use cotensor::{Error, ErrorKind, Lease, Store};
 use cotensor_client::ClientStore;
 use cotensor_client::functions::{Arguments, Outlet, Value};
@@ -141,17 +143,23 @@ impl Terms {
     fn array(&self, array: &Bound<'_, PyAny>, place: &str) -> PyResult<Value> {
         let py = array.py();
         // numpy's scalars are numbers.
-        let generic =
-            py.import("sys")?.getattr("modules")?.get_item("numpy").and_then(|numpy| numpy.getattr("generic"));
-        if generic.is_ok_and(|generic| array.is_instance(&generic).unwrap_or(false)) {
+        if let Some(numpy) = Numpy::imported(py)?
+            && array.is_instance(numpy.generic.bind(py))?
+        {
             return self.value(&array.call_method0("item")?, place, DEPTH_MAX);
         }
-        if let Some(held) = shown_by(py, array)?
-            && self.store().holds(held.lease())
+        if array.is_instance_of::<Tensor>()
+            && let Some(held) = shown_by(py, array)?
+            && let Some(value) = self.held(py, &held)?
         {
-            return Ok(Value::Tensor(Arc::new(held.lease().another(&self.holder).or_raise(py)?)));
+            return Ok(value);
         }
         let source = Source::of(array)?;
+        if let Some(held) = source.shown_by(array)?
+            && let Some(value) = self.held(py, &held)?
+        {
+            return Ok(value);
+        }
         let spec = TensorSpec {
             producer: self.holder.name().to_owned(),
             ..TensorSpec::new(self.name.as_str(), source.dtype, &source.shape)
@@ -160,6 +168,14 @@ impl Terms {
         fill(py, &mut reservation, &source)?;
         let lease = py.detach(|| reservation.publish()).or_raise(py)?;
         Ok(Value::Tensor(Arc::new(lease)))
+    }
+
+    /// A tensor that is in the daemon's store already.
+    fn held(&self, py: Python<'_>, held: &Held) -> PyResult<Option<Value>> {
+        if !self.store().holds(held.lease()) {
+            return Ok(None);
+        }
+        Ok(Some(Value::Tensor(Arc::new(held.lease().another(&self.holder).or_raise(py)?))))
     }
 
     fn other(&self, value: &Bound<'_, PyAny>, place: &str) -> PyResult<Value> {
@@ -224,12 +240,11 @@ impl Terms {
     fn tensor(&self, py: Python<'_>, lease: &Lease) -> PyResult<Py<PyAny>> {
         let lease = lease.another(&self.holder).or_raise(py)?;
         let tensor = Bound::new(py, Tensor::new(lease, Arc::clone(self.store()) as Arc<dyn Store>))?;
-        let modules = py.import("sys")?.getattr("modules")?;
         let made = match self.tensors {
-            Tensors::Auto if modules.contains("torch")? => tensor.call_method0("torch"),
-            Tensors::Auto if modules.contains("numpy")? => tensor.call_method0("numpy"),
-            Tensors::Torch => tensor.call_method0("torch"),
-            Tensors::Numpy => tensor.call_method0("numpy"),
+            Tensors::Auto if Torch::imported(py)?.is_some() => Tensor::torch(&tensor),
+            Tensors::Auto if Numpy::imported(py)?.is_some() => Tensor::numpy(&tensor),
+            Tensors::Torch => Tensor::torch(&tensor),
+            Tensors::Numpy => Tensor::numpy(&tensor),
             Tensors::Auto | Tensors::Cotensor => return Ok(tensor.into_any().unbind()),
         };
         made.map(Bound::unbind)

@@ -3,6 +3,7 @@
 use crate::arrays::{Kept, as_numpy};
 use crate::dlpack::{self, Given};
 use crate::errors::OrRaise;
+use crate::modules::Torch;
 use crate::process::Own;
 use crate::tensor::{Tensor, check_dlpack, interface};
 use crate::window::Held;
@@ -72,7 +73,7 @@ impl Written {
     }
 
     fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        slf.py().import("torch.utils.dlpack")?.call_method1("from_dlpack", (slf,))
+        Torch::import(slf.py())?.from_dlpack.bind(slf.py()).call1((slf,))
     }
 
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]

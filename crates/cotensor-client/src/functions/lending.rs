@@ -72,13 +72,13 @@ impl Lending {
         speaker.speak(rpc::encode_call(None, M::NAME, params)?, fds)
     }
 
-    /// Memory for a tensor of `len` bytes; none where it is too long, or too much is lent.
+    /// Memory for a tensor of `len` bytes, which has to be written in full; none where it is too long, or too much is lent.
     fn reserve(&self, len: usize) -> Result<Option<Box<dyn cotensor_core::SegmentMut>>> {
         if len > LENT_BYTES_MAX {
             return Ok(None);
         }
         let mut lent = lock(&self.lent);
-        let found = lent.slabs.iter().find_map(|slab| slab.reserve(len).ok());
+        let found = lent.slabs.iter().find_map(|slab| slab.reserve_as_it_is(len).ok());
         if found.is_some() {
             return Ok(found);
         }
@@ -268,7 +268,7 @@ impl Outlet {
         &self.store
     }
 
-    /// Memory for a tensor, to be written, published and passed. What was lent, and is passed to another process than this
+    /// Memory for a tensor, to be written in full (it may hold what an earlier one did), published and passed. What was lent, and is passed to another process than this
     /// is for, is copied once more.
     ///
     /// # Errors

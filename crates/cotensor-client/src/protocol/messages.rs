@@ -120,7 +120,7 @@ message! {
         /// The claim whose result it is part of.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ticket: Option<u64>,
-        /// Copies that were made and not yet said, as `store.record_copy` says them: at most 64.
+        /// Copies that were made and not yet said, as `store.record_copies` says them: at most 64.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         copies: Vec<CopyParams>,
     }
@@ -153,7 +153,7 @@ message! {
         /// The claim whose result it is part of.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ticket: Option<u64>,
-        /// Copies that were made and not yet said, as `store.record_copy` says them: at most 64.
+        /// Copies that were made and not yet said, as `store.record_copies` says them: at most 64.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         copies: Vec<CopyParams>,
     }
@@ -372,6 +372,12 @@ message! {
         reason: String,
         /// How much, in bytes.
         bytes: u64,
+    }
+
+    /// Copies.
+    CopiesParams {
+        /// At most 64.
+        copies: Vec<CopyParams>,
     }
 
     /// Ranges that nobody leases any more.

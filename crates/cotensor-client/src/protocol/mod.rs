@@ -162,8 +162,8 @@ methods! { METHODS:
     Recommendations "store.recommendations": Empty => Report;
     /// Frees every tensor that nobody leases.
     Optimize "store.optimize": Empty => Report;
-    /// Counts a copy that a client made, and why.
-    RecordCopy "store.record_copy": CopyParams => Empty;
+    /// Counts copies that a client made, and why.
+    RecordCopies "store.record_copies": CopiesParams => Empty;
 
     /// The sessions that are open, and what each of them holds.
     Sessions "session.list": Empty => SessionList;

@@ -19,7 +19,7 @@ impl Unsaid {
         copies.push(copy);
         let all = if copies.len() < UNSAID_MAX { Vec::new() } else { std::mem::take(&mut *copies) };
         drop(copies);
-        all.iter().for_each(|copy| live.tell::<p::RecordCopy>(copy));
+        tell(live, all);
     }
 
     /// What there is to say, for whoever says it.
@@ -29,6 +29,12 @@ impl Unsaid {
 
     /// Says all of it now.
     pub(super) fn say(&self, live: &Live) {
-        self.take().iter().for_each(|copy| live.tell::<p::RecordCopy>(copy));
+        tell(live, self.take());
+    }
+}
+
+fn tell(live: &Live, copies: Vec<p::CopyParams>) {
+    if !copies.is_empty() {
+        live.tell::<p::RecordCopies>(&p::CopiesParams { copies });
     }
 }

@@ -52,7 +52,7 @@ pub(crate) fn methods() -> Methods {
         .add::<p::Diagnostics, _>(report::diagnostics)
         .add::<p::Recommendations, _>(report::recommendations)
         .add::<p::Optimize, _>(report::optimize)
-        .add::<p::RecordCopy, _>(report::record_copy)
+        .add::<p::RecordCopies, _>(report::record_copies)
         .add::<p::Sessions, _>(service::sessions)
         .add::<p::Discover, _>(service::discover);
     methods

@@ -7,8 +7,8 @@ use crate::dispatch::Caller;
 use crate::keeper::Change;
 use cotensor_client::hex;
 use cotensor_client::protocol::{
-    CopyParams, Empty, KeyParams, ListParams, ListResult, NameParams, Note, RememberParams, Report, Spec, TensorInfo,
-    WhoResult,
+    CopiesParams, CopyParams, Empty, KeyParams, ListParams, ListResult, NameParams, Note, RememberParams, Report, Spec,
+    TensorInfo, WhoResult,
 };
 use cotensor_core::{Device, Error, Result};
 use cotensor_store::home::{Home, Record};
@@ -111,15 +111,15 @@ pub(super) async fn optimize(caller: Caller, _: Empty) -> Answer<Report> {
     report(&caller.daemon.store.optimize())
 }
 
-pub(super) async fn record_copy(caller: Caller, params: CopyParams) -> Answer<Empty> {
-    count_copy(&caller.daemon, &params)?;
+pub(super) async fn record_copies(caller: Caller, params: CopiesParams) -> Answer<Empty> {
+    count_copies(&caller.daemon, &params.copies)?;
     Ok(NOTHING.into())
 }
 
 /// Counts copies that are said beside something else.
 ///
 /// # Errors
-/// `Invalid` for more than there may be, and as `store.record_copy`.
+/// `Invalid` for more than there may be, and for one that is none.
 pub(super) fn count_copies(daemon: &Daemon, copies: &[CopyParams]) -> Result<()> {
     if copies.len() > COPIES_MAX {
         return Err(Error::invalid(format!("more than {COPIES_MAX} copies")).in_field("copies"));

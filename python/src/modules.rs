@@ -1,0 +1,61 @@
+//! numpy and torch, where the program has imported them. Looked up once: an import that finds its module takes microseconds.
+
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyDict;
+
+/// numpy's.
+pub(crate) struct Numpy {
+    /// The class of its arrays.
+    pub(crate) ndarray: Py<PyAny>,
+    /// The class of its scalars.
+    pub(crate) generic: Py<PyAny>,
+    pub(crate) asarray: Py<PyAny>,
+}
+
+/// torch's.
+pub(crate) struct Torch {
+    /// The class of its tensors.
+    pub(crate) tensor: Py<PyAny>,
+    pub(crate) to_dlpack: Py<PyAny>,
+    pub(crate) from_dlpack: Py<PyAny>,
+}
+
+impl Numpy {
+    /// Whoever has one of its arrays has imported it.
+    pub(crate) fn imported(py: Python<'_>) -> PyResult<Option<&Self>> {
+        if is_imported(py, "numpy")? { Self::import(py).map(Some) } else { Ok(None) }
+    }
+
+    pub(crate) fn import(py: Python<'_>) -> PyResult<&Self> {
+        static NUMPY: PyOnceLock<Numpy> = PyOnceLock::new();
+        NUMPY.get_or_try_init(py, || {
+            let numpy = py.import("numpy")?;
+            let of = |name: &str| Ok::<_, PyErr>(numpy.getattr(name)?.unbind());
+            Ok(Self { ndarray: of("ndarray")?, generic: of("generic")?, asarray: of("asarray")? })
+        })
+    }
+}
+
+impl Torch {
+    /// Whoever has one of its tensors has imported it.
+    pub(crate) fn imported(py: Python<'_>) -> PyResult<Option<&Self>> {
+        if is_imported(py, "torch")? { Self::import(py).map(Some) } else { Ok(None) }
+    }
+
+    pub(crate) fn import(py: Python<'_>) -> PyResult<&Self> {
+        static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
+        TORCH.get_or_try_init(py, || {
+            let dlpack = py.import("torch.utils.dlpack")?;
+            let of = |name: &str| Ok::<_, PyErr>(dlpack.getattr(name)?.unbind());
+            let tensor = py.import("torch")?.getattr("Tensor")?.unbind();
+            Ok(Self { tensor, to_dlpack: of("to_dlpack")?, from_dlpack: of("from_dlpack")? })
+        })
+    }
+}
+
+fn is_imported(py: Python<'_>, name: &str) -> PyResult<bool> {
+    static MODULES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
+    let modules = || Ok::<_, PyErr>(py.import("sys")?.getattr("modules")?.cast_into::<PyDict>()?.unbind());
+    MODULES.get_or_try_init(py, modules)?.bind(py).contains(name)
+}
