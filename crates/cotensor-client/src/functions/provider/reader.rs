@@ -14,7 +14,7 @@ pub(super) const UNREAD_MAX: Duration = Duration::from_millis(2);
 /// each other.
 const BUSY_CALLS: u32 = 64;
 /// How long to look for the next call after one that was run here.
-const SPIN: Duration = Duration::from_micros(100);
+const SPIN: Duration = Duration::from_micros(250);
 
 /// What is read of a socket.
 pub(super) struct Reader {
