@@ -21,7 +21,6 @@ def run(socket: str, rounds: int, ray: Any) -> Dict[str, float]:
     array = torch.rand(BYTES // 4)
     as_numpy = array.numpy()
     store = cotensor.connect(socket)
-    prepare = getattr(store, "prepare", None)
 
     number = iter(range(1 << 30))
 
@@ -40,15 +39,15 @@ def run(socket: str, rounds: int, ray: Any) -> Dict[str, float]:
 
     puts = {
         "cotensor put": put,
+        "cotensor put, memory prepared": put,
         "memcpy into warm memory": lambda: target.copy_(array),
         "torch.multiprocessing share_memory_": lambda: array.clone().share_memory_(),
         "shared_memory create + copy": memory_copy,
     }
     if ray is not None:
         puts["ray.put"] = lambda: ray.put(as_numpy)
-    if prepare is not None:
-        prepare(BYTES, 2)
-    taken = interleaved(puts, max(3, rounds // 4))
+    before = {"cotensor put, memory prepared": lambda: store.prepare(BYTES)}
+    taken = interleaved(puts, max(3, rounds // 4), before=before)
 
     held = store.put("x", array)
     file = os.path.join(tempfile.mkdtemp(), "x.safetensors")

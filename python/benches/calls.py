@@ -79,7 +79,7 @@ def run(socket: str, rounds: int, ray: Any) -> Dict[str, float]:
         contenders["ray actor call"] = lambda: ray.get(actor.double.remote(as_numpy))
     for contender in contenders.values():
         contender()
-    taken = interleaved(contenders, rounds)
+    taken = interleaved(contenders, rounds, turn=10)
     assert torch.equal(client.call_function("double", [x]), x * 2)
     client.close()
     provider.end()

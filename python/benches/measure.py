@@ -13,7 +13,7 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List
+from typing import Callable, Dict, Iterator, List, Optional
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -25,12 +25,22 @@ def seconds(run: Callable[[], object]) -> float:
     return taken
 
 
-def interleaved(contenders: Dict[str, Callable[[], object]], rounds: int) -> Dict[str, float]:
-    """The median time of each, one round of all after another, so that what else the machine does meets all."""
+def interleaved(
+    contenders: Dict[str, Callable[[], object]],
+    rounds: int,
+    turn: int = 1,
+    before: Optional[Dict[str, Callable[[], object]]] = None,
+) -> Dict[str, float]:
+    """The median time of each, one round of all after another, so that what else the machine does meets all; in each round
+    a contender has its turn of so many runs, one after the other. What is to be done before a run is not part of it."""
     times: Dict[str, List[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, run in contenders.items():
-            times[name].append(seconds(run))
+            prepare = (before or {}).get(name)
+            for _ in range(turn):
+                if prepare is not None:
+                    prepare()
+                times[name].append(seconds(run))
     gc.collect()
     return {name: statistics.median(taken) for name, taken in times.items()}
 

@@ -340,6 +340,14 @@ impl Store {
         py.detach(|| store.limit_memory(max_memory_mb.saturating_mul(1 << 20))).or_raise(py)
     }
 
+    /// Makes memory for ``count`` tensors of ``nbytes`` bytes ready, so that putting them takes the time of the copy: for moments
+    /// with nothing better to do. Returns for how many there was room.
+    #[pyo3(signature = (nbytes, count=1))]
+    fn prepare(&self, py: Python<'_>, nbytes: usize, count: usize) -> PyResult<usize> {
+        let store = self.store(py)?;
+        py.detach(|| store.prepare(nbytes, count)).or_raise(py)
+    }
+
     /// Lets go of the store. The connection to a daemon ends with the last tensor or array that came over it, since others may use
     /// memory again that nobody leases.
     fn close(&self, py: Python<'_>) {

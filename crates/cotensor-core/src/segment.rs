@@ -84,6 +84,16 @@ pub trait Memory: Send + Sync {
             self.kind()
         )))
     }
+
+    /// Makes memory for `count` segments of `len` bytes ready, so that reserving them takes no time; returns for how many
+    /// there was room: none for memory that keeps nothing ready.
+    ///
+    /// # Errors
+    /// As [`reserve`](Memory::reserve).
+    fn prepare(&self, len: usize, count: usize) -> Result<usize> {
+        let _ = (len, count);
+        Ok(0)
+    }
 }
 
 /// A segment that one writer owns and nobody else sees yet.

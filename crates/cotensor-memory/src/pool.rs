@@ -166,6 +166,10 @@ impl Memory for MemfdPool {
         Ok(Box::new(lent))
     }
 
+    fn prepare(&self, len: usize, count: usize) -> Result<usize> {
+        self.prefault(len, count)
+    }
+
     fn copy_of(&self, source: &[u8]) -> Result<Box<dyn SegmentMut>> {
         let mut lent = self.take(source.len())?;
         lent.write_at(0, source)?;

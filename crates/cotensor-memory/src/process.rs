@@ -54,6 +54,11 @@ impl Memory for ProcessMemory {
         Device::Cpu
     }
 
+    /// Slabs are ready anyway.
+    fn prepare(&self, len: usize, count: usize) -> Result<usize> {
+        if len > SMALL_BYTES_MAX { self.pool.prefault(len, count) } else { Ok(count) }
+    }
+
     fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
         if len > SMALL_BYTES_MAX { self.pool.reserve(len) } else { self.small(|slab| slab.reserve(len), len) }
     }

@@ -48,10 +48,6 @@ impl Pool {
     pub(super) fn memory(&self) -> &dyn Memory {
         &self.0
     }
-
-    pub(super) fn prepare(&self, len: usize, count: usize) -> Result<usize> {
-        self.0.prefault(len, count)
-    }
 }
 
 /// Published ranges of slabs, which are not used again before the daemon says that nobody leases them.

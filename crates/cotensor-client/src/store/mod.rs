@@ -91,16 +91,6 @@ impl ClientStore {
         Ok(store)
     }
 
-    /// Makes memory for `count` large tensors of `bytes` bytes ready, so that publishing them takes the time of the copy;
-    /// returns how many there was room for. To be called when there is nothing better to do: it takes longer than it
-    /// spares.
-    ///
-    /// # Errors
-    /// `Io` when the system has no more memory.
-    pub fn prepare(&self, bytes: usize, count: usize) -> Result<usize> {
-        self.slabs.pool.prepare(bytes, count)
-    }
-
     /// Ends the connection, as the end of the process would: the daemon gives back what this client leased. What is mapped
     /// stays readable until its leases are dropped.
     pub fn disconnect(&self) {
@@ -396,6 +386,11 @@ impl Store for ClientStore {
 
     fn config(&self) -> &SharingConfig {
         &self.config
+    }
+
+    fn prepare(&self, bytes: usize, count: usize) -> Result<usize> {
+        // Small ones lie in slabs, which are ready anyway.
+        if bytes > self.small_bytes_max { self.slabs.pool.memory().prepare(bytes, count) } else { Ok(count) }
     }
 
     fn limit_memory(&self, _: u64) -> Result<()> {

@@ -307,6 +307,10 @@ impl Store for EmbeddedStore {
         &self.config
     }
 
+    fn prepare(&self, bytes: usize, count: usize) -> Result<usize> {
+        self.memory.prepare(bytes, count)
+    }
+
     fn limit_memory(&self, max_bytes: u64) -> Result<()> {
         self.budget.set_max(max_bytes);
         if self.budget.used() > max_bytes {
