@@ -103,7 +103,7 @@ def test_a_client_that_is_killed_leaves_nothing(daemon, provider):
 import sys, time
 from cotensor.client import SharedTensorClient
 client = SharedTensorClient(socket=sys.argv[1])
-held = [client.call_function("trouble.ones", [100_000]) for _ in range(3)]
+held = [client.call_function("trouble.ones", [1_000_000]) for _ in range(3)]
 objects = [client.call_function("trouble.object") for _ in range(3)]
 print("holding", flush=True)
 time.sleep(1000)
@@ -112,7 +112,7 @@ time.sleep(1000)
         before = store.get_stats()["memory_usage_bytes"]
         with program(code, str(daemon.socket)) as holding:
             assert holding.line() == "holding"
-            assert store.get_stats()["memory_usage_bytes"] >= before + 3 * 400_000
+            assert store.get_stats()["memory_usage_bytes"] >= before + 3 * 4_000_000
             holding.signal(signal.SIGKILL)
             holding.finish()
         until(lambda: store.get_stats()["memory_usage_bytes"] <= before)

@@ -9,7 +9,7 @@ use cotensor_store::{ManualClock, Store, TensorId};
 use std::sync::Arc;
 use std::time::Duration;
 use support::Running;
-use support::calls::{Counted, int, none, until};
+use support::calls::{Counted, Door, int, none, until};
 
 #[test]
 fn no_more_functions_run_at_a_time_than_there_are_workers() {
@@ -97,4 +97,44 @@ fn kept_results_hold_their_tensors_for_their_time() {
     assert_ne!(call(1), first);
     clock.advance(Duration::from_secs(61));
     until("what is too old lets its memory go", || tensors() == 0);
+}
+
+#[test]
+fn a_long_call_keeps_nobody_waiting_and_takes_no_new_thread_each_time() {
+    let running = Running::start(|_| {});
+    let doors: Arc<Vec<Door>> = Arc::new((0..20).map(|_| Door::default()).collect());
+    let _provider = {
+        let doors = doors.clone();
+        let limits = Limits { workers: 4, ..Limits::default() };
+        Provider::builder(running.connect("provider"))
+            .limits(limits)
+            .function("long", Options::default(), move |arguments, _| {
+                doors[usize::try_from(arguments.get(0, "door")?.as_int()?).unwrap_or(0)].pass();
+                Ok(Value::Null)
+            })
+            .function("short", Options::default(), |arguments, _| Ok(arguments.get(0, "value")?.clone()))
+            .start()
+            .unwrap()
+    };
+    let functions = Functions::new(running.connect("caller"));
+    assert_eq!(int(functions.call("short", &none().arg(0))), 0);
+    let readers = || {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        let name =
+            |task: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(task.unwrap().path().join("comm"));
+        tasks.filter_map(|task| name(task).ok()).filter(|name| name.trim() == "cotensor-caller").count()
+    };
+    for (number, door) in doors.iter().enumerate() {
+        std::thread::scope(|scope| {
+            // Over the same socket: its reader is at the door.
+            let long = scope.spawn(|| functions.call("long", &none().arg(number as i64)).unwrap());
+            door.waits_for(1);
+            for value in 0..20 {
+                assert_eq!(int(functions.call("short", &none().arg(value))), value);
+            }
+            door.open();
+            long.join().unwrap();
+        });
+    }
+    assert!(readers() <= 4, "{} threads for one socket", readers());
 }

@@ -2,7 +2,7 @@
 
 use super::flight::{Flight, Outcome};
 use super::functions::Kept;
-use super::reader::{Away, Reader};
+use super::reader::{self, Away, Reader, Relief};
 use super::reply::Reply;
 use super::timer::Limit;
 use super::{Shared, dispatch, lock, spawn};
@@ -37,6 +37,7 @@ pub(super) struct Peer {
     socket: Arc<UnixStream>,
     reader: Mutex<Reader>,
     away: Away,
+    relief: Relief,
     out: Arc<Outbox>,
     lending: Arc<Lending>,
     calls: AtomicUsize,
@@ -85,61 +86,65 @@ impl Peer {
             socket,
             reader: Mutex::default(),
             away: Away::default(),
+            relief: Relief::default(),
             calls: AtomicUsize::new(0),
             ended: AtomicBool::new(false),
             state: Mutex::default(),
         })
     }
 
-    /// Reads what the caller says, and runs what is short, until the caller ends; false when another thread reads on.
-    pub(super) fn serve(self: &Arc<Self>) -> bool {
+    /// Reads what the caller says, and runs what is short, until the caller ends.
+    fn serve(self: &Arc<Self>) {
         while !self.ended.load(Ordering::SeqCst) {
             let Ok(Some((frame, alone))) = lock(&self.reader).next(&self.socket) else { break };
             if let Some(flight) = dispatch::answer(self, frame, alone)
-                && !self.run(&flight)
+                && !self.run(flight)
+                && !self.relief.stand_by()
             {
-                return false;
+                return;
             }
         }
         self.end();
-        true
+        drop(lock(&self.shared.peers).remove(&self.number));
     }
 
     /// Runs a call on the thread that read it; false when it took so long that another reads on.
-    fn run(&self, flight: &Arc<Flight>) -> bool {
+    fn run(&self, flight: Arc<Flight>) -> bool {
         let shared = &self.shared;
         shared.timer.hurry();
         let at = self.away.go(shared.started);
-        shared.run(flight);
+        let mut waited = false;
+        // Before the answer: what comes after it had not to wait.
+        shared.run(&flight, || waited = reader::has_more(&self.socket));
+        // Its result is its own no longer.
+        drop(flight);
         shared.pool.end();
         let back = self.away.back(at);
         if back {
-            lock(&self.reader).ran();
+            lock(&self.reader).ran(waited);
         }
         back
     }
 
     /// Has another thread read on where the reader has been away for too long.
     pub(super) fn relieve(self: &Arc<Self>) {
-        if self.away.relieve(self.shared.started) && self.read().is_err() {
+        if self.away.relieve(self.shared.started) && !self.relief.call() && self.read().is_err() {
             self.end();
+            drop(lock(&self.shared.peers).remove(&self.number));
         }
     }
 
     /// Starts a thread that reads.
     pub(super) fn read(self: &Arc<Self>) -> Result<()> {
         let peer = Arc::clone(self);
-        spawn("cotensor-caller", move || {
-            if peer.serve() {
-                drop(lock(&peer.shared.peers).remove(&peer.number));
-            }
-        })
+        spawn("cotensor-caller", move || peer.serve())
     }
 
     /// Ends the connection. Nobody waits for the caller's calls any more, and what it had is let go.
     pub(super) fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
         self.out.end();
+        self.relief.end();
         let state = std::mem::take(&mut *lock(&self.state));
         for run in state.runs.values() {
             run.flight.leave(run.watch);

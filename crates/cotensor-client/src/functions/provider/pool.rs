@@ -162,7 +162,7 @@ pub(super) fn turn(flight: &Flight) -> Option<&Mutex<Turn>> {
 /// A worker's life.
 pub(super) fn work(shared: &Arc<Shared>) {
     while let Some(flight) = shared.pool.next() {
-        shared.run(&flight);
+        shared.run(&flight, || {});
         shared.pool.pass_on(&flight);
         shared.pool.end();
     }

@@ -1,17 +1,20 @@
 //! The thread that reads a caller's socket runs short functions itself: to hand each to another thread, and to wake that,
 //! takes longer than most of them. When one takes longer than that, another thread goes on reading.
 
+use super::lock;
 use crate::wire::{Decoder, Frame, Spin};
 use cotensor_core::Result;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a socket may stay unread because its reader runs a function.
 pub(super) const UNREAD_MAX: Duration = Duration::from_millis(2);
-/// A reader that found more to read when it came back leaves so many calls to the workers: their callers do not wait for
-/// each other.
+/// A reader that let other calls wait leaves so many to the workers: threads of one caller do not wait for each other.
 const BUSY_CALLS: u32 = 64;
 /// How long to look for the next call after one that was run here.
 const SPIN: Duration = Duration::from_micros(250);
@@ -38,31 +41,18 @@ impl Reader {
     /// # Errors
     /// For what is no message, and when the socket cannot be read.
     pub(super) fn next(&mut self, socket: &UnixStream) -> Result<Option<(Frame, bool)>> {
-        let mut late = std::mem::take(&mut self.ran);
+        let mut ran = std::mem::take(&mut self.ran);
         loop {
             if let Some(frame) = self.decoder.take()? {
                 self.leave = self.leave.saturating_sub(1);
                 let alone = self.leave == 0 && !self.decoder.is_midway();
                 return Ok(Some((frame, alone)));
             }
-            let mut now = || match self.decoder.fill_now(socket.as_fd()) {
+            let now = || match self.decoder.fill_now(socket.as_fd()) {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => None,
                 found => Some(found),
             };
-            let found = match late {
-                // Whoever called could not know yet that this thread is back: it had called before, and waited.
-                true => {
-                    late = false;
-                    let found = now();
-                    if found.is_some() {
-                        self.leave = BUSY_CALLS;
-                        found
-                    } else {
-                        self.spin.until_found(now)
-                    }
-                }
-                false => None,
-            };
+            let found = if std::mem::take(&mut ran) { self.spin.until_found(now) } else { None };
             match found.unwrap_or_else(|| self.decoder.fill(socket.as_fd())) {
                 Ok(0) => return Ok(None),
                 Ok(_) => {}
@@ -72,10 +62,19 @@ impl Reader {
         }
     }
 
-    /// Its thread ran the last call.
-    pub(super) fn ran(&mut self) {
+    /// Its thread ran the last call; whether others waited meanwhile.
+    pub(super) fn ran(&mut self, waited: bool) {
         self.ran = true;
+        if waited {
+            self.leave = BUSY_CALLS;
+        }
     }
+}
+
+/// Whether something waits to be read, or the end.
+pub(super) fn has_more(socket: &UnixStream) -> bool {
+    let mut polled = [PollFd::new(socket, PollFlags::IN)];
+    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
 }
 
 /// Since when the reader of a socket runs a function: whoever looks after it, and whoever relieves it, agree by this.
@@ -107,6 +106,50 @@ impl Away {
     }
 }
 
+/// Readers that were relieved, and are done with what kept them: the next relief is one of them. A thread that computes has
+/// threads of its own with some libraries, so that new ones all the time would be dear.
+#[derive(Default)]
+pub(super) struct Relief {
+    state: Mutex<Waiting>,
+    called: Condvar,
+}
+
+#[derive(Default)]
+struct Waiting {
+    waiting: usize,
+    called: usize,
+    ended: bool,
+}
+
+impl Relief {
+    /// Waits until another reader has to be relieved; false at the end.
+    pub(super) fn stand_by(&self) -> bool {
+        let mut state = lock(&self.state);
+        state.waiting += 1;
+        while state.called == 0 && !state.ended {
+            state = self.called.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.waiting -= 1;
+        state.called = state.called.saturating_sub(1);
+        !state.ended
+    }
+
+    /// Calls one that waits, if one does.
+    pub(super) fn call(&self) -> bool {
+        let mut state = lock(&self.state);
+        let free = state.waiting > state.called;
+        state.called += usize::from(free);
+        drop(state);
+        self.called.notify_one();
+        free
+    }
+
+    pub(super) fn end(&self) {
+        lock(&self.state).ended = true;
+        self.called.notify_all();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -124,8 +167,14 @@ mod tests {
         say("3");
         assert!(!alone(), "another is here already");
         assert!(alone());
-        reader.ran();
+        assert!(!has_more(&ours));
+        reader.ran(false);
         say("4");
+        let mut alone = || reader.next(&ours).unwrap().unwrap().1;
+        assert!(alone());
+        say("4");
+        assert!(has_more(&ours));
+        reader.ran(true);
         let mut alone = || reader.next(&ours).unwrap().unwrap().1;
         assert!(!alone(), "it came while the third ran");
         for _ in 0..BUSY_CALLS {

@@ -184,12 +184,13 @@ impl Shared {
         Ok(false)
     }
 
-    /// Runs on this thread.
-    pub(super) fn run(self: &Arc<Self>, flight: &Arc<Flight>) {
+    /// Runs on this thread; `done` is called before anybody is told of the outcome.
+    pub(super) fn run(self: &Arc<Self>, flight: &Arc<Flight>, done: impl FnOnce()) {
         if let Some(work) = flight.start() {
             let limit = self.limit_run(flight);
             let outcome = flight.run(work);
             drop(limit);
+            done();
             self.landed(flight, outcome);
         } else {
             self.forget_flight(flight);
