@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod ahead;
 mod backing;
 mod cache;
 mod copy;

@@ -1,5 +1,6 @@
 //! Memfds kept warm between uses.
 
+use crate::ahead::Ahead;
 use crate::exposed::Address;
 use crate::memfd::MemfdMut;
 use cotensor_core::{Device, Memory, MemoryKind, Result, Segment, SegmentMut, padded};
@@ -12,11 +13,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// the copy, where a new one costs about three times that for its pages.
 ///
 /// Only memfds that nobody else ever knew come back. A published one is sealed, which nobody can undo, so its pages go
-/// when its last holder goes: each publishing uses up what [`prefault`](Self::prefault) made ready. What is to be published
+/// when its last holder goes: each publishing uses up what [`prefault`](Self::prefault) made ready. For a row of large
+/// segments of one length, the next is made ready by a thread while the last is in use. What is to be published
 /// again and again in the same memory belongs into a [`Slab`](crate::Slab). Clones are the same pool.
 #[derive(Clone)]
 pub struct MemfdPool {
     shelf: Arc<Shelf>,
+    ahead: Arc<Ahead>,
 }
 
 /// What a pool has and did.
@@ -32,7 +35,7 @@ pub struct PoolUsage {
     pub made: u64,
 }
 
-struct Shelf {
+pub(crate) struct Shelf {
     keep_bytes_max: usize,
     /// A forked child has these very pages: it leaves them to its parent.
     owner: u32,
@@ -55,7 +58,7 @@ impl MemfdPool {
     /// An empty pool that keeps at most `keep_bytes_max` bytes waiting.
     pub fn new(keep_bytes_max: usize) -> Self {
         let owner = std::process::id();
-        Self { shelf: Arc::new(Shelf { keep_bytes_max, owner, blocks: Mutex::default() }) }
+        Self { shelf: Arc::new(Shelf { keep_bytes_max, owner, blocks: Mutex::default() }), ahead: Arc::default() }
     }
 
     /// Makes memfds for `count` segments of `len` bytes ready, or as many as the pool may keep; returns how many. To be
@@ -85,6 +88,7 @@ impl MemfdPool {
             Some(block) => block,
             None => Block { memfd: MemfdMut::create(wanted)?, stale: 0 },
         };
+        self.ahead.asked(&self.shelf, wanted);
         memfd.resize(len);
         Ok(Lent { memfd: Some(memfd), stale, exposed: None, shelf })
     }
@@ -108,6 +112,37 @@ fn capacity(len: usize) -> Result<usize> {
 impl Shelf {
     fn blocks(&self) -> MutexGuard<'_, Blocks> {
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a memfd may wait here.
+    pub(crate) fn has_room_for(&self, capacity: usize) -> bool {
+        let free = self.keep_bytes_max.saturating_sub(self.blocks().usage.kept_bytes);
+        capacity <= free && self.owner == std::process::id()
+    }
+
+    /// Whether one of exactly that many bytes waits.
+    pub(crate) fn has_warm(&self, capacity: usize) -> bool {
+        self.blocks().by_capacity.contains_key(&capacity)
+    }
+
+    pub(crate) fn keep_warm(&self, memfd: MemfdMut) {
+        self.keep(Block { memfd, stale: 0 });
+    }
+
+    /// Gives one of exactly that many bytes back that was never used.
+    pub(crate) fn drop_warm(&self, capacity: usize) {
+        let mut blocks = self.blocks();
+        let Some(same) = blocks.by_capacity.get_mut(&capacity) else { return };
+        let unused = same.iter().position(|block| block.stale == 0).map(|at| same.remove(at));
+        if same.is_empty() {
+            blocks.by_capacity.remove(&capacity);
+        }
+        if unused.is_some() {
+            blocks.usage.kept -= 1;
+            blocks.usage.kept_bytes -= capacity;
+        }
+        drop(blocks);
+        drop(unused);
     }
 
     /// The smallest that is long enough, unless it is more than a quarter longer: publishing gives the rest away.
