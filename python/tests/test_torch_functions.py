@@ -108,3 +108,21 @@ def test_values_cross_and_gradients_do_not(client):
     x = torch.ones(3, requires_grad=True)
     back = client.call_function("torch.many", [x])["list"][0]
     assert torch.equal(back, x.detach()) and not back.requires_grad
+
+
+def test_what_is_lent_is_right_however_often_memory_is_used_again(daemon, client):
+    """The provider writes in place, the client too: each has pages of its own, and the next call sees none of it."""
+    kept = []
+    for number in range(200):
+        x = torch.full((10_000,), float(number))
+        result = client.call_function("torch.write", [x])
+        assert torch.equal(result, x + 1) and torch.equal(x, torch.full_like(x, number)), number
+        if number % 20 == 0:
+            kept.append((number, result))
+        else:
+            result.mul_(-1)
+        with_odd_strides = torch.arange(float(number), number + 20.0).reshape(4, 5).T
+        assert torch.equal(client.call_function("torch.write", [with_odd_strides]), with_odd_strides + 1)
+    assert all(torch.equal(result, torch.full((10_000,), number + 1.0)) for number, result in kept)
+    with daemon.connect() as store:
+        assert store.get_stats()["memory_usage_bytes"] == 0, "the daemon had nothing to do with it"

@@ -23,6 +23,8 @@ const ECHO_BYTES: usize = 200;
 const CLIENTS: usize = 8;
 const LARGE_BYTES: usize = 256 << 20;
 const SMALL_ROUNDS: usize = 3000;
+/// First gets, each of which the daemon is asked for.
+const GETS: usize = 300;
 const LARGE_ROUNDS: usize = 7;
 
 fn main() {
@@ -163,16 +165,26 @@ fn large(echo_at: &Path, daemon_at: &Path) {
     let store = ClientStore::connect(Some(daemon_at), "producer").unwrap();
     let reader = ClientStore::connect(Some(daemon_at), "reader").unwrap();
     let holder = reader.holder("");
-    let source = vec![5u8; LARGE_BYTES];
+    // Another length than the prepared ones: no row, for which memory would be made ready in the background.
+    let source = vec![5u8; LARGE_BYTES + (2 << 20)];
+    let (source, longer) = (&source[..LARGE_BYTES], &source[..]);
     let mut target = vec![1u8; LARGE_BYTES];
     let [mut copies, mut warm, mut cold, mut maps, mut gets] = [(); 5].map(|()| Vec::new());
     for _ in 0..LARGE_ROUNDS {
-        copies.push(timed(|| copy_parallel(&mut target, &source)));
+        copies.push(timed(|| copy_parallel(&mut target, source)));
         // What a publisher does ahead of time, when it has nothing better to do.
         store.prepare(LARGE_BYTES, 1).unwrap();
         let start = Instant::now();
-        let lease = put(&store, "large", &source);
+        let lease = put(&store, "large", source);
         warm.push(start.elapsed());
+        drop(lease);
+        let start = Instant::now();
+        let lease = put(&store, "longer", longer);
+        cold.push(start.elapsed());
+        drop(lease);
+    }
+    let _lease = put(&store, "large", source);
+    for _ in 0..GETS {
         let start = Instant::now();
         let mapped = receive(&mut echo);
         maps.push(start.elapsed());
@@ -180,11 +192,7 @@ fn large(echo_at: &Path, daemon_at: &Path) {
         let start = Instant::now();
         let got = reader.get("large", &holder).unwrap();
         gets.push(start.elapsed());
-        drop((got, lease));
-        let start = Instant::now();
-        let lease = put(&store, "large", &source);
-        cold.push(start.elapsed());
-        drop(lease);
+        drop(got);
     }
     let copy = median(&mut copies);
     println!("a copy of 256 MB, parallel: {:.1} ms", micros(copy) / 1e3);

@@ -17,6 +17,7 @@ use crate::wire::rpc;
 use cotensor_core::{DType, Device, Error, Layout, Memory, MemoryKind, Result, Segment, range_within};
 use cotensor_memory::{Guarantee, SealedMemfd, Slab};
 use cotensor_store::{Holder, Lease, Reservation, Store, TensorSpec};
+use rustix::param::page_size;
 use std::any::Any;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -25,8 +26,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 /// The longest tensor that is lent.
 const LENT_BYTES_MAX: usize = 1 << 20;
-/// Bytes of the first slab; each further one has as many as there are.
-const SLAB_BYTES_MIN: usize = 2 << 20;
+/// Bytes of the first slab, unless two such tensors need more; each further one has as many as there are.
+const SLAB_BYTES_MIN: usize = 64 << 10;
 /// Bytes of all slabs of one end.
 const BYTES_MAX: usize = 16 << 20;
 /// Slabs that the other end may open.
@@ -83,7 +84,7 @@ impl Lending {
             return Ok(found);
         }
         let all: usize = lent.slabs.iter().map(Slab::len).sum();
-        let bytes = all.max(SLAB_BYTES_MIN);
+        let bytes = all.max(SLAB_BYTES_MIN).max((2 * len).next_multiple_of(page_size()));
         if all + bytes > BYTES_MAX {
             return Ok(None);
         }

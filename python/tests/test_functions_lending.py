@@ -1,0 +1,84 @@
+"""Small arguments and results are lent between caller and provider: numpy's arrays, threads, objects, results that stay."""
+
+from __future__ import annotations
+
+import threading
+from typing import Iterator
+
+import numpy as np
+import pytest
+from functions_common import Program, providing
+
+from cotensor.client import SharedTensorClient
+
+FUNCTIONS = """
+kept = []
+
+@provider.share(name="lent.next")
+def following(x):
+    return x + 1
+
+@provider.share(name="lent.keep")
+def keep(x):
+    kept.append(x)
+    return len(kept)
+
+@provider.share(name="lent.kept")
+def which():
+    return [int(x[0]) if (x == x[0]).all() else -1 for x in kept]
+
+class Adder:
+    def add(self, x, y):
+        return {"sum": x + y, "both": [x, y]}
+
+@provider.share(name="lent.adder", managed=True)
+def adder():
+    return Adder()
+"""
+
+
+@pytest.fixture(scope="module")
+def provider(daemon) -> Iterator[Program]:
+    with providing(daemon.socket, FUNCTIONS) as running:
+        yield running
+
+
+def test_what_a_provider_keeps_outlives_calls_and_callers(daemon, provider):
+    for first in (0, 50):
+        with SharedTensorClient(socket=daemon.socket, tensors="numpy") as client:
+            for number in range(first, first + 50):
+                client.call_function("lent.keep", [np.full(1000, number, np.int64)])
+                for _ in range(5):
+                    client.call_function("lent.next", [np.full(1000, -7, np.int64)])
+    with SharedTensorClient(socket=daemon.socket) as client:
+        assert client.call_function("lent.kept") == list(range(100))
+
+
+@pytest.mark.parametrize("length", [0, 1, 1000, 150_000, 1 << 20])
+def test_results_of_many_threads_are_each_ones_own(daemon, provider, length):
+    wrong = []
+    with SharedTensorClient(socket=daemon.socket, tensors="numpy") as client:
+
+        def work(number: int) -> None:
+            held = []
+            for round in range(20):
+                value = 1000 * number + round
+                held.append((value, client.call_function("lent.next", [np.full(length, value, np.float32)])))
+            wrong.extend(value for value, result in held if not (result == value + 1).all() or result.shape != (length,))
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+
+
+def test_methods_of_objects_lend_too(daemon, provider):
+    with SharedTensorClient(socket=daemon.socket, tensors="numpy") as client:
+        with client.call_function("lent.adder") as adder:
+            for number in range(100):
+                x, y = np.full((3, 4), number, np.float64), np.arange(12.0).reshape(3, 4)
+                given = adder.add(x, y)
+                assert np.array_equal(given["sum"], x + y), number
+                assert np.array_equal(given["both"][0], x) and np.array_equal(given["both"][1], y), number
