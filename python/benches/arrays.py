@@ -69,7 +69,7 @@ def run(socket: str, rounds: int, ray: Any) -> Dict[str, float]:
         reference = ray.put(as_numpy)
         gets["ray.get"] = lambda: ray.get(reference)
         gets["ray.get -> torch"] = lambda: torch.from_numpy(ray.get(reference))
-    taken.update(interleaved(gets, rounds))
+    taken.update(interleaved(gets, max(3, rounds // 4), turn=10))
     del held
     block.close()
     block.unlink()

@@ -11,7 +11,18 @@ from measure import Child, interleaved, pss, us
 from transformers import BertConfig, BertModel
 
 import cotensor
-from cotensor.torch import attach, publish, share
+from cotensor.torch import attach, share
+
+#: Weights that never were a file, published by a process that ends.
+PUBLISHER = """
+import sys, torch
+import cotensor
+from cotensor.torch import publish
+from transformers import BertConfig, BertModel
+torch.manual_seed(0)
+publish(BertModel(BertConfig()), "bert", store=cotensor.connect(sys.argv[1], client="publisher"))
+print("ready", flush=True)
+"""
 
 #: One process of four: the interpreter and torch alone, or with the model attached and run once.
 WORKER = """
@@ -25,6 +36,8 @@ if sys.argv[1] != "baseline":
         model = BertModel(BertConfig())
     attach(model, "bert", store=cotensor.connect(sys.argv[1]))
     model.eval()
+    # Every page, so that no part of the weights is left to the daemon alone.
+    sum(float(tensor.detach().view(-1)[::1024].sum()) for tensor in model.parameters())
     with torch.no_grad():
         model(torch.ones(1, 16, dtype=torch.long))
 print("ready", flush=True)
@@ -33,44 +46,50 @@ sys.stdin.read()
 
 
 def run(socket: str, rounds: int, _ray: Any) -> Dict[str, float]:
+    publisher = Child(PUBLISHER, socket)
+    assert publisher.line() == "ready"
+    publisher.end()
+    # First, while nothing of the weights is in this process.
+    taken = memory(socket)
+    taken.update(loading(socket, rounds))
+    with cotensor.connect(socket) as store:
+        taken.update(memoised(store, rounds))
+    return taken
+
+
+def loading(socket: str, rounds: int) -> Dict[str, float]:
     import safetensors.torch
 
     config = BertConfig()
-    torch.manual_seed(0)
-    model = BertModel(config).eval()
     folder = tempfile.mkdtemp()
-    model.save_pretrained(folder)
+    BertModel(config).save_pretrained(folder)
     file = os.path.join(folder, "model.safetensors")
-    with cotensor.connect(socket, client="publisher") as store:
-        publish(model, "bert", store=store)
-        with torch.device("meta"):
-            empty = BertModel(config)
+    with torch.device("meta"):
+        empty = BertModel(config)
 
-        def attached() -> Any:
-            # As another process would: nothing of it is held here.
-            with cotensor.connect(socket, client="reader") as reader:
-                attach(empty, "bert", store=reader)
-            return touch(empty)
+    def attached() -> Any:
+        # As another process would: nothing of it is held here.
+        with cotensor.connect(socket, client="reader") as reader:
+            attach(empty, "bert", store=reader)
+        return touch(empty)
 
-        def loaded() -> Any:
-            empty.load_state_dict(safetensors.torch.load_file(file), assign=True)
-            return touch(empty)
+    def loaded() -> Any:
+        empty.load_state_dict(safetensors.torch.load_file(file), assign=True)
+        return touch(empty)
 
-        def pretrained() -> Any:
-            return touch(BertModel.from_pretrained(folder))
+    def pretrained() -> Any:
+        return touch(BertModel.from_pretrained(folder))
 
-        contenders = {
-            "attach + touch every page": attached,
-            "load_file + load_state_dict(assign) + touch": loaded,
-            "from_pretrained + touch": pretrained,
-        }
-        for contender in contenders.values():
-            contender()
-        taken = interleaved(contenders, max(3, rounds // 4))
-        for name, value in taken.items():
-            print(f"  {name:46} {us(value)}")
-        taken.update(memory(socket))
-        taken.update(memoised(store, rounds))
+    contenders = {
+        "attach + touch every page": attached,
+        "load_file + load_state_dict(assign) + touch": loaded,
+        "from_pretrained + touch": pretrained,
+    }
+    for contender in contenders.values():
+        contender()
+    taken = interleaved(contenders, max(3, rounds // 4))
+    for name, value in taken.items():
+        print(f"  {name:46} {us(value)}")
     return taken
 
 
@@ -83,8 +102,7 @@ def touch(model: Any) -> float:
 
 
 def memory(socket: str) -> Dict[str, float]:
-    """What one process and four of them take, less what the interpreter with torch takes; unmapped segments are the
-    daemon's and count once."""
+    """What one process and four of them take, less what the interpreter with torch takes; the weights are in all of them."""
 
     def together(kind: str, count: int) -> int:
         children = [Child(WORKER, kind) for _ in range(count)]

@@ -92,7 +92,7 @@ impl Source {
             refusal
         };
         // torch's own way through DLPack takes several times longer than what it leads to.
-        let torch = Torch::imported(py)?.filter(|torch| array.get_type().is(&torch.tensor));
+        let torch = Torch::imported(py)?.filter(|torch| torch.is_plain(array));
         let torch = match torch {
             Some(torch) if array.getattr(intern!(py, "is_cpu"))?.is_truthy()? => Some(torch),
             _ => None,

@@ -15,8 +15,8 @@ pub(crate) struct Numpy {
 
 /// torch's.
 pub(crate) struct Torch {
-    /// The class of its tensors.
-    pub(crate) tensor: Py<PyAny>,
+    tensor: Py<PyAny>,
+    parameter: Py<PyAny>,
     pub(crate) to_dlpack: Py<PyAny>,
     pub(crate) from_dlpack: Py<PyAny>,
 }
@@ -43,13 +43,20 @@ impl Torch {
         if is_imported(py, "torch")? { Self::import(py).map(Some) } else { Ok(None) }
     }
 
+    /// Whether it is a tensor of torch's own, and no class's that may mean something else by its memory.
+    pub(crate) fn is_plain(&self, array: &Bound<'_, PyAny>) -> bool {
+        let kind = array.get_type();
+        kind.is(&self.tensor) || kind.is(&self.parameter)
+    }
+
     pub(crate) fn import(py: Python<'_>) -> PyResult<&Self> {
         static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
         TORCH.get_or_try_init(py, || {
             let dlpack = py.import("torch.utils.dlpack")?;
             let of = |name: &str| Ok::<_, PyErr>(dlpack.getattr(name)?.unbind());
             let tensor = py.import("torch")?.getattr("Tensor")?.unbind();
-            Ok(Self { tensor, to_dlpack: of("to_dlpack")?, from_dlpack: of("from_dlpack")? })
+            let parameter = py.import("torch.nn")?.getattr("Parameter")?.unbind();
+            Ok(Self { tensor, parameter, to_dlpack: of("to_dlpack")?, from_dlpack: of("from_dlpack")? })
         })
     }
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
 
@@ -46,22 +46,23 @@ class Fingerprint:
         another, or when a sample of their elements is. A change of single elements behind torch's back (through ``.data`` or
         numpy), or of a global that the code reads, needs :meth:`forget`.
         """
-        settings = _settings(self._module)
+        inner = parts(self._module)
+        settings = _settings(self._module, inner)
         same = len(settings) == len(self._settings) and all(map(operator.is_, settings, self._settings))
         if not same:
             self._structure = content_hash(*_structure(self._module))
             self._settings, self._weights = settings, None
-        tensors = list(_tensors(self._module))
+        tensors = _tensors(inner)
         weights = (
-            [tensor for _, tensor in tensors],
-            [(tensor.data_ptr(), _version(tensor)) for _, tensor in tensors],
-            sampled_hash(*(tensor for _, tensor in tensors)),
+            tensors,
+            [(tensor.data_ptr(), _version(tensor)) for tensor in tensors],
+            sampled_hash(*tensors),
         )
         if self._weights is None or not _same_weights(weights, self._weights):
-            parts: List[Any] = [self._structure]
-            for name, tensor in tensors:
-                parts += [name, tensor.detach()]
-            self._hash = content_hash(*parts)
+            words: List[Any] = [self._structure]
+            for name, tensor in _named_tensors(self._module):
+                words += [name, tensor.detach()]
+            self._hash = content_hash(*words)
             self._weights = weights
         return self._hash
 
@@ -72,15 +73,29 @@ def _same_weights(now: Tuple[Any, ...], before: Tuple[Any, ...]) -> bool:
     )
 
 
-def _settings(module: torch.nn.Module) -> List[Any]:
+def parts(module: torch.nn.Module) -> List[torch.nn.Module]:
+    """The module and all that are in it, each once: several times faster than torch's own way, which makes names."""
+    found: Dict[int, torch.nn.Module] = {}
+    waiting = [module]
+    while waiting:
+        part = waiting.pop()
+        if id(part) not in found:
+            found[id(part)] = part
+            waiting.extend(inner for inner in part._modules.values() if inner is not None)
+    return list(found.values())
+
+
+def _settings(module: torch.nn.Module, inner: List[torch.nn.Module]) -> List[Any]:
     """Everything whose replacement changes what the module is, quick to compare."""
     found: List[Any] = []
+    # What is inside is looked at once: every part of a transformer has the same configuration.
+    seen: Set[int] = set()
     kinds: Dict[type, None] = {}
-    for part in module.modules():
+    for part in inner:
         for name, value in vars(part).items():
             found.append(value)
             if name not in _BOOKKEEPING:
-                _collect(value, found, 0)
+                _collect(value, found, seen, 0)
         kinds[type(part)] = None
         if part is not module and (part._forward_hooks or part._forward_pre_hooks):
             raise NotShared("hooks on an inner module")
@@ -91,10 +106,11 @@ def _settings(module: torch.nn.Module) -> List[Any]:
     return found
 
 
-def _collect(value: Any, found: List[Any], depth: int) -> None:
+def _collect(value: Any, found: List[Any], seen: Set[int], depth: int) -> None:
     """What is inside a setting."""
-    if depth > _DEPTH_MAX or value is None or type(value) in (bool, int, float, str):
+    if depth > _DEPTH_MAX or value is None or type(value) in (bool, int, float, str) or id(value) in seen:
         return
+    seen.add(id(value))
     if isinstance(value, (list, tuple)):
         inner: List[Any] = list(value)
     elif isinstance(value, dict):
@@ -105,10 +121,17 @@ def _collect(value: Any, found: List[Any], depth: int) -> None:
         return
     found.extend(inner)
     for one in inner:
-        _collect(one, found, depth + 1)
+        _collect(one, found, seen, depth + 1)
 
 
-def _tensors(module: torch.nn.Module) -> Iterator[Tuple[str, torch.Tensor]]:
+def _tensors(inner: List[torch.nn.Module]) -> List[torch.Tensor]:
+    found: List[torch.Tensor] = []
+    found += [tensor for part in inner for tensor in part._parameters.values() if tensor is not None]
+    found += [tensor for part in inner for tensor in part._buffers.values() if tensor is not None]
+    return found
+
+
+def _named_tensors(module: torch.nn.Module) -> Iterator[Tuple[str, torch.Tensor]]:
     yield from module.named_parameters(remove_duplicate=False)
     yield from module.named_buffers(remove_duplicate=False)
 
@@ -125,16 +148,16 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _structure(module: torch.nn.Module) -> List[str]:
-    parts: List[str] = []
+    found: List[str] = []
     words = Words(module)
     for name, part in module.named_modules(remove_duplicate=False):
         if part is not module and "forward" in vars(part):
             raise NotShared(f"{name} has a forward of its own")
-        parts += [name, words.code(type(part))]
+        found += [name, words.code(type(part))]
         for setting, value in sorted(vars(part).items()):
             if setting not in _BOOKKEEPING and not (part is module and setting == "forward"):
-                parts += [setting, words.of(value)]
-    return parts
+                found += [setting, words.of(value)]
+    return found
 
 
 def environment() -> List[str]:

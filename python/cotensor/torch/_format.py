@@ -183,14 +183,16 @@ def parse(name: str, text: bytes, total_bytes: int) -> Tuple[Manifest, int]:
     return Manifest(top["module"], storages, tensors, top["source"]), data
 
 
+_FIELDS = {"places", "dtype", "shape", "stride", "storage", "offset", "requires_grad"}
+
+
 def _tensor(
     checked: "_Checked", entry: Any, what: str, storages: List[Tuple[int, int]], seen: Dict[str, None]
 ) -> TensorEntry:
-    wanted = {"places", "dtype", "shape", "stride", "storage", "offset", "requires_grad"}
-    values = checked.fields(entry, what, wanted)
+    values = checked.fields(entry, what, _FIELDS)
     places: List[Tuple[str, str]] = []
-    for place in checked.items(values["places"], f"{what}: places", TENSORS_MAX):
-        if not (isinstance(place, list) and len(place) == 2 and all(isinstance(part, str) for part in place)):
+    for place in checked.items(values["places"], what, TENSORS_MAX, "places"):
+        if not (isinstance(place, list) and len(place) == 2 and type(place[0]) is str and type(place[1]) is str):
             raise checked.wrong(what, "a place is a name and a kind")
         name, kind = place
         if kind not in KINDS or not name or len(name) > NAME_BYTES_MAX or name in seen:
@@ -202,9 +204,9 @@ def _tensor(
     dtype = values["dtype"]
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise checked.wrong(what, f"dtype {str(dtype)[:80]!r}")
-    shape = checked.numbers(values["shape"], f"{what}: shape", 0, DIMENSIONS_MAX)
-    stride = checked.numbers(values["stride"], f"{what}: stride", len(shape), len(shape))
-    storage, offset = checked.numbers([values["storage"], values["offset"]], f"{what}: storage and offset", 2, 2)
+    shape = checked.numbers(values["shape"], what, 0, DIMENSIONS_MAX, "shape")
+    stride = checked.numbers(values["stride"], what, len(shape), len(shape), "stride")
+    storage, offset = checked.numbers([values["storage"], values["offset"]], what, 2, 2, "storage and offset")
     if not isinstance(values["requires_grad"], bool):
         raise checked.wrong(what, "requires_grad has to be true or false")
     if storage >= len(storages):
@@ -234,15 +236,19 @@ class _Checked:
             raise self.wrong(what, f"an object of {', '.join(sorted(wanted))} is expected")
         return value
 
-    def items(self, value: Any, what: str, count_max: int) -> List[Any]:
+    def items(self, value: Any, what: str, count_max: int, field: str = "") -> List[Any]:
         if not isinstance(value, list) or len(value) > count_max:
-            raise self.wrong(what, f"a list of at most {count_max} is expected")
+            raise self.wrong(f"{what}: {field}" if field else what, f"a list of at most {count_max} is expected")
         return value
 
-    def numbers(self, value: Any, what: str, count_min: int, count_max: int) -> Tuple[int, ...]:
-        items = self.items(value, what, count_max)
-        if len(items) < count_min or not all(type(item) is int and 0 <= item < COUNT_MAX for item in items):
-            raise self.wrong(what, f"{count_min} to {count_max} whole numbers are expected")
+    def numbers(self, value: Any, what: str, count_min: int, count_max: int, field: str = "") -> Tuple[int, ...]:
+        items = self.items(value, what, count_max, field)
+        # A loop: there are thousands of these, and a generator for each takes longer than what it looks at.
+        right = len(items) >= count_min
+        for item in items:
+            right = right and type(item) is int and 0 <= item < COUNT_MAX
+        if not right:
+            raise self.wrong(f"{what}: {field}" if field else what, f"{count_min} to {count_max} whole numbers are expected")
         return tuple(items)
 
 

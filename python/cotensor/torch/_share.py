@@ -12,7 +12,7 @@ import torch
 
 from .._native import Draft, Store, Tensor, Ticket, content_hash
 from ..errors import InvalidError
-from ._fingerprint import Fingerprint, environment
+from ._fingerprint import Fingerprint, environment, parts
 from ._tree import NotShared, describe, restore
 
 _logger = logging.getLogger("cotensor")
@@ -118,7 +118,7 @@ class Shared:
         module = self._module
         if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
             raise NotShared("it is being traced")
-        if any(part.training for part in module.modules()):
+        if any(part.training for part in parts(module)):
             raise NotShared("training mode")
         tensors: List[torch.Tensor] = []
         described = describe([args, dict(sorted(kwargs.items()))] if kwargs else [args], tensors)
@@ -128,8 +128,8 @@ class Shared:
             raise NotShared("gradients are wanted (torch.no_grad() or inference_mode() says otherwise)")
         for tensor in tensors:
             _check(tensor, "an input")
-        parts = [_shareable(tensor) for tensor in tensors]
-        return content_hash(self.space, *environment(), json.dumps(described), *parts)
+        shareable = [_shareable(tensor) for tensor in tensors]
+        return content_hash(self.space, *environment(), json.dumps(described), *shareable)
 
     def _publish(self, key: str, ticket: Ticket, output: Any) -> None:
         tensors: List[torch.Tensor] = []
