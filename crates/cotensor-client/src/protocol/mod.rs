@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 /// The protocol's version; ends that differ refuse each other.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// The field that an error names when a session cannot be taken up: it was a session of another daemon, or of none.
 pub const RESUME_TOKEN: &str = "resume.token";
