@@ -31,6 +31,13 @@ def wait():
 def ones(count):
     return np.ones(count, np.float32)
 
+@provider.share(name="trouble.precision")
+def precision(digits):
+    import decimal
+    before = decimal.getcontext().prec
+    decimal.getcontext().prec = digits
+    return before
+
 @provider.share(name="trouble.object", managed=True)
 def make():
     return [1, 2]
@@ -116,6 +123,11 @@ time.sleep(1000)
             holding.signal(signal.SIGKILL)
             holding.finish()
         until(lambda: store.get_stats()["memory_usage_bytes"] <= before)
+
+
+def test_what_a_call_sets_for_itself_is_no_other_calls(daemon, provider):
+    with SharedTensorClient(socket=daemon.socket) as client:
+        assert [client.call_function("trouble.precision", [7]) for _ in range(20)] == [28] * 20
 
 
 # -- forks -------------------------------------------------------------

@@ -88,3 +88,23 @@ fn the_next_server_is_told_of_sessions_that_ended_before_it_came() {
         }
     }
 }
+
+#[test]
+fn who_connects_while_the_server_dies_meets_the_next() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cotensor.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| ClientStore::connect(Some(&path), "early"));
+        // Accepted, and gone before it answers.
+        let start = Instant::now();
+        while listener.accept().is_err() {
+            assert!(start.elapsed() < SOON);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (_session, resume) = greet(&listener, 1);
+        assert!(resume.is_none());
+        client.join().unwrap().unwrap();
+    });
+}

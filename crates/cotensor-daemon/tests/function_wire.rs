@@ -161,7 +161,7 @@ fn nothing_is_lent_but_sealed_memory_and_what_lies_in_it() {
     }
     assert!(raw.open_lent(0, 4096, vec![slab(4096)])["error"].to_string().contains("open"), "once");
     assert!(raw.open_lent(64, 4096, vec![slab(4096)])["error"].to_string().contains("64"), "not as many as one likes");
-    let lent = |slab: u64, offset: u64, shape: Json| json!({"$lent": {"slab": slab, "offset": offset, "dtype": "uint8", "shape": shape}});
+    let lent = |slab: u64, offset: u64, shape: Json| json!({"$lent": {"slab": slab, "offset": offset, "name": "x", "dtype": "uint8", "shape": shape}});
     for (value, names) in [
         (lent(99, 0, json!([1])), "99"),
         (lent(0, 4096, json!([1])), "4096"),
@@ -169,7 +169,7 @@ fn nothing_is_lent_but_sealed_memory_and_what_lies_in_it() {
         (lent(0, u64::MAX, json!([2])), "18446744073709551615"),
         (lent(0, 1, json!([1])), "multiple"),
         (lent(0, 0, json!([1_u64 << 40, 1_u64 << 40])), ""),
-        (json!({"$lent": {"slab": 0, "offset": 0, "dtype": "float99", "shape": [1]}}), "float99"),
+        (json!({"$lent": {"slab": 0, "offset": 0, "name": "x", "dtype": "float99", "shape": [1]}}), "float99"),
         (json!({"$lent": 1}), "$lent"),
     ] {
         let answer = raw.ask("call", &json!({"function": "echo", "args": [value]}));

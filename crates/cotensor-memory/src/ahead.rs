@@ -53,9 +53,12 @@ impl Ahead {
     }
 
     fn work(&self, shelf: &Weak<Shelf>) {
-        let mut made = None;
+        let mut made: Option<usize> = None;
         while let Some(capacity) = self.next() {
             let Some(shelf) = shelf.upgrade() else { continue };
+            if let Some(other) = made.take_if(|made| *made != capacity) {
+                shelf.drop_warm(other);
+            }
             let ready = || {
                 let memfd = MemfdMut::create(capacity).ok()?;
                 memfd.prefault().ok().map(|()| memfd)

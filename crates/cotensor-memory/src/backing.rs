@@ -12,13 +12,19 @@ use std::sync::OnceLock;
 ///
 /// Huge pages make it several times cheaper to seal (the writable mapping has to go first), to read for the first time
 /// and to give back; they are made at once, because a page that was small when it was written would have to be copied.
-pub(crate) fn create(len: usize) -> Result<(OwnedFd, Map)> {
+///
+/// Children that are forked have it where `inherited`; else they have not even while it is being made, as one that can write
+/// it would keep it from being sealed.
+pub(crate) fn create(len: usize, inherited: bool) -> Result<(OwnedFd, Map)> {
     padded(len)?;
     let io = |what: &str, error: Errno| Error::io(format!("{what} {len} bytes of shared memory"), &error.into());
     let fd = memfd_create("cotensor", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
         .map_err(|error| io("cannot make", error))?;
     ftruncate(&fd, len as u64).map_err(|error| io("cannot size", error))?;
     let mut map = Map::new(fd.as_fd(), len, Access::Write)?;
+    if !inherited {
+        map.inherit(false)?;
+    }
     if len > 0 {
         make_huge(&mut map);
         // Backed now or refused now: a page that is missing later would be a SIGBUS for whoever touches it.

@@ -72,7 +72,7 @@ impl Index {
     /// # Errors
     /// `Invalid` for no slots or too many, `Io` when the system has no more memory.
     pub fn create(slots: u32) -> Result<Self> {
-        let (fd, _) = create(bytes_of(slots)?)?;
+        let (fd, _) = create(bytes_of(slots)?, true)?;
         Ok(Self { words: Words::map(fd.as_fd(), slots, Access::Write)?, fd })
     }
 

@@ -92,8 +92,7 @@ impl MemfdMut {
     /// # Errors
     /// `Invalid` for a length that cannot exist, `Io` when the system has no more memory.
     pub fn create(len: usize) -> Result<Self> {
-        let (fd, map) = create(len)?;
-        map.inherit(false)?;
+        let (fd, map) = create(len, false)?;
         Ok(Self { map, fd, len })
     }
 

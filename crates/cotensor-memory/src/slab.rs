@@ -45,7 +45,7 @@ impl Slab {
     /// # Errors
     /// `Invalid` for a length that cannot exist, `Io` when the system has no more memory.
     pub fn create(len: usize) -> Result<Self> {
-        let (fd, map) = create(len)?;
+        let (fd, map) = create(len, true)?;
         seal(&fd, Guarantee::ProducerOnly)?;
         // Ranges are multiples of the alignment: what is left over at the end is not used.
         let state = State { free: FreeRanges::new(len - len % cotensor_core::ALIGNMENT), used_end: 0 };

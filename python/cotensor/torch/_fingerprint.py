@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
@@ -88,8 +88,8 @@ def parts(module: torch.nn.Module) -> List[torch.nn.Module]:
 def _settings(module: torch.nn.Module, inner: List[torch.nn.Module]) -> List[Any]:
     """Everything whose replacement changes what the module is, quick to compare."""
     found: List[Any] = []
-    # What is inside is looked at once: every part of a transformer has the same configuration.
-    seen: Set[int] = set()
+    # What is inside is looked at once, unless it is found less deep: every part of a transformer has the same configuration.
+    seen: Dict[int, int] = {}
     kinds: Dict[type, None] = {}
     for part in inner:
         for name, value in vars(part).items():
@@ -106,11 +106,13 @@ def _settings(module: torch.nn.Module, inner: List[torch.nn.Module]) -> List[Any
     return found
 
 
-def _collect(value: Any, found: List[Any], seen: Set[int], depth: int) -> None:
+def _collect(value: Any, found: List[Any], seen: Dict[int, int], depth: int) -> None:
     """What is inside a setting."""
-    if depth > _DEPTH_MAX or value is None or type(value) in (bool, int, float, str) or id(value) in seen:
+    if depth > _DEPTH_MAX or value is None or type(value) in (bool, int, float, str):
         return
-    seen.add(id(value))
+    if seen.get(id(value), depth + 1) <= depth:
+        return
+    seen[id(value)] = depth
     if isinstance(value, (list, tuple)):
         inner: List[Any] = list(value)
     elif isinstance(value, dict):

@@ -6,6 +6,8 @@
 use cotensor_client::functions::Failure;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyTuple};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -90,6 +92,22 @@ pub(super) fn staying<T>(act: impl FnOnce() -> T) -> T {
     let value = act();
     std::mem::forget(stay);
     value
+}
+
+/// Calls a function with context variables of its own: what one call sets, decimal's precision or numpy's ways with errors, is no
+/// other's, though it is on the same thread.
+pub(super) fn call_afresh<'py>(
+    function: &Bound<'py, PyAny>,
+    args: &Bound<'py, PyTuple>,
+    kwargs: &Bound<'py, PyDict>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = function.py();
+    static CONTEXT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let class =
+        CONTEXT.get_or_try_init(py, || Ok::<_, PyErr>(py.import("contextvars")?.getattr("Context")?.unbind()))?;
+    let all = [function.clone()].into_iter().chain(args.iter());
+    let context = class.bind(py).call0()?;
+    staying(|| context.call_method("run", PyTuple::new(py, all.collect::<Vec<_>>())?, Some(kwargs)))
 }
 
 /// Does something with Python for a caller, unless the interpreter is about to end.

@@ -1,6 +1,6 @@
 //! Objects that stay with their provider.
 
-use super::ending::{staying, with_python};
+use super::ending::{call_afresh, with_python};
 use super::failure::{failure, raised};
 use super::value::Terms;
 use crate::errors::raise;
@@ -39,7 +39,7 @@ impl Managed for Live {
                 let found = if public { object.getattr_opt(method)? } else { None };
                 let Some(found) = found.filter(|found| found.is_callable()) else { return Ok(None) };
                 let (args, kwargs) = opened(py, &self.terms, arguments)?;
-                let result = staying(|| found.call(&args, Some(&kwargs)))?;
+                let result = call_afresh(&found, &args, &kwargs)?;
                 // A model's `eval()` or `to()` gives the model: one more reference to it.
                 if result.is(&self.object) {
                     return Ok(Some(Value::Object(Object::new(Live::new(result.unbind(), self.terms.clone())))));

@@ -1,6 +1,6 @@
 //! Functions of this process that others call.
 
-use super::ending::{staying, with_python};
+use super::ending::{call_afresh, with_python};
 use super::failure::failure;
 use super::object::{Live, opened};
 use super::value::{Tensors, Terms};
@@ -154,9 +154,11 @@ impl Provider {
                             },
                         )?;
                     }
-                    let result = staying(|| function.bind(py).call(&args, Some(&kwargs)))?;
+                    let result = call_afresh(function.bind(py), &args, &kwargs)?;
                     if managed {
-                        return Ok(Value::Object(Object::new(Live::new(result.unbind(), terms.clone()))));
+                        // It outlives the caller, and what was lent to him.
+                        let terms = terms.writing_to(Arc::clone(context.store()).into());
+                        return Ok(Value::Object(Object::new(Live::new(result.unbind(), terms))));
                     }
                     terms.value(&result, "result", 0)
                 };

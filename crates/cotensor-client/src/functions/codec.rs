@@ -3,7 +3,7 @@
 use super::lending::Lending;
 use super::{Arguments, Value};
 use crate::hex;
-use crate::protocol::provider::{LentRef, ObjectRef, TensorRef};
+use crate::protocol::provider::{LentRange, LentRef, ObjectRef, TensorRef};
 use crate::store::ClientStore;
 use cotensor_core::{DType, Error, Result};
 use cotensor_store::{ContentSpec, Holder, Lease, Store};
@@ -25,12 +25,22 @@ pub(crate) trait Edge {
     fn holder(&self) -> &Holder;
     /// The small tensors that the two ends lend to each other.
     fn lending(&self) -> &Arc<Lending>;
-    /// The other end, for people.
-    fn other(&self) -> &str;
     /// The handle of an object.
     fn refer(&self, object: &Value) -> Result<ObjectRef>;
     /// The object of a handle.
     fn resolve(&self, object: ObjectRef) -> Result<Value>;
+}
+
+/// Takes back what was lent with a message that was not made.
+struct Undo<'a> {
+    lending: &'a Lending,
+    ranges: Vec<LentRange>,
+}
+
+impl Drop for Undo<'_> {
+    fn drop(&mut self) {
+        self.lending.take_back(&self.ranges);
+    }
 }
 
 /// What has to stay leased until the other end has leased the tensors of a message itself.
@@ -48,6 +58,7 @@ struct Count {
     values: usize,
     tensors: usize,
     handed: Handed,
+    lent: Vec<LentRange>,
 }
 
 impl Count {
@@ -74,8 +85,12 @@ impl Count {
 /// A value as JSON.
 pub(crate) fn encode(value: &Value, edge: &dyn Edge) -> Result<(Json, Handed)> {
     let mut count = Count::default();
-    let json = write(value, edge, 0, &mut count)?;
-    Ok((json, count.handed))
+    let json = write(value, edge, 0, &mut count);
+    let Count { handed, lent, .. } = count;
+    let mut undo = Undo { lending: edge.lending(), ranges: lent };
+    let json = json?;
+    undo.ranges.clear();
+    Ok((json, handed))
 }
 
 /// Arguments as JSON.
@@ -91,16 +106,28 @@ pub(crate) struct Encoded {
 /// Arguments as JSON.
 pub(crate) fn encode_arguments(arguments: &Arguments, edge: &dyn Edge) -> Result<Encoded> {
     let mut count = Count::default();
+    let written = write_arguments(arguments, edge, &mut count);
+    let Count { handed, lent, .. } = count;
+    let mut undo = Undo { lending: edge.lending(), ranges: lent };
+    let (args, kwargs) = written?;
+    undo.ranges.clear();
+    Ok(Encoded { args, kwargs, handed })
+}
+
+fn write_arguments(
+    arguments: &Arguments,
+    edge: &dyn Edge,
+    count: &mut Count,
+) -> Result<(Vec<Json>, Map<String, Json>)> {
     let args = arguments.args.iter().enumerate().map(|(position, value)| {
-        write(value, edge, 0, &mut count).map_err(|error| error.in_field(format!("argument {position}")))
+        write(value, edge, 0, count).map_err(|error| error.in_field(format!("argument {position}")))
     });
     let args = args.collect::<Result<_>>()?;
     let kwargs = arguments.kwargs.iter().map(|(name, value)| {
-        let value = write(value, edge, 0, &mut count).map_err(|error| error.in_field(name.as_str()))?;
+        let value = write(value, edge, 0, count).map_err(|error| error.in_field(name.as_str()))?;
         Ok((name.clone(), value))
     });
-    let kwargs = kwargs.collect::<Result<_>>()?;
-    Ok(Encoded { args, kwargs, handed: count.handed })
+    Ok((args, kwargs.collect::<Result<_>>()?))
 }
 
 fn write(value: &Value, edge: &dyn Edge, depth: usize, count: &mut Count) -> Result<Json> {
@@ -129,7 +156,10 @@ fn write(value: &Value, edge: &dyn Edge, depth: usize, count: &mut Count) -> Res
         Value::Tensor(lease) => {
             count.tensor()?;
             match edge.lending().lend(lease) {
-                Some(lent) => json!({"$lent": lent}),
+                Some(lent) => {
+                    count.lent.push(lent.range);
+                    json!({"$lent": lent})
+                }
                 None => json!({"$tensor": hand(lease, edge, &mut count.handed)?}),
             }
         }
@@ -231,8 +261,7 @@ fn read_special(name: &str, inner: Json, edge: &dyn Edge, depth: usize, count: &
         ("$lent", inner) => {
             count.tensor()?;
             let lent: LentRef = serde_json::from_value(inner).map_err(wrong)?;
-            let name = format!("from {}", edge.other());
-            Ok(Value::Tensor(Arc::new(edge.lending().borrow(&lent, &name, edge.store(), edge.holder())?)))
+            Ok(Value::Tensor(Arc::new(edge.lending().borrow(&lent, edge.store(), edge.holder())?)))
         }
         ("$tuple", Json::Array(values)) => Ok(Value::Tuple(read_all(values, edge, depth, count)?)),
         ("$object", inner) => edge.resolve(serde_json::from_value(inner).map_err(wrong)?),

@@ -14,7 +14,7 @@ use crate::protocol::Method;
 use crate::protocol::provider as p;
 use crate::store::ClientStore;
 use crate::wire::rpc;
-use cotensor_core::{DType, Device, Error, Layout, Memory, MemoryKind, Result, Segment, range_within};
+use cotensor_core::{DType, Device, Error, Layout, MemoryKind, Result, Segment, range_within};
 use cotensor_memory::{Guarantee, SealedMemfd, Slab};
 use cotensor_store::{Holder, Lease, Reservation, Store, TensorSpec};
 use rustix::param::page_size;
@@ -34,16 +34,22 @@ const BYTES_MAX: usize = 16 << 20;
 const SLABS_MAX: usize = 64;
 /// So many ranges that are read no more are said at once, and do not wait for a message.
 const RETURNED_MAX: usize = 32;
+/// The most that one message says.
+const RETURNED_AT_ONCE_MAX: usize = 4096;
 
 /// The socket to the other end.
 pub(crate) trait Speak: Send + Sync {
     /// Sends a message, after those before it.
     fn speak(&self, body: Vec<u8>, fds: Vec<OwnedFd>) -> Result<()>;
+    /// Ends the connection.
+    fn end(&self);
 }
 
 /// One end of a connection.
 #[derive(Default)]
 pub(crate) struct Lending {
+    /// Whether the other end reads at all times, and can be told of ranges that are read no more when there is no message.
+    other_reads: bool,
     speaker: OnceLock<Weak<dyn Speak>>,
     lent: Mutex<Lent>,
     /// Slabs of the other end.
@@ -62,6 +68,11 @@ struct Lent {
 }
 
 impl Lending {
+    /// At an end whose other end reads at all times.
+    pub(crate) fn with_a_reader() -> Self {
+        Self { other_reads: true, ..Self::default() }
+    }
+
     /// Through what it is said what is opened and returned.
     pub(crate) fn speak_through(&self, speaker: Weak<dyn Speak>) {
         drop(self.speaker.set(speaker));
@@ -92,7 +103,7 @@ impl Lending {
         let fd = slab.fd().try_clone_to_owned().map_err(|error| Error::io("duplicating a descriptor", &error))?;
         // Under the lock: no message names a slab before the one that opens it.
         self.say::<p::OpenLent>(&p::OpenLentParams { slab: lent.slabs.len() as u64, bytes: bytes as u64 }, vec![fd])?;
-        let segment = slab.reserve(len)?;
+        let segment = slab.reserve_as_it_is(len)?;
         lent.slabs.push(slab);
         Ok(Some(segment))
     }
@@ -107,10 +118,21 @@ impl Lending {
             Entry::Occupied(mut known) => known.get_mut().1 += 1,
             Entry::Vacant(place) => drop(place.insert((lease.try_clone().ok()?, 1))),
         }
-        Some(p::LentRef { range, dtype: lease.dtype().name().to_owned(), shape: lease.shape().to_vec() })
+        let (name, dtype) = (lease.name().to_owned(), lease.dtype().name().to_owned());
+        Some(p::LentRef { range, name, dtype, shape: lease.shape().to_vec() })
     }
 
-    /// Hears what the other end says unasked.
+    /// Hears what the other end says and wants no answer to. A slab that cannot be opened ends the connection: what will lie in
+    /// it could not be read.
+    pub(crate) fn hear_notice(&self, method: &str, params: &str, fds: Vec<OwnedFd>) {
+        if self.hear(method, params, fds).is_err()
+            && let Some(speaker) = self.speaker.get().and_then(Weak::upgrade)
+        {
+            speaker.end();
+        }
+    }
+
+    /// Hears what the other end says of lending.
     ///
     /// # Errors
     /// As [`open`](Self::open); `Invalid` for what it cannot be.
@@ -147,16 +169,11 @@ impl Lending {
     }
 
     /// A tensor that the other end lends, until its last lease is dropped.
-    pub(super) fn borrow(
-        self: &Arc<Self>,
-        lent: &p::LentRef,
-        name: &str,
-        store: &ClientStore,
-        holder: &Holder,
-    ) -> Result<Lease> {
+    pub(super) fn borrow(self: &Arc<Self>, lent: &p::LentRef, store: &ClientStore, holder: &Holder) -> Result<Lease> {
         let slab = lock(&self.theirs).get(&lent.range.slab).cloned();
         let slab = slab.ok_or_else(|| Error::not_found(format!("slab {} was not opened", lent.range.slab)))?;
-        let spec = TensorSpec::new(name, lent.dtype.parse::<DType>()?, &lent.shape);
+        let spec = TensorSpec::new(lent.name.as_str(), lent.dtype.parse::<DType>()?, &lent.shape);
+        spec.check_names()?;
         let layout = Layout::contiguous(spec.dtype, &spec.shape)?;
         let start = usize::try_from(lent.range.offset).map_err(|_| Error::invalid("an offset beyond the slab"))?;
         let range = range_within(start, layout.size_bytes(), slab.len())?;
@@ -182,14 +199,17 @@ impl Lending {
 
     /// What is read no more and was not said yet: for a message that goes to the other end.
     pub(crate) fn returned(&self) -> Vec<p::LentRange> {
-        std::mem::take(&mut *lock(&self.returned))
+        let mut returned = lock(&self.returned);
+        let count = returned.len().min(RETURNED_AT_ONCE_MAX);
+        returned.drain(..count).collect()
     }
 
     fn give_back(&self, range: p::LentRange) {
         let all = {
             let mut returned = lock(&self.returned);
             returned.push(range);
-            if returned.len() < RETURNED_MAX {
+            // Who reads only while he waits for an answer gets it with that: unread messages would end the connection.
+            if !self.other_reads || returned.len() < RETURNED_MAX {
                 return;
             }
             std::mem::take(&mut *returned)
@@ -277,7 +297,8 @@ impl Outlet {
     pub fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
         let Some(lending) = &self.lending else { return self.store.reserve(spec, holder) };
         let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field(spec.name.as_str()))?;
-        match lending.reserve(layout.size_bytes())? {
+        // What cannot be lent, for whatever reason, can be published.
+        match lending.reserve(layout.size_bytes()).ok().flatten() {
             Some(segment) => self.store.reserve_in_private(spec, layout, segment, holder),
             None => self.store.reserve(spec, holder),
         }

@@ -41,6 +41,8 @@ message! {
         /// Where it lies.
         #[serde(flatten)]
         range: LentRange,
+        /// What its sender calls it.
+        name: String,
         /// Its element type.
         dtype: String,
         /// Its dimensions, in elements; row-major.

@@ -9,12 +9,16 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long the daemon may take for what it does at once.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long it may take for what others' work, or a disk, is waited for; it has limits of its own.
 pub(super) const WORK_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// How long a new client goes on trying where servers die before they answer, and how often.
+const RESTART_MAX: Duration = Duration::from_secs(2);
+const RESTART_PAUSE: Duration = Duration::from_millis(20);
 
 /// How often a daemon that dies at once is told that a session is over.
 const FAREWELLS_MAX: u32 = 3;
@@ -98,6 +102,19 @@ impl Link {
     pub(super) fn new(socket: &Path, client: &str, freed: Freed, live: Live) -> Self {
         let (socket, client, live) = (socket.to_path_buf(), client.to_owned(), RwLock::new(Arc::new(live)));
         Self { socket, client, freed, live, turn: Mutex::default(), ended: AtomicBool::new(false) }
+    }
+
+    /// As [`greet`](Self::greet), for a new session. A server that dies before it answers is replaced within a moment.
+    pub(super) fn greet_first(socket: &Path, client: &str, freed: &Freed) -> Result<Greeted> {
+        let until = Instant::now() + RESTART_MAX;
+        loop {
+            match Self::greet(socket, client, freed, 0, || None) {
+                Err(error) if error.kind() == ErrorKind::Io && Instant::now() < until => {
+                    std::thread::sleep(RESTART_PAUSE)
+                }
+                outcome => return outcome,
+            }
+        }
     }
 
     /// Connects and says hello. Notices of slabs count for `generation`.

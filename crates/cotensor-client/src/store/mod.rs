@@ -63,7 +63,7 @@ impl ClientStore {
     pub fn connect(socket: Option<&Path>, client: &str) -> Result<Arc<Self>> {
         let socket = socket.map_or_else(default_socket, Path::to_path_buf);
         let slabs = Slabs::default();
-        let greeted = Link::greet(&socket, client, &slabs.freed(), 0, || None)?;
+        let greeted = Link::greet_first(&socket, client, &slabs.freed())?;
         let hello = greeted.hello.clone();
         let link = Arc::new(Link::new(&socket, client, slabs.freed(), greeted.live(0)));
         let kinds =

@@ -32,13 +32,10 @@ pub(crate) struct Link {
 
 impl Link {
     pub(super) fn new(socket: UnixStream, provider: &ProviderInfo, store: Arc<ClientStore>) -> Arc<Self> {
-        let lending = Arc::<Lending>::default();
+        let lending = Arc::new(Lending::with_a_reader());
         let hears = Arc::clone(&lending);
-        let connection = Connection::over(
-            socket,
-            // What a provider says wrong costs the caller no more than the tensors that it names.
-            Box::new(move |method, params, fds| drop(hears.hear(method, params.get(), fds))),
-        );
+        let connection =
+            Connection::over(socket, Box::new(move |method, params, fds| hears.hear_notice(method, params.get(), fds)));
         let connection = Arc::new(connection.looking_for(SPIN));
         let speaker: Arc<dyn Speak> = Arc::clone(&connection) as _;
         lending.speak_through(Arc::downgrade(&speaker));
@@ -215,6 +212,10 @@ impl Speak for Connection {
     fn speak(&self, body: Vec<u8>, fds: Vec<OwnedFd>) -> Result<()> {
         self.send(Frame { body, fds })
     }
+
+    fn end(&self) {
+        self.close();
+    }
 }
 
 /// A time limit as messages have it; less than a millisecond is one.
@@ -233,10 +234,6 @@ impl Edge for Arc<Link> {
 
     fn lending(&self) -> &Arc<Lending> {
         &self.lending
-    }
-
-    fn other(&self) -> &str {
-        &self.client
     }
 
     fn refer(&self, object: &Value) -> Result<p::ObjectRef> {

@@ -45,6 +45,11 @@ fn one(
     batch: Option<Arc<Batch>>,
     alone: bool,
 ) -> Option<Arc<Flight>> {
+    // Whoever lends does not wait for its turn: the next calls need it.
+    if id.is_none() && matches!(method.as_str(), p::OpenLent::NAME | p::ReturnLent::NAME) {
+        peer.lending().hear_notice(&method, params.as_deref().map_or("{}", RawValue::get), fds);
+        return None;
+    }
     let asked = peer.asked();
     let reply = Reply::new(peer, id, batch);
     if let Err(error) = asked {
@@ -85,7 +90,7 @@ fn one(
             reply.value(&crate::protocol::Empty {});
         }),
         p::OpenLent::NAME | p::ReturnLent::NAME => {
-            let heard = peer.hear(&method, params, fds);
+            let heard = peer.lending().hear(&method, params, fds);
             reply.send(heard.map(|()| crate::protocol::Empty {}));
         }
         _ => reply.error(ErrorCode::MethodNotFound.into()),

@@ -99,7 +99,7 @@ impl Peer {
             let Ok(Some((frame, alone))) = lock(&self.reader).next(&self.socket) else { break };
             if let Some(flight) = dispatch::answer(self, frame, alone)
                 && !self.run(flight)
-                && !self.relief.stand_by()
+                && !self.is_back()
             {
                 return;
             }
@@ -111,8 +111,8 @@ impl Peer {
     /// Runs a call on the thread that read it; false when it took so long that another reads on.
     fn run(&self, flight: Arc<Flight>) -> bool {
         let shared = &self.shared;
-        shared.timer.hurry();
         let at = self.away.go(shared.started);
+        shared.timer.hurry();
         let mut waited = false;
         // Before the answer: what comes after it had not to wait.
         shared.run(&flight, || waited = reader::has_more(&self.socket));
@@ -128,10 +128,26 @@ impl Peer {
 
     /// Has another thread read on where the reader has been away for too long.
     pub(super) fn relieve(self: &Arc<Self>) {
-        if self.away.relieve(self.shared.started) && !self.relief.call() && self.read().is_err() {
-            self.end();
-            drop(lock(&self.shared.peers).remove(&self.number));
+        if !self.away.is_late(self.shared.started) || self.relief.call() {
+            return;
         }
+        let peer = Arc::clone(self);
+        // Without a thread, the next tick tries again.
+        drop(spawn("cotensor-caller", move || {
+            if peer.away.relieve(peer.shared.started) {
+                peer.serve();
+            }
+        }));
+    }
+
+    /// Waits until the thread that reads instead of this one is away for long itself; false at the end.
+    fn is_back(&self) -> bool {
+        while self.relief.stand_by() {
+            if self.away.relieve(self.shared.started) {
+                return true;
+            }
+        }
+        false
     }
 
     /// Starts a thread that reads.
@@ -216,9 +232,9 @@ impl Peer {
         codec::decode_arguments(args, kwargs, self)
     }
 
-    /// Hears what the caller lends, or gives back.
-    pub(super) fn hear(&self, method: &str, params: &str, fds: Vec<OwnedFd>) -> Result<()> {
-        self.lending.hear(method, params, fds)
+    /// What the caller lends, and is lent.
+    pub(super) fn lending(&self) -> &Lending {
+        &self.lending
     }
 
     /// Answers a call with what its run gave.
@@ -235,9 +251,8 @@ impl Peer {
 
     fn encode(&self, value: &Arc<Value>) -> Result<CallResult> {
         let (encoded, handed) = codec::encode(value, self)?;
-        let returned = self.lending.returned();
         if !handed.any {
-            return Ok(CallResult { value: encoded, taken: None, returned });
+            return Ok(CallResult { value: encoded, taken: None, returned: self.lending.returned() });
         }
         let mut state = lock(&self.state);
         if state.given.len() >= GIVEN_MAX {
@@ -247,7 +262,8 @@ impl Peer {
         state.next += 1;
         let taken = state.next;
         state.given.insert(taken, (Arc::clone(value), handed));
-        Ok(CallResult { value: encoded, taken: Some(taken), returned })
+        drop(state);
+        Ok(CallResult { value: encoded, taken: Some(taken), returned: self.lending.returned() })
     }
 
     /// The caller leases a result's tensors itself.
@@ -297,6 +313,10 @@ impl Speak for Outbox {
     fn speak(&self, body: Vec<u8>, fds: Vec<OwnedFd>) -> Result<()> {
         self.send(Frame { body, fds })
     }
+
+    fn end(&self) {
+        Outbox::end(self);
+    }
 }
 
 fn gone(object: ObjectRef) -> Error {
@@ -314,10 +334,6 @@ impl Edge for Peer {
 
     fn lending(&self) -> &Arc<Lending> {
         &self.lending
-    }
-
-    fn other(&self) -> &str {
-        &self.client
     }
 
     fn refer(&self, object: &Value) -> Result<ObjectRef> {

@@ -19,6 +19,9 @@ const BUSY_CALLS: u32 = 64;
 /// How long to look for the next call after one that was run here.
 const SPIN: Duration = Duration::from_micros(250);
 
+/// How long a reader that was relieved waits for its turn.
+const STAND_BY: Duration = Duration::from_secs(10);
+
 /// What is read of a socket.
 pub(super) struct Reader {
     decoder: Decoder,
@@ -97,12 +100,22 @@ impl Away {
         self.0.compare_exchange(at, HERE, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// Relieves a reader that has been away for too long: true if another has to read on.
+    /// Whether the reader has been away for too long.
+    pub(super) fn is_late(&self, since: Instant) -> bool {
+        self.late(since).is_some()
+    }
+
+    /// Relieves a reader that has been away for too long: true if who asks reads on.
     pub(super) fn relieve(&self, since: Instant) -> bool {
+        let late = self.late(since);
+        late.is_some_and(|at| self.0.compare_exchange(at, RELIEVED, Ordering::SeqCst, Ordering::SeqCst).is_ok())
+    }
+
+    fn late(&self, since: Instant) -> Option<u64> {
         let at = self.0.load(Ordering::SeqCst);
         let now = u64::try_from(since.elapsed().as_micros()).unwrap_or(RELIEVED - 1);
         let late = at != HERE && at != RELIEVED && now.saturating_sub(at) >= UNREAD_MAX.as_micros() as u64;
-        late && self.0.compare_exchange(at, RELIEVED, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        late.then_some(at)
     }
 }
 
@@ -122,16 +135,22 @@ struct Waiting {
 }
 
 impl Relief {
-    /// Waits until another reader has to be relieved; false at the end.
+    /// Waits until another reader may have to be relieved; false at the end, and when none had to be for long.
     pub(super) fn stand_by(&self) -> bool {
         let mut state = lock(&self.state);
         state.waiting += 1;
+        let until = Instant::now() + STAND_BY;
         while state.called == 0 && !state.ended {
-            state = self.called.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            state = self.called.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         state.waiting -= 1;
+        let called = state.called > 0;
         state.called = state.called.saturating_sub(1);
-        !state.ended
+        called && !state.ended
     }
 
     /// Calls one that waits, if one does.
@@ -195,7 +214,9 @@ mod tests {
         assert!(away.back(at));
         let at = away.go(Instant::now() - Duration::from_micros(5));
         std::thread::sleep(UNREAD_MAX * 2);
+        assert!(away.is_late(since));
         assert!(away.relieve(since) && !away.relieve(since), "by one");
+        assert!(!away.is_late(since));
         assert!(!away.back(at));
     }
 }

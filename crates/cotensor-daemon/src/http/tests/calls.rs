@@ -138,7 +138,7 @@ fn a_session_goes_on_over_requests_and_ends_when_it_does_not_call() {
 fn sessions_are_listed_and_counted_and_their_number_is_bounded() {
     let running = Running::start(|_, http| http.sessions_max = 2);
     (0..2).for_each(|number| drop(running.hello(&format!("client {number}"))));
-    let third = running.rpc(&[], r#"{"jsonrpc":"2.0","id":1,"method":"session.hello","params":[1,"c"]}"#);
+    let third = running.rpc(&[], r#"{"jsonrpc":"2.0","id":1,"method":"session.hello","params":[2,"c"]}"#);
     assert_eq!(third.status, 503);
     let list = running.call(&[], "session.list", json!({})).unwrap();
     let named: Vec<_> = list["sessions"].as_array().unwrap().iter().map(|session| session["client"].clone()).collect();

@@ -96,7 +96,9 @@ impl Running {
 
     /// Opens a session; its token.
     fn hello(&self, client: &str) -> String {
-        let hello = self.call(&[], "session.hello", json!({"protocol": cotensor_client::protocol::PROTOCOL, "client": client})).unwrap();
+        let hello = self
+            .call(&[], "session.hello", json!({"protocol": cotensor_client::protocol::PROTOCOL, "client": client}))
+            .unwrap();
         hello["token"].as_str().unwrap().to_owned()
     }
 }
