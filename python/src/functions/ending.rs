@@ -106,8 +106,10 @@ pub(super) fn call_afresh<'py>(
     let class =
         CONTEXT.get_or_try_init(py, || Ok::<_, PyErr>(py.import("contextvars")?.getattr("Context")?.unbind()))?;
     let all = [function.clone()].into_iter().chain(args.iter());
-    let context = class.bind(py).call0()?;
-    staying(|| context.call_method("run", PyTuple::new(py, all.collect::<Vec<_>>())?, Some(kwargs)))
+    let run = class.bind(py).call0()?.getattr("run")?;
+    let all = PyTuple::new(py, all.collect::<Vec<_>>())?;
+    // Nothing of Python's may be dropped in there.
+    staying(|| run.call(&all, Some(kwargs)))
 }
 
 /// Does something with Python for a caller, unless the interpreter is about to end.
