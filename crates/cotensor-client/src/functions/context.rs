@@ -63,7 +63,7 @@ impl Context {
     /// A new tensor from bytes, in row-major order: for results. It stays as long as somebody leases it.
     ///
     /// # Errors
-    /// As [`Store::reserve`]; `Invalid` when there are more or fewer bytes than the shape wants.
+    /// As [`Outlet::reserve`]; `Invalid` when there are more or fewer bytes than the shape wants.
     pub fn tensor(&self, name: &str, dtype: DType, shape: &[usize], bytes: &[u8]) -> Result<Lease> {
         let spec = TensorSpec {
             name: name.to_owned(),
