@@ -18,7 +18,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long to look for the daemon's answer before sleeping: most come sooner.
-pub(crate) const SPIN: Duration = Duration::from_micros(40);
+const SPIN: Duration = Duration::from_micros(40);
 /// One wait for something to read; longer waits are several.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 /// The same for whoever may change their mind: a signal that another thread got is noticed after that.

@@ -113,7 +113,8 @@ impl Functions {
     /// # Errors
     /// `NotFound` when nobody provides it.
     pub fn outlet(&self, name: &str) -> Result<Outlet> {
-        Ok(self.find(name)?.1.outlet())
+        let link = self.known(name).map_or_else(|| Ok(self.find(name)?.1), Ok::<_, Error>)?;
+        Ok(link.outlet())
     }
 
     /// Has a function called, and does not wait.
@@ -203,8 +204,7 @@ impl Functions {
     /// Does `call` with the provider of a function. One that has ended, or has taken the function back, is looked up anew:
     /// nothing was called then.
     fn at_provider<T>(&self, name: &str, call: impl Fn(&Arc<Link>) -> Result<T, CallError>) -> Result<T, CallError> {
-        let known = lock(&self.state).found.get(name).map(|(_, link)| Arc::clone(link));
-        if let Some(link) = known.filter(|link| !link.is_closed()) {
+        if let Some(link) = self.known(name) {
             match call(&link) {
                 Err(CallError::NotCalled(error))
                     if error.kind() == ErrorKind::NotFound && error.field() == Some("function") => {}
@@ -214,6 +214,12 @@ impl Functions {
         lock(&self.state).found.remove(name);
         let (_, link) = self.find(name)?;
         call(&link)
+    }
+
+    /// The link to the provider of a function that was found before, while it lasts.
+    fn known(&self, name: &str) -> Option<Arc<Link>> {
+        let known = lock(&self.state).found.get(name).map(|(_, link)| Arc::clone(link));
+        known.filter(|link| !link.is_closed())
     }
 
     /// A function and the link to its provider.
