@@ -15,11 +15,19 @@ import {chromium} from "playwright-core";
 const {EXAMPLES, CHROMIUM = "/usr/bin/chromium", SCREENSHOTS} = process.env;
 const TOKEN = "a-token-for-this-test";
 const folder = mkdtempSync(path.join(tmpdir(), "cotensor-dashboard-"));
+const LIMIT = {timeout: 120_000};
 let browser;
 
+// A program that ends with its test, whichever way that ends: one that is left keeps the whole run from ending.
+function program(t, name, options) {
+  const child = spawn(path.join(EXAMPLES, name), options, {stdio: ["pipe", "pipe", "inherit"]});
+  t.after(() => child.kill("SIGKILL"));
+  return child;
+}
+
 // A daemon that lives until `stop`, and its address.
-async function daemon(name, ...options) {
-  const child = spawn(path.join(EXAMPLES, "serve"), [path.join(folder, name), "127.0.0.1:0", ...options], {stdio: ["pipe", "pipe", "inherit"]});
+async function daemon(t, name, ...options) {
+  const child = program(t, "serve", [path.join(folder, name), "127.0.0.1:0", ...options]);
   const ended = new Promise(done => child.once("exit", done));
   const url = await new Promise((done, fail) => {
     child.stdout.once("data", line => done(line.toString().trim()));
@@ -29,17 +37,19 @@ async function daemon(name, ...options) {
 }
 
 // One of the examples that have functions, and what it says first.
-function started(name, ...options) {
-  const child = spawn(path.join(EXAMPLES, name), options, {stdio: ["pipe", "pipe", "inherit"]});
+function started(t, name, ...options) {
+  const child = program(t, name, options);
   const ended = new Promise(done => child.once("exit", done));
   const said = new Promise(done => child.stdout.once("data", line => done(line.toString().trim())));
   return {said, ended, stop: () => { child.stdin.end(); return ended }};
 }
 
 async function session(url, client) {
-  const body = JSON.stringify({jsonrpc: "2.0", id: 1, method: "session.hello", params: {protocol: 1, client}});
+  const {protocol} = await (await fetch(`${url}/health`)).json();
+  const body = JSON.stringify({jsonrpc: "2.0", id: 1, method: "session.hello", params: {protocol, client}});
   const answer = await fetch(`${url}/jsonrpc`, {method: "POST", headers: {"Content-Type": "application/json"}, body});
-  const {result} = await answer.json();
+  const {result, error} = await answer.json();
+  assert.equal(error, undefined);
   return {"Cotensor-Session": result.token};
 }
 
@@ -74,8 +84,8 @@ after(async () => {
   rmSync(folder, {recursive: true, force: true});
 });
 
-test("the page shows what the daemon holds, and goes on showing it", async () => {
-  const {url, stop} = await daemon("live");
+test("the page shows what the daemon holds, and goes on showing it", LIMIT, async t => {
+  const {url, stop} = await daemon(t, "live");
   const {page, wrong} = await open(url);
   await state(page, "live");
   await page.getByText("Nothing is published.").first().waitFor();
@@ -124,13 +134,13 @@ test("the page shows what the daemon holds, and goes on showing it", async () =>
   await state(page, "no answer");
 });
 
-test("tasks of providers are shown while there are any", async () => {
-  const {url, stop} = await daemon("tasks");
+test("tasks of providers are shown while there are any", LIMIT, async t => {
+  const {url, stop} = await daemon(t, "tasks");
   const {page, wrong} = await open(url);
   await page.getByText("No task is known.").waitFor();
-  const provider = started("provider", path.join(folder, "tasks"));
+  const provider = started(t, "provider", path.join(folder, "tasks"));
   assert.equal(await provider.said, "ready");
-  assert.equal(await started("caller", path.join(folder, "tasks")).ended, 0);
+  assert.equal(await started(t, "caller", path.join(folder, "tasks")).ended, 0);
   await cell(page, "tasks", "completed").filter({hasText: "wait"}).filter({hasText: /provider\[\d+\]/}).filter({hasText: /caller\[\d+\]/}).waitFor();
   await cell(page, "tasks", "cancelled").filter({hasText: "wait"}).waitFor();
   await cell(page, "sessions", "provider[").first().waitFor();
@@ -143,10 +153,10 @@ test("tasks of providers are shown while there are any", async () => {
 
 const background = page => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
 
-test("a daemon that wants a token gets it from the page, and nothing is shown before", async () => {
+test("a daemon that wants a token gets it from the page, and nothing is shown before", LIMIT, async t => {
   const file = path.join(folder, "token");
   writeFileSync(file, `${TOKEN}\n`, {mode: 0o600});
-  const {url, stop} = await daemon("locked", file);
+  const {url, stop} = await daemon(t, "locked", file);
   await fetch(`${url}/tensors/secret?dtype=uint8&shape=1`, {method: "PUT", headers: {Authorization: `Bearer ${TOKEN}`}, body: new Uint8Array(1)});
   const {page} = await open(url);
   await state(page, "locked");
