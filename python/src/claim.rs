@@ -3,6 +3,7 @@
 use crate::arrays::{Source, shown_by};
 use crate::draft::Draft;
 use crate::errors::{OrRaise, raise};
+use crate::interrupt::patiently;
 use crate::process::Own;
 use crate::tensor::Tensor;
 use cotensor::{Error, ErrorKind, Store};
@@ -10,7 +11,6 @@ use cotensor_core::{ContentHash, Hasher};
 use cotensor_store::{Claim, Holder, Key};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 /// Elements of an array that are looked at to see whether it was changed.
 const SAMPLES: usize = 64;
@@ -64,35 +64,18 @@ pub(crate) enum Claimed {
     Compute(Ticket),
 }
 
-/// Claims a computation, patiently: another thread waits where Ctrl-C would not be heard.
+/// Claims a computation.
 pub(crate) fn claim(py: Python<'_>, store: Arc<dyn Store>, key: &str, holder: Holder) -> PyResult<Claimed> {
     let wrong = || Error::invalid("64 hexadecimal digits are expected").in_field("key");
     let key = Key(ContentHash::from_hex(key).ok_or_else(wrong).or_raise(py)?);
-    let waiting = Arc::clone(&store);
-    let (send, receive) = std::sync::mpsc::channel();
     // What is there is had at once, by this thread.
     if py.detach(|| store.is_computed(&key)) {
         return claimed(py, py.detach(|| store.claim(&key, &holder)), &store);
     }
-    let receive = Mutex::new(receive);
-    // A result that comes when nobody receives is dropped, and so given back.
-    let wait = move || drop(send.send(waiting.claim(&key, &holder)));
-    let thread = std::thread::Builder::new().name("cotensor-claim".to_owned()).spawn(wait);
-    thread.map_err(|error| raise(py, &Error::io("starting a thread", &error)))?;
-    let started = Instant::now();
-    loop {
-        let patience = if started.elapsed() < Duration::from_millis(20) { 20 } else { 100 };
-        match py.detach(|| {
-            let receive = receive.lock().unwrap_or_else(PoisonError::into_inner);
-            receive.recv_timeout(Duration::from_millis(patience))
-        }) {
-            Ok(found) => return claimed(py, found, &store),
-            Err(std::sync::mpsc::RecvTimeoutError::Timeout) => py.check_signals()?,
-            Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => {
-                return Err(raise(py, &Error::new(ErrorKind::Conflict, "the claim was lost")));
-            }
-        }
-    }
+    let waiting = Arc::clone(&store);
+    // A result that comes when nobody waits is dropped, and so given back.
+    let found = patiently(py, "cotensor-claim", move |_| waiting.claim(&key, &holder))?;
+    claimed(py, found, &store)
 }
 
 fn claimed(py: Python<'_>, found: Result<Claim, Error>, store: &Arc<dyn Store>) -> PyResult<Claimed> {

@@ -1,4 +1,4 @@
-"""What tests have in common: real daemons, and stores of both kinds."""
+"""What tests have in common: real daemons, stores of both kinds, a provider and its client."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Iterator
 
 import pytest
+from functions_common import Program, providing
+from functions_provided import FUNCTIONS
 
 import cotensor
+from cotensor.client import SharedTensorClient
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -101,4 +104,19 @@ def store(request: pytest.FixtureRequest) -> Iterator[cotensor.Store]:
         yield cotensor.Store()
         return
     with request.getfixturevalue("daemon").connect() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def provider(daemon: Daemon) -> Iterator[Program]:
+    """A process that provides `functions_provided`."""
+    with providing(daemon.socket, FUNCTIONS) as running:
+        yield running
+
+
+@pytest.fixture
+def client(daemon: Daemon, provider: Program) -> Iterator[SharedTensorClient]:
+    """A client of it."""
+    # Another test of this run may have imported torch.
+    with SharedTensorClient(socket=daemon.socket, retry_count=0, tensors="numpy") as opened:
         yield opened

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import wave
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +159,32 @@ def test_the_memory_limit_holds_for_weights_too() -> None:
     gc.collect()
     manager.optimize_memory_usage()
     assert manager.get_stats()["memory_usage_bytes"] < used
+
+
+def test_texts_are_ranked_by_an_image(pool: ResourcePoolBridgeIntegration) -> None:
+    model = get(pool, "vision", "clip")
+    assert model.family == "clip" and model.is_same_copy(get(pool, "clip", "clip"))
+    ranked = model({"image": PHOTO, "texts": ["a harbour", "a wood"]})
+    assert ranked["output_tensors"].keys() == {"vision_text_joint"}
+    # What the image was computed to is there for whatever else is asked of it.
+    again = model({"image": PHOTO, "texts": ["a street", "a harbour"]})
+    image = ranked["output_tensors"]["vision_text_joint"]
+    assert again["output_tensors"]["vision_text_joint"].id == image.id
+    with pytest.raises(cotensor.InvalidError):
+        model({"image": PHOTO, "texts": []})
+
+
+def test_speech_is_encoded_once_for_all(pool: ResourcePoolBridgeIntegration, tmp_path: Path) -> None:
+    file = tmp_path / "tone.wav"
+    tone = np.sin(np.arange(16_000) * (440 * 2 * np.pi / 16_000))
+    with wave.open(str(file), "wb") as wav:
+        wav.setparams((1, 2, 16_000, 0, "NONE", ""))
+        wav.writeframes((tone * 20_000).astype("<i2").tobytes())
+    model = get(pool, "audio", "whisper")
+    heard, again = model(audio=file), model(audio=file.read_bytes())
+    assert heard["answer"] == again["answer"]
+    assert heard["output_tensors"]["audio_embedding"].id == again["output_tensors"]["audio_embedding"].id
+    shorter = model(audio=file, max_new_tokens=1)
+    assert len(shorter["answer"]) <= len(heard["answer"])
+    with pytest.raises(cotensor.CorruptError):
+        model(audio=b"RIFF")

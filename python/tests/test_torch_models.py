@@ -1,76 +1,26 @@
-"""Modules published and attached: tied, strided, trained, refused; between real processes."""
+"""Modules published and attached: tied, strided, trained; between real processes."""
 
 from __future__ import annotations
 
 import copy
 import gc
-import json
 import logging
-import struct
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from conftest import serving  # noqa: E402
+from modules_common import Odd, on_meta, same, state  # noqa: E402
 
 import cotensor  # noqa: E402
 import cotensor.torch as ct  # noqa: E402
-from cotensor.torch import _format, _write  # noqa: E402
-
-
-class Odd(torch.nn.Module):
-    """A parameter or buffer of every odd kind."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Linear(16, 16)
-        self.tied = torch.nn.Linear(16, 16, bias=False)
-        self.tied.weight = self.first.weight
-        self.turned = torch.nn.Parameter(torch.randn(5, 7).t())
-        self.sliced = torch.nn.Parameter(torch.randn(6, 10)[:, 2:5])
-        self.frozen = torch.nn.Parameter(torch.randn(3), requires_grad=False)
-        self.whole_numbers = torch.nn.Parameter(torch.arange(5), requires_grad=False)
-        self.recurrent = torch.nn.LSTM(16, 4)
-        self.norm = torch.nn.BatchNorm1d(4)
-        self.empty = torch.nn.Parameter(torch.zeros(0, 3))
-        self.scalar = torch.nn.Parameter(torch.tensor(2.5, dtype=torch.bfloat16))
-        self.register_buffer("positions", torch.arange(10).expand(1, -1), persistent=False)
-        self.register_buffer("wide", torch.arange(3.0)[:, None].expand(3, 1000))
-        self.register_buffer("mask", torch.tensor([True, False]))
-        self.register_buffer("short", torch.randn(4).half())
-        memory = torch.arange(12, dtype=torch.float64)
-        self.register_buffer("low", memory[:8])
-        self.register_buffer("high", memory[4:].reshape(2, 4))
-        self.register_buffer("nothing", None)
-
-    def forward(self, x: Any) -> Any:
-        out, _ = self.recurrent(self.tied(self.first(x)) + self.positions[0, 1] + self.sliced.sum() + self.turned.sum())
-        return self.norm(out) * self.scalar
-
-
-def state(module: Any) -> Dict[str, Any]:
-    """Everything in a module, copied."""
-    found = dict(module.named_parameters(remove_duplicate=False))
-    found.update(module.named_buffers(remove_duplicate=False))
-    return {name: tensor.detach().clone() for name, tensor in found.items()}
-
-
-def same(left: Dict[str, Any], right: Dict[str, Any]) -> None:
-    assert left.keys() == right.keys()
-    for name in left:
-        assert left[name].dtype == right[name].dtype, name
-        assert torch.equal(left[name], right[name]), name
-
-
-def on_meta(make: Any) -> Any:
-    with torch.device("meta"):
-        return make()
+from cotensor.torch import _write  # noqa: E402
 
 
 def test_everything_of_a_module(store: Any) -> None:
@@ -263,40 +213,6 @@ def test_in_inference_mode_and_on_a_default_device(store: Any) -> None:
     same(state(other), state(module))
 
 
-def test_what_does_not_fit(store: Any) -> None:
-    module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
-    ct.publish(module, "fits", store)
-
-    def refused(other: Any, field: str, text: str, **options: Any) -> None:
-        before = state(other)
-        with pytest.raises(cotensor.InvalidError, match=text) as error:
-            ct.attach(other, "fits", store, **options)
-        assert error.value.field == field
-        same(state(other), before)
-        assert ct.attachment(other) is None
-
-    norm = torch.nn.BatchNorm1d(4)
-    refused(torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5)), "0.weight", "shape")
-    refused(torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), norm), "0.bias", "not in the module: 0.bias")
-    refused(torch.nn.Sequential(torch.nn.Linear(4, 4), norm, torch.nn.Linear(4, 4)), "2.weight", "not published")
-    refused(torch.nn.Sequential(torch.nn.Linear(4, 4).double(), norm), "0.weight", "float64", same_dtype=True)
-    lazy = torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.BatchNorm1d(4))
-    with pytest.raises(cotensor.InvalidError, match="0.weight"):
-        ct.attach(lazy, "fits", store)
-    swapped = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
-    del swapped[1].running_mean
-    swapped[1].running_mean = torch.nn.Parameter(torch.zeros(4))
-    refused(swapped, "1.running_mean", "published as buffer")
-
-    more = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), norm, torch.nn.Linear(4, 4))
-    done = ct.attach(more, "fits", store, strict=False)
-    assert done.missing_keys == ("2.weight", "2.bias")
-    assert done.unexpected_keys == ("0.bias",)
-    assert torch.equal(more[0].weight, module[0].weight)
-    with pytest.raises(cotensor.NotFoundError):
-        ct.attach(module, "no such model", store)
-
-
 def test_tied_here_but_not_there(store: Any) -> None:
     ct.publish(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), "untied", store)
     tied = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
@@ -307,186 +223,6 @@ def test_tied_here_but_not_there(store: Any) -> None:
     loose = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     ct.attach(loose, "tied", store)
     assert loose[0].weight is loose[1].weight
-
-
-class Subclass(torch.Tensor):
-    pass
-
-
-def bad_parameters() -> Dict[str, Any]:
-    with torch.device("meta"):
-        meta = torch.zeros(3)
-    found = {
-        "meta": (meta, cotensor.InvalidError),
-        "sparse": (torch.eye(3).to_sparse(), cotensor.UnsupportedError),
-        "complex": (torch.zeros(3, dtype=torch.complex64), cotensor.UnsupportedError),
-        "float8": (torch.zeros(3).to(torch.float8_e4m3fn), cotensor.UnsupportedError),
-        "subclass": (torch.zeros(3).as_subclass(Subclass), cotensor.UnsupportedError),
-    }
-    try:
-        found["quantized"] = (torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), cotensor.UnsupportedError)
-    except (RuntimeError, AttributeError):
-        pass  # this torch has none any more
-    return found
-
-
-@pytest.mark.parametrize("kind", sorted(bad_parameters()))
-def test_what_cannot_be_published(store: Any, kind: str) -> None:
-    tensor, expected = bad_parameters()[kind]
-    module = torch.nn.Sequential(torch.nn.Linear(2, 2))
-    module[0].register_buffer("odd_one", tensor)
-    before = store.get_stats()["memory_usage_bytes"]
-    with pytest.raises(expected, match="0.odd_one") as error:
-        ct.publish(module, "refused", store)
-    assert error.value.field == "0.odd_one"
-    with pytest.raises(expected, match="0.odd_one"):
-        ct.publish_state_dict({"0.odd_one": tensor}, "refused", store)
-    assert "refused" not in store.names()
-    assert store.get_stats()["memory_usage_bytes"] == before
-
-
-def test_lazy_parameters_and_odd_state_dicts(store: Any) -> None:
-    with pytest.raises(cotensor.InvalidError, match="weight"):
-        ct.publish(torch.nn.LazyLinear(3), "refused", store)
-    with pytest.raises(cotensor.InvalidError, match="extra"):
-        ct.publish_state_dict({"extra": 3}, "refused", store)
-    with pytest.raises(cotensor.InvalidError):
-        ct.publish_state_dict({3: torch.ones(1)}, "refused", store)  # type: ignore[dict-item]
-    with pytest.raises(cotensor.InvalidError):
-        ct.publish(torch.nn.Linear(2, 2), "", store)
-    assert "refused" not in store.names()
-
-
-def test_over_budget() -> None:
-    store = cotensor.Store(max_memory_mb=1)
-    module = torch.nn.Linear(1024, 1024)
-    where = module.weight.data_ptr()
-    with pytest.raises(cotensor.OverBudgetError):
-        ct.publish(module, "large", store)
-    assert module.weight.data_ptr() == where
-    assert store.names() == []
-    assert store.get_stats()["memory_usage_bytes"] == 0
-
-
-def test_a_failure_in_the_middle_publishes_nothing(store: Any) -> None:
-    def stop(done: int, total: int) -> None:
-        if done:
-            raise KeyboardInterrupt
-
-    before = store.get_stats()["memory_usage_bytes"]
-    with pytest.raises(KeyboardInterrupt):
-        ct.publish(torch.nn.Linear(64, 64), "half", store, progress=stop)
-    gc.collect()
-    assert "half" not in store.names()
-    assert store.get_stats()["memory_usage_bytes"] == before
-
-
-def test_a_name_that_is_a_plain_tensor(store: Any) -> None:
-    store.put("plain", torch.ones(3))
-    with pytest.raises(cotensor.CorruptError, match="no model"):
-        ct.attach(torch.nn.Linear(2, 2), "plain", store)
-    store.put("bytes", torch.zeros(300, dtype=torch.uint8))
-    with pytest.raises(cotensor.CorruptError, match="no model"):
-        ct.state_dict("bytes", store)
-    # The other way round: a model takes the name's next version.
-    ct.publish(torch.nn.Linear(2, 2), "plain", store)
-    ct.attach(torch.nn.Linear(2, 2), "plain", store)
-
-
-def header(**changes: Any) -> bytes:
-    """A model of one tensor of four float32, with changes."""
-    tensor = {
-        "places": [["w", "parameter"]],
-        "dtype": "float32",
-        "shape": [4],
-        "stride": [1],
-        "storage": 0,
-        "offset": 0,
-        "requires_grad": True,
-    }
-    tensor.update({key: value for key, value in changes.items() if key in tensor})
-    top = {"module": "m", "storages": [[0, 16]], "tensors": [tensor], "source": {}}
-    top.update({key: value for key, value in changes.items() if key in top})
-    text = changes.get("text", json.dumps(top).encode())
-    prefix = struct.pack("<8sIIQ", changes.get("magic", b"COTMODEL"), changes.get("version", 1), 0, len(text))
-    raw = prefix + text
-    return raw + bytes(_format.aligned(len(raw)) - len(raw)) + bytes(16)
-
-
-BAD_HEADERS: Dict[str, Any] = {
-    "magic": header(magic=b"COTMODEM"),
-    "a version to come": header(version=2),
-    "no JSON": header(text=b"{"),
-    "deep JSON": header(text=b"[" * 200_000),
-    "a key twice": header(text=b'{"module":"","module":""}'),
-    "NaN": header(text=b'{"module":NaN}'),
-    "no UTF-8": header(text=b"\xff\xfe"),
-    "a long number": header(text=b"9" * 10_000),
-    "a list": header(text=b"[]"),
-    "unaligned": header(storages=[[4, 8]]),
-    "past the end": header(storages=[[0, 1 << 20]]),
-    "overlapping": header(storages=[[0, 16], [0, 16]]),
-    "negative": header(storages=[[0, -16]]),
-    "huge": header(storages=[[0, 1 << 80]]),
-    "no storage": header(storage=1),
-    "an offset past the end": header(offset=1),
-    "a negative offset": header(offset=-1),
-    "a shape past the end": header(shape=[5]),
-    "a stride past the end": header(stride=[2]),
-    "a stride too many": header(stride=[1, 1]),
-    "a negative stride": header(stride=[-1]),
-    "65 dimensions": header(shape=[1] * 65, stride=[1] * 65),
-    "elements without end": header(shape=[1 << 40, 1 << 40], stride=[0, 0]),
-    "fractions": header(shape=[4.0]),
-    "true as a number": header(shape=[True]),
-    "a dtype": header(dtype="object"),
-    "a dtype that is none": header(dtype=["float32"]),
-    "a name twice": header(places=[["w", "parameter"], ["w", "parameter"]]),
-    "no name": header(places=[]),
-    "an empty name": header(places=[["", "parameter"]]),
-    "a kind": header(places=[["w", "module"]]),
-    "requires_grad": header(requires_grad=1),
-    "module": header(module=3),
-    "source": header(source=[]),
-    "tensors": header(tensors={}),
-    "cut": header()[:30],
-    "cut shorter": header()[:10],
-    "cut in the data": header()[:-1],
-}
-
-
-@pytest.mark.parametrize("what", sorted(BAD_HEADERS))
-def test_bad_bytes(what: str) -> None:
-    store = cotensor.Store()
-    raw = bytearray(BAD_HEADERS[what])
-    store.put("bad", torch.frombuffer(raw, dtype=torch.uint8))
-    with pytest.raises(cotensor.CorruptError):
-        ct.state_dict("bad", store)
-
-
-def test_the_header_of_these_tests_is_good() -> None:
-    store = cotensor.Store()
-    store.put("good", torch.frombuffer(bytearray(header()), dtype=torch.uint8))
-    assert torch.equal(ct.state_dict("good", store)["w"], torch.zeros(4))
-
-
-def test_any_byte_of_a_header_may_be_wrong() -> None:
-    """Attached or refused, never anything else."""
-    store = cotensor.Store()
-    ct.publish(torch.nn.Linear(2, 2), "model", store)
-    whole = store.get("model")
-    good = bytearray(whole.tobytes())
-    refused = 0
-    for position in range(0, _format.aligned(len(good)) - 64, 3):
-        for change in (0x01, 0x20, 0x80):
-            raw = bytearray(good)
-            raw[position] ^= change
-            store.put("maybe", torch.frombuffer(raw, dtype=torch.uint8))
-            try:
-                sum(float(tensor.double().sum()) for tensor in ct.state_dict("maybe", store).values())
-            except cotensor.CorruptError:
-                refused += 1
-    assert refused > 100
 
 
 def test_state_dicts(store: Any) -> None:

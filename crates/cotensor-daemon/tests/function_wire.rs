@@ -185,6 +185,27 @@ fn nothing_is_lent_but_sealed_memory_and_what_lies_in_it() {
 }
 
 #[test]
+fn what_was_lent_with_a_message_that_cannot_be_read_is_given_back() {
+    let running = Running::start(|_| {});
+    let _provider = echoing(&running);
+    let (mut raw, _) = Raw::connect(&running);
+    let fd = Slab::create(4096).unwrap().fd().try_clone_to_owned().unwrap();
+    assert!(raw.open_lent(0, 4096, vec![fd])["result"].is_object());
+    let lent =
+        |offset: u64| json!({"$lent": {"slab": 0, "offset": offset, "name": "x", "dtype": "uint8", "shape": [1]}});
+    let gone = json!({"$object": {"epoch": 1, "id": 12345, "type": "", "methods": []}});
+    let args = json!([lent(0), {"before": lent(64), "gone": gone, "lost": [lent(128)]}, {"$tuple": [lent(192)]}]);
+    let params = json!({"function": "echo", "args": args, "kwargs": {"more": {"$map": [["$x", lent(256)]]}}});
+    let refused = raw.ask("call", &params);
+    assert!(refused["error"].to_string().contains("this object is gone"), "{refused}");
+    let answer = raw.ask("call", &json!({"function": "echo", "args": [1]}));
+    let mut returned: Vec<_> = answer["result"]["returned"].as_array().unwrap().iter().collect();
+    returned.sort_by_key(|range| range["offset"].as_u64());
+    let offsets: Vec<_> = returned.iter().map(|range| range["offset"].as_u64().unwrap()).collect();
+    assert_eq!(offsets, [0, 64, 128, 192, 256], "{answer}");
+}
+
+#[test]
 fn callers_that_break_off_or_do_not_read_harm_nobody() {
     let running = Running::start(|_| {});
     let provider = echoing(&running);

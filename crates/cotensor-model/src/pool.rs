@@ -9,6 +9,7 @@ use cotensor_store::{CopyReason, Lease, Retention, TensorSharingManager, TensorS
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 /// The devices that a model may run on, best first.
 #[derive(Clone, Debug)]
@@ -53,6 +54,9 @@ impl HardwarePreferences {
             .in_field("priority_list"))
     }
 }
+
+/// How often one who waits for a connection is asked whether they still do.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Models for many callers: each is loaded once, and at most `max_connections` calls run at a time.
 pub struct ResourcePool {
@@ -174,6 +178,7 @@ impl ResourcePool {
 }
 
 /// A model of a pool.
+#[derive(Clone)]
 pub struct PooledModel {
     model: Arc<Model>,
     device: DeviceChoice,
@@ -206,7 +211,19 @@ impl PooledModel {
     /// # Errors
     /// As [`run_user_keeping`].
     pub fn run(&self, user: &User, inputs: &Inputs) -> Result<PooledResult> {
-        let _slot = Slot::take(&self.slots);
+        self.run_with(&Slot::take(&self.slots), user, inputs)
+    }
+
+    /// As [`run`](Self::run), but waits only as long as `wanted` says so, which is asked ten times a second; none once it
+    /// does not. It is not asked while the task runs.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn run_while(&self, user: &User, inputs: &Inputs, wanted: &dyn Fn() -> bool) -> Result<Option<PooledResult>> {
+        Slot::take_while(&self.slots, wanted).map(|slot| self.run_with(&slot, user, inputs)).transpose()
+    }
+
+    fn run_with(&self, _slot: &Slot, user: &User, inputs: &Inputs) -> Result<PooledResult> {
         let holder = self.runtime.store().holder(&user.name);
         let (report, output_tensors) = run_user_keeping(&self.model, user, inputs, &holder)?;
         Ok(PooledResult { report, output_tensors })
@@ -224,6 +241,23 @@ impl Slot {
         }
         *free -= 1;
         Self(Arc::clone(slots))
+    }
+
+    fn take_while(slots: &Arc<Slots>, wanted: &dyn Fn() -> bool) -> Option<Self> {
+        loop {
+            let free = slots.free.lock().unwrap_or_else(PoisonError::into_inner);
+            let waited = slots.freed.wait_timeout_while(free, LOOK, |free| *free == 0);
+            let (mut free, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            if *free > 0 {
+                *free -= 1;
+                return Some(Self(Arc::clone(slots)));
+            }
+            // It may take locks of its own.
+            drop(free);
+            if !wanted() {
+                return None;
+            }
+        }
     }
 }
 

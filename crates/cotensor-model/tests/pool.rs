@@ -10,8 +10,8 @@ use cotensor_model::pool::{HardwarePreferences, ResourcePool};
 use cotensor_model::runtime::Runtime;
 use cotensor_store::{CopyReason, EmbeddedStore, Lease};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 fn models() -> PathBuf {
@@ -49,21 +49,22 @@ fn one_copy_is_loaded_however_many_ask() {
 }
 
 /// An engine that counts how many of its graphs run at a time.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Counting {
     running: Arc<AtomicUsize>,
     most: Arc<AtomicUsize>,
+    /// Its graphs run no further while somebody has this.
+    held: Arc<Mutex<()>>,
 }
 
 struct CountingGraph {
     graph: Arc<dyn LoadedGraph>,
-    running: Arc<AtomicUsize>,
-    most: Arc<AtomicUsize>,
+    counting: Counting,
 }
 
 impl Counting {
     fn wrap(&self, graph: Arc<dyn LoadedGraph>) -> Arc<dyn LoadedGraph> {
-        Arc::new(CountingGraph { graph, running: Arc::clone(&self.running), most: Arc::clone(&self.most) })
+        Arc::new(CountingGraph { graph, counting: self.clone() })
     }
 }
 
@@ -91,12 +92,13 @@ impl Engine for Counting {
 
 impl LoadedGraph for CountingGraph {
     fn run(&self, inputs: &[(&str, ArrayView<'_>)], outputs: &[&str]) -> Result<Vec<Array>> {
-        let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
-        self.most.fetch_max(running, Ordering::SeqCst);
+        let Counting { running, most, held } = &self.counting;
+        most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        drop(held.lock());
         // Long enough for callers that nothing holds back to be seen together.
         std::thread::sleep(Duration::from_millis(20));
         let outputs = self.graph.run(inputs, outputs);
-        self.running.fetch_sub(1, Ordering::SeqCst);
+        running.fetch_sub(1, Ordering::SeqCst);
         outputs
     }
 
@@ -136,6 +138,29 @@ fn no_more_calls_run_at_a_time_than_there_are_connections() {
         assert!(model.run(&user("nobody"), &Inputs::default()).is_err());
     }
     assert!(model.run(&user("next"), &Inputs::default().with_text("x")).is_ok());
+}
+
+#[test]
+fn who_no_longer_wants_a_connection_does_not_wait_for_one() {
+    let engine = Arc::new(Counting::default());
+    let runtime = Runtime::new(EmbeddedStore::builder().build(), Arc::clone(&engine) as Arc<dyn Engine>);
+    let pool = ResourcePool::new(runtime, models(), 1).unwrap();
+    let model = pool.get_model("bert", "bert", &HardwarePreferences::default()).unwrap();
+    let text = |text: &str| Inputs::default().with_text(text);
+    let held = engine.held.lock().unwrap();
+    let asked = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| model.run(&user("one"), &text("long")).unwrap());
+        while engine.running.load(Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        let wanted = || asked.fetch_add(1, Ordering::SeqCst) < 1;
+        assert!(model.run_while(&user("two"), &text("x"), &wanted).unwrap().is_none());
+        assert_eq!(asked.load(Ordering::SeqCst), 2);
+        drop(held);
+        running.join().unwrap();
+    });
+    assert!(model.run_while(&user("two"), &text("x"), &|| false).unwrap().is_some(), "it is free, so nobody waits");
 }
 
 #[test]

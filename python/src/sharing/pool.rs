@@ -3,11 +3,12 @@
 use super::manager::TensorSharingManager;
 use super::ours;
 use crate::errors::{OrRaise, raise};
+use crate::interrupt::patiently;
 use crate::process::Own;
 use crate::store::{Store, report};
 use crate::tensor::Tensor;
 use cotensor::model::family::tasks;
-use cotensor::{Error, HardwarePreferences, Inputs, Runtime, User};
+use cotensor::{Error, ErrorKind, HardwarePreferences, Inputs, Runtime, User};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use std::path::PathBuf;
@@ -135,7 +136,9 @@ impl PooledModel {
         let (image, audio) = (image.map(File::of).transpose()?, audio.map(File::of).transpose()?);
         let texts = texts.unwrap_or_default();
         let user = User { name: user, model: self.name(), task, head, texts, max_new_tokens, min_new_tokens };
-        let ran = py.detach(|| {
+        // With connections to wait for, and others who may compute what is asked for.
+        let model = model.clone();
+        let ran = patiently(py, "cotensor-model", move |wanted| {
             let mut inputs = Inputs::default();
             if let Some(text) = text {
                 inputs = inputs.with_text(text);
@@ -150,9 +153,10 @@ impl PooledModel {
                 Some(File::At(path)) => inputs.with_audio(&path)?,
                 Some(File::Bytes(bytes)) => inputs.with_audio_bytes(bytes)?,
             };
-            model.run(&user, &inputs)
-        });
-        let ran = ran.or_raise(py)?;
+            model.run_while(&user, &inputs, wanted)
+        })?;
+        let given_up = || Error::new(ErrorKind::Conflict, "the wait for a connection was given up");
+        let ran = ran.and_then(|ran| ran.ok_or_else(given_up)).or_raise(py)?;
         let result = report(py, || serde_json::to_string(&ran.report))?;
         let tensors = PyDict::new(py);
         for (kind, lease) in ran.output_tensors {

@@ -196,15 +196,21 @@ pub(crate) fn decode(json: Json, edge: &dyn Edge) -> Result<Value> {
 /// The arguments of JSON.
 pub(crate) fn decode_arguments(args: Vec<Json>, kwargs: Map<String, Json>, edge: &dyn Edge) -> Result<Arguments> {
     let mut count = Count::default();
-    let args = args.into_iter().enumerate().map(|(position, value)| {
+    let args = all(args.into_iter().enumerate().map(|(position, value)| {
         read(value, edge, 0, &mut count).map_err(|error| error.in_field(format!("argument {position}")))
-    });
-    let args = args.collect::<Result<_>>()?;
-    let kwargs = kwargs.into_iter().map(|(name, value)| {
+    }));
+    let kwargs = all(kwargs.into_iter().map(|(name, value)| {
         let value = read(value, edge, 0, &mut count).map_err(|error| error.in_field(name.as_str()))?;
         Ok((name, value))
-    });
-    Ok(Arguments { args, kwargs: kwargs.collect::<Result<_>>()? })
+    }));
+    Ok(Arguments { args: args?, kwargs: kwargs? })
+}
+
+/// All of them, or the first error. The others are read all the same: what they were lent is given back with them.
+fn all<T, C: FromIterator<T>>(read: impl Iterator<Item = Result<T>>) -> Result<C> {
+    let mut failed = None;
+    let read = read.filter_map(|value| value.map_err(|error| failed = failed.take().or(Some(error))).ok()).collect();
+    failed.map_or(Ok(read), Err)
 }
 
 fn read(json: Json, edge: &dyn Edge, depth: usize, count: &mut Count) -> Result<Value> {
@@ -230,7 +236,7 @@ fn read(json: Json, edge: &dyn Edge, depth: usize, count: &mut Count) -> Result<
                 None => {
                     let entries =
                         entries.into_iter().map(|(name, value)| Ok((name, read(value, edge, depth + 1, count)?)));
-                    Value::Map(entries.collect::<Result<_>>()?)
+                    Value::Map(all(entries)?)
                 }
             }
         }
@@ -238,7 +244,7 @@ fn read(json: Json, edge: &dyn Edge, depth: usize, count: &mut Count) -> Result<
 }
 
 fn read_all(values: Vec<Json>, edge: &dyn Edge, depth: usize, count: &mut Count) -> Result<Vec<Value>> {
-    values.into_iter().map(|value| read(value, edge, depth + 1, count)).collect()
+    all(values.into_iter().map(|value| read(value, edge, depth + 1, count)))
 }
 
 /// Whether a number beyond `i64` was written as a whole one: it would silently lose digits as a float.
@@ -279,7 +285,7 @@ fn read_special(name: &str, inner: Json, edge: &dyn Edge, depth: usize, count: &
         ("$map", inner) => {
             let entries: Vec<(String, Json)> = serde_json::from_value(inner).map_err(wrong)?;
             let entries = entries.into_iter().map(|(name, value)| Ok((name, read(value, edge, depth + 1, count)?)));
-            Ok(Value::Map(entries.collect::<Result<_>>()?))
+            Ok(Value::Map(all(entries)?))
         }
         _ => Err(unknown(name)),
     }

@@ -1,0 +1,283 @@
+"""How a function of another process runs, and what of it stays: caches, turns, objects, pickles, modes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+from functions_common import program, providing, run, until
+from functions_provided import dying
+
+from cotensor import (
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    RefusedError,
+    UnsupportedError,
+    errors,
+)
+from cotensor.client import SharedTensorClient
+from cotensor.functions import RemoteObject
+from cotensor.provider import SharedTensorProvider
+
+# -- options ---------------------------------------------
+
+
+def test_results_are_kept_by_content_and_only_if_asked(client):
+    x = np.arange(1000, dtype=np.float32)
+    first = client.call_function("cached", [x])
+    again = client.call_function("cached", [x.copy()])
+    other = client.call_function("cached", [x + 1])
+    assert np.array_equal(first, again) and np.array_equal(other, x + 2)
+    assert client.call_function("ran", ["cached"]) == 2
+    for value in (1, 2, 1):
+        assert client.call_function("cached_one", [value]) == value
+    assert client.call_function("ran", ["one"]) == 3, "only one is kept"
+
+
+def test_equal_calls_at_the_same_time_run_once(daemon, client):
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(client.call_function("flown", [5]))) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    until(lambda: client.call_function("ran", ["flown"]) == 1)
+    client.call_function("release")
+    for thread in threads:
+        thread.join(60)
+    assert results == [5] * 5 and client.call_function("ran", ["flown"]) == 1
+
+
+def test_serialized_functions_run_one_at_a_time(client):
+    most = []
+    threads = [threading.Thread(target=lambda: most.append(client.call_function("alone"))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert most == [1] * 8
+
+
+def test_functions_know_their_call(client):
+    function, caller = client.call_function("who")
+    assert function == "who" and str(os.getpid()) in caller
+
+
+def test_lists(client):
+    by_name = {each["name"]: each for each in client.list_functions()}
+    assert {"add", "identity", "counter"} <= set(by_name)
+    assert by_name["add"]["summary"] == "Adds numbers. add(a, b, *, c=0)"
+    assert [each["name"] for each in client.list_functions("cached")] == ["cached", "cached_one"]
+    assert client.ping()
+
+
+# -- objects ---------------------------------------------
+
+
+def test_managed_results_stay_and_are_called(client):
+    with client.call_function("counter", [5]) as counter:
+        assert isinstance(counter, RemoteObject)
+        assert counter.more() == 6 and counter.more(by=4) == 10
+        assert counter(3) == 30
+        assert client.call_function("count_of", [counter]) == (10, "Counter"), "the object itself, in its process"
+        assert client.call_function("count_of", kwargs={"counter": counter}) == (10, "Counter")
+        with pytest.raises(KeyError, match="not there"):
+            counter.fail()
+        with pytest.raises(AttributeError, match="no method"):
+            counter.missing()
+        with pytest.raises(AttributeError):
+            counter._hidden()
+        with pytest.raises(errors.RemoteError, match="no method"):
+            counter.call_method("_hidden")
+    with pytest.raises(ConflictError, match="given back"):
+        counter.more()
+    with pytest.raises(ConflictError, match="given back"):
+        counter.release()
+
+
+def test_objects_are_each_their_own(client):
+    one, two = client.call_function("counter", [1]), client.call_function("counter", [2])
+    assert one.id != two.id and one.epoch == two.epoch
+    one.release()
+    assert two.more() == 3
+    assert "RemoteObject" in repr(two) and "given back" in repr(one)
+
+
+def test_objects_of_a_provider_that_is_gone_are_stale(daemon, client):
+    with program(dying(daemon.socket)) as running:
+        assert running.line() == "ready"
+        with SharedTensorClient(socket=daemon.socket, retry_count=0) as mine:
+            made = mine.call_function("dying.object")
+            assert made.__call__ is not None
+            # Another provider's functions do not get it.
+            with pytest.raises(ConflictError, match="lives with"):
+                mine.call_function("identity", [made])
+            # Nor does it go over another client's connection.
+            with pytest.raises(ConflictError):
+                client.call_function("dying.object", [made])
+            running.signal(signal.SIGKILL)
+            running.finish()
+            until(lambda: not mine.has_function("dying.object"))
+            with program(dying(daemon.socket)) as again:
+                assert again.line() == "ready"
+                with pytest.raises(ConflictError, match="ended or restarted"):
+                    made.call_method("__len__")
+                fresh = mine.call_function("dying.object")
+                assert fresh.epoch != made.epoch
+
+
+# -- pickles ---------------------------------------------
+
+PICKLED = """
+class Thing: pass
+@provider.share(name="{0}.set")
+def make():
+    return {{1, 2, 3}}
+@provider.share(name="{0}.identity")
+def same(x):
+    return x
+"""
+
+
+def test_pickles_cross_only_if_both_sides_allow(daemon):
+    with (
+        providing(daemon.socket, PICKLED.format("open"), "allow_pickle=True"),
+        providing(daemon.socket, PICKLED.format("closed")),
+    ):
+        with SharedTensorClient(socket=daemon.socket, allow_pickle=True) as trusting:
+            assert trusting.call_function("open.set") == {1, 2, 3}
+            assert trusting.call_function("open.identity", [{"x": {4}}]) == {"x": {4}}
+            with pytest.raises(errors.RemoteError, match="allow_pickle"):
+                trusting.call_function("closed.identity", [{4}])
+            with pytest.raises(errors.RemoteError, match="allow_pickle"):
+                trusting.call_function("closed.set")
+        with SharedTensorClient(socket=daemon.socket) as careful:
+            with pytest.raises(RefusedError, match="can run anything"):
+                careful.call_function("open.set")
+            with pytest.raises(UnsupportedError, match="allow_pickle"):
+                careful.call_function("open.identity", [{4}])
+            assert careful.call_function("open.identity", [4]) == 4
+
+
+# -- modes and options of providers ---------------------------------------------
+
+
+def test_local_mode_needs_no_daemon():
+    provider = SharedTensorProvider(socket="/nonexistent/s", execution_mode="local")
+
+    @provider.share(name="local")
+    def function(x):
+        return x + 1
+
+    assert function(1) == 2 and provider.list_functions() == ["local"]
+    assert provider._registered_functions["local"].function is function
+    with pytest.raises(ConflictError, match="local mode"):
+        provider.start()
+
+
+def test_client_mode_calls_the_function_elsewhere(daemon, provider):
+    here = SharedTensorProvider(socket=daemon.socket, execution_mode="client")
+
+    @here.share
+    def add(a, b, *, c=0):
+        raise AssertionError("it runs elsewhere")
+
+    with here:
+        assert add(1, 2, c=3) == 6
+        assert add.__name__ == "add"
+
+
+def test_server_mode_refuses_names_that_are_taken_and_auto_leaves_them(daemon, provider, caplog):
+    with SharedTensorProvider(socket=daemon.socket, execution_mode="server") as here:
+        with pytest.raises(ConflictError, match="add"):
+            here.share(name="add")(lambda: None)
+        here.share(name="here.once")(lambda: 1)
+        with pytest.raises(ConflictError, match="already"):
+            here.share(name="here.once")(lambda: 2)
+    with SharedTensorProvider(socket=daemon.socket) as here:
+
+        @here.share
+        def add(a, b):
+            return "mine"
+
+        assert add(1, 2) == "mine"
+        assert "another process" in caplog.text
+        with SharedTensorClient(socket=daemon.socket) as client:
+            assert client.add(1, 2) == 3
+    with SharedTensorClient(socket=daemon.socket, retry_count=0) as client, pytest.raises(NotFoundError):
+        client.call_function("here.once")
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"execution": "later"}, "execution"),
+        ({"concurrency": "some"}, "concurrency"),
+        ({"cache": {"tll": 1}}, "cache"),
+        ({"cache": 5}, "cache"),
+        ({"name": 5}, "name"),
+        ({"timeout": -1.0}, "timeout"),
+        ({"name": "with space"}, "name"),
+    ],
+)
+def test_wrong_options_name_the_option(daemon, options, field):
+    with SharedTensorProvider(socket=daemon.socket) as here:
+        with pytest.raises(InvalidError) as raised:
+            here.share(**options)(lambda: None)
+        assert raised.value.field == field
+        assert not here.list_functions()
+
+
+def test_functions_are_taken_back(daemon):
+    with SharedTensorClient(socket=daemon.socket, retry_count=0) as client:
+        with SharedTensorProvider(socket=daemon.socket) as here:
+            here.share(name="here.one")(lambda: 1)
+            here.share(name="here.two")(lambda: 2)
+            assert client.call_function("here.one") == 1
+            here.remove("here.one")
+            with pytest.raises(NotFoundError):
+                client.call_function("here.one")
+            assert client.call_function("here.two") == 2
+        with pytest.raises(ConflictError, match="closed"):
+            here.start()
+        with pytest.raises(NotFoundError):
+            client.call_function("here.two")
+
+
+def test_a_closed_client_says_so(daemon, provider):
+    client = SharedTensorClient(socket=daemon.socket)
+    assert client.add(1, 1) == 2
+    client.close()
+    client.close()
+    with pytest.raises(ConflictError, match="closed"):
+        client.add(1, 1)
+    assert "closed" in repr(client)
+
+
+def test_nothing_is_left_behind(daemon, provider):
+    with daemon.connect() as store:
+        for _ in range(3):
+            with SharedTensorClient(socket=daemon.socket) as client:
+                x = np.ones(100_000, np.float32)
+                for _ in range(5):
+                    client.call_function("scale", [x, 2])
+                client.call_function("counter")
+        # What results took is given back with their clients, and not much later.
+        until(lambda: not [name for name in store.names() if "scale" in name or "arguments" in name])
+
+
+def test_help_teaches():
+    for thing in (
+        SharedTensorProvider,
+        SharedTensorProvider.share,
+        SharedTensorClient,
+        SharedTensorClient.call_function,
+    ):
+        assert thing.__doc__ and len(thing.__doc__) > 200
+
+
+def test_run_helper_sees_failures():
+    with pytest.raises(AssertionError):
+        run("raise SystemExit(3)")
