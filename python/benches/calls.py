@@ -13,7 +13,7 @@ from cotensor.client import SharedTensorClient
 ELEMENTS = 600 * 1024 // 4
 
 PROVIDER = """
-import sys, torch
+import sys, torch; torch.set_num_threads(1)
 import cotensor
 from cotensor.provider import SharedTensorProvider
 provider = SharedTensorProvider(socket=sys.argv[1], execution_mode="server")
@@ -27,7 +27,7 @@ provider.close()
 """
 
 HTTP = """
-import pickle, sys, torch
+import pickle, sys, torch; torch.set_num_threads(1)
 from http.server import BaseHTTPRequestHandler, HTTPServer
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"

@@ -4,8 +4,12 @@ use std::num::NonZero;
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
-/// After a failure, so many waits are slept through; after each further one twice as many, up to this power of two.
+/// After failures in a row, so many waits are slept through: none, 2, 6, 14, and so on, up to this power of two. The first
+/// costs nothing, because what comes in turns has a pause before each: were the next wait slept through, the other end
+/// would wait longer for it, sleep too, and neither would be fast again.
 const SKIPPED_LOG_MAX: u32 = 8;
+/// Who looks for longer than this lets others run between two looks.
+const GREEDY: Duration = Duration::from_micros(50);
 
 /// When to spin: as long as it pays, and after it has not, now and then to see whether it does again.
 pub struct Spin {
@@ -33,13 +37,14 @@ impl Spin {
         let start = Instant::now();
         let found = loop {
             let found = look();
-            if found.is_some() || start.elapsed() > self.moment {
+            let looked = start.elapsed();
+            if found.is_some() || looked > self.moment {
                 break found;
             }
-            std::hint::spin_loop();
+            if looked > GREEDY { std::thread::yield_now() } else { std::hint::spin_loop() }
         };
         self.failures = if found.is_some() { 0 } else { (self.failures + 1).min(SKIPPED_LOG_MAX) };
-        self.skip = if found.is_some() { 0 } else { 1 << self.failures };
+        self.skip = (1_u32 << self.failures).saturating_sub(2);
         found
     }
 }

@@ -16,8 +16,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long to look for a result before sleeping: falling asleep and being woken takes as long as a small function.
-const SPIN: Duration = Duration::from_micros(300);
+/// How long to look for a result before sleeping: falling asleep and being woken takes longer than a small function.
+const SPIN: Duration = Duration::from_millis(1);
 /// The provider keeps time limits; one that says nothing for this much longer is taken for dead.
 const GRACE: Duration = Duration::from_secs(30);
 

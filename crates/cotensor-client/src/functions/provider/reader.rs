@@ -17,7 +17,7 @@ pub(super) const UNREAD_MAX: Duration = Duration::from_millis(2);
 /// A reader that let other calls wait leaves so many to the workers: threads of one caller do not wait for each other.
 const BUSY_CALLS: u32 = 64;
 /// How long to look for the next call after one that was run here.
-const SPIN: Duration = Duration::from_micros(250);
+const SPIN: Duration = Duration::from_micros(750);
 
 /// How long a reader that was relieved waits for its turn.
 const STAND_BY: Duration = Duration::from_secs(10);
