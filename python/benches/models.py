@@ -64,30 +64,36 @@ def loading(socket: str, rounds: int) -> Dict[str, float]:
     folder = tempfile.mkdtemp()
     BertModel(config).save_pretrained(folder)
     file = os.path.join(folder, "model.safetensors")
-    with torch.device("meta"):
-        empty = BertModel(config)
+    model: Any = None
 
-    def attached() -> Any:
-        # As another process would: nothing of it is held here.
+    def fresh() -> None:
+        # As in another process: no memory yet, and nothing of before to be given back.
+        nonlocal model
+        with torch.device("meta"):
+            model = BertModel(config)
+
+    def attached() -> None:
         with cotensor.connect(socket, client="reader") as reader:
-            attach(empty, "bert", store=reader)
-        return touch(empty)
+            attach(model, "bert", store=reader)
 
-    def loaded() -> Any:
-        empty.load_state_dict(safetensors.torch.load_file(file), assign=True)
-        return touch(empty)
+    def loaded() -> None:
+        model.load_state_dict(safetensors.torch.load_file(file), assign=True)
 
-    def pretrained() -> Any:
-        return touch(BertModel.from_pretrained(folder))
+    def pretrained() -> None:
+        nonlocal model
+        model = BertModel.from_pretrained(folder)
 
     contenders = {
-        "attach + touch every page": attached,
-        "load_file + load_state_dict(assign) + touch": loaded,
-        "from_pretrained + touch": pretrained,
+        "attach": attached,
+        "load_file + load_state_dict(assign)": loaded,
+        "from_pretrained": pretrained,
     }
+    for name, load in list(contenders.items()):
+        contenders[f"{name} + touch every page"] = lambda load=load: (load(), touch(model))
     for contender in contenders.values():
+        fresh()
         contender()
-    taken = interleaved(contenders, max(3, rounds // 4))
+    taken = interleaved(contenders, max(3, rounds // 4), before=dict.fromkeys(contenders, fresh))
     for name, value in taken.items():
         print(f"  {name:46} {us(value)}")
     return taken

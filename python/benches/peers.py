@@ -30,8 +30,9 @@ BOUNDS = [
     ("cotensor call", "HTTP, pickled and hex-encoded", 1 / 10),
     ("cotensor call", "ray actor call", 1 / 3),
     ("attach + touch every page", None, 0.050),
-    ("attach + touch every page", "from_pretrained + touch", 1 / 10),
-    ("attach + touch every page", "load_file + load_state_dict(assign) + touch", 1.0),
+    ("attach", "from_pretrained", 1 / 10),
+    ("attach + touch every page", "from_pretrained + touch every page", 1 / 10),
+    ("attach + touch every page", "load_file + load_state_dict(assign) + touch every page", 1.0),
     ("memory of four processes, bytes", "memory of one process, bytes", 1.15),
     ("memoised encoder, found", "memoised encoder, computed", 0.05),
 ]

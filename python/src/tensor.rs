@@ -60,10 +60,10 @@ impl Tensor {
     /// All of a tensor that is leased already.
     pub(crate) fn over(held: Arc<Held>) -> Self {
         let layout = held.lease().layout().clone();
-        Self::window(held, layout, None)
+        Self::over_part(held, layout, None)
     }
 
-    pub(crate) fn window(held: Arc<Held>, layout: Layout, writable: Option<Arc<Writable>>) -> Self {
+    pub(crate) fn over_part(held: Arc<Held>, layout: Layout, writable: Option<Arc<Writable>>) -> Self {
         Self { layout, state: Mutex::new(State { held: Some(held), writable }) }
     }
 
@@ -333,7 +333,39 @@ impl Tensor {
             layout = Layout::strided(layout.dtype(), &shape, &strides, layout.offset_bytes()).or_raise(py)?;
         }
         let writable = self.state().writable.clone();
-        Ok(Self::window(held, layout, writable))
+        Ok(Self::over_part(held, layout, writable))
+    }
+
+    /// A window of another type: ``shape`` elements of ``dtype``, the first of them ``offset`` bytes from this one's first, and
+    /// ``strides`` elements apart along each dimension (row by row without). This tensor's own elements have to lie side by side.
+    #[pyo3(signature = (offset, dtype, shape, strides=None))]
+    fn window(
+        &self,
+        py: Python<'_>,
+        offset: usize,
+        dtype: &str,
+        shape: Vec<usize>,
+        strides: Option<Vec<usize>>,
+    ) -> PyResult<Self> {
+        let held = self.held(py)?;
+        let layout = || {
+            let dtype: DType = dtype.parse().map_err(|error: Error| error.in_field("dtype"))?;
+            if !self.layout.is_contiguous() {
+                return Err(Error::unsupported("this tensor's elements do not lie side by side"));
+            }
+            let own = self.layout.byte_range();
+            let strides = match strides {
+                Some(strides) => strides,
+                None => Layout::contiguous(dtype, &shape)?.strides().to_vec(),
+            };
+            let start = own.start.checked_add(offset).filter(|start| *start <= own.end);
+            let layout = start.map(|start| Layout::strided(dtype, &shape, &strides, start)).transpose()?;
+            let inside = layout.filter(|layout| layout.is_empty() || layout.byte_range().end <= own.end);
+            inside.ok_or_else(|| Error::invalid(format!("the window ends outside the {} bytes", own.len())))
+        };
+        let layout = layout().or_raise(py)?;
+        let writable = self.state().writable.clone();
+        Ok(Self::over_part(held, layout, writable))
     }
 
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]

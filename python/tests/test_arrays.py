@@ -360,3 +360,38 @@ def test_threads(store: cotensor.Store) -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_windows_of_another_type(store: Any) -> None:
+    numbers = np.arange(24, dtype=np.float32).reshape(4, 6)
+    raw = np.concatenate([np.zeros(8, np.uint8), numbers.view(np.uint8).ravel()])
+    whole = store.put("bytes", raw)
+    window = whole.window(8, "float32", (4, 6))
+    assert np.array_equal(window.numpy(), numbers) and window.dtype == "float32"
+    assert window.data_ptr == whole.data_ptr + 8
+    turned = whole.window(12, "float32", [6, 3], strides=[1, 6])
+    assert np.array_equal(turned.numpy(), numbers.T[:, :3] + 1)
+    # A window's window counts from it, and ends within it.
+    row = window[1].window(4, "int32", (2,))
+    assert np.array_equal(row.numpy(), numbers[1, 1:3].view(np.int32))
+    assert whole.window(raw.size, "float32", (0,)).shape == (0,)
+    for wrong, error in (
+        ((9, "float32", (1,)), cotensor.InvalidError),
+        ((8, "float33", (1,)), cotensor.InvalidError),
+        ((8, "float32", (25,)), cotensor.InvalidError),
+        ((8, "float32", (4, 6), (7, 1)), cotensor.InvalidError),
+        ((1 << 62, "float32", (1,)), cotensor.InvalidError),
+        ((raw.size + 4, "float32", (0,)), cotensor.InvalidError),
+        ((8, "float32", (2,), (1, 1)), cotensor.InvalidError),
+        ((8, "float32", (1 << 40, 1 << 40)), cotensor.InvalidError),
+        ((0, "uint8", (1,) * 17), cotensor.InvalidError),
+    ):
+        with pytest.raises(error):
+            whole.window(*wrong)
+    with pytest.raises(cotensor.InvalidError):
+        window[1].window(16, "float32", (3,))
+    with pytest.raises(cotensor.UnsupportedError):
+        window[:, 1].window(0, "float32", (1,))
+    whole.release()
+    with pytest.raises(cotensor.ConflictError):
+        whole.window(8, "float32", (1,))

@@ -74,13 +74,13 @@ def _listed(what: str, names: List[str]) -> str:
 
 
 def _check(name: str, tensor: torch.Tensor, shape: Tuple[int, ...], dtype: str, same_dtype: bool) -> None:
-    if is_lazy(tensor):
-        raise InvalidError(f"{name}: it is not initialized: run the module once", field=name)
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        if is_lazy(tensor):
+            raise InvalidError(f"{name}: it is not initialized: run the module once", field=name)
         raise UnsupportedError(f"{name}: a {type(tensor).__name__} is more than a tensor", field=name)
-    if tuple(tensor.shape) != shape:
+    if tensor.shape != shape:
         raise InvalidError(f"{name}: of shape {list(tensor.shape)} here, {list(shape)} published", field=name)
-    if tensor.device.type not in ("cpu", "meta"):
+    if not (tensor.is_cpu or tensor.is_meta):
         message = f"{name}: it is on {tensor.device}, and what is shared is the host's: to('cpu') or to('meta') first"
         raise UnsupportedError(message, field=name)
     if same_dtype and dtype in DTYPES and tensor.dtype != DTYPES[dtype]:
@@ -156,14 +156,18 @@ def _grad_of(tensor: torch.Tensor) -> Callable[[], Any]:
 def _set(
     owners: Dict[str, torch.nn.Module], found: List[Place], value: torch.Tensor, undo: List[Callable[[], Any]]
 ) -> None:
-    for name, _, tensor in found:
+    for name, kind, tensor in found:
         if tensor is value:
             continue
         path, _, leaf = name.rpartition(".")
         owner = owners[path]
-        # By the attribute: some modules, such as recurrent ones, keep lists of their own.
         undo.append(_attribute_of(owner, leaf, tensor))
-        setattr(owner, leaf, value)
+        if type(owner).__setattr__ is torch.nn.Module.__setattr__ and leaf in owner._parameters and kind == PARAMETER:
+            # What the attribute would do in the end, after looking at what is known here.
+            owner._parameters[leaf] = value  # type: ignore[assignment]
+        else:
+            # Some modules, such as recurrent ones, keep lists of their own.
+            setattr(owner, leaf, value)
 
 
 def _attribute_of(owner: torch.nn.Module, leaf: str, tensor: torch.Tensor) -> Callable[[], Any]:

@@ -167,11 +167,10 @@ def parse(name: str, text: bytes, total_bytes: int) -> Tuple[Manifest, int]:
     storages: List[Tuple[int, int]] = []
     end = 0
     for index, entry in enumerate(checked.items(top["storages"], "storages", TENSORS_MAX)):
-        what = f"storage {index}"
-        offset, length = checked.numbers(entry, what, 2, 2)
+        offset, length = checked.numbers(entry, "a storage", 2, 2)
         if offset % ALIGNMENT_BYTES or offset < end or offset + length > room:
             raise checked.wrong(
-                what, f"bytes {offset} to {offset + length} of {max(room, 0)}, the one before ends at {end}"
+                f"storage {index}", f"bytes {offset} to {offset + length} of {max(room, 0)}, the one before ends at {end}"
             )
         end = offset + length
         storages.append((offset, length))
@@ -192,7 +191,7 @@ def _tensor(
     values = checked.fields(entry, what, _FIELDS)
     places: List[Tuple[str, str]] = []
     for place in checked.items(values["places"], what, TENSORS_MAX, "places"):
-        if not (isinstance(place, list) and len(place) == 2 and type(place[0]) is str and type(place[1]) is str):
+        if not (type(place) is list and len(place) == 2 and type(place[0]) is str and type(place[1]) is str):
             raise checked.wrong(what, "a place is a name and a kind")
         name, kind = place
         if kind not in KINDS or not name or len(name) > NAME_BYTES_MAX or name in seen:
@@ -202,24 +201,27 @@ def _tensor(
     if not places:
         raise checked.wrong(what, "it has no name")
     dtype = values["dtype"]
-    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+    if type(dtype) is not str or dtype not in ITEM_BYTES:
         raise checked.wrong(what, f"dtype {str(dtype)[:80]!r}")
-    shape = checked.numbers(values["shape"], what, 0, DIMENSIONS_MAX, "shape")
-    stride = checked.numbers(values["stride"], what, len(shape), len(shape), "stride")
-    storage, offset = checked.numbers([values["storage"], values["offset"]], what, 2, 2, "storage and offset")
-    if not isinstance(values["requires_grad"], bool):
+    shape, stride, storage, offset = values["shape"], values["stride"], values["storage"], values["offset"]
+    checked.numbers(shape, what, 0, DIMENSIONS_MAX, "shape")
+    checked.numbers(stride, what, len(shape), len(shape), "stride")
+    checked.numbers([storage, offset], what, 2, 2, "storage and offset")
+    if type(values["requires_grad"]) is not bool:
         raise checked.wrong(what, "requires_grad has to be true or false")
     if storage >= len(storages):
         raise checked.wrong(what, f"storage {storage} of {len(storages)}")
     item = ITEM_BYTES[dtype]
-    elements = 1
-    for size in shape:
+    # What `span` says, and the product of the sizes, in one loop: there are thousands of these.
+    elements, reach = 1, 1
+    for size, step in zip(shape, stride):
         elements *= size
+        reach += (size - 1) * step
     if elements * item >= COUNT_MAX:
-        raise checked.wrong(what, f"shape {list(shape)}")
-    if (offset + span(shape, stride)) * item > storages[storage][1]:
+        raise checked.wrong(what, f"shape {shape}")
+    if (offset + (reach if elements else 0)) * item > storages[storage][1]:
         raise checked.wrong(what, f"it reaches past the {storages[storage][1]} bytes of its storage")
-    return TensorEntry(places, dtype, shape, stride, storage, offset, values["requires_grad"])
+    return TensorEntry(places, dtype, tuple(shape), tuple(stride), storage, offset, values["requires_grad"])
 
 
 class _Checked:
@@ -232,7 +234,7 @@ class _Checked:
         return CorruptError(f"{self.name}: {what}: {why}", field=self.name)
 
     def fields(self, value: Any, what: str, wanted: "set[str]") -> Dict[str, Any]:
-        if not isinstance(value, dict) or set(value) != wanted:
+        if type(value) is not dict or value.keys() != wanted:
             raise self.wrong(what, f"an object of {', '.join(sorted(wanted))} is expected")
         return value
 
@@ -241,15 +243,16 @@ class _Checked:
             raise self.wrong(f"{what}: {field}" if field else what, f"a list of at most {count_max} is expected")
         return value
 
-    def numbers(self, value: Any, what: str, count_min: int, count_max: int, field: str = "") -> Tuple[int, ...]:
-        items = self.items(value, what, count_max, field)
-        # A loop: there are thousands of these, and a generator for each takes longer than what it looks at.
-        right = len(items) >= count_min
-        for item in items:
-            right = right and type(item) is int and 0 <= item < COUNT_MAX
+    def numbers(self, value: Any, what: str, count_min: int, count_max: int, field: str = "") -> List[int]:
+        right = type(value) is list and count_min <= len(value) <= count_max
+        if right:
+            # A loop: there are thousands of these, and a generator for each takes longer than what it looks at.
+            for item in value:
+                right = right and type(item) is int and 0 <= item < COUNT_MAX
         if not right:
             raise self.wrong(f"{what}: {field}" if field else what, f"{count_min} to {count_max} whole numbers are expected")
-        return tuple(items)
+        found: List[int] = value
+        return found
 
 
 def _once(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:

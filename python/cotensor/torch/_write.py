@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import ctypes
 from contextlib import contextmanager
-from typing import Callable, Iterator, List, Optional, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
 from .._native import Draft, Store, Tensor
 from ..errors import ConflictError, CorruptError
 from ._collect import DTYPES, Part
-from ._format import Manifest, encode, parse, prefix_length, span, text_length
+from ._format import ITEM_BYTES, Manifest, encode, parse, prefix_length, span, text_length
 from ._modes import plainly
 from ._progress import STEP_BYTES, Progress, reporting
+
+#: What every torch takes over as it is; the others, and what has more dimensions, by way of bytes.
+_BY_DLPACK = {"float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8"}
+_DIRECT_MAX = 8
 
 
 @contextmanager
@@ -86,21 +90,32 @@ def read(whole: Tensor) -> Tuple[Manifest, int]:
 
 def views(whole: Tensor, manifest: Manifest, data: int) -> List[torch.Tensor]:
     """A tensor for each entry, in shared memory. Each keeps the lease; those of one storage have one in torch, too."""
+    used = [0] * len(manifest.storages)
+    for entry in manifest.tensors:
+        used[entry.storage] += 1
+    storages: Dict[int, torch.UntypedStorage] = {}
+
+    def storage_of(number: int) -> torch.UntypedStorage:
+        if number not in storages:
+            offset, length = manifest.storages[number]
+            storages[number] = whole[data + offset : data + offset + length].torch().untyped_storage()
+        return storages[number]
+
     with plainly():
         whole.torch()  # one private mapping, which the windows below are of
         shown: List[torch.Tensor] = []
-        storages = []
-        for offset, length in manifest.storages:
-            start = data + offset
-            storages.append(whole[start : start + length].torch().untyped_storage() if length else None)
         for entry in manifest.tensors:
             if entry.dtype not in DTYPES:
                 raise CorruptError(f"{entry.name}: this torch has no {entry.dtype}", field=entry.name)
-            storage = storages[entry.storage]
-            tensor = torch.empty(0 if storage is not None else entry.shape, dtype=DTYPES[entry.dtype])
-            if storage is not None:
-                tensor.set_(storage, entry.offset, entry.shape, entry.stride)
-            elif 0 not in entry.shape:
-                raise CorruptError(f"{entry.name}: it lies in a storage of no bytes", field=entry.name)
-            shown.append(tensor)
+            start, length = manifest.storages[entry.storage]
+            if not length:
+                if 0 not in entry.shape:
+                    raise CorruptError(f"{entry.name}: it lies in a storage of no bytes", field=entry.name)
+                shown.append(torch.empty(entry.shape, dtype=DTYPES[entry.dtype]))
+            elif used[entry.storage] == 1 and entry.dtype in _BY_DLPACK and 0 < len(entry.shape) <= _DIRECT_MAX:
+                start += data + entry.offset * ITEM_BYTES[entry.dtype]
+                shown.append(whole.window(start, entry.dtype, entry.shape, entry.stride).torch())
+            else:
+                tensor = torch.empty(0, dtype=DTYPES[entry.dtype])
+                shown.append(tensor.set_(storage_of(entry.storage), entry.offset, entry.shape, entry.stride))
     return shown

@@ -30,7 +30,7 @@ pub(super) fn shown<'py>(py: Python<'py>, view: &Shown, writable: bool) -> PyRes
         }
         Exposed::Published(lease) => {
             let held = Held::keeping(lease, Arc::clone(view.store()), Some(Arc::clone(view) as Kept));
-            Ok(Bound::new(py, Tensor::window(held, layout, None))?.into_any())
+            Ok(Bound::new(py, Tensor::over_part(held, layout, None))?.into_any())
         }
     }
 }
