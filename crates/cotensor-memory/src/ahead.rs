@@ -1,5 +1,5 @@
-//! Making the next memfd ready while the last is being filled: whoever puts one large tensor after the other, of one size,
-//! finds memory that is warm.
+//! Making the next memfd ready as soon as the last is filled: whoever puts one large tensor after the other, of one size,
+//! finds memory that is warm. Not while the last is being filled, which would take twice as long.
 
 use crate::memfd::MemfdMut;
 use crate::pool::Shelf;
@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 const BYTES_MIN: usize = 1 << 20;
 /// Two requests that are no further apart are a row.
 const ROW: Duration = Duration::from_secs(1);
+/// Who takes longer to fill a memfd is not kept from it by making the next.
+const FILLING_MAX: Duration = Duration::from_millis(200);
 /// What nobody wanted for so long is given back.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Where the system has less left than so many times what would be made, nothing is.
@@ -25,70 +27,116 @@ pub(crate) struct Ahead {
 #[derive(Default)]
 struct State {
     last: Option<(usize, Instant)>,
-    /// Bytes of the next.
-    wanted: Option<usize>,
+    /// Bytes of the next, and since when it is wanted.
+    wanted: Option<(usize, Instant)>,
+    /// Bytes of what is being made.
+    making: Option<usize>,
+    /// Memfds that are being filled.
+    filling: usize,
     working: bool,
 }
 
+/// A memfd is being filled as long as this is there.
+pub(crate) struct Filling {
+    ahead: Arc<Ahead>,
+    shelf: Weak<Shelf>,
+}
+
+impl Drop for Filling {
+    fn drop(&mut self) {
+        // A forked child has neither the thread nor, perhaps, the lock.
+        if self.shelf.upgrade().is_some_and(|shelf| shelf.is_ours()) {
+            self.ahead.lock().filling -= 1;
+            self.ahead.changed.notify_all();
+        }
+    }
+}
+
 impl Ahead {
-    /// Somebody takes a memfd of `capacity` bytes: if it is not the first in a row, the next is made ready.
-    pub(crate) fn asked(self: &Arc<Self>, shelf: &Arc<Shelf>, capacity: usize) {
-        if capacity < BYTES_MIN || !shelf.has_room_for(capacity) {
+    /// Before somebody takes a memfd of `capacity` bytes: one that is being made is waited for, which is faster than making
+    /// another beside it, and one that is only to be made is not any more.
+    pub(crate) fn wait_for(&self, shelf: &Shelf, capacity: usize) {
+        if !shelf.is_ours() {
             return;
         }
         let mut state = self.lock();
-        let before = state.last.replace((capacity, Instant::now()));
-        if !before.is_some_and(|(known, at)| known == capacity && at.elapsed() < ROW) {
-            return;
+        while state.making == Some(capacity) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.wanted = Some(capacity);
-        if state.working {
-            self.changed.notify_one();
-            return;
+        state.wanted.take_if(|(wanted, _)| *wanted == capacity);
+    }
+
+    /// Somebody takes a memfd of `capacity` bytes, and fills it: if it is not the first in a row, the next is made ready.
+    pub(crate) fn asked(self: &Arc<Self>, shelf: &Arc<Shelf>, capacity: usize) -> Option<Filling> {
+        if capacity < BYTES_MIN || !shelf.has_room_for(capacity) {
+            return None;
         }
-        let (ahead, shelf) = (Arc::clone(self), Arc::downgrade(shelf));
-        let thread = std::thread::Builder::new().name("cotensor-ahead".to_owned());
-        // Without a thread there is nothing ready, and nothing else is lost.
-        state.working = thread.spawn(move || ahead.work(&shelf)).is_ok();
+        let now = Instant::now();
+        let mut state = self.lock();
+        let before = state.last.replace((capacity, now));
+        if !before.is_some_and(|(known, at)| known == capacity && now - at < ROW) {
+            return None;
+        }
+        state.wanted = Some((capacity, now));
+        state.filling += 1;
+        if !state.working {
+            let (ahead, shelf) = (Arc::clone(self), Arc::downgrade(shelf));
+            let thread = std::thread::Builder::new().name("cotensor-ahead".to_owned());
+            // Without a thread there is nothing ready, and nothing else is lost.
+            state.working = thread.spawn(move || ahead.work(&shelf)).is_ok();
+        }
+        Some(Filling { ahead: Arc::clone(self), shelf: Arc::downgrade(shelf) })
     }
 
     fn work(&self, shelf: &Weak<Shelf>) {
         let mut made: Option<usize> = None;
         while let Some(capacity) = self.next() {
-            let Some(shelf) = shelf.upgrade() else { continue };
-            if let Some(other) = made.take_if(|made| *made != capacity) {
-                shelf.drop_warm(other);
+            if let Some(shelf) = shelf.upgrade() {
+                if let Some(other) = made.take_if(|made| *made != capacity) {
+                    shelf.drop_warm(other);
+                }
+                let ready = || {
+                    let memfd = MemfdMut::create(capacity).ok()?;
+                    memfd.prefault().ok().map(|()| memfd)
+                };
+                if !shelf.has_warm(capacity)
+                    && available_bytes().is_none_or(|left| left / LEFT_MIN >= capacity as u64)
+                    && let Some(memfd) = ready()
+                {
+                    shelf.keep_warm(memfd);
+                    made = Some(capacity);
+                }
             }
-            let ready = || {
-                let memfd = MemfdMut::create(capacity).ok()?;
-                memfd.prefault().ok().map(|()| memfd)
-            };
-            if !shelf.has_warm(capacity)
-                && available_bytes().is_none_or(|left| left / LEFT_MIN >= capacity as u64)
-                && let Some(memfd) = ready()
-            {
-                shelf.keep_warm(memfd);
-                made = Some(capacity);
-            }
+            self.lock().making = None;
+            self.changed.notify_all();
         }
         if let (Some(shelf), Some(capacity)) = (shelf.upgrade(), made) {
             shelf.drop_warm(capacity);
         }
     }
 
-    /// What is to be made next; none when the row is over.
+    /// What is to be made next, once nothing is being filled; none when the row is over.
     fn next(&self) -> Option<usize> {
         let mut state = self.lock();
+        let mut since = Instant::now();
         loop {
-            if let Some(capacity) = state.wanted.take() {
-                return Some(capacity);
-            }
-            let waited = self.changed.wait_timeout(state, PATIENCE).unwrap_or_else(PoisonError::into_inner);
-            state = waited.0;
-            if waited.1.timed_out() && state.wanted.is_none() {
+            let patience = match state.wanted {
+                Some((capacity, at)) if state.filling == 0 || at.elapsed() >= FILLING_MAX => {
+                    state.wanted = None;
+                    state.making = Some(capacity);
+                    return Some(capacity);
+                }
+                Some((_, at)) => {
+                    since = at;
+                    FILLING_MAX.saturating_sub(at.elapsed())
+                }
+                None => PATIENCE.saturating_sub(since.elapsed()),
+            };
+            if patience.is_zero() {
                 state.working = false;
                 return None;
             }
+            state = self.changed.wait_timeout(state, patience).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -139,6 +187,29 @@ mod tests {
         publish(3 << 20, 4);
         publish(3 << 20, 5);
         until("a new row", || pool.usage().kept == 1);
+    }
+
+    #[test]
+    fn who_fills_a_memfd_for_long_has_the_next_made_ready_all_the_same() {
+        let pool = MemfdPool::new(64 << 20);
+        drop(pool.reserve(3 << 20).unwrap().freeze().unwrap());
+        let mut slow = pool.reserve(3 << 20).unwrap();
+        until("the next is ready", || pool.usage().kept == 1);
+        slow.write_at(0, &[7; 100]).unwrap();
+        // One that is given up comes back beside it.
+        drop(slow);
+        assert_eq!(pool.usage().kept, 2);
+    }
+
+    #[test]
+    fn a_row_may_have_no_pauses() {
+        let pool = MemfdPool::new(64 << 20);
+        for round in 1..=40 {
+            let segment = pool.copy_of(&vec![round; 2 << 20]).unwrap().freeze().unwrap();
+            assert!(segment.bytes().unwrap().iter().all(|&found| found == round));
+        }
+        let usage = pool.usage();
+        assert_eq!(usage.made + usage.reused, 40);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Memfds kept warm between uses.
 
-use crate::ahead::Ahead;
+use crate::ahead::{Ahead, Filling};
 use crate::exposed::Address;
 use crate::memfd::MemfdMut;
 use cotensor_core::{Device, Memory, MemoryKind, Result, Segment, SegmentMut, padded};
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 ///
 /// Only memfds that nobody else ever knew come back. A published one is sealed, which nobody can undo, so its pages go
 /// when its last holder goes: each publishing uses up what [`prefault`](Self::prefault) made ready. For a row of large
-/// segments of one length, the next is made ready by a thread while the last is in use. What is to be published
+/// segments of one length, the next is made ready by a thread as soon as the last is published. What is to be published
 /// again and again in the same memory belongs into a [`Slab`](crate::Slab). Clones are the same pool.
 #[derive(Clone)]
 pub struct MemfdPool {
@@ -84,13 +84,14 @@ impl MemfdPool {
 
     fn take(&self, len: usize) -> Result<Lent> {
         let (wanted, shelf) = (capacity(len)?, Arc::clone(&self.shelf));
+        self.ahead.wait_for(&shelf, wanted);
         let Block { mut memfd, stale } = match self.shelf.take(wanted) {
             Some(block) => block,
             None => Block { memfd: MemfdMut::create(wanted)?, stale: 0 },
         };
-        self.ahead.asked(&self.shelf, wanted);
+        let filling = self.ahead.asked(&self.shelf, wanted);
         memfd.resize(len);
-        Ok(Lent { memfd: Some(memfd), stale, exposed: None, shelf })
+        Ok(Lent { memfd: Some(memfd), stale, exposed: None, shelf, _filling: filling })
     }
 
     fn take_clean(&self, len: usize) -> Result<Lent> {
@@ -114,10 +115,14 @@ impl Shelf {
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether this is the process that made it, and no child that was forked.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.owner == std::process::id()
+    }
+
     /// Whether a memfd may wait here.
     pub(crate) fn has_room_for(&self, capacity: usize) -> bool {
-        let free = self.keep_bytes_max.saturating_sub(self.blocks().usage.kept_bytes);
-        capacity <= free && self.owner == std::process::id()
+        self.is_ours() && capacity <= self.keep_bytes_max.saturating_sub(self.blocks().usage.kept_bytes)
     }
 
     /// Whether one of exactly that many bytes waits.
@@ -149,7 +154,7 @@ impl Shelf {
     fn take(&self, wanted: usize) -> Option<Block> {
         let mut blocks = self.blocks();
         let fitting = blocks.by_capacity.range_mut(wanted..=wanted.saturating_add(wanted / 4)).next();
-        let found = fitting.filter(|_| self.owner == std::process::id());
+        let found = fitting.filter(|_| self.is_ours());
         let found = found.and_then(|(&capacity, same)| Some((capacity, same.pop()?, same.is_empty())));
         let Some((capacity, block, last)) = found else {
             blocks.usage.made += 1;
@@ -169,7 +174,7 @@ impl Shelf {
         let capacity = block.memfd.capacity();
         let mut blocks = self.blocks();
         let total = blocks.usage.kept_bytes.saturating_add(capacity);
-        let room = capacity > 0 && total <= self.keep_bytes_max && self.owner == std::process::id();
+        let room = capacity > 0 && total <= self.keep_bytes_max && self.is_ours();
         if room {
             blocks.usage.kept += 1;
             blocks.usage.kept_bytes = total;
@@ -220,6 +225,8 @@ struct Lent {
     /// For others in this process who may know the address.
     exposed: Option<Address>,
     shelf: Arc<Shelf>,
+    /// Told when this is published or given up.
+    _filling: Option<Filling>,
 }
 
 impl Drop for Lent {
