@@ -3,6 +3,7 @@
 
 use crate::memfd::MemfdMut;
 use crate::pool::Shelf;
+use crate::usage;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ const ROW: Duration = Duration::from_secs(1);
 const FILLING_MAX: Duration = Duration::from_millis(200);
 /// What nobody wanted for so long is given back.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Where the system has less left than so many times what would be made, nothing is.
+/// Where the system, or this process's control group, has less left than so many times what would be made, nothing is.
 const LEFT_MIN: u64 = 4;
 
 /// What was asked for last, and what is to be made ready. There is a thread for it as long as the row lasts.
@@ -100,7 +101,7 @@ impl Ahead {
                     memfd.prefault().ok().map(|()| memfd)
                 };
                 if !shelf.has_warm(capacity)
-                    && available_bytes().is_none_or(|left| left / LEFT_MIN >= capacity as u64)
+                    && left_bytes().is_none_or(|left| left / LEFT_MIN >= capacity as u64)
                     && let Some(memfd) = ready()
                 {
                     shelf.keep_warm(memfd);
@@ -145,11 +146,10 @@ impl Ahead {
     }
 }
 
-/// Bytes that the system can still give without swapping, where it says.
-fn available_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+/// Bytes that can still be made without swapping, or the kernel's ending somebody, as far as is known.
+fn left_bytes() -> Option<u64> {
+    let within = usage::memory_limit().map(|(limit, used)| limit.saturating_sub(used));
+    usage::available_bytes().into_iter().chain(within).min()
 }
 
 #[cfg(test)]

@@ -18,6 +18,42 @@ pub fn process_peak_rss_bytes(pid: u32) -> Result<u64> {
     field(&format!("/proc/{pid}/status"), "VmHWM:")
 }
 
+/// Bytes that the system can still give without swapping, where it says.
+pub fn available_bytes() -> Option<u64> {
+    let text = read("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// The tightest memory limit of this process's control groups, and what is used of it, the page cache included; in bytes.
+pub fn memory_limit() -> Option<(u64, u64)> {
+    let groups = read("/proc/self/cgroup").ok()?;
+    let mut tightest: Option<(u64, u64)> = None;
+    for line in groups.lines() {
+        let mut parts = line.splitn(3, ':');
+        let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+        let (root, limit, used) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.max", "memory.current"),
+            other if other.split(',').any(|name| name == "memory") => {
+                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
+            }
+            _ => continue,
+        };
+        // A parent's limit holds for all below it. Inside a container the path may not exist, its root does.
+        for folder in std::path::Path::new(path).ancestors() {
+            let at = |file: &str| format!("{root}{}/{file}", folder.to_string_lossy().trim_end_matches('/'));
+            let number = |file: &str| read(&at(file)).ok()?.trim().parse::<u64>().ok();
+            // Version 1 writes a number near 2^63 for none.
+            if let Some(max) = number(limit).filter(|&max| max < 1 << 60)
+                && tightest.is_none_or(|(before, _)| max < before)
+            {
+                tightest = Some((max, number(used).unwrap_or(0)));
+            }
+        }
+    }
+    tightest
+}
+
 /// How many mappings this process has.
 ///
 /// # Errors

@@ -1,6 +1,7 @@
 //! The kernel and its limits.
 
 use super::{Finding, State, mib, number, read};
+use cotensor_memory::usage;
 use rustix::process::{Resource, getrlimit};
 
 /// `MADV_COLLAPSE`, which makes huge pages of shared memory, came with 6.1.
@@ -107,36 +108,8 @@ fn huge_pages() -> Option<Finding> {
     })
 }
 
-/// The tightest memory limit of this process's control groups, in bytes, and what is used of it.
-fn cgroup_limit() -> Option<(u64, u64)> {
-    let groups = read("/proc/self/cgroup")?;
-    let mut tightest: Option<(u64, u64)> = None;
-    for line in groups.lines() {
-        let mut parts = line.splitn(3, ':');
-        let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
-        let (root, limit, used) = match controllers {
-            "" => ("/sys/fs/cgroup", "memory.max", "memory.current"),
-            other if other.split(',').any(|name| name == "memory") => {
-                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
-            }
-            _ => continue,
-        };
-        // A parent's limit holds for all below it. Inside a container the path may not exist, its root does.
-        for folder in std::path::Path::new(path).ancestors() {
-            let at = |file: &str| format!("{root}{}/{file}", folder.to_string_lossy().trim_end_matches('/'));
-            // Version 1 writes a number near 2^63 for none.
-            if let Some(max) = number(&at(limit)).filter(|&max| max < 1 << 60)
-                && tightest.is_none_or(|(before, _)| max < before)
-            {
-                tightest = Some((max, number(&at(used)).unwrap_or(0)));
-            }
-        }
-    }
-    tightest
-}
-
 fn cgroup() -> Finding {
-    match cgroup_limit() {
+    match usage::memory_limit() {
         None => Finding::ok("memory limit", "none"),
         Some((max, used)) if max.saturating_sub(used) < MEMORY_MIN_BYTES => Finding::new(
             "memory limit",
@@ -150,11 +123,7 @@ fn cgroup() -> Finding {
 }
 
 fn available() -> Finding {
-    let text = read("/proc/meminfo").unwrap_or_default();
-    let kib = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    match kib.map(|kib| kib << 10) {
+    match usage::available_bytes() {
         Some(bytes) if bytes < MEMORY_MIN_BYTES => Finding::new(
             "memory",
             State::Slow,
