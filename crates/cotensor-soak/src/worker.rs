@@ -126,12 +126,13 @@ impl<'a> Worker<'a> {
 
     fn rest(self) -> Result<()> {
         loop {
+            // Before it is said: whoever hears that may ask again at once.
+            self.shared.rest.store(false, Ordering::SeqCst);
             for lease in &self.held {
                 check(lease)?;
             }
             let distinct: HashSet<_> = self.held.iter().map(Lease::id).collect();
             say(&format!("rests {}", distinct.len()));
-            self.shared.rest.store(false, Ordering::SeqCst);
             while !self.shared.rest.load(Ordering::SeqCst) {
                 std::thread::sleep(Duration::from_millis(1));
             }
