@@ -51,6 +51,8 @@ class Program:
     def __init__(self, code: str, *arguments: str, command: Optional[list[str]] = None, **options: Any) -> None:
         command = command or [sys.executable, "-c", textwrap.dedent(code), *arguments]
         options.setdefault("env", environment())
+        # What a shell starts in the background ignores it, and so would this.
+        options.setdefault("preexec_fn", lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
         )
