@@ -299,6 +299,10 @@ pub(crate) fn open(capsule: &Bound<'_, PyAny>) -> PyResult<Taken> {
     } else {
         numbers(tensor.strides).into_iter().map(|stride| stride as isize * item).collect()
     };
+    if tensor.data.is_null() && !shape.contains(&0) {
+        return Err(Error::unsupported("the array has no memory of its own (torch's fake tensors have none)"))
+            .or_raise(py);
+    }
     let address = tensor.data.cast::<u8>().cast_const().wrapping_byte_add(tensor.byte_offset as usize);
     Ok(Taken { address, dtype, shape, strides, _owner: owner })
 }

@@ -395,3 +395,11 @@ def test_windows_of_another_type(store: Any) -> None:
     whole.release()
     with pytest.raises(cotensor.ConflictError):
         whole.window(8, "float32", (1,))
+
+
+def test_more_than_the_machine_has_is_refused(store: Any) -> None:
+    for elements in (1 << 40, 1 << 44):
+        with pytest.raises(cotensor.CotensorError) as error:
+            store.empty("too large", (elements,), "float32")
+        assert isinstance(error.value, (cotensor.OverBudgetError, cotensor.InvalidError)), error.value
+    assert store.get_stats()["memory_usage_bytes"] < 1 << 30

@@ -45,6 +45,11 @@ def test_values_cross_as_they_are(client, value):
     assert back == value and type(back) is type(value)
 
 
+def test_every_float_crosses_as_it_is(client):
+    values = [float(value) for value in np.random.default_rng(1).random(2000) * 10.0 ** np.arange(-10, 10).repeat(100)]
+    assert client.call_function("identity", [values]) == values
+
+
 def test_not_a_number_crosses(client):
     assert np.isnan(client.call_function("identity", [float("nan")]))
 

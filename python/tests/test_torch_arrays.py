@@ -162,3 +162,11 @@ def test_the_negative_bit_is_resolved(store):
     x = torch.tensor([1 + 2j, 3 + 4j]).conj().imag
     assert x.is_neg()
     assert store.put("x", x).numpy().tolist() == [-2, -4]
+
+
+def test_a_tensor_without_memory_is_refused(store: Any) -> None:
+    fake = pytest.importorskip("torch._subclasses").FakeTensorMode
+    with fake():
+        tensor = torch.zeros(3)
+    with pytest.raises(cotensor.UnsupportedError):
+        store.put("fake", tensor)

@@ -101,6 +101,7 @@ impl Reader<'_> {
                 let patience = self.session.daemon.config.patience;
                 self.limit(Some(*due.get_or_insert_with(|| Instant::now() + patience)))?;
             }
+            self.session.tell_freed();
             let stream = self.stream.as_fd();
             let found = spin.until_found(|| match decoder.fill_now(stream) {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => None,

@@ -2,7 +2,6 @@
 
 use crate::session::Session;
 use crate::takeover::Inode;
-use cotensor_client::protocol::{FreedParams, notice};
 use cotensor_core::{Device, Error, ErrorKind, MemoryKind, Result, Segment};
 use cotensor_memory::{Guarantee, MemfdMut, check_sealed};
 use cotensor_store::Share;
@@ -215,7 +214,7 @@ impl Drop for Part {
         let owner = uses.owner.as_ref().and_then(|(owner, number)| Some((owner.upgrade()?, *number)));
         drop(uses);
         if let Some((owner, slab)) = owner {
-            owner.notify(notice::SLAB_FREED, &FreedParams { slab, offsets: vec![self.offset as u64] });
+            owner.freed(slab, self.offset as u64);
         }
     }
 }

@@ -50,7 +50,7 @@ impl TaskLinks {
         }
         let (ours, theirs) = UnixStream::pair().map_err(|error| Error::io("connecting to a provider", &error))?;
         let who = CallerInfo { client: format!("cotensor[{}]", std::process::id()) };
-        if !session.notify_with(notice::FUNCTION_CONNECT, &who, vec![theirs.into()]) {
+        if !session.notify(notice::FUNCTION_CONNECT, &who, vec![theirs.into()]) {
             return Err(Error::new(ErrorKind::Conflict, "it does not read what it is told"));
         }
         let connection = Arc::new(Connection::over(ours, Box::new(|_, _, _| {})));

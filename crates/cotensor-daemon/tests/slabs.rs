@@ -4,12 +4,14 @@
 mod support;
 
 use cotensor_client::ClientStore;
+use cotensor_client::protocol::{Empty, Sessions};
 use cotensor_core::ErrorKind;
 use cotensor_store::{Lease, Retention, Store};
 use rustix::param::page_size;
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
+use support::calls::until;
 use support::processes::{Processes, content, settles_empty};
 use support::{Running, spec};
 
@@ -163,4 +165,40 @@ fn slabs_of_all_lengths_are_counted_once_over_a_takeover() {
     reader.remove("passing").unwrap();
     drop((staying, reader));
     settles_empty(&processes);
+}
+
+#[test]
+fn a_producer_that_is_idle_is_not_left_for_ranges_that_became_free() {
+    const COUNT: usize = 9000;
+    let running = Running::start(|_| {});
+    let (idle, reader) = (running.connect("idle"), running.connect("reader"));
+    let session = || {
+        let sessions = reader.ask::<Sessions>(&Empty {}).unwrap().sessions;
+        sessions.iter().find(|session| session.client.starts_with("idle")).map(|session| session.session)
+    };
+    let before = session();
+    let content = |index: usize| [index as u8; 100];
+    let fill = |round: usize| {
+        let made: Vec<_> = (0..COUNT)
+            .map(|index| put(&idle, &format!("{index}"), &content(index + round), Retention::WhileLeased).unwrap())
+            .collect();
+        let read: Vec<_> = made.iter().map(|lease| reader.lease(lease.id(), &reader.holder("")).unwrap()).collect();
+        assert!(read.iter().enumerate().all(|(index, lease)| lease.bytes().unwrap() == content(index + round)));
+        read
+    };
+    let memory = || segments().values().map(|(_, bytes)| bytes).sum::<u64>();
+    // Those of a round go all at once, and the producer says nothing meanwhile.
+    drop(fill(0));
+    until("all is given back", || running.daemon.store().stats().total_tensors == 0);
+    let used = memory();
+    for round in 1..4 {
+        drop(fill(round));
+        until("all is given back", || running.daemon.store().stats().total_tensors == 0);
+    }
+    assert_eq!(session(), before, "it was not ended");
+    assert!(
+        memory() <= used + SLAB_BYTES_MAX,
+        "{} bytes, {used} after the first round: ranges are used again",
+        memory()
+    );
 }

@@ -2,11 +2,15 @@
 
 use crate::copy::part_bytes;
 use crate::map::{Access, Map};
-use cotensor_core::{Error, Result, padded};
+use crate::usage::givable_bytes;
+use cotensor_core::{Error, ErrorKind, Result, padded};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
+
+/// For less, nobody looks first what is left.
+const LARGE_BYTES: usize = 64 << 20;
 
 /// A new memfd of `len` zeroed bytes, all of them backed, that can be sealed; mapped for writing.
 ///
@@ -17,6 +21,7 @@ use std::sync::OnceLock;
 /// it would keep it from being sealed.
 pub(crate) fn create(len: usize, inherited: bool) -> Result<(OwnedFd, Map)> {
     padded(len)?;
+    check_left(len)?;
     let io = |what: &str, error: Errno| Error::io(format!("{what} {len} bytes of shared memory"), &error.into());
     let fd = memfd_create("cotensor", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
         .map_err(|error| io("cannot make", error))?;
@@ -31,6 +36,20 @@ pub(crate) fn create(len: usize, inherited: bool) -> Result<(OwnedFd, Map)> {
         fallocate(&fd, FallocateFlags::empty(), 0, len as u64).map_err(|error| io("cannot reserve", error))?;
     }
     Ok((fd, map))
+}
+
+/// All of a memfd is backed at once, and the kernel ends a process rather than refuse it the last pages of the system.
+fn check_left(len: usize) -> Result<()> {
+    if len < LARGE_BYTES {
+        return Ok(());
+    }
+    match givable_bytes() {
+        Some(left) if (len as u64) > left => {
+            let message = format!("{len} bytes do not fit the {left} bytes of memory that the system has left");
+            Err(Error::new(ErrorKind::OverBudget, message))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Bytes of a huge page, if the kernel has them.

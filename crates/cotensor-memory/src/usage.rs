@@ -20,8 +20,17 @@ pub fn process_peak_rss_bytes(pid: u32) -> Result<u64> {
 
 /// Bytes that the system can still give without swapping, where it says.
 pub fn available_bytes() -> Option<u64> {
+    of_system(&read("/proc/meminfo").ok()?, "MemAvailable:")
+}
+
+/// Bytes that the system can still give, by swapping too, where it says.
+pub fn givable_bytes() -> Option<u64> {
     let text = read("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(of_system(&text, "MemAvailable:")?.saturating_add(of_system(&text, "SwapFree:").unwrap_or(0)))
+}
+
+fn of_system(meminfo: &str, name: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 

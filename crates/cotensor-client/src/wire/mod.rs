@@ -7,4 +7,5 @@ mod spin;
 
 pub use frame::{Decoder, FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame, send, send_all};
 pub use outbox::Outbox;
+pub(crate) use outbox::WAITING_FRAMES_MAX;
 pub use spin::Spin;

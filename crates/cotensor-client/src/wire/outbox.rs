@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Bytes that may wait for a reader; one that does not read what it asks for is left.
 const WAITING_BYTES_MAX: usize = 64 << 20;
-/// Frames that may wait.
-const WAITING_FRAMES_MAX: usize = 4096;
+/// Frames that may wait: more than the answers that one caller may wait for.
+pub(crate) const WAITING_FRAMES_MAX: usize = 32 << 10;
 /// Descriptors that may wait: they count among those that this process may have open.
 const WAITING_FDS_MAX: usize = 4 * FRAME_FDS_MAX;
 /// How long a reader may take nothing of what waits for it.
@@ -64,6 +64,19 @@ impl Outbox {
         sent.inspect_err(|_| self.end())
     }
 
+    /// Sends a frame if nothing waits and the socket has room for it now; whether it did. Nothing is kept of one that it
+    /// has no room for, so that a reader who reads only when it asks for something is not left for what it did not ask for.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn offer(&self, frame: Frame) -> Result<bool> {
+        let offered = self.0.offer(frame).and_then(|outcome| match outcome {
+            Offered::Begun => self.begin().map(|()| true),
+            other => Ok(other == Offered::Sent),
+        });
+        offered.inspect_err(|_| self.end())
+    }
+
     /// Ends the connection.
     pub fn end(&self) {
         // One that is gone has ended.
@@ -83,7 +96,33 @@ impl Outbox {
     }
 }
 
+#[derive(PartialEq)]
+enum Offered {
+    Sent,
+    /// A part is sent; somebody has to send the rest.
+    Begun,
+    NoRoom,
+}
+
 impl Inner {
+    fn offer(&self, frame: Frame) -> Result<Offered> {
+        let mut pending = Pending { header: frame.header()?, frame, sent: 0 };
+        let mut queue = self.lock();
+        if queue.overflown || !queue.frames.is_empty() {
+            return Ok(Offered::NoRoom);
+        }
+        if self.write(&mut pending)? {
+            return Ok(Offered::Sent);
+        }
+        if pending.sent == 0 {
+            return Ok(Offered::NoRoom);
+        }
+        queue.bytes += pending.len();
+        queue.fds += pending.frame.fds.len();
+        queue.frames.push_back(pending);
+        Ok(Offered::Begun)
+    }
+
     /// Whether somebody has to begin to drain the queue.
     fn send(&self, frame: Frame) -> Result<bool> {
         let mut pending = Pending { header: frame.header()?, frame, sent: 0 };
@@ -175,6 +214,25 @@ mod tests {
             };
             assert!(frame.body == [index; 20_000], "{index}");
         }
+    }
+
+    #[test]
+    fn what_is_offered_is_sent_whole_or_not_at_all() {
+        let (outbox, reader) = pair();
+        let taken = (0_u32..).find(|index| !outbox.offer(Frame::new(index.to_le_bytes().to_vec())).unwrap()).unwrap();
+        assert!(taken > 10 && !outbox.offer(Frame::new(vec![0; 4])).unwrap());
+        let mut decoder = Decoder::default();
+        let mut next = || loop {
+            match decoder.take().unwrap() {
+                Some(frame) => break frame.body,
+                None => assert!(decoder.fill(reader.as_fd()).unwrap() > 0),
+            }
+        };
+        for index in 0..taken {
+            assert_eq!(next(), index.to_le_bytes());
+        }
+        assert!(outbox.offer(Frame::new(b"again".to_vec())).unwrap());
+        assert_eq!(next(), b"again");
     }
 
     #[test]

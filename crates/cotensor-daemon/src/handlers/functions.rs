@@ -41,7 +41,7 @@ pub(super) async fn lookup(caller: Caller, params: LookupFunctionParams) -> Answ
     }
     let (ours, theirs) = UnixStream::pair().map_err(|error| Error::io("connecting caller and provider", &error))?;
     let who = CallerInfo { client: caller.client().to_owned() };
-    if !provider.notify_with(notice::FUNCTION_CONNECT, &who, vec![theirs.into()]) {
+    if !provider.notify(notice::FUNCTION_CONNECT, &who, vec![theirs.into()]) {
         // What cannot be told ends the provider's session: it has ended, or does so now, and nothing was called.
         let message = format!("nobody provides a function {:?}: {} has ended", params.name, found.provider.client);
         return Err(Error::not_found(message).in_field("name"));

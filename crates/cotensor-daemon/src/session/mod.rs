@@ -7,20 +7,24 @@ pub(crate) use open::{OPEN_MAX, Open};
 
 use crate::Daemon;
 use crate::segment::Slab;
-use cotensor_client::protocol::{Descriptor, Id, Published, SegmentInfo, SessionInfo, Spec, Transport};
+use cotensor_client::protocol::{
+    Descriptor, FreedParams, Id, Published, SegmentInfo, SessionInfo, Spec, Transport, notice,
+};
 use cotensor_client::wire::{FRAME_FDS_MAX, Frame, Outbox, rpc};
 use cotensor_core::{Error, ErrorKind, MemoryKind, Result, Segment};
 use cotensor_store::home::{Budget, Charge};
 use cotensor_store::{Holder, Key, Lease, Pack, Share, Store, TensorId, TensorSpec, Ticket, check_name};
 use segments::Segments;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 /// Names that one session may hold something under at a time.
 const HOLDERS_MAX: usize = 1024;
+/// Free ranges that one message names: so few that a socket takes it whole or not at all.
+const FREED_AT_ONCE_MAX: usize = 128;
 
 /// A client's session.
 pub(crate) struct Session {
@@ -35,6 +39,8 @@ pub(crate) struct Session {
     /// For what it leases and has reserved.
     budget: Arc<Budget>,
     state: Mutex<State>,
+    /// Ranges of its slabs that nobody reads any more, and it was not told of.
+    freed: Mutex<BTreeMap<u64, Vec<u64>>>,
 }
 
 #[derive(Default)]
@@ -107,7 +113,8 @@ impl Session {
     pub(crate) fn new(daemon: Arc<Daemon>, id: u64, pid: Option<i32>, outbox: Option<Outbox>) -> Self {
         let budget = Budget::new(daemon.config.max_client_bytes);
         let begun = Instant::now();
-        Self { daemon, id, client: OnceLock::new(), pid, begun, outbox, budget, state: Mutex::default() }
+        let (client, state, freed) = (OnceLock::new(), Mutex::default(), Mutex::default());
+        Self { daemon, id, client, pid, begun, outbox, budget, state, freed }
     }
 
     /// Names the client; later names are ignored.
@@ -192,13 +199,40 @@ impl Session {
         self.outbox.as_ref()
     }
 
-    /// Says something unasked; a session that cannot hear it is about to end.
-    pub(crate) fn notify(&self, method: &str, params: &impl serde::Serialize) {
-        self.notify_with(method, params, Vec::new());
+    /// A range of the client's slab is read by nobody any more. It is told so at once where it reads what it is told, else
+    /// with its next call: a client that is idle reads nothing, and this may be thousands of ranges.
+    pub(crate) fn freed(&self, slab: u64, offset: u64) {
+        self.unsaid().entry(slab).or_default().push(offset);
+        self.tell_freed();
     }
 
-    /// As [`notify`](Self::notify), with descriptors; whether it was sent or is about to be.
-    pub(crate) fn notify_with(&self, method: &str, params: &impl serde::Serialize, fds: Vec<OwnedFd>) -> bool {
+    /// Tells the client of ranges that are free, as far as it takes that now.
+    pub(crate) fn tell_freed(&self) {
+        let Some(outbox) = &self.outbox else { return };
+        let mut freed = self.unsaid();
+        while let Some(mut first) = freed.first_entry() {
+            let (slab, offsets) = (*first.key(), first.get_mut());
+            let left = offsets.len().saturating_sub(FREED_AT_ONCE_MAX);
+            let params = FreedParams { slab, offsets: offsets[left..].to_vec() };
+            let body = rpc::encode_call(None, notice::SLAB_FREED, &params);
+            // A connection that has ended needs to know nothing more.
+            if !body.and_then(|body| outbox.offer(Frame::new(body))).unwrap_or(false) {
+                return;
+            }
+            offsets.truncate(left);
+            if left == 0 {
+                first.remove();
+            }
+        }
+    }
+
+    fn unsaid(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<u64>>> {
+        self.freed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says something unasked, with descriptors; whether it was sent or is about to be. A session that cannot hear it is
+    /// about to end.
+    pub(crate) fn notify(&self, method: &str, params: &impl serde::Serialize, fds: Vec<OwnedFd>) -> bool {
         let (Some(outbox), Ok(body)) = (&self.outbox, rpc::encode_call(None, method, params)) else { return false };
         outbox.send(Frame { body, fds }).is_ok()
     }

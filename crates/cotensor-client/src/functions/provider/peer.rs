@@ -11,7 +11,7 @@ use crate::functions::lending::{Lending, Speak};
 use crate::functions::{Arguments, Object, Outlet, Value};
 use crate::protocol::provider::{CallResult, LentRange, ObjectRef};
 use crate::store::ClientStore;
-use crate::wire::{Frame, Outbox, rpc};
+use crate::wire::{Frame, Outbox, WAITING_FRAMES_MAX, rpc};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_store::{Holder, Store};
 use serde::Serialize;
@@ -22,8 +22,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Calls that one caller may wait for.
-const CALLS_MAX: usize = 16 << 10;
+/// Calls that one caller may wait for; as many answers may wait to be read by him.
+const CALLS_MAX: usize = WAITING_FRAMES_MAX / 2;
 /// Results whose tensors a caller has not taken yet.
 const GIVEN_MAX: usize = 16 << 10;
 
