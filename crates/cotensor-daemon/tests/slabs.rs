@@ -169,7 +169,7 @@ fn slabs_of_all_lengths_are_counted_once_over_a_takeover() {
 
 #[test]
 fn a_producer_that_is_idle_is_not_left_for_ranges_that_became_free() {
-    const COUNT: usize = 9000;
+    const COUNT: usize = 6000;
     let running = Running::start(|_| {});
     let (idle, reader) = (running.connect("idle"), running.connect("reader"));
     let session = || {
@@ -191,7 +191,7 @@ fn a_producer_that_is_idle_is_not_left_for_ranges_that_became_free() {
     drop(fill(0));
     until("all is given back", || running.daemon.store().stats().total_tensors == 0);
     let used = memory();
-    for round in 1..4 {
+    for round in 1..3 {
         drop(fill(round));
         until("all is given back", || running.daemon.store().stats().total_tensors == 0);
     }

@@ -117,7 +117,7 @@ fn schedule(options: &Options, random: &mut Random) -> Vec<(Duration, Event)> {
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let machine = Machine::start(u64::MAX)?;
     let daemon = Inspector(ClientStore::connect(Some(&machine.socket), "inspector")?);
-    let before = machine.usage()?;
+    let before = steady(&machine)?;
     let mut random = Random::new(options.seed);
     let mut crowd = Crowd::start(&machine.socket, options, &mut random)?;
     until("all clients hold what they are to hold", || crowd.all_full() || crowd.is_wrong())?;
@@ -195,6 +195,20 @@ fn halve(crowd: &mut Crowd, daemon: &Inspector) -> Result<f64> {
     let took = ms(death.elapsed());
     eprintln!("half of them are dead, the others hold {held} leases");
     Ok(took)
+}
+
+/// What the daemon uses once it has begun: on a busy machine it opens the last of what it has a moment after it answers.
+fn steady(machine: &Machine) -> Result<Usage> {
+    let mut usage = machine.usage()?;
+    loop {
+        std::thread::sleep(Duration::from_millis(100));
+        let after = machine.usage()?;
+        let same = |before: Process, after: Process| before.descriptors == after.descriptors;
+        if same(usage.server, after.server) && same(usage.keeper, after.keeper) {
+            return Ok(after);
+        }
+        usage = after;
+    }
 }
 
 /// What the daemon uses, once that is no more than `before`; or after a while.

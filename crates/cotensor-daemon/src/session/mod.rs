@@ -16,7 +16,7 @@ use cotensor_store::home::{Budget, Charge};
 use cotensor_store::{Holder, Key, Lease, Pack, Share, Store, TensorId, TensorSpec, Ticket, check_name};
 use segments::Segments;
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
@@ -25,6 +25,8 @@ use std::time::Instant;
 const HOLDERS_MAX: usize = 1024;
 /// Free ranges that one message names: so few that a socket takes it whole or not at all.
 const FREED_AT_ONCE_MAX: usize = 128;
+/// Free ranges that a client may leave unread.
+const UNSAID_MAX: usize = 1 << 20;
 
 /// A client's session.
 pub(crate) struct Session {
@@ -40,7 +42,7 @@ pub(crate) struct Session {
     budget: Arc<Budget>,
     state: Mutex<State>,
     /// Ranges of its slabs that nobody reads any more, and it was not told of.
-    freed: Mutex<BTreeMap<u64, Vec<u64>>>,
+    unsaid: Mutex<BTreeSet<(u64, u64)>>,
 }
 
 #[derive(Default)]
@@ -113,8 +115,8 @@ impl Session {
     pub(crate) fn new(daemon: Arc<Daemon>, id: u64, pid: Option<i32>, outbox: Option<Outbox>) -> Self {
         let budget = Budget::new(daemon.config.max_client_bytes);
         let begun = Instant::now();
-        let (client, state, freed) = (OnceLock::new(), Mutex::default(), Mutex::default());
-        Self { daemon, id, client, pid, begun, outbox, budget, state, freed }
+        let (client, state, unsaid) = (OnceLock::new(), Mutex::default(), Mutex::default());
+        Self { daemon, id, client, pid, begun, outbox, budget, state, unsaid }
     }
 
     /// Names the client; later names are ignored.
@@ -202,32 +204,37 @@ impl Session {
     /// A range of the client's slab is read by nobody any more. It is told so at once where it reads what it is told, else
     /// with its next call: a client that is idle reads nothing, and this may be thousands of ranges.
     pub(crate) fn freed(&self, slab: u64, offset: u64) {
-        self.unsaid().entry(slab).or_default().push(offset);
+        let mut unsaid = self.unsaid();
+        // A range is published again only by who was told that it is free, and counts once for who does not wait for that.
+        unsaid.insert((slab, offset));
+        if unsaid.len() > UNSAID_MAX {
+            self.outbox.iter().for_each(Outbox::end);
+            return;
+        }
+        drop(unsaid);
         self.tell_freed();
     }
 
     /// Tells the client of ranges that are free, as far as it takes that now.
     pub(crate) fn tell_freed(&self) {
         let Some(outbox) = &self.outbox else { return };
-        let mut freed = self.unsaid();
-        while let Some(mut first) = freed.first_entry() {
-            let (slab, offsets) = (*first.key(), first.get_mut());
-            let left = offsets.len().saturating_sub(FREED_AT_ONCE_MAX);
-            let params = FreedParams { slab, offsets: offsets[left..].to_vec() };
+        let mut unsaid = self.unsaid();
+        while let Some(&(slab, _)) = unsaid.first() {
+            let same = unsaid.range((slab, 0)..=(slab, u64::MAX)).map(|(_, offset)| *offset);
+            let params = FreedParams { slab, offsets: same.take(FREED_AT_ONCE_MAX).collect() };
             let body = rpc::encode_call(None, notice::SLAB_FREED, &params);
             // A connection that has ended needs to know nothing more.
             if !body.and_then(|body| outbox.offer(Frame::new(body))).unwrap_or(false) {
                 return;
             }
-            offsets.truncate(left);
-            if left == 0 {
-                first.remove();
+            for offset in params.offsets {
+                unsaid.remove(&(slab, offset));
             }
         }
     }
 
-    fn unsaid(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<u64>>> {
-        self.freed.lock().unwrap_or_else(PoisonError::into_inner)
+    fn unsaid(&self) -> MutexGuard<'_, BTreeSet<(u64, u64)>> {
+        self.unsaid.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Says something unasked, with descriptors; whether it was sent or is about to be. A session that cannot hear it is
