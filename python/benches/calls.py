@@ -1,4 +1,5 @@
-"""A call with 600 KB as argument and 600 KB as result: Cotensor, HTTP with pickles in hexadecimal, a Ray actor."""
+"""A call with 600 KB as argument and 600 KB as result: Cotensor, HTTP with pickles in hexadecimal, a Ray actor. Each
+computes on one thread, as Ray has its actors."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ pub(crate) fn patiently<T: Send + 'static>(
 ) -> PyResult<T> {
     let (send, receive) = channel();
     let given_up = Arc::new(AtomicBool::new(false));
-    let wanted = Arc::clone(&given_up);
-    let run = move || drop(send.send(work(&|| !wanted.load(Ordering::Relaxed))));
+    let unwanted = Arc::clone(&given_up);
+    let run = move || drop(send.send(work(&|| !unwanted.load(Ordering::Relaxed))));
     let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
     thread.map_err(|error| raise(py, &Error::io("starting a thread", &error)))?;
     let (receive, started) = (Mutex::new(receive), Instant::now());

@@ -80,7 +80,10 @@ impl Ahead {
         }
         state.wanted = Some((capacity, now));
         state.filling += 1;
-        if !state.working {
+        if state.working {
+            // It sleeps for longer than a filling may take.
+            self.changed.notify_all();
+        } else {
             let (ahead, shelf) = (Arc::clone(self), Arc::downgrade(shelf));
             let thread = std::thread::Builder::new().name("cotensor-ahead".to_owned());
             // Without a thread there is nothing ready, and nothing else is lost.

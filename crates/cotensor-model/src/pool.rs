@@ -235,12 +235,11 @@ struct Slot(Arc<Slots>);
 
 impl Slot {
     fn take(slots: &Arc<Slots>) -> Self {
-        let mut free = slots.free.lock().unwrap_or_else(PoisonError::into_inner);
-        while *free == 0 {
-            free = slots.freed.wait(free).unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(slot) = Self::take_while(slots, &|| true) {
+                return slot;
+            }
         }
-        *free -= 1;
-        Self(Arc::clone(slots))
     }
 
     fn take_while(slots: &Arc<Slots>, wanted: &dyn Fn() -> bool) -> Option<Self> {

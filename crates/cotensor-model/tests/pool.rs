@@ -6,7 +6,7 @@ use cotensor_model::array::{Array, ArrayView};
 use cotensor_model::engine::{Capabilities, Engine, FileMode, LoadedGraph, RtenEngine};
 use cotensor_model::graph::Graph;
 use cotensor_model::pipeline::{Inputs, Pipeline, User};
-use cotensor_model::pool::{HardwarePreferences, ResourcePool};
+use cotensor_model::pool::{HardwarePreferences, PooledModel, ResourcePool};
 use cotensor_model::runtime::Runtime;
 use cotensor_store::{CopyReason, EmbeddedStore, Lease};
 use std::path::{Path, PathBuf};
@@ -111,12 +111,18 @@ impl LoadedGraph for CountingGraph {
     }
 }
 
-#[test]
-fn no_more_calls_run_at_a_time_than_there_are_connections() {
+/// A model of a pool that allows so many calls at a time, and what counts them.
+fn counted(max_connections: usize) -> (Arc<Counting>, PooledModel) {
     let engine = Arc::new(Counting::default());
     let runtime = Runtime::new(EmbeddedStore::builder().build(), Arc::clone(&engine) as Arc<dyn Engine>);
-    let pool = ResourcePool::new(runtime, models(), 2).unwrap();
+    let pool = ResourcePool::new(runtime, models(), max_connections).unwrap();
     let model = pool.get_model("bert", "bert", &HardwarePreferences::default()).unwrap();
+    (engine, model)
+}
+
+#[test]
+fn no_more_calls_run_at_a_time_than_there_are_connections() {
+    let (engine, model) = counted(2);
     let computed: usize = std::thread::scope(|scope| {
         let call = |index: usize| {
             let model = &model;
@@ -142,10 +148,7 @@ fn no_more_calls_run_at_a_time_than_there_are_connections() {
 
 #[test]
 fn who_no_longer_wants_a_connection_does_not_wait_for_one() {
-    let engine = Arc::new(Counting::default());
-    let runtime = Runtime::new(EmbeddedStore::builder().build(), Arc::clone(&engine) as Arc<dyn Engine>);
-    let pool = ResourcePool::new(runtime, models(), 1).unwrap();
-    let model = pool.get_model("bert", "bert", &HardwarePreferences::default()).unwrap();
+    let (engine, model) = counted(1);
     let text = |text: &str| Inputs::default().with_text(text);
     let held = engine.held.lock().unwrap();
     let asked = AtomicUsize::new(0);

@@ -200,15 +200,15 @@ fn halve(crowd: &mut Crowd, daemon: &Inspector) -> Result<f64> {
 /// What the daemon uses once it has begun: on a busy machine it opens the last of what it has a moment after it answers.
 fn steady(machine: &Machine) -> Result<Usage> {
     let mut usage = machine.usage()?;
-    loop {
+    for _ in 0..100 {
         std::thread::sleep(Duration::from_millis(100));
-        let after = machine.usage()?;
+        let before = std::mem::replace(&mut usage, machine.usage()?);
         let same = |before: Process, after: Process| before.descriptors == after.descriptors;
-        if same(usage.server, after.server) && same(usage.keeper, after.keeper) {
-            return Ok(after);
+        if same(before.server, usage.server) && same(before.keeper, usage.keeper) {
+            break;
         }
-        usage = after;
     }
+    Ok(usage)
 }
 
 /// What the daemon uses, once that is no more than `before`; or after a while.

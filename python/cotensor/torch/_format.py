@@ -167,10 +167,11 @@ def parse(name: str, text: bytes, total_bytes: int) -> Tuple[Manifest, int]:
     storages: List[Tuple[int, int]] = []
     end = 0
     for index, entry in enumerate(checked.items(top["storages"], "storages", TENSORS_MAX)):
-        offset, length = checked.numbers(entry, "a storage", 2, 2)
+        what = f"storage {index}"
+        offset, length = checked.numbers(entry, what, 2, 2)
         if offset % ALIGNMENT_BYTES or offset < end or offset + length > room:
             raise checked.wrong(
-                f"storage {index}", f"bytes {offset} to {offset + length} of {max(room, 0)}, the one before ends at {end}"
+                what, f"bytes {offset} to {offset + length} of {max(room, 0)}, the one before ends at {end}"
             )
         end = offset + length
         storages.append((offset, length))
@@ -212,14 +213,12 @@ def _tensor(
     if storage >= len(storages):
         raise checked.wrong(what, f"storage {storage} of {len(storages)}")
     item = ITEM_BYTES[dtype]
-    # What `span` says, and the product of the sizes, in one loop: there are thousands of these.
-    elements, reach = 1, 1
-    for size, step in zip(shape, stride):
+    elements = 1
+    for size in shape:
         elements *= size
-        reach += (size - 1) * step
     if elements * item >= COUNT_MAX:
         raise checked.wrong(what, f"shape {shape}")
-    if (offset + (reach if elements else 0)) * item > storages[storage][1]:
+    if (offset + span(shape, stride)) * item > storages[storage][1]:
         raise checked.wrong(what, f"it reaches past the {storages[storage][1]} bytes of its storage")
     return TensorEntry(places, dtype, tuple(shape), tuple(stride), storage, offset, values["requires_grad"])
 

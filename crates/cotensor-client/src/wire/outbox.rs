@@ -70,9 +70,9 @@ impl Outbox {
     /// # Errors
     /// As [`send`](Self::send).
     pub fn offer(&self, frame: Frame) -> Result<bool> {
-        let offered = self.0.offer(frame).and_then(|outcome| match outcome {
-            Offered::Begun => self.begin().map(|()| true),
-            other => Ok(other == Offered::Sent),
+        let offered = self.0.offer(frame).and_then(|offered| match offered {
+            Some(true) => self.begin().map(|()| true),
+            other => Ok(other.is_some()),
         });
         offered.inspect_err(|_| self.end())
     }
@@ -96,31 +96,30 @@ impl Outbox {
     }
 }
 
-#[derive(PartialEq)]
-enum Offered {
-    Sent,
-    /// A part is sent; somebody has to send the rest.
-    Begun,
-    NoRoom,
+impl Queue {
+    fn push(&mut self, pending: Pending) {
+        self.bytes += pending.len();
+        self.fds += pending.frame.fds.len();
+        self.frames.push_back(pending);
+    }
 }
 
 impl Inner {
-    fn offer(&self, frame: Frame) -> Result<Offered> {
+    /// None without room; else whether somebody has to begin to drain the queue, in which the rest is.
+    fn offer(&self, frame: Frame) -> Result<Option<bool>> {
         let mut pending = Pending { header: frame.header()?, frame, sent: 0 };
         let mut queue = self.lock();
         if queue.overflown || !queue.frames.is_empty() {
-            return Ok(Offered::NoRoom);
+            return Ok(None);
         }
         if self.write(&mut pending)? {
-            return Ok(Offered::Sent);
+            return Ok(Some(false));
         }
         if pending.sent == 0 {
-            return Ok(Offered::NoRoom);
+            return Ok(None);
         }
-        queue.bytes += pending.len();
-        queue.fds += pending.frame.fds.len();
-        queue.frames.push_back(pending);
-        Ok(Offered::Begun)
+        queue.push(pending);
+        Ok(Some(true))
     }
 
     /// Whether somebody has to begin to drain the queue.
@@ -131,9 +130,7 @@ impl Inner {
         if first && self.write(&mut pending)? {
             return Ok(false);
         }
-        queue.bytes += pending.len();
-        queue.fds += pending.frame.fds.len();
-        queue.frames.push_back(pending);
+        queue.push(pending);
         let Queue { frames, bytes, fds, overflown } = &*queue;
         if *overflown || *bytes > WAITING_BYTES_MAX || frames.len() > WAITING_FRAMES_MAX || *fds > WAITING_FDS_MAX {
             *queue = Queue { overflown: true, ..Queue::default() };

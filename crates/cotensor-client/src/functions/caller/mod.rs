@@ -113,7 +113,10 @@ impl Functions {
     /// # Errors
     /// `NotFound` when nobody provides it.
     pub fn outlet(&self, name: &str) -> Result<Outlet> {
-        let link = self.known(name).map_or_else(|| Ok(self.find(name)?.1), Ok::<_, Error>)?;
+        let link = match self.known(name) {
+            Some(link) => link,
+            None => self.find(name)?.1,
+        };
         Ok(link.outlet())
     }
 
