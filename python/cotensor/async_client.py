@@ -20,11 +20,11 @@ import os
 import threading
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, TypeVar
 
-from . import _native
+from . import _checks, _native
 from ._pending import Waiter
 from ._tasks import ENDED, STATES, TaskStatus, parts, task_id
 from .client import PAUSE, SharedTensorClient, arguments, not_called
-from .errors import ConflictError, InvalidError, NotFoundError, TimedOutError
+from .errors import ConflictError, NotFoundError, TimedOutError
 
 T = TypeVar("T")
 
@@ -191,8 +191,8 @@ class AsyncSharedTensorClient(SharedTensorClient):
 
     def list_tasks(self, state: Optional[str] = None) -> List[TaskStatus]:
         """The tasks of every provider, the newest first; those in one ``state``, if that is given."""
-        if state is not None and state not in STATES:
-            raise InvalidError(f"state: {state!r} is none of {', '.join(STATES)}", field="state")
+        if state is not None:
+            _checks.one_of(state, "state", STATES)
         return [TaskStatus.of(provider["epoch"], info) for provider, info in self._functions().tasks(state)]
 
     async def asubmit_task(

@@ -18,7 +18,7 @@ import threading
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from . import _discovery, _lifecycle, _native
+from . import _checks, _discovery, _lifecycle, _native
 from ._discovery import Socket
 from ._native import Store
 from .errors import ConflictError, InvalidError, NotFoundError, RemoteError, TimedOutError
@@ -67,19 +67,16 @@ class SharedTensorClient:
         allow_pickle: bool = False,
         name: Optional[str] = None,
     ) -> None:
-        if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
-            raise InvalidError(f"timeout: {timeout!r} is no time in seconds", field="timeout")
-        if isinstance(retry_count, bool) or not isinstance(retry_count, int) or retry_count < 0:
-            raise InvalidError(f"retry_count: {retry_count!r} is no count", field="retry_count")
-        if tensors not in ("auto", "torch", "numpy", "cotensor"):
-            raise InvalidError(f"tensors: {tensors!r} is none of auto, torch, numpy, cotensor", field="tensors")
         self.server_port = _discovery.port_of(server_port)
-        self.timeout = timeout
-        self.retry_count = retry_count
+        self.timeout = _checks.seconds(timeout, "timeout")
+        self.retry_count = _checks.count(retry_count, "retry_count")
         self._socket = socket
         self._given = store
         self._name = name
-        self._values: Dict[str, Any] = {"tensors": tensors, "allow_pickle": allow_pickle}
+        self._values: Dict[str, Any] = {
+            "tensors": _checks.one_of(tensors, "tensors", _checks.TENSORS),
+            "allow_pickle": allow_pickle,
+        }
         self._lock = threading.Lock()
         self._store: Optional[Store] = None
         self._native: Optional[_native.Functions] = None

@@ -18,6 +18,7 @@ import io
 import os
 from typing import Any, Mapping, Optional, Sequence, Union
 
+from . import _checks
 from ._native import PooledModel, ResourcePool, SharedTensor, Store, TensorSharingManager
 from .errors import InvalidError, UnsupportedError
 
@@ -50,8 +51,9 @@ class ResourcePoolBridgeIntegration:
         *,
         threads: Optional[int] = None,
     ) -> None:
-        if isinstance(max_connections, bool) or max_connections < 1:
-            raise InvalidError("at least one connection is required", field="max_connections")
+        _checks.count(max_connections, "max_connections", 1)
+        if threads is not None:
+            _checks.count(threads, "threads", 1)
         folder = os.environ.get("COTENSOR_MODELS") or "." if models is None else models
         self._pool = ResourcePool(folder, max_connections, store, threads)
         self._manager: Optional[TensorSharingManager] = None

@@ -26,7 +26,7 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, TypeVar, Union, overload
 
-from . import _calls, _discovery, _lifecycle
+from . import _calls, _checks, _discovery, _lifecycle
 from ._discovery import Socket
 from ._native import Embedded, Provider, Store
 from .errors import ConflictError, InvalidError
@@ -131,9 +131,7 @@ class SharedTensorProvider:
         name: Optional[str] = None,
         verbose_debug: bool = False,
     ) -> None:
-        if execution_mode not in MODES:
-            message = f"execution_mode: {execution_mode!r} is none of {', '.join(MODES)}"
-            raise InvalidError(message, field="execution_mode")
+        _checks.one_of(execution_mode, "execution_mode", MODES)
         asked = os.environ.get(SERVER_MODE, "").strip().lower() in ("1", "true", "yes", "on")
         #: What :meth:`share` does: ``auto``, ``client``, ``server`` or ``local``.
         self.execution_mode = (
@@ -143,10 +141,17 @@ class SharedTensorProvider:
         self._socket = socket
         self._given = store
         self._name = name
-        self._workers = workers
-        self._timeout = timeout
-        self._limits: Dict[str, Any] = {"task_ttl": task_ttl, "tasks_max": tasks_max, "waiting_max": waiting_max}
-        self._values: Dict[str, Any] = {"tensors": tensors, "allow_pickle": allow_pickle}
+        self._workers = None if workers is None else _checks.count(workers, "workers", 1)
+        self._timeout = _checks.seconds(timeout, "timeout")
+        counts = {"tasks_max": tasks_max, "waiting_max": waiting_max}
+        self._limits: Dict[str, Any] = {
+            "task_ttl": task_ttl,
+            **{field: _checks.count(value, field) for field, value in counts.items() if value is not None},
+        }
+        self._values: Dict[str, Any] = {
+            "tensors": _checks.one_of(tensors, "tensors", _checks.TENSORS),
+            "allow_pickle": allow_pickle,
+        }
         self._registered_functions: Dict[str, Shared] = {}
         self._lock = threading.RLock()
         self._store: Optional[Store] = None
@@ -200,22 +205,19 @@ class SharedTensorProvider:
         callers get a :class:`~cotensor.functions.RemoteObject`, whose methods they call and which they pass to other
         functions of this provider. ``timeout`` is the longest that one run may take, in seconds.
         """
-        if execution not in ("direct", "task"):
-            raise InvalidError(f"execution: {execution!r} is neither direct nor task", field="execution")
-        if concurrency not in ("parallel", "serialized"):
-            raise InvalidError(f"concurrency: {concurrency!r} is neither parallel nor serialized", field="concurrency")
+        _checks.one_of(execution, "execution", ("direct", "task"))
+        _checks.one_of(concurrency, "concurrency", ("parallel", "serialized"))
         options: Dict[str, Any] = {
             **_cached(cache),
             "execution": execution,
             "concurrency": concurrency,
             "singleflight": singleflight,
             "managed": managed,
-            "timeout": timeout,
+            "timeout": _checks.seconds(timeout, "timeout"),
         }
         if callable(name):
             return self._shared(name, None, options)
-        if name is not None and not isinstance(name, str):
-            raise InvalidError(f"name: a text is expected, not {name!r}", field="name")
+        _checks.named(name)
         return lambda function: self._shared(function, name, options)
 
     def _shared(self, function: Any, name: Optional[str], options: Dict[str, Any]) -> Any:

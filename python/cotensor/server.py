@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Dict, List, Optional, Sequence
 
-from . import __version__, _discovery, _lifecycle
+from . import __version__, _checks, _discovery, _lifecycle
 from . import provider as _provider
 from ._discovery import Socket
 from ._native import Embedded, Provider, Store
@@ -64,14 +64,10 @@ class SharedTensorServer:
         tensors: str = "auto",
         name: Optional[str] = None,
     ) -> None:
-        if isinstance(max_workers, bool) or not isinstance(max_workers, int) or max_workers < 1:
-            raise InvalidError(f"max_workers: {max_workers!r} is no count of threads", field="max_workers")
-        if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
-            raise InvalidError(f"timeout: {timeout!r} is no time in seconds", field="timeout")
         self.host = "127.0.0.1" if host == "localhost" else host
         self.port = _discovery.port_of(port, "port")
-        self.timeout = timeout
-        self.max_workers = max_workers
+        self.timeout = _checks.seconds(timeout, "timeout")
+        self.max_workers = _checks.count(max_workers, "max_workers", 1)
         self.enable_cache = enable_cache
         self.debug = debug
         self._socket = socket
@@ -97,6 +93,7 @@ class SharedTensorServer:
         self._mark: Optional[Provider] = None
         self._loaded: List[SharedTensorProvider] = []
         self._stopped = False
+        self._answers = False
         if debug:
             logging.getLogger("cotensor").setLevel(logging.DEBUG)
 
@@ -128,6 +125,7 @@ class SharedTensorServer:
                     embedded.close()
                 raise
             self._store, self._embedded, self._mark = store, embedded, mark
+            self._answers = embedded is not None or str(_discovery.answering(self.port)) == str(store.socket)
             _lifecycle.opened(self)
             self.provider._given = store
             self.provider.execution_mode = "server"
@@ -179,7 +177,7 @@ class SharedTensorServer:
             if self._store is None:
                 self.start()
         try:
-            wait_for_signal(f"serving at {self.url}")
+            wait_for_signal(f"serving on {self.socket}" + (f", HTTP at {self.url}" if self.url else ""))
         finally:
             self.stop()
 
@@ -190,6 +188,7 @@ class SharedTensorServer:
             embedded, self._embedded = self._embedded, None
             mark, self._mark = self._mark, None
             self._stopped = self._stopped or store is not None
+            self._answers = False
         for provider in (*reversed(self._loaded), self.provider):
             provider.close()
         if mark is not None:
@@ -210,8 +209,11 @@ class SharedTensorServer:
         return self._store is not None
 
     @property
-    def url(self) -> str:
-        """Where the daemon answers HTTP."""
+    def url(self) -> Optional[str]:
+        """Where the daemon answers HTTP; ``None`` while it does not run, and for one that was joined and does not answer
+        there."""
+        if not self._answers:
+            return None
         return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
 
     @property
@@ -239,7 +241,7 @@ class SharedTensorServer:
         self.stop()
 
     def __repr__(self) -> str:
-        return f"<SharedTensorServer {self.url}, {'running' if self.running else 'not running'}>"
+        return f"<SharedTensorServer port {self.port}, {'running' if self.running else 'not running'}>"
 
 
 def _import(module: str) -> ModuleType:
@@ -328,7 +330,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             names = server.list_functions()
             if server.token_file is not None:
                 log.info("HTTP clients need the token in %s", server.token_file)
-            log.info("%d functions%s", len(names), ": " + ", ".join(names) if names else "")
+            if names:
+                log.info("%d functions: %s", len(names), ", ".join(names))
+            elif options.modules:
+                log.warning("no functions: no SharedTensorProvider of %s offers any", ", ".join(options.modules))
+            else:
+                log.info("no functions of its own: a daemon for providers of other processes")
             server.serve_forever()
     except CotensorError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,262 +1,27 @@
-//! Arrays of other libraries: what they say of themselves, and how their bytes come in.
+//! What the fields of arrays are called in Python, and tensors of this package as arrays of others.
 
-use crate::dlpack;
 use crate::errors::{OrRaise, raise};
-use crate::gather::gather;
-use crate::modules::{Numpy, Torch};
-use crate::tensor::{Shown, Tensor};
-use crate::window::{Held, made_of};
+use crate::modules::Numpy;
+use crate::source::Source;
+use crate::tensor::Tensor;
+use crate::window::Held;
 use cotensor::{DType, Error};
-use cotensor_core::{ContentHash, Hasher, Layout};
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::PyString;
 use std::sync::Arc;
 
-/// An array of somebody else's, in the host's memory, kept alive.
-pub(crate) struct Source {
-    address: usize,
-    pub(crate) dtype: DType,
-    /// In elements.
-    pub(crate) shape: Vec<usize>,
-    /// In bytes.
-    strides: Vec<isize>,
-    _keep: Keep,
-}
-
-enum Keep {
-    Object(#[allow(dead_code, reason = "kept, not used")] Py<PyAny>),
-    Taken(#[allow(dead_code, reason = "kept, not used")] dlpack::Taken),
-}
-
-// SAFETY: `Taken` has a raw address beside an owner that may go on any thread; the bytes are only read.
-unsafe impl Send for Keep {}
-// SAFETY: as above.
-unsafe impl Sync for Keep {}
-
-impl Source {
-    /// Looks at an array: numpy's, or anything that speaks DLPack (torch, JAX, …). Numbers and lists become numpy's first.
-    pub(crate) fn of(array: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let py = array.py();
-        if let Some(found) = Self::of_numpy(array)? {
-            return Ok(found);
-        }
-        if array.hasattr("__dlpack__")? {
-            return Self::of_dlpack(array);
-        }
-        let plain = array.is_instance_of::<pyo3::types::PyList>()
-            || array.is_instance_of::<pyo3::types::PyTuple>()
-            || array.is_instance_of::<pyo3::types::PyFloat>()
-            || array.is_instance_of::<pyo3::types::PyInt>()
-            || array.is_instance_of::<pyo3::types::PyBool>();
-        if plain {
-            let made = Numpy::import(py)?.asarray.bind(py).call1((array,))?;
-            if let Some(found) = Self::of_numpy(&made)? {
-                return Ok(found);
-            }
-        }
-        let name = array.get_type().fully_qualified_name()?.to_string();
-        let message = format!("{name} is no array: it has neither __dlpack__ nor is it numpy's");
-        Err(raise(py, &Error::invalid(message)))
-    }
-
-    /// numpy's own arrays say where their memory is; scalars are made arrays, because theirs moves.
-    fn of_numpy(array: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
-        let py = array.py();
-        let Some(numpy) = Numpy::imported(py)? else { return Ok(None) };
-        let array = match array.is_instance(numpy.generic.bind(py))? {
-            true => numpy.asarray.bind(py).call1((array,))?,
-            false => array.clone(),
-        };
-        if !array.is_instance(numpy.ndarray.bind(py))? {
-            return Ok(None);
-        }
-        let described = array.getattr("dtype")?;
-        let dtype = numpy_dtype(&described)?;
-        let interface = array.getattr("__array_interface__")?.cast_into::<PyDict>()?;
-        let field = |name: &str| interface.get_item(name);
-        let missing = || raise(py, &Error::invalid("an array without memory"));
-        let (address, _): (usize, bool) = field("data")?.ok_or_else(missing)?.extract()?;
-        let shape: Vec<usize> = field("shape")?.ok_or_else(missing)?.extract()?;
-        let strides: Vec<isize> = array.getattr("strides")?.extract()?;
-        Ok(Some(Self { address, dtype, shape, strides, _keep: Keep::Object(array.unbind()) }))
-    }
-
-    fn of_dlpack(array: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let py = array.py();
-        let refused = |error: PyErr| {
-            let name =
-                array.get_type().fully_qualified_name().map_or_else(|_| "array".to_owned(), |name| name.to_string());
-            let refusal = raise(py, &Error::unsupported(format!("this {name} cannot be shared: {}", error.value(py))));
-            refusal.set_cause(py, Some(error));
-            refusal
-        };
-        // torch's own way through DLPack takes several times longer than what it leads to.
-        let torch = Torch::imported(py)?.filter(|torch| torch.is_plain(array));
-        let torch = match torch {
-            Some(torch) if array.getattr(intern!(py, "is_cpu"))?.is_truthy()? => Some(torch),
-            _ => None,
-        };
-        let (kind, number) =
-            if torch.is_some() { (dlpack::CPU, 0) } else { dlpack::device_of(array).map_err(refused)? };
-        if !dlpack::is_host(kind) {
-            let message = format!(
-                "an array on device {number} of DLPack kind {kind}: tensors of devices are not shared yet; \
-                 bring it to the host first, or pass from_device=True to have it copied and counted"
-            );
-            return Err(raise(py, &Error::unsupported(message)));
-        }
-        // torch: what is shared has no gradient.
-        let wanted =
-            array.getattr_opt(intern!(py, "requires_grad"))?.is_some_and(|wanted| wanted.is_truthy().unwrap_or(false));
-        let array = if wanted { array.call_method0("detach")? } else { array.clone() };
-        // DLPack says nothing of torch's negative bit.
-        let array = match array.getattr_opt(intern!(py, "resolve_neg"))? {
-            Some(resolve) => resolve.call0()?,
-            None => array,
-        };
-        let taken = match torch {
-            Some(torch) => torch.to_dlpack.bind(py).call1((&array,)).and_then(|capsule| dlpack::open(&capsule)),
-            None => dlpack::take(&array),
-        };
-        let taken = taken.map_err(refused)?;
-        let (address, dtype) = (taken.address as usize, taken.dtype);
-        let (shape, strides) = (taken.shape.clone(), taken.strides.clone());
-        Ok(Self { address, dtype, shape, strides, _keep: Keep::Taken(taken) })
-    }
-
-    /// Whether it can be written into a tensor of that name, dtype and shape, which have to be its own.
-    pub(crate) fn fits(&self, name: &str, dtype: DType, shape: &[usize]) -> Result<(), Error> {
-        if self.dtype == dtype && self.shape == shape {
-            return Ok(());
-        }
-        let message = format!("{:?} of {} do not go into {shape:?} of {dtype}", self.shape, self.dtype);
-        Err(Error::invalid(message).in_field(name))
-    }
-
-    pub(crate) fn len_bytes(&self) -> usize {
-        self.shape.iter().product::<usize>() * self.dtype.size_bytes()
-    }
-
-    /// The elements as bytes, where they lie side by side in order.
-    pub(crate) fn contiguous(&self) -> Option<&[u8]> {
-        let mut expected = self.dtype.size_bytes() as isize;
-        for (&dim, &stride) in self.shape.iter().zip(&self.strides).rev() {
-            if dim != 1 && stride != expected && self.len_bytes() > 0 {
-                return None;
-            }
-            expected *= dim as isize;
-        }
-        if self.len_bytes() == 0 {
-            return Some(&[]);
-        }
-        // SAFETY: the array says that its elements lie there, one after the other, and `_keep` keeps them. Nobody may write
-        // them meanwhile, as with every function that is given an array.
-        Some(unsafe { std::slice::from_raw_parts(self.address as *const u8, self.len_bytes()) })
-    }
-
-    /// The tensor that this is all of, in shared memory already and not written in place since.
-    pub(crate) fn tensor(&self) -> Option<Arc<Held>> {
-        let held = made_of(self.address)?;
-        let lease = held.lease();
-        let same = lease.dtype() == self.dtype && lease.shape() == self.shape && lease.layout().is_contiguous();
-        (same && self.contiguous().is_some()).then_some(held)
-    }
-
-    /// The same for what `array` is the source of: numpy's views of the shared memory itself know what they were made of.
-    pub(crate) fn shown_by(&self, array: &Bound<'_, PyAny>) -> PyResult<Option<Arc<Held>>> {
-        if let Some(held) = self.tensor() {
-            return Ok(Some(held));
-        }
-        let mut base = array.getattr_opt("base")?;
-        while let Some(object) = base {
-            if let Ok(shown) = object.cast::<Shown>() {
-                let held = Arc::clone(&shown.get().held);
-                let lease = held.lease();
-                let start = lease.bytes().map(|bytes| bytes.as_ptr() as usize);
-                let same = lease.dtype() == self.dtype && lease.shape() == self.shape && start == Some(self.address);
-                return Ok((same && self.contiguous().is_some() && lease.layout().is_contiguous()).then_some(held));
-            }
-            base = object.getattr_opt("base")?;
-        }
-        Ok(None)
-    }
-
-    /// What the value is by content: as [`Lease::identity`](cotensor::Lease::identity) of a tensor of the same bytes.
-    pub(crate) fn identity(&self, py: Python<'_>) -> PyResult<ContentHash> {
-        let layout = Layout::contiguous(self.dtype, &self.shape).or_raise(py)?;
-        Ok(py.detach(|| match self.contiguous() {
-            Some(bytes) => layout.identity(bytes),
-            None => {
-                let mut bytes = vec![0; self.len_bytes()];
-                self.copy_to(&mut bytes);
-                layout.identity(&bytes)
-            }
-        }))
-    }
-
-    /// Adds dtype, shape and at most `count` elements, evenly spread, to a hash.
-    pub(crate) fn sample(&self, count: usize, hasher: &mut Hasher) {
-        let (item, elements) = (self.dtype.size_bytes(), self.shape.iter().product::<usize>());
-        hasher.field(self.dtype.name().as_bytes()).number(self.shape.len() as u64);
-        for &dim in &self.shape {
-            hasher.number(dim as u64);
-        }
-        let count = count.min(elements);
-        for sample in 0..count {
-            // The first and the last are among them.
-            let mut index = if count > 1 { (elements - 1) / (count - 1) * sample } else { 0 };
-            if sample + 1 == count {
-                index = elements - 1;
-            }
-            let mut at = self.address as *const u8;
-            for (&dim, &stride) in self.shape.iter().zip(&self.strides).rev() {
-                at = at.wrapping_offset((index % dim) as isize * stride);
-                index /= dim;
-            }
-            // SAFETY: the array's elements are where its shape and strides say, and `_keep` keeps them.
-            hasher.field(unsafe { std::slice::from_raw_parts(at, item) });
-        }
-    }
-
-    /// Whether an element lies in these bytes.
-    pub(crate) fn overlaps(&self, bytes: &[u8]) -> bool {
-        let (mut first, mut last) = (self.address as isize, self.address as isize);
-        for (&dim, &stride) in self.shape.iter().zip(&self.strides) {
-            let reach = stride * dim.saturating_sub(1) as isize;
-            if reach < 0 { first += reach } else { last += reach }
-        }
-        let end = last + self.dtype.size_bytes() as isize;
-        let start = bytes.as_ptr() as isize;
-        self.len_bytes() > 0 && first < start + bytes.len() as isize && start < end
-    }
-
-    /// Copies the elements to `target`, in row-major order; it has as many bytes. They may be its own.
-    pub(crate) fn copy_to(&self, target: &mut [u8]) {
-        assert_eq!(target.len(), self.len_bytes(), "a target of another size");
-        if self.overlaps(target) {
-            let mut own = vec![0; target.len()];
-            self.copy_to(&mut own);
-            return target.copy_from_slice(&own);
-        }
-        // SAFETY: the array's elements are where its shape and strides say, and `_keep` keeps them.
-        unsafe { gather(self.address as *const u8, &self.shape, &self.strides, self.dtype.size_bytes(), target) }
-    }
-}
-
 /// A numpy dtype, ml_dtypes' bfloat16 included.
-fn numpy_dtype(described: &Bound<'_, PyAny>) -> PyResult<DType> {
-    let py = described.py();
+pub(crate) fn numpy_dtype(described: &Bound<'_, PyAny>) -> PyResult<Result<DType, Error>> {
     let name: String = described.getattr("name")?.extract()?;
     let order: String = described.getattr("byteorder")?.extract()?;
     if order == ">" {
         let message = format!("dtype {} is big-endian: convert it with .astype({name:?})", described.str()?);
-        return Err(raise(py, &Error::unsupported(message).in_field("dtype")));
+        return Ok(Err(Error::unsupported(message)));
     }
-    name.parse::<DType>().map_err(|_| {
+    Ok(name.parse::<DType>().map_err(|_| {
         let hint = if name == "object" { "; objects are not numbers" } else { "" };
-        raise(py, &Error::unsupported(format!("dtype {name} is not shared{hint}")).in_field("dtype"))
-    })
+        Error::unsupported(format!("dtype {name} is not shared{hint}"))
+    }))
 }
 
 /// The dtype that somebody names: by its name, numpy's or torch's dtype, or a scalar type.
@@ -319,7 +84,7 @@ pub(crate) fn shown_by(py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<Opt
         let held = tensor.get().held(py)?;
         return Ok(tensor.get().is_whole(&held).then_some(held));
     }
-    Source::of(array)?.shown_by(array)
+    Source::of(array, &"array")?.shown_by(array)
 }
 /// What numpy asks of `__array__`.
 pub(crate) fn as_array<'py>(
@@ -327,13 +92,16 @@ pub(crate) fn as_array<'py>(
     dtype: Option<&Bound<'py, PyAny>>,
     copy: Option<bool>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let array = match dtype {
-        Some(dtype) => {
-            let options = PyDict::new(array.py());
-            options.set_item("copy", copy.unwrap_or(false))?;
-            array.call_method("astype", (dtype,), Some(&options))?
+    let py = array.py();
+    if let Some(dtype) = dtype {
+        let wanted = py.import("numpy")?.call_method1("dtype", (dtype,))?;
+        if !array.getattr("dtype")?.eq(&wanted)? {
+            if copy == Some(false) {
+                let message = format!("an array of {wanted} would be a copy, and copy=False allows none");
+                return Err(raise(py, &Error::invalid(message).in_field("copy")));
+            }
+            return array.call_method1("astype", (wanted,));
         }
-        None => array.clone(),
-    };
-    if copy == Some(true) && dtype.is_none() { array.call_method0("copy") } else { Ok(array) }
+    }
+    if copy == Some(true) { array.call_method0("copy") } else { Ok(array.clone()) }
 }

@@ -1,10 +1,11 @@
 //! Computing once.
 
-use crate::arrays::{Source, shown_by};
+use crate::arrays::shown_by;
 use crate::draft::Draft;
 use crate::errors::{OrRaise, raise};
 use crate::interrupt::patiently;
 use crate::process::Own;
+use crate::source::Source;
 use crate::tensor::Tensor;
 use cotensor::{Error, ErrorKind, Store};
 use cotensor_core::{ContentHash, Hasher};
@@ -97,7 +98,7 @@ fn claimed(py: Python<'_>, found: Result<Claim, Error>, store: &Arc<dyn Store>) 
 pub(crate) fn sampled_hash(arrays: &Bound<'_, pyo3::types::PyTuple>) -> PyResult<String> {
     let mut hasher = Hasher::new("cotensor python sample v1");
     for array in arrays {
-        Source::of(&array)?.sample(SAMPLES, &mut hasher);
+        Source::of(&array, &"array")?.sample(SAMPLES, &mut hasher);
     }
     Ok(hasher.finish().to_string())
 }
@@ -116,7 +117,7 @@ pub(crate) fn content_hash(py: Python<'_>, parts: &Bound<'_, pyo3::types::PyTupl
         // What is in the store already is hashed once for each version, not for each call.
         let identity = match shown_by(py, &part)? {
             Some(held) => py.detach(|| held.lease().identity()),
-            None => Source::of(&part)?.identity(py)?,
+            None => Source::of(&part, &"part")?.identity(py)?,
         };
         hasher.field(b"array").field(identity.as_bytes());
     }

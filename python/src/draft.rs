@@ -1,10 +1,11 @@
 //! A tensor that is being written.
 
-use crate::arrays::{Kept, Source};
+use crate::arrays::Kept;
 use crate::dlpack::{self, Given};
 use crate::errors::{OrRaise, raise};
 use crate::modules::Torch;
 use crate::process::Own;
+use crate::source::Source;
 use crate::tensor::{Tensor, check_dlpack, interface};
 use cotensor::{Error, ErrorKind, Lease, Store};
 use cotensor_core::Layout;
@@ -163,7 +164,7 @@ impl Draft {
 
     /// Copies an array of the same dtype and shape into it.
     fn write(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<()> {
-        let source = Source::of(array)?;
+        let source = Source::of(array, &"array")?;
         source.fits(&self.name, self.layout.dtype(), self.layout.shape()).or_raise(py)?;
         // Nothing stays locked while Python is let go of: others look at the draft meanwhile.
         let mut reservation = self.take(py, Content::Writing)?;

@@ -18,6 +18,7 @@ mod interrupt;
 mod modules;
 mod process;
 mod sharing;
+mod source;
 mod store;
 mod tensor;
 mod window;

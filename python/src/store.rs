@@ -1,11 +1,12 @@
 //! A store: inside this process, or the daemon's.
 
-use crate::arrays::{self, Source};
+use crate::arrays;
 use crate::claim::{Claimed, claim};
 use crate::dlpack;
 use crate::draft::{Draft, fill};
 use crate::errors::{OrRaise, raise};
 use crate::process::Own;
+use crate::source::Source;
 use crate::tensor::Tensor;
 use cotensor::{EmbeddedStore, Error, ErrorKind, Kind, SharingConfig};
 use cotensor_client::ClientStore;
@@ -237,7 +238,7 @@ impl Store {
         let options = Described { holder, kind, producer, keep, recompute_seconds, provenance };
         let spec = Self::spec(py, name, &options)?;
         let here = if from_device { to_host(array)? } else { None };
-        let source = Source::of(here.as_ref().unwrap_or(array))?;
+        let source = Source::of(here.as_ref().unwrap_or(array), &"array")?;
         let spec = TensorSpec { dtype: source.dtype, shape: source.shape.clone(), ..spec };
         let holder = holding(py, &store, holder);
         let mut reservation = py.detach(|| store.reserve(spec, &holder)).or_raise(py)?;

@@ -8,7 +8,7 @@ use cotensor::{DType, Error, ErrorKind, Lease, Slice, Store};
 use cotensor_core::Layout;
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyEllipsis, PySlice, PyTuple};
+use pyo3::types::{PyBool, PyBytes, PyDict, PyEllipsis, PySlice, PyTuple};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -285,6 +285,11 @@ impl Tensor {
         slf.py().import("jax.numpy")?.call_method1("from_dlpack", (slf,))
     }
 
+    /// What ``jax.numpy.asarray`` asks for.
+    fn __jax_array__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        Self::jax(slf)
+    }
+
     /// The bytes of the elements, copied out in row-major order.
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let held = self.held(py)?;
@@ -478,7 +483,9 @@ fn slices(index: &Bound<'_, PyAny>, shape: &[usize]) -> PyResult<(Vec<Slice>, Ve
             let start = usize::try_from(found.start).unwrap_or(0).min(dim);
             all.push(Slice { start, len: found.slicelength, step });
             dropped.push(false);
-        } else if let Ok(at) = part.extract::<isize>() {
+        } else if let Ok(at) = part.extract::<isize>()
+            && !part.is_instance_of::<PyBool>()
+        {
             let start = if at < 0 { at + dim as isize } else { at };
             let start = usize::try_from(start).ok().filter(|&start| start < dim);
             let out = || pyo3::exceptions::PyIndexError::new_err(format!("index {at} is outside a dimension of {dim}"));

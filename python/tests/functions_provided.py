@@ -17,6 +17,10 @@ def add(a, b, *, c=0):
 def same(x):
     return x
 
+@provider.share
+def named(**names):
+    return names
+
 @provider.share()
 def kind(x):
     return f"{type(x).__module__}.{type(x).__name__}"

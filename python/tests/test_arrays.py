@@ -238,6 +238,7 @@ WRONG: dict[str, tuple[Callable[[cotensor.Store], object], type[Exception], str]
     "records": (lambda s: s.put("w", np.zeros(2, [("a", "i4")])), cotensor.UnsupportedError, "void"),
     "dates": (lambda s: s.put("w", np.zeros(2, "M8[s]")), cotensor.UnsupportedError, "datetime64"),
     "big endian": (lambda s: s.put("w", np.zeros(2, ">f4")), cotensor.UnsupportedError, "big-endian"),
+    "masked": (lambda s: s.put("w", np.ma.masked_array([1, 2], [True, False])), cotensor.UnsupportedError, "mask"),
     "ragged": (lambda s: s.put("w", [[1], [1, 2]]), ValueError, "inhomogeneous"),
     "no array": (lambda s: s.put("w", NoArray()), cotensor.InvalidError, "NoArray"),
     "none": (lambda s: s.put("w", None), cotensor.InvalidError, "NoneType"),
@@ -258,6 +259,12 @@ WRONG: dict[str, tuple[Callable[[cotensor.Store], object], type[Exception], str]
     "removing nothing": (lambda s: s.remove("nobody put this"), cotensor.NotFoundError, "nobody put this"),
     "outside": (lambda s: s.put("w", [1])[1], IndexError, "outside"),
     "too many indices": (lambda s: s.put("w", [1])[0, 0], cotensor.InvalidError, "indices"),
+    "a truth as index": (lambda s: s.put("w", [1, 2])[True], cotensor.InvalidError, "numpy"),
+    "another dtype without a copy": (
+        lambda s: s.put("w", [1.5]).__array__("int8", copy=False),
+        cotensor.InvalidError,
+        "copy",
+    ),
     "a list as index": (lambda s: s.put("w", [1])[[0]], cotensor.InvalidError, "numpy"),
     "length of a number": (lambda s: len(s.put("w", 1)), TypeError, "no length"),
     "a draft of another shape": (lambda s: s.empty("w", 3).write(np.zeros(2, "float32")), cotensor.InvalidError, "[2]"),
@@ -273,6 +280,8 @@ def test_bad_input(store: cotensor.Store, case: str) -> None:
     assert word in str(raised.value)
     if not issubclass(error, cotensor.CotensorError):
         assert type(raised.value) is error
+    if case in ("objects", "big endian", "masked", "no array"):
+        assert raised.value.field == "array"
 
 
 def test_drafts_that_are_given_up(store: cotensor.Store) -> None:

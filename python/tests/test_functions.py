@@ -106,6 +106,13 @@ def test_numpy_scalars_are_numbers(client):
     assert client.call_function("identity", [np.int64(7)]) == 7
 
 
+def test_dicts_keep_their_order(client):
+    given = {"z": 1, "a": {"y": np.arange(2), "b": 2}, "$m": 3}
+    back = client.call_function("identity", [given])
+    assert list(back) == list(given) and list(back["a"]) == ["y", "b"]
+    assert list(client.call_function("named", kwargs={"z": 1, "a": 2})) == ["z", "a"]
+
+
 # -- wrong arguments ---------------------------------------------
 
 
@@ -131,7 +138,9 @@ def test_wrong_arguments_are_named(client):
         ({1: 2}, InvalidError, "keys that are no strings"),
         (object(), UnsupportedError, "object does not cross"),
         ({"$pickle": b""}, InvalidError, "pickle"),
+        ([np.longdouble(1)], UnsupportedError, r"argument 0\[0\]: numpy.*longdouble does not cross"),
         ([{"x": {1, 2}}], UnsupportedError, r"argument 0\[0\]\[\"x\"\]"),
+        ({"x": [np.zeros(2, object)]}, UnsupportedError, r"argument 0\[\"x\"\]\[0\]: dtype object"),
     ],
 )
 def test_what_does_not_cross_is_refused_where_it_is(client, value, wrong, said):
@@ -143,7 +152,7 @@ def test_what_does_not_cross_is_refused_where_it_is(client, value, wrong, said):
 def test_arguments_without_an_end(client):
     x: list = []
     x.append(x)
-    with pytest.raises(InvalidError, match="nested deeper"):
+    with pytest.raises(InvalidError, match=r"^argument 0(\[0\]){8}…: nested deeper"):
         client.call_function("identity", [x])
     y: dict = {}
     y["y"] = {"again": y}

@@ -155,12 +155,45 @@ def test_the_time_limit_is_for_all_functions(folder, module):
         ({"port": "2537"}, "port"),
         ({"max_workers": 0}, "max_workers"),
         ({"timeout": -1}, "timeout"),
+        ({"tensors": "x"}, "tensors"),
     ],
 )
 def test_wrong_options_are_named(options, field):
     with pytest.raises(InvalidError) as raised:
         SharedTensorServer(**options)
     assert raised.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"server_port": -1}, "server_port"),
+        ({"execution_mode": "remote"}, "execution_mode"),
+        ({"workers": 0}, "workers"),
+        ({"workers": -1}, "workers"),
+        ({"tasks_max": 1.5}, "tasks_max"),
+        ({"timeout": 0}, "timeout"),
+        ({"tensors": "x"}, "tensors"),
+    ],
+)
+def test_wrong_options_of_providers_are_named(options, field):
+    with pytest.raises(InvalidError) as raised:
+        SharedTensorProvider(**options)
+    assert raised.value.field == field
+    provider = SharedTensorProvider(execution_mode="local")
+    with pytest.raises(InvalidError, match="name"):
+        provider.share(name="")
+
+
+def test_a_server_says_where_it_answers(folder):
+    server = SharedTensorServer(port=free_port(), socket=folder / "s")
+    assert server.url is None
+    with server:
+        with urllib.request.urlopen(f"{server.url}/health", timeout=10) as answer:
+            assert answer.status == 200
+        # It joins the daemon at that socket, which answers at another port.
+        with SharedTensorServer(port=free_port(), socket=folder / "s") as joined:
+            assert joined.url is None and joined.socket == server.socket
 
 
 def test_ports_of_ranks(monkeypatch):

@@ -3,11 +3,10 @@
 
 mod support;
 
-use cotensor_client::functions::{Arguments, Failure, Functions, Limits, Options, Provider, Value};
+use cotensor_client::functions::{Arguments, Entries, Failure, Functions, Limits, Options, Provider, Value};
 use cotensor_client::protocol::provider::TaskState;
 use cotensor_core::{DType, ErrorKind};
 use cotensor_store::{Lease, ManualClock, Store};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -27,12 +26,13 @@ fn values_of_all_kinds_cross_and_come_back() {
     let functions = Functions::new(store.clone());
     let large = Arc::new(put(&*store, "large", &vec![7; 1 << 20]));
     let small = Arc::new(put(&*store, "small", &[1, 2, 3]));
-    let map: BTreeMap<String, Value> = [
+    let map: Entries = [
         ("plain".to_owned(), Value::List(vec![Value::Null, true.into(), (-5).into(), 1.0.into(), "é\"\n".into()])),
         ("tuple".to_owned(), Value::Tuple(vec![1.into(), Value::Tuple(Vec::new()), "b".into()])),
         ("tensors".to_owned(), Value::List(vec![Value::Tensor(large.clone()), Value::Tensor(small.clone())])),
         ("$odd".to_owned(), Value::Map([("$tensor".to_owned(), Value::Int(i64::MIN))].into())),
         ("bytes".to_owned(), Value::Bytes(vec![0, 255])),
+        ("ordered".to_owned(), Value::Map([("z".to_owned(), 1.into()), ("a".to_owned(), 2.into())].into())),
         ("floats".to_owned(), Value::List(vec![f64::NAN.into(), f64::INFINITY.into(), (-0.0).into(), 1e300.into()])),
     ]
     .into();

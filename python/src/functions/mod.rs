@@ -5,6 +5,7 @@ mod ending;
 mod failure;
 mod object;
 mod pending;
+mod place;
 mod provider;
 mod task;
 mod value;

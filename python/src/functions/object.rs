@@ -2,6 +2,7 @@
 
 use super::ending::{call_afresh, with_python};
 use super::failure::{failure, raised};
+use super::place::Place;
 use super::value::Terms;
 use crate::errors::raise;
 use crate::interrupt::{Patience, seconds};
@@ -44,7 +45,7 @@ impl Managed for Live {
                 if result.is(&self.object) {
                     return Ok(Some(Value::Object(Object::new(Live::new(result.unbind(), self.terms.clone())))));
                 }
-                self.terms.writing_to(context.outlet().clone()).value(&result, "result", 0).map(Some)
+                self.terms.writing_to(context.outlet().clone()).value(&result, &Place::whole("result")).map(Some)
             };
             match called() {
                 Ok(Some(value)) => Ok(value),

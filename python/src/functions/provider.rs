@@ -3,6 +3,7 @@
 use super::ending::{call_afresh, with_python};
 use super::failure::failure;
 use super::object::{Live, opened};
+use super::place::Place;
 use super::value::{Tensors, Terms};
 use crate::errors::{OrRaise, raise};
 use crate::interrupt::seconds;
@@ -160,7 +161,7 @@ impl Provider {
                         let terms = terms.writing_to(Arc::clone(context.store()).into());
                         return Ok(Value::Object(Object::new(Live::new(result.unbind(), terms))));
                     }
-                    terms.value(&result, "result", 0)
+                    terms.value(&result, &Place::whole("result"))
                 };
                 called().map_err(|error| failure(py, &error))
             })

@@ -1,19 +1,20 @@
 //! Python's values as those that cross processes, and back.
 
 use super::object::{Live, RemoteObject};
-use crate::arrays::{Source, shown_by};
+use super::place::Place;
+use crate::arrays::shown_by;
 use crate::draft::fill;
 use crate::errors::{OrRaise, raise};
 use crate::modules::{Numpy, Torch};
+use crate::source::Source;
 use crate::tensor::Tensor;
 use crate::window::Held;
 use cotensor::{Error, ErrorKind, Lease, Store};
 use cotensor_client::ClientStore;
-use cotensor_client::functions::{Arguments, Outlet, Value};
+use cotensor_client::functions::{Arguments, Entries, Outlet, Value};
 use cotensor_store::{Holder, TensorSpec};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// How deep values may be nested; one that contains itself is deeper.
@@ -73,21 +74,21 @@ impl Terms {
     pub(crate) fn arguments(&self, args: &Bound<'_, PyAny>, kwargs: Option<&Bound<'_, PyDict>>) -> PyResult<Arguments> {
         let mut arguments = Arguments::new();
         for (position, value) in args.try_iter()?.enumerate() {
-            arguments.args.push(self.value(&value?, &format!("argument {position}"), 0)?);
+            arguments.args.push(self.value(&value?, &Place::argument(position))?);
         }
         for (name, value) in kwargs.into_iter().flatten() {
             let name: String = name.extract()?;
-            let value = self.value(&value, &name, 0)?;
+            let value = self.value(&value, &Place::whole(&name))?;
             arguments.kwargs.insert(name, value);
         }
         Ok(arguments)
     }
 
     /// A value that crosses. Tensors are put into the store unless they are there already: one copy then, counted.
-    pub(crate) fn value(&self, value: &Bound<'_, PyAny>, place: &str, depth: usize) -> PyResult<Value> {
+    pub(crate) fn value(&self, value: &Bound<'_, PyAny>, place: &Place<'_>) -> PyResult<Value> {
         let py = value.py();
-        let refused = |message: String| raise(py, &Error::invalid(message).in_field(place));
-        if depth > DEPTH_MAX {
+        let refused = |message: String| raise(py, &Error::invalid(message).in_field(place.to_string()));
+        if place.depth > DEPTH_MAX {
             return Err(refused(format!("nested deeper than {DEPTH_MAX} levels, or containing itself")));
         }
         if value.is_none() {
@@ -106,11 +107,11 @@ impl Terms {
         } else if let Ok(bytes) = value.cast::<PyByteArray>() {
             Ok(Value::Bytes(bytes.to_vec()))
         } else if let Ok(values) = value.cast::<PyTuple>() {
-            Ok(Value::Tuple(self.values(values.iter(), place, depth)?))
+            Ok(Value::Tuple(self.values(values.iter(), place)?))
         } else if let Ok(values) = value.cast::<PyList>() {
-            Ok(Value::List(self.values(values.iter(), place, depth)?))
+            Ok(Value::List(self.values(values.iter(), place)?))
         } else if let Ok(values) = value.cast::<PyDict>() {
-            let mut entries = BTreeMap::new();
+            let mut entries = Entries::new();
             for (name, value) in values.iter() {
                 let Ok(name) = name.extract::<String>() else {
                     return Err(refused("a dict with keys that are no strings".to_owned()));
@@ -118,7 +119,7 @@ impl Terms {
                 if name == PICKLE {
                     return Err(refused(format!("{PICKLE:?} is no key of a dict that crosses")));
                 }
-                let value = self.value(&value, &format!("{place}[{name:?}]"), depth + 1)?;
+                let value = self.value(&value, &place.key(&name))?;
                 entries.insert(name, value);
             }
             Ok(Value::Map(entries))
@@ -131,22 +132,23 @@ impl Terms {
         }
     }
 
-    fn values<'py>(
-        &self,
-        values: impl Iterator<Item = Bound<'py, PyAny>>,
-        place: &str,
-        depth: usize,
-    ) -> PyResult<Vec<Value>> {
-        values.enumerate().map(|(at, value)| self.value(&value, &format!("{place}[{at}]"), depth + 1)).collect()
+    fn values<'py>(&self, values: impl Iterator<Item = Bound<'py, PyAny>>, place: &Place<'_>) -> PyResult<Vec<Value>> {
+        values.enumerate().map(|(at, value)| self.value(&value, &place.at(at))).collect()
     }
 
-    fn array(&self, array: &Bound<'_, PyAny>, place: &str) -> PyResult<Value> {
+    fn array(&self, array: &Bound<'_, PyAny>, place: &Place<'_>) -> PyResult<Value> {
         let py = array.py();
         // numpy's scalars are numbers.
         if let Some(numpy) = Numpy::imported(py)?
             && array.is_instance(numpy.generic.bind(py))?
         {
-            return self.value(&array.call_method0("item")?, place, DEPTH_MAX);
+            let item = array.call_method0("item")?;
+            // Some of numpy's numbers have no counterpart in Python.
+            return if item.get_type().is(array.get_type()) {
+                self.other(array, place)
+            } else {
+                self.value(&item, place)
+            };
         }
         if array.is_instance_of::<Tensor>()
             && let Some(held) = shown_by(py, array)?
@@ -154,7 +156,7 @@ impl Terms {
         {
             return Ok(value);
         }
-        let source = Source::of(array)?;
+        let source = Source::of(array, place)?;
         if let Some(held) = source.shown_by(array)?
             && let Some(value) = self.held(py, &held)?
         {
@@ -178,7 +180,7 @@ impl Terms {
         Ok(Some(Value::Tensor(Arc::new(held.lease().another(&self.holder).or_raise(py)?))))
     }
 
-    fn other(&self, value: &Bound<'_, PyAny>, place: &str) -> PyResult<Value> {
+    fn other(&self, value: &Bound<'_, PyAny>, place: &Place<'_>) -> PyResult<Value> {
         let py = value.py();
         let name = value.get_type().fully_qualified_name()?.to_string();
         if !self.pickle {
@@ -187,10 +189,10 @@ impl Terms {
                  can keep it and give out a reference (managed=True); the weights of a model can be published and attached \
                  (cotensor.torch); or both sides can allow pickles (allow_pickle=True)"
             );
-            return Err(raise(py, &Error::unsupported(message).in_field(place)));
+            return Err(raise(py, &Error::unsupported(message).in_field(place.to_string())));
         }
         let pickled = py.import("pickle")?.call_method1("dumps", (value,))?.extract::<Vec<u8>>()?;
-        Ok(Value::Map(BTreeMap::from([(PICKLE.to_owned(), Value::Bytes(pickled))])))
+        Ok(Value::Map(Entries::from([(PICKLE.to_owned(), Value::Bytes(pickled))])))
     }
 
     /// What came from the other end.
@@ -206,7 +208,7 @@ impl Terms {
             Value::Tuple(values) => PyTuple::new(py, self.open_all(py, values)?)?.into_any().unbind(),
             Value::Map(mut values) => {
                 if let (1, Some(Value::Bytes(_))) = (values.len(), values.get(PICKLE)) {
-                    let Some(Value::Bytes(bytes)) = values.remove(PICKLE) else { return Ok(py.None()) };
+                    let Some(Value::Bytes(bytes)) = values.swap_remove(PICKLE) else { return Ok(py.None()) };
                     return self.unpickle(py, &bytes);
                 }
                 let made = PyDict::new(py);

@@ -3,10 +3,11 @@
 use super::view::SharedTensorView;
 use super::written::shown;
 use super::{log, ours};
+use crate::arrays;
 use crate::arrays::as_array;
-use crate::arrays::{self, Source};
 use crate::errors::OrRaise;
 use crate::process::Own;
+use crate::source::Source;
 use crate::store::{program, report};
 use cotensor::DType;
 use cotensor_memory::ProcessMemory;
@@ -179,7 +180,7 @@ impl SharedTensor {
 
     /// Copies an array of the same dtype and shape into it; counted. Raises :class:`ConflictError` once it is published.
     fn write(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<()> {
-        let (tensor, source) = (self.tensor(py)?, Source::of(array)?);
+        let (tensor, source) = (self.tensor(py)?, Source::of(array, &"array")?);
         source.fits(tensor.name(), tensor.dtype(), tensor.shape()).or_raise(py)?;
         py.detach(|| tensor.write(|bytes| source.copy_to(bytes))).or_raise(py)?;
         tensor.store().record_copy(tensor.name(), CopyReason::Put, source.len_bytes());

@@ -19,4 +19,4 @@ pub use failure::{CallError, Failure};
 pub use lending::Outlet;
 pub use options::{Cache, Concurrency, Execution, Limits, Options};
 pub use provider::{Provider, ProviderBuilder};
-pub use value::{Arguments, Managed, Object, Value};
+pub use value::{Arguments, Entries, Managed, Object, Value};

@@ -4,11 +4,14 @@ use super::caller::RemoteObject;
 use super::{Context, Failure};
 use cotensor_core::{Error, Hasher};
 use cotensor_store::Lease;
+use indexmap::IndexMap;
 use std::any::Any;
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Values by name, in the order in which they were written.
+pub type Entries = IndexMap<String, Value>;
 
 /// A value: plain, or a tensor, or an object. Tensors and objects may be anywhere in lists and maps; what crosses to
 /// another process of them is a handle.
@@ -32,7 +35,7 @@ pub enum Value {
     /// Values in order, for languages that tell a fixed number of them from a list.
     Tuple(Vec<Value>),
     /// Values by name.
-    Map(BTreeMap<String, Value>),
+    Map(Entries),
     /// A tensor of the daemon's store, leased to this process.
     Tensor(Arc<Lease>),
     /// An object that lives in this process.
@@ -119,7 +122,7 @@ impl Value {
     ///
     /// # Errors
     /// `Invalid` for anything else.
-    pub fn as_map(&self) -> Result<&BTreeMap<String, Value>, Error> {
+    pub fn as_map(&self) -> Result<&Entries, Error> {
         match self {
             Value::Map(values) => Ok(values),
             other => Err(other.is_not("a map")),
@@ -192,7 +195,7 @@ from! {
     &str => String;
     String => String;
     Vec<Value> => List;
-    BTreeMap<String, Value> => Map;
+    Entries => Map;
     Lease => Tensor;
     Arc<Lease> => Tensor;
     Object => Object;
@@ -204,7 +207,7 @@ pub struct Arguments {
     /// By position.
     pub args: Vec<Value>,
     /// By name.
-    pub kwargs: BTreeMap<String, Value>,
+    pub kwargs: Entries,
 }
 
 impl Arguments {
@@ -240,7 +243,10 @@ impl Arguments {
         hasher.number(self.args.len() as u64);
         self.args.iter().for_each(|value| value.hash(hasher));
         hasher.number(self.kwargs.len() as u64);
-        for (name, value) in &self.kwargs {
+        // In what order they are named makes no other call.
+        let mut kwargs: Vec<_> = self.kwargs.iter().collect();
+        kwargs.sort_by_key(|(name, _)| *name);
+        for (name, value) in kwargs {
             hasher.field(name.as_bytes());
             value.hash(hasher);
         }

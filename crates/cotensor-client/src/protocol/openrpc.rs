@@ -93,9 +93,9 @@ mod tests {
         let named: Vec<_> = hello.iter().map(|parameter| (&parameter["name"], &parameter["required"])).collect();
         assert_eq!(
             named,
-            [(&json!("client"), &json!(true)), (&json!("protocol"), &json!(true)), (&json!("resume"), &json!(false))]
+            [(&json!("protocol"), &json!(true)), (&json!("client"), &json!(true)), (&json!("resume"), &json!(false))]
         );
-        assert!(hello[0]["description"].as_str().unwrap().contains("name"));
+        assert!(hello[1]["description"].as_str().unwrap().contains("name"));
     }
 
     fn check(document: &Value, methods: &[Described]) {

@@ -12,13 +12,15 @@
 mod arguments;
 
 use arguments::{Said, plain};
-use cotensor_client::functions::{Arguments, Context, Failure, Managed, Object, Options, ProviderBuilder, Value};
+use cotensor_client::functions::{
+    Arguments, Context, Entries, Failure, Managed, Object, Options, ProviderBuilder, Value,
+};
 use cotensor_core::{DType, Error, Result};
 use cotensor_model::model::Model;
 use cotensor_model::pipeline::{Output, User, run_user_keeping};
 use cotensor_model::runtime::Runtime;
 use cotensor_model::value::Value as Flowing;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -129,9 +131,8 @@ impl Service {
             .iter()
             .map(|stage| map([("role", stage.role.as_str().into()), ("computed", stage.computed.into())]));
         let outputs = report.outputs.iter().map(|output| Ok((output.name.clone(), tensor(output, context)?)));
-        let outputs: BTreeMap<String, Value> = outputs.collect::<Result<_>>()?;
-        let tensors: BTreeMap<String, Value> =
-            kept.into_iter().map(|(kind, lease)| (kind.to_owned(), lease.into())).collect();
+        let outputs: Entries = outputs.collect::<Result<_>>()?;
+        let tensors: Entries = kept.into_iter().map(|(kind, lease)| (kind.to_owned(), lease.into())).collect();
         let answer = serde_json::to_value(&report.answer).map_err(|error| Error::unsupported(error.to_string()))?;
         Ok(map([
             ("answer", plain(answer)?),

@@ -1,0 +1,38 @@
+"""Options that people give."""
+
+from __future__ import annotations
+
+from typing import Any, Collection, Optional
+
+from .errors import InvalidError
+
+#: As what tensors of arguments and results come.
+TENSORS = ("auto", "torch", "numpy", "cotensor")
+
+
+def count(value: Any, field: str, least: int = 0) -> int:
+    """A whole number of at least that many."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidError(f"{field}: {value!r} is no whole number from {least} on", field=field)
+    return value
+
+
+def seconds(value: Any, field: str) -> Optional[float]:
+    """A time above zero, or ``None``."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
+        raise InvalidError(f"{field}: {value!r} is no time in seconds", field=field)
+    return value
+
+
+def one_of(value: Any, field: str, known: Collection[str]) -> str:
+    """One of these texts."""
+    if not isinstance(value, str) or value not in known:
+        raise InvalidError(f"{field}: {value!r} is none of {', '.join(known)}", field=field)
+    return value
+
+
+def named(value: Any, field: str = "name") -> Optional[str]:
+    """A text that says something, or ``None``."""
+    if value is not None and (not isinstance(value, str) or not value):
+        raise InvalidError(f"{field}: a text is expected, not {value!r}", field=field)
+    return value
