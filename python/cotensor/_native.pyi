@@ -15,6 +15,8 @@ _Array = Any
 #: A name such as "float32", or numpy's, torch's or ml_dtypes' dtype.
 _DType = Any
 _Version = Optional[tuple[int, int]]
+#: A module's tensor: places (names and kinds), dtype, shape, stride, storage, offset, requires_grad.
+_Described = tuple[list[tuple[str, str]], str, tuple[int, ...], tuple[int, ...], int, int, bool]
 
 __all__ = [
     "Call",
@@ -39,8 +41,10 @@ __all__ = [
     "content_hash",
     "default_port",
     "default_socket",
+    "encode_manifest",
     "end_functions",
     "main",
+    "read_manifest",
     "sampled_hash",
     "socket_of",
     "tensor_of",
@@ -50,6 +54,13 @@ __version__: str
 
 def main(arguments: Sequence[_Path]) -> int: ...
 def tensor_of(array: _Array) -> Optional[Tensor]: ...
+def read_manifest(whole: Tensor) -> tuple[str, list[tuple[int, int]], list[_Described], str, int]: ...
+def encode_manifest(
+    module: str,
+    storages: Sequence[tuple[int, int]],
+    tensors: Sequence[_Described],
+    source: str,
+) -> bytes: ...
 def content_hash(*parts: Union[str, _Array]) -> str: ...
 def sampled_hash(*arrays: _Array) -> str: ...
 def connect_or_embed(

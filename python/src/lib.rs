@@ -15,6 +15,7 @@ mod errors;
 mod functions;
 mod gather;
 mod interrupt;
+mod manifest;
 mod modules;
 mod process;
 mod sharing;
@@ -39,6 +40,8 @@ mod _native {
     use super::embed::{Embedded, connect_or_embed, default_port, default_socket, socket_of};
     #[pymodule_export]
     use super::functions::{Call, Functions, Pending, Provider, RemoteObject, Task, begin_functions, end_functions};
+    #[pymodule_export]
+    use super::manifest::{encode_manifest, read_manifest};
     #[pymodule_export]
     use super::sharing::{PooledModel, ResourcePool, SharedTensor, SharedTensorView, TensorSharingManager};
     #[pymodule_export]

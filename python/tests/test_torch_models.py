@@ -20,7 +20,7 @@ from modules_common import Odd, on_meta, same, state  # noqa: E402
 
 import cotensor  # noqa: E402
 import cotensor.torch as ct  # noqa: E402
-from cotensor.torch import _write  # noqa: E402
+from cotensor.torch import _format, _write  # noqa: E402
 
 
 def test_everything_of_a_module(store: Any) -> None:
@@ -395,7 +395,7 @@ def test_cotensor_does_not_import_torch() -> None:
 def test_views_lie_in_one_mapping(store: Any) -> None:
     ct.publish(torch.nn.Linear(100, 100), "mapping", store)
     whole = store.get("mapping")
-    manifest, data = _write.read(whole)
+    manifest, data = _format.read(whole)
     shown = _write.views(whole, manifest, data)
     base = whole.torch().data_ptr()
     for entry, tensor in zip(manifest.tensors, shown):

@@ -9,51 +9,50 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from ..errors import InvalidError, UnsupportedError
-from ._collect import DTYPES, places
+from ._collect import DTYPES, Slot, slots
 from ._format import PARAMETER, TEMPORARY, TENSOR, Manifest
-
-Place = Tuple[str, str, torch.Tensor]
 
 
 @dataclass
 class Plan:
     """For each published tensor that the module has: its number, and its places there."""
 
-    targets: List[Tuple[int, List[Place]]] = field(default_factory=list)
+    targets: List[Tuple[int, List[Slot]]] = field(default_factory=list)
     missing: List[str] = field(default_factory=list)
     unexpected: List[str] = field(default_factory=list)
 
 
 def plan(module: torch.nn.Module, manifest: Manifest, model: str, *, strict: bool, same_dtype: bool) -> Plan:
     """Raises :class:`InvalidError` naming what does not fit. Changes nothing."""
-    own = places(module)
-    by_name = {place[0]: place for place in own}
-    tied: Dict[int, List[Place]] = {}
-    for place in own:
-        tied.setdefault(id(place[2]), []).append(place)
+    own = slots(module)
+    by_name = {slot[0]: slot for slot in own}
+    tied: Dict[int, List[Slot]] = {}
+    for slot in own:
+        tied.setdefault(id(slot[2]), []).append(slot)
     made = Plan()
     taken: Dict[int, Tuple[int, str]] = {}
     for index, entry in enumerate(manifest.tensors):
-        found: Dict[str, Place] = {}
+        # Names that are tied here to one that is published need not be.
+        found: Dict[int, None] = {}
         for name, kind in entry.places:
-            if name not in by_name:
+            known = by_name.get(name)
+            if known is None:
                 if kind != TEMPORARY:
                     made.unexpected.append(name)
                 continue
-            if kind != TENSOR and (kind == PARAMETER) != (by_name[name][1] == PARAMETER):
-                raise InvalidError(f"{name}: a {by_name[name][1]} here, published as {kind}", field=name)
-            # A name that is tied here to one that is published need not be.
-            for place in tied[id(by_name[name][2])]:
-                found[place[0]] = place
-        for name, _, tensor in found.values():
-            before = taken.setdefault(id(tensor), (index, name))
+            if kind != TENSOR and (kind == PARAMETER) != (known[1] == PARAMETER):
+                raise InvalidError(f"{name}: a {known[1]} here, published as {kind}", field=name)
+            found[id(known[2])] = None
+        for which in found:
+            name, _, tensor, _, _ = tied[which][0]
+            before = taken.setdefault(which, (index, name))
             if before[0] != index:
                 message = f"{name}: tied to {before[1]} here, but published as another tensor"
                 raise InvalidError(message, field=name)
             _check(name, tensor, entry.shape, entry.dtype, same_dtype)
         if found:
-            made.targets.append((index, list(found.values())))
-    for name, kind, tensor in own:
+            made.targets.append((index, [slot for which in found for slot in tied[which]]))
+    for name, kind, tensor, _, _ in own:
         if id(tensor) in taken:
             continue
         if kind != TEMPORARY:
@@ -87,21 +86,14 @@ def _check(name: str, tensor: torch.Tensor, shape: Tuple[int, ...], dtype: str, 
         raise InvalidError(f"{name}: {tensor.dtype} here, published as {dtype}", field=name)
 
 
-def assign(
-    module: torch.nn.Module,
-    planned: Plan,
-    manifest: Manifest,
-    shown: List[torch.Tensor],
-    requires_grad: Optional[bool],
-) -> None:
+def assign(planned: Plan, manifest: Manifest, shown: List[torch.Tensor], requires_grad: Optional[bool]) -> None:
     """Carries out a plan; if anything fails, the module is put back as it was."""
     undo: List[Callable[[], Any]] = []
-    owners = dict(module.named_modules(remove_duplicate=False))
     try:
         for index, found in planned.targets:
             entry, view = manifest.tensors[index], shown[index]
-            parameters = [place for place in found if place[1] == PARAMETER]
-            buffers = [place for place in found if place[1] != PARAMETER]
+            parameters = [slot for slot in found if slot[1] == PARAMETER]
+            buffers = [slot for slot in found if slot[1] != PARAMETER]
             if parameters:
                 grad = parameters[0][2].requires_grad if entry.places[0][1] == TENSOR else entry.requires_grad
                 grad = grad if requires_grad is None else requires_grad
@@ -113,10 +105,10 @@ def assign(
                 else:
                     undo.append(_grad_of(value))
                     value.requires_grad_(grad)
-                _set(owners, parameters, value, undo)
+                _set(parameters, value, undo)
             if buffers:
                 plain = view.detach() if parameters else view
-                _set(owners, buffers, _or(_reused(buffers, plain, undo), plain), undo)
+                _set(buffers, _or(_reused(buffers, plain, undo), plain), undo)
     except BaseException:
         for back in reversed(undo):
             back()
@@ -127,9 +119,9 @@ def _or(value: Optional[torch.Tensor], otherwise: torch.Tensor) -> torch.Tensor:
     return otherwise if value is None else value
 
 
-def _reused(found: List[Place], view: torch.Tensor, undo: List[Callable[[], Any]]) -> Optional[torch.Tensor]:
+def _reused(found: List[Slot], view: torch.Tensor, undo: List[Callable[[], Any]]) -> Optional[torch.Tensor]:
     """The object that is there already, on the new memory: optimizers and others know it by identity."""
-    for _, kind, tensor in found:
+    for _, kind, tensor, _, _ in found:
         if tensor.is_meta or tensor.dtype != view.dtype or tensor.is_inference() or view.is_inference():
             continue
         if kind != PARAMETER and (tensor.requires_grad or tensor._base is not None):
@@ -153,14 +145,10 @@ def _grad_of(tensor: torch.Tensor) -> Callable[[], Any]:
     return lambda: tensor.requires_grad_(before)
 
 
-def _set(
-    owners: Dict[str, torch.nn.Module], found: List[Place], value: torch.Tensor, undo: List[Callable[[], Any]]
-) -> None:
-    for name, kind, tensor in found:
+def _set(found: List[Slot], value: torch.Tensor, undo: List[Callable[[], Any]]) -> None:
+    for _, kind, tensor, owner, leaf in found:
         if tensor is value:
             continue
-        path, _, leaf = name.rpartition(".")
-        owner = owners[path]
         undo.append(_attribute_of(owner, leaf, tensor))
         if type(owner).__setattr__ is torch.nn.Module.__setattr__ and leaf in owner._parameters and kind == PARAMETER:
             # What the attribute would do in the end, after looking at what is known here.

@@ -45,17 +45,28 @@ class Part:
     keep: torch.Tensor
 
 
-def places(module: torch.nn.Module) -> List[Tuple[str, str, torch.Tensor]]:
-    """Every parameter and buffer under every name it has: name, kind, tensor."""
-    found: List[Tuple[str, str, torch.Tensor]] = []
+#: Name, kind and tensor, and the module whose attribute of which name it is.
+Slot = Tuple[str, str, torch.Tensor, torch.nn.Module, str]
+
+
+def slots(module: torch.nn.Module) -> List[Slot]:
+    """Every parameter and buffer under every name it has."""
+    found: List[Slot] = []
     for prefix, part in module.named_modules(remove_duplicate=False):
         dot = prefix + "." if prefix else ""
-        found += [(dot + name, PARAMETER, value) for name, value in part._parameters.items() if value is not None]
+        for leaf, value in part._parameters.items():
+            if value is not None:
+                found.append((dot + leaf, PARAMETER, value, part, leaf))
         temporary = part._non_persistent_buffers_set
-        for name, buffer in part._buffers.items():
+        for leaf, buffer in part._buffers.items():
             if buffer is not None:
-                found.append((dot + name, TEMPORARY if name in temporary else BUFFER, buffer))
+                found.append((dot + leaf, TEMPORARY if leaf in temporary else BUFFER, buffer, part, leaf))
     return found
+
+
+def places(module: torch.nn.Module) -> List[Tuple[str, str, torch.Tensor]]:
+    """As :func:`slots`: name, kind, tensor."""
+    return [slot[:3] for slot in slots(module)]
 
 
 def of_mapping(mapping: Mapping[str, Any]) -> List[Tuple[str, str, torch.Tensor]]:

@@ -11,7 +11,7 @@ import torch
 from .._native import Draft, Store, Tensor
 from ..errors import ConflictError, CorruptError
 from ._collect import DTYPES, Part
-from ._format import ITEM_BYTES, Manifest, encode, parse, prefix_length, span, text_length
+from ._format import ITEM_BYTES, Manifest, encode, span
 from ._modes import plainly
 from ._progress import STEP_BYTES, Progress, reporting
 
@@ -73,19 +73,6 @@ def _copy(target: torch.Tensor, at: int, part: Part, tell: Callable[[int], None]
         stop = min(start + STEP_BYTES, part.size_bytes)
         target[at + start : at + stop].copy_(source[start:stop])
         tell(stop - start)
-
-
-def read(whole: Tensor) -> Tuple[Manifest, int]:
-    """The manifest of a published model, checked, and where its data begin."""
-    name = whole.name
-    if whole.dtype != "uint8" or whole.ndim != 1:
-        raise CorruptError(f"{name}: this is a tensor, {whole.dtype}{list(whole.shape)}, and no model", field=name)
-    start, total = whole.data_ptr, whole.nbytes
-    prefix = ctypes.string_at(start, min(prefix_length(), total))
-    length = text_length(name, prefix, total)
-    # Copied before it is checked, so that nothing can change in between.
-    text = ctypes.string_at(start + prefix_length(), length)
-    return parse(name, text, total)
 
 
 def views(whole: Tensor, manifest: Manifest, data: int) -> List[torch.Tensor]:

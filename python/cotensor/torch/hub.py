@@ -14,7 +14,7 @@ import torch
 
 from .._native import Store
 from ..errors import ConflictError, InvalidError, NotFoundError, UnsupportedError
-from . import _write
+from . import _format
 from ._collect import places
 from ._progress import Progress
 from ._store import loading, resolve
@@ -241,7 +241,7 @@ def _attach(session: _Session, model: torch.nn.Module, *, lenient: bool) -> None
     """``lenient``: some of the model's parameters stay float32 whatever dtype was asked for."""
     if session.files:
         with session.store.get(session.name) as whole:
-            known = _write.read(whole)[0].source.get("files")
+            known = _format.read(whole)[0].source.get("files")
         if known and known != session.files:
             message = (
                 f"{session.name} was published from other files than these, or they have changed since: "

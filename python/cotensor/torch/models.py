@@ -12,7 +12,7 @@ import torch
 
 from .._native import Store, Tensor
 from ..errors import CotensorError, InvalidError
-from . import _write
+from . import _format, _write
 from ._assign import assign, plan
 from ._collect import gather, places
 from ._follow import Gate
@@ -205,12 +205,12 @@ def _attachment(whole: Tensor) -> Attachment:
 
 def _attach(module: torch.nn.Module, whole: Tensor, state: _State, *, follow: Optional[bool] = None) -> Attachment:
     """``follow`` as it was, unless it is given."""
-    manifest, data = _write.read(whole)
+    manifest, data = _format.read(whole)
     planned = plan(module, manifest, whole.name, strict=state.strict, same_dtype=state.same_dtype)
     shown = _write.views(whole, manifest, data)
     # No default device here: it would cost more than all the rest, and nothing is made.
     with _lock, torch.inference_mode(False), torch.no_grad():
-        assign(module, planned, manifest, shown, state.requires_grad)
+        assign(planned, manifest, shown, state.requires_grad)
         new = _attachment(whole)
         missing, unexpected = tuple(planned.missing), tuple(planned.unexpected)
         new = Attachment(new.name, new.version, new.id, new.nbytes, missing, unexpected)

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 import torch
 
 from .._native import Store
-from . import _safetensors, _write
+from . import _format, _safetensors, _write
 from ._collect import contiguous_stride, gather, of_mapping
 from ._format import TEMPORARY, TENSOR, Manifest, TensorEntry, aligned
 from ._modes import plainly
@@ -70,7 +70,7 @@ def publish_file(
         storages.append((offset, tensor.size_bytes))
         stride = contiguous_stride(tensor.shape)
         entries.append(TensorEntry([(tensor.name, TENSOR)], tensor.dtype, tensor.shape, stride, index, 0, False))
-    manifest = Manifest("", storages, entries)
+    manifest = Manifest("", storages, entries, {})
     with _write.drafting(store, name, manifest, keep, producer) as (draft, data):
         total = sum(tensor.size_bytes for tensor in found)
         with reporting(progress, f"publishing {name}", total) as tell:
@@ -96,7 +96,7 @@ def state_dict(name: str, store: Optional[Store] = None, *, version: Optional[in
     whole = store.get(name)
     if version is not None and whole.version != version:
         whole = store.lease((whole.id[0], version))
-    manifest, data = _write.read(whole)
+    manifest, data = _format.read(whole)
     shown = _write.views(whole, manifest, data)
     found: Dict[str, torch.Tensor] = {}
     for entry, tensor in zip(manifest.tensors, shown):

@@ -1,7 +1,8 @@
-//! Tensors in files: `.npy`, `.safetensors` and bare bytes. Files are read and written from front to back, so pipes will
+//! Tensors in files: `.npy`, `.safetensors` and bare bytes; and whole modules in one tensor. Files are read and written from front to back, so pipes will
 //! do, and into and out of the store's memory directly: no tensor is held a second time.
 
 mod columns;
+mod module;
 mod npy;
 mod tensors;
 
@@ -10,6 +11,8 @@ use cotensor_store::{CopyReason, Holder, Lease, Retention, Store, TensorSpec};
 use std::io::{Read, Write};
 use std::path::Path;
 use std::str::FromStr;
+
+pub use module::{Manifest, ModuleTensor, Role};
 
 /// How a file holds tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
