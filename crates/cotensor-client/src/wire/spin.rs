@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 const SKIPPED_LOG_MAX: u32 = 8;
 /// Who looks for longer than this lets others run between two looks.
 const GREEDY: Duration = Duration::from_micros(50);
+/// Who lets others run and is back only after longer than this shared its core: most likely with whom it waits for. The
+/// scheduler leaves two processes that wake each other on one core for ten milliseconds and more while another is idle.
+const AWAY: Duration = Duration::from_micros(10);
 
 /// When to spin: as long as it pays, and after it has not, now and then to see whether it does again.
 pub struct Spin {
@@ -19,13 +22,15 @@ pub struct Spin {
     skip: u32,
     /// On one core, whoever is waited for would have to wait.
     alone: bool,
+    /// Whether this thread shared its core when it last let others run: then it does so at once.
+    together: bool,
 }
 
 impl Spin {
     /// Looks for `moment` at the most: what falling asleep and being woken take, or a little longer.
     pub fn new(moment: Duration) -> Self {
         let alone = available_parallelism().is_ok_and(|cores| cores == NonZero::<usize>::MIN);
-        Self { moment, failures: 0, skip: 0, alone }
+        Self { moment, failures: 0, skip: 0, alone, together: false }
     }
 
     /// What `look` finds within a moment; `None` when it finds nothing, or was not asked.
@@ -41,7 +46,12 @@ impl Spin {
             if found.is_some() || looked > self.moment {
                 break found;
             }
-            if looked > GREEDY { std::thread::yield_now() } else { std::hint::spin_loop() }
+            if self.together || looked > GREEDY {
+                std::thread::yield_now();
+                self.together = start.elapsed().saturating_sub(looked) > AWAY;
+            } else {
+                std::hint::spin_loop();
+            }
         };
         self.failures = if found.is_some() { 0 } else { (self.failures + 1).min(SKIPPED_LOG_MAX) };
         self.skip = (1_u32 << self.failures).saturating_sub(2);
@@ -57,7 +67,7 @@ mod tests {
     fn it_looks_for_as_long_as_that_pays() {
         // So long that being kept from running does not matter.
         let moment = Duration::from_secs(60);
-        let mut spin = Spin { moment, failures: 0, skip: 0, alone: false };
+        let mut spin = Spin { moment, failures: 0, skip: 0, alone: false, together: false };
         let mut looks = 0;
         for _ in 0..100 {
             let found = spin.until_found(|| {
@@ -80,6 +90,6 @@ mod tests {
             asked += u32::from(now > 0);
         }
         assert!((SKIPPED_LOG_MAX..60).contains(&asked), "{asked} of 10000");
-        assert_eq!(Spin { moment, failures: 0, skip: 0, alone: true }.until_found(|| Some(())), None);
+        assert_eq!(Spin { moment, failures: 0, skip: 0, alone: true, together: false }.until_found(|| Some(())), None);
     }
 }
