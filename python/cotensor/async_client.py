@@ -167,7 +167,8 @@ class AsyncSharedTensorClient(SharedTensorClient):
         return TaskStatus.of(found.epoch, found.status())
 
     def wait_for_task(self, task_id: str, timeout: Optional[float] = None) -> TaskStatus:
-        """Waits until a task has ended, for at most ``timeout`` seconds: how far it is then."""
+        """Waits until a task has ended, for at most ``timeout`` seconds (``None``: as long as it takes; 0 looks once): how
+        far it is then."""
         found = self._task(task_id)
         return TaskStatus.of(found.epoch, found.wait(timeout))
 

@@ -85,6 +85,15 @@ def test_a_tensor_of_the_store_is_not_copied(client):
     assert after.get("copies") == before.get("copies")
 
 
+def test_a_tensor_of_another_connection_is_not_copied(daemon, client):
+    import cotensor
+
+    with cotensor.connect(daemon.socket) as other, SharedTensorClient(socket=daemon.socket, tensors="cotensor") as calling:
+        x = other.put("functions/other", np.arange(1 << 20, dtype=np.float32))
+        back = calling.call_function("identity", [{"x": x.numpy()}])["x"]
+        assert back.id == x.id and np.array_equal(back.numpy(), x.numpy())
+
+
 def test_results_with_tensors(client):
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     back = client.call_function("scale", [x, 2])

@@ -383,8 +383,13 @@ def test_the_daemon_is_the_store_that_is_meant(daemon: Any, monkeypatch: Any) ->
     module = torch.nn.Linear(3, 3)
     ct.publish(module, "by default")
     ct.attach(torch.nn.Linear(3, 3), "by default")
+    shared = ct.share(module.eval(), name="shared by default")
+    with torch.no_grad():
+        module(torch.ones(3))
+    assert shared.computed == 1
     with daemon.connect() as store:
         assert "by default" in store.names()
+        assert any(name.startswith("shared by default/") for name in store.names())
 
 
 def test_cotensor_does_not_import_torch() -> None:

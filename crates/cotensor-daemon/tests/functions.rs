@@ -51,6 +51,30 @@ fn values_of_all_kinds_cross_and_come_back() {
 }
 
 #[test]
+fn a_tensor_of_another_connection_is_not_copied() {
+    let running = Running::start(|_| {});
+    let _provider = Provider::builder(running.connect("provider"))
+        .function("echo", Options::default(), |arguments, _| Ok(arguments.get(0, "value")?.clone()))
+        .start()
+        .unwrap();
+    let (mine, other) = (running.connect("caller"), running.connect("the same process"));
+    let functions = Functions::new(mine.clone());
+    for len in [100, 2 << 20] {
+        let there = Arc::new(put(&*other, "x", &vec![7; len]));
+        let back = functions.call("echo", &none().arg(Value::Tensor(there.clone()))).unwrap();
+        assert_eq!(back.as_tensor().unwrap().id(), there.id());
+    }
+    // The same numbers, but another daemon's.
+    let elsewhere = Running::start(|_| {});
+    let stranger = Arc::new(put(&*elsewhere.connect("stranger"), "x", &vec![8; 2 << 20]));
+    let own = put(&*mine, "x", &vec![9; 2 << 20]);
+    assert!(mine.join(&stranger, &mine.holder("me")).is_none());
+    assert!(mine.join(&own, &mine.holder("me")).is_some());
+    let refused = functions.call("echo", &none().arg(Value::Tensor(stranger))).unwrap_err();
+    assert!(refused.to_string().contains("publish it there first"), "{refused}");
+}
+
+#[test]
 fn a_result_outlives_its_maker_without_a_gap() {
     let running = Running::start(|_| {});
     let provider = Provider::builder(running.connect("provider"))

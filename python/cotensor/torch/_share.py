@@ -13,6 +13,7 @@ import torch
 from .._native import Draft, Store, Tensor, Ticket, content_hash
 from ..errors import InvalidError
 from ._fingerprint import Fingerprint, environment, parts
+from ._store import resolve
 from ._tree import NotShared, describe, restore
 
 _logger = logging.getLogger("cotensor")
@@ -187,7 +188,7 @@ def _opened(results: List[Tensor]) -> Any:
 def share(
     module: torch.nn.Module,
     *,
-    store: Store,
+    store: Optional[Store] = None,
     name: Optional[str] = None,
     kind: str = "other",
     holder: Optional[str] = None,
@@ -201,13 +202,15 @@ def share(
     Nothing is shared, and the call computed as always, in training mode, where gradients are wanted, when random numbers are
     drawn, with hooks on inner modules, when the module changes its input or itself, when it has settings whose meaning cannot
     be compared, and for inputs or outputs that are not tensors on the CPU, numbers, texts, lists, tuples, dicts or outputs of
-    transformers; the returned object counts why. Trouble with the store does not make a call fail either.
+    transformers. Trouble with the store does not make a call fail either. The returned object counts (``hits``,
+    ``computed``, and ``private`` with the reasons).
 
-    ``kind`` says what the outputs mean (``vision_embedding``, …); a store's configuration may allow some only.
+    ``store`` is the daemon's, unless it is given. ``kind`` says what the outputs mean (``vision_embedding``, …); a store's
+    configuration may allow some only.
     """
     if "forward" in vars(module):
         raise InvalidError("this module is shared already, or has a forward of its own", field="module")
-    shared = Shared(module, store, name or type(module).__name__, kind, holder)
+    shared = Shared(module, resolve(store), name or type(module).__name__, kind, holder)
     module.forward = shared
     return shared
 

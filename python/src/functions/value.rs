@@ -19,6 +19,8 @@ use std::sync::Arc;
 
 /// How deep values may be nested; one that contains itself is deeper.
 const DEPTH_MAX: usize = 64;
+/// Larger tensors of another connection are leased over this one, and not copied.
+const COPIED_BYTES_MAX: usize = 1 << 18;
 /// The name under which pickled bytes cross, alone in a map.
 const PICKLE: &str = "$pickle";
 
@@ -172,12 +174,18 @@ impl Terms {
         Ok(Value::Tensor(Arc::new(lease)))
     }
 
-    /// A tensor that is in the daemon's store already.
+    /// A tensor that is in the daemon's store already. What came over another connection is asked for, unless copying it takes
+    /// less time than that.
     fn held(&self, py: Python<'_>, held: &Held) -> PyResult<Option<Value>> {
-        if !self.store().holds(held.lease()) {
-            return Ok(None);
-        }
-        Ok(Some(Value::Tensor(Arc::new(held.lease().another(&self.holder).or_raise(py)?))))
+        let lease = held.lease();
+        let lease = if self.store().holds(lease) {
+            Some(lease.another(&self.holder).or_raise(py)?)
+        } else if lease.layout().size_bytes() > COPIED_BYTES_MAX {
+            py.detach(|| self.store().join(lease, &self.holder))
+        } else {
+            None
+        };
+        Ok(lease.map(|lease| Value::Tensor(Arc::new(lease))))
     }
 
     fn other(&self, value: &Bound<'_, PyAny>, place: &Place<'_>) -> PyResult<Value> {

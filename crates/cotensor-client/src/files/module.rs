@@ -159,7 +159,8 @@ impl Manifest {
         let text = text.ok_or_else(|| Error::corrupt(format!("a header of {length} bytes in {}", bytes.len())))?;
         let data = aligned(PREFIX_BYTES + text.len());
         // Copied before it is looked at: whoever wrote it may hold the memory still.
-        let manifest: Self = serde_json::from_slice(&text.to_vec())
+        let text = text.to_vec();
+        let manifest: Self = serde_json::from_slice(&text)
             .map_err(|error| Error::corrupt(format!("the header is no manifest: {error}")))?;
         manifest.check(bytes.len().saturating_sub(data) as u64)?;
         Ok((manifest, data))

@@ -49,7 +49,7 @@ pub(crate) struct Handed {
     /// Whether there are any, besides those that are lent.
     pub(crate) any: bool,
     /// Those that nobody else leases.
-    pub(crate) published: Vec<Lease>,
+    pub(crate) own: Vec<Lease>,
 }
 
 /// Counts what passes, so that no message is endless.
@@ -167,7 +167,8 @@ fn write(value: &Value, edge: &dyn Edge, depth: usize, count: &mut Count) -> Res
     })
 }
 
-/// A tensor of the daemon's store. One that was lent over another connection is published there.
+/// A tensor of the daemon's store: one that was leased over another connection is leased over this one, one that was lent over
+/// another is published.
 fn hand(lease: &Lease, edge: &dyn Edge, handed: &mut Handed) -> Result<TensorRef> {
     handed.any = true;
     let refer = |lease: &Lease| TensorRef {
@@ -178,9 +179,13 @@ fn hand(lease: &Lease, edge: &dyn Edge, handed: &mut Handed) -> Result<TensorRef
     if edge.store().holds(lease) {
         return Ok(refer(lease));
     }
-    let published = edge.store().publish_private(lease, edge.holder())?;
-    let reference = refer(&published);
-    handed.published.push(published);
+    let own = match lease.is_private() {
+        true => None,
+        false => edge.store().join(lease, edge.holder()),
+    };
+    let own = own.map_or_else(|| edge.store().publish_private(lease, edge.holder()), Ok)?;
+    let reference = refer(&own);
+    handed.own.push(own);
     Ok(reference)
 }
 

@@ -46,6 +46,12 @@ pub struct ClientStore {
     me: Weak<ClientStore>,
 }
 
+/// Which file of this machine, and where in it.
+fn memory_of(segment: &dyn Segment) -> Option<(u64, u64, usize)> {
+    let file = rustix::fs::fstat(segment.fd()?).ok()?;
+    Some((file.st_dev, file.st_ino, segment.fd_offset()))
+}
+
 impl Drop for ClientStore {
     fn drop(&mut self) {
         self.copies.say(&self.link.live());
@@ -113,6 +119,14 @@ impl ClientStore {
     pub fn holds(&self, lease: &Lease) -> bool {
         let own = self.opened.find(lease.id(), &self.holder(&lease.holder()));
         own.is_some_and(|own| std::ptr::addr_eq(own.segment(), lease.segment()))
+    }
+
+    /// The tensor of a lease that this process has over another connection to the same daemon, leased over this one: no copy.
+    /// `None` for any other, whatever its numbers are, because the memory of the two is not the same.
+    pub fn join(&self, lease: &Lease, holder: &Holder) -> Option<Lease> {
+        let there = memory_of(lease.segment())?;
+        let own = self.lease(lease.id(), holder).ok()?;
+        (memory_of(own.segment()) == Some(there) && own.layout() == lease.layout()).then_some(own)
     }
 
     /// Asks the daemon for any of its methods, once.
