@@ -5,6 +5,7 @@
 #![no_main]
 
 use cotensor_client::wire::{Decoder, FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame, send};
+use rustix::net::SendFlags;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -26,7 +27,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         let Ok(null) = File::open("/dev/null") else { return };
         let fds: Vec<OwnedFd> = (0..count).filter_map(|_| null.try_clone().ok()).map(OwnedFd::from).collect();
         sent += fds.len();
-        if send(sender.as_fd(), piece, &Frame { body: Vec::new(), fds }, 0).is_err() {
+        if send(sender.as_fd(), piece, &Frame { body: Vec::new(), fds }, 0, SendFlags::NOSIGNAL).is_err() {
             return;
         }
         if decoder.fill(receiver.as_fd()).is_err() {

@@ -83,7 +83,7 @@ pub fn keeper_hears(messages: &[&[u8]]) -> usize {
         }
     }
     let mut other = Ledger::default();
-    let told = ledger.tell(|change, fds| other.apply(change, fds));
+    let told = ledger.tell(|change, fds| other.apply(change, fds).map(drop));
     assert!(told.is_ok(), "what is known can be told: {told:?}");
     assert_eq!(other.entries().count(), ledger.entries().count());
     assert_eq!(other.segments().count(), ledger.segments().count());
