@@ -77,6 +77,11 @@ def handler(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it gives a coroutine."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
 def async_handler(
     name: str, function: Callable[..., Coroutine[Any, Any, Any]], loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> Callable[..., Any]:
@@ -91,7 +96,11 @@ def async_handler(
 
         async def told() -> Any:
             with _telling(call):
-                return await function(*args, **kwargs)
+                try:
+                    return await function(*args, **kwargs)
+                except (SystemExit, KeyboardInterrupt) as error:
+                    # The function's own end, not the loop's with everything else that runs there.
+                    raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
         with running():
             future = asyncio.run_coroutine_threadsafe(told(), loop())

@@ -10,10 +10,10 @@ from .errors import InvalidError
 TENSORS = ("auto", "torch", "numpy", "cotensor")
 
 
-def count(value: Any, field: str, least: int = 0) -> int:
-    """A whole number of at least that many."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidError(f"{field}: {value!r} is no whole number from {least} on", field=field)
+def count(value: Any, field: str, least: int = 0, most: int = (1 << 63) - 1) -> int:
+    """A whole number within these bounds."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidError(f"{field}: {value!r} is no whole number from {least} to {most}", field=field)
     return value
 
 

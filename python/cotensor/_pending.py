@@ -51,6 +51,13 @@ class Waiter:
                 self._thread = threading.Thread(target=self._hear, name="cotensor-waiter", daemon=True)
                 self._thread.start()
 
+    def fail(self, error: Exception) -> None:
+        """Ends every wait."""
+        with self._lock:
+            waiting = list(self._waiting.values())
+            self._waiting.clear()
+        _tell([(one, error, True) for one in waiting])
+
     def _hear(self) -> None:
         try:
             self._hear_until_done()

@@ -191,7 +191,8 @@ class AsyncSharedTensorClient(SharedTensorClient):
         return TaskStatus.of(found.epoch, found.cancel())
 
     def list_tasks(self, state: Optional[str] = None) -> List[TaskStatus]:
-        """The tasks of every provider, the newest first; those in one ``state``, if that is given."""
+        """The newest tasks of every provider, at most 1000 of each, the newest first; those in one ``state``, if that is
+        given."""
         if state is not None:
             _checks.one_of(state, "state", STATES)
         return [TaskStatus.of(provider["epoch"], info) for provider, info in self._functions().tasks(state)]
@@ -249,7 +250,10 @@ class AsyncSharedTensorClient(SharedTensorClient):
         self._ours()
         with self._waiters_lock:
             senders, self._senders = self._senders, None
+            waiters = list(self._waiters.values())
             self._waiters.clear()
+        for waiter in waiters:
+            waiter.fail(ConflictError("this client is closed"))
         if senders is not None:
             senders.shutdown(wait=False)
 

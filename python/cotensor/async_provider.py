@@ -16,13 +16,12 @@ Every call of a shared function can be submitted as a task: see :class:`~cotenso
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import threading
 from typing import Any, Callable, Optional
 
 from . import _calls
-from .errors import ConflictError
+from .errors import ConflictError, InvalidError
 from .provider import SharedTensorProvider
 
 #: Threads for functions, unless told otherwise: an ``async def`` that runs occupies one, which waits and does no more.
@@ -45,14 +44,16 @@ class AsyncSharedTensorProvider(SharedTensorProvider):
         workers: Optional[int] = None,
         **options: Any,
     ) -> None:
-        super().__init__(server_port, workers=workers or WORKERS, **options)
+        super().__init__(server_port, workers=WORKERS if workers is None else workers, **options)
+        if loop is not None and not isinstance(loop, asyncio.AbstractEventLoop):
+            raise InvalidError(f"loop: an event loop is expected, not {type(loop).__name__}", field="loop")
         self._loop = loop
         self._loop_given = loop is not None
         self._loop_lock = threading.Lock()
         self._loop_process = os.getpid()
 
     def _handler(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        if inspect.iscoroutinefunction(function):
+        if _calls.is_async(function):
             return _calls.async_handler(name, function, self._running_loop)
         return super()._handler(name, function)
 

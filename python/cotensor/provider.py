@@ -19,7 +19,6 @@ arguments and results, however deep in lists and dicts, stay where they are; the
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 import os
 import signal
@@ -42,6 +41,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 MODES = ("auto", "client", "server", "local")
 #: Set in processes whose providers are to serve.
 SERVER_MODE = "__SHARED_TENSOR_SERVER_MODE__"
+#: The most threads for functions.
+WORKERS_MAX = 4096
 #: How long and how many results are kept with ``cache=True``: seconds, and results.
 CACHE_TTL = 3600.0
 CACHE_CAPACITY = 1024
@@ -81,8 +82,8 @@ def _cached(cache: Union[bool, Mapping[str, Any]]) -> Dict[str, Any]:
     if unknown:
         raise InvalidError(f"cache: {sorted(map(str, unknown))[0]!r} is neither ttl nor capacity", field="cache")
     return {
-        "cache_ttl": float(cache.get("ttl", CACHE_TTL)),
-        "cache_capacity": int(cache.get("capacity", CACHE_CAPACITY)),
+        "cache_ttl": _checks.seconds(cache.get("ttl"), "cache") or CACHE_TTL,
+        "cache_capacity": _checks.count(cache.get("capacity", CACHE_CAPACITY), "cache"),
     }
 
 
@@ -141,11 +142,11 @@ class SharedTensorProvider:
         self._socket = socket
         self._given = store
         self._name = name
-        self._workers = None if workers is None else _checks.count(workers, "workers", 1)
+        self._workers = None if workers is None else _checks.count(workers, "workers", 1, WORKERS_MAX)
         self._timeout = _checks.seconds(timeout, "timeout")
         counts = {"tasks_max": tasks_max, "waiting_max": waiting_max}
         self._limits: Dict[str, Any] = {
-            "task_ttl": task_ttl,
+            "task_ttl": _checks.seconds(task_ttl, "task_ttl"),
             **{field: _checks.count(value, field) for field, value in counts.items() if value is not None},
         }
         self._values: Dict[str, Any] = {
@@ -235,7 +236,7 @@ class SharedTensorProvider:
         return self._elsewhere(name, function) if self.execution_mode == "client" else function
 
     def _handler(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        if inspect.iscoroutinefunction(function):
+        if _calls.is_async(function):
             message = f"{name} is an async def: AsyncSharedTensorProvider runs those"
             raise InvalidError(message, field="function")
         return _calls.handler(name, function)

@@ -27,7 +27,7 @@ from . import provider as _provider
 from ._discovery import Socket
 from ._native import Embedded, Provider, Store
 from .errors import ConflictError, CotensorError, InvalidError, NotFoundError
-from .provider import SERVER_MODE, SharedTensorProvider, Surroundings, wait_for_signal
+from .provider import SERVER_MODE, WORKERS_MAX, SharedTensorProvider, Surroundings, wait_for_signal
 
 log = logging.getLogger("cotensor.server")
 
@@ -67,7 +67,7 @@ class SharedTensorServer:
         self.host = "127.0.0.1" if host == "localhost" else host
         self.port = _discovery.port_of(port, "port")
         self.timeout = _checks.seconds(timeout, "timeout")
-        self.max_workers = _checks.count(max_workers, "max_workers", 1)
+        self.max_workers = _checks.count(max_workers, "max_workers", 1, WORKERS_MAX)
         self.enable_cache = enable_cache
         self.debug = debug
         self._socket = socket

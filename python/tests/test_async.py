@@ -85,6 +85,16 @@ async def async_fail():
     raise LookupError("async")
 
 @coroutines.share
+async def end_it():
+    raise SystemExit(3)
+
+class Callable:
+    async def __call__(self, x):
+        return x + 1
+
+coroutines.share(name="async_object")(Callable())
+
+@coroutines.share
 def looked(name):
     return state[name]
 
@@ -356,6 +366,10 @@ def test_coroutines_run_on_one_loop_beside_each_other(daemon, provider):
             assert set(names) == {"cotensor-async"}
             with pytest.raises(LookupError, match="async"):
                 await client.call_function("async_fail")
+            # Nor does one that wants the process to end end the others' loop.
+            with pytest.raises(RuntimeError, match="SystemExit: 3"):
+                await client.call_function("end_it")
+            assert await client.call_function("async_object", [1]) == 2
             with pytest.raises(TypeError, match=r"slow_double\(x, \*, pause=0.0\): unknown argument 'y'"):
                 await client.call_function("slow_double", [1], {"y": 1})
 
@@ -368,6 +382,26 @@ def test_coroutines_that_nobody_waits_for_are_cancelled(client):
     until(lambda: client.get_task_status(task) == "running")
     client.cancel_task(task)
     until(lambda: client.get_task_result(client.submit_task("looked", ["cancelled"])) == before + 1)
+
+
+def test_what_waits_fails_when_its_client_is_closed(daemon, provider):
+    async def main():
+        client = AsyncSharedTensorClient(socket=daemon.socket)
+        waiting = asyncio.ensure_future(client.call_function("never"))
+        await client.call_function("double", [1])
+        await asyncio.sleep(0.05)
+        client.close()
+        with pytest.raises(ConflictError, match="closed"):
+            await asyncio.wait_for(waiting, 60)
+
+    asyncio.run(main())
+
+
+def test_wrong_options_of_async_providers_are_named():
+    for options, field in (({"workers": 0}, "workers"), ({"workers": 10**9}, "workers"), ({"loop": 5}, "loop")):
+        with pytest.raises(InvalidError) as raised:
+            AsyncSharedTensorProvider(**options)
+        assert raised.value.field == field
 
 
 def test_coroutines_need_an_async_provider(daemon):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import struct
@@ -276,6 +277,36 @@ def test_outside_nothing_is_patched(store: Any) -> None:
     assert [vars(PreTrainedModel)[name] for name in names] == before
     assert (ct.attachment(inner).name, ct.attachment(outer).name) == ("patched twice", "patched")
     assert ct.attachment(kind._from_config(config)) is None
+
+
+def test_what_was_made_is_not_taken_for_what_is_loaded(store: Any, tmp_path: Path) -> None:
+    kind, config, inputs = family("bert")
+    trained = kind(config).eval()
+    trained.save_pretrained(tmp_path / "checkpoint")
+    with ct.shared_weights("made", store):
+        kind._from_config(config)
+        with pytest.raises(cotensor.ConflictError, match="other files"):
+            kind.from_pretrained(tmp_path / "checkpoint")
+    # What somebody published by that name is meant.
+    ct.publish(trained, "published", store)
+    with ct.shared_weights("published", store):
+        assert run(kind.from_pretrained(tmp_path / "checkpoint").eval(), inputs) == run(trained, inputs)
+
+
+def test_tasks_of_one_loop_have_weights_of_their_own(store: Any) -> None:
+    kind, config, _ = family("bert")
+
+    async def make(name: str) -> Any:
+        with ct.shared_weights(name, store):
+            await asyncio.sleep(0.01)
+            model = kind._from_config(config)
+            await asyncio.sleep(0.01)
+        return ct.attachment(model).name
+
+    async def both() -> Any:
+        return await asyncio.gather(make("of one task"), make("of another"))
+
+    assert asyncio.run(both()) == ["of one task", "of another"]
 
 
 def test_another_model_or_checkpoint_is_refused(store: Any, tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 
+import numpy
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -19,6 +21,18 @@ def ran() -> None:
 
 
 ran.times = 0
+
+
+def torch_draw():
+    return torch.randn(3)
+
+
+def numpy_draw():
+    return float(numpy.random.rand())
+
+
+def python_draw():
+    return random.random()
 
 
 class Encoder(nn.Module):
@@ -145,7 +159,56 @@ def test_dtypes_and_shapes_tell_inputs_apart(store):
         assert result.shape == x.shape and result.dtype == x.dtype
     assert shared.computed == 4
     module(torch.zeros(3, 2).t())
-    assert shared.hits == 1, "strides are no difference"
+    assert shared.computed == 5, "kernels add in another order where elements lie otherwise"
+    module(torch.zeros(3, 2).t())
+    module(torch.zeros(2, 3))
+    assert shared.hits == 2
+
+
+def test_outputs_lie_as_they_were_made(store):
+    class Turned(nn.Module):
+        def forward(self, x):
+            turned = x.t() * 2
+            lasting = x.view(1, 2, 3, 1).to(memory_format=torch.channels_last)
+            return turned, [turned, lasting], torch.zeros(0, 2), x.sum()
+
+    module = Turned().eval()
+    shared = share(module, store=store)
+    x = torch.randn(2, 3)
+    made, found = module(x), module(x)
+    assert shared.hits == 1
+    for one, other in zip((made[0], *made[1], *made[2:]), (found[0], *found[1], *found[2:])):
+        assert torch.equal(one, other) and one.stride() == other.stride()
+    assert found[0] is found[1][0]
+
+
+def test_outputs_that_do_not_cross_as_they_are(store):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+            self.what = "spread"
+
+        def forward(self, x):
+            return x[:, None].expand(2, 3) if self.what == "spread" else self.weight
+
+    module = Odd().eval()
+    shared = share(module, store=store)
+    module(torch.ones(2))
+    module.what = "weight"
+    assert module(torch.ones(2)).requires_grad
+    assert shared.computed == 0 and list(shared.private) == [
+        "an output whose elements do not lie side by side",
+        "an output that wants gradients",
+    ]
+
+
+def test_wrong_options_are_named(store):
+    module = Encoder().eval()
+    for wrong in ({"module": None}, {"store": 5}, {"name": 5}, {"holder": ""}):
+        with pytest.raises(cotensor.InvalidError) as raised:
+            share(**{"module": module, "store": store, **wrong})
+        assert raised.value.field == next(iter(wrong))
 
 
 def test_why_a_call_is_private(store):
@@ -167,14 +230,19 @@ def test_why_a_call_is_private(store):
 
 def test_what_draws_random_numbers_is_not_shared(store):
     class Noise(nn.Module):
-        def forward(self, x):
-            return x + torch.randn_like(x)
+        def __init__(self, draw):
+            super().__init__()
+            self.draw = draw
 
-    module = Noise().eval()
-    shared = share(module, store=store)
-    x = torch.zeros(3)
-    assert not torch.equal(module(x), module(x))
-    assert shared.computed == 0 and shared.private == {"it draws random numbers": 2}
+        def forward(self, x):
+            return x + self.draw()
+
+    for draw in (torch_draw, numpy_draw, python_draw):
+        module = Noise(draw).eval()
+        shared = share(module, store=store)
+        x = torch.zeros(3)
+        assert not torch.equal(module(x), module(x))
+        assert shared.computed == 0 and sum(shared.private.values()) == 2, shared.private
 
 
 def test_a_module_that_fails_leaves_nothing_behind(store):

@@ -33,7 +33,7 @@ def plan(module: torch.nn.Module, manifest: Manifest, model: str, *, strict: boo
     taken: Dict[int, Tuple[int, str]] = {}
     for index, entry in enumerate(manifest.tensors):
         # Names that are tied here to one that is published need not be.
-        found: Dict[int, None] = {}
+        found: Dict[int, str] = {}
         for name, kind in entry.places:
             known = by_name.get(name)
             if known is None:
@@ -42,9 +42,9 @@ def plan(module: torch.nn.Module, manifest: Manifest, model: str, *, strict: boo
                 continue
             if kind != TENSOR and (kind == PARAMETER) != (known[1] == PARAMETER):
                 raise InvalidError(f"{name}: a {known[1]} here, published as {kind}", field=name)
-            found[id(known[2])] = None
-        for which in found:
-            name, _, tensor, _, _ = tied[which][0]
+            found.setdefault(id(known[2]), name)
+        for which, name in found.items():
+            tensor = by_name[name][2]
             before = taken.setdefault(which, (index, name))
             if before[0] != index:
                 message = f"{name}: tied to {before[1]} here, but published as another tensor"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 import ctypes
 from dataclasses import dataclass
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
@@ -45,6 +46,12 @@ class Part:
     keep: torch.Tensor
 
 
+def check_module(module: Any) -> None:
+    """Raises :class:`InvalidError` for what is none."""
+    if not isinstance(module, torch.nn.Module):
+        raise InvalidError(f"module: a torch.nn.Module is expected, not {type(module).__name__}", field="module")
+
+
 #: Name, kind and tensor, and the module whose attribute of which name it is.
 Slot = Tuple[str, str, torch.Tensor, torch.nn.Module, str]
 
@@ -71,6 +78,8 @@ def places(module: torch.nn.Module) -> List[Tuple[str, str, torch.Tensor]]:
 
 def of_mapping(mapping: Mapping[str, Any]) -> List[Tuple[str, str, torch.Tensor]]:
     """The tensors of a state dict."""
+    if not isinstance(mapping, collections.abc.Mapping):
+        raise InvalidError(f"mapping: a state dict is expected, not {type(mapping).__name__}", field="mapping")
     found = []
     for name, value in mapping.items():
         if not isinstance(name, str):

@@ -171,4 +171,5 @@ def environment() -> List[str]:
         str(torch.get_float32_matmul_precision()),
         str((torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))),
         str(torch.backends.mkldnn.enabled),
+        str(torch.get_num_threads()),
     ]

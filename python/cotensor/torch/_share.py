@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 from collections import Counter
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import numpy
 import torch
 
+from .. import _checks
 from .._native import Draft, Store, Tensor, Ticket, content_hash
 from ..errors import InvalidError
+from ._collect import check_module
 from ._fingerprint import Fingerprint, environment, parts
 from ._store import resolve
 from ._tree import NotShared, describe, restore
@@ -78,14 +81,14 @@ class Shared:
 
     def _compute(self, key: str, held: List[Ticket], args: Any, kwargs: Any) -> Any:
         # Whatever goes wrong from here on drops the ticket, and the next who waits computes.
-        state = torch.get_rng_state()
+        state = _random_state()
         try:
             output = self._forward(*args, **kwargs)
         except BaseException:
             held.clear()
             raise
         try:
-            if not torch.equal(state, torch.get_rng_state()):
+            if state != _random_state():
                 reason: Optional[str] = "it draws random numbers"
             else:
                 reason = None if self._unchanged(key, args, kwargs) else "it changes its input or itself"
@@ -130,21 +133,25 @@ class Shared:
         for tensor in tensors:
             _check(tensor, "an input")
         shareable = [_shareable(tensor) for tensor in tensors]
-        return content_hash(self.space, *environment(), json.dumps(described), *shareable)
+        # Kernels add in another order where elements lie otherwise.
+        lies = [None if tensor.is_contiguous() else tensor.stride() for tensor in tensors]
+        return content_hash(self.space, *environment(), json.dumps([described, lies]), *shareable)
 
     def _publish(self, key: str, ticket: Ticket, output: Any) -> None:
         tensors: List[torch.Tensor] = []
-        description = json.dumps(describe(output, tensors)).encode()
+        described_output = describe(output, tensors)
+        orders = [_order(tensor) for tensor in tensors]
+        description = json.dumps([described_output, orders]).encode()
         if len(description) > _DESCRIPTION_BYTES_MAX:
             raise NotShared("an output of too many parts")
         drafts: List[Draft] = []
         described = self._draft(key, 0, (len(description),), "uint8")
         described.numpy()[:] = numpy.frombuffer(description, numpy.uint8)
         drafts.append(described)
-        for number, tensor in enumerate(tensors, 1):
-            _check(tensor, "an output")
-            draft = self._draft(key, number, tuple(tensor.shape), str(tensor.dtype))
-            draft.write(_shareable(tensor))
+        for number, (tensor, order) in enumerate(zip(tensors, orders), 1):
+            laid = _shareable(tensor).permute(order)
+            draft = self._draft(key, number, tuple(laid.shape), str(laid.dtype))
+            draft.write(laid)
             drafts.append(draft)
         ticket.publish(drafts)
 
@@ -171,6 +178,24 @@ def _check(tensor: torch.Tensor, what: str) -> None:
         raise NotShared(f"{what} on {tensor.device} with layout {tensor.layout}")
 
 
+def _order(tensor: torch.Tensor) -> List[int]:
+    """The dimensions of an output as they lie in memory, the outermost first."""
+    _check(tensor, "an output")
+    if tensor.requires_grad:
+        raise NotShared("an output that wants gradients")
+    strides = tensor.stride()
+    order = sorted(range(tensor.ndim), key=lambda dim: (-strides[dim], -tensor.shape[dim]))
+    if not tensor.permute(order).is_contiguous():
+        raise NotShared("an output whose elements do not lie side by side")
+    return list(range(tensor.ndim)) if tensor.is_contiguous() else order
+
+
+def _random_state() -> Tuple[Any, ...]:
+    """Of whatever draws random numbers without being asked which."""
+    drawn: Any = numpy.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), str(drawn[2:]), bytes(drawn[1])
+
+
 def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, NotShared) else type(error).__name__
 
@@ -181,8 +206,12 @@ def _shareable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _opened(results: List[Tensor]) -> Any:
-    described: Dict[str, Any] = json.loads(results[0].tobytes())
-    return restore(described, [result.torch() for result in results[1:]])
+    described, orders = json.loads(results[0].tobytes())
+    shown = []
+    for result, order in zip(results[1:], orders):
+        back = sorted(range(len(order)), key=order.__getitem__)
+        shown.append(result.torch().permute(back))
+    return restore(described, shown)
 
 
 def share(
@@ -208,6 +237,9 @@ def share(
     ``store`` is the daemon's, unless it is given. ``kind`` says what the outputs mean (``vision_embedding``, …); a store's
     configuration may allow some only.
     """
+    check_module(module)
+    _checks.named(name)
+    _checks.named(holder, "holder")
     if "forward" in vars(module):
         raise InvalidError("this module is shared already, or has a forward of its own", field="module")
     shared = Shared(module, resolve(store), name or type(module).__name__, kind, holder)

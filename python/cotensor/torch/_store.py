@@ -8,7 +8,7 @@ from typing import Iterator, Optional
 
 from .. import connect
 from .._native import Store, Ticket, content_hash
-from ..errors import ConflictError, TimedOutError
+from ..errors import ConflictError, InvalidError, TimedOutError
 
 _lock = threading.Lock()
 _default: Optional[Store] = None
@@ -18,6 +18,8 @@ def resolve(store: Optional[Store]) -> Store:
     """The store itself; the daemon's, to which this process keeps one connection, where none is named."""
     global _default
     if store is not None:
+        if not hasattr(store, "get_stats"):
+            raise InvalidError(f"store: a store is expected, not {type(store).__name__}", field="store")
         return store
     with _lock:
         if _default is not None and _is_closed(_default):

@@ -22,8 +22,12 @@ def describe(value: Any, tensors: List[torch.Tensor], depth: int = 0) -> Any:
     if depth > DEPTH_MAX:
         raise NotShared("nested too deeply")
     if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return {"tensor": len(tensors) - 1}
+        # One that is there twice comes back as one.
+        known = next((number for number, tensor in enumerate(tensors) if tensor is value), None)
+        if known is None:
+            known = len(tensors)
+            tensors.append(value)
+        return {"tensor": known}
     # Of exactly these types: an enum or a number of numpy would come back as another.
     if value is None or type(value) in (bool, int, float, str):
         return {"plain": value}

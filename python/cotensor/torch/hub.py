@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import functools
 import logging
@@ -25,7 +26,7 @@ logger = logging.getLogger("cotensor.torch")
 
 @dataclasses.dataclass
 class _Session:
-    """One ``with shared_weights(...)`` in one thread."""
+    """One ``with shared_weights(...)``."""
 
     name: str
     store: Store
@@ -38,12 +39,8 @@ class _Session:
     attaching: bool = False
 
 
-class _Sessions(threading.local):
-    def __init__(self) -> None:
-        self.stack: List[_Session] = []
-
-
-_sessions = _Sessions()
+#: Of each thread, and of each task of asyncio's.
+_sessions: "contextvars.ContextVar[Tuple[_Session, ...]]" = contextvars.ContextVar("sessions", default=())
 _patch_lock = threading.Lock()
 #: transformers replaces methods for all threads while it makes a model; two at once may leave them replaced.
 _making = threading.RLock()
@@ -71,26 +68,27 @@ def shared_weights(
 
     One name is one model: use a context for each. ``requires_grad`` is as for :func:`attach`, ``progress`` as for
     :func:`publish`. Only models made by the thread that entered are meant. To load a checkpoint that has changed,
-    remove the name, or use another.
+    remove the name, or use another. Weights that :func:`publish` put there are taken as they are, whatever files
+    ``from_pretrained`` names: they may be trained or quantised since.
 
-    Raises :class:`ConflictError` when what is published under ``name`` came from other files than ``from_pretrained``
-    is to read; :class:`InvalidError` naming the parameter that does not fit; :class:`UnsupportedError` without
-    transformers 5 or newer, or with a ``device_map`` other than the host.
+    Raises :class:`ConflictError` when what a block like this published under ``name`` was made by ``from_config``, or
+    came from other files than ``from_pretrained`` is to read; :class:`InvalidError` naming the parameter that does not
+    fit; :class:`UnsupportedError` without transformers 5 or newer, or with a ``device_map`` other than the host.
     """
     if not isinstance(name, str):
         raise InvalidError(f"a name is expected, not {type(name).__name__}", field="name")
     session = _Session(name, resolve(store), requires_grad, progress)
     _patch()
-    _sessions.stack.append(session)
+    _sessions.set((*_sessions.get(), session))
     try:
         yield
     finally:
-        _sessions.stack.remove(session)
+        _sessions.set(tuple(other for other in _sessions.get() if other is not session))
         _unpatch()
 
 
 def _current() -> Optional[_Session]:
-    return _sessions.stack[-1] if _sessions.stack else None
+    return next(reversed(_sessions.get()), None)
 
 
 def _patch() -> None:
@@ -187,7 +185,8 @@ def _is_published(session: _Session) -> bool:
 
 
 def _publish(session: _Session, model: torch.nn.Module) -> None:
-    source = {"files": session.files} if session.files else {}
+    # None: a model that was made, and not loaded.
+    source = {"files": session.files or []}
     publish(model, session.name, session.store, progress=session.progress, source=source)
     if session.requires_grad is not None:
         for parameter in model.parameters():
@@ -242,7 +241,8 @@ def _attach(session: _Session, model: torch.nn.Module, *, lenient: bool) -> None
     if session.files:
         with session.store.get(session.name) as whole:
             known = _format.read(whole)[0].source.get("files")
-        if known and known != session.files:
+        # What publish() put there has none, and is taken as it is.
+        if known is not None and known != session.files:
             message = (
                 f"{session.name} was published from other files than these, or they have changed since: "
                 "remove it from the store, or use another name"

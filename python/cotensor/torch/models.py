@@ -10,11 +10,12 @@ from typing import Any, Mapping, Optional, Tuple
 
 import torch
 
+from .. import _checks
 from .._native import Store, Tensor
 from ..errors import CotensorError, InvalidError
 from . import _format, _write
 from ._assign import assign, plan
-from ._collect import gather, places
+from ._collect import check_module, gather, places
 from ._follow import Gate
 from ._modes import plainly
 from ._progress import Progress
@@ -82,6 +83,7 @@ def publish(
     Raises :class:`InvalidError` or :class:`UnsupportedError` naming the parameter that has no data, is not on the host,
     or is of a dtype, layout or class that cannot be shared, and :class:`OverBudgetError`; nothing is published then.
     """
+    check_module(module)
     store = resolve(store)
     if any(type(part).get_extra_state is not torch.nn.Module.get_extra_state for part in module.modules()):
         logger.warning("%s: the module has extra state, which is not published", name)
@@ -124,9 +126,10 @@ def attach(
     Raises :class:`NotFoundError`; :class:`InvalidError` naming the parameter that does not fit, and the module is as it
     was then; :class:`CorruptError` when ``name`` is no model.
     """
+    check_module(module)
     store = resolve(store)
     whole = store.get(name)
-    if version is not None and whole.version != version:
+    if version is not None and whole.version != _checks.count(version, "version", 1):
         whole = store.lease((whole.id[0], version))
     state = _State(_attachment(whole), store, strict, requires_grad, same_dtype)
     done = _attach(module, whole, state, follow=follow)
@@ -136,6 +139,7 @@ def attach(
 
 def attachment(module: torch.nn.Module) -> Optional[Attachment]:
     """Which published model the module uses, as it was attached or published last; None for none."""
+    check_module(module)
     with _lock:
         state = _states.get(module)
     return state.attachment if state else None
@@ -191,7 +195,15 @@ def _refresh_quietly(module: torch.nn.Module) -> None:
         logger.warning("%s: version %d stays: %s", state.attachment.name, state.attachment.version, reason)
 
 
+def _is_newer(module: torch.nn.Module) -> bool:
+    try:
+        return newer_version(module) is not None
+    except CotensorError:
+        return False
+
+
 def _state(module: torch.nn.Module) -> _State:
+    check_module(module)
     with _lock:
         state = _states.get(module)
     if state is None:
@@ -219,7 +231,7 @@ def _attach(module: torch.nn.Module, whole: Tensor, state: _State, *, follow: Op
         if follow is None:
             follow = before is not None and gate is not None and before.attachment.name == new.name
         if follow and gate is None:
-            gate = Gate(_refresh_quietly)
+            gate = Gate(_refresh_quietly, _is_newer)
             gate.install(module)
         elif gate is not None and not follow:
             gate.remove()

@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 import torch
 
+from .. import _checks
 from .._native import Store
 from . import _format, _safetensors, _write
 from ._collect import contiguous_stride, gather, of_mapping
@@ -94,7 +95,7 @@ def state_dict(name: str, store: Optional[Store] = None, *, version: Optional[in
     """
     store = resolve(store)
     whole = store.get(name)
-    if version is not None and whole.version != version:
+    if version is not None and whole.version != _checks.count(version, "version", 1):
         whole = store.lease((whole.id[0], version))
     manifest, data = _format.read(whole)
     shown = _write.views(whole, manifest, data)
