@@ -17,6 +17,13 @@ def count(value: Any, field: str, least: int = 0, most: int = (1 << 63) - 1) -> 
     return value
 
 
+def truth(value: Any, field: str) -> bool:
+    """True or False, and nothing that might be meant as one of them."""
+    if not isinstance(value, bool):
+        raise InvalidError(f"{field}: True or False is expected, not {value!r}", field=field)
+    return value
+
+
 def seconds(value: Any, field: str) -> Optional[float]:
     """A time above zero, or ``None``."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import struct
+from pathlib import Path
 from typing import Any, Dict
 
 import pytest
@@ -52,6 +54,46 @@ def test_what_does_not_fit(store: Any) -> None:
         ct.attach(module, "no such model", store)
 
 
+def test_wrong_options_are_named(store: Any) -> None:
+    module = torch.nn.Linear(2, 2)
+    ct.publish(module, "options", store)
+    for call, field in (
+        (lambda: ct.publish(None, "x", store), "module"),
+        (lambda: ct.publish(module, "x", 5), "store"),
+        (lambda: ct.publish(module, "x", store, attach="no"), "attach"),
+        (lambda: ct.publish(module, "x", store, source=5), "source"),
+        (lambda: ct.publish(module, "x", store, source={"a": object()}), "source"),
+        (lambda: ct.publish_state_dict([1], "x", store), "mapping"),
+        (lambda: ct.attach("module", "options", store), "module"),
+        (lambda: ct.attach(module, "options", store, strict="no"), "strict"),
+        (lambda: ct.attach(module, "options", store, follow="no"), "follow"),
+        (lambda: ct.attach(module, "options", store, requires_grad="no"), "requires_grad"),
+        (lambda: ct.attach(module, "options", store, version=-1), "version"),
+        (lambda: ct.state_dict("options", store, version=2**70), "version"),
+        (lambda: ct.attachment(None), "module"),
+        (lambda: ct.refresh(5), "module"),
+    ):
+        with pytest.raises(cotensor.InvalidError) as raised:
+            call()
+        assert raised.value.field == field, str(raised.value)
+    assert "x" not in store.names()
+
+
+def test_files_that_are_none(store: Any, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    (tmp_path / "empty.safetensors").write_bytes(b"")
+    (tmp_path / "model.safetensors").mkdir()
+    for path, error in (
+        (tmp_path / "pipe.safetensors", cotensor.InvalidError),
+        (tmp_path / "empty.safetensors", cotensor.CorruptError),
+        (tmp_path, cotensor.NotFoundError),
+        (tmp_path / "a\0b", cotensor.InvalidError),
+        ("/proc/self/mem", cotensor.CotensorError),
+    ):
+        with pytest.raises(error):
+            ct.publish_file(path, "x", store)
+
+
 class Subclass(torch.Tensor):
     pass
 
@@ -67,6 +109,7 @@ def bad_parameters() -> Dict[str, Any]:
         "subclass": (torch.zeros(3).as_subclass(Subclass), cotensor.UnsupportedError),
     }
     try:
+        found["nested"] = (torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]), cotensor.UnsupportedError)
         found["quantized"] = (torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), cotensor.UnsupportedError)
     except (RuntimeError, AttributeError):
         pass  # this torch has none any more

@@ -105,6 +105,8 @@ def check(name: str, tensor: torch.Tensor) -> None:
         )
     if tensor.is_meta:
         raise InvalidError(f"{name}: it has no data: it is on the meta device", field=name)
+    if tensor.is_nested:
+        raise UnsupportedError(f"{name}: it is a nested tensor: to_padded_tensor(0) first", field=name)
     if tensor.layout is not torch.strided:
         raise UnsupportedError(f"{name}: its layout is {tensor.layout}: to_dense() first", field=name)
     if tensor.is_quantized:

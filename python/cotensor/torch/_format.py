@@ -10,6 +10,7 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 from .. import _native
 from .._native import Tensor
+from ..errors import InvalidError
 
 ALIGNMENT_BYTES = 64
 HEADER_BYTES_MAX = 100_000_000
@@ -92,7 +93,10 @@ def span(shape: Sequence[int], stride: Sequence[int]) -> int:
 
 def encode(manifest: Manifest) -> bytes:
     """The header's bytes, padded to a multiple of the alignment."""
-    source = json.dumps(manifest.source, separators=(",", ":"), allow_nan=False)
+    try:
+        source = json.dumps(manifest.source, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidError(f"source: it cannot be written as JSON: {error}", field="source") from None
     return _native.encode_manifest(manifest.module, manifest.storages, manifest.tensors, source)
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
-from ..errors import CorruptError, InvalidError, NotFoundError, UnsupportedError
+from ..errors import CorruptError, CotensorError, InvalidError, NotFoundError, SystemFailure, UnsupportedError
 from ._format import DIMENSIONS_MAX, HEADER_BYTES_MAX, ITEM_BYTES, NAME_BYTES_MAX
 
 INDEX = "model.safetensors.index.json"
@@ -64,10 +65,15 @@ def find(path: Path) -> List[FileTensor]:
 def read(file: Path) -> List[FileTensor]:
     """The tensors of one file."""
     try:
+        # Asked before it is opened: opening a pipe waits for its other end.
+        if not stat.S_ISREG(os.stat(file).st_mode):
+            raise InvalidError(f"{file}: this is no file", file=str(file))
         with open(file, "rb") as opened:
             total = os.fstat(opened.fileno()).st_size
             prefix = opened.read(8)
-            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
+            if len(prefix) < 8:
+                raise CorruptError(f"{file}: no safetensors file: {total} bytes", file=str(file))
+            length = struct.unpack("<Q", prefix)[0]
             if not 2 <= length <= min(HEADER_BYTES_MAX, total - 8):
                 raise CorruptError(
                     f"{file}: no safetensors file: a header of {length} bytes in {total}", file=str(file)
@@ -75,6 +81,14 @@ def read(file: Path) -> List[FileTensor]:
             text = opened.read(length)
     except FileNotFoundError:
         raise NotFoundError(f"{file}: there is no such file", file=str(file)) from None
+    except OSError as error:
+        if isinstance(error, CotensorError):
+            raise
+        raise SystemFailure(f"{file}: {error.strerror or error}", file=str(file)) from error
+    except ValueError as error:
+        if isinstance(error, CotensorError):
+            raise
+        raise InvalidError(f"path: {error}", field="path") from error
     header = _json(file, text)
     data = 8 + length
     found = [_tensor(file, name, entry, data, total) for name, entry in header.items() if name != "__metadata__"]

@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
+from .. import _checks
 from .._native import Store
 from ..errors import ConflictError, InvalidError, NotFoundError, UnsupportedError
 from . import _format
@@ -77,6 +78,8 @@ def shared_weights(
     """
     if not isinstance(name, str):
         raise InvalidError(f"a name is expected, not {type(name).__name__}", field="name")
+    if requires_grad is not None:
+        _checks.truth(requires_grad, "requires_grad")
     session = _Session(name, resolve(store), requires_grad, progress)
     _patch()
     _sessions.set((*_sessions.get(), session))

@@ -84,6 +84,9 @@ def publish(
     or is of a dtype, layout or class that cannot be shared, and :class:`OverBudgetError`; nothing is published then.
     """
     check_module(module)
+    _checks.truth(attach, "attach")
+    if source is not None and not isinstance(source, Mapping):
+        raise InvalidError(f"source: a dict is expected, not {type(source).__name__}", field="source")
     store = resolve(store)
     if any(type(part).get_extra_state is not torch.nn.Module.get_extra_state for part in module.modules()):
         logger.warning("%s: the module has extra state, which is not published", name)
@@ -127,6 +130,10 @@ def attach(
     was then; :class:`CorruptError` when ``name`` is no model.
     """
     check_module(module)
+    for field, value in (("strict", strict), ("same_dtype", same_dtype), ("follow", follow)):
+        _checks.truth(value, field)
+    if requires_grad is not None:
+        _checks.truth(requires_grad, "requires_grad")
     store = resolve(store)
     whole = store.get(name)
     if version is not None and whole.version != _checks.count(version, "version", 1):
