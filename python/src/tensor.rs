@@ -2,13 +2,14 @@
 
 use crate::dlpack::{self, Given};
 use crate::errors::{OrRaise, raise};
+use crate::index::slices;
 use crate::modules::Torch;
 use crate::window::{Held, Writable};
-use cotensor::{DType, Error, ErrorKind, Lease, Slice, Store};
+use cotensor::{DType, Error, ErrorKind, Lease, Store};
 use cotensor_core::Layout;
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyDict, PyEllipsis, PySlice, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyTuple};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -450,54 +451,4 @@ pub(crate) fn check_dlpack(stream: Option<&Bound<'_, PyAny>>, device: Option<(i3
     // The specification has -1 and None mean that there is nothing to wait for.
     let none = stream.is_none_or(|stream| stream.is_none() || stream.extract::<i64>().is_ok_and(|stream| stream == -1));
     if none { Ok(()) } else { Err(PyBufferError::new_err("memory of the host has no streams")) }
-}
-
-/// The slices that an index means along each dimension, and which dimensions it drops.
-fn slices(index: &Bound<'_, PyAny>, shape: &[usize]) -> PyResult<(Vec<Slice>, Vec<bool>)> {
-    let py = index.py();
-    let invalid = |message: String| raise(py, &Error::invalid(message).in_field("index"));
-    let parts: Vec<Bound<'_, PyAny>> = match index.cast::<PyTuple>() {
-        Ok(parts) => parts.iter().collect(),
-        Err(_) => vec![index.clone()],
-    };
-    let is_ellipsis = |part: &Bound<'_, PyAny>| part.is_instance_of::<PyEllipsis>();
-    let ellipses = parts.iter().filter(|part| is_ellipsis(part)).count();
-    let given = parts.len() - ellipses;
-    if ellipses > 1 || given > shape.len() {
-        return Err(invalid(format!("{given} indices and {ellipses} ellipses for {} dimensions", shape.len())));
-    }
-    let (mut all, mut dropped) = (Vec::with_capacity(shape.len()), Vec::with_capacity(shape.len()));
-    let whole = |dim: usize| Slice { start: 0, len: dim, step: 1 };
-    for part in &parts {
-        if is_ellipsis(part) {
-            let rest = shape.len() - given;
-            all.extend(shape[all.len()..all.len() + rest].iter().map(|&dim| whole(dim)));
-            dropped.resize(all.len(), false);
-            continue;
-        }
-        let dim = shape[all.len()];
-        if let Ok(slice) = part.cast::<PySlice>() {
-            let found = slice.indices(dim as isize)?;
-            let step = usize::try_from(found.step)
-                .map_err(|_| raise(py, &Error::unsupported("windows do not run backwards: a step is at least 1")))?;
-            let start = usize::try_from(found.start).unwrap_or(0).min(dim);
-            all.push(Slice { start, len: found.slicelength, step });
-            dropped.push(false);
-        } else if let Ok(at) = part.extract::<isize>()
-            && !part.is_instance_of::<PyBool>()
-        {
-            let start = if at < 0 { at + dim as isize } else { at };
-            let start = usize::try_from(start).ok().filter(|&start| start < dim);
-            let out = || pyo3::exceptions::PyIndexError::new_err(format!("index {at} is outside a dimension of {dim}"));
-            all.push(Slice { start: start.ok_or_else(out)?, len: 1, step: 1 });
-            dropped.push(true);
-        } else {
-            return Err(invalid(
-                "integers, slices and ... make a window; anything else is numpy's: t.numpy()[...]".into(),
-            ));
-        }
-    }
-    all.extend(shape[all.len()..].iter().map(|&dim| whole(dim)));
-    dropped.resize(all.len(), false);
-    Ok((all, dropped))
 }
