@@ -79,7 +79,7 @@ def handler(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def is_async(function: Callable[..., Any]) -> bool:
     """Whether calling it gives a coroutine."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(type(function), "__call__", None))  # noqa: B004
 
 
 def async_handler(

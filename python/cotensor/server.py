@@ -125,7 +125,7 @@ class SharedTensorServer:
                     embedded.close()
                 raise
             self._store, self._embedded, self._mark = store, embedded, mark
-            self._answers = embedded is not None or str(_discovery.answering(self.port)) == str(store.socket)
+            self._answers = embedded is not None or self._is_answered_by(store)
             _lifecycle.opened(self)
             self.provider._given = store
             self.provider.execution_mode = "server"
@@ -135,6 +135,12 @@ class SharedTensorServer:
                 self.stop()
                 raise
         return self
+
+    def _is_answered_by(self, store: Store) -> bool:
+        try:
+            return str(_discovery.answering(self.port)) == str(store.socket)
+        except CotensorError:
+            return False  # something that is no daemon
 
     def _marked(self, store: Store) -> Provider:
         # One server of a port: the name can be taken once.

@@ -418,6 +418,14 @@ def test_coroutines_need_an_async_provider(daemon):
     with AsyncSharedTensorProvider(socket=daemon.socket) as here, SharedTensorClient(socket=daemon.socket) as client:
         assert here.share(name="here.coroutine")(coroutine) is coroutine
         assert client.call_function("here.coroutine") == 1
+
+        class Called:
+            async def __call__(self):
+                return 1
+
+        # A class is called to make one, and that is no coroutine.
+        here.share(name="here.made", managed=True)(Called)
+        client.call_function("here.made").release()
         assert asyncio.run(coroutine()) == 1
     with pytest.raises(NotFoundError), SharedTensorClient(socket=daemon.socket, retry_count=0) as client:
         client.call_function("here.coroutine")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
+import weakref
 from typing import Any, Callable, Iterator, Tuple
 
 import pytest
@@ -91,6 +93,73 @@ def test_passes_that_overlap_switch_too(store: cotensor.Store) -> None:
         for thread in threads:
             thread.join()
     assert {2.0, 3.0, 4.0} <= seen and not mixed
+
+
+def test_passes_with_generators_are_of_one_version(store: cotensor.Store) -> None:
+    module = follower(store)
+    done, mixed = threading.Event(), []
+
+    def run() -> None:
+        while not done.is_set():
+            one, other = module(lambda: sum(value for value in range(300)))
+            if one != other:
+                mixed.append((one, other))
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for value in range(2, 60):
+        ct.publish(Weighed(value), "weighed", store)
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert not mixed
+
+
+def test_a_version_that_does_not_fit_keeps_nobody(store: cotensor.Store) -> None:
+    module = follower(store)
+    ct.publish(torch.nn.Linear(2, 2), "weighed", store)
+    assert module() == (1, 1)
+    inside, go_on = threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: module(lambda: (inside.set(), go_on.wait(60))))
+    thread.start()
+    assert inside.wait(60)
+    gate = ct.models._states[module].gate
+    assert not gate._is_to_wait(module)
+    assert module() == (1, 1)
+    go_on.set()
+    thread.join()
+
+
+def test_a_module_whose_pass_was_interrupted_is_freed(store: cotensor.Store) -> None:
+    module = follower(store)
+
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    try:
+        module(fail)
+    except KeyboardInterrupt:
+        pass
+    known = weakref.ref(module)
+    del module
+    gc.collect()
+    assert known() is None
+
+
+def test_a_note_that_cannot_be_read_is_a_version_that_does_not_fit(store: cotensor.Store) -> None:
+    module = follower(store)
+    note = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    raw = bytearray(store.get("weighed").tobytes())
+    at = raw.index(b'"source":{}') + len(b'"source":')
+    text = bytes(raw[24:at]) + note + b"}"
+    header = raw[:16] + len(text).to_bytes(8, "little") + text
+    header += bytes(-len(header) % 64)
+    data = raw[-(len(raw) % 64 or 64) - 64 :]
+    store.put("weighed", torch.frombuffer(bytearray(header + data + bytes(256)), dtype=torch.uint8))
+    assert module() == (1, 1)
+    with pytest.raises(cotensor.CorruptError, match="source"):
+        ct.refresh(module)
 
 
 def test_a_pass_inside_a_pass_waits_for_nobody(store: cotensor.Store) -> None:

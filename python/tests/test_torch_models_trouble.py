@@ -64,6 +64,8 @@ def test_wrong_options_are_named(store: Any) -> None:
         (lambda: ct.publish(module, "x", store, source=5), "source"),
         (lambda: ct.publish(module, "x", store, source={"a": object()}), "source"),
         (lambda: ct.publish_state_dict([1], "x", store), "mapping"),
+        (lambda: ct.publish_state_dict({"é" * 2049: torch.ones(1)}, "x", store), "é" * 80),
+        (lambda: ct.publish_state_dict({"\ud800": torch.ones(1)}, "x", store), "\ud800"),
         (lambda: ct.attach("module", "options", store), "module"),
         (lambda: ct.attach(module, "options", store, strict="no"), "strict"),
         (lambda: ct.attach(module, "options", store, follow="no"), "follow"),

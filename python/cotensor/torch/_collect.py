@@ -22,6 +22,7 @@ from ._format import (
     Manifest,
     TensorEntry,
     aligned,
+    is_name,
     span,
 )
 
@@ -95,8 +96,8 @@ def check(name: str, tensor: torch.Tensor) -> None:
 
     Raises :class:`InvalidError` or :class:`UnsupportedError`, naming it.
     """
-    if not name or len(name) > NAME_BYTES_MAX:
-        raise InvalidError(f"{name[:80]!r}: a name of 1 to {NAME_BYTES_MAX} characters is expected", field=name[:80])
+    if not is_name(name):
+        raise InvalidError(f"{name[:80]!r}: a name of 1 to {NAME_BYTES_MAX} bytes is expected", field=name[:80])
     if is_lazy(tensor):
         raise InvalidError(f"{name}: it is not initialized: run the module once", field=name)
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import threading
+import weakref
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
@@ -34,10 +36,13 @@ class Gate:
         self._is_newer = is_newer
         self._handles: List[Any] = []
         self._last: Optional[str] = None
-        self._begin()
+        #: The version that could not be switched to.
+        self.refused: Optional[Tuple[int, int]] = None
+        self.begin()
+        _gates.add(self)
 
-    def _begin(self) -> None:
-        self._process = os.getpid()
+    def begin(self) -> None:
+        """Nobody is inside."""
         self._changed = threading.Condition()
         #: The frames of the passes of each thread.
         self._inside: Dict[int, List[FrameType]] = {}
@@ -56,9 +61,6 @@ class Gate:
         self._handles = []
 
     def enter(self, module: torch.nn.Module, args: Any) -> None:
-        if self._process != os.getpid():
-            # Whoever locked it is not in this process.
-            self._begin()
         me = threading.get_ident()
         with self._changed:
             self._forget_ended()
@@ -87,9 +89,10 @@ class Gate:
         stacks = sys._current_frames() if self._inside else {}
         for thread, passes in list(self._inside.items()):
             running = _stack(stacks.get(thread))
-            passes[:] = [frame for frame in passes if frame in running]
-            if not passes:
-                del self._inside[thread]
+            if running is not None:
+                passes[:] = [frame for frame in passes if frame in running]
+                if not passes:
+                    del self._inside[thread]
 
     def _is_busy(self) -> bool:
         """Whether a thread is in a pass."""
@@ -104,8 +107,6 @@ class Gate:
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """While no thread is in a forward pass; those that come meanwhile wait."""
-        if self._process != os.getpid():
-            self._begin()
         with self._changed:
             self._wanted += 1
             try:
@@ -123,12 +124,26 @@ class Gate:
         return Gate, (_nothing, _never)
 
 
-def _stack(frame: Optional[FrameType]) -> "set[FrameType]":
+def _stack(frame: Optional[FrameType]) -> "Optional[set[FrameType]]":
+    """The frames from this one on; ``None`` where they cannot be known: a generator that stops meanwhile leads nowhere."""
     found = set()
+    last = frame
     while frame is not None:
         found.add(frame)
-        frame = frame.f_back
-    return found
+        last, frame = frame, frame.f_back
+    suspends = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+    return None if last is not None and last.f_code.co_flags & suspends else found
+
+
+def _forked() -> None:
+    # Whoever locked or entered them is not in this process.
+    for gate in list(_gates):
+        gate.begin()
+
+
+#: All there are.
+_gates: "weakref.WeakSet[Gate]" = weakref.WeakSet()
+os.register_at_fork(after_in_child=_forked)
 
 
 def _nothing(module: torch.nn.Module) -> None:

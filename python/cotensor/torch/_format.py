@@ -10,7 +10,7 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 from .. import _native
 from .._native import Tensor
-from ..errors import InvalidError
+from ..errors import CorruptError, InvalidError
 
 ALIGNMENT_BYTES = 64
 HEADER_BYTES_MAX = 100_000_000
@@ -79,6 +79,14 @@ class Manifest(NamedTuple):
         return max((offset + length for offset, length in self.storages), default=0)
 
 
+def is_name(name: str) -> bool:
+    """Whether a tensor can be called so: a text that UTF-8 can write, not too long."""
+    try:
+        return 0 < len(name.encode()) <= NAME_BYTES_MAX
+    except UnicodeEncodeError:
+        return False
+
+
 def aligned(size_bytes: int) -> int:
     """The next multiple of the alignment."""
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
@@ -106,5 +114,8 @@ def read(whole: Tensor) -> Tuple[Manifest, int]:
     Raises :class:`CorruptError` where there is none.
     """
     module, storages, tensors, source, data = _native.read_manifest(whole)
-    entries = list(map(TensorEntry._make, tensors))
-    return Manifest(module, storages, entries, json.loads(source)), data
+    try:
+        noted = json.loads(source)
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"{whole.name}: source: {error}", field=whole.name) from None
+    return Manifest(module, storages, list(map(TensorEntry._make, tensors)), noted), data

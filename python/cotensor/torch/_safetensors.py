@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 from ..errors import CorruptError, CotensorError, InvalidError, NotFoundError, SystemFailure, UnsupportedError
-from ._format import DIMENSIONS_MAX, HEADER_BYTES_MAX, ITEM_BYTES, NAME_BYTES_MAX
+from ._format import DIMENSIONS_MAX, HEADER_BYTES_MAX, ITEM_BYTES, is_name
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -100,7 +100,7 @@ def read(file: Path) -> List[FileTensor]:
 
 
 def _tensor(file: Path, name: str, entry: Any, data: int, total: int) -> FileTensor:
-    if not name or len(name) > NAME_BYTES_MAX:
+    if not is_name(name):
         raise _wrong(file, name[:80], "a name that long or empty")
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= set(entry):
         raise _wrong(file, name, "dtype, shape and data_offsets are expected")

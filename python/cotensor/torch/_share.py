@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
 import random
 from collections import Counter
 from typing import Any, Callable, List, Optional, Tuple
@@ -81,8 +82,8 @@ class Shared:
 
     def _compute(self, key: str, held: List[Ticket], args: Any, kwargs: Any) -> Any:
         # Whatever goes wrong from here on drops the ticket, and the next who waits computes.
-        state = _random_state()
         try:
+            state = _random_state()
             output = self._forward(*args, **kwargs)
         except BaseException:
             held.clear()
@@ -179,21 +180,19 @@ def _check(tensor: torch.Tensor, what: str) -> None:
 
 
 def _order(tensor: torch.Tensor) -> List[int]:
-    """The dimensions of an output as they lie in memory, the outermost first."""
+    """The dimensions of an output as they lie in memory, the outermost first. What has gaps, or elements that are the same
+    memory, is laid out row by row."""
     _check(tensor, "an output")
     if tensor.requires_grad:
         raise NotShared("an output that wants gradients")
     strides = tensor.stride()
     order = sorted(range(tensor.ndim), key=lambda dim: (-strides[dim], -tensor.shape[dim]))
-    if not tensor.permute(order).is_contiguous():
-        raise NotShared("an output whose elements do not lie side by side")
-    return list(range(tensor.ndim)) if tensor.is_contiguous() else order
+    return list(range(tensor.ndim)) if tensor.is_contiguous() or not tensor.permute(order).is_contiguous() else order
 
 
 def _random_state() -> Tuple[Any, ...]:
     """Of whatever draws random numbers without being asked which."""
-    drawn: Any = numpy.random.get_state()
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), str(drawn[2:]), bytes(drawn[1])
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), pickle.dumps(numpy.random.get_state(legacy=False))
 
 
 def _reason(error: Exception) -> str:

@@ -38,6 +38,9 @@ class _Session:
     #: What the model was loaded from, as far as it is known.
     files: Optional[List[List[Any]]] = None
     attaching: bool = False
+    #: Until the block ends. Tasks and threads that begin inside have its context, and keep it.
+    open: bool = True
+    thread: int = dataclasses.field(default_factory=threading.get_ident)
 
 
 #: Of each thread, and of each task of asyncio's.
@@ -68,7 +71,8 @@ def shared_weights(
     start together one does that while the others wait.
 
     One name is one model: use a context for each. ``requires_grad`` is as for :func:`attach`, ``progress`` as for
-    :func:`publish`. Only models made by the thread that entered are meant. To load a checkpoint that has changed,
+    :func:`publish`. Only models made by the thread that entered are meant,
+    and by the task of asyncio, if it is one, and those that it starts. To load a checkpoint that has changed,
     remove the name, or use another. Weights that :func:`publish` put there are taken as they are, whatever files
     ``from_pretrained`` names: they may be trained or quantised since.
 
@@ -86,12 +90,14 @@ def shared_weights(
     try:
         yield
     finally:
+        session.open = False
         _sessions.set(tuple(other for other in _sessions.get() if other is not session))
         _unpatch()
 
 
 def _current() -> Optional[_Session]:
-    return next(reversed(_sessions.get()), None)
+    me = threading.get_ident()
+    return next((session for session in reversed(_sessions.get()) if session.open and session.thread == me), None)
 
 
 def _patch() -> None:

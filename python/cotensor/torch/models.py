@@ -49,7 +49,12 @@ class _State:
     strict: bool
     requires_grad: Optional[bool]
     same_dtype: bool
-    gate: Optional[Gate] = None
+    #: The module's hooks have it: a pass that Ctrl-C ended keeps its frame there, and so the module.
+    gate_of_hooks: Optional["weakref.ref[Gate]"] = None
+
+    @property
+    def gate(self) -> Optional[Gate]:
+        return None if self.gate_of_hooks is None else self.gate_of_hooks()
 
 
 _lock = threading.RLock()
@@ -171,9 +176,10 @@ def refresh(module: torch.nn.Module) -> bool:
     Raises as :func:`attach` and :func:`newer_version` do; the module is as it was then.
     """
     state = _state(module)
-    if state.gate is None:
+    gate = state.gate
+    if gate is None:
         return _refresh(module, state)
-    with state.gate.exclusive():
+    with gate.exclusive():
         return _refresh(module, state)
 
 
@@ -198,15 +204,29 @@ def _refresh_quietly(module: torch.nn.Module) -> None:
     except CotensorError as error:
         # The version that is there is good, whatever became of the name or of the daemon.
         reason = str(error)
-    if state.gate is not None and state.gate.is_news(reason) and reason is not None:
+    gate = state.gate
+    if gate is None:
+        return
+    gate.refused = None if reason is None else _newest(state)
+    if gate.is_news(reason) and reason is not None:
         logger.warning("%s: version %d stays: %s", state.attachment.name, state.attachment.version, reason)
 
 
-def _is_newer(module: torch.nn.Module) -> bool:
+def _newest(state: _State) -> Optional[Tuple[int, int]]:
     try:
-        return newer_version(module) is not None
+        with state.store.get(state.attachment.name) as newest:
+            return newest.id
     except CotensorError:
+        return None
+
+
+def _is_newer(module: torch.nn.Module) -> bool:
+    with _lock:
+        state = _states.get(module)
+    gate = state.gate if state else None
+    if state is None or gate is None:
         return False
+    return _newest(state) not in (None, state.attachment.id, gate.refused)
 
 
 def _state(module: torch.nn.Module) -> _State:
@@ -243,5 +263,6 @@ def _attach(module: torch.nn.Module, whole: Tensor, state: _State, *, follow: Op
         elif gate is not None and not follow:
             gate.remove()
             gate = None
-        _states[module] = _State(new, state.store, state.strict, state.requires_grad, state.same_dtype, gate)
+        weak = None if gate is None else weakref.ref(gate)
+        _states[module] = _State(new, state.store, state.strict, state.requires_grad, state.same_dtype, weak)
     return new

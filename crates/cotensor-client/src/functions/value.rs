@@ -161,17 +161,24 @@ impl Value {
                 hasher
             }
             Value::Map(values) => {
-                hasher.number(values.len() as u64);
-                for (name, value) in values {
-                    hasher.field(name.as_bytes());
-                    value.hash(hasher);
-                }
+                hash_named(values, hasher);
                 hasher
             }
             Value::Tensor(lease) => hasher.field(lease.identity().as_bytes()),
             Value::Object(object) => hasher.number(object.number),
             Value::Remote(object) => hasher.number(object.epoch()).number(object.number()),
         };
+    }
+}
+
+/// Their order makes no other value.
+fn hash_named(values: &Entries, hasher: &mut Hasher) {
+    let mut sorted: Vec<_> = values.iter().collect();
+    sorted.sort_by_key(|(name, _)| *name);
+    hasher.number(sorted.len() as u64);
+    for (name, value) in sorted {
+        hasher.field(name.as_bytes());
+        value.hash(hasher);
     }
 }
 
@@ -242,14 +249,7 @@ impl Arguments {
     pub(crate) fn hash(&self, hasher: &mut Hasher) {
         hasher.number(self.args.len() as u64);
         self.args.iter().for_each(|value| value.hash(hasher));
-        hasher.number(self.kwargs.len() as u64);
-        // In what order they are named makes no other call.
-        let mut kwargs: Vec<_> = self.kwargs.iter().collect();
-        kwargs.sort_by_key(|(name, _)| *name);
-        for (name, value) in kwargs {
-            hasher.field(name.as_bytes());
-            value.hash(hasher);
-        }
+        hash_named(&self.kwargs, hasher);
     }
 }
 
@@ -295,5 +295,24 @@ impl Object {
 impl fmt::Debug for Object {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Object({})", self.number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn maps_are_equal_whatever_their_order() {
+        let map = |entries: [(&str, i64); 2]| {
+            Value::Map(entries.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect())
+        };
+        let hash = |value: Value| {
+            let mut hasher = Hasher::new("test");
+            Arguments::new().arg(value.clone()).named("z", 1).named("a", value).hash(&mut hasher);
+            hasher.finish()
+        };
+        assert_eq!(hash(map([("b", 1), ("a", 2)])), hash(map([("a", 2), ("b", 1)])));
+        assert_ne!(hash(map([("b", 1), ("a", 2)])), hash(map([("b", 2), ("a", 1)])));
     }
 }
