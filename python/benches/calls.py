@@ -14,13 +14,20 @@ from cotensor.client import SharedTensorClient
 ELEMENTS = 600 * 1024 // 4
 
 PROVIDER = """
-import sys, torch; torch.set_num_threads(1)
+import statistics, sys, time, torch; torch.set_num_threads(1)
 import cotensor
 from cotensor.provider import SharedTensorProvider
 provider = SharedTensorProvider(socket=sys.argv[1], execution_mode="server")
 @provider.share(name="double")
 def double(x):
-    return x * 2
+    start = time.perf_counter()
+    result = x * 2
+    taken.append(time.perf_counter() - start)
+    return result
+@provider.share(name="taken")
+def alone():
+    return statistics.median(taken)
+taken = []
 provider.start()
 print("ready", flush=True)
 sys.stdin.read()
@@ -82,6 +89,8 @@ def run(socket: str, rounds: int, ray: Any) -> Dict[str, float]:
         contender()
     taken = interleaved(contenders, rounds, turn=10)
     assert torch.equal(client.call_function("double", [x]), x * 2)
+    # Torch's part, which is the same for all: on memory that is not in the caches, and may be new.
+    taken["... of which the function itself"] = client.call_function("taken")
     client.close()
     provider.end()
     http_server.process.kill()
