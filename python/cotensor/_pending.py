@@ -51,11 +51,13 @@ class Waiter:
                 self._thread = threading.Thread(target=self._hear, name="cotensor-waiter", daemon=True)
                 self._thread.start()
 
-    def fail(self, error: Exception) -> None:
-        """Ends every wait."""
+    def fail(self, error: Exception, *, deaf: bool = False) -> None:
+        """Ends every wait; ``deaf`` says that the thread ends, too."""
         with self._lock:
             waiting = list(self._waiting.values())
             self._waiting.clear()
+            if deaf:
+                self._thread = None
         _tell([(one, error, True) for one in waiting])
 
     def _hear(self) -> None:
@@ -64,14 +66,9 @@ class Waiter:
         except BaseException as error:
             # Nobody else would ever tell those who wait; whoever starts something after this gets a new thread.
             log.warning("waiting for results failed: %s", error)
-            with self._lock:
-                waiting = list(self._waiting.values())
-                self._waiting.clear()
-                self._thread = None
             # StopIteration, and what is no Exception, cannot be a future's.
             told = error if isinstance(error, Exception) and not isinstance(error, StopIteration) else None
-            told = told or SystemFailure(f"waiting for results failed: {error!r}")
-            _tell([(one, told, True) for one in waiting])
+            self.fail(told or SystemFailure(f"waiting for results failed: {error!r}"), deaf=True)
 
     def _hear_until_done(self) -> None:
         while True:

@@ -79,15 +79,13 @@ def read(file: Path) -> List[FileTensor]:
                     f"{file}: no safetensors file: a header of {length} bytes in {total}", file=str(file)
                 )
             text = opened.read(length)
+    except CotensorError:
+        raise
     except FileNotFoundError:
         raise NotFoundError(f"{file}: there is no such file", file=str(file)) from None
     except OSError as error:
-        if isinstance(error, CotensorError):
-            raise
         raise SystemFailure(f"{file}: {error.strerror or error}", file=str(file)) from error
     except ValueError as error:
-        if isinstance(error, CotensorError):
-            raise
         raise InvalidError(f"path: {error}", field="path") from error
     header = _json(file, text)
     data = 8 + length

@@ -6,8 +6,8 @@ import threading
 from contextlib import contextmanager
 from typing import Iterator, Optional
 
-from .. import connect
-from .._native import Store, Ticket, content_hash
+from .. import _checks, connect
+from .._native import Store, Tensor, Ticket, content_hash
 from ..errors import ConflictError, InvalidError, TimedOutError
 
 _lock = threading.Lock()
@@ -27,6 +27,14 @@ def resolve(store: Optional[Store]) -> Store:
         if _default is None:
             _default = connect()
         return _default
+
+
+def leased(store: Store, name: str, version: Optional[int]) -> Tensor:
+    """The newest version of a name, or the one that is asked for, which somebody has to lease still."""
+    whole = store.get(name)
+    if version is not None and whole.version != _checks.count(version, "version", 1):
+        whole = store.lease((whole.id[0], version))
+    return whole
 
 
 def _is_closed(store: Store) -> bool:

@@ -19,7 +19,7 @@ from ._collect import check_module, gather, places
 from ._follow import Gate
 from ._modes import plainly
 from ._progress import Progress
-from ._store import resolve
+from ._store import leased, resolve
 
 logger = logging.getLogger("cotensor.torch")
 
@@ -140,9 +140,7 @@ def attach(
     if requires_grad is not None:
         _checks.truth(requires_grad, "requires_grad")
     store = resolve(store)
-    whole = store.get(name)
-    if version is not None and whole.version != _checks.count(version, "version", 1):
-        whole = store.lease((whole.id[0], version))
+    whole = leased(store, name, version)
     state = _State(_attachment(whole), store, strict, requires_grad, same_dtype)
     done = _attach(module, whole, state, follow=follow)
     logger.info("attached %s version %d, %d bytes", name, done.version, done.nbytes)

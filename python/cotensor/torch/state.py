@@ -9,14 +9,13 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 import torch
 
-from .. import _checks
 from .._native import Store
 from . import _format, _safetensors, _write
 from ._collect import contiguous_stride, gather, of_mapping
 from ._format import TEMPORARY, TENSOR, Manifest, TensorEntry, aligned
 from ._modes import plainly
 from ._progress import STEP_BYTES, Progress, reporting
-from ._store import resolve
+from ._store import leased, resolve
 from .models import Attachment
 
 logger = logging.getLogger("cotensor.torch")
@@ -94,9 +93,7 @@ def state_dict(name: str, store: Optional[Store] = None, *, version: Optional[in
     Raises :class:`NotFoundError`, and :class:`CorruptError` when ``name`` is no model.
     """
     store = resolve(store)
-    whole = store.get(name)
-    if version is not None and whole.version != _checks.count(version, "version", 1):
-        whole = store.lease((whole.id[0], version))
+    whole = leased(store, name, version)
     manifest, data = _format.read(whole)
     shown = _write.views(whole, manifest, data)
     found: Dict[str, torch.Tensor] = {}
