@@ -180,7 +180,7 @@ impl Terms {
         let lease = held.lease();
         let lease = if self.store().holds(lease) {
             Some(lease.another(&self.holder).or_raise(py)?)
-        } else if lease.layout().size_bytes() > COPIED_BYTES_MAX && !lease.is_private() {
+        } else if lease.layout().size_bytes() > COPIED_BYTES_MAX {
             py.detach(|| self.store().join(lease, &self.holder))
         } else {
             None

@@ -1,5 +1,5 @@
-//! Tensors in files: `.npy`, `.safetensors` and bare bytes; and whole modules in one tensor. Files are read and written from front to back, so pipes will
-//! do, and into and out of the store's memory directly: no tensor is held a second time.
+//! Tensors in files: `.npy`, `.safetensors` and bare bytes; and whole modules in one tensor. Files are read and written from
+//! front to back, so pipes will do, and into and out of the store's memory directly: no tensor is held a second time.
 
 mod columns;
 mod module;

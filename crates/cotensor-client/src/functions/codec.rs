@@ -179,11 +179,10 @@ fn hand(lease: &Lease, edge: &dyn Edge, handed: &mut Handed) -> Result<TensorRef
     if edge.store().holds(lease) {
         return Ok(refer(lease));
     }
-    let own = match lease.is_private() {
-        true => None,
-        false => edge.store().join(lease, edge.holder()),
+    let own = match edge.store().join(lease, edge.holder()) {
+        Some(own) => own,
+        None => edge.store().publish_private(lease, edge.holder())?,
     };
-    let own = own.map_or_else(|| edge.store().publish_private(lease, edge.holder()), Ok)?;
     let reference = refer(&own);
     handed.own.push(own);
     Ok(reference)

@@ -122,9 +122,10 @@ impl ClientStore {
     }
 
     /// The tensor of a lease that this process has over another connection to the same daemon, leased over this one: no copy.
-    /// `None` for any other, whatever its numbers are, because the memory of the two is not the same.
+    /// `None` for any other, whatever its numbers are, because the memory of the two is not the same; a private one's mean
+    /// nothing to a daemon, which is not asked.
     pub fn join(&self, lease: &Lease, holder: &Holder) -> Option<Lease> {
-        let there = memory_of(lease.segment())?;
+        let there = memory_of(lease.segment()).filter(|_| !lease.is_private())?;
         let own = self.lease(lease.id(), holder).ok()?;
         (memory_of(own.segment()) == Some(there) && own.layout() == lease.layout()).then_some(own)
     }
