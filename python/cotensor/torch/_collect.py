@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 import torch
+from torch.jit._script import RecursiveScriptModule
 from torch.nn.parameter import is_lazy
 
 from ..errors import InvalidError, UnsupportedError
 from ._format import (
     ALIGNMENT_BYTES,
     BUFFER,
+    COUNT_MAX,
     ITEM_BYTES,
     NAME_BYTES_MAX,
     PARAMETER,
@@ -118,6 +120,8 @@ def check(name: str, tensor: torch.Tensor) -> None:
         )
     if tensor.dtype not in NAMES:
         raise UnsupportedError(f"{name}: {tensor.dtype} cannot be shared, only {', '.join(NAMES.values())}", field=name)
+    if any(step >= COUNT_MAX for step in tensor.stride()):
+        raise UnsupportedError(f"{name}: its strides are {list(tensor.stride())}: contiguous() first", field=name)
     if tensor.is_conj() or tensor.is_neg():
         raise UnsupportedError(f"{name}: it is a lazy negation or conjugation: resolve_neg() first", field=name)
 
@@ -127,8 +131,8 @@ def gather(
 ) -> Tuple[Manifest, List[List[Part]]]:
     """Lays tensors out: each memory once, whatever shows it.
 
-    One that is the same tensor under several names has one entry. Tensors that overlap in memory stay so. One that is
-    alone in its memory keeps its strides if that wastes nothing, and else has its elements put side by side.
+    One that is the same tensor under several names has one entry. Tensors that overlap in memory stay so. Every tensor
+    keeps its strides exactly, those of dimensions of size 1 included: torch chooses kernels and memory formats by them.
     """
     groups: Dict[Any, Shown] = {}
     for name, kind, tensor in found:
@@ -192,7 +196,7 @@ def _lay(cluster: List[Shown]) -> Tuple[List[Part], int, List[Tuple[torch.Tensor
     """What is copied for a cluster, its length in bytes; and each tensor's strides in elements and start in bytes."""
     tensors = [tensor for tensor, _ in cluster]
     if not any(tensor.numel() for tensor in tensors):
-        return [], 0, [(tensor, named, _stride(tensor), 0) for tensor, named in cluster]
+        return [], 0, [(tensor, named, tensor.stride(), 0) for tensor, named in cluster]
     low = min(_extent(tensor)[0] for tensor in tensors)
     length = max(_extent(tensor)[1] for tensor in tensors) - low
     candidates = (low % ALIGNMENT_BYTES, *range(8))
@@ -201,17 +205,17 @@ def _lay(cluster: List[Shown]) -> Tuple[List[Part], int, List[Tuple[torch.Tensor
     if pad is None:
         name = cluster[0][1][0][0]
         raise UnsupportedError(f"{name}: others show the same memory at odd addresses: clone() one of them", field=name)
-    shown = [(t, named, _stride(t), t.data_ptr() - low + pad) for t, named in cluster]
-    parts = [_part(tensor, stride, start) for tensor, _, stride, start in shown if tensor.numel()]
+    shown = [(t, named, t.stride(), t.data_ptr() - low + pad) for t, named in cluster]
+    parts = [_part(tensor, start) for tensor, _, _, start in shown if tensor.numel()]
     return parts, pad + length, shown
 
 
-def _part(tensor: torch.Tensor, stride: Tuple[int, ...], start: int) -> Part:
-    for dimension, step in enumerate(stride):
+def _part(tensor: torch.Tensor, start: int) -> Part:
+    for dimension, step in enumerate(tensor.stride()):
         if step == 0:  # an expanded dimension: once
             tensor = tensor.narrow(dimension, 0, 1)
     tensor = tensor.detach()
-    extent = span(tensor.shape, _stride(tensor))
+    extent = span(tensor.shape, tensor.stride())
     if extent > tensor.numel() and _is_apart(tensor):
         return Part(start, tensor.numel() * tensor.element_size(), tensor, True, tensor)
     size_bytes = extent * tensor.element_size()
@@ -223,15 +227,11 @@ def _part(tensor: torch.Tensor, stride: Tuple[int, ...], start: int) -> Part:
 def _is_apart(tensor: torch.Tensor) -> bool:
     """Whether no two elements share memory; False when that is hard to tell."""
     reach = 1
-    for step, size in sorted(zip(_stride(tensor), tensor.shape)):
+    for step, size in sorted(zip(tensor.stride(), tensor.shape)):
         if size > 1 and step < reach:
             return False
         reach += (size - 1) * step
     return True
-
-
-def _stride(tensor: torch.Tensor) -> Tuple[int, ...]:
-    return tuple(step if size > 1 else 1 for size, step in zip(tensor.shape, tensor.stride()))
 
 
 def contiguous_stride(shape: Tuple[int, ...]) -> Tuple[int, ...]:

@@ -16,6 +16,8 @@ ALIGNMENT_BYTES = 64
 HEADER_BYTES_MAX = 100_000_000
 DIMENSIONS_MAX = 64
 NAME_BYTES_MAX = 4096
+#: Counts of elements and strides are below this.
+COUNT_MAX = 1 << 56
 
 #: Bytes of one element, by the names that torch and the store give the types.
 ITEM_BYTES = {

@@ -98,7 +98,7 @@ def views(whole: Tensor, manifest: Manifest, data: int) -> List[torch.Tensor]:
             if not length:
                 if 0 not in entry.shape:
                     raise CorruptError(f"{entry.name}: it lies in a storage of no bytes", field=entry.name)
-                shown.append(torch.empty(entry.shape, dtype=DTYPES[entry.dtype]))
+                shown.append(torch.empty_strided(entry.shape, entry.stride, dtype=DTYPES[entry.dtype]))
             elif used[entry.storage] == 1 and entry.dtype in _BY_DLPACK and 0 < len(entry.shape) <= _DIRECT_MAX:
                 start += data + entry.offset * ITEM_BYTES[entry.dtype]
                 shown.append(whole.window(start, entry.dtype, entry.shape, entry.stride).torch())

@@ -74,7 +74,7 @@ def publish(
 ) -> Attachment:
     """Publishes a module's parameters and buffers under ``name``, as one shared tensor: one copy.
 
-    Tied weights are stored once, and so is memory that several tensors show; strides are kept where they waste nothing.
+    Tied weights are stored once, and so is memory that several tensors show. Strides are kept exactly.
     Published again, a name has a new version, for all its tensors at once; whoever attached the one before keeps it.
 
     With ``attach`` the module itself uses the shared memory from then on and its own is freed. Its parameters stay the
