@@ -79,6 +79,31 @@ def places(module: torch.nn.Module) -> List[Tuple[str, str, torch.Tensor]]:
     return [slot[:3] for slot in slots(module)]
 
 
+def check_complete(module: torch.nn.Module) -> None:
+    """Raises :class:`UnsupportedError` for a module with weights that are neither parameters nor buffers."""
+    known = {id(tensor) for _, _, tensor in places(module)}
+    names = {name for name, _, _ in places(module)}
+    for name, value in module.state_dict(keep_vars=True).items():
+        if name not in names and id(value) not in known and not name.endswith("_extra_state"):
+            _refuse_packed(name)
+    for prefix, part in module.named_modules():
+        attributes = vars(part)
+        if isinstance(part, RecursiveScriptModule):
+            attributes = {name: part._c.getattr(name) for name in part._concrete_type.get_attributes()}
+        for name, value in attributes.items():
+            # torch's quantized modules have their weights in objects of the backend's.
+            if isinstance(value, torch.ScriptObject) and not isinstance(value, torch._C.ScriptModule):
+                _refuse_packed(f"{prefix}.{name}" if prefix else name)
+
+
+def _refuse_packed(name: str) -> None:
+    raise UnsupportedError(
+        f"{name}: it is neither a parameter nor a buffer, as packed weights of quantized modules are, and cannot be "
+        "shared: publish the module before it is quantized",
+        field=name,
+    )
+
+
 def of_mapping(mapping: Mapping[str, Any]) -> List[Tuple[str, str, torch.Tensor]]:
     """The tensors of a state dict."""
     if not isinstance(mapping, collections.abc.Mapping):

@@ -15,7 +15,7 @@ from .._native import Store, Tensor
 from ..errors import CotensorError, InvalidError
 from . import _format, _write
 from ._assign import assign, plan
-from ._collect import check_module, gather, places
+from ._collect import check_complete, check_module, gather, places
 from ._follow import Gate
 from ._modes import plainly
 from ._progress import Progress
@@ -86,7 +86,8 @@ def publish(
     terminal when it takes longer than two seconds. ``source`` is a note for whoever attaches.
 
     Raises :class:`InvalidError` or :class:`UnsupportedError` naming the parameter that has no data, is not on the host,
-    or is of a dtype, layout or class that cannot be shared, and :class:`OverBudgetError`; nothing is published then.
+    or is of a dtype, layout or class that cannot be shared, :class:`UnsupportedError` naming weights that are neither
+    parameters nor buffers (quantized modules of torch.ao), and :class:`OverBudgetError`; nothing is published then.
     """
     check_module(module)
     _checks.truth(attach, "attach")
@@ -98,6 +99,7 @@ def publish(
     kind = f"{type(module).__module__}.{type(module).__qualname__}"
     with plainly():
         manifest, sources = gather(places(module), kind, dict(source or {}))
+        check_complete(module)
     whole = _write.write(store, name, manifest, sources, keep, producer or type(module).__name__, progress)
     del sources
     attachment = _attachment(whole)
