@@ -23,6 +23,7 @@ State dicts: :func:`publish_state_dict`, :func:`publish_file` (safetensors), :fu
 
 from __future__ import annotations
 
+from ._follow import pin
 from ._share import Shared, share, unshare
 from .hub import shared_weights
 from .models import Attachment, attach, attachment, newer_version, publish, refresh
@@ -34,6 +35,7 @@ __all__ = [
     "attach",
     "attachment",
     "newer_version",
+    "pin",
     "publish",
     "publish_file",
     "publish_state_dict",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections.abc
 import ctypes
+import sys
 from dataclasses import dataclass
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
@@ -53,6 +54,16 @@ def check_module(module: Any) -> None:
     """Raises :class:`InvalidError` for what is none."""
     if not isinstance(module, torch.nn.Module):
         raise InvalidError(f"module: a torch.nn.Module is expected, not {type(module).__name__}", field="module")
+
+
+def plain_module(module: Any) -> torch.nn.Module:
+    """The module; of one that ``torch.compile`` made, the module inside."""
+    check_module(module)
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    if compiler is not None and isinstance(module, compiler.OptimizedModule):
+        inside: torch.nn.Module = module._orig_mod
+        return inside
+    return module  # type: ignore[no-any-return]
 
 
 #: Name, kind and tensor, and the module whose attribute of which name it is.

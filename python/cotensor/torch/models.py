@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Mapping, Optional, Tuple
 
 import torch
@@ -15,8 +15,8 @@ from .._native import Store, Tensor
 from ..errors import CotensorError, InvalidError
 from . import _format, _write
 from ._assign import assign, plan
-from ._collect import check_complete, check_module, gather, places
-from ._follow import Gate
+from ._collect import check_complete, gather, places, plain_module
+from ._follow import Gate, check_compiler
 from ._modes import plainly
 from ._progress import Progress
 from ._store import leased, resolve
@@ -89,7 +89,7 @@ def publish(
     or is of a dtype, layout or class that cannot be shared, :class:`UnsupportedError` naming weights that are neither
     parameters nor buffers (quantized modules of torch.ao), and :class:`OverBudgetError`; nothing is published then.
     """
-    check_module(module)
+    module = plain_module(module)
     _checks.truth(attach, "attach")
     if source is not None and not isinstance(source, Mapping):
         raise InvalidError(f"source: a dict is expected, not {type(source).__name__}", field="source")
@@ -131,16 +131,19 @@ def attach(
     ``version`` asks for one exactly, which somebody has to lease still. ``strict`` is as for
     :meth:`torch.nn.Module.load_state_dict`. ``same_dtype`` refuses dtypes that differ from the module's. With
     ``follow`` the module switches to the newest version before a forward pass, never during one; else :func:`refresh`
-    does it.
+    does it. :func:`pin` holds one version for several passes, as ``generate`` of transformers does by itself. Of a module
+    that follows, ``torch.compile`` compiles what is inside the forward pass; with ``fullgraph=True`` it raises.
 
     Raises :class:`NotFoundError`; :class:`InvalidError` naming the parameter that does not fit, and the module is as it
     was then; :class:`CorruptError` when ``name`` is no model.
     """
-    check_module(module)
+    module = plain_module(module)
     for field, value in (("strict", strict), ("same_dtype", same_dtype), ("follow", follow)):
         _checks.truth(value, field)
     if requires_grad is not None:
         _checks.truth(requires_grad, "requires_grad")
+    if follow:
+        check_compiler()
     store = resolve(store)
     whole = leased(store, name, version)
     state = _State(_attachment(whole), store, strict, requires_grad, same_dtype)
@@ -151,7 +154,7 @@ def attach(
 
 def attachment(module: torch.nn.Module) -> Optional[Attachment]:
     """Which published model the module uses, as it was attached or published last; None for none."""
-    check_module(module)
+    module = plain_module(module)
     with _lock:
         state = _states.get(module)
     return state.attachment if state else None
@@ -175,6 +178,7 @@ def refresh(module: torch.nn.Module) -> bool:
 
     Raises as :func:`attach` and :func:`newer_version` do; the module is as it was then.
     """
+    module = plain_module(module)
     state = _state(module)
     gate = state.gate
     if gate is None:
@@ -230,7 +234,7 @@ def _is_newer(module: torch.nn.Module) -> bool:
 
 
 def _state(module: torch.nn.Module) -> _State:
-    check_module(module)
+    module = plain_module(module)
     with _lock:
         state = _states.get(module)
     if state is None:
@@ -261,8 +265,8 @@ def _attach(module: torch.nn.Module, whole: Tensor, state: _State, *, follow: Op
             gate = Gate(_refresh_quietly, _is_newer)
             gate.install(module)
         elif gate is not None and not follow:
-            gate.remove()
+            gate.remove(module)
             gate = None
         weak = None if gate is None else weakref.ref(gate)
-        _states[module] = _State(new, state.store, state.strict, state.requires_grad, state.same_dtype, weak)
+        _states[module] = replace(state, attachment=new, gate_of_hooks=weak)
     return new

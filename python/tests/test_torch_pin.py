@@ -1,0 +1,293 @@
+"""Modules that follow their name, compiled, pinned to one version, and while they generate."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import threading
+from typing import Any, Callable, Iterator, List
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import cotensor  # noqa: E402
+import cotensor.torch as ct  # noqa: E402
+
+
+class Weighed(torch.nn.Module):
+    """Gives its weight; something can happen during the pass."""
+
+    def __init__(self, value: float = 0.0) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((), float(value)))
+
+    def forward(self, between: Callable[[], Any] = lambda: None) -> float:
+        between()
+        return float(self.weight)
+
+    def generate(self, *between: Callable[[], Any]) -> List[float]:
+        """As transformers does: a pass for each token."""
+        return [self(each) for each in between]
+
+
+def line(value: float) -> torch.nn.Module:
+    module = torch.nn.Sequential(torch.nn.Linear(2, 1, bias=False))
+    torch.nn.init.constant_(module[0].weight, value)
+    return module
+
+
+@pytest.fixture
+def store() -> Iterator[cotensor.Store]:
+    with cotensor.Store() as store:
+        yield store
+
+
+@pytest.fixture
+def graphs() -> Iterator[List[Any]]:
+    """What ``torch.compile`` captures; nothing is left of it afterwards."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    yield []
+    torch._dynamo.reset()
+
+
+def follower(store: cotensor.Store, value: float = 1) -> Any:
+    ct.publish(Weighed(value), "weighed", store)
+    module = Weighed()
+    ct.attach(module, "weighed", store, follow=True)
+    return module
+
+
+def follows(store: cotensor.Store, run: Callable[[Any], Any]) -> None:
+    x = torch.ones(1, 2)
+    with torch.no_grad():
+        for value in (1.0, 2.0, 3.0):
+            ct.publish(line(value), "line", store, attach=False)
+            assert float(run(x)) == 2 * value
+
+
+@pytest.mark.parametrize("how", ["wrapped", "wrapped first", "in place", "around", "function"])
+@pytest.mark.parametrize("when", ["compiled after", "compiled before", "run before"])
+def test_a_compiled_module_follows(store: cotensor.Store, graphs: List[Any], how: str, when: str) -> None:
+    def backend(captured: Any, example: Any) -> Any:
+        graphs.append(captured)
+        return captured.forward
+
+    class Around(torch.nn.Module):
+        def __init__(self, inner: Any) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Any) -> Any:
+            return self.inner(x) * 1
+
+    module = line(0.0)
+    ct.publish(line(1.0), "line", store, attach=False)
+
+    def compiled() -> Any:
+        if how == "in place":
+            module.compile(backend=backend)
+            return module
+        if how == "around":
+            return torch.compile(Around(module), backend=backend)
+        if how == "function":
+            return torch.compile(lambda x: module(x) * 1, backend=backend)
+        return torch.compile(module, backend=backend)
+
+    run = None
+    if when != "compiled after":
+        run = compiled()
+        if when == "run before":
+            with torch.no_grad():
+                assert float(run(torch.ones(1, 2))) == 0.0
+    attached = run if how == "wrapped first" and run is not None else module
+    ct.attach(attached, "line", store, follow=True)
+    before = len(graphs)
+    follows(store, compiled() if run is None else run)
+    assert len(graphs) > before, "the module is still compiled"
+    assert ct.attachment(attached).version == 4
+
+
+def test_a_module_compiled_as_one_graph_is_refused(store: cotensor.Store, graphs: List[Any]) -> None:
+    ct.publish(line(1.0), "line", store, attach=False)
+    module = line(0.0)
+    run = torch.compile(module, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        run(torch.ones(1, 2))
+        ct.attach(module, "line", store, follow=True)
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="Gate.enter"):
+            run(torch.ones(1, 2))
+        # Without following it is one graph again, which refresh() brings to the newest version.
+        ct.attach(module, "line", store, follow=False)
+        assert float(run(torch.ones(1, 2))) == 2.0
+        ct.publish(line(2.0), "line", store, attach=False)
+        ct.refresh(module)
+        assert float(run(torch.ones(1, 2))) == 4.0
+
+
+def test_weights_as_constants_of_compiled_code_are_refused(store: cotensor.Store, monkeypatch: Any) -> None:
+    import torch._inductor.config as config
+
+    ct.publish(line(1.0), "line", store, attach=False)
+    module = line(0.0)
+    monkeypatch.setattr(config, "freezing", True)
+    with pytest.raises(cotensor.UnsupportedError, match="freezing") as error:
+        ct.attach(module, "line", store, follow=True)
+    assert error.value.field == "follow"
+    assert not module[0].weight.any(), "the module is as it was"
+    ct.attach(module, "line", store)
+
+
+def test_what_torch_compile_made_is_published_and_attached_as_the_module(store: cotensor.Store) -> None:
+    compiled = torch.compile(line(3.0), backend="eager")
+    published = ct.publish(compiled, "compiled", store)
+    assert ct.attachment(compiled) == published
+    other = line(0.0)
+    ct.attach(other, "compiled", store)
+    assert float(other(torch.ones(1, 2))) == 6.0
+    ct.attach(torch.compile(line(0.0), backend="eager"), "compiled", store)
+
+
+def test_a_pinned_module_stays_on_one_version(store: cotensor.Store) -> None:
+    module = follower(store)
+    ct.publish(Weighed(2), "weighed", store)
+    with ct.pin(module):
+        assert module() == 2, "the newest when it began"
+        ct.publish(Weighed(3), "weighed", store)
+        with ct.pin(module):
+            assert module() == 2
+        assert module() == 2
+        with pytest.raises(cotensor.ConflictError, match="pinned"):
+            ct.refresh(module)
+        with pytest.raises(ValueError), ct.pin(module):
+            raise ValueError
+        assert module() == 2
+    assert module() == 3
+    with ct.pin(line(1.0)):
+        pass  # one that does not follow needs none
+    with pytest.raises(cotensor.InvalidError), ct.pin(3):  # type: ignore[arg-type]
+        pass
+
+
+def test_a_pin_holds_for_other_threads_and_ends_for_them(store: cotensor.Store, monkeypatch: Any) -> None:
+    monkeypatch.setattr("cotensor.torch._follow.PATIENCE", 0.2)
+    module = follower(store)
+    pinned, go_on, seen = threading.Event(), threading.Event(), []
+
+    def use() -> None:
+        with ct.pin(module):
+            pinned.set()
+            go_on.wait(60)
+            seen.append(module())
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    assert pinned.wait(60)
+    ct.publish(Weighed(2), "weighed", store)
+    assert [module() for _ in range(3)] == [1, 1, 1]
+    gate = ct.models._states[module].gate
+    assert not gate._is_to_wait(module), "it waited once in vain"
+    refreshed = []
+    waiting = threading.Thread(target=lambda: refreshed.append(ct.refresh(module)))
+    waiting.start()
+    go_on.set()
+    thread.join()
+    waiting.join()
+    assert seen == [1] and module() == 2 and refreshed in ([True], [False])
+
+
+def test_a_pin_in_a_generator_ends_in_whatever_thread(store: cotensor.Store) -> None:
+    module = follower(store)
+
+    def steps() -> Iterator[float]:
+        with ct.pin(module):
+            while True:
+                yield module()
+
+    running = steps()
+    assert next(running) == 1
+    ct.publish(Weighed(2), "weighed", store)
+    assert next(running) == 1 and module() == 1
+    ending = threading.Thread(target=running.close)
+    ending.start()
+    ending.join()
+    assert module() == 2
+
+
+def test_a_forked_child_has_no_pin_of_its_parents(daemon: Any) -> None:
+    with daemon.connect() as store:
+        module = follower(store)
+        code = None
+        with ct.pin(module):
+            child = os.fork()
+            if child == 0:
+                code = 1
+        if child == 0:
+            try:
+                with ct.pin(module):
+                    code = 0 if module() == 1 else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_modules_inside_are_pinned_too(store: cotensor.Store) -> None:
+    inner = follower(store)
+    outer = torch.nn.ModuleList([torch.nn.Identity(), inner])
+    with ct.pin(outer):
+        ct.publish(Weighed(2), "weighed", store)
+        assert inner() == 1
+    assert inner() == 2
+
+
+def test_generate_is_of_one_version(store: cotensor.Store) -> None:
+    module = follower(store)
+
+    def publish(value: float) -> Callable[[], Any]:
+        return lambda: ct.publish(Weighed(value), "weighed", store)
+
+    assert module.generate(publish(2), publish(3), publish(4)) == [1, 1, 1]
+    assert module.generate(lambda: None) == [4]
+    # A copy, and what is saved, has the method of its class.
+    twin = copy.deepcopy(module)
+    assert twin.generate(publish(5)) == [4] and module() == 5
+    buffer = io.BytesIO()
+    torch.save(module, buffer)
+    buffer.seek(0)
+    assert torch.load(buffer, weights_only=False).generate(lambda: None) == [5]
+    ct.attach(module, "weighed", store, follow=False)
+    assert "generate" not in vars(module)
+
+
+def test_transformers_generate_beside_a_trainer(store: cotensor.Store) -> None:
+    transformers = pytest.importorskip("transformers")
+    from torch_models import family
+
+    kind, config, _ = family("llama")
+    models = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        models.append(kind(config).eval())
+    want = [model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=8, do_sample=False).tolist() for model in models]
+    assert want[0] != want[1], "the premise"
+    ct.publish(models[0], "llama", store, attach=False)
+    model = kind(config).eval()
+    ct.attach(model, "llama", store, follow=True)
+
+    class Training(transformers.StoppingCriteria):
+        """Publishes the other version after each token."""
+
+        def __call__(self, tokens: Any, scores: Any, **more: Any) -> Any:
+            ct.publish(models[tokens.shape[1] % 2], "llama", store, attach=False)
+            return torch.zeros(tokens.shape[0], dtype=torch.bool)
+
+    for _ in range(4):
+        before = store.get("llama").version
+        found = model.generate(
+            torch.tensor([[3, 4, 5]]), max_new_tokens=8, do_sample=False, stopping_criteria=[Training()]
+        )
+        assert found.tolist() in want
+        assert ct.attachment(model).version == before
