@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 from torch.nn.parameter import is_lazy
 
 from ..errors import InvalidError, UnsupportedError
 from ._collect import DTYPES, Slot, slots
-from ._format import PARAMETER, TEMPORARY, TENSOR, Manifest
+from ._format import PARAMETER, TEMPORARY, TENSOR, Manifest, TensorEntry
 
 
 @dataclass
@@ -22,7 +23,75 @@ class Plan:
     unexpected: List[str] = field(default_factory=list)
 
 
-def plan(module: torch.nn.Module, manifest: Manifest, model: str, *, strict: bool, same_dtype: bool) -> Plan:
+class Naming(NamedTuple):
+    """How published names become a module's own."""
+
+    #: Only published names that start so are meant; the module's names have it not.
+    prefix: str = ""
+    #: Regular expressions and what they are replaced by, applied in turn to what follows the prefix.
+    replaced: Tuple[Tuple["re.Pattern[str]", str], ...] = ()
+
+    def own(self, published: str) -> Optional[str]:
+        """The module's name for a published one; none where the module is not meant."""
+        if not published.startswith(self.prefix):
+            return None
+        name = published[len(self.prefix) :]
+        for pattern, replacement in self.replaced:
+            name = pattern.sub(replacement, name)
+        return name
+
+
+def naming(prefix: Any, key_mapping: Any) -> Naming:
+    """Raises :class:`InvalidError` for what are no such options."""
+    if not isinstance(prefix, str):
+        raise InvalidError(f"prefix: a text is expected, not {type(prefix).__name__}", field="prefix")
+    if key_mapping is None:
+        return Naming(prefix)
+    if not isinstance(key_mapping, Mapping):
+        raise InvalidError(f"key_mapping: a dict is expected, not {type(key_mapping).__name__}", field="key_mapping")
+    replaced = []
+    for pattern, replacement in key_mapping.items():
+        try:
+            compiled = re.compile(pattern)
+            compiled.sub(replacement, "")
+        except (TypeError, re.error) as error:
+            message = f"key_mapping: {pattern!r} to {replacement!r}: {error}"
+            raise InvalidError(message, field="key_mapping") from None
+        replaced.append((compiled, replacement))
+    return Naming(prefix, tuple(replaced))
+
+
+def renamed(manifest: Manifest, names: Naming) -> List[TensorEntry]:
+    """The published tensors under the module's names; those that are not meant have no place left.
+
+    Raises :class:`InvalidError` where two have one name then.
+    """
+    if names == Naming():
+        return manifest.tensors
+    entries = []
+    published: Dict[str, str] = {}
+    for entry in manifest.tensors:
+        kept = []
+        for place, kind in entry.places:
+            own = names.own(place)
+            if own is None:
+                continue
+            if published.setdefault(own, place) != place:
+                raise InvalidError(f"{own}: key_mapping gives {published[own]} and {place} this name", field=own)
+            kept.append((own, kind))
+        entries.append(entry._replace(places=kept))
+    return entries
+
+
+def plan(
+    module: torch.nn.Module,
+    manifest: Manifest,
+    model: str,
+    *,
+    strict: bool,
+    same_dtype: bool,
+    names: Naming = Naming(),  # noqa: B008 - immutable
+) -> Plan:
     """Raises :class:`InvalidError` naming what does not fit. Changes nothing."""
     own = slots(module)
     by_name = {slot[0]: slot for slot in own}
@@ -31,7 +100,7 @@ def plan(module: torch.nn.Module, manifest: Manifest, model: str, *, strict: boo
         tied.setdefault(id(slot[2]), []).append(slot)
     made = Plan()
     taken: Dict[int, Tuple[int, str]] = {}
-    for index, entry in enumerate(manifest.tensors):
+    for index, entry in enumerate(renamed(manifest, names)):
         # Names that are tied here to one that is published need not be.
         found: Dict[int, str] = {}
         for name, kind in entry.places:

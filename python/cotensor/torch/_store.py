@@ -46,7 +46,7 @@ def _is_closed(store: Store) -> bool:
 
 
 @contextmanager
-def loading(store: Store, name: str) -> Iterator[None]:
+def claimed(store: Store, name: str) -> Iterator[None]:
     """Held by one thread of one process at a time: whoever makes what ``name`` is to be.
 
     It is a claim that never has results: who dies or is done gives it up, and the next one has it.
@@ -54,12 +54,12 @@ def loading(store: Store, name: str) -> Iterator[None]:
     key = content_hash("cotensor.torch: who loads the model", name)
     while True:
         try:
-            claimed = store.claim(key)
+            claim = store.claim(key)
             break
         except TimedOutError:
             continue  # a model may take longer to load than a claim waits
     try:
         yield
     finally:
-        if isinstance(claimed, Ticket):
-            claimed.decline()
+        if isinstance(claim, Ticket):
+            claim.decline()

@@ -5,24 +5,25 @@ from __future__ import annotations
 import contextvars
 import dataclasses
 import functools
-import logging
+import importlib
+import json
 import os
 import threading
+import warnings
 from contextlib import ExitStack, contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
 from .. import _checks
-from .._native import Store
-from ..errors import ConflictError, InvalidError, NotFoundError, UnsupportedError
+from .._native import Store, content_hash
+from ..errors import ConflictError, CotensorError, InvalidError, NotFoundError, UnsupportedError
 from . import _format
+from ._assign import Naming, plan
 from ._collect import places
 from ._progress import Progress
-from ._store import loading, resolve
+from ._store import claimed, resolve
 from .models import attach, publish
-
-logger = logging.getLogger("cotensor.torch")
 
 
 @dataclasses.dataclass
@@ -33,18 +34,40 @@ class _Session:
     store: Store
     requires_grad: Optional[bool]
     progress: Progress
-    #: While a model is being made: what its parts make is part of it.
-    busy: bool = False
-    #: What the model was loaded from, as far as it is known.
-    files: Optional[List[List[Any]]] = None
-    attaching: bool = False
+    #: Under which names models of this block are published.
+    shared: List[str] = dataclasses.field(default_factory=list)
     #: Until the block ends. Tasks and threads that begin inside have its context, and keep it.
     open: bool = True
-    thread: int = dataclasses.field(default_factory=threading.get_ident)
 
 
-#: Of each thread, and of each task of asyncio's.
+@dataclasses.dataclass
+class _Loading:
+    """One model that is being made."""
+
+    session: _Session
+    #: What the model is loaded from, as far as it is known.
+    files: Optional[List[List[Any]]] = None
+    #: Where its weights are published, once that is known.
+    found: Optional["_Found"] = None
+    #: Held while this process loads what others wait for.
+    turn: ExitStack = dataclasses.field(default_factory=ExitStack)
+    #: The model has its weights: what is loaded into it after that, such as adapters, is loaded as usual.
+    done: bool = False
+
+
+@dataclasses.dataclass
+class _Found:
+    """Where a model's weights are published, or are to be."""
+
+    name: str
+    is_published: bool
+    prefix: str = ""
+
+
+#: Of each task of asyncio, and of each thread that has the block's context.
 _sessions: "contextvars.ContextVar[Tuple[_Session, ...]]" = contextvars.ContextVar("sessions", default=())
+#: The model that is being made here.
+_loading: "contextvars.ContextVar[Optional[_Loading]]" = contextvars.ContextVar("loading", default=None)
 _patch_lock = threading.Lock()
 #: transformers replaces methods for all threads while it makes a model; two at once may leave them replaced.
 _making = threading.RLock()
@@ -70,9 +93,15 @@ def shared_weights(
     If not, it is loaded as usual, published, and attached, so that its own copy is freed. Of several processes that
     start together one does that while the others wait.
 
-    One name is one model: use a context for each. ``requires_grad`` is as for :func:`attach`, ``progress`` as for
-    :func:`publish`. Only models made by the thread that entered are meant,
-    and by the task of asyncio, if it is one, and those that it starts. To load a checkpoint that has changed,
+    The block's first model has ``name``. Further ones that need other weights, such as the text encoders of a pipeline of
+    diffusers, have names of their own below it. A base class takes its part of a head's weights of the same files. The
+    folder of an adapter shares the base model; each process has the adapter for itself.
+
+    Only models are meant that this thread makes, or that tasks and threads with its context make (``asyncio.to_thread``;
+    a ``threading.Thread`` has none). If the block made none, as with ``Model(config)`` and other libraries, it warns when
+    it ends: make the model, then :func:`publish` or :func:`attach` it.
+
+    ``requires_grad`` is as for :func:`attach`, ``progress`` as for :func:`publish`. To load a checkpoint that has changed,
     remove the name, or use another. Weights that :func:`publish` put there are taken as they are, whatever files
     ``from_pretrained`` names: they may be trained or quantised since.
 
@@ -89,6 +118,12 @@ def shared_weights(
     _sessions.set((*_sessions.get(), session))
     try:
         yield
+        if not session.shared:
+            message = (
+                f"shared_weights({name!r}): nothing is shared, because no model was made here by from_pretrained or "
+                "from_config of transformers; publish() and attach() share models that are made otherwise"
+            )
+            warnings.warn(message, UserWarning, stacklevel=3)
     finally:
         session.open = False
         _sessions.set(tuple(other for other in _sessions.get() if other is not session))
@@ -96,8 +131,7 @@ def shared_weights(
 
 
 def _current() -> Optional[_Session]:
-    me = threading.get_ident()
-    return next((session for session in reversed(_sessions.get()) if session.open and session.thread == me), None)
+    return next((session for session in reversed(_sessions.get()) if session.open), None)
 
 
 def _patch() -> None:
@@ -139,68 +173,49 @@ def _unpatch() -> None:
                 setattr(owner, method, original)
 
 
+@contextmanager
+def _one_model() -> Iterator[Optional[_Loading]]:
+    """What makes a model; none where nothing is shared, and inside another model: what its parts make is part of it."""
+    session = _current()
+    if session is None:
+        yield None
+        return
+    outer = _loading.get()
+    loading = None if outer is not None and not outer.done else _Loading(session)
+    token = _loading.set(loading)
+    try:
+        with _making, loading.turn if loading is not None else ExitStack():
+            yield loading
+    finally:
+        _loading.reset(token)
+
+
 def _from_pretrained(original: Any) -> Any:
     def from_pretrained(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        return _make(lambda: original(cls, *args, **kwargs), lambda: original(cls, *args, **kwargs))
+        with _one_model():
+            return original(cls, *args, **kwargs)
 
     return from_pretrained
 
 
 def _from_config(original: Any) -> Any:
     def _from_config(cls: Any, config: Any, **kwargs: Any) -> Any:
-        def build() -> Any:
-            with ExitStack() as contexts:
-                contexts.enter_context(torch.device("meta"))
-                contexts.enter_context(_safe_creation())
-                model = original(cls, config, **kwargs)
-            session = _current()
-            assert session is not None
-            _attach(session, model, lenient=False)
+        with _one_model() as loading:
+            if loading is None:
+                return original(cls, config, **kwargs)
+            loading.found = _turn(loading, _Found(loading.session.name, False))
+            if loading.found.is_published:
+                with _on_meta():
+                    model = original(cls, config, **kwargs)
+                loading.found = _find(loading, model, same_dtype=True)
+                if loading.found.is_published:
+                    _attach(loading, model, same_dtype=True)
+                    return model
+            model = original(cls, config, **kwargs)
+            _publish(loading, model)
             return model
 
-        return _make(build, lambda: original(cls, config, **kwargs))
-
     return _from_config
-
-
-def _make(build: Callable[[], Any], load: Callable[[], Any]) -> Any:
-    """A model: ``build`` makes and attaches it, ``load`` makes it as usual."""
-    session = _current()
-    if session is None or session.busy:
-        return load()
-    session.busy, session.files = True, None
-    try:
-        if not _is_published(session):
-            with loading(session.store, session.name):
-                if not _is_published(session):
-                    with _making:
-                        made = load()
-                    model = made[0] if isinstance(made, tuple) else made
-                    _publish(session, model)
-                    return made
-        session.attaching = True
-        with _making:
-            return build()
-    finally:
-        session.busy = session.attaching = False
-
-
-def _is_published(session: _Session) -> bool:
-    try:
-        session.store.get(session.name).release()
-        return True
-    except NotFoundError:
-        return False
-
-
-def _publish(session: _Session, model: torch.nn.Module) -> None:
-    # None: a model that was made, and not loaded.
-    source = {"files": session.files or []}
-    publish(model, session.name, session.store, progress=session.progress, source=source)
-    if session.requires_grad is not None:
-        for parameter in model.parameters():
-            if parameter.dtype.is_floating_point:
-                parameter.requires_grad_(session.requires_grad)
 
 
 def _load(original: Any) -> Any:
@@ -209,8 +224,8 @@ def _load(original: Any) -> Any:
     def _load_pretrained_model(
         model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *rest: Any, **more: Any
     ) -> Any:
-        session = _current()
-        if session is None or not session.busy:
+        loading = _loading.get()
+        if loading is None or loading.done:
             return original(model, state_dict, checkpoint_files, load_config, *rest, **more)
         devices = load_config.device_map or {}
         elsewhere = [str(device) for device in devices.values() if str(device) not in ("cpu", "meta")]
@@ -218,8 +233,9 @@ def _load(original: Any) -> Any:
             raise UnsupportedError(
                 f"device_map asks for {elsewhere[0]}, and shared weights are the host's", field="device_map"
             )
-        session.files = _files(checkpoint_files)
-        if not session.attaching:
+        loading.files = _files(checkpoint_files)
+        loading.found = _find(loading, model, same_dtype=_is_same_dtype(load_config))
+        if not loading.found.is_published:
             return original(model, state_dict, checkpoint_files, load_config, *rest, **more)
         from transformers.utils.loading_report import LoadStateDictInfo
 
@@ -236,28 +252,134 @@ def _finalize(original: Any) -> Any:
     """Instead of moving off the meta device what the files did not have."""
 
     def _finalize_model_loading(model: Any, load_config: Any, loading_info: Any) -> Any:
-        session = _current()
-        if session is None or not session.attaching:
+        loading = _loading.get()
+        if loading is None or loading.done or loading.found is None:
             return original(model, load_config, loading_info)
-        _attach(session, model, lenient=bool(getattr(load_config, "dtype_plan", None)))
-        return loading_info
+        if loading.found.is_published:
+            _attach(loading, model, same_dtype=_is_same_dtype(load_config))
+            return loading_info
+        loaded = original(model, load_config, loading_info)
+        _publish(loading, model)
+        return loaded
 
     return _finalize_model_loading
 
 
-def _attach(session: _Session, model: torch.nn.Module, *, lenient: bool) -> None:
-    """``lenient``: some of the model's parameters stay float32 whatever dtype was asked for."""
-    if session.files:
-        with session.store.get(session.name) as whole:
-            known = _format.read(whole)[0].source.get("files")
-        # What publish() put there has none, and is taken as it is.
-        if known is not None and known != session.files:
-            message = (
-                f"{session.name} was published from other files than these, or they have changed since: "
-                "remove it from the store, or use another name"
-            )
-            raise ConflictError(message, field=session.name)
-    attach(model, session.name, session.store, requires_grad=session.requires_grad, same_dtype=not lenient)
+def _is_same_dtype(load_config: Any) -> bool:
+    """Whether all parameters have the dtype that is asked for; of some models a few stay float32."""
+    return not getattr(load_config, "dtype_plan", None)
+
+
+def _is_published(session: _Session, name: str) -> bool:
+    try:
+        session.store.get(name).release()
+        return True
+    except NotFoundError:
+        return False
+
+
+def _find(loading: _Loading, model: torch.nn.Module, *, same_dtype: bool) -> _Found:
+    """Where the model's weights are; where they are not, it is this process's turn to publish them."""
+    session = loading.session
+    found = _turn(loading, _Found(session.name, False))
+    if not found.is_published:
+        return found
+    try:
+        return _fitting(loading, model, found, same_dtype)
+    except _OtherError as other:
+        if not other.of_the_same_files and not session.shared:
+            raise other.error from None
+    found = _turn(loading, _Found(_own_name(loading, model), False))
+    if not found.is_published:
+        return found
+    try:
+        return _fitting(loading, model, found, same_dtype)
+    except _OtherError as other:
+        raise other.error from None
+
+
+def _turn(loading: _Loading, found: _Found) -> _Found:
+    """Waits for another process that loads what ``found`` is to be; else others wait for this one from now on."""
+    session = loading.session
+    if not _is_published(session, found.name):
+        with ExitStack() as turn:
+            turn.enter_context(claimed(session.store, found.name))
+            if not _is_published(session, found.name):
+                loading.turn.enter_context(turn.pop_all())
+                return found
+    return dataclasses.replace(found, is_published=True)
+
+
+class _OtherError(Exception):
+    """What is published is no model like this one."""
+
+    def __init__(self, error: CotensorError, of_the_same_files: bool) -> None:
+        self.error = error
+        self.of_the_same_files = of_the_same_files
+
+
+def _fitting(loading: _Loading, model: torch.nn.Module, found: _Found, same_dtype: bool) -> _Found:
+    """With the prefix that the model's names have in what is published. Raises :class:`_OtherError`."""
+    name = found.name
+    with loading.session.store.get(name) as whole:
+        manifest = _format.read(whole)[0]
+    known = manifest.source.get("files")
+    same_files = bool(known) and known == loading.files
+    # What publish() put there has none, and is taken as it is.
+    if loading.files and known is not None and not same_files:
+        message = (
+            f"{name} was published from other files than these, or they have changed since: "
+            "remove it from the store, or use another name"
+        )
+        raise _OtherError(ConflictError(message, field=name), False)
+    prefixes = [""]
+    base = getattr(model, "base_model_prefix", "")
+    if base and not hasattr(model, base):
+        prefixes.append(f"{base}.")
+    first: Optional[CotensorError] = None
+    for prefix in prefixes:
+        try:
+            # A part of what is published has all that it needs there; what it does not need is no error.
+            planned = plan(model, manifest, name, strict=True, same_dtype=same_dtype, names=Naming(prefix))
+        except CotensorError as error:
+            first = first or error
+            continue
+        if planned.targets:
+            return dataclasses.replace(found, prefix=prefix)
+    raise _OtherError(first or InvalidError(f"{name} has none of the model's tensors", field=name), same_files)
+
+
+def _own_name(loading: _Loading, model: torch.nn.Module) -> str:
+    """A name for a model that needs other weights than its block's first: the same in every process."""
+    dtypes = sorted({str(tensor.dtype) for _, _, tensor in places(model)})
+    made_of = json.dumps([loading.files, dtypes])
+    return f"{loading.session.name}/{type(model).__name__}-{content_hash('cotensor.torch: files', made_of)[:12]}"
+
+
+def _publish(loading: _Loading, model: torch.nn.Module) -> None:
+    session, found = loading.session, loading.found
+    assert found is not None
+    # None: a model that was made, and not loaded.
+    source = {"files": loading.files or []}
+    publish(model, found.name, session.store, progress=session.progress, source=source)
+    if session.requires_grad is not None:
+        for parameter in model.parameters():
+            if parameter.dtype.is_floating_point:
+                parameter.requires_grad_(session.requires_grad)
+    _done(loading)
+
+
+def _attach(loading: _Loading, model: torch.nn.Module, *, same_dtype: bool) -> None:
+    session, found = loading.session, loading.found
+    assert found is not None
+    attach(
+        model,
+        found.name,
+        session.store,
+        requires_grad=session.requires_grad,
+        same_dtype=same_dtype,
+        prefix=found.prefix,
+    )
     left = [name for name, _, tensor in places(model) if tensor.is_meta]
     if left:
         raise InvalidError(f"{left[0]}: it was not published and has no data", field=left[0])
@@ -268,6 +390,14 @@ def _attach(session: _Session, model: torch.nn.Module, *, lenient: bool) -> None
                     f"{path}.{name}: a tensor that is neither parameter nor buffer, and so was not published",
                     field=f"{path}.{name}",
                 )
+    _done(loading)
+
+
+def _done(loading: _Loading) -> None:
+    assert loading.found is not None
+    loading.session.shared.append(loading.found.name)
+    loading.done = True
+    loading.turn.close()
 
 
 def _files(paths: Any) -> Optional[List[List[Any]]]:
@@ -282,12 +412,14 @@ def _files(paths: Any) -> Optional[List[List[Any]]]:
 
 
 @contextmanager
-def _safe_creation() -> Iterator[None]:
-    """transformers' own help for models that compute with numbers while they are made."""
-    try:
-        from transformers.initialization import meta_device_safe_creation_ops
-    except ImportError:
-        yield
-        return
-    with meta_device_safe_creation_ops():
+def _on_meta() -> Iterator[None]:
+    """transformers' own help for models that compute with numbers while they are made, and for skipping what is replaced."""
+    with ExitStack() as contexts:
+        contexts.enter_context(torch.device("meta"))
+        for name in ("meta_device_safe_creation_ops", "no_init_weights"):
+            try:
+                helper = getattr(importlib.import_module("transformers.initialization"), name)
+            except (ImportError, AttributeError):
+                continue
+            contexts.enter_context(helper())
         yield

@@ -14,7 +14,7 @@ from .. import _checks
 from .._native import Store, Tensor
 from ..errors import CotensorError, InvalidError
 from . import _format, _write
-from ._assign import assign, plan
+from ._assign import Naming, assign, naming, plan
 from ._collect import check_complete, gather, places, plain_module
 from ._follow import Gate, check_compiler
 from ._modes import plainly
@@ -49,6 +49,7 @@ class _State:
     strict: bool
     requires_grad: Optional[bool]
     same_dtype: bool
+    names: Naming = Naming()
     #: The module's hooks have it: a pass that Ctrl-C ended keeps its frame there, and so the module.
     gate_of_hooks: Optional["weakref.ref[Gate]"] = None
 
@@ -119,6 +120,8 @@ def attach(
     requires_grad: Optional[bool] = None,
     same_dtype: bool = False,
     follow: bool = False,
+    prefix: str = "",
+    key_mapping: Optional[Mapping[str, str]] = None,
 ) -> Attachment:
     """Makes a module use the parameters and buffers published under ``name``: no copy.
 
@@ -134,6 +137,10 @@ def attach(
     does it. :func:`pin` holds one version for several passes, as ``generate`` of transformers does by itself. Of a module
     that follows, ``torch.compile`` compiles what is inside the forward pass; with ``fullgraph=True`` it raises.
 
+    For a module that is part of the published one, or has other names: only published names that start with ``prefix``
+    are meant, and the module's names are without it, as a ``BertModel`` is ``bert.`` of a ``BertForMaskedLM``.
+    ``key_mapping`` has regular expressions and their replacements, applied in turn to what follows the prefix.
+
     Raises :class:`NotFoundError`; :class:`InvalidError` naming the parameter that does not fit, and the module is as it
     was then; :class:`CorruptError` when ``name`` is no model.
     """
@@ -142,11 +149,12 @@ def attach(
         _checks.truth(value, field)
     if requires_grad is not None:
         _checks.truth(requires_grad, "requires_grad")
+    names = naming(prefix, key_mapping)
     if follow:
         check_compiler()
     store = resolve(store)
     whole = leased(store, name, version)
-    state = _State(_attachment(whole), store, strict, requires_grad, same_dtype)
+    state = _State(_attachment(whole), store, strict, requires_grad, same_dtype, names)
     done = _attach(module, whole, state, follow=follow)
     logger.info("attached %s version %d, %d bytes", name, done.version, done.nbytes)
     return done
@@ -249,7 +257,9 @@ def _attachment(whole: Tensor) -> Attachment:
 def _attach(module: torch.nn.Module, whole: Tensor, state: _State, *, follow: Optional[bool] = None) -> Attachment:
     """``follow`` as it was, unless it is given."""
     manifest, data = _format.read(whole)
-    planned = plan(module, manifest, whole.name, strict=state.strict, same_dtype=state.same_dtype)
+    planned = plan(
+        module, manifest, whole.name, strict=state.strict, same_dtype=state.same_dtype, names=state.names
+    )
     shown = _write.views(whole, manifest, data)
     # No default device here: it would cost more than all the rest, and nothing is made.
     with _lock, torch.inference_mode(False), torch.no_grad():
