@@ -6,7 +6,7 @@
 
     cotensor.torch.publish(model, "bert")               # one process: one copy in; `cotensor serve` keeps it
 
-    with torch.device("meta"):                          # another: the structure, without memory
+    with cotensor.torch.on_meta():                      # another: the structure, without memory
         model = Bert(config)
     cotensor.torch.attach(model, "bert")                # and the weights, without a copy
 
@@ -24,6 +24,7 @@ State dicts: :func:`publish_state_dict`, :func:`publish_file` (safetensors), :fu
 from __future__ import annotations
 
 from ._follow import pin
+from ._modes import on_meta
 from ._share import Shared, share, unshare
 from .hub import shared_weights
 from .models import Attachment, attach, attachment, newer_version, publish, refresh
@@ -35,6 +36,7 @@ __all__ = [
     "attach",
     "attachment",
     "newer_version",
+    "on_meta",
     "pin",
     "publish",
     "publish_file",

@@ -125,7 +125,7 @@ def attach(
 ) -> Attachment:
     """Makes a module use the parameters and buffers published under ``name``: no copy.
 
-    The module may be on the meta device, ``with torch.device("meta"): module = Bert(config)``, and so need no memory
+    The module may be on the meta device, ``with cotensor.torch.on_meta(): module = Bert(config)``, and so need no memory
     before. Parameters that have data stay the same objects; those on the meta device are replaced. Tied weights stay
     tied, dtypes are the published ones, ``requires_grad`` too unless it is given; training or evaluation mode does not
     change. Each tensor keeps the memory alive. Writing in place, as optimizers do, is safe and changes this process's
