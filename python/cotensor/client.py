@@ -20,6 +20,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from . import _checks, _discovery, _lifecycle, _native
 from ._discovery import Socket
+from ._handles import open_client
 from ._native import Store
 from .errors import ConflictError, InvalidError, NotFoundError, RemoteError, TimedOutError
 from .functions import Functions, RemoteFunction
@@ -198,6 +199,19 @@ class SharedTensorClient:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def __reduce__(self) -> Any:
+        """A handle, for other processes of this user: the options of this client, and nothing that it leases."""
+        options = {
+            "server_port": self.server_port,
+            "timeout": self.timeout,
+            "retry_count": self.retry_count,
+            "store": self._given,
+            "socket": self._socket,
+            "name": self._name,
+            **self._values,
+        }
+        return open_client, (type(self), options)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "connected" if self._native is not None else "not connected"

@@ -14,6 +14,7 @@ mod embed;
 mod errors;
 mod functions;
 mod gather;
+mod handle;
 mod index;
 mod interrupt;
 mod manifest;

@@ -5,6 +5,7 @@ use crate::claim::{Claimed, claim};
 use crate::dlpack;
 use crate::draft::{Draft, fill};
 use crate::errors::{OrRaise, raise};
+use crate::handle::{self, Reduced};
 use crate::process::Own;
 use crate::source::Source;
 use crate::tensor::Tensor;
@@ -192,6 +193,27 @@ impl Store {
             Opened::Client(store) => Some(store.client().to_owned()),
             Opened::Embedded(_) => None,
         })
+    }
+
+    /// Identity of the daemon; ``None`` for a store inside this process. Another daemon has another, the next one at the same
+    /// socket included: handles of tensors are good with the daemon that they were made with.
+    #[getter]
+    fn epoch(&self, py: Python<'_>) -> PyResult<Option<u64>> {
+        Ok(match self.opened(py)? {
+            Opened::Client(store) => Some(store.epoch()),
+            Opened::Embedded(_) => None,
+        })
+    }
+
+    /// A handle, for other processes of this user: each that opens it connects by itself.
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Reduced<'py>> {
+        match self.opened(py)? {
+            Opened::Client(store) => handle::of_store(py, &store),
+            Opened::Embedded(_) => {
+                let message = "this store is inside the process: connect to a daemon, cotensor.connect(), to send it";
+                Err(raise(py, &Error::unsupported(message)))
+            }
+        }
     }
 
     /// Leases the newest version of ``name``, for ``holder`` (this program, unless it says otherwise).

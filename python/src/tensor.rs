@@ -2,6 +2,7 @@
 
 use crate::dlpack::{self, Given};
 use crate::errors::{OrRaise, raise};
+use crate::handle::{self, Reduced};
 use crate::index::slices;
 use crate::modules::Torch;
 use crate::window::{Held, Writable};
@@ -389,6 +390,11 @@ impl Tensor {
 
     fn __dlpack_device__(&self) -> (i32, i32) {
         (dlpack::CPU, 0)
+    }
+
+    /// A handle, for other processes of this user: it holds no lease.
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Reduced<'py>> {
+        handle::of_tensor(py, &*self.held(py)?, &self.layout)
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {

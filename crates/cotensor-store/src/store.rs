@@ -1,5 +1,6 @@
 use crate::{Diagnostics, Lease, OptimizeReport, Recommendations, Reservation, SharingConfig, Stats, Ticket};
 use cotensor_core::{ContentHash, DType, Error, Hasher, Kind, Result, Space};
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use std::time::Duration;
 /// Where tensors are kept, found, leased and computed once.
 ///
 /// Implementations are cheap to share between threads. All methods may be called at any time from any thread.
-pub trait Store: Send + Sync {
+pub trait Store: Any + Send + Sync {
     /// The holder of that name; asking twice gives the same holder.
     fn holder(&self, name: &str) -> Holder;
 

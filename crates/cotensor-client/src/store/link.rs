@@ -31,6 +31,8 @@ pub(super) struct Live {
     pub(super) generation: u64,
     pub(super) session: u64,
     pub(super) token: String,
+    /// The daemon's.
+    pub(super) epoch: u64,
     pub(super) index: Option<Arc<IndexReader>>,
     /// Whether this end ended it, while the daemon was there.
     left: AtomicBool,
@@ -83,7 +85,7 @@ impl Greeted {
     pub(super) fn live(self, generation: u64) -> Live {
         let Self { connection, hello, index } = self;
         let left = AtomicBool::new(false);
-        Live { connection, generation, session: hello.session, token: hello.token, index, left }
+        Live { connection, generation, session: hello.session, token: hello.token, epoch: hello.epoch, index, left }
     }
 }
 

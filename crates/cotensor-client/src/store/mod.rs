@@ -115,6 +115,12 @@ impl ClientStore {
         &self.client
     }
 
+    /// Identity of the daemon that this client is connected to: another one, and the next one at the same socket, has another.
+    /// [`TensorId`]s of one daemon mean nothing to another.
+    pub fn epoch(&self) -> u64 {
+        self.link.live().epoch
+    }
+
     /// Whether a lease is this store's, and not another's that happens to use the same numbers.
     pub fn holds(&self, lease: &Lease) -> bool {
         let own = self.opened.find(lease.id(), &self.holder(&lease.holder()));

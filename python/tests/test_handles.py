@@ -1,0 +1,144 @@
+"""Tensors, stores and clients that are pickled: handles, which other processes of the user open by themselves."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import multiprocessing
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import pytest
+
+np = pytest.importorskip("numpy")
+
+from conftest import Daemon, serving  # noqa: E402
+
+import cotensor  # noqa: E402
+from cotensor.async_client import AsyncSharedTensorClient  # noqa: E402
+from cotensor.client import SharedTensorClient  # noqa: E402
+
+LARGE = 100_000
+
+
+def describe(sent: Any) -> Any:
+    """What another process finds in what was sent to it."""
+    tensors = sent if isinstance(sent, list) else [sent]
+    return [(each.name, each.version, each.shape, each.strides, each.dtype, each.tobytes()) for each in tensors]
+
+
+def through(store: cotensor.Store, name: str) -> Any:
+    """A tensor got by a store that was sent; and one that the process made itself, sent back."""
+    store.put(f"answer to {name}", np.arange(3))
+    return store.get(name), store.client, store.get(f"answer to {name}")
+
+
+def called(client: Any) -> Any:
+    with client:
+        return client.call_function("add", [1, 2])
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+def test_tensors_and_stores_travel_to_pools(daemon: Daemon, method: str) -> None:
+    with daemon.connect() as store:
+        small, large = store.put("small", np.arange(12).reshape(3, 4)), store.put("large", np.arange(LARGE))
+        windows = [small[1:, ::2], small[2], large[5:9], small[:0]]
+        with ProcessPoolExecutor(1, multiprocessing.get_context(method)) as pool:
+            assert pool.submit(describe, small).result() == describe(small)
+            assert pool.submit(describe, [large, *windows]).result() == describe([large, *windows])
+            got, client, made = pool.submit(through, store, "large").result()
+        assert (got.id, client) == (large.id, store.client)
+        assert made.name == "answer to large" and made.numpy().tolist() == [0, 1, 2]
+        # A version that is superseded since, and still leased here.
+        store.put("small", np.zeros(5))
+        assert pickle.loads(pickle.dumps(small)).tobytes() == small.tobytes()
+        assert pickle.loads(pickle.dumps(store.get("small"))).version == small.version + 1
+
+
+@pytest.mark.parametrize("kind", [SharedTensorClient, AsyncSharedTensorClient])
+def test_clients_keep_their_options(daemon: Daemon, kind: Any) -> None:
+    with daemon.connect() as store:
+        options = {"timeout": 7.0, "retry_count": 0, "tensors": "numpy", "allow_pickle": True, "name": "sent"}
+        for more in ({"socket": daemon.socket}, {"store": store}):
+            with kind(server_port=2600, **options, **more) as client:
+                assert client.ping()
+                with pickle.loads(pickle.dumps(client)) as opened:
+                    assert type(opened) is kind and opened.ping()
+                    assert opened.store.socket == daemon.socket
+                    assert (opened.server_port, opened.timeout, opened.retry_count) == (2600, 7.0, 0)
+                    assert opened._values == client._values
+
+
+def test_clients_call_from_pools(daemon: Daemon, provider: Any) -> None:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        client = SharedTensorClient(socket=daemon.socket, retry_count=0, tensors="numpy")
+        assert pool.submit(called, client).result() == 3
+
+
+def test_a_handle_holds_no_lease_and_no_secret(daemon: Daemon) -> None:
+    with daemon.connect() as store:
+        tensor = store.put("kept by nobody", np.arange(LARGE), keep=False)
+        handle = pickle.dumps(tensor)
+        assert len(handle) < 400 and b"oken" not in handle
+        assert pickle.loads(handle).numpy()[7] == 7
+        tensor.release()
+        del tensor
+        gc.collect()
+        with pytest.raises(cotensor.NotFoundError, match="kept by nobody.*is gone") as error:
+            pickle.loads(handle)
+        assert error.value.field == "kept by nobody"
+        store.put("removed", np.arange(3)).release()
+        handle = pickle.dumps(store.get("removed"))
+        store.remove("removed")
+        gc.collect()
+        with pytest.raises(cotensor.NotFoundError, match="removed"):
+            pickle.loads(handle)
+
+
+def test_a_handle_of_another_daemon_is_an_error(daemon: Daemon) -> None:
+    with serving() as other, other.connect() as there, daemon.connect() as here:
+        names = [there.put(f"x{number}", np.arange(4)) for number in range(3)]
+        for number in range(3):
+            here.put(f"x{number}", np.zeros(4))
+        open_tensor, (_, epoch, name, id, window) = names[0].__reduce__()
+        assert epoch == there.epoch != here.epoch
+        for wrong in ((epoch, name, id), (epoch, name, (1 << 40, 1)), (here.epoch, "y", here.get("x0").id)):
+            with pytest.raises(cotensor.ConflictError, match="another"):
+                open_tensor(str(daemon.socket), *wrong, window)
+        handle, socket = pickle.dumps(names[0]), pickle.dumps(there)
+        folder = other.folder
+    # The daemon is gone, and then another is in its place.
+    with pytest.raises(cotensor.CotensorError):
+        pickle.loads(handle)
+    with pytest.raises(cotensor.CotensorError):
+        pickle.loads(socket)
+    folder.mkdir()
+    try:
+        again = Daemon(folder)
+        with again.connect() as store:
+            store.put("x0", np.ones(4))
+            with pytest.raises(cotensor.ConflictError, match="another daemon"):
+                pickle.loads(handle)
+        again.stop()
+    finally:
+        for file in folder.iterdir():
+            file.unlink()
+        folder.rmdir()
+
+
+def test_what_is_inside_a_process_does_not_travel(daemon: Daemon) -> None:
+    with cotensor.Store() as store:
+        tensor = store.put("inside", np.arange(3))
+        for each in (store, tensor, tensor[1:]):
+            with pytest.raises(cotensor.UnsupportedError, match="connect"):
+                pickle.dumps(each)
+    tensor.release()
+    with pytest.raises(cotensor.ConflictError):
+        pickle.dumps(tensor)
+    with daemon.connect() as store:
+        tensor = store.put("copied", np.arange(3))
+        for twin in (copy.copy(tensor), copy.deepcopy(tensor)):
+            tensor.release()
+            assert twin.numpy().tolist() == [0, 1, 2]
+            tensor = twin
