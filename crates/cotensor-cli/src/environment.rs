@@ -25,7 +25,7 @@ macro_rules! variables {
 variables! {
     CACHE "COTENSOR_CACHE" "--cache" "the user's cache folder" "Where weights (and the demo's models) are kept.";
     THREADS "COTENSOR_THREADS" "--threads" "one per core" "Threads of the engine.";
-    MAX_MEMORY "COTENSOR_MAX_MEMORY" "--max-memory" "none" "The store's budget in MiB: the daemon's, or that of a store inside a process.";
+    MAX_MEMORY "COTENSOR_MAX_MEMORY" "--max-memory" "none" "The store's budget in MiB: the daemon's, which counts 1 KiB more for each tensor, or that of a store inside a process.";
     MAX_CLIENT_MEMORY "COTENSOR_MAX_CLIENT_MEMORY" "--max-client-memory" "none" "What one client of the daemon may lease and reserve, in MiB.";
     SPILL "COTENSOR_SPILL" "--spill" "unused tensors are dropped" "The folder in which the daemon keeps what nobody leases when memory is wanted.";
     MAX_SPILL "COTENSOR_MAX_SPILL" "--max-spill" "what the disk takes" "The most bytes of that, in MiB.";

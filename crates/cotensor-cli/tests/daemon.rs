@@ -221,7 +221,7 @@ fn one_daemon_at_a_time_and_a_killed_one_is_taken_over() {
 
 #[test]
 fn what_does_not_fit_is_spilled_where_that_is_wanted() {
-    let mut daemon = Daemon::start(&["--max-memory", "3", "--spill", "spill"]);
+    let mut daemon = Daemon::start(&["--max-memory", "4", "--spill", "spill"]);
     let bytes = |value: u8| vec![value; 1 << 20];
     for value in 0..5 {
         fs::write(daemon.path("x.bin"), bytes(value)).unwrap();

@@ -25,8 +25,8 @@ pub struct Slice {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
     dtype: DType,
-    shape: Box<[usize]>,
-    strides: Box<[usize]>,
+    /// The dimensions, then the strides: one allocation, because a store may have hundreds of thousands of layouts.
+    dims: Box<[usize]>,
     offset_bytes: usize,
 }
 
@@ -58,7 +58,7 @@ impl Layout {
         if !offset_bytes.is_multiple_of(dtype.size_bytes()) {
             return Err(Error::invalid(format!("byte offset {offset_bytes} is not a multiple of {dtype}'s size")));
         }
-        let layout = Self { dtype, shape: shape.into(), strides: strides.into(), offset_bytes };
+        let layout = Self { dtype, dims: [shape, strides].concat().into(), offset_bytes };
         layout.checked_end().filter(|&end| end as u64 <= TENSOR_BYTES_MAX).ok_or_else(|| too_large(dtype, shape))?;
         shape
             .iter()
@@ -70,7 +70,7 @@ impl Layout {
 
     fn checked_end(&self) -> Option<usize> {
         let mut last = 0usize;
-        for (&dim, &stride) in self.shape.iter().zip(&self.strides) {
+        for (&dim, &stride) in self.shape().iter().zip(self.strides()) {
             last = last.checked_add(dim.saturating_sub(1).checked_mul(stride)?)?;
         }
         last.checked_add(1)?.checked_mul(self.dtype.size_bytes())?.checked_add(self.offset_bytes)
@@ -83,12 +83,16 @@ impl Layout {
 
     /// The dimensions, in elements; empty for a scalar.
     pub fn shape(&self) -> &[usize] {
-        &self.shape
+        &self.dims[..self.rank()]
     }
 
     /// The distance between neighbours along each dimension, in elements.
     pub fn strides(&self) -> &[usize] {
-        &self.strides
+        &self.dims[self.rank()..]
+    }
+
+    fn rank(&self) -> usize {
+        self.dims.len() / 2
     }
 
     /// Where the first element lies, in bytes from the start of the segment.
@@ -98,12 +102,12 @@ impl Layout {
 
     /// The number of elements.
     pub fn len(&self) -> usize {
-        self.shape.iter().product()
+        self.shape().iter().product()
     }
 
     /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
-        self.shape.contains(&0)
+        self.shape().contains(&0)
     }
 
     /// The bytes that the elements fill, gaps not counted.
@@ -115,8 +119,8 @@ impl Layout {
     /// element to the end of its last.
     pub fn identity(&self, bytes: &[u8]) -> ContentHash {
         let mut hasher = Hasher::new("cotensor content v1");
-        hasher.field(self.dtype.name().as_bytes()).number(self.shape.len() as u64);
-        for (&dim, &stride) in self.shape.iter().zip(&self.strides) {
+        hasher.field(self.dtype.name().as_bytes()).number(self.shape().len() as u64);
+        for (&dim, &stride) in self.shape().iter().zip(self.strides()) {
             hasher.number(dim as u64).number(stride as u64);
         }
         hasher.field(bytes).finish()
@@ -134,7 +138,7 @@ impl Layout {
     /// Whether the elements are row-major without gaps.
     pub fn is_contiguous(&self) -> bool {
         let mut expected = 1;
-        for (&dim, &stride) in self.shape.iter().zip(&self.strides).rev() {
+        for (&dim, &stride) in self.shape().iter().zip(self.strides()).rev() {
             if dim == 0 {
                 return true;
             }
@@ -151,17 +155,17 @@ impl Layout {
     /// # Errors
     /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) naming the dimension that is out of bounds.
     pub fn view(&self, slices: &[Slice]) -> Result<Self> {
-        if slices.len() != self.shape.len() {
+        if slices.len() != self.shape().len() {
             return Err(Error::invalid(format!(
                 "a view of {} dimensions on a tensor of {}",
                 slices.len(),
-                self.shape.len()
+                self.shape().len()
             )));
         }
         let mut shape = Vec::with_capacity(slices.len());
         let mut strides = Vec::with_capacity(slices.len());
         let mut offset = 0usize;
-        for (axis, (slice, (&dim, &stride))) in slices.iter().zip(self.shape.iter().zip(&self.strides)).enumerate() {
+        for (axis, (slice, (&dim, &stride))) in slices.iter().zip(self.shape().iter().zip(self.strides())).enumerate() {
             let outside = || {
                 Error::invalid(format!(
                     "dimension {axis}: start {}, length {}, step {} is outside 0..{dim}",
@@ -189,12 +193,13 @@ impl Layout {
     /// # Errors
     /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) when there is no such dimension.
     pub fn transposed(&self, a: usize, b: usize) -> Result<Self> {
-        if a >= self.shape.len() || b >= self.shape.len() {
-            return Err(Error::invalid(format!("no dimensions {a} and {b} in a tensor of {}", self.shape.len())));
+        if a >= self.rank() || b >= self.rank() {
+            return Err(Error::invalid(format!("no dimensions {a} and {b} in a tensor of {}", self.shape().len())));
         }
         let mut layout = self.clone();
-        layout.shape.swap(a, b);
-        layout.strides.swap(a, b);
+        let (shape, strides) = layout.dims.split_at_mut(self.rank());
+        shape.swap(a, b);
+        strides.swap(a, b);
         Ok(layout)
     }
 
@@ -203,8 +208,8 @@ impl Layout {
     /// # Errors
     /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) when that is beyond any segment or misaligned.
     pub fn moved(&self, bytes: usize) -> Result<Self> {
-        let offset = self.offset_bytes.checked_add(bytes).ok_or_else(|| too_large(self.dtype, &self.shape))?;
-        Self::strided(self.dtype, &self.shape, &self.strides, offset)
+        let offset = self.offset_bytes.checked_add(bytes).ok_or_else(|| too_large(self.dtype, self.shape()))?;
+        Self::strided(self.dtype, self.shape(), self.strides(), offset)
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 pub struct Config {
     /// Where it listens; see [`default_socket`].
     pub socket: PathBuf,
-    /// The most bytes of all segments together.
+    /// The most bytes of all segments together, and [`METADATA_BYTES`](crate::METADATA_BYTES) for each tensor.
     pub max_memory_bytes: u64,
     /// The most bytes that one client's leases and reservations may come to.
     pub max_client_bytes: u64,

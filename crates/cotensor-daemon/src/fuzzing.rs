@@ -87,5 +87,16 @@ pub fn keeper_hears(messages: &[&[u8]]) -> usize {
     assert!(told.is_ok(), "what is known can be told: {told:?}");
     assert_eq!(other.entries().count(), ledger.entries().count());
     assert_eq!(other.segments().count(), ledger.segments().count());
+    let (mut blocks, mut changes) = (Vec::new(), Vec::new());
+    let block = |block, fds| Ok(blocks.push((block, fds)));
+    assert!(ledger.hand_over(block, |change| Ok(changes.push(change))).is_ok());
+    let mut successor = Ledger::default();
+    for (block, fds) in blocks {
+        assert!(successor.apply_block(&block, fds).is_ok());
+    }
+    for change in changes {
+        assert!(successor.apply(change, Vec::new()).is_ok());
+    }
+    assert!(successor.entries().eq(ledger.entries()));
     other.entries().count()
 }

@@ -56,6 +56,10 @@ const STOP_PATIENCE: Duration = Duration::from_millis(200);
 /// From a session's end until the memory that it took is given back: sessions that end together are one occasion, and others
 /// may begin.
 pub(crate) const TIDY_AFTER: Duration = Duration::from_secs(1);
+/// What the budget counts for a tensor beside its memory: names, records, entries and one lease, which the server and its
+/// supervisor keep in their heaps. More for its texts ([`TEXT_COPIES`](cotensor_store::home::TEXT_COPIES)) and dimensions
+/// ([`DIMENSION_BYTES`](cotensor_store::home::DIMENSION_BYTES)).
+pub const METADATA_BYTES: u64 = 864;
 /// Numbers in JSON are exact up to 2^53, and a session's has the server's above 32 bits.
 const SERVERS_MASK: u64 = (1 << 20) - 1;
 
@@ -109,6 +113,7 @@ impl Daemon {
         }
         let store = store
             .max_memory_bytes(config.max_memory_bytes)
+            .metadata_bytes(METADATA_BYTES)
             .claim_wait_max(config.claim_wait_max)
             .seed(seed.iter().fold(0, |seed, &byte| seed << 8 | u64::from(byte)))
             .watch(Arc::clone(&changes) as Arc<dyn Watch>)

@@ -110,6 +110,11 @@ impl Slab {
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
+
+    /// What it takes from the budget.
+    pub(crate) fn charge(&self) -> &Arc<Charge> {
+        &self.charge
+    }
 }
 
 /// The slabs that there are. Two sessions that took one memfd for their own would use each other's ranges, and so would one

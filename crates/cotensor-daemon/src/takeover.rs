@@ -11,8 +11,7 @@ use cotensor_core::{ContentHash, Error, ErrorKind, Layout, Result, Segment};
 use cotensor_memory::Index;
 use cotensor_store::home::{Charge, Record};
 use cotensor_store::{
-    Absent, Claim, EmbeddedStore, Holder, Key, Lease, Restored, Retention, Share, Spilled, Store, TensorId, Ticket,
-    Watch,
+    Absent, Claim, EmbeddedStore, Holder, Key, Lease, Restored, Share, Spilled, Store, TensorId, Ticket, Watch,
 };
 use rustix::process::{Pid, test_kill_process};
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -297,8 +296,7 @@ fn restore(store: &EmbeddedStore, kept: &Kept, files: Option<&Arc<Files>>) -> Or
     orphans.sessions = state.ledger.sessions().collect();
     let (spilled, entries): (Vec<Entry>, Vec<Entry>) =
         state.ledger.entries().partition(|entry| entry.spilled.is_some());
-    let claims: Vec<(String, Vec<Id>)> =
-        state.ledger.claims().map(|(key, ids)| (key.to_owned(), ids.to_vec())).collect();
+    let claims: Vec<(ContentHash, Vec<Id>)> = state.ledger.claims().map(|(key, ids)| (*key, ids.to_vec())).collect();
     let claimed: Vec<Key> = state.ledger.claimed().filter_map(ContentHash::from_hex).map(Key).collect();
     let notes: Vec<(String, String)> =
         state.ledger.notes().map(|(key, note)| (key.to_owned(), note.to_owned())).collect();
@@ -318,13 +316,11 @@ fn restore(store: &EmbeddedStore, kept: &Kept, files: Option<&Arc<Files>>) -> Or
     let spilled = restore_spilled(store, kept, files, spilled);
     for (key, ids) in claims {
         if ids.iter().any(|id| spilled.contains(id)) {
-            if let Some(key) = ContentHash::from_hex(&key) {
-                store.restore_spilled_claim(Key(key), ids.into_iter().map(TensorId::from).collect());
-            }
+            store.restore_spilled_claim(Key(key), ids.into_iter().map(TensorId::from).collect());
             continue;
         }
         let results: Option<Vec<Lease>> = ids.iter().map(|id| leases.get(id)?.try_clone().ok()).collect();
-        if let (Some(key), Some(results)) = (ContentHash::from_hex(&key), results) {
+        if let Some(results) = results {
             store.restore_claim(Key(key), &results);
         }
     }
@@ -335,9 +331,7 @@ fn restore(store: &EmbeddedStore, kept: &Kept, files: Option<&Arc<Files>>) -> Or
         }
     }
     // What is kept anyway need not wait for anybody.
-    let kept = |lease: &Lease| {
-        matches!(lease.spec().retention, Retention::Cached { .. }) && store.newest(lease.name()) == Some(lease.id())
-    };
+    let kept = |lease: &Lease| lease.is_cached() && store.newest(lease.name()) == Some(lease.id());
     orphans.leases = leases.into_values().filter(|lease| !kept(lease)).collect();
     orphans
 }

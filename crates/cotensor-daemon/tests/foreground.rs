@@ -100,7 +100,8 @@ fn a_later_servers_clean_stop_ends_a_keeper_that_another_started() {
 #[test]
 fn a_server_that_stands_still_does_not_keep_a_daemon_from_ending_clean() {
     const MIB: usize = 1 << 20;
-    let mut processes = Processes::start_with(|folder| vec![(3 * MIB).to_string().into(), folder.join("spill").into()]);
+    let mut processes =
+        Processes::start_with(|folder| vec![(3 * MIB + (16 << 10)).to_string().into(), folder.join("spill").into()]);
     let one = processes.connect("one");
     for number in 0..6 {
         drop(put(&one, &number.to_string(), &content(number, MIB), KEPT));
@@ -118,7 +119,8 @@ fn a_server_that_stands_still_does_not_keep_a_daemon_from_ending_clean() {
 #[test]
 fn what_was_spilled_comes_back_outlives_the_server_and_ends_with_the_daemon() {
     const MIB: usize = 1 << 20;
-    let processes = Processes::start_with(|folder| vec![(3 * MIB).to_string().into(), folder.join("spill").into()]);
+    let processes =
+        Processes::start_with(|folder| vec![(3 * MIB + (16 << 10)).to_string().into(), folder.join("spill").into()]);
     let one = processes.connect("one");
     for number in 0..6 {
         drop(put(&one, &number.to_string(), &content(number, MIB), KEPT));

@@ -17,9 +17,9 @@ const KEPT: Retention = Retention::Cached { recompute: Duration::ZERO };
 /// Far longer than it takes when everybody is back, and far shorter than somebody is waited for who is not.
 const BACK: Duration = Duration::from_secs(20);
 
-/// A daemon that has room for a large tensor, but for the page of a slab of a process that is gone.
+/// A daemon that has room for a large tensor and its metadata, but for the page of a slab of a process that is gone.
 fn nearly_full() -> Processes {
-    let processes = Processes::start_with(|_| vec![(7 * MIB + 1000).to_string().into()]);
+    let processes = Processes::start_with(|_| vec![(7 * MIB + 3000).to_string().into()]);
     drop(put(&processes.connect("gone"), "small", &content(1, 100), KEPT));
     processes
 }

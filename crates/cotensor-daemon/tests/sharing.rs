@@ -162,7 +162,8 @@ fn contents_are_provided_once_whoever_asks() {
 
 #[test]
 fn the_budget_is_the_daemons() {
-    let running = Running::start(|config| config.max_memory_bytes = 10 << 20);
+    // And what is known about the tensors.
+    let running = Running::start(|config| config.max_memory_bytes = (10 << 20) + (16 << 10));
     let (one, other) = (running.connect("one"), running.connect("other"));
     let held = put(&*one, "held", &vec![1; 7 << 20]);
     let error = other.reserve(spec("more", 4 << 20), &other.holder("")).unwrap_err();

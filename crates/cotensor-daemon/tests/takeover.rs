@@ -62,7 +62,8 @@ fn published_tensors_and_leases_outlive_the_server() {
 #[test]
 fn what_is_taken_over_is_as_old_as_it_was_and_counting_begins_anew() {
     const MIB: usize = 1 << 20;
-    let processes = Processes::start_with(|folder| vec![(3 * MIB).to_string().into(), folder.join("spill").into()]);
+    let processes =
+        Processes::start_with(|folder| vec![(3 * MIB + (16 << 10)).to_string().into(), folder.join("spill").into()]);
     let one = processes.connect("one");
     for number in 0..5 {
         drop(put(&one, &number.to_string(), &content(number, MIB), KEPT));

@@ -1,6 +1,6 @@
 //! The figures of the long runs, as a table.
 
-use crate::{bert, chaos, cycles};
+use crate::{bert, chaos, cycles, metadata};
 use cotensor_core::Result;
 use std::path::PathBuf;
 
@@ -52,6 +52,12 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     let grown =
         format!("{} KiB, {} descriptors, {} mappings", server.private_bytes >> 10, server.descriptors, server.mappings);
     rows.push(Row(format!("{} cycles of put, get, release: the daemon grew by", options.cycles), grown, "0"));
+    let outcome = metadata::run(&metadata::Options::default())?;
+    right &= outcome.is_right();
+    let (leased, kept) = (outcome.leased, outcome.kept);
+    let bytes = format!("{} + {} leased, {} + {} kept", leased.server, leased.supervisor, kept.server, kept.supervisor);
+    rows.push(Row("bytes of metadata per tensor, server + supervisor, 200,000 tensors".to_owned(), bytes, "1024"));
+    rows.push(Row("takeover of 200,000 tensors".to_owned(), format!("{:.0} ms", outcome.takeover_ms()), "1000 ms"));
     println!("| figure | measured | at most |\n|---|---|---|");
     for Row(what, measured, most) in rows {
         println!("| {what} | {measured} | {most} |");

@@ -8,6 +8,7 @@ mod content;
 mod cycles;
 mod daemon;
 mod figures;
+mod metadata;
 mod worker;
 
 use clap::{Parser, Subcommand};
@@ -32,6 +33,8 @@ enum Run {
     Cycles(cycles::Options),
     /// BERT-base in several processes: how much more memory than in one?
     Bert(bert::Options),
+    /// Many tiny tensors: what is kept of each, and how long a takeover takes.
+    Metadata(metadata::Options),
     /// All of these, and a table.
     Figures(figures::Options),
     #[command(hide = true)]
@@ -68,6 +71,7 @@ fn run(run: Run) -> Result<bool> {
         Run::Chaos(options) => say(&chaos::run(&options)?, chaos::Outcome::is_right),
         Run::Cycles(options) => say(&cycles::run(&options)?, cycles::Outcome::is_right),
         Run::Bert(options) => say(&bert::run(&options)?, |_| true),
+        Run::Metadata(options) => say(&metadata::run(&options)?, metadata::Outcome::is_right),
         Run::Figures(options) => figures::run(&options),
         Run::Daemon(Daemon { socket, max_memory, role }) => daemon::run(role, socket, max_memory).map(|()| true),
         Run::Worker(options) => worker::run(&options).map(|()| true),

@@ -1,6 +1,6 @@
 //! Contents by hash: each held once, however many ask, packed into one segment when they come together.
 
-use crate::budget::Charge;
+use crate::budget::TensorCharge;
 use crate::embedded::EmbeddedStore;
 use crate::{Claim, ContentSource, ContentSpec, CopyReason, Holder, Key, Lease, Retention, Store, TensorSpec, Ticket};
 use cotensor_core::{
@@ -80,23 +80,39 @@ fn provide(
     }
     if !adopted.is_empty() {
         let bytes = adopted.iter().fold(0u64, |total, (each, _)| total.saturating_add(each.len as u64));
-        let charge = store.charge(bytes)?;
-        for (each, located) in adopted {
-            list(store, specs, each, located, &charge, Duration::ZERO, holder, held)?;
+        let charges = charges(store, bytes, specs, adopted.iter().map(|(each, _)| each))?;
+        for ((each, located), charge) in adopted.into_iter().zip(charges) {
+            list(store, specs, each, located, charge, Duration::ZERO, holder, held)?;
         }
     }
     if unknown.is_empty() {
         return Ok(());
     }
     let (ranges, total) = packed(unknown.iter().map(|each| each.len))?;
-    let charge = store.charge(total as u64)?;
+    let charges = charges(store, total as u64, specs, &unknown)?;
     let start = store.clock.now();
     let located = fill(store, &unknown, ranges, total, source)?;
     let each_took = store.clock.now().saturating_sub(start) / unknown.len() as u32;
-    for (each, located) in unknown.into_iter().zip(located) {
-        list(store, specs, each, located, &charge, each_took, holder, held)?;
+    for ((each, located), charge) in unknown.into_iter().zip(located).zip(charges) {
+        list(store, specs, each, located, charge, each_took, holder, held)?;
     }
     Ok(())
+}
+
+/// What contents in one segment of `bytes` bytes take from the budget.
+fn charges<'a>(
+    store: &EmbeddedStore,
+    bytes: u64,
+    specs: &[ContentSpec],
+    contents: impl IntoIterator<Item = &'a Missing>,
+) -> Result<Vec<TensorCharge>> {
+    let segment = store.charge(bytes)?;
+    let charge = |each: &Missing| {
+        let asked = &specs[each.index];
+        let text = name_of(each).len() + asked.producer.len();
+        store.metadata_charge(&segment, store.budget.metadata_of(text, asked.shape.len()))
+    };
+    contents.into_iter().map(charge).collect()
 }
 
 /// Fills a pack of the cache, or a segment of `total` bytes whose `ranges` are the contents.
@@ -149,7 +165,7 @@ fn list(
     specs: &[ContentSpec],
     mut each: Missing,
     (segment, range): Located,
-    charge: &Arc<Charge>,
+    charge: TensorCharge,
     recompute: Duration,
     holder: &Holder,
     held: &mut HashMap<ContentHash, Lease>,
@@ -169,7 +185,7 @@ fn list(
         producer: listed.producer,
         retention: Retention::Cached { recompute },
     };
-    let lease = store.list(spec, layout, segment, Arc::clone(charge), Some(each.ticket.key()), holder.id)?;
+    let lease = store.list(spec, layout, segment, charge, Some(each.ticket.key()), holder.id)?;
     each.ticket.finish(std::slice::from_ref(&lease));
     held.insert(each.hash, lease);
     Ok(())
@@ -196,7 +212,7 @@ pub struct Pack {
     missing: Vec<Missing>,
     ranges: Vec<Range<usize>>,
     bytes: usize,
-    charge: Arc<Charge>,
+    charges: Vec<TensorCharge>,
     holder: Holder,
 }
 
@@ -236,8 +252,8 @@ pub(crate) fn begin(store: &EmbeddedStore, specs: &[ContentSpec], holder: &Holde
     }
     if !missing.is_empty() {
         let (ranges, bytes) = packed(missing.iter().map(|each| each.len))?;
-        let charge = store.charge(bytes as u64)?;
-        begun.pack = Some(Pack { specs: specs.to_vec(), missing, ranges, bytes, charge, holder: holder.clone() });
+        let charges = charges(store, bytes as u64, specs, &missing)?;
+        begun.pack = Some(Pack { specs: specs.to_vec(), missing, ranges, bytes, charges, holder: holder.clone() });
     }
     Ok(begun)
 }
@@ -249,13 +265,13 @@ pub(crate) fn publish(
     segment: &Arc<dyn Segment>,
     took: Duration,
 ) -> Result<Vec<Lease>> {
-    let Pack { specs, missing, ranges, charge, holder, .. } = pack;
+    let Pack { specs, missing, ranges, charges, holder, .. } = pack;
     let each_took = took / u32::try_from(missing.len()).unwrap_or(u32::MAX).max(1);
     let mut held = HashMap::new();
     let hashes: Vec<ContentHash> = missing.iter().map(|each| each.hash).collect();
-    for (each, range) in missing.into_iter().zip(ranges) {
+    for ((each, range), charge) in missing.into_iter().zip(ranges).zip(charges) {
         let located = (Arc::clone(segment), range);
-        list(store, &specs, each, located, &charge, each_took, &holder, &mut held)?;
+        list(store, &specs, each, located, charge, each_took, &holder, &mut held)?;
     }
     Ok(hashes.iter().filter_map(|hash| held.remove(hash)).collect())
 }

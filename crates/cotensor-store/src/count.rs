@@ -12,10 +12,70 @@ pub struct LeaseCount(Mutex<State>);
 #[derive(Debug)]
 struct State {
     closed: bool,
-    /// Holder id and its leases; a tensor has few holders, so a list beats a map.
-    holders: Vec<(u32, u32)>,
+    holders: Holding,
     /// How often it was [found](LeaseCount::find).
     hits: u64,
+}
+
+/// Holder ids and their leases. Most tensors have one holder, for which nothing is allocated; few have many, so a list beats
+/// a map.
+#[derive(Debug)]
+enum Holding {
+    None,
+    One([(u32, u32); 1]),
+    #[allow(clippy::box_collection, reason = "two words instead of four, in every record")]
+    Many(Box<Vec<(u32, u32)>>),
+}
+
+impl Holding {
+    fn as_slice(&self) -> &[(u32, u32)] {
+        match self {
+            Self::None => &[],
+            Self::One(one) => one,
+            Self::Many(many) => many,
+        }
+    }
+
+    fn add(&mut self, holder: u32) {
+        let held = match self {
+            Self::None => &mut [][..],
+            Self::One(one) => one,
+            Self::Many(many) => many,
+        };
+        if let Some((_, count)) = held.iter_mut().find(|(id, _)| *id == holder) {
+            *count += 1;
+            return;
+        }
+        match self {
+            Self::None => *self = Self::One([(holder, 1)]),
+            Self::One([one]) => *self = Self::Many(Box::new(vec![*one, (holder, 1)])),
+            Self::Many(many) => many.push((holder, 1)),
+        }
+    }
+
+    /// Takes one lease of `holder` back; false when it has none.
+    fn release(&mut self, holder: u32) -> bool {
+        match self {
+            Self::One([(id, count)]) if *id == holder => {
+                *count -= 1;
+                if *count == 0 {
+                    *self = Self::None;
+                }
+            }
+            Self::Many(many) => {
+                let Some(index) = many.iter().position(|(id, _)| *id == holder) else { return false };
+                many[index].1 -= 1;
+                if many[index].1 == 0 {
+                    many.swap_remove(index);
+                }
+                if let [one] = many[..] {
+                    *self = Self::One([one]);
+                }
+            }
+            Self::None | Self::One(_) => return false,
+        }
+        true
+    }
 }
 
 /// The outcome of releasing a lease.
@@ -31,7 +91,7 @@ pub enum Released {
 
 impl Default for LeaseCount {
     fn default() -> Self {
-        Self(Mutex::new(State { closed: false, holders: Vec::new(), hits: 0 }))
+        Self(Mutex::new(State { closed: false, holders: Holding::None, hits: 0 }))
     }
 }
 
@@ -56,10 +116,7 @@ impl LeaseCount {
         if state.closed {
             return false;
         }
-        match state.holders.iter_mut().find(|(id, _)| *id == holder) {
-            Some((_, count)) => *count += 1,
-            None => state.holders.push((holder, 1)),
-        }
+        state.holders.add(holder);
         state.hits += hits;
         true
     }
@@ -67,14 +124,11 @@ impl LeaseCount {
     /// Takes one of `holder`'s leases back.
     pub fn release(&self, holder: u32) -> Released {
         let mut state = lock(&self.0);
-        let Some(index) = state.holders.iter().position(|(id, _)| *id == holder) else {
-            return Released::NotHeld;
-        };
-        state.holders[index].1 -= 1;
-        if state.holders[index].1 == 0 {
-            state.holders.swap_remove(index);
+        match state.holders.release(holder) {
+            false => Released::NotHeld,
+            true if state.holders.as_slice().is_empty() => Released::Last,
+            true => Released::StillLeased,
         }
-        if state.holders.is_empty() { Released::Last } else { Released::StillLeased }
     }
 
     /// Closes the count if nobody has a lease; true exactly for the caller that closed it.
@@ -86,7 +140,7 @@ impl LeaseCount {
     /// whose counts overlap must name them in one order; naming one twice deadlocks.
     pub fn close_all(counts: &[&LeaseCount]) -> bool {
         let mut states: Vec<_> = counts.iter().map(|count| lock(&count.0)).collect();
-        let closes = states.iter().all(|state| !state.closed && state.holders.is_empty());
+        let closes = states.iter().all(|state| !state.closed && state.holders.as_slice().is_empty());
         if closes {
             states.iter_mut().for_each(|state| state.closed = true);
         }
@@ -95,12 +149,12 @@ impl LeaseCount {
 
     /// Holder ids with their leases.
     pub fn holders(&self) -> Vec<(u32, u32)> {
-        lock(&self.0).holders.clone()
+        lock(&self.0).holders.as_slice().to_vec()
     }
 
     /// All leases.
     pub fn total(&self) -> u64 {
-        lock(&self.0).holders.iter().map(|(_, count)| u64::from(*count)).sum()
+        lock(&self.0).holders.as_slice().iter().map(|(_, count)| u64::from(*count)).sum()
     }
 }
 
@@ -125,6 +179,24 @@ mod tests {
         assert!(!count.acquire(1) && !count.find(1));
         assert_eq!(count.hits(), 1);
     }
+
+    #[test]
+    fn many_holders_come_and_go_in_any_order() {
+        let count = LeaseCount::default();
+        for holder in [1, 2, 3, 2] {
+            assert!(count.acquire(holder));
+        }
+        assert_eq!((count.holders(), count.total()), (vec![(1, 1), (2, 2), (3, 1)], 4));
+        assert_eq!([1, 4, 2, 3, 3].map(|holder| count.release(holder)), {
+            use Released::{NotHeld, StillLeased};
+            [StillLeased, NotHeld, StillLeased, StillLeased, NotHeld]
+        });
+        assert_eq!((count.holders(), count.release(2)), (vec![(2, 1)], Released::Last));
+        assert!(count.holders().is_empty() && count.acquire(9) && count.acquire(8));
+        assert_eq!((count.release(9), count.release(8)), (Released::StillLeased, Released::Last));
+        assert!(count.close());
+    }
+
     #[test]
     fn closes_all_or_none() {
         let counts = [LeaseCount::default(), LeaseCount::default()];

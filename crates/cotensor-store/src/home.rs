@@ -18,7 +18,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use crate::budget::{Budget, Charge};
+pub use crate::budget::{Budget, Charge, DIMENSION_BYTES, TEXT_COPIES, TensorCharge};
 pub use crate::holders::Holders;
 pub use crate::record::Record;
 
@@ -61,7 +61,7 @@ pub struct Draft {
     /// Where it lies.
     pub device: Device,
     /// What it takes from the budget.
-    pub charge: Arc<Charge>,
+    pub charge: TensorCharge,
     /// Who writes it.
     pub holder: Holder,
     /// Whether it stays unnamed and unlisted.
@@ -74,14 +74,14 @@ pub struct Draft {
 pub struct RecordParts {
     /// Of this version alone, as long as the store lives.
     pub id: TensorId,
-    /// What was published.
+    /// What was published, with the dtype and shape of the layout.
     pub spec: TensorSpec,
     /// How the elements lie in the segment.
     pub layout: Layout,
     /// The memory.
     pub segment: Arc<dyn Segment>,
-    /// What it takes from the budget; shared by all tensors of one segment.
-    pub charge: Arc<Charge>,
+    /// What it takes from the budget.
+    pub charge: TensorCharge,
     /// Whether it stays when nobody leases it. Otherwise [`Home::forget`] is called with the last lease.
     pub kept: bool,
     /// Who made it, where it is unlisted: it then goes with its last lease, and the home is not asked.

@@ -3,7 +3,7 @@
 
 use crate::claims::Found;
 use crate::contents::{self, Begun, Pack};
-use crate::home::{Charge, Record};
+use crate::home::{Charge, Record, TensorCharge};
 use crate::{Claim, ContentSpec, EmbeddedStore, Holder, Key, Lease, TensorSpec, Ticket};
 use cotensor_core::{Error, Layout, Result, Segment};
 use std::sync::Arc;
@@ -36,15 +36,24 @@ impl Drop for Share {
 }
 
 impl EmbeddedStore {
-    /// Takes a tensor's bytes from the budget, evicting if it must, for memory that somebody else will make.
+    /// Takes a tensor's bytes, and what is known about it, from the budget, evicting if it must, for memory that somebody else will make.
     ///
     /// # Errors
     /// As [`Store::reserve`](crate::Store::reserve).
-    pub fn grant(&self, spec: &TensorSpec) -> Result<Arc<Charge>> {
+    pub fn grant(&self, spec: &TensorSpec) -> Result<TensorCharge> {
         let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field("shape"))?;
         let bytes = layout.size_bytes() as u64;
         self.refuse(spec, bytes)?;
-        self.charge(bytes).map_err(|error| error.in_field(spec.name.as_str()))
+        let charge = self.charge(bytes).and_then(|segment| self.tensor_charge(&segment, spec));
+        charge.map_err(|error| error.in_field(spec.name.as_str()))
+    }
+
+    /// Takes what is known about one more tensor of a segment from the budget, evicting if it must.
+    ///
+    /// # Errors
+    /// `OverBudget` when eviction could not make room.
+    pub fn grant_in(&self, segment: &Arc<Charge>, spec: &TensorSpec) -> Result<TensorCharge> {
+        self.tensor_charge(segment, spec).map_err(|error| error.in_field(spec.name.as_str()))
     }
 
     /// Takes `bytes` from the budget for a segment that tensors come to share one by one. As long as the share lives,
@@ -75,7 +84,7 @@ impl EmbeddedStore {
         spec: TensorSpec,
         layout: Layout,
         segment: Arc<dyn Segment>,
-        charge: Arc<Charge>,
+        charge: TensorCharge,
         key: Option<Key>,
         holder: &Holder,
     ) -> Result<Lease> {
@@ -137,7 +146,7 @@ impl EmbeddedStore {
     /// Every live tensor whose name starts with `prefix`, by name and version.
     pub fn records(&self, prefix: &str) -> Vec<Arc<Record>> {
         let mut records = std::mem::take(&mut self.names.survey().records);
-        records.retain(|record| record.spec.name.starts_with(prefix));
+        records.retain(|record| record.name().starts_with(prefix));
         records
     }
 }

@@ -1,6 +1,6 @@
 use crate::count::Released;
 use crate::record::Record;
-use crate::{ContentSpec, Holder, Key, TensorId, TensorSpec};
+use crate::{ContentSpec, Holder, Key, Retention, TensorId, TensorSpec};
 use cotensor_core::{ContentHash, DType, Error, ErrorKind, Kind, Layout, Result, Segment, Slice, Space};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,7 +29,7 @@ impl Lease {
 
     /// The name it was published under.
     pub fn name(&self) -> &str {
-        &self.record.spec.name
+        self.record.name()
     }
 
     /// How the elements lie in the segment.
@@ -43,13 +43,18 @@ impl Lease {
     }
 
     /// What was published.
-    pub fn spec(&self) -> &TensorSpec {
-        &self.record.spec
+    pub fn spec(&self) -> TensorSpec {
+        self.record.spec()
+    }
+
+    /// Whether it was published to stay when nobody leases it.
+    pub fn is_cached(&self) -> bool {
+        matches!(self.record.retention, Retention::Cached { .. })
     }
 
     /// The claim whose result it is part of.
     pub fn key(&self) -> Option<Key> {
-        self.record.key
+        self.record.key()
     }
 
     /// Element type.
@@ -59,17 +64,17 @@ impl Lease {
 
     /// What it means.
     pub fn kind(&self) -> Kind {
-        self.record.spec.kind
+        self.record.kind
     }
 
     /// Which encoder made it, when one did.
     pub fn space(&self) -> Option<Space> {
-        self.record.spec.space
+        self.record.space()
     }
 
     /// Who made it.
     pub fn producer(&self) -> &str {
-        &self.record.spec.producer
+        self.record.producer()
     }
 
     /// The holder's name.
@@ -119,7 +124,7 @@ impl Lease {
 
     /// Whether it is its process's alone: unlisted, and in no store that others see.
     pub fn is_private(&self) -> bool {
-        self.record.private.is_some()
+        self.record.is_private()
     }
 
     /// Another lease of the same holder on the same bytes, looked at with the dtype and shape of `content`, which they
@@ -178,7 +183,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let last = self.record.leases.release(self.holder) == Released::Last;
         if last
-            && self.record.private.is_none()
+            && !self.record.is_private()
             && !self.record.kept.load(std::sync::atomic::Ordering::SeqCst)
             && let Some(home) = self.record.home.upgrade()
         {
@@ -243,7 +248,7 @@ fn spanned<'a>(record: &'a Record, layout: &Layout) -> Option<&'a [u8]> {
 }
 
 fn typed<'a, T: bytemuck::AnyBitPattern>(record: &'a Record, layout: &Layout) -> Result<&'a [T]> {
-    let name = &record.spec.name;
+    let name = record.name();
     if size_of::<T>() != layout.dtype().size_bytes() {
         return Err(Error::invalid(format!(
             "{name} holds {}, asked for elements of {} bytes",

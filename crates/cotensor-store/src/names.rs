@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// So many that threads at different names seldom meet in one.
 pub(crate) const SHARDS: usize = 1024;
+/// A shard's table with room for so many is not made smaller.
+const ENTRIES_KEPT: usize = 7;
 
 /// Aligned so that threads at different shards do not share a cache line.
 #[repr(align(128))]
@@ -31,9 +33,35 @@ struct Entry {
     version: u64,
     current: Option<Arc<Record>>,
     /// Versions that were superseded or removed and are leased still.
-    old: Vec<Arc<Record>>,
+    old: Old,
     /// The newest version, where its memory is elsewhere; there is no current one then.
-    away: Option<(Arc<Away>, TensorId)>,
+    away: Option<Box<(Arc<Away>, TensorId)>>,
+}
+
+/// Mostly none, and then in one word.
+#[derive(Default)]
+#[allow(clippy::box_collection, reason = "one word instead of three, in every entry")]
+struct Old(Option<Box<Vec<Arc<Record>>>>);
+
+impl Old {
+    fn iter(&self) -> impl Iterator<Item = &Arc<Record>> {
+        self.0.iter().flat_map(|old| old.iter())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_none()
+    }
+
+    fn push(&mut self, record: Arc<Record>) {
+        self.0.get_or_insert_default().push(record);
+    }
+
+    fn remove(&mut self, id: TensorId) {
+        if let Some(old) = &mut self.0 {
+            old.retain(|old| old.id != id);
+        }
+        self.0.take_if(|old| old.is_empty());
+    }
 }
 
 pub(crate) struct Names {
@@ -57,9 +85,13 @@ pub(crate) enum Superseded {
 }
 
 impl Entry {
+    fn is_named(&self, name: &str) -> bool {
+        *self.name == *name
+    }
+
     fn whereabouts(&self) -> Whereabouts {
         match (&self.away, &self.current) {
-            (Some((away, _)), _) => Whereabouts::Away(Arc::clone(away)),
+            (Some(away), _) => Whereabouts::Away(Arc::clone(&away.0)),
             (None, Some(_)) => Whereabouts::Leaving,
             (None, None) => Whereabouts::Nowhere,
         }
@@ -99,16 +131,23 @@ impl Names {
     fn entry<'a>(&self, names: &'a mut Table, hash: u64, name: &str, slot: impl FnOnce() -> u64) -> &'a mut Entry {
         names
             .entries
-            .entry(hash, |entry| &*entry.name == name, |entry| self.hasher.hash_one(&*entry.name))
+            .entry(hash, |entry| entry.is_named(name), |entry| self.hasher.hash_one(&*entry.name))
             .or_insert_with(|| Entry {
                 name: name.into(),
                 slot: slot(),
                 version: 0,
                 current: None,
-                old: Vec::new(),
+                old: Old::default(),
                 away: None,
             })
             .into_mut()
+    }
+
+    /// Gives back what a crowd of names left behind; to be called when one is gone.
+    fn shrink(&self, entries: &mut HashTable<Entry>) {
+        if entries.capacity() > ENTRIES_KEPT.max(4 * entries.len()) {
+            entries.shrink_to(2 * entries.len(), |entry| self.hasher.hash_one(&*entry.name));
+        }
     }
 
     /// A slot that nothing had before; its remainder says in which shard to look.
@@ -120,7 +159,7 @@ impl Names {
     pub(crate) fn find<T>(&self, name: &str, take: impl FnOnce(&Arc<Record>) -> Option<T>) -> Option<T> {
         let (index, hash) = self.locate(name);
         let mut names = self.lock(index);
-        let entry = names.entries.find(hash, |entry| &*entry.name == name);
+        let entry = names.entries.find(hash, |entry| entry.is_named(name));
         let found = entry.and_then(|entry| entry.current.as_ref()).and_then(take);
         match found {
             Some(_) => names.hits += 1,
@@ -141,9 +180,9 @@ impl Names {
         let entry = self.entry(&mut names, hash, name, || self.new_slot(index));
         entry.version += 1;
         let record = make(TensorId { slot: entry.slot, version: entry.version });
-        let away = entry.away.take().map(|(away, id)| Superseded::Away(away, id));
+        let away = entry.away.take().map(|away| Superseded::Away(away.0, away.1));
         let superseded = entry.current.replace(Arc::clone(&record));
-        entry.old.extend(superseded.clone());
+        superseded.iter().for_each(|record| entry.old.push(Arc::clone(record)));
         (record, superseded.map(Superseded::Listed).or(away))
     }
 
@@ -167,7 +206,7 @@ impl Names {
         self.skip(id.slot);
         let mut names = self.lock(index);
         let entry = self.entry(&mut names, hash, name, || id.slot);
-        let taken = entry.current.iter().chain(&entry.old).any(|record| record.id == id);
+        let taken = entry.current.iter().chain(entry.old.iter()).any(|record| record.id == id);
         if entry.slot != id.slot || taken || (current && entry.current.is_some()) {
             return Err(Error::new(ErrorKind::Conflict, format!("{name:?} has a version {} already", id.version)));
         }
@@ -194,28 +233,29 @@ impl Names {
     ) -> Option<T> {
         let (index, hash) = self.locate(name);
         let names = self.lock(index);
-        let entry = names.entries.find(hash, |entry| &*entry.name == name)?;
-        entry.current.iter().chain(&entry.old).find(|record| record.id.version == version).and_then(take)
+        let entry = names.entries.find(hash, |entry| entry.is_named(name))?;
+        entry.current.iter().chain(entry.old.iter()).find(|record| record.id.version == version).and_then(take)
     }
 
     /// The newest version.
     pub(crate) fn current(&self, name: &str) -> Option<TensorId> {
         let (index, hash) = self.locate(name);
         let names = self.lock(index);
-        names.entries.find(hash, |entry| &*entry.name == name)?.current.as_ref().map(|record| record.id)
+        names.entries.find(hash, |entry| entry.is_named(name))?.current.as_ref().map(|record| record.id)
     }
 
     /// Takes `name` out of sight; returns what was there, once `hidden` was told of it unless it was away.
     pub(crate) fn remove(&self, name: &str, hidden: impl FnOnce(&Record)) -> Option<Superseded> {
         let (index, hash) = self.locate(name);
         let mut names = self.lock(index);
-        let mut found = names.entries.find_entry(hash, |entry| &*entry.name == name).ok()?;
+        let mut found = names.entries.find_entry(hash, |entry| entry.is_named(name)).ok()?;
         let entry = found.get_mut();
-        if let Some((away, id)) = entry.away.take() {
+        if let Some(away) = entry.away.take() {
             if entry.old.is_empty() {
                 found.remove();
+                self.shrink(&mut names.entries);
             }
-            return Some(Superseded::Away(away, id));
+            return Some(Superseded::Away(away.0, away.1));
         }
         let record = entry.current.take()?;
         entry.old.push(Arc::clone(&record));
@@ -226,19 +266,20 @@ impl Names {
     /// A closed record is away from now on if its name means it; else it is dropped, as by [`forget`](Self::forget).
     /// `told` is told which.
     pub(crate) fn put_away(&self, record: &Record, away: &Arc<Away>, told: impl FnOnce(bool)) {
-        let (index, hash) = self.locate(&record.spec.name);
+        let (index, hash) = self.locate(record.name());
         let mut names = self.lock(index);
-        let Ok(mut found) = names.entries.find_entry(hash, |entry| *entry.name == *record.spec.name) else { return };
+        let Ok(mut found) = names.entries.find_entry(hash, |entry| entry.is_named(record.name())) else { return };
         let entry = found.get_mut();
         let current = entry.current.take_if(|current| current.id == record.id).is_some();
         if current && record.is_kept() {
-            entry.away = Some((Arc::clone(away), record.id));
+            entry.away = Some(Box::new((Arc::clone(away), record.id)));
             return told(true);
         }
-        entry.old.retain(|old| old.id != record.id);
+        entry.old.remove(record.id);
         told(false);
         if entry.current.is_none() && entry.old.is_empty() && entry.away.is_none() {
             found.remove();
+            self.shrink(&mut names.entries);
         }
     }
 
@@ -252,8 +293,8 @@ impl Names {
     ) -> Option<Arc<Record>> {
         let (index, hash) = self.locate(name);
         let mut names = self.lock(index);
-        let entry = names.entries.find_mut(hash, |entry| &*entry.name == name)?;
-        entry.away.take_if(|(other, other_id)| Arc::ptr_eq(other, away) && *other_id == id)?;
+        let entry = names.entries.find_mut(hash, |entry| entry.is_named(name))?;
+        entry.away.take_if(|other| Arc::ptr_eq(&other.0, away) && other.1 == id)?;
         let record = make();
         entry.current = Some(Arc::clone(&record));
         Some(record)
@@ -264,7 +305,7 @@ impl Names {
         let (index, hash) = self.locate(name);
         self.skip(id.slot);
         let mut names = self.lock(index);
-        let there = names.entries.find(hash, |entry| &*entry.name == name);
+        let there = names.entries.find(hash, |entry| entry.is_named(name));
         if there.is_some_and(|entry| entry.slot != id.slot || entry.current.is_some() || entry.away.is_some())
             || id.slot % self.shards.len() as u64 != index as u64
         {
@@ -272,7 +313,7 @@ impl Names {
         }
         let entry = self.entry(&mut names, hash, name, || id.slot);
         entry.version = entry.version.max(versions).max(id.version);
-        entry.away = Some((Arc::clone(away), id));
+        entry.away = Some(Box::new((Arc::clone(away), id)));
         Ok(())
     }
 
@@ -280,14 +321,14 @@ impl Names {
     pub(crate) fn whereabouts(&self, name: &str) -> Whereabouts {
         let (index, hash) = self.locate(name);
         let names = self.lock(index);
-        names.entries.find(hash, |entry| &*entry.name == name).map_or(Whereabouts::Nowhere, Entry::whereabouts)
+        names.entries.find(hash, |entry| entry.is_named(name)).map_or(Whereabouts::Nowhere, Entry::whereabouts)
     }
 
     /// Where a version is when it cannot be leased.
     pub(crate) fn whereabouts_of(&self, id: TensorId) -> Whereabouts {
         let names = self.lock((id.slot % self.shards.len() as u64) as usize);
         match names.entries.iter().find(|entry| entry.slot == id.slot) {
-            Some(entry) if entry.away.as_ref().is_some_and(|(_, away)| *away == id) => entry.whereabouts(),
+            Some(entry) if entry.away.as_ref().is_some_and(|away| away.1 == id) => entry.whereabouts(),
             Some(entry) if entry.current.as_ref().is_some_and(|current| current.id == id) => Whereabouts::Leaving,
             _ => Whereabouts::Nowhere,
         }
@@ -299,7 +340,7 @@ impl Names {
         for index in 0..self.shards.len() {
             let names = self.lock(index);
             let matching = names.entries.iter().filter(|entry| entry.name.starts_with(prefix));
-            found.extend(matching.filter_map(|entry| entry.away.clone()));
+            found.extend(matching.filter_map(|entry| entry.away.as_deref().cloned()));
         }
         found
     }
@@ -307,17 +348,18 @@ impl Names {
     /// Drops a record that is closed, and the name with its last version: should it ever come back, then in a new slot.
     /// `gone` is told.
     pub(crate) fn forget(&self, record: &Record, gone: impl FnOnce(&Record)) {
-        let (index, hash) = self.locate(&record.spec.name);
+        let (index, hash) = self.locate(record.name());
         let mut names = self.lock(index);
-        let Ok(mut found) = names.entries.find_entry(hash, |entry| *entry.name == *record.spec.name) else { return };
+        let Ok(mut found) = names.entries.find_entry(hash, |entry| entry.is_named(record.name())) else { return };
         let entry = found.get_mut();
         if entry.current.as_ref().is_some_and(|current| current.id == record.id) {
             entry.current = None;
         }
-        entry.old.retain(|old| old.id != record.id);
+        entry.old.remove(record.id);
         gone(record);
         if entry.current.is_none() && entry.old.is_empty() && entry.away.is_none() {
             found.remove();
+            self.shrink(&mut names.entries);
         }
     }
 
@@ -325,7 +367,7 @@ impl Names {
     pub(crate) fn by_id<T>(&self, id: TensorId, take: impl FnOnce(&Arc<Record>) -> Option<T>) -> Option<T> {
         let names = self.lock((id.slot % self.shards.len() as u64) as usize);
         let entry = names.entries.iter().find(|entry| entry.slot == id.slot)?;
-        entry.current.iter().chain(&entry.old).find(|record| record.id == id).and_then(take)
+        entry.current.iter().chain(entry.old.iter()).find(|record| record.id == id).and_then(take)
     }
 
     /// Every live record, by name and version.
@@ -334,10 +376,10 @@ impl Names {
         let mut records: Vec<Arc<Record>> = Vec::new();
         for index in 0..self.shards.len() {
             for entry in &self.lock(index).entries {
-                records.extend(entry.current.iter().chain(&entry.old).cloned());
+                records.extend(entry.current.iter().chain(entry.old.iter()).cloned());
             }
         }
-        records.sort_by(|a, b| (&a.spec.name, a.id).cmp(&(&b.spec.name, b.id)));
+        records.sort_by(|a, b| (a.name(), a.id).cmp(&(b.name(), b.id)));
         Survey { records, _guard: guard }
     }
 

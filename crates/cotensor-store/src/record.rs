@@ -1,49 +1,63 @@
 //! One published tensor, as the store and its leases see it.
 
-use crate::budget::Charge;
+use crate::budget::TensorCharge;
 use crate::count::LeaseCount;
 use crate::home::{Home, RecordParts};
 use crate::{CopyReason, Holder, Key, Lease, Retention, TensorId, TensorSpec};
-use cotensor_core::{ContentHash, Hasher, Layout, Segment};
+use cotensor_core::{ContentHash, Hasher, Kind, Layout, Segment, Space};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-/// One published tensor, as its store and its leases see it.
+/// One published tensor, as its store and its leases see it. There may be hundreds of thousands, so it is kept small.
 pub struct Record {
     pub(crate) id: TensorId,
-    pub(crate) spec: TensorSpec,
+    name: Box<str>,
+    producer: Box<str>,
+    pub(crate) kind: Kind,
+    pub(crate) retention: Retention,
     pub(crate) layout: Layout,
     pub(crate) segment: Arc<dyn Segment>,
     pub(crate) leases: LeaseCount,
     /// Whether it stays when nobody leases it.
     pub(crate) kept: AtomicBool,
-    /// Who made it, where it is not listed under its name; kept so that his name is.
-    pub(crate) private: Option<Holder>,
-    /// The claim whose result it is part of.
-    pub(crate) key: Option<Key>,
-    /// Bytes of the budget; shared by all tensors of one segment.
-    pub(crate) charge: Arc<Charge>,
+    rare: Option<Box<Rare>>,
+    /// Bytes of the budget.
+    pub(crate) charge: TensorCharge,
     pub(crate) created: Duration,
     last_used_ns: AtomicU64,
-    identity: OnceLock<ContentHash>,
+    identity: OnceLock<Box<ContentHash>>,
     pub(crate) home: Weak<dyn Home>,
+}
+
+/// What few tensors have.
+struct Rare {
+    space: Option<Space>,
+    provenance: Option<ContentHash>,
+    /// The claim whose result it is part of.
+    key: Option<Key>,
+    /// Who made it, where it is not listed under its name; kept so that his name is.
+    private: Option<Holder>,
 }
 
 impl Record {
     /// A record that nobody leases yet. `home` is asked when its last lease goes, as long as it lives.
     pub fn new(parts: RecordParts, home: Weak<dyn Home>) -> Arc<Self> {
         let RecordParts { id, spec, layout, segment, charge, kept, private, key, created } = parts;
-        charge.opened();
+        let TensorSpec { name, dtype: _, shape: _, kind, space, producer, retention, provenance } = spec;
+        let is_plain = space.is_none() && provenance.is_none() && key.is_none() && private.is_none();
+        charge.segment().opened();
         Arc::new(Self {
             id,
-            spec,
+            name: name.into(),
+            producer: producer.into(),
+            kind,
+            retention,
             layout,
             segment,
             leases: LeaseCount::default(),
             kept: AtomicBool::new(kept),
-            private,
-            key,
+            rare: (!is_plain).then(|| Box::new(Rare { space, provenance, key, private })),
             charge,
             created,
             last_used_ns: AtomicU64::new(created.as_nanos() as u64),
@@ -58,13 +72,51 @@ impl Record {
     }
 
     /// What was published.
-    pub fn spec(&self) -> &TensorSpec {
-        &self.spec
+    pub fn spec(&self) -> TensorSpec {
+        TensorSpec {
+            name: self.name.to_string(),
+            dtype: self.layout.dtype(),
+            shape: self.layout.shape().to_vec(),
+            kind: self.kind,
+            space: self.space(),
+            producer: self.producer.to_string(),
+            retention: self.retention,
+            provenance: self.provenance(),
+        }
+    }
+
+    /// The name that it was published under.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it means.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Who made it.
+    pub fn producer(&self) -> &str {
+        &self.producer
+    }
+
+    /// Which encoder made it, when one did.
+    pub fn space(&self) -> Option<Space> {
+        self.rare.as_ref()?.space
     }
 
     /// The claim whose result it is part of.
     pub fn key(&self) -> Option<Key> {
-        self.key
+        self.rare.as_ref()?.key
+    }
+
+    fn provenance(&self) -> Option<ContentHash> {
+        self.rare.as_ref()?.provenance
+    }
+
+    /// Whether it is not listed under its name.
+    pub(crate) fn is_private(&self) -> bool {
+        self.rare.as_ref().is_some_and(|rare| rare.private.is_some())
     }
 
     /// A lease for `holder`; `None` once it is closed.
@@ -133,7 +185,7 @@ impl Record {
     }
 
     pub(crate) fn recompute(&self) -> Duration {
-        match self.spec.retention {
+        match self.retention {
             Retention::Cached { recompute } => recompute,
             Retention::WhileLeased => Duration::ZERO,
         }
@@ -141,32 +193,42 @@ impl Record {
 
     /// The identity, if it is known without looking at the content.
     pub(crate) fn known_identity(&self) -> Option<ContentHash> {
-        self.spec.provenance.or_else(|| self.identity.get().copied())
+        self.provenance().or_else(|| self.identity.get().map(|identity| **identity))
     }
 
     /// Provenance where there is one, else the hash of dtype, shape and content, computed once.
     pub(crate) fn identity(&self) -> ContentHash {
-        self.spec.provenance.unwrap_or_else(|| {
-            *self.identity.get_or_init(|| {
-                let range = self.layout.byte_range();
-                if let Some(bytes) = self.segment.bytes() {
-                    return self.layout.identity(&bytes[range]);
+        self.provenance().unwrap_or_else(|| **self.identity.get_or_init(|| Box::new(self.content_identity())))
+    }
+
+    fn content_identity(&self) -> ContentHash {
+        let range = self.layout.byte_range();
+        if let Some(bytes) = self.segment.bytes() {
+            return self.layout.identity(&bytes[range]);
+        }
+        let mut copy = vec![0; range.len()];
+        match self.segment.read_at(range.start, &mut copy) {
+            Ok(()) => {
+                if let Some(home) = self.home.upgrade() {
+                    home.copied(&self.name, CopyReason::DeviceTransfer, copy.len());
                 }
-                let mut copy = vec![0; range.len()];
-                match self.segment.read_at(range.start, &mut copy) {
-                    Ok(()) => {
-                        if let Some(home) = self.home.upgrade() {
-                            home.copied(&self.spec.name, CopyReason::DeviceTransfer, copy.len());
-                        }
-                        self.layout.identity(&copy)
-                    }
-                    // A device that cannot be read has no content to compare: its slot stands in.
-                    Err(_) => {
-                        let mut hasher = Hasher::new("cotensor slot v1");
-                        hasher.number(self.id.slot).number(self.id.version).finish()
-                    }
-                }
-            })
-        })
+                self.layout.identity(&copy)
+            }
+            // A device that cannot be read has no content to compare: its slot stands in.
+            Err(_) => {
+                let mut hasher = Hasher::new("cotensor slot v1");
+                hasher.number(self.id.slot).number(self.id.version).finish()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_small() {
+        assert!(size_of::<Record>() <= 256, "{} bytes", size_of::<Record>());
     }
 }

@@ -52,7 +52,11 @@ pub struct Stats {
     pub total_models: usize,
     /// Bytes taken from the budget, private tensors and unpublished reservations included.
     pub memory_usage_bytes: u64,
-    /// The same in MiB.
+    /// Bytes that the budget counts for what is known about tensors: names, leases, and what a supervisor keeps of them.
+    /// `memory_usage_bytes` and this together are what the budget bounds.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub metadata_bytes: u64,
+    /// `memory_usage_bytes` in MiB.
     pub memory_usage_mb: f64,
     /// The most that was taken at a time.
     pub peak_memory_bytes: u64,
@@ -189,7 +193,7 @@ pub(crate) fn optimize(store: &EmbeddedStore) -> OptimizeReport {
             store.drop_closed(&group.records);
             freed_memory_bytes += group.bytes;
             remaining_tensor_count -= group.records.len();
-            freed_tensors.extend(group.records.iter().map(|record| record.spec.name.clone()));
+            freed_tensors.extend(group.records.iter().map(|record| record.name().to_owned()));
         }
     }
     drop(survey);
@@ -227,6 +231,7 @@ fn stats_of(store: &EmbeddedStore, records: &[Arc<Record>]) -> Stats {
         counted_seconds: store.clock.now().saturating_sub(store.began).as_secs_f64(),
         total_models: models.len(),
         memory_usage_bytes: used,
+        metadata_bytes: store.budget.metadata(),
         memory_usage_mb: used as f64 / MIB,
         peak_memory_bytes: store.budget.peak(),
         cache_hits,
@@ -254,12 +259,12 @@ pub(crate) fn recommendations(store: &EmbeddedStore) -> Recommendations {
     let survey = store.names.survey();
     let records = &survey.records;
     let mut largest_tensors: Vec<(String, u64)> =
-        records.iter().map(|record| (record.spec.name.clone(), record.layout.size_bytes() as u64)).collect();
+        records.iter().map(|record| (record.name().to_owned(), record.layout.size_bytes() as u64)).collect();
     largest_tensors.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
     largest_tensors.truncate(LISTED);
     let mut low_reference_tensors: Vec<(String, u64)> = records
         .iter()
-        .map(|record| (record.spec.name.clone(), record.leases.total()))
+        .map(|record| (record.name().to_owned(), record.leases.total()))
         .filter(|(_, leases)| *leases <= 1)
         .collect();
     low_reference_tensors.sort_by(|a, b| a.1.cmp(&b.1).then_with(|| a.0.cmp(&b.0)));
@@ -290,16 +295,16 @@ fn savings(records: &[Arc<Record>]) -> u64 {
 pub(crate) fn diagnostics(store: &EmbeddedStore) -> Diagnostics {
     let now = store.clock.now();
     let info = |record: &Arc<Record>| TensorInfo {
-        name: record.spec.name.clone(),
+        name: record.name().to_owned(),
         version: record.id.version,
         dtype: record.layout.dtype().to_string(),
         shape: record.layout.shape().to_vec(),
         bytes: record.layout.size_bytes() as u64,
         device: record.segment.device().to_string(),
         memory: record.segment.kind().to_string(),
-        kind: record.spec.kind.name().to_owned(),
-        space: record.spec.space.map(|space| space.to_string()),
-        producer: record.spec.producer.clone(),
+        kind: record.kind.name().to_owned(),
+        space: record.space().map(|space| space.to_string()),
+        producer: record.producer().to_owned(),
         holders: holders(store, record),
         age_seconds: now.saturating_sub(record.created).as_secs_f64(),
         hits: record.leases.hits(),
@@ -322,10 +327,10 @@ fn holders(store: &EmbeddedStore, record: &Record) -> BTreeMap<String, u32> {
 /// given. Holders of one tensor share it already; weights, and what has no kind, are left out.
 fn opportunities(store: &EmbeddedStore, records: &[Arc<Record>]) -> BTreeMap<String, Vec<String>> {
     let mut by_kind: BTreeMap<&str, (usize, BTreeSet<String>)> = BTreeMap::new();
-    for record in records.iter().filter(|record| !matches!(record.spec.kind, Kind::Weight | Kind::Other)) {
+    for record in records.iter().filter(|record| !matches!(record.kind, Kind::Weight | Kind::Other)) {
         let held = holders(store, record);
         if !held.is_empty() {
-            let (tensors, holders) = by_kind.entry(record.spec.kind.name()).or_default();
+            let (tensors, holders) = by_kind.entry(record.kind.name()).or_default();
             *tensors += 1;
             holders.extend(held.into_keys());
         }

@@ -28,6 +28,9 @@ pub struct Slots<W> {
     table: Mutex<Table>,
 }
 
+/// A table with room for so many is not made smaller.
+const TAKEN_KEPT: usize = 1024;
+
 #[derive(Default)]
 struct Table {
     /// By the store's slot of the name.
@@ -93,6 +96,10 @@ impl<W: Words> Slots<W> {
         if let Some(taken) = table.taken.remove(&name) {
             self.words.set(taken.place.word, 0);
             table.free.push(taken.place.word);
+            let left = table.taken.len();
+            if table.taken.capacity() > TAKEN_KEPT.max(4 * left) {
+                table.taken.shrink_to(2 * left);
+            }
         }
     }
 

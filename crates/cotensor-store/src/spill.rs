@@ -3,6 +3,7 @@
 //! The store decides what goes there and when; where "there" is, a service says. What nobody leases can go, in the order of
 //! eviction, and the tensors of one segment together. A tensor keeps its name and its identity.
 
+use crate::budget::SpilledCharge;
 use crate::evict::Group;
 use crate::home::{Home, Record, RecordParts};
 use crate::{EmbeddedStore, Holder, Key, Lease, TensorId, TensorSpec};
@@ -63,7 +64,7 @@ pub struct Absent {
 impl Absent {
     fn of(record: &Record) -> Result<Self> {
         let layout = record.layout.moved(record.layout.offset_bytes() + offset_in_file(&*record.segment))?;
-        let (id, spec, key, created) = (record.id, record.spec.clone(), record.key, Some(record.created));
+        let (id, spec, key, created) = (record.id, record.spec(), record.key(), Some(record.created));
         Ok(Self { id, spec, layout, key, created })
     }
 }
@@ -74,6 +75,8 @@ pub(crate) struct Away {
     place: Mutex<Option<Arc<dyn Spilled>>>,
     bytes: u64,
     tensors: Vec<Absent>,
+    /// What is known about them.
+    _charge: SpilledCharge,
 }
 
 impl Away {
@@ -160,9 +163,11 @@ impl EmbeddedStore {
         if !group.close() {
             return Ok(false);
         }
-        let away = Arc::new(Away { bytes: spilled.bytes(), place: Mutex::new(Some(Arc::clone(&spilled))), tensors });
+        let charge = self.spilled_charge(&tensors);
+        let place = Mutex::new(Some(Arc::clone(&spilled)));
+        let away = Arc::new(Away { bytes: spilled.bytes(), place, tensors, _charge: charge });
         for record in &group.records {
-            if let Some(key) = &record.key
+            if let Some(key) = &record.key()
                 && let Some(results) = self.claims.results(key)
             {
                 spilling.claims().insert(*key, results);
@@ -170,19 +175,23 @@ impl EmbeddedStore {
             self.names.put_away(record, &away, |stays| match stays {
                 true => self.tell(|watch| watch.spilled(record, &*spilled)),
                 false => {
-                    if let Some(key) = &record.key {
+                    if let Some(key) = &record.key() {
                         spilling.claims().remove(key);
                     }
                     self.tell(|watch| watch.gone(record));
                 }
             });
-            if let Some(key) = &record.key {
+            if let Some(key) = &record.key() {
                 self.claims.forget(key, record);
             }
         }
         self.counters.spills.fetch_add(group.records.len() as u64, Ordering::Relaxed);
         self.counters.spilled_bytes.fetch_add(spilled.bytes(), Ordering::Relaxed);
         Ok(true)
+    }
+
+    fn spilled_charge(&self, tensors: &[Absent]) -> SpilledCharge {
+        self.budget.take_over_spilled(tensors.iter().map(|tensor| self.metadata_of(&tensor.spec)).sum())
     }
 
     /// Finds what could not be found at once: brings it back if it is away. `None` when it is nowhere.
@@ -234,7 +243,8 @@ impl EmbeddedStore {
         for tensor in &away.tensors {
             let Absent { id, spec, layout, key, created } = tensor.clone();
             let home: Weak<dyn Home> = self.me.clone();
-            let (segment, charge, created) = (Arc::clone(&segment), Arc::clone(&charge), self.created(created));
+            let (segment, created) = (Arc::clone(&segment), self.created(created));
+            let charge = self.budget.take_over_metadata(&charge, self.metadata_of(&spec));
             let record = self.names.bring_back(&tensor.spec.name, id, away, || {
                 let parts = RecordParts { id, spec, layout, segment, charge, kept: true, private: None, key, created };
                 let record = Record::new(parts, home);
@@ -326,7 +336,9 @@ impl EmbeddedStore {
             .into_iter()
             .map(|(tensor, versions)| (Absent { created: created(&tensor), ..tensor }, versions))
             .unzip();
-        let away = Arc::new(Away { bytes: spilled.bytes(), place: Mutex::new(Some(spilled)), tensors });
+        let charge = self.spilled_charge(&tensors);
+        let away =
+            Arc::new(Away { bytes: spilled.bytes(), place: Mutex::new(Some(spilled)), tensors, _charge: charge });
         for (tensor, versions) in away.tensors.iter().zip(versions) {
             self.names.restore_away(&tensor.spec.name, tensor.id, versions, &away)?;
         }

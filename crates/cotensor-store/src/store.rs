@@ -210,6 +210,11 @@ impl TensorSpec {
         }
     }
 
+    /// Bytes of its name and its producer.
+    pub(crate) fn text_bytes(&self) -> usize {
+        self.name.len() + self.producer.len()
+    }
+
     /// Whether a tensor can be called that, by a producer called that.
     ///
     /// # Errors

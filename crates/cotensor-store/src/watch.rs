@@ -49,7 +49,7 @@ pub struct Restored {
     pub layout: Layout,
     /// Its memory.
     pub segment: Arc<dyn Segment>,
-    /// What it takes from the budget; shared by all tensors of one segment.
+    /// What its segment takes from the budget; shared by all tensors of the segment.
     pub charge: Arc<Charge>,
     /// The claim whose result it was part of.
     pub key: Option<Key>,
@@ -74,6 +74,7 @@ impl EmbeddedStore {
             return Err(Error::invalid(format!("{} reaches beyond its segment", spec.name)));
         }
         let (name, created) = (spec.name.clone(), self.created(created));
+        let charge = self.budget.take_over_metadata(&charge, self.metadata_of(&spec));
         let home: Weak<dyn Home> = self.me.clone();
         let place = Place { id, versions: versions.max(id.version), current };
         let record = self.names.restore(&name, place, || {

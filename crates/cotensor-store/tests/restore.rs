@@ -14,7 +14,7 @@ struct Told(Mutex<Vec<String>>);
 
 impl Told {
     fn note(&self, what: &str, record: &Record) {
-        self.0.lock().unwrap().push(format!("{what} {} {}", record.spec().name, record.id().version));
+        self.0.lock().unwrap().push(format!("{what} {} {}", record.name(), record.id().version));
     }
 
     fn take(&self) -> Vec<String> {

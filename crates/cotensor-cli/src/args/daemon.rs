@@ -30,8 +30,8 @@ pub(crate) struct ServeArgs {
     /// /tmp/cotensor-UID].
     #[arg(long, env = environment::SOCKET, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
-    /// The most memory of all tensors together, in MiB [default: none]. What nobody uses goes first; then publishing
-    /// fails with an error that names who holds what.
+    /// The most memory of all tensors together, in MiB, counting 1 KiB more for each tensor [default: none]. What nobody uses
+    /// goes first; then publishing fails with an error that names who holds what.
     #[arg(long, env = environment::MAX_MEMORY, value_name = MIB)]
     pub(crate) max_memory: Option<u64>,
     /// The most memory that one client may lease and reserve, in MiB [default: none].

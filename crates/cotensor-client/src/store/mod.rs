@@ -12,7 +12,7 @@ use crate::place::default_socket;
 use crate::protocol::{self as p, Method, Spec};
 use copies::Unsaid;
 use cotensor_core::{ContentHash, Device, Error, ErrorKind, HeapMemory, Layout, Memory, Result, Segment, SegmentMut};
-use cotensor_store::home::{Budget, Charge, Draft, Holders, Home, Record, RecordParts};
+use cotensor_store::home::{Budget, Draft, Holders, Home, Record, RecordParts, TensorCharge};
 use cotensor_store::{
     Claim, ContentSource, ContentSpec, CopyReason, Diagnostics, Holder, Key, Lease, OptimizeReport, Recommendations,
     Reservation, SharingConfig, Stats, Store, TensorId, TensorSpec, Ticket,
@@ -169,7 +169,7 @@ impl ClientStore {
         spec.check_names()?;
         self.refuse(&spec, len)?;
         let (place, segment) = place(&reserve_params(&spec, holder.name()), len)?;
-        let charge = self.private.take(0).ok_or_else(|| Error::new(ErrorKind::OverBudget, "no memory"))?;
+        let charge = self.private.take(0).ok_or_else(|| Error::new(ErrorKind::OverBudget, "no memory"))?.into();
         let (device, holder, tag) = (Device::Cpu, holder.clone(), Box::new(place));
         let draft = Draft { spec, layout, segment, device, charge, holder, private: false, tag };
         Ok(Reservation::new(draft, self.home()?))
@@ -215,9 +215,9 @@ impl ClientStore {
         reservation.publish()
     }
 
-    fn charge_private(&self, layout: &Layout) -> Result<Arc<Charge>> {
+    fn charge_private(&self, layout: &Layout) -> Result<TensorCharge> {
         let charge = self.private.take(layout.size_bytes() as u64);
-        charge.ok_or_else(|| Error::new(ErrorKind::OverBudget, "no memory"))
+        charge.map(Into::into).ok_or_else(|| Error::new(ErrorKind::OverBudget, "no memory"))
     }
 
     fn lease_private(
@@ -225,7 +225,7 @@ impl ClientStore {
         spec: TensorSpec,
         layout: Layout,
         segment: Arc<dyn Segment>,
-        charge: Arc<Charge>,
+        charge: TensorCharge,
         holder: &Holder,
     ) -> Result<Lease> {
         let id = TensorId { slot: u64::MAX, version: self.opened.next_private() };

@@ -114,7 +114,7 @@ impl Opened {
         let mut tensors = lock(&self.tensors);
         tensors.generation = generation;
         let resumed = |(id, open): (&TensorId, &Open)| {
-            let (name, holder) = (open.record.spec().name.clone(), open.holder.to_string());
+            let (name, holder) = (open.record.name().to_owned(), open.holder.to_string());
             ((*id, Arc::clone(&open.holder)), p::Resumed { name, version: id.version, holder })
         };
         tensors.open.iter().map(resumed).unzip()
@@ -191,7 +191,7 @@ impl Opened {
         let Opening { id, index, spec, layout, segment, key } = opening;
         let make = || {
             let charge = self.budget.take(0).ok_or_else(|| Error::new(ErrorKind::OverBudget, "no memory"))?;
-            let created = Duration::ZERO;
+            let (charge, created) = (charge.into(), Duration::ZERO);
             let parts = RecordParts { id, spec, layout, segment, charge, kept: false, private: None, key, created };
             let strong = home.upgrade().ok_or_else(|| Error::new(ErrorKind::Conflict, "the store is closed"))?;
             Ok((Record::new(parts, home), strong))
@@ -248,7 +248,7 @@ impl Opened {
         drop(tensors);
         if let Some(open) = gone {
             let mut newest = self.newest.write().unwrap_or_else(PoisonError::into_inner);
-            let name = record.spec().name.as_str();
+            let name = record.name();
             if newest.names.get(name).is_some_and(|(_, known)| std::ptr::eq(known.as_ptr(), Arc::as_ptr(record))) {
                 newest.names.remove(name);
             }

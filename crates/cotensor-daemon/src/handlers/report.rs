@@ -25,7 +25,7 @@ fn describe(store: &EmbeddedStore, record: &Record) -> TensorInfo {
     let holders = record.holders().into_iter().map(|(id, count)| (store.holder_name(id).to_string(), count));
     TensorInfo {
         id: record.id().into(),
-        spec: Spec::from(record.spec()),
+        spec: Spec::from(&record.spec()),
         bytes: record.layout().size_bytes() as u64,
         device: record.segment().device().to_string(),
         age_s: store.age(record).as_secs_f64(),
@@ -64,7 +64,7 @@ pub(super) async fn list(caller: Caller, params: ListParams) -> Answer<ListResul
 pub(super) async fn who(caller: Caller, params: NameParams) -> Answer<WhoResult> {
     let store = &caller.daemon.store;
     let all = store.records(&params.name);
-    let named = all.iter().rev().filter(|record| record.spec().name == params.name);
+    let named = all.iter().rev().filter(|record| record.name() == params.name);
     let spilled = store.spilled(&params.name);
     let spilled = spilled.iter().filter(|(tensor, _)| tensor.spec.name == params.name);
     let spilled = spilled.map(|(tensor, age)| describe_spilled(tensor, *age));

@@ -65,14 +65,14 @@ pub(super) async fn publish_slab(caller: Caller, params: PublishSlabParams) -> A
     let spec = params.spec.to_domain()?;
     let holder = caller.holder(&params.holder)?;
     let missing = || Error::not_found(format!("this session has no slab {}", params.slab)).in_field("slab");
-    let known = caller.lock().slabs.get(&params.slab).map(|own| (Arc::clone(&own.slab), own.share.charge()));
-    let (slab, charge) = known.ok_or_else(missing)?;
+    let slab = caller.lock().slabs.get(&params.slab).map(|own| Arc::clone(&own.slab)).ok_or_else(missing)?;
     let layout = Layout::contiguous(spec.dtype, &spec.shape)?;
     let offset = usize::try_from(params.offset).unwrap_or(usize::MAX);
-    let part = Part::new(slab, offset, layout.size_bytes())?;
+    let part = Part::new(Arc::clone(&slab), offset, layout.size_bytes())?;
     let key = params.ticket.map(|ticket| caller.key_of(ticket)).transpose()?;
     let store = &caller.daemon.store;
     store.check_shared(&spec)?;
+    let charge = store.grant_in(slab.charge(), &spec)?;
     count_copies(&caller.daemon, &params.copies)?;
     let lease = store.adopt(spec, layout, Arc::new(part), charge, key, &holder)?;
     Ok(caller.grant_made(lease, &holder)?.into())

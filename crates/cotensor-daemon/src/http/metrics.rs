@@ -23,7 +23,7 @@ fn render(http: &Http) -> String {
     let records = daemon.store.records("");
     let (mut tensors, mut leases) = (BTreeMap::<_, (u64, u64)>::new(), 0);
     for record in &records {
-        let place = (record.segment().device().to_string(), record.spec().kind.name());
+        let place = (record.segment().device().to_string(), record.kind().name());
         let (count, bytes) = tensors.entry(place).or_default();
         *count += 1;
         *bytes += record.layout().size_bytes() as u64;
@@ -52,7 +52,9 @@ fn render(http: &Http) -> String {
     page.gauge("spilled_tensor_bytes", "Bytes of their segments.").value(stats.spilled_now_bytes);
     page.gauge("counted_seconds", "Since when this server counts, and so what every counter here is of.")
         .value(stats.counted_seconds);
-    page.gauge("memory_bytes", "Bytes taken from the budget.").value(stats.memory_usage_bytes);
+    page.gauge("memory_bytes", "Bytes of tensors' memory taken from the budget.").value(stats.memory_usage_bytes);
+    page.gauge("metadata_bytes", "Bytes taken from the budget for what is known about tensors.")
+        .value(stats.metadata_bytes);
     page.gauge("memory_peak_bytes", "The most that was taken at a time.").value(stats.peak_memory_bytes);
     if daemon.config.max_memory_bytes != u64::MAX {
         page.gauge("memory_budget_bytes", "The most that may be taken.").value(daemon.config.max_memory_bytes);

@@ -133,7 +133,7 @@ pub(super) async fn put(
     let segment = Arc::new(receive(&http, body, layout.size_bytes()).await?);
     store.record_copy(&spec.name, CopyReason::Network, layout.size_bytes());
     let lease = store.adopt(spec, layout, segment, charge, None, &holder)?;
-    let published = Published { id: lease.id().into(), spec: Spec::from(lease.spec()), bytes, leased: call.is_kept() };
+    let published = Published { id: lease.id().into(), spec: Spec::from(&lease.spec()), bytes, leased: call.is_kept() };
     if call.is_kept() {
         call.session.grant(lease, &holder, &mut Vec::new())?;
     }

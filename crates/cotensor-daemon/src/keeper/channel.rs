@@ -1,6 +1,7 @@
 //! What keeper and server say to each other on their socket pair, with descriptors.
 
 use super::ledger::{Change, Ledger};
+use super::packed::BLOCK;
 use crate::Listening;
 use cotensor_client::wire::{Decoder, Frame, send_all};
 use cotensor_core::{Error, Result};
@@ -22,6 +23,9 @@ pub(super) enum Message {
     Begin(Birth),
     /// A part of the ledger, or what happened to it since.
     Change(Change),
+    /// Many entries of a ledger, packed; not as JSON.
+    #[serde(skip)]
+    Block(Vec<u8>),
     /// Last of a handover; and what an heir answers to it.
     Complete,
     /// Clients are served from now on.
@@ -99,6 +103,9 @@ impl Receiver {
     /// `Corrupt` for anything that the other end does not say.
     pub(super) fn take(&mut self) -> Result<Option<(Message, Vec<OwnedFd>)>> {
         let Some(frame) = self.decoder.take()? else { return Ok(None) };
+        if frame.body.first() == Some(&BLOCK) {
+            return Ok(Some((Message::Block(frame.body), frame.fds)));
+        }
         let message = serde_json::from_slice(&frame.body);
         Ok(Some((message.map_err(|error| Error::corrupt(format!("between keeper and server: {error}")))?, frame.fds)))
     }
@@ -147,6 +154,7 @@ impl Receiver {
         loop {
             match self.next()? {
                 (Message::Change(change), fds) => drop(ledger.apply(change, fds)?),
+                (Message::Block(block), fds) => ledger.apply_block(&block, fds)?,
                 (Message::Complete, _) => break,
                 (message, _) => return Err(Error::corrupt(format!("{message:?} in a handover"))),
             }
@@ -189,6 +197,7 @@ pub(super) fn hand_over(
     let mut fds = sockets.descriptors()?;
     fds.extend(index);
     say(socket, &Message::Begin(Birth { http: sockets.http.is_some(), ..birth }), fds)?;
-    ledger.tell(|change, fds| say(socket, &Message::Change(change), fds))?;
+    let block = |body, fds| send_all(socket.as_fd(), &Frame { body, fds });
+    ledger.hand_over(block, |change| say(socket, &Message::Change(change), Vec::new()))?;
     say(socket, &Message::Complete, Vec::new())
 }

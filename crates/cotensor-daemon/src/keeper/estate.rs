@@ -100,13 +100,13 @@ impl Estate {
         {
             manager.forget_listener();
         }
-        tracing::info!("the service manager held {} tensors", ledger.entries().count());
+        tracing::info!("the service manager held {} tensors", ledger.len());
         Ok(Self { birth, sockets, index: None, ledger, spill: None, manager: None })
     }
 
     /// How many tensors are kept.
     pub(super) fn tensors(&self) -> usize {
-        self.ledger.entries().count()
+        self.ledger.len()
     }
 
     /// Keeps a server running, beginning with `first` if it runs already, until that is asked to stop, here or there,

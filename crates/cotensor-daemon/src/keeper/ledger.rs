@@ -1,15 +1,19 @@
 //! What a daemon has to know to go on where another ended: kept by the keeper and, should the keeper die, by the server.
 
+use super::packed::{self, Block, Item, Items, Packed};
 use crate::spill::SpillFile;
 use cotensor_client::protocol::{Id, SegmentInfo, Spec};
-use cotensor_core::{Error, Result};
+use cotensor_client::wire::FRAME_FDS_MAX;
+use cotensor_core::{ContentHash, Error, Result};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, hash_map};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 /// All notes together, in bytes, as the store bounds them (they are written in hexadecimal here).
 const NOTES_BYTES_MAX: usize = 2 * (16 << 20);
+/// A block of a handover is sent when it has so many bytes.
+const BLOCK_BYTES: usize = 256 << 10;
 
 /// A published tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -81,19 +85,13 @@ pub(crate) struct Segment {
     uses: usize,
 }
 
-/// The versions of one name.
-#[derive(Default)]
-struct Name {
-    versions: u64,
-    entries: BTreeMap<u64, Entry>,
-}
-
 /// All that is published.
 #[derive(Default)]
 pub(crate) struct Ledger {
     segments: HashMap<u64, Segment>,
-    names: HashMap<u64, Name>,
-    claims: HashMap<String, Vec<Id>>,
+    /// By slot and version. A name's largest number of versions is in one of its entries.
+    entries: BTreeMap<(u64, u64), Packed>,
+    claims: HashMap<ContentHash, Box<[Id]>>,
     /// Claims whose results are on their way.
     claimed: HashSet<String>,
     notes: HashMap<String, String>,
@@ -101,6 +99,14 @@ pub(crate) struct Ledger {
     slots: u64,
     /// Processes by their sessions.
     sessions: HashMap<u64, Member>,
+}
+
+fn at(id: Id) -> (u64, u64) {
+    (id.slot, id.version)
+}
+
+fn id_of((slot, version): (u64, u64)) -> Id {
+    Id { slot, version }
 }
 
 impl Ledger {
@@ -111,18 +117,17 @@ impl Ledger {
     pub(crate) fn apply(&mut self, change: Change, fds: Vec<OwnedFd>) -> Result<Option<u64>> {
         match change {
             Change::Listed { entry, segment } => return self.list(*entry, segment, fds),
-            Change::Hidden(id) => {
-                if let Some(entry) = self.names.get_mut(&id.slot).and_then(|name| name.entries.get_mut(&id.version)) {
-                    entry.current = false;
-                }
+            Change::Hidden(id) => drop(self.update(id, |entry| entry.current = false)),
+            Change::Spilled { id, file } => {
+                let before = self.update(id, |entry| entry.spilled = Some(file));
+                return Ok(before.and_then(|before| self.let_go(&before)));
             }
-            Change::Spilled { id, file } => return Ok(self.spill(id, file)),
             Change::Gone(id) => return Ok(self.drop_entry(id)),
             Change::Claimed(key) => drop(self.claimed.insert(key)),
             Change::Abandoned(key) => drop(self.claimed.remove(&key)),
             Change::Finished { key, results } => {
                 self.claimed.remove(&key);
-                self.claims.insert(key, results);
+                self.claims.insert(packed::parsed(&key)?, results.into());
             }
             Change::Noted { key, note } => self.note(key, note),
             Change::Slots(slot) => self.slots = self.slots.max(slot),
@@ -133,59 +138,84 @@ impl Ledger {
     }
 
     fn list(&mut self, entry: Entry, segment: Option<SegmentInfo>, fds: Vec<OwnedFd>) -> Result<Option<u64>> {
+        let packed = Packed::of(&entry)?;
         if let Some(info) = segment {
-            let fd = fds.into_iter().next().ok_or_else(|| Error::corrupt("a segment without its descriptor"))?;
-            if self.segments.contains_key(&info.id) || entry.segment != info.id {
-                return Err(Error::corrupt(format!("segment {} is not new", info.id)));
+            if entry.segment != info.id {
+                return Err(Error::corrupt(format!("segment {} is not the tensor's", info.id)));
             }
-            self.segments.insert(info.id, Segment { info, fd, uses: 0 });
+            self.add_segment(info, fds.into_iter().next())?;
         }
-        if entry.spilled.is_none() {
-            let segment = self.segments.get_mut(&entry.segment);
-            segment.ok_or_else(|| Error::corrupt(format!("{} lies in no segment", entry.spec.name)))?.uses += 1;
-        }
-        self.slots = self.slots.max(entry.id.slot);
-        let name = self.names.entry(entry.id.slot).or_default();
-        name.versions = name.versions.max(entry.versions);
+        self.use_segment(&packed)?;
+        let (slot, version) = at(entry.id);
+        self.slots = self.slots.max(slot);
         if entry.current {
-            name.entries.values_mut().for_each(|older| older.current = false);
+            let currents = self.versions(slot).filter(|(_, other)| other.is_current());
+            let older: Vec<_> = currents.map(|(&other, _)| other).filter(|other| *other != (slot, version)).collect();
+            for other in older {
+                self.update(id_of(other), |entry| entry.current = false);
+            }
         }
-        let before = name.entries.insert(entry.id.version, entry);
+        let before = self.entries.insert((slot, version), packed);
         Ok(before.and_then(|before| self.let_go(&before)))
     }
 
-    fn spill(&mut self, id: Id, file: SpillFile) -> Option<u64> {
-        let entry = self.names.get_mut(&id.slot)?.entries.get_mut(&id.version)?;
-        let before = entry.clone();
-        entry.spilled = Some(file);
-        self.let_go(&before)
+    fn add_segment(&mut self, info: SegmentInfo, fd: Option<OwnedFd>) -> Result<()> {
+        let fd = fd.ok_or_else(|| Error::corrupt("a segment without its descriptor"))?;
+        match self.segments.entry(info.id) {
+            hash_map::Entry::Occupied(_) => Err(Error::corrupt(format!("segment {} is not new", info.id))),
+            hash_map::Entry::Vacant(place) => {
+                place.insert(Segment { info, fd, uses: 0 });
+                Ok(())
+            }
+        }
+    }
+
+    /// One use more of the segment that an entry lies in.
+    fn use_segment(&mut self, entry: &Packed) -> Result<()> {
+        let Some(number) = entry.segment() else { return Ok(()) };
+        let missing = || Error::corrupt(format!("there is no segment {number}"));
+        self.segments.get_mut(&number).ok_or_else(missing)?.uses += 1;
+        Ok(())
+    }
+
+    fn versions(&self, slot: u64) -> impl DoubleEndedIterator<Item = (&(u64, u64), &Packed)> {
+        self.entries.range((slot, 0)..=(slot, u64::MAX))
+    }
+
+    /// Changes an entry; returns what it was.
+    fn update(&mut self, id: Id, change: impl FnOnce(&mut Entry)) -> Option<Packed> {
+        let known = self.entries.get_mut(&at(id))?;
+        let mut entry = known.entry(id).ok()?;
+        change(&mut entry);
+        Some(std::mem::replace(known, Packed::of(&entry).ok()?))
     }
 
     fn drop_entry(&mut self, id: Id) -> Option<u64> {
-        let name = self.names.get_mut(&id.slot)?;
-        let entry = name.entries.remove(&id.version)?;
-        if name.entries.is_empty() {
-            self.names.remove(&id.slot);
+        let packed = self.entries.remove(&at(id))?;
+        // What was packed can be read.
+        let entry = packed.entry(id).ok()?;
+        let last = self.versions(id.slot).next_back().map(|(&last, _)| id_of(last));
+        if let Some(last) = last {
+            // The name goes on counting from there.
+            self.update(last, |last| last.versions = last.versions.max(entry.versions));
         }
-        if let Some(key) = &entry.key
-            && self.claims.get(key).is_some_and(|results| results.contains(&id))
+        if let Some(key) = entry.key.as_deref().and_then(ContentHash::from_hex)
+            && self.claims.get(&key).is_some_and(|results| results.contains(&id))
         {
-            self.claims.remove(key);
+            self.claims.remove(&key);
         }
-        self.let_go(&entry)
+        self.let_go(&packed)
     }
 
-    /// One use less of the segment that `entry` lies in; which it is if that was the last.
-    fn let_go(&mut self, entry: &Entry) -> Option<u64> {
-        if entry.spilled.is_some() {
-            return None;
-        }
-        let held = self.segments.get_mut(&entry.segment)?;
+    /// One use less of the segment that an entry lies in; which it is if that was the last.
+    fn let_go(&mut self, entry: &Packed) -> Option<u64> {
+        let number = entry.segment()?;
+        let held = self.segments.get_mut(&number)?;
         held.uses -= 1;
         if held.uses > 0 {
             return None;
         }
-        self.segments.remove(&entry.segment).map(|segment| segment.info.id)
+        self.segments.remove(&number).map(|segment| segment.info.id)
     }
 
     fn note(&mut self, key: String, note: String) {
@@ -206,30 +236,88 @@ impl Ledger {
     /// # Errors
     /// Those of `told`; `Io` when descriptors cannot be duplicated.
     pub(crate) fn tell(&self, mut told: impl FnMut(Change, Vec<OwnedFd>) -> Result<()>) -> Result<()> {
-        told(Change::Slots(self.slots), Vec::new())?;
         let mut sent = HashSet::new();
-        for name in self.names.values() {
-            for entry in name.entries.values() {
-                let entry = Box::new(Entry { versions: name.versions, ..entry.clone() });
-                let segment = self.segments.get(&entry.segment).filter(|_| entry.spilled.is_none());
-                let first = segment.filter(|_| sent.insert(entry.segment));
-                let fds = first.map(|segment| segment.fd.try_clone()).transpose();
-                let fds = fds.map_err(|error| Error::io("duplicating a descriptor", &error))?;
-                let segment = first.map(|segment| segment.info);
-                told(Change::Listed { entry, segment }, fds.into_iter().collect())?;
+        for (&at, packed) in &self.entries {
+            let entry = Box::new(packed.entry(id_of(at))?);
+            let first = packed.segment().filter(|number| sent.insert(*number));
+            let first = first.and_then(|number| self.segments.get(&number));
+            let fds = first.map(Segment::descriptor).transpose()?;
+            told(Change::Listed { entry, segment: first.map(|segment| segment.info) }, fds.into_iter().collect())?;
+        }
+        for (key, results) in &self.claims {
+            told(Change::Finished { key: key.to_string(), results: results.to_vec() }, Vec::new())?;
+        }
+        self.tell_rest(|change| told(change, Vec::new()))
+    }
+
+    /// As [`tell`](Self::tell), entries and claims in blocks for [`apply_block`](Self::apply_block): thousands in one
+    /// message, and nothing to parse.
+    ///
+    /// # Errors
+    /// Those of `block` and `told`; `Io` when descriptors cannot be duplicated.
+    pub(crate) fn hand_over(
+        &self,
+        mut block: impl FnMut(Vec<u8>, Vec<OwnedFd>) -> Result<()>,
+        told: impl FnMut(Change) -> Result<()>,
+    ) -> Result<()> {
+        let (mut filling, mut fds, mut sent) = (Block::new(), Vec::new(), HashSet::new());
+        let is_full = |filling: &Block, fds: &[OwnedFd]| filling.len() >= BLOCK_BYTES || fds.len() == FRAME_FDS_MAX;
+        let mut send = |filling: &mut Block, fds: &mut Vec<OwnedFd>| {
+            block(std::mem::replace(filling, Block::new()).into_bytes(), std::mem::take(fds))
+        };
+        for (&at, packed) in &self.entries {
+            let first = packed.segment().filter(|number| sent.insert(*number));
+            if let Some(segment) = first.and_then(|number| self.segments.get(&number)) {
+                fds.push(segment.descriptor()?);
+                filling.segment(&segment.info);
+            }
+            filling.entry(at, packed);
+            if is_full(&filling, &fds) {
+                send(&mut filling, &mut fds)?;
             }
         }
         for (key, results) in &self.claims {
-            told(Change::Finished { key: key.clone(), results: results.clone() }, Vec::new())?;
+            filling.claim(key, results);
+            if is_full(&filling, &fds) {
+                send(&mut filling, &mut fds)?;
+            }
         }
+        send(&mut filling, &mut fds)?;
+        self.tell_rest(told)
+    }
+
+    fn tell_rest(&self, mut told: impl FnMut(Change) -> Result<()>) -> Result<()> {
+        told(Change::Slots(self.slots))?;
         for key in &self.claimed {
-            told(Change::Claimed(key.clone()), Vec::new())?;
+            told(Change::Claimed(key.clone()))?;
         }
         for (&session, &member) in &self.sessions {
-            told(Change::Joined { session, member }, Vec::new())?;
+            told(Change::Joined { session, member })?;
         }
         for (key, note) in &self.notes {
-            told(Change::Noted { key: key.clone(), note: note.clone() }, Vec::new())?;
+            told(Change::Noted { key: key.clone(), note: note.clone() })?;
+        }
+        Ok(())
+    }
+
+    /// Adds a block of another ledger.
+    ///
+    /// # Errors
+    /// `Corrupt` for what is no block, and as [`apply`](Self::apply).
+    pub(crate) fn apply_block(&mut self, block: &[u8], fds: Vec<OwnedFd>) -> Result<()> {
+        let mut fds = fds.into_iter();
+        for item in Items::of(block)? {
+            match item? {
+                Item::Segment(info) => self.add_segment(info, fds.next())?,
+                Item::Entry(id, packed) => {
+                    self.use_segment(&packed)?;
+                    self.slots = self.slots.max(id.slot);
+                    if self.entries.insert(at(id), packed).is_some() {
+                        return Err(Error::corrupt(format!("version {} of {} came twice", id.version, id.slot)));
+                    }
+                }
+                Item::Claim(key, results) => drop(self.claims.insert(key, results)),
+            }
         }
         Ok(())
     }
@@ -242,21 +330,25 @@ impl Ledger {
         self.segments.contains_key(&segment)
     }
 
+    /// How many tensors there are.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
     /// Every tensor, a name's versions in their order.
     pub(crate) fn entries(&self) -> impl Iterator<Item = Entry> {
-        let versions = |name: &Name| {
-            name.entries.values().map(|entry| Entry { versions: name.versions, ..entry.clone() }).collect()
-        };
-        self.names.values().flat_map(move |name| -> Vec<Entry> { versions(name) })
+        // What was packed can be read.
+        self.entries.iter().filter_map(|(&at, packed)| packed.entry(id_of(at)).ok())
     }
 
     /// The files of what is spilled.
-    pub(crate) fn files(&self) -> impl Iterator<Item = &SpillFile> {
-        self.names.values().flat_map(|name| name.entries.values()).filter_map(|entry| entry.spilled.as_ref())
+    pub(crate) fn files(&self) -> impl Iterator<Item = SpillFile> {
+        let spilled = self.entries.iter().filter(|(_, packed)| packed.segment().is_none());
+        spilled.filter_map(|(&at, packed)| packed.entry(id_of(at)).ok()?.spilled)
     }
 
-    pub(crate) fn claims(&self) -> impl Iterator<Item = (&str, &[Id])> {
-        self.claims.iter().map(|(key, results)| (key.as_str(), results.as_slice()))
+    pub(crate) fn claims(&self) -> impl Iterator<Item = (&ContentHash, &[Id])> {
+        self.claims.iter().map(|(key, results)| (key, &results[..]))
     }
 
     pub(crate) fn claimed(&self) -> impl Iterator<Item = &str> {
@@ -277,10 +369,20 @@ impl Ledger {
     }
 }
 
+impl Segment {
+    fn descriptor(&self) -> Result<OwnedFd> {
+        self.fd.try_clone().map_err(|error| Error::io("duplicating a descriptor", &error))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use cotensor_client::protocol::Keep;
+
+    fn key() -> String {
+        ContentHash::of(b"key").to_string()
+    }
 
     fn listed(slot: u64, version: u64, segment: u64, new: bool) -> (Change, Vec<OwnedFd>) {
         let spec = Spec {
@@ -293,7 +395,7 @@ mod tests {
             keep: Keep::Cached,
             provenance: None,
         };
-        let (id, key) = (Id { slot, version }, (slot == 1).then(|| "key".to_owned()));
+        let (id, key) = (Id { slot, version }, (slot == 1).then(key));
         let (versions, created_ns) = (version, Some(slot));
         let entry = Entry { id, spec, segment, offset: 0, key, versions, current: true, spilled: None, created_ns };
         let entry = Box::new(entry);
@@ -309,7 +411,7 @@ mod tests {
         }
         ledger.apply(Change::Hidden(Id { slot: 3, version: 7 }), Vec::new()).unwrap();
         let results = vec![Id { slot: 1, version: 2 }];
-        ledger.apply(Change::Finished { key: "key".into(), results }, Vec::new()).unwrap();
+        ledger.apply(Change::Finished { key: key(), results }, Vec::new()).unwrap();
         for key in ["mine", "given up"] {
             ledger.apply(Change::Claimed(key.to_owned()), Vec::new()).unwrap();
         }
@@ -339,12 +441,31 @@ mod tests {
                 other.apply(serde_json::from_str(&sent).unwrap(), fds).map(drop)
             })
             .unwrap();
-        let entries = sorted(&other);
-        assert_eq!(entries, sorted(&ledger));
+        is_the_same(&ledger, &other);
+        is_the_same(&ledger, &successor(&ledger));
+    }
+
+    /// A ledger that was handed everything.
+    fn successor(ledger: &Ledger) -> Ledger {
+        let (mut blocks, mut changes) = (Vec::new(), Vec::new());
+        let mut keep = |block, fds| {
+            blocks.push((block, fds));
+            Ok(())
+        };
+        ledger.hand_over(&mut keep, |change| Ok(changes.push(change))).unwrap();
+        let mut other = Ledger::default();
+        blocks.into_iter().for_each(|(block, fds)| other.apply_block(&block, fds).unwrap());
+        changes.into_iter().for_each(|change| drop(other.apply(change, Vec::new()).unwrap()));
+        other
+    }
+
+    fn is_the_same(ledger: &Ledger, other: &Ledger) {
+        let entries = sorted(other);
+        assert_eq!(entries, sorted(ledger));
         let currents: Vec<bool> = entries.iter().map(|entry| entry.current).collect();
         assert_eq!(currents, [false, true, true, false]);
         assert_eq!((other.segments().count(), other.slots()), (3, 3));
-        assert_eq!(other.claims().collect::<Vec<_>>(), [("key", &[Id { slot: 1, version: 2 }][..])]);
+        assert_eq!(other.claims().collect::<Vec<_>>(), [(&ContentHash::of(b"key"), &[Id { slot: 1, version: 2 }][..])]);
         assert_eq!(other.notes().collect::<Vec<_>>(), [("n", "00")]);
         assert_eq!(other.claimed().collect::<Vec<_>>(), ["mine"]);
         assert_eq!(other.sessions().collect::<Vec<_>>(), [(2, Member { pid: 7, was: Some(12) })]);
@@ -370,6 +491,23 @@ mod tests {
     }
 
     #[test]
+    fn a_handover_of_many_segments_and_tensors_is_sent_in_blocks() {
+        let mut ledger = Ledger::default();
+        for slot in 1..=9000 {
+            let (change, fds) = listed(slot, 1, if slot <= 150 { slot } else { 1 }, slot <= 150);
+            ledger.apply(change, fds).unwrap();
+        }
+        let mut sizes = Vec::new();
+        let block = |block: Vec<u8>, fds: Vec<OwnedFd>| Ok(sizes.push((block.len(), fds.len())));
+        ledger.hand_over(block, |_| Ok(())).unwrap();
+        assert!(sizes.len() > 3 && sizes.iter().all(|(len, fds)| *len < 2 * BLOCK_BYTES && *fds <= FRAME_FDS_MAX));
+        assert_eq!(sizes.iter().map(|(_, fds)| fds).sum::<usize>(), 150);
+        let other = successor(&ledger);
+        assert_eq!((other.len(), other.segments().count(), other.slots()), (9000, 150, 9000));
+        assert_eq!(sorted(&other), sorted(&ledger));
+    }
+
+    #[test]
     fn a_spilled_tensor_stays_without_its_segment() {
         let mut ledger = filled();
         let file: SpillFile =
@@ -381,6 +519,7 @@ mod tests {
         let mut other = Ledger::default();
         ledger.tell(|change, fds| other.apply(change, fds).map(drop)).unwrap();
         assert_eq!(sorted(&other), sorted(&ledger));
+        assert_eq!(sorted(&successor(&ledger)), sorted(&ledger));
         // Back in memory, and gone.
         let (mut change, fds) = listed(1, 2, 20, true);
         if let Change::Listed { entry, .. } = &mut change {

@@ -15,6 +15,7 @@ mod channel;
 mod estate;
 mod heir;
 mod ledger;
+mod packed;
 mod process;
 mod server;
 mod systemd;

@@ -111,7 +111,7 @@ impl Kept {
 
     pub(crate) fn listing(&self, record: &Record) {
         if let Err(error) = self.try_listing(record) {
-            tracing::error!("{} would not outlive this server: {error}", record.spec().name);
+            tracing::error!("{} would not outlive this server: {error}", record.name());
         }
     }
 
@@ -134,7 +134,7 @@ impl Kept {
         state.next = state.next.max(number);
         let entry = Box::new(Entry {
             id: record.id().into(),
-            spec: Spec::from(record.spec()),
+            spec: Spec::from(&record.spec()),
             segment: number,
             offset: record.layout().offset_bytes() + segment.fd_offset(),
             key: record.key().map(|key| key.0.to_string()),

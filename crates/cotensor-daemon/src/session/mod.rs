@@ -12,7 +12,7 @@ use cotensor_client::protocol::{
 };
 use cotensor_client::wire::{FRAME_FDS_MAX, Frame, Outbox, rpc};
 use cotensor_core::{Error, ErrorKind, MemoryKind, Result, Segment};
-use cotensor_store::home::{Budget, Charge};
+use cotensor_store::home::{Budget, Charge, TensorCharge};
 use cotensor_store::{Holder, Key, Lease, Pack, Share, Store, TensorId, TensorSpec, Ticket, check_name};
 use segments::Segments;
 use std::collections::hash_map::Entry;
@@ -23,6 +23,8 @@ use std::time::Instant;
 
 /// Names that one session may hold something under at a time.
 const HOLDERS_MAX: usize = 1024;
+/// A session's table with room for so many leases is not made smaller.
+const LEASES_KEPT: usize = 1024;
 /// Free ranges that one message names: so few that a socket takes it whole or not at all.
 const FREED_AT_ONCE_MAX: usize = 128;
 /// Free ranges that a client may leave unread.
@@ -72,7 +74,7 @@ impl State {
 pub(crate) struct OwnSlab {
     pub(crate) slab: Arc<Slab>,
     /// As long as the client can write it, its memory does not come back.
-    pub(crate) share: Share,
+    _share: Share,
     /// What it takes from the session's budget.
     _charge: Arc<Charge>,
 }
@@ -80,7 +82,7 @@ pub(crate) struct OwnSlab {
 /// A tensor whose memory the client makes: the budget has room for it.
 pub(crate) struct Reserved {
     pub(crate) spec: TensorSpec,
-    pub(crate) charge: Arc<Charge>,
+    pub(crate) charge: TensorCharge,
     /// What it takes from the session's budget; the lease takes its place.
     pub(crate) own: Arc<Charge>,
     pub(crate) holder: Holder,
@@ -249,7 +251,7 @@ impl Session {
     pub(crate) fn grant(&self, lease: Lease, holder: &Holder, fds: &mut Vec<OwnedFd>) -> Result<Descriptor> {
         let (segment, layout) = (lease.segment(), lease.layout());
         let (slab, offset_bytes) = (segment.kind() == MemoryKind::Slab, layout.offset_bytes() + segment.fd_offset());
-        let (spec, strides) = (Spec::from(lease.spec()).looked_at(layout), layout.strides().to_vec());
+        let (spec, strides) = (Spec::from(&lease.spec()).looked_at(layout), layout.strides().to_vec());
         let sent = fds.len();
         let (Published { id, segment, index }, bytes) = self.keep(lease, holder, fds)?;
         let segment = SegmentInfo { id: segment, bytes, slab };
@@ -379,6 +381,10 @@ impl Session {
             return Ok(());
         }
         let gone = state.leases.remove(&key);
+        let left = state.leases.len();
+        if state.leases.capacity() > LEASES_KEPT.max(4 * left) {
+            state.leases.shrink_to(2 * left);
+        }
         if let Some(Ok(fd)) = gone.as_ref().map(|held| fd_of(held.lease.segment())) {
             state.segments.let_go(fd.as_raw_fd());
         }
@@ -420,7 +426,7 @@ impl Session {
         let known = state.segments.hold(slab.fd())?;
         known.sent = true;
         let id = known.id;
-        state.slabs.insert(id, OwnSlab { slab, share, _charge: charge });
+        state.slabs.insert(id, OwnSlab { slab, _share: share, _charge: charge });
         Ok(id)
     }
 

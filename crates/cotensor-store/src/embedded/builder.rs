@@ -18,6 +18,7 @@ const CLAIM_WAIT_MAX: Duration = Duration::from_secs(600);
 /// Sets an [`EmbeddedStore`] up.
 pub struct EmbeddedStoreBuilder {
     max_memory_bytes: u64,
+    metadata_bytes: u64,
     memory: Arc<dyn Memory>,
     cache: Option<Arc<dyn ContentCache>>,
     clock: Arc<dyn Clock>,
@@ -40,6 +41,14 @@ impl EmbeddedStoreBuilder {
     #[must_use]
     pub fn max_memory_bytes(mut self, bytes: u64) -> Self {
         self.max_memory_bytes = bytes;
+        self
+    }
+
+    /// What each listed tensor takes from that beside its segment, for what is known about it: so many bytes, and more for its
+    /// name, its producer and its dimensions. Nothing by default.
+    #[must_use]
+    pub fn metadata_bytes(mut self, each: u64) -> Self {
+        self.metadata_bytes = each;
         self
     }
 
@@ -106,7 +115,7 @@ impl EmbeddedStoreBuilder {
         Arc::new_cyclic(|me| EmbeddedStore {
             names: Names::new(self.shards, seed),
             claims: Claims::new(self.claim_wait_max),
-            budget: Budget::new(self.max_memory_bytes),
+            budget: Budget::with_metadata(self.max_memory_bytes, self.metadata_bytes),
             memory: self.memory,
             cache: self.cache,
             began: self.clock.now(),
@@ -127,6 +136,7 @@ impl EmbeddedStore {
     pub fn builder() -> EmbeddedStoreBuilder {
         EmbeddedStoreBuilder {
             max_memory_bytes: u64::MAX,
+            metadata_bytes: 0,
             memory: Arc::new(HeapMemory),
             cache: None,
             clock: Arc::new(SystemClock::default()),

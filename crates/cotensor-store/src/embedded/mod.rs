@@ -4,9 +4,10 @@ mod builder;
 mod pressure;
 
 pub use builder::EmbeddedStoreBuilder;
+use pressure::Want;
 pub(crate) use pressure::{ROUNDS_MAX, pause};
 
-use crate::budget::{Budget, Charge};
+use crate::budget::{Budget, TensorCharge};
 use crate::claims::Claims;
 use crate::config::Refusal;
 use crate::copies::CopyLog;
@@ -66,7 +67,7 @@ impl EmbeddedStore {
         crate::sharing::log::tell_gone(records);
         for record in records {
             self.names.forget(record, |record| self.tell(|watch| watch.gone(record)));
-            if let Some(key) = &record.key {
+            if let Some(key) = &record.key() {
                 self.claims.forget(key, record);
                 if let Some(spilling) = &self.spilling {
                     spilling.claims().remove(key);
@@ -116,7 +117,7 @@ impl EmbeddedStore {
         spec: TensorSpec,
         layout: Layout,
         segment: Arc<dyn Segment>,
-        charge: Arc<Charge>,
+        charge: TensorCharge,
         key: Option<Key>,
         holder: u32,
     ) -> Result<Lease> {
@@ -159,7 +160,11 @@ impl EmbeddedStore {
             spec.check_names()?;
             self.refuse(&spec, bytes)?;
         }
-        let charge = self.charge(bytes).map_err(|error| error.in_field(spec.name.as_str()))?;
+        let charge = self.charge(bytes).and_then(|segment| match private {
+            true => Ok(segment.into()),
+            false => self.tensor_charge(&segment, &spec),
+        });
+        let charge = charge.map_err(|error| error.in_field(spec.name.as_str()))?;
         let segment = memory(&*self.memory, layout.size_bytes())?;
         let (device, home) = (self.memory.device(), self.home()?);
         let (holder, tag) = (holder.clone(), Box::new(()));
@@ -313,8 +318,8 @@ impl Store for EmbeddedStore {
 
     fn limit_memory(&self, max_bytes: u64) -> Result<()> {
         self.budget.set_max(max_bytes);
-        if self.budget.used() > max_bytes {
-            self.evict(0)?;
+        if self.budget.total() > max_bytes {
+            self.evict(0, Want::Memory)?;
         }
         Ok(())
     }

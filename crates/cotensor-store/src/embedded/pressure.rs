@@ -1,7 +1,8 @@
 //! Making room: what nobody leases goes, or goes to disk, and an error says who holds the rest.
 
 use super::EmbeddedStore;
-use crate::budget::Charge;
+use crate::TensorSpec;
+use crate::budget::{Charge, TensorCharge};
 use crate::evict::{Group, candidates, charged_bytes};
 use crate::home::Home;
 use cotensor_core::{Error, ErrorKind, Result};
@@ -17,6 +18,19 @@ pub(crate) const ROUNDS_MAX: u32 = 10_000;
 #[cfg(target_family = "wasm")]
 pub(crate) const ROUNDS_MAX: u32 = 2;
 
+/// Of the budget, so large a part is freed at a time for what is known about tensors: looking for what can go takes long
+/// where there are many.
+const METADATA_AT_ONCE: u64 = 256;
+
+/// What is to be made room for.
+#[derive(Clone, Copy)]
+pub(crate) enum Want {
+    /// Memory: of segments that stay, tensors go last, because they give back next to nothing.
+    Memory,
+    /// What is known about one more tensor.
+    Metadata,
+}
+
 /// Lets others run: at first for as short as can be.
 pub(crate) fn pause(round: u32) {
     if round < 100 || cfg!(target_family = "wasm") {
@@ -29,11 +43,30 @@ pub(crate) fn pause(round: u32) {
 impl EmbeddedStore {
     /// Takes `bytes` from the budget, evicting what nobody leases if it must, and nothing if that would not do.
     pub(crate) fn charge(&self, bytes: u64) -> Result<Arc<Charge>> {
+        self.taken(bytes, Want::Memory, || self.budget.take(bytes))
+    }
+
+    /// The same of what is known about a tensor of `segment`.
+    pub(crate) fn tensor_charge(&self, segment: &Arc<Charge>, spec: &TensorSpec) -> Result<TensorCharge> {
+        self.metadata_charge(segment, self.metadata_of(spec))
+    }
+
+    /// The same where that takes `bytes`.
+    pub(crate) fn metadata_charge(&self, segment: &Arc<Charge>, bytes: u64) -> Result<TensorCharge> {
+        self.taken(bytes, Want::Metadata, || self.budget.take_metadata(segment, bytes))
+    }
+
+    /// What is known about a tensor, in bytes.
+    pub(crate) fn metadata_of(&self, spec: &TensorSpec) -> u64 {
+        self.budget.metadata_of(spec.text_bytes(), spec.shape.len())
+    }
+
+    fn taken<T>(&self, bytes: u64, want: Want, take: impl Fn() -> Option<T>) -> Result<T> {
         for round in 0..ROUNDS_MAX {
-            if let Some(charge) = self.budget.take(bytes) {
+            if let Some(charge) = take() {
                 return Ok(charge);
             }
-            if !self.budget.will_fit(bytes, 0) && !self.evict(bytes)? {
+            if !self.budget.will_fit(bytes, 0) && !self.evict(bytes, want)? {
                 break;
             }
             if round > 0 {
@@ -42,24 +75,42 @@ impl EmbeddedStore {
                 pause(round);
             }
         }
-        self.budget.take(bytes).ok_or_else(|| self.over_budget(bytes))
+        take().ok_or_else(|| self.over_budget(bytes))
     }
 
     /// Evicts until `bytes` will fit; false, and nothing goes, when all that nobody leases would not make the room.
     ///
     /// # Errors
     /// `OverBudget` when what would have to be spilled cannot be.
-    pub(super) fn evict(&self, bytes: u64) -> Result<bool> {
+    pub(super) fn evict(&self, bytes: u64, want: Want) -> Result<bool> {
         let mut outcome = Ok(false);
-        self.with_unleased(&mut |groups| {
+        self.with_unleased(&mut |mut groups| {
+            let goal = match want {
+                Want::Memory => {
+                    groups.sort_by_key(|group| group.in_part);
+                    bytes
+                }
+                Want::Metadata => bytes.max(self.budget.max() / METADATA_AT_ONCE),
+            };
             // Others may have given memory back, or taken what was given, since the last look.
-            let mut fits = || self.budget.will_fit(bytes, 0);
-            outcome = match self.budget.will_fit(bytes, groups.iter().map(|group| group.bytes).sum()) {
-                true => self.shed(groups, &mut fits).map(|_| true).map_err(|error| self.not_spilled(bytes, &error)),
+            let fits = || self.budget.will_fit(bytes, 0);
+            let mut enough = || self.budget.will_fit(goal, 0);
+            let freed = groups.iter().map(|group| self.freed_by(group)).sum();
+            outcome = match self.budget.will_fit(bytes, freed) {
                 false => Ok(fits()),
+                true => match self.shed(groups, &mut enough) {
+                    Err(error) if !fits() => Err(self.not_spilled(bytes, &error)),
+                    _ => Ok(true),
+                },
             };
         });
         outcome
+    }
+
+    /// What comes back to the budget when a group goes: of what is spilled, all that is known about it stays.
+    fn freed_by(&self, group: &Group) -> u64 {
+        let is_spilled = self.spilling.is_some() && group.worth_spilling().is_some();
+        group.bytes + if is_spilled { 0 } else { group.metadata }
     }
 
     /// Evicts, or spills where tensors are, what nobody leases until there is `enough` of whatever is wanted: one segment
@@ -82,7 +133,9 @@ impl EmbeddedStore {
         };
         spilling.spill.blocking(&mut || {
             let _turn = spilling.turn();
-            let groups = candidates(std::mem::take(&mut self.names.survey().records));
+            let mut groups = candidates(std::mem::take(&mut self.names.survey().records));
+            // What is spilled is lost to nobody; a part of a segment can only be dropped.
+            groups.retain(|group| !group.in_part);
             work(groups);
         });
     }
@@ -125,14 +178,17 @@ impl EmbeddedStore {
                 *by_holder.entry(holder).or_default() += record.layout.size_bytes() as u64;
             }
         }
-        let (used, max) = (self.budget.used(), self.budget.max());
-        let unlisted = used.saturating_sub(charged_bytes(&survey.records));
+        let (used, max, metadata) = (self.budget.total(), self.budget.max(), self.budget.metadata());
+        let unlisted = self.budget.used().saturating_sub(charged_bytes(&survey.records));
         let mut held: Vec<(u64, String)> =
             by_holder.into_iter().map(|(holder, bytes)| (bytes, self.holder_name(holder).to_string())).collect();
         held.sort_unstable_by(|a, b| b.cmp(a));
         let mut held: Vec<String> = held.iter().take(5).map(|(bytes, name)| format!("{name} holds {bytes}")).collect();
         if unlisted > 0 {
             held.push(format!("what is private, reserved or a slab without a tensor holds {unlisted}"));
+        }
+        if metadata > 0 {
+            held.push(format!("names and leases of {} tensors take {metadata}", survey.records.len()));
         }
         held.extend(self.watch.as_ref().and_then(|watch| watch.keeps_memory()));
         let held = if held.is_empty() { "nothing is leased".to_owned() } else { held.join(", ") };

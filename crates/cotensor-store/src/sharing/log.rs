@@ -30,7 +30,7 @@ pub(crate) fn tell(event: impl FnOnce() -> String) {
 pub(crate) fn tell_gone(records: &[Arc<Record>]) {
     for record in records {
         let event = if record.kept.load(Ordering::Relaxed) { "evict" } else { "free" };
-        tell(|| format!("{event} {}: {} bytes", record.spec.name, record.layout.size_bytes()));
+        tell(|| format!("{event} {}: {} bytes", record.name(), record.layout.size_bytes()));
     }
 }
 

@@ -1,0 +1,117 @@
+//! Many tiny tensors: what the server and its supervisor keep of each, and how long a takeover of all takes.
+
+use crate::daemon::{Machine, now_ns, until};
+use cotensor_client::ClientStore;
+use cotensor_core::{DType, Error, ErrorKind, Result};
+use cotensor_store::{CopyReason, Lease, Retention, Store, TensorSpec};
+use serde::Serialize;
+use std::time::Duration;
+
+const BYTES: usize = 64;
+
+#[derive(clap::Args, Clone)]
+pub(crate) struct Options {
+    /// Tensors of 64 bytes.
+    #[arg(long, default_value_t = Options::default().tensors)]
+    pub(crate) tensors: usize,
+    /// How often the server is killed.
+    #[arg(long, default_value_t = Options::default().takeovers)]
+    pub(crate) takeovers: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { tensors: 200_000, takeovers: 3 }
+    }
+}
+
+/// What came of it. Bytes of private memory, of each tensor.
+#[derive(Debug, Serialize)]
+pub(crate) struct Outcome {
+    tensors: usize,
+    /// While one client leases all.
+    pub(crate) leased: Bytes,
+    /// While nobody leases any.
+    pub(crate) kept: Bytes,
+    /// What the budget counts.
+    pub(crate) counted: u64,
+    /// From the signal that kills the server until a new client has got a tensor of the next server.
+    pub(crate) takeovers_ms: Vec<f64>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Bytes {
+    pub(crate) server: u64,
+    pub(crate) supervisor: u64,
+}
+
+impl Bytes {
+    pub(crate) fn sum(&self) -> u64 {
+        self.server + self.supervisor
+    }
+}
+
+impl Outcome {
+    pub(crate) fn is_right(&self) -> bool {
+        self.leased.sum() <= self.counted && self.kept.sum() <= self.counted
+    }
+
+    /// The median, in milliseconds.
+    pub(crate) fn takeover_ms(&self) -> f64 {
+        let mut times = self.takeovers_ms.clone();
+        times.sort_by(f64::total_cmp);
+        times.get(times.len() / 2).copied().unwrap_or_default()
+    }
+}
+
+/// # Errors
+/// What keeps the run from being made.
+pub(crate) fn run(options: &Options) -> Result<Outcome> {
+    let machine = Machine::start(u64::MAX)?;
+    let client = ClientStore::connect(Some(&machine.socket), "metadata")?;
+    let before = machine.usage()?;
+    let each = || -> Result<Bytes> {
+        let (now, count) = (machine.usage()?, options.tensors.max(1) as u64);
+        let of = |now: u64, before: u64| now.saturating_sub(before) / count;
+        let server = of(now.server.private_bytes, before.server.private_bytes);
+        Ok(Bytes { server, supervisor: of(now.keeper.private_bytes, before.keeper.private_bytes) })
+    };
+    let held = (0..options.tensors).map(|number| put(&client, number)).collect::<Result<Vec<Lease>>>()?;
+    // The supervisor reads what it is told a moment later.
+    std::thread::sleep(Duration::from_millis(100));
+    let leased = each()?;
+    let counted = client.stats().metadata_bytes / options.tensors.max(1) as u64;
+    drop((held, client));
+    let inspector = ClientStore::connect(Some(&machine.socket), "inspector")?;
+    until("nobody leases anything", || inspector.stats().total_models == 0)?;
+    // Heaps are trimmed a second after a session's end.
+    std::thread::sleep(Duration::from_secs(2));
+    let kept = each()?;
+    drop(inspector);
+    let takeovers_ms = (0..options.takeovers).map(|_| takeover(&machine, options)).collect::<Result<Vec<f64>>>()?;
+    Ok(Outcome { tensors: options.tensors, leased, kept, counted, takeovers_ms })
+}
+
+fn put(client: &ClientStore, number: usize) -> Result<Lease> {
+    let retention = Retention::Cached { recompute: Duration::ZERO };
+    let spec = TensorSpec { retention, ..TensorSpec::new(name(number), DType::U8, &[BYTES]) };
+    let mut reservation = client.reserve(spec, &client.holder(""))?;
+    reservation.write(&[number as u8; BYTES], CopyReason::Put)?;
+    reservation.publish()
+}
+
+fn name(number: usize) -> String {
+    format!("tensor number {number}")
+}
+
+fn takeover(machine: &Machine, options: &Options) -> Result<f64> {
+    let killed_ns = machine.kill_server()?.killed_ns;
+    let client = ClientStore::connect(Some(&machine.socket), "after")?;
+    let found = client.get(&name(options.tensors - 1), &client.holder(""))?;
+    let took_ms = (now_ns() - killed_ns) as f64 / 1e6;
+    let stats = client.stats();
+    match stats.total_tensors == options.tensors && found.bytes() == Some(&[(options.tensors - 1) as u8; BYTES]) {
+        true => Ok(took_ms),
+        false => Err(Error::new(ErrorKind::Corrupt, format!("{} tensors were taken over", stats.total_tensors))),
+    }
+}
