@@ -455,7 +455,9 @@ mod tests {
         ledger.hand_over(&mut keep, |change| Ok(changes.push(change))).unwrap();
         let mut other = Ledger::default();
         blocks.into_iter().for_each(|(block, fds)| other.apply_block(&block, fds).unwrap());
-        changes.into_iter().for_each(|change| drop(other.apply(change, Vec::new()).unwrap()));
+        for change in changes {
+            assert_eq!(other.apply(change, Vec::new()).unwrap(), None);
+        }
         other
     }
 
