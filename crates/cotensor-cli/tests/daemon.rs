@@ -142,6 +142,13 @@ fn versions_holders_and_removal_are_shown() {
     daemon.refuses(&["stat", "never"], 2, &["never"]);
     daemon.refuses(&["get", "x", "-"], 2, &["x"]);
     assert_eq!(lease.bytes().unwrap(), [3, 4], "whoever holds it keeps it");
+    let state = |printed: &serde_json::Value| printed["tensors"][0]["state"].clone();
+    assert_eq!((state(&daemon.json(&["ls"])), state(&daemon.json(&["top"]))), (json!("removed"), json!("removed")));
+    assert_eq!(daemon.json(&["stat", "x"])["tensors"][0]["versions"][0]["state"], "removed");
+    for command in [&["ls"][..], &["stat", "x"], &["who", "x"], &["top"]] {
+        let printed = String::from_utf8(daemon.ok(command)).unwrap();
+        assert!(printed.contains("removed") && !printed.contains("kept until"), "{printed}");
+    }
     drop(lease);
 }
 
@@ -230,7 +237,10 @@ fn what_does_not_fit_is_spilled_where_that_is_wanted() {
     let listing = daemon.json(&["ls"]);
     let names = |spilled: bool| -> Vec<&str> {
         let tensors = listing["tensors"].as_array().unwrap().iter();
-        tensors.filter(|tensor| tensor["spilled"] == spilled).map(|tensor| tensor["name"].as_str().unwrap()).collect()
+        tensors
+            .filter(|tensor| (tensor["state"] == "spilled") == spilled)
+            .map(|tensor| tensor["name"].as_str().unwrap())
+            .collect()
     };
     assert_eq!((names(true), names(false)), (vec!["t0", "t1"], vec!["t2", "t3", "t4"]));
     assert!(String::from_utf8(daemon.ok(&["ls"])).unwrap().contains("spilled"));
@@ -239,7 +249,7 @@ fn what_does_not_fit_is_spilled_where_that_is_wanted() {
     let stat = String::from_utf8(daemon.ok(&["stat"])).unwrap();
     assert!(stat.contains("spilled now") && stat.contains("counts since"), "{stat}");
     for command in ["stat", "who"] {
-        assert_eq!(daemon.json(&[command, "t0"])["tensors"][0]["versions"][0]["spilled"], true);
+        assert_eq!(daemon.json(&[command, "t0"])["tensors"][0]["versions"][0]["state"], "spilled");
         assert!(String::from_utf8(daemon.ok(&[command, "t0"])).unwrap().contains("spilled to disk"), "{command}");
     }
     for value in 0..5 {

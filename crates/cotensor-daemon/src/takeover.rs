@@ -294,25 +294,28 @@ fn restore(store: &EmbeddedStore, kept: &Kept, files: Option<&Arc<Files>>) -> Or
     }
     store.skip_slots(state.ledger.slots());
     orphans.sessions = state.ledger.sessions().collect();
-    let (spilled, entries): (Vec<Entry>, Vec<Entry>) =
-        state.ledger.entries().partition(|entry| entry.spilled.is_some());
+    // One after the other: of hundreds of thousands, all at once would take more memory than is kept of them.
+    let (mut leases, mut spilled, mut refused) = (HashMap::new(), Vec::new(), Vec::new());
+    for entry in state.ledger.entries() {
+        if entry.spilled.is_some() {
+            spilled.push(entry);
+            continue;
+        }
+        match list(store, &entry, &segments, &holder) {
+            Ok(lease) => drop(leases.insert(entry.id, lease)),
+            Err(error) => {
+                tracing::error!("{} was not taken over: {error}", entry.spec.name);
+                refused.push(entry.id);
+            }
+        }
+    }
     let claims: Vec<(ContentHash, Vec<Id>)> = state.ledger.claims().map(|(key, ids)| (*key, ids.to_vec())).collect();
     let claimed: Vec<Key> = state.ledger.claimed().filter_map(ContentHash::from_hex).map(Key).collect();
     let notes: Vec<(String, String)> =
         state.ledger.notes().map(|(key, note)| (key.to_owned(), note.to_owned())).collect();
     drop(state);
 
-    let mut leases = HashMap::new();
-    for entry in entries {
-        let (id, name) = (entry.id, entry.spec.name.clone());
-        match list(store, entry, &segments, &holder) {
-            Ok(lease) => drop(leases.insert(id, lease)),
-            Err(error) => {
-                tracing::error!("{name} was not taken over: {error}");
-                kept.tell(Change::Gone(id));
-            }
-        }
-    }
+    refused.into_iter().for_each(|id| kept.tell(Change::Gone(id)));
     let spilled = restore_spilled(store, kept, files, spilled);
     for (key, ids) in claims {
         if ids.iter().any(|id| spilled.contains(id)) {
@@ -377,7 +380,7 @@ fn absent(entry: Entry) -> Result<(Absent, u64)> {
 
 fn list(
     store: &EmbeddedStore,
-    entry: Entry,
+    entry: &Entry,
     segments: &HashMap<u64, (Taken, Arc<Charge>)>,
     holder: &Holder,
 ) -> Result<Lease> {
@@ -391,8 +394,8 @@ fn list(
     };
     let key = entry.key.as_deref().and_then(ContentHash::from_hex).map(Key);
     let (id, created, charge) = (entry.id.into(), entry.created(), Arc::clone(charge));
-    let (versions, current) = (entry.versions, entry.current);
-    store.restore(Restored { id, spec, layout, segment, charge, key, versions, current, created }, holder)
+    let (versions, state) = (entry.versions, entry.state());
+    store.restore(Restored { id, spec, layout, segment, charge, key, versions, state, created }, holder)
 }
 
 #[cfg(test)]

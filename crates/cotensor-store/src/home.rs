@@ -20,7 +20,7 @@ use std::time::Duration;
 
 pub use crate::budget::{Budget, Charge, DIMENSION_BYTES, TEXT_COPIES, TensorCharge};
 pub use crate::holders::Holders;
-pub use crate::record::Record;
+pub use crate::record::{Record, VersionState};
 
 /// What stands behind leases, reservations and tickets: usually the store itself. Called from any thread, and never
 /// under a lock of this crate.

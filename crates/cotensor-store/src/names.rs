@@ -1,7 +1,7 @@
 //! Names, slots and versions: the path of every lookup, so no lock and no counter is common to all.
 
 use crate::TensorId;
-use crate::record::Record;
+use crate::record::{Record, VersionState};
 use crate::spill::{Away, Whereabouts};
 use cotensor_core::{Error, ErrorKind, Result};
 use hashbrown::HashTable;
@@ -75,7 +75,7 @@ pub(crate) struct Names {
 pub(crate) struct Restored {
     pub(crate) id: TensorId,
     pub(crate) versions: u64,
-    pub(crate) current: bool,
+    pub(crate) state: VersionState,
 }
 
 /// What a name meant that means something else now, or nothing.
@@ -182,6 +182,7 @@ impl Names {
         let record = make(TensorId { slot: entry.slot, version: entry.version });
         let away = entry.away.take().map(|away| Superseded::Away(away.0, away.1));
         let superseded = entry.current.replace(Arc::clone(&record));
+        superseded.iter().for_each(|record| record.set_state(VersionState::Superseded));
         superseded.iter().for_each(|record| entry.old.push(Arc::clone(record)));
         (record, superseded.map(Superseded::Listed).or(away))
     }
@@ -198,7 +199,8 @@ impl Names {
         place: Restored,
         make: impl FnOnce() -> Arc<Record>,
     ) -> Result<Arc<Record>> {
-        let Restored { id, versions, current } = place;
+        let Restored { id, versions, state } = place;
+        let current = state == VersionState::Published;
         let (index, hash) = self.locate(name);
         if id.slot % self.shards.len() as u64 != index as u64 {
             return Err(Error::new(ErrorKind::Conflict, format!("{name:?} was in a store of another seed")));
@@ -212,6 +214,7 @@ impl Names {
         }
         entry.version = entry.version.max(versions);
         let record = make();
+        record.set_state(state);
         match current {
             true => entry.current = Some(Arc::clone(&record)),
             false => entry.old.push(Arc::clone(&record)),
@@ -258,6 +261,7 @@ impl Names {
             return Some(Superseded::Away(away.0, away.1));
         }
         let record = entry.current.take()?;
+        record.set_state(VersionState::Removed);
         entry.old.push(Arc::clone(&record));
         hidden(&record);
         Some(Superseded::Listed(record))

@@ -5,9 +5,23 @@ use crate::count::LeaseCount;
 use crate::home::{Home, RecordParts};
 use crate::{CopyReason, Holder, Key, Lease, Retention, TensorId, TensorSpec};
 use cotensor_core::{ContentHash, Hasher, Kind, Layout, Segment, Space};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
+
+/// What a version is to its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum VersionState {
+    /// The name means it.
+    Published,
+    /// A newer version was published; it goes with its last lease.
+    Superseded,
+    /// The name was removed; it goes with its last lease.
+    Removed,
+    /// The name means it, and its memory is elsewhere.
+    Spilled,
+}
 
 /// One published tensor, as its store and its leases see it. There may be hundreds of thousands, so it is kept small.
 pub struct Record {
@@ -21,6 +35,8 @@ pub struct Record {
     pub(crate) leases: LeaseCount,
     /// Whether it stays when nobody leases it.
     pub(crate) kept: AtomicBool,
+    /// A [`VersionState`].
+    state: AtomicU8,
     rare: Option<Box<Rare>>,
     /// Bytes of the budget.
     pub(crate) charge: TensorCharge,
@@ -57,6 +73,7 @@ impl Record {
             segment,
             leases: LeaseCount::default(),
             kept: AtomicBool::new(kept),
+            state: AtomicU8::new(VersionState::Published as u8),
             rare: (!is_plain).then(|| Box::new(Rare { space, provenance, key, private })),
             charge,
             created,
@@ -162,6 +179,22 @@ impl Record {
     /// Whether it stays when nobody leases it.
     pub fn is_kept(&self) -> bool {
         self.kept.load(Ordering::SeqCst)
+    }
+
+    /// What it is to its name.
+    pub fn state(&self) -> VersionState {
+        const SUPERSEDED: u8 = VersionState::Superseded as u8;
+        const REMOVED: u8 = VersionState::Removed as u8;
+        match self.state.load(Ordering::SeqCst) {
+            SUPERSEDED => VersionState::Superseded,
+            REMOVED => VersionState::Removed,
+            // The record of a spilled tensor is gone.
+            _ => VersionState::Published,
+        }
+    }
+
+    pub(crate) fn set_state(&self, state: VersionState) {
+        self.state.store(state as u8, Ordering::SeqCst);
     }
 
     /// Holder ids with their leases.

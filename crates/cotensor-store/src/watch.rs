@@ -1,6 +1,6 @@
 //! Being told what a store lists, and taking up what a former one listed: for a service whose tensors outlive it.
 
-use crate::home::{Charge, Home, Record, RecordParts};
+use crate::home::{Charge, Home, Record, RecordParts, VersionState};
 use crate::host::Share;
 use crate::names::Restored as Place;
 use crate::{EmbeddedStore, Holder, Key, Lease, Retention, Spilled, TensorId, TensorSpec};
@@ -55,8 +55,8 @@ pub struct Restored {
     pub key: Option<Key>,
     /// How many versions its name had.
     pub versions: u64,
-    /// Whether its name means this version.
-    pub current: bool,
+    /// What it was to its name; not spilled.
+    pub state: VersionState,
     /// When it was published, by the clock that this store and the former one have in common; now if that is not known.
     pub created: Option<Duration>,
 }
@@ -69,16 +69,16 @@ impl EmbeddedStore {
     /// `Invalid` when the layout reaches beyond the segment; `Conflict` when the version is there already, or its name
     /// in another slot.
     pub fn restore(&self, tensor: Restored, holder: &Holder) -> Result<Lease> {
-        let Restored { id, spec, layout, segment, charge, key, versions, current, created } = tensor;
+        let Restored { id, spec, layout, segment, charge, key, versions, state, created } = tensor;
         if layout.byte_range().end > segment.len() {
             return Err(Error::invalid(format!("{} reaches beyond its segment", spec.name)));
         }
         let (name, created) = (spec.name.clone(), self.created(created));
         let charge = self.budget.take_over_metadata(&charge, self.metadata_of(&spec));
         let home: Weak<dyn Home> = self.me.clone();
-        let place = Place { id, versions: versions.max(id.version), current };
+        let place = Place { id, versions: versions.max(id.version), state };
         let record = self.names.restore(&name, place, || {
-            let kept = current && matches!(spec.retention, Retention::Cached { .. });
+            let kept = state == VersionState::Published && matches!(spec.retention, Retention::Cached { .. });
             let parts = RecordParts { id, spec, layout, segment, charge, kept, private: None, key, created };
             let record = Record::new(parts, home);
             record.leases.acquire(holder.id);

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use cotensor_core::{ContentHash, DType, ErrorKind, Layout, Segment};
-use cotensor_store::home::Record;
+use cotensor_store::home::{Record, VersionState};
 use cotensor_store::{
     Claim, EmbeddedStore, Key, Lease, ManualClock, Restored, Retention, Spilled, Store, TensorId, TensorSpec, Watch,
 };
@@ -93,7 +93,8 @@ fn restored(store: &EmbeddedStore, (name, id): (&str, TensorId), versions: u64, 
     let segment: Arc<dyn Segment> = memory.freeze().unwrap();
     let layout = Layout::contiguous(DType::U8, &[100]).unwrap();
     let key = Some(Key(ContentHash::of(name.as_bytes())));
-    Restored { id, spec: spec(name, KEPT), layout, segment, charge, key, versions, current, created: None }
+    let state = if current { VersionState::Published } else { VersionState::Superseded };
+    Restored { id, spec: spec(name, KEPT), layout, segment, charge, key, versions, state, created: None }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use cotensor::core::{Error, ErrorKind, Result};
 use cotensor::store::{Stats, Store};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::{
-    Hello, HelloParams, Keep, List, ListParams, NameParams, PROTOCOL, Spec, TensorInfo, Who,
+    Hello, HelloParams, Keep, List, ListParams, NameParams, PROTOCOL, Spec, TensorInfo, TensorState, Who,
 };
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -30,17 +30,17 @@ struct Tensor {
     hits: u64,
     /// Leases by holder.
     holders: BTreeMap<String, u32>,
-    /// Whether it is on disk, until somebody asks for it.
-    spilled: bool,
+    /// What it is to its name.
+    state: TensorState,
 }
 
 impl From<TensorInfo> for Tensor {
     fn from(info: TensorInfo) -> Self {
-        let TensorInfo { id, spec, bytes, device, age_s, hits, holders, spilled } = info;
+        let TensorInfo { id, spec, bytes, device, age_s, hits, holders, state } = info;
         let Spec { name, dtype, shape, kind, producer, keep, .. } = spec;
         let cached = keep != Keep::WhileLeased;
         let version = id.version;
-        Self { name, version, dtype, shape, bytes, kind, producer, device, cached, age_s, hits, holders, spilled }
+        Self { name, version, dtype, shape, bytes, kind, producer, device, cached, age_s, hits, holders, state }
     }
 }
 
@@ -58,18 +58,19 @@ pub(crate) fn ls(args: &LsArgs) -> Result<()> {
     if args.client.json {
         return print_json(&listing);
     }
-    let right = &[false, true, false, false, true, true, true, true];
-    let mut table = Table::new(right, &["name", "version", "dtype", "shape", "size", "age", "hits", "leases"]);
+    let right = &[false, true, false, false, false, true, true, true, true];
+    let mut table = Table::new(right, &["name", "version", "state", "dtype", "shape", "size", "age", "hits", "leases"]);
     for tensor in &listing.tensors {
         table.row([
             plain(&tensor.name),
             tensor.version.to_string(),
+            tensor.state.name().to_owned(),
             tensor.dtype.clone(),
             shape(&tensor.shape),
             size(tensor.bytes),
             duration(tensor.age_s),
             tensor.hits.to_string(),
-            if tensor.spilled { "spilled".to_owned() } else { tensor.holders.values().sum::<u32>().to_string() },
+            tensor.holders.values().sum::<u32>().to_string(),
         ]);
     }
     let mut text = table.text();
@@ -133,17 +134,22 @@ pub(crate) fn who(args: &WhoArgs) -> Result<()> {
 }
 
 fn holders(found: &Named) -> String {
-    let mut table = Table::new(&[false, true, false, true], &["name", "version", "holder", "leases"]);
+    let right = &[false, true, false, false, true];
+    let mut table = Table::new(right, &["name", "version", "state", "holder", "leases"]);
     for (name, tensor) in
         found.tensors.iter().flat_map(|found| found.versions.iter().map(|tensor| (&found.name, tensor)))
     {
         let mut row = |holder: String, leases: u32| {
-            table.row([plain(name), tensor.version.to_string(), holder, leases.to_string()]);
+            let (version, state) = (tensor.version.to_string(), tensor.state.name().to_owned());
+            table.row([plain(name), version, state, holder, leases.to_string()]);
         };
         tensor.holders.iter().for_each(|(holder, leases)| row(plain(holder), *leases));
         if tensor.holders.is_empty() {
-            let kept =
-                if tensor.spilled { "nobody; spilled to disk" } else { "nobody; kept until its memory is wanted" };
+            let kept = match tensor.state {
+                TensorState::Published => "nobody; kept until its memory is wanted",
+                TensorState::Spilled => "nobody; spilled to disk",
+                TensorState::Superseded | TensorState::Removed => "nobody; about to be freed",
+            };
             row(kept.to_owned(), 0);
         }
     }
@@ -179,8 +185,9 @@ fn described(found: &Named) -> String {
 fn describe(tensor: &Tensor, text: &mut String) {
     let _ = writeln!(
         text,
-        "version {}: {} {}, {} ({} bytes) on {}\n  kind {}, made by {}, {} ago\n  {} lookups found it, {} leases, {}",
+        "version {}, {}: {} {}, {} ({} bytes) on {}\n  kind {}, made by {}, {} ago\n  {} lookups found it, {} leases, {}",
         tensor.version,
+        tensor.state.name(),
         tensor.dtype,
         shape(&tensor.shape),
         size(tensor.bytes),
@@ -191,9 +198,9 @@ fn describe(tensor: &Tensor, text: &mut String) {
         duration(tensor.age_s),
         tensor.hits,
         tensor.holders.values().sum::<u32>(),
-        match tensor {
-            Tensor { spilled: true, .. } => "spilled to disk until somebody asks for it",
-            Tensor { cached: true, .. } => "kept until its memory is wanted",
+        match (tensor.state, tensor.cached) {
+            (TensorState::Spilled, _) => "spilled to disk until somebody asks for it",
+            (TensorState::Published, true) => "kept until its memory is wanted",
             _ => "freed with its last lease",
         },
     );

@@ -1,6 +1,6 @@
 //! Parameters and results.
 
-use super::tensor::{Descriptor, Id, Spec};
+use super::tensor::{Descriptor, Id, Spec, TensorState};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -228,8 +228,8 @@ message! {
         hits: u64,
         /// Who holds it: leases by holder.
         holders: BTreeMap<String, u32>,
-        /// Whether it is on disk, until somebody asks for it.
-        spilled: bool,
+        /// What it is to its name.
+        state: TensorState,
     }
 
     /// Who holds a name.

@@ -11,7 +11,7 @@ pub use functions::*;
 pub use messages::*;
 pub use openrpc::{FUNCTIONS, openrpc, openrpc_of_provider, openrpc_with};
 pub use service::*;
-pub use tensor::{Descriptor, Id, IndexSlot, Keep, Published, SegmentInfo, Spec};
+pub use tensor::{Descriptor, Id, IndexSlot, Keep, Published, SegmentInfo, Spec, TensorState};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 /// The protocol's version; ends that differ refuse each other.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// The field that an error names when a session cannot be taken up: it was a session of another daemon, or of none.
 pub const RESUME_TOKEN: &str = "resume.token";

@@ -1,6 +1,7 @@
 //! Tensors as messages describe them; conversions check everything.
 
 use cotensor_core::{ContentHash, DType, Error, Kind, Layout, Result, Space};
+use cotensor_store::home::VersionState;
 use cotensor_store::{Retention, TensorId, TensorSpec};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -141,6 +142,43 @@ impl Spec {
 /// `Invalid` naming `field` for anything but 64 hexadecimal digits.
 pub(crate) fn hash(hex: &str, field: &str) -> Result<ContentHash> {
     ContentHash::from_hex(hex).ok_or_else(|| Error::invalid("64 hexadecimal digits expected").in_field(field))
+}
+
+/// What a version is to its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum TensorState {
+    /// The name means it.
+    Published,
+    /// A newer version was published. It is freed with its last lease.
+    Superseded,
+    /// The name was removed. It is freed with its last lease.
+    Removed,
+    /// The name means it. Its bytes are on disk until somebody asks for it.
+    Spilled,
+}
+
+impl TensorState {
+    /// The name used in messages and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Published => "published",
+            Self::Superseded => "superseded",
+            Self::Removed => "removed",
+            Self::Spilled => "spilled",
+        }
+    }
+}
+
+impl From<VersionState> for TensorState {
+    fn from(state: VersionState) -> Self {
+        match state {
+            VersionState::Published => Self::Published,
+            VersionState::Superseded => Self::Superseded,
+            VersionState::Removed => Self::Removed,
+            VersionState::Spilled => Self::Spilled,
+        }
+    }
 }
 
 /// The allocation that a tensor lies in.

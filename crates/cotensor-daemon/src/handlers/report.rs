@@ -8,7 +8,7 @@ use crate::keeper::Change;
 use cotensor_client::hex;
 use cotensor_client::protocol::{
     CopiesParams, CopyParams, Empty, KeyParams, ListParams, ListResult, NameParams, Note, RememberParams, Report, Spec,
-    TensorInfo, WhoResult,
+    TensorInfo, TensorState, WhoResult,
 };
 use cotensor_core::{Device, Error, Result};
 use cotensor_store::home::{Home, Record};
@@ -31,7 +31,7 @@ fn describe(store: &EmbeddedStore, record: &Record) -> TensorInfo {
         age_s: store.age(record).as_secs_f64(),
         hits: record.hits(),
         holders: holders.collect(),
-        spilled: false,
+        state: record.state().into(),
     }
 }
 
@@ -44,7 +44,7 @@ fn describe_spilled(tensor: &Absent, age: Duration) -> TensorInfo {
         age_s: age.as_secs_f64(),
         hits: 0,
         holders: BTreeMap::new(),
-        spilled: true,
+        state: TensorState::Spilled,
     }
 }
 

@@ -5,6 +5,7 @@ use crate::spill::SpillFile;
 use cotensor_client::protocol::{Id, SegmentInfo, Spec};
 use cotensor_client::wire::FRAME_FDS_MAX;
 use cotensor_core::{ContentHash, Error, Result};
+use cotensor_store::home::VersionState;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap, HashSet, hash_map};
 use std::os::fd::OwnedFd;
@@ -29,6 +30,9 @@ pub(crate) struct Entry {
     pub(crate) versions: u64,
     /// Whether its name means it.
     pub(crate) current: bool,
+    /// Whether its name was removed when it meant it.
+    #[serde(default)]
+    pub(crate) removed: bool,
     /// Where its segment is, if that is not in memory.
     pub(crate) spilled: Option<SpillFile>,
     /// When it was published, by the machine's monotonic clock, in nanoseconds. A server of an earlier version does not say.
@@ -37,6 +41,16 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    /// What it is to its name.
+    pub(crate) fn state(&self) -> VersionState {
+        match self {
+            Self { current: false, removed: true, .. } => VersionState::Removed,
+            Self { current: false, .. } => VersionState::Superseded,
+            Self { spilled: Some(_), .. } => VersionState::Spilled,
+            _ => VersionState::Published,
+        }
+    }
+
     pub(crate) fn created(&self) -> Option<Duration> {
         self.created_ns.map(Duration::from_nanos)
     }
@@ -117,7 +131,7 @@ impl Ledger {
     pub(crate) fn apply(&mut self, change: Change, fds: Vec<OwnedFd>) -> Result<Option<u64>> {
         match change {
             Change::Listed { entry, segment } => return self.list(*entry, segment, fds),
-            Change::Hidden(id) => drop(self.update(id, |entry| entry.current = false)),
+            Change::Hidden(id) => drop(self.update(id, |entry| (entry.current, entry.removed) = (false, true))),
             Change::Spilled { id, file } => {
                 let before = self.update(id, |entry| entry.spilled = Some(file));
                 return Ok(before.and_then(|before| self.let_go(&before)));
@@ -397,7 +411,18 @@ mod tests {
         };
         let (id, key) = (Id { slot, version }, (slot == 1).then(key));
         let (versions, created_ns) = (version, Some(slot));
-        let entry = Entry { id, spec, segment, offset: 0, key, versions, current: true, spilled: None, created_ns };
+        let entry = Entry {
+            id,
+            spec,
+            segment,
+            offset: 0,
+            key,
+            versions,
+            current: true,
+            removed: false,
+            spilled: None,
+            created_ns,
+        };
         let entry = Box::new(entry);
         let fds = new.then(|| OwnedFd::from(tempfile::tempfile().unwrap())).into_iter().collect();
         (Change::Listed { entry, segment: new.then_some(SegmentInfo { id: segment, bytes: 1, slab: false }) }, fds)
@@ -466,6 +491,9 @@ mod tests {
         assert_eq!(entries, sorted(ledger));
         let currents: Vec<bool> = entries.iter().map(|entry| entry.current).collect();
         assert_eq!(currents, [false, true, true, false]);
+        use VersionState::{Published, Removed, Superseded};
+        let states: Vec<VersionState> = entries.iter().map(Entry::state).collect();
+        assert_eq!(states, [Superseded, Published, Published, Removed]);
         assert_eq!((other.segments().count(), other.slots()), (3, 3));
         assert_eq!(other.claims().collect::<Vec<_>>(), [(&ContentHash::of(b"key"), &[Id { slot: 1, version: 2 }][..])]);
         assert_eq!(other.notes().collect::<Vec<_>>(), [("n", "00")]);

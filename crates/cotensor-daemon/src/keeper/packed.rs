@@ -22,7 +22,7 @@ const KEY: u8 = 1 << 3;
 const SPILLED: u8 = 1 << 4;
 const CREATED: u8 = 1 << 5;
 const CACHED: u8 = 1 << 6;
-const RECOMPUTE: u8 = 1 << 7;
+const REMOVED: u8 = 1 << 7;
 
 /// An entry without its identity, which is the ledger's key.
 pub(super) struct Packed(Box<[u8]>);
@@ -34,10 +34,12 @@ impl Packed {
         if entry.spec.shape.len() > RANK_MAX {
             return Err(corrupt());
         }
-        let Entry { id: _, spec, segment, offset, key, versions, current, spilled, created_ns } = entry;
+        let Entry { id: _, spec, segment, offset, key, versions, current, removed, spilled, created_ns } = entry;
+        // Nothing said is as good as nothing.
         let recompute = match spec.keep {
             Keep::CachedMicros(micros) => Some(micros),
-            Keep::Cached | Keep::WhileLeased => None,
+            Keep::Cached => Some(0),
+            Keep::WhileLeased => None,
         };
         let flags = [
             (CURRENT, *current),
@@ -46,8 +48,8 @@ impl Packed {
             (KEY, key.is_some()),
             (SPILLED, spilled.is_some()),
             (CREATED, created_ns.is_some()),
-            (CACHED, spec.keep == Keep::Cached),
-            (RECOMPUTE, recompute.is_some()),
+            (CACHED, recompute.is_some()),
+            (REMOVED, *removed),
         ];
         let mut writer = Writer::default();
         writer.byte(flags.into_iter().filter(|(_, set)| *set).fold(0, |all, (flag, _)| all | flag));
@@ -87,10 +89,10 @@ impl Packed {
             return Err(corrupt());
         }
         let shape = (0..rank).map(|_| reader.size()).collect::<Result<Vec<_>>>()?;
-        let keep = match (has(RECOMPUTE), has(CACHED)) {
-            (true, _) => Keep::CachedMicros(reader.number()?),
-            (false, true) => Keep::Cached,
-            (false, false) => Keep::WhileLeased,
+        let keep = match has(CACHED).then(|| reader.number()).transpose()? {
+            Some(0) => Keep::Cached,
+            Some(micros) => Keep::CachedMicros(micros),
+            None => Keep::WhileLeased,
         };
         let mut hash = |flag| has(flag).then(|| reader.hash().map(|hash| hash.to_string())).transpose();
         let (space, provenance, key) = (hash(SPACE)?, hash(PROVENANCE)?, hash(KEY)?);
@@ -101,7 +103,18 @@ impl Packed {
             return Err(corrupt());
         }
         let spec = Spec { name, dtype, shape, kind, space, producer, keep, provenance };
-        Ok(Entry { id, spec, segment, offset, key, versions, current: has(CURRENT), spilled, created_ns })
+        Ok(Entry {
+            id,
+            spec,
+            segment,
+            offset,
+            key,
+            versions,
+            current: has(CURRENT),
+            removed: has(REMOVED),
+            spilled,
+            created_ns,
+        })
     }
 
     /// Whether the tensor's name means it.
@@ -325,6 +338,7 @@ mod tests {
             key: hash("key"),
             versions: 9,
             current: full,
+            removed: !full,
             spilled: full.then_some(file),
             created_ns: full.then_some(u64::MAX),
         }

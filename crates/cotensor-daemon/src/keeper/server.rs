@@ -140,6 +140,7 @@ impl Kept {
             key: record.key().map(|key| key.0.to_string()),
             versions: record.id().version,
             current: true,
+            removed: false,
             spilled: None,
             created_ns: u64::try_from(record.created().as_nanos()).ok(),
         });

@@ -18,9 +18,9 @@ pub(crate) const ROUNDS_MAX: u32 = 10_000;
 #[cfg(target_family = "wasm")]
 pub(crate) const ROUNDS_MAX: u32 = 2;
 
-/// Of the budget, so large a part is freed at a time for what is known about tensors: looking for what can go takes long
-/// where there are many.
-const METADATA_AT_ONCE: u64 = 256;
+/// For what is known about tensors, this part of the budget is freed at a time, and at most so many bytes: where there are
+/// many tensors, looking for those that can go takes long.
+const METADATA_AT_ONCE: (u64, u64) = (256, 256 << 10);
 
 /// What is to be made room for.
 #[derive(Clone, Copy)]
@@ -90,7 +90,7 @@ impl EmbeddedStore {
                     groups.sort_by_key(|group| group.in_part);
                     bytes
                 }
-                Want::Metadata => bytes.max(self.budget.max() / METADATA_AT_ONCE),
+                Want::Metadata => bytes.max(METADATA_AT_ONCE.1.min(self.budget.max() / METADATA_AT_ONCE.0)),
             };
             // Others may have given memory back, or taken what was given, since the last look.
             let fits = || self.budget.will_fit(bytes, 0);

@@ -9,6 +9,7 @@ use crate::signals;
 use crate::table::{Table, plain, size};
 use cotensor::core::{Error, Result};
 use cotensor_client::ClientStore;
+use cotensor_client::protocol::TensorState;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::cursor::Show;
 use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers, poll, read};
@@ -145,6 +146,7 @@ struct Report {
 struct TensorRow {
     name: String,
     version: u64,
+    state: TensorState,
     bytes: u64,
     hits: u64,
     leases: u64,
@@ -171,6 +173,7 @@ fn report(mut snapshot: Snapshot) -> Report {
     let row = |tensor: &cotensor_client::protocol::TensorInfo| TensorRow {
         name: tensor.spec.name.clone(),
         version: tensor.id.version,
+        state: tensor.state,
         bytes: tensor.bytes,
         hits: tensor.hits,
         leases: leases(tensor),
@@ -181,12 +184,12 @@ fn report(mut snapshot: Snapshot) -> Report {
 
 fn text(snapshot: Snapshot) -> String {
     let report = report(snapshot);
-    let right = &[true, true, true, false];
-    let mut tensors = Table::new(right, &["bytes", "hits", "leases", "name"]);
+    let mut tensors = Table::new(&[true, true, true, false, false], &["bytes", "hits", "leases", "state", "name"]);
     for tensor in &report.tensors {
-        tensors.row([size(tensor.bytes), tensor.hits.to_string(), tensor.leases.to_string(), plain(&tensor.name)]);
+        let (hits, leases) = (tensor.hits.to_string(), tensor.leases.to_string());
+        tensors.row([size(tensor.bytes), hits, leases, tensor.state.name().to_owned(), plain(&tensor.name)]);
     }
-    let mut holders = Table::new(right, &["tensors", "leases", "bytes", "holder"]);
+    let mut holders = Table::new(&[true, true, true, false], &["tensors", "leases", "bytes", "holder"]);
     for holder in &report.holders {
         holders.row([holder.tensors.to_string(), holder.leases.to_string(), size(holder.bytes), plain(&holder.name)]);
     }

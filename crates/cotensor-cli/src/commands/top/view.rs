@@ -85,6 +85,7 @@ impl View {
                 right(tensor.hits.to_string()),
                 right(leases(tensor).to_string()),
                 right(duration(tensor.age_s)),
+                tensor.state.name().into(),
                 tensor.spec.dtype.clone().into(),
                 shape(&tensor.spec.shape).into(),
                 plain(&tensor.spec.name).into(),
@@ -96,6 +97,7 @@ impl View {
             right("hits"),
             right("leases"),
             right("age"),
+            "state".into(),
             "dtype".into(),
             "shape".into(),
             "name".into(),
@@ -105,6 +107,7 @@ impl View {
             Constraint::Length(8),
             Constraint::Length(7),
             Constraint::Length(8),
+            Constraint::Length(10),
             Constraint::Length(9),
             Constraint::Length(20),
             Constraint::Fill(1),
@@ -126,7 +129,7 @@ fn right(text: impl Into<String>) -> Cell<'static> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cotensor_client::protocol::{Id, Keep, Spec, TensorInfo};
+    use cotensor_client::protocol::{Id, Keep, Spec, TensorInfo, TensorState};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
     use std::collections::BTreeMap;
@@ -149,7 +152,7 @@ mod tests {
             age_s: 3.0,
             hits,
             holders: holders.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect::<BTreeMap<_, _>>(),
-            spilled: false,
+            state: TensorState::Published,
         }
     }
 

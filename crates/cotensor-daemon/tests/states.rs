@@ -1,0 +1,58 @@
+//! Every version says what it is to its name.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use cotensor_client::ClientStore;
+use cotensor_client::protocol::{List, ListParams, NameParams, TensorState, Who};
+use cotensor_store::{Retention, Store};
+use std::time::Duration;
+use support::processes::{Processes, content, put, settles_empty, until};
+
+const KEPT: Retention = Retention::Cached { recompute: Duration::ZERO };
+const MIB: usize = 1 << 20;
+
+/// The states of a name's versions, by version.
+fn states(store: &ClientStore, name: &str) -> Vec<(u64, TensorState)> {
+    let list = store.ask::<List>(&ListParams { prefix: name.to_owned(), limit: 100 }).unwrap().tensors;
+    let listed: Vec<_> = list.iter().map(|tensor| (tensor.id.version, tensor.state)).collect();
+    let mut who = store.ask::<Who>(&NameParams { name: name.to_owned() }).unwrap().versions;
+    who.sort_by_key(|tensor| tensor.id.version);
+    assert_eq!(listed, who.iter().map(|tensor| (tensor.id.version, tensor.state)).collect::<Vec<_>>());
+    listed
+}
+
+#[test]
+fn versions_are_published_superseded_removed_or_spilled_and_stay_so_over_a_takeover() {
+    use TensorState::{Published, Removed, Spilled, Superseded};
+    let max = 3 * MIB + (16 << 10);
+    let processes = Processes::start_with(|folder| vec![max.to_string().into(), folder.join("spill").into()]);
+    let one = processes.connect("one");
+    let first = put(&one, "x", &content(1, 100), KEPT);
+    assert_eq!(states(&one, "x"), [(1, Published)]);
+    let second = put(&one, "x", &content(2, 100), KEPT);
+    assert_eq!(states(&one, "x"), [(1, Superseded), (2, Published)]);
+    one.remove("x").unwrap();
+    assert_eq!(states(&one, "x"), [(1, Superseded), (2, Removed)]);
+    let third = put(&one, "x", &content(3, 100), KEPT);
+    let expected = [(1, Superseded), (2, Removed), (3, Published)];
+    assert_eq!(states(&one, "x"), expected);
+    for number in 0..4 {
+        drop(put(&one, &format!("large {number}"), &content(number, MIB), KEPT));
+    }
+    until("the oldest is spilled", || states(&one, "large 0") == [(1, Spilled)]);
+    assert_eq!(states(&one, "large 3"), [(1, Published)]);
+
+    processes.kill_server();
+    let two = processes.connect("two");
+    assert_eq!((&states(&two, "x")[..], &states(&two, "large 0")[..]), (&expected[..], &[(1, Spilled)][..]));
+    drop(two.get("large 0", &two.holder("")).unwrap());
+    assert_eq!(states(&two, "large 0"), [(1, Published)]);
+
+    drop((first, second, third));
+    until("what is no more published goes with its last lease", || states(&two, "x") == [(3, Published)]);
+    two.remove("x").unwrap();
+    (0..4).for_each(|number| two.remove(&format!("large {number}")).unwrap());
+    drop((one, two));
+    settles_empty(&processes);
+}
