@@ -47,6 +47,28 @@ def test_initialization_is_skipped_on_meta() -> None:
         assert torch.equal(module[0].weight, other[0].weight)
 
 
+def test_models_of_transformers_are_not_initialized_before_they_are_attached(tmp_path: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    from torch_models import family, run
+
+    kind, config, inputs = family("bert")
+    want = run(saved := kind(config), inputs)
+    saved.save_pretrained(tmp_path)
+    with Counting() as plain:
+        kind.from_pretrained(tmp_path)
+    assert plain.found["uniform_"] or plain.found["normal_"], "the premise"
+    with cotensor.Store() as store:
+        for name in ("loaded", "attached", "made"):
+            with Counting() as counted, ct.shared_weights("bert", store):
+                model = kind._from_config(config) if name == "made" else kind.from_pretrained(tmp_path)
+            assert not counted.found["uniform_"] and not counted.found["normal_"]
+            assert run(model, inputs) == want
+        # What no file has is initialized as ever.
+        with ct.shared_weights("head", store):
+            head = transformers.BertForSequenceClassification.from_pretrained(tmp_path)
+        assert head.classifier.weight.abs().sum() > 0
+
+
 def test_other_tensors_and_other_threads_are_initialized() -> None:
     with ct.on_meta():
         here = torch.nn.Linear(4, 4, device="cpu")

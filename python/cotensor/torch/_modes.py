@@ -27,11 +27,13 @@ def on_meta() -> Iterator[None]:
 
     Tensors that a module makes on another device are initialized. Other threads are not affected.
     """
-    with torch.device("meta"), _NoInitialization():
+    with torch.device("meta"), NoInitialization():
         yield
 
 
-class _NoInitialization(TorchFunctionMode):
+class NoInitialization(TorchFunctionMode):
+    """Inside, ``torch.nn.init`` leaves tensors without memory as they are, in this thread."""
+
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Optional[Mapping[str, Any]] = None
     ) -> Any:

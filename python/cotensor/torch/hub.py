@@ -21,6 +21,7 @@ from ..errors import ConflictError, CotensorError, InvalidError, NotFoundError, 
 from . import _format
 from ._assign import Naming, plan
 from ._collect import places
+from ._modes import NoInitialization
 from ._progress import Progress
 from ._store import claimed, resolve
 from .models import attach, publish
@@ -192,8 +193,12 @@ def _one_model() -> Iterator[Optional[_Loading]]:
 
 def _from_pretrained(original: Any) -> Any:
     def from_pretrained(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        with _one_model():
-            return original(cls, *args, **kwargs)
+        with _one_model() as loading:
+            if loading is None:
+                return original(cls, *args, **kwargs)
+            # transformers makes the model on the meta device, where initializing it is most of the work.
+            with NoInitialization():
+                return original(cls, *args, **kwargs)
 
     return from_pretrained
 
