@@ -2,7 +2,7 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    if let Ok(audio) = cotensor::model::preprocess::decode_wav(bytes) {
+    if let Ok(audio) = cotensor::model::preprocess::decode_audio(bytes) {
         assert!(audio.samples.iter().all(|sample| sample.is_finite()) && !audio.samples.is_empty());
     }
 });

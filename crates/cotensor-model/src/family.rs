@@ -18,6 +18,9 @@ pub struct Family {
     /// What its tensors mean.
     #[serde(deserialize_with = "kinds")]
     pub kinds: Vec<Kind>,
+    /// The class whose defaults its image preprocessing has when its configuration names none.
+    #[serde(default)]
+    pub image_processor: Option<String>,
     /// Its stages; empty for a family that is known but cannot be run yet.
     #[serde(default, rename = "stage")]
     pub stages: Vec<StageDef>,
@@ -41,15 +44,35 @@ pub struct StageDef {
     pub inputs_optional: BTreeMap<String, String>,
     /// The outputs that other stages and tasks read.
     pub outputs: Vec<String>,
-    /// Whether its graph may be trunk and head in one, to be cut where the trunk ends.
+    /// Other names that exports give the first output.
     #[serde(default)]
-    pub cut: bool,
+    pub same: Vec<String>,
+    /// Outputs that some exports have beside or instead of the others.
+    #[serde(default)]
+    pub outputs_optional: Vec<String>,
+    /// Where config.json says how large its encoder is. A graph that is trunk and head in one is cut where that encoder ends.
+    #[serde(default)]
+    pub encoder: Option<EncoderFields>,
 }
 
+/// Fields of config.json.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EncoderFields {
+    /// The number of blocks.
+    pub layers: String,
+    /// The elements of a hidden state.
+    pub width: String,
+}
+
+/// The output of a graph that is made for a task whose answer is read from logits.
+pub(crate) const LOGITS: &str = "logits";
+
 impl StageDef {
-    /// The output that the stage gets by cutting where its graph lacks it.
-    pub(crate) fn cut_output(&self) -> Option<&str> {
-        self.outputs.first().filter(|_| self.cut).map(String::as_str)
+    /// The first output under the name that a graph with the outputs `given` has for it.
+    pub(crate) fn trunk_output<'a>(&'a self, given: &[String]) -> Option<&'a str> {
+        let names = self.outputs.first().into_iter().chain(&self.same);
+        names.map(String::as_str).find(|name| given.iter().any(|output| output == name))
     }
 }
 
@@ -66,6 +89,12 @@ pub struct Task {
     /// Whether a head graph runs on the last stage's output.
     #[serde(default)]
     pub head: bool,
+    /// How the names of `architectures` in config.json end for a checkpoint whose own head does this.
+    #[serde(default)]
+    pub architectures: Vec<String>,
+    /// The output of the last stage that is the answer as it is, where the graph has it.
+    #[serde(default)]
+    pub result: Option<String>,
     /// How the last output is read.
     pub answer: AnswerKind,
 }
@@ -95,12 +124,12 @@ impl Task {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AnswerKind {
-    /// Logits `[1, labels]`: probabilities and the best label.
+    /// Logits `[1, labels]`: labels with probabilities, or a regression's numbers.
     Label,
     /// Logits `[1, tokens, labels]`: the best label of every token.
     LabelPerToken,
-    /// Hidden states `[1, tokens, width]`: their mean over unmasked tokens, scaled to length 1.
-    MeanPool,
+    /// Hidden states `[1, tokens, width]`, pooled as the folder's sentence-transformers files say.
+    Sentence,
     /// Hidden states `[1, tokens, width]`: the first token's.
     FirstToken,
     /// `[1, width]` as it is, scaled to length 1.

@@ -9,7 +9,9 @@
 pub mod array;
 pub mod engine;
 pub mod family;
+mod folder;
 pub mod graph;
+pub mod labels;
 pub mod model;
 pub mod pipeline;
 pub mod pool;

@@ -1,20 +1,17 @@
 //! A model: a folder in the usual hub layout, opened stage by stage.
 
 use crate::engine::{Engine, FileMode};
-use crate::family::{Family, StageDef, family_of};
-use crate::graph::Graph;
-use crate::preprocess::{AudioProcessor, ImageProcessor, TextProcessor};
+use crate::family::{Family, LOGITS, StageDef, family_of};
+use crate::folder::{FolderStamp, changed, find_json, read_json};
+use crate::graph::{EncoderSize, Graph};
+use crate::preprocess::{AudioProcessor, ImageProcessor, SentenceProcessor, TextProcessor};
 use crate::runtime::Runtime;
 use crate::stage::Stage;
 use cotensor_core::{ContentHash, Error, Kind, Result};
 use std::collections::HashMap;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
-
-/// The most bytes a model's JSON files may have.
-const JSON_BYTES_MAX: u64 = 16 << 20;
 
 /// The head of a model that is not named.
 pub(crate) const OWN_HEAD: &str = "head";
@@ -27,9 +24,12 @@ pub enum StageSource {
     Private(Arc<dyn Engine>, FileMode),
 }
 
-/// A model folder: its family, its preprocessing and its stages, each opened when first needed.
+/// A model folder: its family, its preprocessing and its stages, each opened when first needed. An open model never mixes
+/// files of different times: when the folder has changed, what was not opened before is refused.
 pub struct Model {
     folder: PathBuf,
+    /// The files as they were when the model was opened.
+    stamp: FolderStamp,
     family: &'static Family,
     config: serde_json::Value,
     source: StageSource,
@@ -37,6 +37,8 @@ pub struct Model {
     text: OnceLock<TextProcessor>,
     image: OnceLock<ImageProcessor>,
     audio: OnceLock<AudioProcessor>,
+    sentence: OnceLock<(SentenceProcessor, TextProcessor)>,
+    json: Mutex<HashMap<String, Option<Arc<serde_json::Value>>>>,
 }
 
 impl Model {
@@ -47,6 +49,7 @@ impl Model {
     /// `Unsupported` for a family that is not known.
     pub fn open(folder: &Path, source: StageSource) -> Result<Self> {
         let path = folder.join("config.json");
+        let stamp = FolderStamp::of(folder)?;
         let config = read_json(&path)?;
         let model_type = config.get("model_type").and_then(serde_json::Value::as_str);
         let model_type =
@@ -54,6 +57,7 @@ impl Model {
         let family = family_of(model_type).map_err(|error| error.in_file(&path).in_field("model_type"))?;
         Ok(Self {
             folder: folder.to_path_buf(),
+            stamp,
             family,
             config,
             source,
@@ -61,6 +65,8 @@ impl Model {
             text: OnceLock::new(),
             image: OnceLock::new(),
             audio: OnceLock::new(),
+            sentence: OnceLock::new(),
+            json: Mutex::default(),
         })
     }
 
@@ -86,6 +92,22 @@ impl Model {
         &self.config
     }
 
+    /// Whether the folder's files are those that this model was opened from.
+    ///
+    /// # Errors
+    /// `Io` when the folder cannot be read.
+    pub(crate) fn is_current(&self) -> Result<bool> {
+        Ok(FolderStamp::of(&self.folder)?.continues(&self.stamp))
+    }
+
+    /// Refuses to read a file that may be newer than the others.
+    fn check_unchanged(&self) -> Result<()> {
+        match FolderStamp::of(&self.folder)?.same_files(&self.stamp) {
+            true => Ok(()),
+            false => Err(changed(&self.folder)),
+        }
+    }
+
     /// Where its stages come from.
     pub fn source(&self) -> &StageSource {
         &self.source
@@ -101,8 +123,11 @@ impl Model {
         self.loaded(role, || {
             let path = self.graph_file(def)?;
             let preprocessing = self.preprocessing_of(def)?;
-            self.load(role, def.kind, &path, &preprocessing, |graph| match def.cut_output() {
-                Some(output) if !has_output(&graph, output) => graph.trunk(output).ok_or_else(|| no_trunk(output)),
+            self.load(role, def.kind, &path, &preprocessing, |graph| match (&def.encoder, def.outputs.first()) {
+                (Some(_), Some(output)) if !has_result(def, &graph) => {
+                    let size = self.encoder_size(def)?;
+                    graph.trunk(output, size)
+                }
                 _ => Ok(graph),
             })
         })
@@ -126,31 +151,53 @@ impl Model {
         })
     }
 
-    /// The head that a user gets who names none: `onnx/head.onnx`, else what follows the trunk in the graph of stage
-    /// `role`. `None` when that stage is a private copy that runs to its end.
+    /// The head that runs when none is named: `onnx/head.onnx`, else what follows the trunk in the graph of stage
+    /// `role`. `None` when that stage gives logits itself, because its graph has all outputs or is a private copy.
     ///
     /// # Errors
-    /// `NotFound` when there is neither, or as [`Engine::load`].
+    /// `NotFound` when there is none, or as [`Engine::load`].
     pub fn own_head(&self, role: &str) -> Result<Option<Arc<Stage>>> {
         let def = self.family.stage(role)?;
-        let Some(output) = def.cut_output().filter(|_| !self.head_file(OWN_HEAD).is_file()) else {
+        if self.head_file(OWN_HEAD).is_file() {
+            return self.head(OWN_HEAD).map(Some);
+        }
+        if self.stage(role)?.graph().outputs().iter().any(|output| output == LOGITS) {
+            return Ok(None);
+        }
+        let (Some(_), Some(output), StageSource::Shared(_)) = (&def.encoder, def.outputs.first(), &self.source) else {
             return self.head(OWN_HEAD).map(Some);
         };
-        if let StageSource::Private(..) = self.source {
-            let whole = !self.stage(role)?.graph().outputs().iter().any(|known| known == output);
-            return if whole { Ok(None) } else { self.head(OWN_HEAD).map(Some) };
-        }
         let path = self.graph_file(def)?;
         let stage = self.loaded(OWN_HEAD, || {
             self.load(OWN_HEAD, Kind::Other, &path, &[], |graph| {
-                if has_output(&graph, output) {
+                if has_result(def, &graph) {
                     let expected = self.head_file(OWN_HEAD);
                     return Err(Error::not_found("no such head").in_file(&expected).in_field("head"));
                 }
-                graph.rest(output).ok_or_else(|| no_trunk(output))
+                graph.rest(output, self.encoder_size(def)?)
             })
         })?;
         Ok(Some(stage))
+    }
+
+    /// Whether the model has `onnx/head.onnx`.
+    pub(crate) fn has_head_file(&self) -> bool {
+        self.head_file(OWN_HEAD).is_file()
+    }
+
+    /// The size of a stage's encoder, as config.json says.
+    fn encoder_size(&self, def: &StageDef) -> Result<EncoderSize> {
+        let fields = def.encoder.as_ref().ok_or_else(|| Error::unsupported(format!("{} is no encoder", def.role)))?;
+        let number = |field: &String| {
+            let value =
+                self.config.get(field).and_then(serde_json::Value::as_u64).and_then(|n| usize::try_from(n).ok());
+            value.filter(|&value| value > 0).ok_or_else(|| {
+                Error::invalid("a number is required to find the end of the encoder in a graph that gives logits only")
+                    .in_file(self.folder.join("config.json"))
+                    .in_field(field)
+            })
+        };
+        Ok(EncoderSize { layers: number(&fields.layers)?, width: number(&fields.width)? })
     }
 
     fn graph_file(&self, def: &StageDef) -> Result<PathBuf> {
@@ -170,6 +217,7 @@ impl Model {
         if let Some(stage) = stages.get(role) {
             return Ok(Arc::clone(stage));
         }
+        self.check_unchanged()?;
         let stage = load()?;
         stages.insert(role.to_owned(), Arc::clone(&stage));
         Ok(stage)
@@ -204,7 +252,20 @@ impl Model {
     /// # Errors
     /// As [`TextProcessor::open`].
     pub fn text(&self) -> Result<&TextProcessor> {
-        opened(&self.text, || TextProcessor::open(&self.folder))
+        self.opened(&self.text, || TextProcessor::open(&self.folder))
+    }
+
+    /// How sentence embeddings are made, and the tokenizer with the limits that go with it.
+    ///
+    /// # Errors
+    /// As [`SentenceProcessor::open`] and [`TextProcessor::open`].
+    pub(crate) fn sentence(&self) -> Result<&(SentenceProcessor, TextProcessor)> {
+        self.opened(&self.sentence, || {
+            let sentence = SentenceProcessor::open(&self.folder, &self.config)?;
+            let text = self.text()?;
+            let text = text.for_sentences(sentence.max_tokens(text.max_tokens()), sentence.lowercases())?;
+            Ok((sentence, text))
+        })
     }
 
     /// The image preprocessing.
@@ -212,7 +273,7 @@ impl Model {
     /// # Errors
     /// As [`ImageProcessor::open`].
     pub fn image(&self) -> Result<&ImageProcessor> {
-        opened(&self.image, || ImageProcessor::open(&self.folder))
+        self.opened(&self.image, || ImageProcessor::open_for(&self.folder, self.family.image_processor.as_deref()))
     }
 
     /// The audio preprocessing.
@@ -220,7 +281,7 @@ impl Model {
     /// # Errors
     /// As [`AudioProcessor::open`].
     pub fn audio(&self) -> Result<&AudioProcessor> {
-        opened(&self.audio, || AudioProcessor::open(&self.folder))
+        self.opened(&self.audio, || AudioProcessor::open(&self.folder))
     }
 
     /// Fingerprints of the preprocessing that feeds `def` directly: part of its space.
@@ -240,81 +301,36 @@ impl Model {
         Ok(fingerprints)
     }
 
-    /// The names of a head's labels: labels.json, else config.json's `id2label`, else `label N`.
+    /// Another JSON file of the folder, if it is there. It is read once.
     ///
     /// # Errors
-    /// `Corrupt` for a labels.json that is no JSON.
-    pub fn labels(&self, head: &str, count: usize) -> Result<Vec<String>> {
-        let path = self.folder.join("labels.json");
-        let of_head = if path.is_file() { read_json(&path)?.get(head).cloned() } else { None };
-        let named = |index: usize| -> Option<String> {
-            match &of_head {
-                Some(labels) => labels.get(index)?.as_str().map(str::to_owned),
-                None => self.config.get("id2label")?.get(index.to_string())?.as_str().map(str::to_owned),
-            }
-        };
-        Ok((0..count).map(|index| named(index).unwrap_or_else(|| format!("label {index}"))).collect())
+    /// `Corrupt` when it is no JSON, `Conflict` when the folder changed since the model was opened.
+    pub fn json(&self, file: &str) -> Result<Option<Arc<serde_json::Value>>> {
+        let mut read = self.json.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = read.get(file) {
+            return Ok(known.clone());
+        }
+        self.check_unchanged()?;
+        let found = find_json(&self.folder.join(file))?.map(Arc::new);
+        read.insert(file.to_owned(), found.clone());
+        Ok(found)
     }
 
-    /// Another JSON file of the folder, if it is there.
-    ///
-    /// # Errors
-    /// `Corrupt` when it is no JSON.
-    pub fn json(&self, file: &str) -> Result<Option<serde_json::Value>> {
-        let path = self.folder.join(file);
-        if path.is_file() { read_json(&path).map(Some) } else { Ok(None) }
+    fn opened<'a, T>(&self, cell: &'a OnceLock<T>, open: impl FnOnce() -> Result<T>) -> Result<&'a T> {
+        if let Some(value) = cell.get() {
+            return Ok(value);
+        }
+        self.check_unchanged()?;
+        let value = open()?;
+        Ok(cell.get_or_init(|| value))
     }
 }
 
-fn has_output(graph: &Graph, name: &str) -> bool {
-    graph.outputs().iter().any(|output| output.name == name)
-}
-
-fn no_trunk(output: &str) -> Error {
-    let message = format!("the graph neither gives {output} nor has a last normalization at which it could be cut");
-    Error::unsupported(message).in_field(output)
-}
-
-fn opened<T>(cell: &OnceLock<T>, open: impl FnOnce() -> Result<T>) -> Result<&T> {
-    if let Some(value) = cell.get() {
-        return Ok(value);
-    }
-    let value = open()?;
-    Ok(cell.get_or_init(|| value))
-}
-
-/// The folder's canonical path.
-pub(crate) fn canonical_folder(folder: &Path) -> Result<PathBuf> {
-    let path =
-        folder.canonicalize().map_err(|error| Error::io("cannot open the model folder", &error).in_file(folder))?;
-    if !path.is_dir() {
-        return Err(Error::invalid("a model is a folder with a config.json").in_file(folder));
-    }
-    Ok(path)
-}
-
-/// Reads a JSON file of bounded size.
-pub(crate) fn read_json(path: &Path) -> Result<serde_json::Value> {
-    let bytes = read_bounded(path, JSON_BYTES_MAX)?;
-    serde_json::from_slice(&bytes).map_err(|error| Error::corrupt(error.to_string()).in_file(path))
-}
-
-/// Reads a regular file of at most `bytes_max` bytes.
-pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
-    let io = |error: std::io::Error| Error::io("cannot read", &error).in_file(path);
-    // Asked before opening: opening a pipe would wait for its writer.
-    let found = std::fs::metadata(path).map_err(io)?;
-    if !found.is_file() {
-        return Err(Error::invalid("not a regular file").in_file(path));
-    }
-    let too_long = || Error::invalid(format!("more than {bytes_max} bytes")).in_file(path);
-    if found.len() > bytes_max {
-        return Err(too_long());
-    }
-    let mut bytes = Vec::new();
-    std::fs::File::open(path).map_err(io)?.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes).map_err(io)?;
-    if bytes.len() as u64 > bytes_max {
-        return Err(too_long());
-    }
-    Ok(bytes)
+/// Whether the graph gives the stage's own result, under any of its names, and so need not be cut.
+fn has_result(def: &StageDef, graph: &Graph) -> bool {
+    let names = || graph.outputs().iter().map(|output| output.name.as_str());
+    names().any(|name| {
+        let known = def.outputs.iter().chain(&def.same).chain(&def.outputs_optional);
+        known.into_iter().any(|known| known == name)
+    })
 }

@@ -48,14 +48,17 @@ impl Runtime {
         let _ = self.observer.set(Box::new(observer));
     }
 
-    /// Opens the model in `folder`, or gives the copy that is open already. Graphs are loaded when first needed.
+    /// Opens the model in `folder`, or gives the copy that is open already. A folder with files that changed since then (by size
+    /// or times) is opened anew; the model that was open stays as it is. Graphs are loaded when first needed.
     ///
     /// # Errors
     /// `NotFound`, `Corrupt`, `Invalid` or `Unsupported`, naming file and field.
     pub fn open(self: &Arc<Self>, folder: &Path) -> Result<Arc<Model>> {
-        let path = crate::model::canonical_folder(folder)?;
+        let path = crate::folder::canonical_folder(folder)?;
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(model) = models.get(&path).and_then(Weak::upgrade) {
+        if let Some(model) = models.get(&path).and_then(Weak::upgrade)
+            && model.is_current()?
+        {
             return Ok(model);
         }
         let model = Arc::new(Model::open(&path, StageSource::Shared(Arc::clone(self)))?);

@@ -106,6 +106,10 @@ impl LoadedGraph for CountingGraph {
         self.graph.inputs()
     }
 
+    fn input_dims(&self, name: &str) -> Option<&[Option<usize>]> {
+        self.graph.input_dims(name)
+    }
+
     fn outputs(&self) -> &[String] {
         self.graph.outputs()
     }

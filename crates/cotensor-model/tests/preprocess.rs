@@ -1,7 +1,7 @@
 //! Preprocessing against what transformers makes of the same inputs (fixtures/tiny/*/preprocess.*).
 #![allow(clippy::unwrap_used)]
 
-use cotensor_model::preprocess::{Audio, AudioProcessor, ImageProcessor, TextProcessor, decode_image, decode_wav};
+use cotensor_model::preprocess::{Audio, AudioProcessor, ImageProcessor, TextProcessor, decode_audio, decode_image};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -133,7 +133,7 @@ fn audio_features_are_equal() {
     let bytes = std::fs::read(folder.join("preprocess.safetensors")).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
     let processor = AudioProcessor::open(&folder).unwrap();
-    let clip = decode_wav(&std::fs::read(fixtures().join("media/speech.wav")).unwrap()).unwrap().samples;
+    let clip = decode_audio(&std::fs::read(fixtures().join("media/speech.wav")).unwrap()).unwrap().samples;
     // Doubled to 16 kHz as the reference was: every sample, then the mean of it and its successor.
     let doubled: Vec<f32> =
         (0..clip.len()).flat_map(|i| [clip[i], (clip[i] + clip[(i + 1).min(clip.len() - 1)]) / 2.0]).collect();
@@ -163,8 +163,16 @@ fn bad_configurations_name_file_and_field() {
         (r#"{"do_resize": true}"#, "size"),
         (r#"{"do_resize": true, "size": {"shortest_edge": 0}}"#, "size"),
         (r#"{"do_resize": true, "size": 32, "resample": 9}"#, "resample"),
-        (r#"{"do_normalize": true, "image_mean": [0.5], "image_std": [0.5, 0.5, 0.5]}"#, "image_mean"),
-        (r#"{"do_normalize": true, "image_mean": [0, 0, 0], "image_std": [1, 0, 1]}"#, "image_std"),
+        (r#"{"do_resize": true, "size": 32}"#, "resample"),
+        (r#"{"size": 32}"#, "do_resize"),
+        (
+            r#"{"image_processor_type": "ViTImageProcessor", "image_mean": [0.5], "image_std": [0.5, 0.5, 0.5]}"#,
+            "image_mean",
+        ),
+        (
+            r#"{"image_processor_type": "ViTImageProcessor", "image_mean": [0, 0, 0], "image_std": [1, 0, 1]}"#,
+            "image_std",
+        ),
     ] {
         std::fs::write(&path, config).unwrap();
         let error = ImageProcessor::open(folder.path()).unwrap_err();

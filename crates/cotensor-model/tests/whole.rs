@@ -3,15 +3,15 @@
 
 mod engine_support;
 
-use cotensor_core::ErrorKind;
+use cotensor_core::{ErrorKind, Result};
 use cotensor_model::engine::{FileMode, RtenEngine};
-use cotensor_model::graph::Graph;
+use cotensor_model::graph::{EncoderSize, Graph};
 use cotensor_model::model::{Model, StageSource};
 use cotensor_model::pipeline::{Inputs, Pipeline, User, UserReport, explain, run_user};
 use cotensor_model::runtime::Runtime;
 use cotensor_store::Holder;
 use engine_support::*;
-use rten_onnx::onnx::{AttributeProto, DataType, GraphProto, ModelProto};
+use rten_onnx::onnx::{DataType, GraphProto, ModelProto};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,13 +24,18 @@ fn read(path: &Path) -> ModelProto {
     ModelProto::parse_buf(&fs::read(path).unwrap()).unwrap()
 }
 
-/// The tiny BERT and one of its heads as a single graph that gives logits only.
-fn whole_bert(folder: &Path, head: &str) {
+/// The tiny BERT and one of its heads as a single graph that gives logits only, in a folder of its own.
+fn whole_bert(folder: &Path, head: &str) -> PathBuf {
     let (from, onnx) = (tiny_bert(), folder.join("onnx"));
     fs::create_dir_all(&onnx).unwrap();
     for file in ["config.json", "tokenizer.json", "tokenizer_config.json", "onnx/model.onnx_data"] {
         fs::copy(from.join(file), folder.join(file)).unwrap();
     }
+    save(&onnx, "model.onnx", &whole_graph(head))
+}
+
+fn whole_graph(head: &str) -> ModelProto {
+    let from = tiny_bert();
     let mut model = read(&from.join("onnx/model.onnx"));
     let mut head = read(&from.join(format!("onnx/{head}.onnx"))).graph.unwrap();
     let (input, output) = (head.input[0].name.clone().unwrap(), head.output[0].name.clone().unwrap());
@@ -50,7 +55,7 @@ fn whole_bert(folder: &Path, head: &str) {
     graph.value_info.extend(head.value_info);
     graph.node.extend(head.node);
     graph.initializer.extend(head.initializer);
-    save(&onnx, "model.onnx", &model);
+    model
 }
 
 fn user(name: &str, task: &str) -> User {
@@ -58,7 +63,7 @@ fn user(name: &str, task: &str) -> User {
     Pipeline::parse(&toml).unwrap().users.remove(0)
 }
 
-fn run(model: &Model, user: &User, holder: &Holder) -> cotensor_core::Result<UserReport> {
+fn run(model: &Model, user: &User, holder: &Holder) -> Result<UserReport> {
     run_user(model, user, &Inputs::default().with_text("The harbour wakes before the city does."), holder)
 }
 
@@ -104,83 +109,94 @@ fn hidden_states_come_from_the_trunk_and_from_no_private_whole_graph() {
     assert_eq!(of_whole.outputs[0].max_abs_diff(&of_trunk.outputs[0]), 0.0);
     let private = Model::open(folder.path(), StageSource::Private(engine, FileMode::Read)).unwrap();
     let error = run(&private, &user, &holder).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("last_hidden_state"), "{error}");
 }
 
-/// `y = pooled(scale * (x - mean) / sqrt(mean((x - mean)^2) + epsilon) + shift)`, spelt out as before operator set 17.
-fn spelt_out(rest: impl FnOnce(&mut GraphProto)) -> ModelProto {
-    let axes = || AttributeProto { name: Some("axes".to_owned()), ints: vec![-1], ..AttributeProto::default() };
-    let width = SIZE as i64;
-    let mut graph = GraphProto {
-        node: vec![
-            node("MatMul", &["x", "w"], &["sum"], vec![]),
-            node("ReduceMean", &["sum"], &["mean"], vec![axes()]),
-            node("Sub", &["sum", "mean"], &["centred"], vec![]),
-            node("Mul", &["centred", "centred"], &["square"], vec![]),
-            node("ReduceMean", &["square"], &["variance"], vec![axes()]),
-            node("Add", &["variance", "epsilon"], &["safe"], vec![]),
-            node("Sqrt", &["safe"], &["deviation"], vec![]),
-            node("Div", &["centred", "deviation"], &["normal"], vec![]),
-            node("Mul", &["normal", "scale"], &["scaled"], vec![]),
-            node("Add", &["scaled", "shift"], &["hidden"], vec![]),
-            node("MatMul", &["hidden", "v"], &["y"], vec![]),
-        ],
-        initializer: vec![
-            f32_tensor("w", &[width, width], &noise(SIZE * SIZE, 1)),
-            f32_tensor("v", &[width, width], &noise(SIZE * SIZE, 2)),
-            f32_tensor("epsilon", &[], &[1e-6]),
-            f32_tensor("scale", &[width], &noise(SIZE, 3)),
-            f32_tensor("shift", &[width], &noise(SIZE, 4)),
-        ],
-        input: vec![value("x", DataType::FLOAT, &[None, None, Some(width)])],
-        output: vec![value("y", DataType::FLOAT, &[None, None, Some(width)])],
-        value_info: vec![],
-    };
-    rest(&mut graph);
-    model(graph)
+/// What config.json says of the tiny BERT.
+const TINY: EncoderSize = EncoderSize { layers: 2, width: 32 };
+
+/// The two halves of the tiny BERT with a head, changed by `change`.
+fn halves(folder: &Path, size: EncoderSize, change: impl FnOnce(&mut GraphProto)) -> [Result<Graph>; 2] {
+    whole_bert(folder, "head.entities");
+    let mut model = whole_graph("head.entities");
+    change(model.graph.as_mut().unwrap());
+    let path = save(&folder.join("onnx"), "changed.onnx", &model);
+    let open = || Graph::open(&path).unwrap();
+    [open().trunk("hidden", size), open().rest("hidden", size)]
+}
+
+/// The nodes of the head, which come last.
+fn head_nodes(graph: &GraphProto) -> usize {
+    graph.node.iter().position(|node| node.input.iter().any(|name| name == "last_hidden_state")).unwrap()
 }
 
 #[test]
-fn a_normalization_is_found_when_it_is_spelt_out() {
+fn graph_is_cut_before_a_normalization_of_the_head() {
     let folder = tempfile::tempdir().unwrap();
-    let path = save(folder.path(), "model.onnx", &spelt_out(|_| ()));
-    let halves = || (Graph::open(&path).unwrap().trunk("h").unwrap(), Graph::open(&path).unwrap().rest("h").unwrap());
-    let names = |graph: &Graph| graph.weights().iter().map(|weight| weight.name.clone()).collect::<Vec<_>>();
-    let (trunk, rest) = halves();
-    assert_eq!((names(&trunk), names(&rest)), (vec!["w".to_owned()], vec!["v".to_owned()]));
-    assert_eq!((trunk.outputs()[0].name.as_str(), rest.inputs()[0].name.as_str()), ("h", "h"));
-    assert_eq!(rest.inputs()[0].dims, Some(vec![None, None, Some(SIZE)]));
-    assert_eq!(rest.operators().into_iter().collect::<Vec<_>>(), ["MatMul"]);
-    // Whatever follows, the trunk stays the same.
-    let other = save(folder.path(), "other.onnx", &spelt_out(|graph| graph.node[10].op_type = Some("Add".to_owned())));
+    // As a fill-mask head has it: hidden states through a normalization of its own.
+    let [trunk, rest] = halves(folder.path(), TINY, |graph| {
+        let at = head_nodes(graph);
+        let scale = graph.node.iter().rev().find(|node| node.op_type.as_deref() == Some("LayerNormalization")).unwrap();
+        let mut norm = scale.clone();
+        norm.name = Some("transform".to_owned());
+        (norm.input[0], norm.output) = ("last_hidden_state".to_owned(), vec!["transformed".to_owned()]);
+        for name in graph.node[at..].iter_mut().flat_map(|node| &mut node.input) {
+            if name == "last_hidden_state" {
+                "transformed".clone_into(name);
+            }
+        }
+        graph.node.insert(at, norm);
+    });
+    let (trunk, rest) = (trunk.unwrap(), rest.unwrap());
+    assert!(rest.operators().contains("LayerNormalization"));
+    let plain = halves(folder.path(), TINY, |_| ())[0].as_ref().map(|graph| weights(graph, &*store()).hashes).unwrap();
     let hashes = weights(&trunk, &*store()).hashes;
-    assert_eq!(trunk.fingerprint(&hashes), Graph::open(&other).unwrap().trunk("h").unwrap().fingerprint(&hashes));
+    assert_eq!(hashes, plain);
+    let plain = halves(folder.path(), TINY, |_| ()).map(Result::unwrap);
+    assert_eq!(trunk.fingerprint(&hashes), plain[0].fingerprint(&hashes), "the trunk is the same, the head differs");
 }
 
 #[test]
-fn a_graph_stays_whole_where_more_than_one_value_goes_on() {
+fn graph_without_a_provable_end_of_the_encoder_is_refused_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();
-    let whole = |name: &str, change: fn(&mut GraphProto)| {
-        let path = save(folder.path(), name, &spelt_out(change));
-        assert!(Graph::open(&path).unwrap().trunk("h").is_none(), "{name}");
-        assert!(Graph::open(&path).unwrap().rest("h").is_none(), "{name}");
+    let refused = |reason: &str, size: EncoderSize, change: fn(&mut GraphProto)| {
+        for half in halves(folder.path(), size, change) {
+            let error = half.err().unwrap();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+            assert!(error.to_string().contains(reason), "{reason:?}: {error}");
+        }
     };
-    whole("input.onnx", |graph| graph.node[10].input[1] = "x".to_owned());
-    whole("earlier.onnx", |graph| graph.node[10].input[1] = "sum".to_owned());
-    whole("output.onnx", |graph| graph.output.push(value("mean", DataType::FLOAT, &[None])));
-    whole("nothing after.onnx", |graph| {
-        graph.node.pop();
-        graph.output[0].name = Some("hidden".to_owned());
+    refused("3 encoder blocks", EncoderSize { layers: 3, ..TINY }, |_| ());
+    refused("not over 33 elements", EncoderSize { width: 33, ..TINY }, |_| ());
+    refused("reads other values", TINY, |graph| {
+        let earlier = graph.node[head_nodes(graph) - 3].output[0].clone();
+        graph.output.push(value(&earlier, DataType::FLOAT, &[None, None, None]));
     });
-    whole("no normalization.onnx", |graph| {
-        graph.node.drain(1..10);
-        graph.node[1].input[0] = "sum".to_owned();
+    refused("under another name", TINY, |graph| {
+        graph.output.push(value("last_hidden_state", DataType::FLOAT, &[None, None, Some(32)]));
     });
-    whole("out of order.onnx", |graph| graph.node.swap(1, 2));
-    whole("taken.onnx", |graph| {
-        graph.node[0].output[0] = "h".to_owned();
-        graph.node[1].input[0] = "h".to_owned();
-        graph.node[2].input[0] = "h".to_owned();
+    refused("out of order", TINY, |graph| {
+        let at = head_nodes(graph);
+        graph.node.swap(at - 1, at);
+    });
+    refused("residual sums", TINY, |graph| {
+        // The last sum adds the feed-forward part to itself.
+        let norm = graph.node.iter().rposition(|node| node.op_type.as_deref() == Some("LayerNormalization")).unwrap();
+        let summed = graph.node[norm].input[0].clone();
+        let sum = graph.node.iter_mut().find(|node| node.output.contains(&summed)).unwrap();
+        let other = graph.initializer[0].name.clone().unwrap();
+        sum.input[1] = other;
+    });
+    refused("for another value", TINY, |graph| {
+        let at = graph.node.len() - 1;
+        let name = graph.node[at].input[0].clone();
+        for node in &mut graph.node {
+            node.input
+                .iter_mut()
+                .chain(&mut node.output)
+                .filter(|known| **known == name)
+                .for_each(|known| "hidden".clone_into(known));
+        }
     });
 }

@@ -68,6 +68,9 @@ pub trait LoadedGraph: Send + Sync {
     /// Names of the graph's inputs, in its order.
     fn inputs(&self) -> &[String];
 
+    /// The dimensions of an input, where the graph says them; `None` for one that may vary.
+    fn input_dims(&self, name: &str) -> Option<&[Option<usize>]>;
+
     /// Names of the graph's outputs, in its order.
     fn outputs(&self) -> &[String];
 }

@@ -236,6 +236,10 @@ impl LoadedGraph for RtenGraph {
         &self.input_names
     }
 
+    fn input_dims(&self, name: &str) -> Option<&[Option<usize>]> {
+        self.inputs.iter().find(|port| port.name == name)?.dims.as_deref()
+    }
+
     fn outputs(&self) -> &[String] {
         &self.output_names
     }

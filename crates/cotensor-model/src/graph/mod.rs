@@ -3,6 +3,7 @@
 //! Opening a graph reads its structure only. Weights stay in their files until a store has memory for them.
 
 mod cut;
+mod encoder;
 mod external;
 mod fingerprint;
 mod initializer;
@@ -11,6 +12,7 @@ mod shapes;
 mod transpose;
 mod wire;
 
+pub use encoder::EncoderSize;
 pub use limits::{
     DEPTH_MAX, FIELDS_MAX, FILE_BYTES_MAX, INITIALIZERS_MAX, MADE_ELEMENTS_MAX, NODES_MAX, PRIVATE_BYTES_MAX,
     SHARED_BYTES_MIN, STRUCTURE_BYTES_MAX,

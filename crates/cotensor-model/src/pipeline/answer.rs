@@ -1,5 +1,6 @@
+use crate::labels::{Labels, Problem};
 use crate::value::Value;
-use cotensor_core::{Error, Result};
+use cotensor_core::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
 /// What a user gets.
@@ -13,9 +14,19 @@ pub enum Answer {
         /// Its probability, 0 to 1.
         probability: f32,
     },
+    /// Labels of which any number may be right (`problem_type` `multi_label_classification`), best first.
+    Labels {
+        /// Label and probability, 0 to 1; they do not add up to 1.
+        labels: Vec<(String, f32)>,
+    },
+    /// The numbers of a regression (`problem_type` `regression`), as the model gives them.
+    Numbers {
+        /// Name and number.
+        numbers: Vec<(String, f32)>,
+    },
     /// A label for every token.
     Tokens {
-        /// Token text and label, special tokens left out.
+        /// Token text and label; tokens that the tokenizer adds around the text are left out.
         tokens: Vec<(String, String)>,
     },
     /// The texts, each with its cosine similarity and its probability among them, best first.
@@ -23,7 +34,7 @@ pub enum Answer {
         /// Text, cosine similarity, probability.
         texts: Vec<(String, f32, f32)>,
     },
-    /// A vector of length 1.
+    /// A vector.
     Embedding {
         /// Its dimensions.
         width: usize,
@@ -76,6 +87,28 @@ impl Output {
     }
 }
 
+/// What the logits of a whole input say.
+///
+/// # Errors
+/// `Corrupt` when there are none.
+pub(crate) fn labelled(logits: &[f32], labels: Labels) -> Result<Answer> {
+    let named = |values: Vec<f32>| labels.names.iter().cloned().zip(values).collect::<Vec<_>>();
+    let sigmoid = || logits.iter().map(|logit| 1.0 / (1.0 + (-logit).exp())).collect::<Vec<f32>>();
+    let (index, probability) = best(logits)?;
+    Ok(match labels.problem {
+        Problem::SingleLabel => Answer::Label { label: labels.names[index].clone(), probability },
+        Problem::MultiLabel if logits.len() == 1 => {
+            Answer::Label { label: labels.names[0].clone(), probability: sigmoid()[0] }
+        }
+        Problem::MultiLabel => {
+            let mut labels = named(sigmoid());
+            labels.sort_by(|a, b| b.1.total_cmp(&a.1));
+            Answer::Labels { labels }
+        }
+        Problem::Regression => Answer::Numbers { numbers: named(logits.to_vec()) },
+    })
+}
+
 /// The row of the highest value and its softmax probability.
 pub(crate) fn best(logits: &[f32]) -> Result<(usize, f32)> {
     let probabilities = softmax(logits);
@@ -101,11 +134,39 @@ pub(crate) fn normalized(vector: &[f32]) -> Vec<f32> {
     if norm == 0.0 { vector.to_vec() } else { vector.iter().map(|value| value / norm).collect() }
 }
 
-/// The rows of a `[.., rows, width]` value: width and elements.
-pub(crate) fn rows(value: &Value) -> Result<(usize, &[f32])> {
-    match value.shape().last() {
-        Some(&width) if width > 0 && !value.as_f32()?.is_empty() => Ok((width, value.as_f32()?)),
-        _ => Err(Error::corrupt(format!("an output of shape {:?} has no rows", value.shape()))),
+/// The elements of an output of one input that a task reads: `[1, width]`, or `[1, rows, width]` where `rows` says how many rows
+/// are expected (`None`: any number). Returns width and elements.
+///
+/// # Errors
+/// `Unsupported` for an output of another shape: it means something else. `Engine` for elements that are not a number.
+pub(crate) fn read<'v>(value: &'v Value, task: &str, rows: Option<Option<usize>>) -> Result<(usize, &'v [f32])> {
+    let shape = value.shape();
+    let width = match (shape, rows) {
+        (&[1, width], None) => Some(width),
+        (&[1, found, width], Some(rows)) if rows.is_none_or(|rows| rows == found) => Some(width),
+        _ => None,
+    };
+    let Some(width) = width.filter(|&width| width > 0) else {
+        let wanted = match rows {
+            None => "[1, N], one row for the whole input".to_owned(),
+            Some(None) => "[1, rows, N]".to_owned(),
+            Some(Some(rows)) => format!("[1, {rows}, N], one row for each token"),
+        };
+        return Err(Error::unsupported(format!("{task} reads an output of shape {wanted}; the model gives {shape:?}")));
+    };
+    let values = value.as_f32()?;
+    numbers(values)?;
+    Ok((width, values))
+}
+
+/// Refuses what is no number, which no answer can be made of.
+pub(crate) fn numbers(values: &[f32]) -> Result<()> {
+    match values.iter().position(|value| value.is_nan() || *value == f32::INFINITY) {
+        None => Ok(()),
+        Some(at) => Err(Error::new(
+            ErrorKind::Engine,
+            format!("the model gives {} (element {at} of {}): its numbers overflow", values[at], values.len()),
+        )),
     }
 }
 
@@ -120,6 +181,37 @@ mod tests {
         assert_eq!(output(&[1.0, 2.0]).max_abs_diff(&output(&[1.5, 2.0])), 0.5);
         assert_eq!(output(&[f32::NAN]).max_abs_diff(&output(&[0.0])), f64::INFINITY);
         assert_eq!(output(&[0.0]).max_abs_diff(&output(&[0.0, 0.0])), f64::INFINITY);
+    }
+
+    #[test]
+    fn logits_are_read_as_the_problem_says() {
+        let labels = |count: usize, problem| Labels { names: (0..count).map(|i| format!("l{i}")).collect(), problem };
+        let read = |logits: &[f32], problem| labelled(logits, labels(logits.len(), problem)).unwrap();
+        assert_eq!(read(&[0.0], Problem::MultiLabel), Answer::Label { label: "l0".into(), probability: 0.5 });
+        let Answer::Labels { labels } = read(&[-1.0, 2.0], Problem::MultiLabel) else { panic!("labels") };
+        assert_eq!((labels[0].0.as_str(), labels[1].0.as_str()), ("l1", "l0"));
+        assert!((labels[0].1 - 0.880797).abs() < 1e-6 && (labels[1].1 - 0.268941).abs() < 1e-6, "{labels:?}");
+        let numbers = vec![("l0".to_owned(), 4.25)];
+        assert_eq!(read(&[4.25], Problem::Regression), Answer::Numbers { numbers });
+    }
+
+    #[test]
+    fn output_of_another_shape_or_without_numbers_is_refused() {
+        let value = |shape: &[usize], first: f32| {
+            let mut values = vec![0.0; shape.iter().product()];
+            values[0] = first;
+            Value::from(crate::array::Array::f32(shape.to_vec(), values).unwrap())
+        };
+        assert_eq!(read(&value(&[1, 3], 1.0), "t", None).unwrap().0, 3);
+        assert_eq!(read(&value(&[1, 2, 3], 1.0), "t", Some(Some(2))).unwrap().0, 3);
+        for (shape, rows) in
+            [(&[1, 2, 3][..], None), (&[2, 3], None), (&[1, 3], Some(None)), (&[1, 2, 3], Some(Some(4)))]
+        {
+            assert_eq!(read(&value(shape, 1.0), "t", rows).err().unwrap().kind(), ErrorKind::Unsupported, "{shape:?}");
+        }
+        for wrong in [f32::NAN, f32::INFINITY] {
+            assert_eq!(read(&value(&[1, 3], wrong), "t", None).err().unwrap().kind(), ErrorKind::Engine);
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Greedy decoding with a key-value cache, as Whisper's two decoder graphs want it.
 
-use super::answer::{Answer, Output, softmax};
+use super::answer::{Answer, Output, numbers, softmax};
 use super::run::{Run, token_value};
 use super::{Inputs, User};
 use crate::array::{Array, ArrayView};
@@ -22,6 +22,25 @@ struct Special {
     no_timestamps: Option<i32>,
     suppressed: Vec<i32>,
     suppressed_first: Vec<i32>,
+    lengths: Lengths,
+}
+
+/// What generation_config.json says of a text's length, in tokens: lengths of new tokens, and lengths with the prompt, which
+/// count only where the former are not there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Lengths {
+    max_new: Option<usize>,
+    max: Option<usize>,
+    min_new: Option<usize>,
+    min: Option<usize>,
+}
+
+impl Lengths {
+    /// The fewest and the most new tokens after a prompt, where they are said.
+    fn after(self, prompt: usize) -> (Option<usize>, Option<usize>) {
+        let new = |whole: usize| whole.saturating_sub(prompt);
+        (self.min_new.or(self.min.map(new)), self.max_new.or(self.max.map(new)))
+    }
 }
 
 impl Special {
@@ -33,6 +52,14 @@ impl Special {
             |name: &str| config.get(name).and_then(serde_json::Value::as_i64).and_then(|id| i32::try_from(id).ok());
         let required = |name: &str| {
             token(name).ok_or_else(|| Error::invalid("a token id is required").in_file(&file).in_field(name))
+        };
+        let length = |name: &str| match config.get(name) {
+            None | Some(serde_json::Value::Null) => Ok(None),
+            Some(value) => value
+                .as_u64()
+                .and_then(|length| usize::try_from(length).ok())
+                .map(Some)
+                .ok_or_else(|| Error::invalid(format!("{value} is no length")).in_file(&file).in_field(name)),
         };
         let list = |name: &str| -> Vec<i32> {
             let ids = config.get(name).and_then(serde_json::Value::as_array);
@@ -53,6 +80,12 @@ impl Special {
             no_timestamps: token("no_timestamps_token_id"),
             suppressed: list("suppress_tokens"),
             suppressed_first: list("begin_suppress_tokens"),
+            lengths: Lengths {
+                max_new: length("max_new_tokens")?,
+                max: length("max_length")?,
+                min_new: length("min_new_tokens")?,
+                min: length("min_length")?,
+            },
         })
     }
 }
@@ -60,7 +93,7 @@ impl Special {
 /// The spoken language: one decoder step on the start token, its logits compared over the languages.
 pub(super) fn identify_language(run: &mut Run<'_>, inputs: &Inputs) -> Result<(Answer, Vec<Output>)> {
     let special = Special::of(run.model)?;
-    let encoder = run.encode(run.model.family().stage("encoder")?, inputs, false)?;
+    let encoder = run.encode(run.model.family().stage("encoder")?, inputs)?;
     let decoder = run.load("decoder", |model| model.stage("decoder"))?;
     let (best, logits) = language(run, &decoder, &encoder, &special)?;
     let probability = softmax(&logits)[best];
@@ -76,6 +109,7 @@ fn language(run: &mut Run<'_>, decoder: &Stage, encoder: &Value, special: &Speci
     let all = logits.as_f32()?;
     let of_languages: Option<Vec<f32>> =
         special.languages.iter().map(|(_, id)| all.get(usize::try_from(*id).ok()?).copied()).collect();
+    numbers(all)?;
     let of_languages = of_languages.filter(|logits| !logits.is_empty()).ok_or_else(|| {
         Error::invalid("language tokens are missing or beyond the vocabulary")
             .in_file(run.model.folder().join("generation_config.json"))
@@ -87,7 +121,7 @@ fn language(run: &mut Run<'_>, decoder: &Stage, encoder: &Value, special: &Speci
 /// Text from speech: language first (shared with whoever asks for it), then greedy decoding.
 pub(super) fn transcribe(run: &mut Run<'_>, user: &User, inputs: &Inputs) -> Result<(Answer, Vec<Output>)> {
     let special = Special::of(run.model)?;
-    let encoder = run.encode(run.model.family().stage("encoder")?, inputs, false)?;
+    let encoder = run.encode(run.model.family().stage("encoder")?, inputs)?;
     let decoder = run.load("decoder", |model| model.stage("decoder"))?;
     let mut prompt = vec![special.start];
     // A checkpoint of one language has no token for it.
@@ -98,7 +132,7 @@ pub(super) fn transcribe(run: &mut Run<'_>, user: &User, inputs: &Inputs) -> Res
     }
     prompt.extend(special.no_timestamps);
     let with_past = run.load("decoder_with_past", |model| model.stage("decoder_with_past"))?;
-    let limits = Limits::of(user, run.model, prompt.len(), special.end)?;
+    let (limits, reason) = Limits::of(user, run.model, prompt.len(), &special)?;
     let mut settings = Hasher::new("cotensor greedy v2");
     for tokens in [&prompt, &special.suppressed, &special.suppressed_first] {
         settings.number(tokens.len() as u64);
@@ -120,6 +154,9 @@ pub(super) fn transcribe(run: &mut Run<'_>, user: &User, inputs: &Inputs) -> Res
     let tokens = decoded.outputs.first().ok_or_else(|| Error::corrupt("decoding gave nothing"))?.as_i32()?;
     let ids: Vec<u32> = tokens.iter().filter_map(|&token| u32::try_from(token).ok()).collect();
     let text = run.tokenizer()?.decode(&ids)?;
+    if tokens.len() >= limits.max {
+        run.notice(format!("decoding was stopped after {} tokens ({reason}); the text may go on", tokens.len()));
+    }
     let values: Vec<f32> = tokens.iter().map(|&token| token as f32).collect();
     let output = Output::new("tokens", &[tokens.len()], &values);
     Ok((Answer::Transcript { text: text.trim().to_owned(), tokens: tokens.len() }, vec![output]))
@@ -137,17 +174,26 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// What the user asks for, within what the model's positions have room for.
-    fn of(user: &User, model: &Model, prompt: usize, end: i32) -> Result<Self> {
-        let min = user.min_new_tokens.unwrap_or(0);
+    /// What the user asks for, else what generation_config.json says, within what the model's positions have room for; and
+    /// where the most comes from.
+    fn of(user: &User, model: &Model, prompt: usize, special: &Special) -> Result<(Self, &'static str)> {
         let positions = model.config().get("max_target_positions").and_then(serde_json::Value::as_u64);
         let room = positions.map_or(usize::MAX, |positions| (positions as usize).saturating_sub(prompt));
-        let max = user.max_new_tokens.unwrap_or(DEFAULT_NEW_TOKENS.max(min).min(room));
-        if max > room || min > max {
+        let (configured_min, configured_max) = special.lengths.after(prompt);
+        let (max, reason) = match (user.max_new_tokens, configured_max) {
+            (Some(max), _) => (max, "max_new_tokens"),
+            (None, Some(max)) if max <= room => (max, "the length in generation_config.json"),
+            (None, None) if DEFAULT_NEW_TOKENS <= room => {
+                (DEFAULT_NEW_TOKENS.max(user.min_new_tokens.unwrap_or(0)).min(room), "the default length")
+            }
+            (None, _) => (room, "the model's positions"),
+        };
+        let min = user.min_new_tokens.unwrap_or_else(|| configured_min.unwrap_or(0).min(max));
+        if max > room || min > max || max == 0 {
             let message = format!("{min} to {max} tokens after a prompt of {prompt}; the model has room for {room}");
             return Err(Error::invalid(message).in_field(format!("{}.max_new_tokens", user.name)));
         }
-        Ok(Self { min, max, end })
+        Ok((Self { min, max, end: special.end }, reason))
     }
 }
 
@@ -215,6 +261,7 @@ fn likeliest(logits: &Array, allowed: impl Fn(i32) -> bool) -> Result<i32> {
     let values = logits.as_f32()?;
     let vocabulary = logits.shape().last().copied().filter(|&size| size > 0 && values.len() >= size);
     let vocabulary = vocabulary.ok_or_else(|| Error::corrupt("logits without a vocabulary"))?;
+    numbers(&values[values.len() - vocabulary..])?;
     let mut best: Option<(i32, f32)> = None;
     for (token, &value) in values[values.len() - vocabulary..].iter().enumerate() {
         let Ok(token) = i32::try_from(token) else { break };
@@ -240,6 +287,7 @@ mod tests {
         assert_eq!(likeliest(&logits, |token| token != 1).unwrap(), 2);
         assert!(likeliest(&logits, |_| false).is_err());
         assert!(likeliest(&Array::f32([1, 0], vec![]).unwrap(), |_| true).is_err());
+        assert!(likeliest(&Array::f32([1, 2], vec![f32::NAN, 1.0]).unwrap(), |_| true).is_err());
         assert_eq!(argmax(&[1.0, 5.0, 5.0]), 1);
     }
 }

@@ -1,5 +1,5 @@
 use crate::model::{Model, StageSource};
-use crate::preprocess::{decode_image, decode_wav_start, resample, wav_rate_and_seconds};
+use crate::preprocess::{audio_length, decode_audio_start, decode_image, resample};
 use crate::stage::compute_once;
 use crate::value::Value;
 use cotensor_core::{ContentHash, Error, Hasher, Kind, Result};
@@ -26,7 +26,7 @@ struct InputFile {
 
 impl InputFile {
     fn open(path: &Path) -> Result<Self> {
-        let bytes = crate::model::read_bounded(path, INPUT_BYTES_MAX)?;
+        let bytes = crate::folder::read_bounded(path, INPUT_BYTES_MAX)?;
         Ok(Self { path: path.to_path_buf(), hash: ContentHash::of(&bytes), bytes })
     }
 
@@ -74,7 +74,7 @@ impl Inputs {
         Ok(self)
     }
 
-    /// Reads the audio file (WAV).
+    /// Reads the audio file (WAV, FLAC, MP3 or Ogg Vorbis).
     ///
     /// # Errors
     /// As [`Inputs::with_image`].
@@ -114,10 +114,11 @@ impl Inputs {
         let processor = model.audio()?;
         let (features, computed) = prepared(model, holder, file, "audio", processor.fingerprint(), || {
             // What the model does not hear need not be resampled; the filter's reach is far below a second.
-            let audio = decode_wav_start(&file.bytes, processor.seconds() + 1.0)?;
+            let audio = decode_audio_start(&file.bytes, processor.seconds() + 1.0)?;
             processor.process(&resample(&audio, processor.sample_rate_hz())?)
         })?;
-        let (rate, seconds) = wav_rate_and_seconds(&file.bytes).map_err(|error| error.in_file(&file.path))?;
+        let length = audio_length(&file.bytes).map_err(|error| error.in_file(&file.path))?;
+        let (rate, seconds) = (length.sample_rate_hz, length.seconds());
         let mut notices = Vec::new();
         if rate != processor.sample_rate_hz() {
             notices.push(format!("the audio was resampled from {rate} to {} Hz", processor.sample_rate_hz()));

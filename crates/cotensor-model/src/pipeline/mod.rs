@@ -6,13 +6,14 @@ pub mod generate;
 mod input;
 mod run;
 
+pub(crate) use answer::normalized;
 pub use answer::{Answer, Output};
 pub use explain::{Explanation, StageUse, explain};
 pub use input::Inputs;
 pub use run::{StageReport, UserReport, run_user, run_user_keeping};
 
 use crate::family::{AnswerKind, Task, Texts};
-use crate::model::read_bounded;
+use crate::folder::read_bounded;
 use cotensor_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;

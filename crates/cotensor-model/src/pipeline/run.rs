@@ -1,9 +1,10 @@
 //! One user's task: stages in order, each run only when its result is not there yet.
 
-use super::answer::{Answer, Output, best, normalized, rows, softmax};
+use super::answer::{Answer, Output, best, labelled, normalized, numbers, read, softmax};
 use super::{Inputs, User, generate};
 use crate::array::Array;
-use crate::family::{AnswerKind, StageDef, Task};
+use crate::family::{AnswerKind, LOGITS, StageDef, Task};
+use crate::labels::Labels;
 use crate::model::{Model, OWN_HEAD};
 use crate::preprocess::{TextProcessor, TokenBatch};
 use crate::stage::{Stage, StageRun};
@@ -138,48 +139,59 @@ impl<'a> Run<'a> {
         let mut last = None;
         for role in &task.stages {
             let def = self.model.family().stage(role)?;
+            let stage = self.load(role, |model| model.stage(role))?;
+            let output = output_of(task, def, &stage, user.head.is_none() && !self.model.has_head_file())?;
             if def.inputs.values().any(|source| source.starts_with("text.")) {
                 if user.texts.len() > 1 {
-                    last = Some(self.encode_each(def, user, inputs)?);
+                    last = Some((self.encode_each(task, def, &stage, user, inputs)?, output));
                     continue;
                 }
-                batch = Some(self.encode_texts(&texts_of(user, inputs)?)?);
+                batch = Some(self.encode_texts(task, def, &stage, &texts_of(user, inputs)?)?);
             }
-            last = Some(self.encode(def, inputs, task.head)?);
+            last = Some((self.run_stage(def, &stage, inputs, output)?, output));
         }
-        let mut last = last.ok_or_else(|| Error::invalid(format!("task {:?} has no stages", task.name)))?;
+        let (mut last, mut output) =
+            last.ok_or_else(|| Error::invalid(format!("task {:?} has no stages", task.name)))?;
         let head = user.head.as_deref().unwrap_or(OWN_HEAD);
-        let trunk = task.stages.last().map_or("", String::as_str);
-        if task.head
-            && let Some(stage) = self.load_head(user, trunk)?
-        {
+        if task.head && output != LOGITS {
+            let stage = self.load_head(user, task)?;
             let [input] = stage.graph().inputs() else {
                 return Err(Error::invalid("a head has exactly one input").in_field(head));
             };
-            let output = first_output(&stage)?;
-            let input = input.clone();
-            last = self.one(&stage, &[(&input, &last)], &output, user.name.as_str())?;
+            let (input, of_head) = (input.clone(), head_output(&stage)?);
+            last = self.one(&stage, &[(&input, &last)], &of_head, user.name.as_str())?;
+            output = LOGITS;
         }
-        self.answer(task.answer, user, inputs, head, &last, batch.as_ref())
+        if task.head && user.head.is_none() && !self.model.has_head_file() {
+            check_architecture(self.model, task)?;
+        }
+        self.answer(task, user, inputs, head, (output, &last), batch.as_ref())
     }
 
-    /// The head that the user names, or the model's own. `None` when the trunk's stage ran to the end of the graph.
-    fn load_head(&mut self, user: &User, trunk: &str) -> Result<Option<Arc<Stage>>> {
+    /// The head that the user names, or the model's own.
+    fn load_head(&mut self, user: &User, task: &Task) -> Result<Arc<Stage>> {
         let start = Instant::now();
         let stage = match &user.head {
-            Some(name) => Some(self.model.head(name)?),
-            None => self.model.own_head(trunk)?,
+            Some(name) => self.model.head(name)?,
+            None => {
+                let trunk = task.stages.last().map_or("", String::as_str);
+                let found = self.model.own_head(trunk)?;
+                found.ok_or_else(|| Error::not_found("no such head").in_field(OWN_HEAD))?
+            }
         };
-        if let Some(stage) = &stage {
-            self.note_load(&stage.role, stage, start);
-        }
+        self.note_load(&stage.role, &stage, start);
         Ok(stage)
     }
 
-    /// Runs a stage of the family on the values that its definition names; returns its first output. A private copy
-    /// of a graph that is trunk and head in one gives what it ends in, if `to_end`.
-    pub(super) fn encode(&mut self, def: &StageDef, inputs: &Inputs, to_end: bool) -> Result<Value> {
+    /// Opens a stage of the family, runs it on the values that its definition names, and returns its own output.
+    pub(super) fn encode(&mut self, def: &StageDef, inputs: &Inputs) -> Result<Value> {
         let stage = self.load(&def.role, |model| model.stage(&def.role))?;
+        let output = def.trunk_output(stage.graph().outputs()).ok_or_else(|| lacks(&def.role, def, &stage))?;
+        self.run_stage(def, &stage, inputs, output)
+    }
+
+    /// Runs a stage on the values that its definition names; returns `output`.
+    fn run_stage(&mut self, def: &StageDef, stage: &Stage, inputs: &Inputs, output: &str) -> Result<Value> {
         let optional = def.inputs_optional.iter().filter(|(name, _)| stage.graph().inputs().contains(name));
         let mut bound = Vec::new();
         for (name, source) in def.inputs.iter().chain(optional) {
@@ -204,25 +216,30 @@ impl<'a> Run<'a> {
             bound.push((name.as_str(), value));
         }
         let bound: Vec<(&str, &Value)> = bound.iter().map(|(name, value)| (*name, value)).collect();
-        let output =
-            def.outputs.first().ok_or_else(|| Error::invalid(format!("stage {:?} has no output", def.role)))?;
-        let value = match stage.graph().outputs() {
-            [end, ..] if to_end && def.cut && !stage.graph().outputs().contains(output) => {
-                self.one(&stage, &bound, &end.clone(), "")?
-            }
-            _ => self.one(&stage, &bound, output, "")?,
-        };
-        self.values.insert(format!("{}.{output}", def.role), value.clone());
+        let value = self.one(stage, &bound, output, "")?;
+        if let Some(first) = def.outputs.first()
+            && def.trunk_output(stage.graph().outputs()) == Some(output)
+        {
+            self.values.insert(format!("{}.{first}", def.role), value.clone());
+        }
         Ok(value)
     }
 
     /// Runs a text stage on each of the user's texts by itself, so that a text is computed once however the lists that
-    /// it stands in differ, and no graph sees padding. The rows together are the stage's output.
-    fn encode_each(&mut self, def: &StageDef, user: &User, inputs: &Inputs) -> Result<Value> {
+    /// it stands in differ, and no graph sees padding that it can do without. The rows together are the stage's output.
+    fn encode_each(
+        &mut self,
+        task: &Task,
+        def: &StageDef,
+        stage: &Stage,
+        user: &User,
+        inputs: &Inputs,
+    ) -> Result<Value> {
+        let output = def.trunk_output(stage.graph().outputs()).ok_or_else(|| lacks(&task.name, def, stage))?;
         let mut all = Vec::new();
         for text in &user.texts {
-            self.encode_texts(&[text])?;
-            all.extend_from_slice(self.encode(def, inputs, false)?.as_f32()?);
+            self.encode_texts(task, def, stage, &[text])?;
+            all.extend_from_slice(read(&self.run_stage(def, stage, inputs, output)?, &task.name, None)?.1);
         }
         let value = Value::from(Array::f32([user.texts.len(), all.len() / user.texts.len()], all)?);
         if let Some(output) = def.outputs.first() {
@@ -231,20 +248,37 @@ impl<'a> Run<'a> {
         Ok(value)
     }
 
-    fn encode_texts(&mut self, texts: &[&str]) -> Result<TokenBatch> {
+    /// Tokenizes texts for a stage, with the limits of the task and as many tokens as the graph reads.
+    fn encode_texts(&mut self, task: &Task, def: &StageDef, stage: &Stage, texts: &[&str]) -> Result<Text> {
         let tokenizer = self.tokenizer()?;
         let start = Instant::now();
-        let batch = tokenizer.encode(texts)?;
+        let ids = def.inputs.iter().find(|(_, source)| *source == "text.ids").map_or("", |(name, _)| name);
+        let length = stage.graph().input_dims(ids).and_then(|dims| dims.get(1).copied().flatten());
+        let (batch, prompt_tokens) = if task.answer == AnswerKind::Sentence {
+            let (sentence, tokenizer) = self.model.sentence()?;
+            let prompt = sentence.prompt();
+            let prompted: Vec<String> = texts.iter().map(|text| format!("{prompt}{text}")).collect();
+            let prompted: Vec<&str> = prompted.iter().map(String::as_str).collect();
+            let prompt_tokens = if prompt.is_empty() { 0 } else { tokenizer.prefix_tokens(prompt)? };
+            (tokenizer.encode_to(&prompted, length)?, prompt_tokens)
+        } else {
+            (tokenizer.encode_to(texts, length)?, 0)
+        };
         let signature = format!("text:{}", ContentHash::of(texts.join("\n").as_bytes()).short());
         self.note_prepared("text", &signature, true, start);
         for (text, _) in texts.iter().zip(&batch.truncated).filter(|(_, truncated)| **truncated) {
             let start: String = text.chars().take(32).collect();
-            self.notices.push(format!("the text {start:?}… is longer than the model reads and was truncated"));
+            self.notice(format!("the text {start:?}… is longer than the model reads and was truncated"));
         }
         self.values.insert("text.ids".into(), Value::from(batch.ids.clone()));
         self.values.insert("text.mask".into(), Value::from(batch.mask.clone()));
         self.values.insert("text.types".into(), Value::from(batch.type_ids.clone()));
-        Ok(batch)
+        Ok(Text { batch, prompt_tokens })
+    }
+
+    /// Notes what was served differently than asked.
+    pub(super) fn notice(&mut self, notice: String) {
+        self.notices.push(notice);
     }
 
     /// Opens a stage and notes what that took.
@@ -317,67 +351,80 @@ impl<'a> Run<'a> {
 
     fn answer(
         &self,
-        kind: AnswerKind,
+        task: &Task,
         user: &User,
         inputs: &Inputs,
         head: &str,
-        last: &Value,
-        batch: Option<&TokenBatch>,
+        (output, last): (&str, &Value),
+        text: Option<&Text>,
     ) -> Result<(Answer, Vec<Output>)> {
-        let (width, values) = rows(last)?;
         let embedding = |name: &str, vector: Vec<f32>| {
             let output = Output::new(name, &[vector.len()], &vector);
             (Answer::Embedding { width: vector.len() }, vec![output])
         };
-        Ok(match kind {
+        let text = || text.ok_or_else(|| Error::invalid(format!("{} needs a text", task.name)));
+        let read = |rows| read(last, &task.name, rows);
+        Ok(match task.answer {
             AnswerKind::Label => {
-                let (index, probability) = best(&values[..width])?;
-                let label = self.model.labels(head, width)?.swap_remove(index);
-                (Answer::Label { label, probability }, vec![Output::new("logits", last.shape(), values)])
+                let (width, logits) = read(None)?;
+                let answer = labelled(logits, Labels::of(self.model, head, width)?)?;
+                (answer, vec![Output::new(LOGITS, last.shape(), logits)])
             }
             AnswerKind::LabelPerToken => {
-                let batch = batch.ok_or_else(|| Error::invalid("labels per token need a text"))?;
-                let labels = self.model.labels(head, width)?;
+                let batch = &text()?.batch;
+                let (width, logits) = read(Some(Some(batch.added.len())))?;
+                let labels = Labels::of(self.model, head, width)?.names;
                 let mut tokens = Vec::new();
-                for (row, &id) in values.chunks_exact(width).zip(batch.ids.as_i32()?) {
-                    let token = self.model.text()?.token(id).unwrap_or_default();
-                    if !self.model.text()?.is_special(id) {
+                for ((row, &id), added) in logits.chunks_exact(width).zip(batch.ids.as_i32()?).zip(&batch.added) {
+                    if !added {
+                        let token = self.model.text()?.token(id).unwrap_or_default();
                         tokens.push((token, labels[best(row)?.0].clone()));
                     }
                 }
-                (Answer::Tokens { tokens }, vec![Output::new("logits", last.shape(), values)])
+                (Answer::Tokens { tokens }, vec![Output::new(LOGITS, last.shape(), logits)])
             }
-            AnswerKind::MeanPool => {
-                let mask = batch.ok_or_else(|| Error::invalid("a sentence embedding needs a text"))?.mask.as_i32()?;
-                let mut mean = vec![0f32; width];
-                for (row, _) in values.chunks_exact(width).zip(mask).filter(|(_, keep)| **keep != 0) {
-                    mean.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
-                }
-                let count = mask.iter().filter(|keep| **keep != 0).count().max(1) as f32;
-                mean.iter_mut().for_each(|sum| *sum /= count);
-                embedding("sentence_embedding", normalized(&mean))
+            AnswerKind::Sentence => {
+                let (sentence, _) = self.model.sentence()?;
+                let vector = if task.result.as_deref() == Some(output) {
+                    let mut vector = read(None)?.1.to_vec();
+                    sentence.truncate(&mut vector);
+                    vector
+                } else {
+                    let Text { batch, prompt_tokens } = text()?;
+                    let (width, rows) = read(Some(Some(batch.added.len())))?;
+                    sentence.pool(rows, width, batch.mask.as_i32()?, *prompt_tokens)?
+                };
+                embedding("sentence_embedding", vector)
             }
-            AnswerKind::FirstToken => embedding("embedding", normalized(&values[..width])),
-            AnswerKind::Embedding => embedding("embedding", normalized(&values[..width])),
-            AnswerKind::Similarity => self.similarity(user, inputs)?,
+            AnswerKind::FirstToken => {
+                let (width, rows) = read(Some(None))?;
+                embedding("embedding", normalized(&rows[..width]))
+            }
+            AnswerKind::Embedding => embedding("embedding", normalized(read(None)?.1)),
+            AnswerKind::Similarity => self.similarity(task, user, inputs)?,
             AnswerKind::Transcript | AnswerKind::Language => {
                 return Err(Error::invalid("decoding tasks are answered by their own loop"));
             }
         })
     }
 
-    fn similarity(&self, user: &User, inputs: &Inputs) -> Result<(Answer, Vec<Output>)> {
+    fn similarity(&self, task: &Task, user: &User, inputs: &Inputs) -> Result<(Answer, Vec<Output>)> {
         let value = |source: &str| {
             self.values.get(source).ok_or_else(|| Error::invalid(format!("a similarity needs {source}")))
         };
-        let (width, image) = rows(value("vision_tower.image_embeds")?)?;
-        let (text_width, texts) = rows(value("text_tower.text_embeds")?)?;
+        let (width, image) = read(value("vision_tower.image_embeds")?, &task.name, None)?;
+        let text_embeds = value("text_tower.text_embeds")?;
+        let (&[_, text_width], texts) = (text_embeds.shape(), text_embeds.as_f32()?) else {
+            let message = format!("text embeddings of shape {:?}; [texts, N] is read", text_embeds.shape());
+            return Err(Error::unsupported(message));
+        };
+        numbers(texts)?;
         if width != text_width {
             return Err(Error::corrupt(format!(
                 "image embeddings have {width} dimensions, text embeddings {text_width}"
             )));
         }
-        let image = normalized(&image[..width]);
+        let image = normalized(image);
         let cosine = |row: &[f32]| normalized(row).iter().zip(&image).map(|(a, b)| a * b).sum::<f32>();
         let cosines: Vec<f32> = texts.chunks_exact(width).map(cosine).collect();
         let scaled: Vec<f32> = cosines.iter().map(|cosine| cosine * CLIP_LOGIT_SCALE).collect();
@@ -404,10 +451,56 @@ fn texts_of<'a>(user: &'a User, inputs: &'a Inputs) -> Result<Vec<&'a str>> {
     }
 }
 
-/// The only output that a head's users read: its first.
-fn first_output(stage: &Stage) -> Result<String> {
-    let first = stage.graph().outputs().first().cloned();
-    first.ok_or_else(|| Error::corrupt(format!("{:?} has no outputs", stage.role)))
+/// A text as a graph reads it.
+struct Text {
+    batch: TokenBatch,
+    /// How many of its first tokens belong to sentence-transformers' prompt.
+    prompt_tokens: usize,
+}
+
+/// The output of a stage that a task reads: the answer itself where the graph has it, the logits of the model's own head, or
+/// the trunk's result.
+fn output_of<'a>(task: &'a Task, def: &'a StageDef, stage: &Stage, own_head: bool) -> Result<&'a str> {
+    let outputs = stage.graph().outputs();
+    let has = |name: &str| outputs.iter().any(|output| output == name);
+    if let Some(result) = task.result.as_deref().filter(|result| has(result)) {
+        return Ok(result);
+    }
+    if task.head && own_head && def.encoder.is_some() && has(LOGITS) {
+        return Ok(LOGITS);
+    }
+    def.trunk_output(outputs).ok_or_else(|| lacks(&task.name, def, stage))
+}
+
+/// The error for a graph without the outputs that a task could read.
+fn lacks(task: &str, def: &StageDef, stage: &Stage) -> Error {
+    let (wanted, given) = (def.outputs.first().map_or("", String::as_str), stage.graph().outputs().join(", "));
+    Error::unsupported(format!("{task} cannot be answered: the graph gives {given} and no {wanted}")).in_field(wanted)
+}
+
+/// The output of a head that gives logits: the one of this name, or the only one of a head in a file of its own.
+fn head_output(stage: &Stage) -> Result<String> {
+    let outputs = stage.graph().outputs();
+    match outputs {
+        [only] if stage.role != OWN_HEAD => Ok(only.clone()),
+        _ if outputs.iter().any(|output| output == LOGITS) => Ok(LOGITS.to_owned()),
+        _ => Err(Error::unsupported(format!("a head gives logits; this one gives {}", outputs.join(", ")))
+            .in_field(&stage.role)),
+    }
+}
+
+/// Refuses a checkpoint whose own head was made for another task, as far as config.json says.
+fn check_architecture(model: &Model, task: &Task) -> Result<()> {
+    let named = model.config().get("architectures").and_then(serde_json::Value::as_array);
+    let named: Vec<&str> = named.into_iter().flatten().filter_map(serde_json::Value::as_str).collect();
+    let fits = |name: &&str| task.architectures.iter().any(|end| name.ends_with(end.as_str()));
+    // The class of a trunk alone says nothing of the head in the graph.
+    let is_trunk = |name: &&str| name.ends_with("Model") && !name.ends_with("LMHeadModel");
+    if named.iter().all(is_trunk) || named.iter().any(fits) {
+        return Ok(());
+    }
+    let message = format!("the head of {} does another task than {}", named.join(", "), task.name);
+    Err(Error::invalid(message).in_file(model.folder().join("config.json")).in_field("architectures"))
 }
 
 /// An array as a value, for inputs made on the way.

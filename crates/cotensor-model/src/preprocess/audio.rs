@@ -1,12 +1,14 @@
 //! Sounds: decoding and resampling.
 
+use super::compressed;
+use super::wav::{self, Wav};
 use cotensor_core::{Error, Result};
-use hound::{SampleFormat, WavReader};
 use rubato::{FftFixedIn, Resampler};
-use std::io::Cursor;
 
 /// The longest sound that is read.
-const SECONDS_MAX: u64 = 3600;
+pub(super) const SECONDS_MAX: u64 = 3600;
+/// The most frames that are decoded: one GiB of samples, 90 minutes at 48 kHz.
+const FRAMES_MAX: u64 = 1 << 28;
 /// The loudest sample that is read: float files hold -1 to 1, some of them the integers of another file.
 const SAMPLE_MAX: f32 = (1u32 << 31) as f32;
 /// The sample rates that make sense.
@@ -21,59 +23,87 @@ pub struct Audio {
     pub samples: Vec<f32>,
 }
 
-/// Decodes a WAV file; channels are averaged.
-///
-/// # Errors
-/// `Corrupt` when it is no WAV file or ends early, `Invalid` when it is empty, too long or has samples that are no numbers.
-pub fn decode_wav(bytes: &[u8]) -> Result<Audio> {
-    decode_wav_start(bytes, SECONDS_MAX as f64)
+/// How long a sound is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AudioLength {
+    /// Samples per second and channel.
+    pub sample_rate_hz: u32,
+    /// Samples of each channel.
+    pub frames: u64,
 }
 
-/// As [`decode_wav`], of the first `seconds` alone: an hour of many channels is much to keep for a model that hears half a minute.
+impl AudioLength {
+    /// In seconds.
+    pub fn seconds(&self) -> f64 {
+        self.frames as f64 / f64::from(self.sample_rate_hz)
+    }
+
+    /// # Errors
+    /// `Invalid` for a rate or a length that is not read.
+    fn check(self) -> Result<Self> {
+        if !RATES_HZ.contains(&self.sample_rate_hz) {
+            return Err(invalid(format!("{} Hz", self.sample_rate_hz)));
+        }
+        if self.frames == 0 || self.frames > SECONDS_MAX * u64::from(self.sample_rate_hz) {
+            return Err(invalid(format!("{} frames; 1 frame to {SECONDS_MAX} seconds can be read", self.frames)));
+        }
+        Ok(self)
+    }
+}
+
+/// Decodes a WAV, FLAC, MP3 or Ogg Vorbis file; channels are averaged.
 ///
 /// # Errors
-/// As [`decode_wav`].
-pub fn decode_wav_start(bytes: &[u8], seconds: f64) -> Result<Audio> {
-    let corrupt = |error: hound::Error| Error::corrupt(format!("not a WAV file: {error}")).in_field("audio");
-    let invalid = |message: String| Error::invalid(message).in_field("audio");
+/// `Corrupt` when it is no such file or ends early, `Invalid` when it is empty, too long or has samples that are no numbers,
+/// `Unsupported` for another codec.
+pub fn decode_audio(bytes: &[u8]) -> Result<Audio> {
+    decode_audio_start(bytes, SECONDS_MAX as f64)
+}
+
+/// As [`decode_audio`], of the first `seconds` alone: an hour of many channels is much to keep for a model that reads half a
+/// minute. A WAV file that ends early is refused all the same.
+///
+/// # Errors
+/// As [`decode_audio`].
+pub fn decode_audio_start(bytes: &[u8], seconds: f64) -> Result<Audio> {
     if bytes.is_empty() {
         return Err(invalid("the audio is empty".into()));
     }
-    let mut reader = WavReader::new(Cursor::new(bytes)).map_err(corrupt)?;
-    let (spec, frames) = (reader.spec(), u64::from(reader.duration()));
-    if !RATES_HZ.contains(&spec.sample_rate) || spec.channels == 0 {
-        return Err(invalid(format!("{} channels at {} Hz", spec.channels, spec.sample_rate)));
+    let frames = |length: AudioLength| {
+        let frames = length.frames.min((seconds * f64::from(length.sample_rate_hz)) as u64).max(1);
+        let few = frames <= FRAMES_MAX;
+        few.then_some(frames as usize)
+            .ok_or_else(|| invalid(format!("{frames} frames; at most {FRAMES_MAX} are decoded")))
+    };
+    let (sample_rate_hz, samples) = if wav::is_wav(bytes) {
+        let file = Wav::read(bytes)?;
+        let length = file.length().check()?;
+        (length.sample_rate_hz, file.decode(frames(length)?))
+    } else {
+        let length = compressed::length(bytes)?.check()?;
+        (length.sample_rate_hz, compressed::decode(bytes, frames(length)?)?)
+    };
+    if samples.is_empty() {
+        return Err(invalid("0 frames".into()));
     }
-    if frames == 0 || frames > SECONDS_MAX * u64::from(spec.sample_rate) {
-        return Err(invalid(format!("{frames} frames; 1 frame to {SECONDS_MAX} seconds can be read")));
-    }
-    if !(1..=32).contains(&spec.bits_per_sample) {
-        return Err(invalid(format!("{} bits per sample; 1 to 32 can be read", spec.bits_per_sample)));
-    }
-    // A file that ends early is refused however little is wanted of it.
-    reader.seek(frames as u32 - 1).map_err(|error| corrupt(error.into()))?;
-    read_frames(&mut reader, 1).map_err(corrupt)?;
-    reader.seek(0).map_err(|error| corrupt(error.into()))?;
-    let wanted = frames.min((seconds * f64::from(spec.sample_rate)) as u64).max(1);
-    let samples = read_frames(&mut reader, wanted as usize).map_err(corrupt)?;
     check_samples(&samples)?;
-    let channels = usize::from(spec.channels);
-    let mono = samples.chunks_exact(channels).map(|frame| frame.iter().sum::<f32>() / channels as f32).collect();
-    Ok(Audio { sample_rate_hz: spec.sample_rate, samples: mono })
+    Ok(Audio { sample_rate_hz, samples })
 }
 
-/// The next `count` frames, channels interleaved, scaled to -1 to 1; fewer at the end of the data.
-fn read_frames(reader: &mut WavReader<Cursor<&[u8]>>, count: usize) -> Result<Vec<f32>, hound::Error> {
-    let spec = reader.spec();
-    let count = count * usize::from(spec.channels);
-    match spec.sample_format {
-        SampleFormat::Float => reader.samples::<f32>().take(count).collect(),
-        SampleFormat::Int => {
-            let scale = 1.0 / (1i64 << (spec.bits_per_sample - 1)) as f32;
-            let scaled = reader.samples::<i32>().map(|sample| sample.map(|sample| sample as f32 * scale));
-            scaled.take(count).collect()
-        }
-    }
+/// Sample rate and length, without decoding.
+///
+/// # Errors
+/// As [`decode_audio`].
+pub fn audio_length(bytes: &[u8]) -> Result<AudioLength> {
+    if wav::is_wav(bytes) { Ok(Wav::read(bytes)?.length()) } else { compressed::length(bytes) }
+}
+
+pub(super) fn corrupt(message: &str) -> Error {
+    Error::corrupt(message).in_field("audio")
+}
+
+pub(super) fn invalid(message: String) -> Error {
+    Error::invalid(message).in_field("audio")
 }
 
 /// Only numbers that a transform can add up: its crate panics on those that overflow.
@@ -83,17 +113,6 @@ fn check_samples(samples: &[f32]) -> Result<()> {
         let message = format!("sample {index} is {}; numbers up to {SAMPLE_MAX} can be read", samples[index]);
         Err(Error::invalid(message).in_field("audio"))
     })
-}
-
-/// Sample rate in hertz and length in seconds, as the header says.
-///
-/// # Errors
-/// `Corrupt` when it is no WAV file.
-pub fn wav_rate_and_seconds(bytes: &[u8]) -> Result<(u32, f64)> {
-    let reader = WavReader::new(Cursor::new(bytes));
-    let reader = reader.map_err(|error| Error::corrupt(format!("not a WAV file: {error}")).in_field("audio"))?;
-    let rate = reader.spec().sample_rate;
-    Ok((rate, f64::from(reader.duration()) / f64::from(rate)))
 }
 
 /// The same sound at another rate; as it is when the rate is right already.
@@ -140,6 +159,8 @@ pub fn resample(audio: &Audio, sample_rate_hz: u32) -> Result<Audio> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hound::SampleFormat;
+    use std::io::Cursor;
 
     fn wav(samples: &[f32]) -> Vec<u8> {
         let spec =
@@ -153,24 +174,24 @@ mod tests {
 
     #[test]
     fn channels_are_averaged_and_bad_files_refused() {
-        assert_eq!(decode_wav(&wav(&[1.0, 0.0, 0.5, 0.5])).unwrap().samples, [0.5, 0.5]);
-        assert!(decode_wav(&wav(&[0.0, f32::NAN])).unwrap_err().to_string().contains("sample 1"));
+        assert_eq!(decode_audio(&wav(&[1.0, 0.0, 0.5, 0.5])).unwrap().samples, [0.5, 0.5]);
+        assert!(decode_audio(&wav(&[0.0, f32::NAN])).unwrap_err().to_string().contains("sample 0"));
         for huge in [f32::INFINITY, f32::MAX, -4.3e9] {
-            assert!(decode_wav(&wav(&[0.0, 0.0, huge, 0.0])).unwrap_err().to_string().contains("sample 2"));
+            assert!(decode_audio(&wav(&[0.0, 0.0, huge, 0.0])).unwrap_err().to_string().contains("sample 1"));
             assert!(resample(&Audio { sample_rate_hz: 8000, samples: vec![huge; 5000] }, 16_000).is_err());
         }
         let loudest = Audio { sample_rate_hz: 8000, samples: vec![-SAMPLE_MAX; 5000] };
         assert!(resample(&loudest, 16_000).unwrap().samples.iter().all(|sample| sample.is_finite()));
-        assert!(decode_wav(&wav(&[])).unwrap_err().to_string().contains("0 frames"));
-        assert!(decode_wav(b"").is_err());
+        assert!(decode_audio(&wav(&[])).unwrap_err().to_string().contains("0 frames"));
+        assert!(decode_audio(b"").is_err());
         let good = wav(&[0.25; 64]);
         for len in 0..good.len() {
-            assert!(decode_wav(&good[..len]).is_err(), "{len}");
-            assert!(decode_wav_start(&good[..len], 1e-3).is_err(), "{len}");
+            assert!(decode_audio(&good[..len]).is_err(), "{len}");
+            assert!(decode_audio_start(&good[..len], 1e-3).is_err(), "{len}");
         }
         // 8 frames of the 32.
-        let start = decode_wav_start(&good, 1e-3).unwrap();
-        assert_eq!(start.samples, decode_wav(&good).unwrap().samples[..8]);
+        let start = decode_audio_start(&good, 1e-3).unwrap();
+        assert_eq!(start.samples, decode_audio(&good).unwrap().samples[..8]);
     }
 
     #[test]

@@ -1,8 +1,7 @@
 //! Sounds to log-mel features, as Whisper reads them.
 
-use super::Audio;
+use super::{Audio, config};
 use crate::array::Array;
-use crate::model::read_json;
 use cotensor_core::{ContentHash, Error, Hasher, Result};
 use realfft::RealFftPlanner;
 use serde_json::Value;
@@ -21,7 +20,10 @@ const FEATURES_MAX: usize = 1 << 24;
 /// The most samples that all their transforms may read together, fifty times what Whisper's do.
 const TRANSFORMED_MAX: usize = 1 << 26;
 
-/// What preprocessor_config.json says of audio.
+/// The class of extractors that is known.
+const CLASS: &str = "WhisperFeatureExtractor";
+
+/// What a model's folder says of audio.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AudioProcessor {
     mel_bins: usize,
@@ -34,28 +36,34 @@ pub struct AudioProcessor {
 }
 
 impl AudioProcessor {
-    /// Reads preprocessor_config.json of a model's folder.
+    /// Reads the audio part of processor_config.json, or preprocessor_config.json, of a model's folder. A field that is missing
+    /// is as transformers' `WhisperFeatureExtractor` has it.
     ///
     /// # Errors
-    /// `NotFound` without it, `Invalid` for a field that is missing or out of bounds.
+    /// `NotFound` without them, `Invalid` for a field that is out of bounds, `Unsupported` for another class of extractors.
     pub fn open(folder: &Path) -> Result<Self> {
-        let path = folder.join("preprocessor_config.json");
-        Self::parse(&read_json(&path)?).map_err(|error| error.in_file(&path))
+        let (config, path) = config::read(folder, "feature_extractor")?;
+        Self::parse(&config).map_err(|error| error.in_file(&path))
     }
 
     fn parse(config: &Value) -> Result<Self> {
-        let number = |field: &str, range: std::ops::RangeInclusive<u64>| {
-            let value = config.get(field).and_then(Value::as_u64).filter(|value| range.contains(value));
+        let class = config.get("feature_extractor_type").and_then(Value::as_str).unwrap_or(CLASS);
+        if class != CLASS {
+            let message = format!("{class} is not known; known: {CLASS}");
+            return Err(Error::unsupported(message).in_field("feature_extractor_type"));
+        }
+        let number = |field: &str, missing: u64, range: std::ops::RangeInclusive<u64>| {
+            let value = config.get(field).map_or(Some(missing), Value::as_u64).filter(|value| range.contains(value));
             value.map(|value| value as usize).ok_or_else(|| {
                 Error::invalid(format!("a number from {} to {} is required", range.start(), range.end()))
                     .in_field(field)
             })
         };
-        let sample_rate = number("sampling_rate", 1000..=768_000)?;
-        let window = number("n_fft", 2..=65_536)?;
-        let mel_bins = number("feature_size", 1..=1024)?;
-        let hop = number("hop_length", 1..=window as u64)?;
-        let samples = number("chunk_length", 1..=600)? * sample_rate;
+        let sample_rate = number("sampling_rate", 16_000, 1000..=768_000)?;
+        let window = number("n_fft", 400, 2..=65_536)?;
+        let mel_bins = number("feature_size", 80, 1..=1024)?;
+        let hop = number("hop_length", 160, 1..=window as u64)?;
+        let samples = number("chunk_length", 30, 1..=600)? * sample_rate;
         if samples > SAMPLES_MAX || mel_bins * (samples / hop) > FEATURES_MAX {
             let message = format!("{samples} samples in steps of {hop} by {mel_bins} bins are too many");
             return Err(Error::invalid(message).in_field("chunk_length"));

@@ -1,10 +1,11 @@
 //! Texts to token ids, by the model's own tokenizer.
 
 use crate::array::Array;
-use crate::model::{read_bounded, read_json};
+use crate::folder::{find_json, read_bounded};
 use cotensor_core::{ContentHash, Error, Hasher, Result};
 use std::path::Path;
-use tokenizers::{Encoding, PostProcessor, Tokenizer, TruncationParams};
+use tokenizers::normalizers::{Lowercase, NormalizerWrapper, Sequence};
+use tokenizers::{Encoding, PostProcessor, Tokenizer, TruncationDirection, TruncationParams};
 
 /// The most bytes a tokenizer.json may have.
 const TOKENIZER_BYTES_MAX: u64 = 64 << 20;
@@ -14,7 +15,9 @@ const LENGTH_MAX: u64 = 1 << 20;
 /// A model's tokenizer.
 pub struct TextProcessor {
     tokenizer: Tokenizer,
-    pad: u32,
+    /// What fills a row up, where tokenizer.json or tokenizer_config.json says.
+    pad: Option<u32>,
+    pads_left: bool,
     fingerprint: ContentHash,
 }
 
@@ -27,6 +30,8 @@ pub struct TokenBatch {
     pub mask: Array,
     /// Segment of each token.
     pub type_ids: Array,
+    /// Which tokens are no text: padding, and those that the tokenizer adds around a text.
+    pub added: Vec<bool>,
     /// Which texts were longer than the model reads.
     pub truncated: Vec<bool>,
 }
@@ -45,29 +50,57 @@ impl TextProcessor {
         let mut tokenizer =
             Tokenizer::from_bytes(&bytes).map_err(|error| Error::corrupt(error.to_string()).in_file(&path))?;
         let config_path = folder.join("tokenizer_config.json");
-        let config = if config_path.is_file() { read_json(&config_path)? } else { serde_json::Value::Null };
+        let config = find_json(&config_path)?.unwrap_or_default();
+        let refused = |error: Error, field: &str| error.in_file(&config_path).in_field(field);
+        let side = |field: &str| match config.get(field).and_then(serde_json::Value::as_str) {
+            None | Some("right") => Ok(false),
+            Some("left") => Ok(true),
+            Some(other) => Err(refused(Error::invalid(format!("{other:?} is no side")), field)),
+        };
         let own = config.get("model_max_length").and_then(serde_json::Value::as_f64).map(|length| length as u64);
         if let Some(length) = own.filter(|&length| length < LENGTH_MAX) {
-            let truncation = TruncationParams { max_length: length as usize, ..TruncationParams::default() };
-            let refused = |error: Error| error.in_file(&config_path).in_field("model_max_length");
-            check_truncation(&tokenizer, &truncation).map_err(refused)?;
-            tokenizer.with_truncation(Some(truncation)).map_err(|error| refused(Error::invalid(error.to_string())))?;
+            let direction =
+                if side("truncation_side")? { TruncationDirection::Left } else { TruncationDirection::Right };
+            let truncation = TruncationParams { max_length: length as usize, direction, ..TruncationParams::default() };
+            truncate(&mut tokenizer, truncation).map_err(|error| refused(error, "model_max_length"))?;
         } else if let Some(truncation) = tokenizer.get_truncation() {
             check_truncation(&tokenizer, truncation).map_err(|error| error.in_file(&path).in_field("truncation"))?;
         }
+        configure_bert(&mut tokenizer, &config);
         let named_pad = config.get("pad_token").and_then(|pad| pad.as_str().or_else(|| pad.get("content")?.as_str()));
-        let pad = match (named_pad, tokenizer.get_padding()) {
-            (Some(name), _) => tokenizer.token_to_id(name).ok_or_else(|| {
-                Error::invalid(format!("{name:?} is not in the vocabulary")).in_file(&config_path).in_field("pad_token")
-            })?,
-            (None, Some(padding)) => padding.pad_id,
-            (None, None) => 0,
-        };
-        // Padding is done here: the longest of the batch, on the right.
+        let pad =
+            match (named_pad, tokenizer.get_padding()) {
+                (Some(name), _) => Some(tokenizer.token_to_id(name).ok_or_else(|| {
+                    refused(Error::invalid(format!("{name:?} is not in the vocabulary")), "pad_token")
+                })?),
+                (None, padding) => padding.map(|padding| padding.pad_id),
+            };
+        // Rows are filled up here, to the longest of the batch or to what the graph reads.
         tokenizer.with_padding(None);
-        let mut hasher = Hasher::new("cotensor tokenizer v1");
+        let mut hasher = Hasher::new("cotensor tokenizer v2");
         hasher.field(&bytes).field(config.to_string().as_bytes());
-        Ok(Self { tokenizer, pad, fingerprint: hasher.finish() })
+        Ok(Self { tokenizer, pad, pads_left: side("padding_side")?, fingerprint: hasher.finish() })
+    }
+
+    /// The same tokenizer as sentence-transformers sets it up: texts of at most `max_tokens`, in lower case if `lower`.
+    ///
+    /// # Errors
+    /// `Invalid` for a length without room for text.
+    pub(crate) fn for_sentences(&self, max_tokens: Option<usize>, lower: bool) -> Result<Self> {
+        let mut tokenizer = self.tokenizer.clone();
+        if let Some(max_length) = max_tokens {
+            let known = tokenizer.get_truncation().cloned().unwrap_or_default();
+            truncate(&mut tokenizer, TruncationParams { max_length, ..known })?;
+        }
+        if lower && !tokenizer.get_normalizer().is_some_and(lowercases) {
+            let known = tokenizer.get_normalizer().cloned();
+            let first = NormalizerWrapper::Lowercase(Lowercase);
+            tokenizer.with_normalizer(Some(Sequence::new(std::iter::once(first).chain(known).collect())));
+        }
+        let mut hasher = Hasher::new("cotensor sentence tokenizer v1");
+        hasher.field(self.fingerprint.as_bytes()).number(max_tokens.map_or(0, |length| length as u64));
+        hasher.number(u64::from(lower));
+        Ok(Self { tokenizer, fingerprint: hasher.finish(), ..*self })
     }
 
     /// Token ids of `texts`, padded to the longest and truncated to what the model reads.
@@ -75,28 +108,70 @@ impl TextProcessor {
     /// # Errors
     /// `Invalid` when the tokenizer refuses a text or there is none.
     pub fn encode(&self, texts: &[&str]) -> Result<TokenBatch> {
+        self.encode_to(texts, None)
+    }
+
+    /// As [`encode`](Self::encode), with rows of `length` tokens where one is given: for graphs that read no other number.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode); `Invalid` when rows have to be filled up and no padding token is configured.
+    pub fn encode_to(&self, texts: &[&str], length: Option<usize>) -> Result<TokenBatch> {
+        let shorter = match (length, self.tokenizer.get_truncation()) {
+            (Some(length), Some(known)) if known.max_length <= length => None,
+            (Some(length), known) => {
+                let mut tokenizer = self.tokenizer.clone();
+                let known = known.cloned().unwrap_or_default();
+                truncate(&mut tokenizer, TruncationParams { max_length: length, ..known })?;
+                Some(tokenizer)
+            }
+            (None, _) => None,
+        };
+        let tokenizer = shorter.as_ref().unwrap_or(&self.tokenizer);
         let encode = |text: &&str| {
-            self.tokenizer.encode(*text, true).map_err(|error| Error::invalid(format!("cannot tokenize: {error}")))
+            tokenizer.encode(*text, true).map_err(|error| Error::invalid(format!("cannot tokenize: {error}")))
         };
         let encodings: Vec<Encoding> = texts.iter().map(encode).collect::<Result<_>>()?;
         let longest = encodings.iter().map(Encoding::len).max().unwrap_or(0);
         if longest == 0 {
             return Err(Error::invalid("there is no token to read in the text").in_field("text"));
         }
+        let longest = length.unwrap_or(longest);
+        if length.is_some() && self.pad.is_none() && encodings.iter().any(|encoding| encoding.len() < longest) {
+            let message = format!("the graph reads {longest} tokens and no fewer, and no padding token is configured");
+            return Err(Error::invalid(message).in_field("pad_token"));
+        }
         let shape = [texts.len(), longest];
-        let array = |of: fn(&Encoding) -> &[u32], pad: u32| {
-            let padded = |encoding: &Encoding| {
-                let padding = std::iter::repeat_n(pad as i32, longest - encoding.len());
-                of(encoding).iter().map(|&id| id as i32).chain(padding).collect::<Vec<_>>()
-            };
-            Array::i32(shape, encodings.iter().flat_map(padded).collect())
+        let row = |encoding: &Encoding, of: fn(&Encoding) -> &[u32], pad: u32| {
+            let padding = std::iter::repeat_n(pad, longest - encoding.len());
+            let given = of(encoding).iter().copied();
+            if self.pads_left { padding.chain(given).collect::<Vec<_>>() } else { given.chain(padding).collect() }
         };
+        let array = |of: fn(&Encoding) -> &[u32], pad: u32| {
+            let rows = encodings.iter().flat_map(|encoding| row(encoding, of, pad));
+            Array::i32(shape, rows.map(|id| id as i32).collect())
+        };
+        let added = encodings.iter().flat_map(|encoding| row(encoding, Encoding::get_special_tokens_mask, 1));
         Ok(TokenBatch {
-            ids: array(Encoding::get_ids, self.pad)?,
+            ids: array(Encoding::get_ids, self.pad.unwrap_or(0))?,
             mask: array(Encoding::get_attention_mask, 0)?,
             type_ids: array(Encoding::get_type_ids, 0)?,
+            added: added.map(|added| added != 0).collect(),
             truncated: encodings.iter().map(|encoding| !encoding.get_overflowing().is_empty()).collect(),
         })
+    }
+
+    /// The most tokens of a text that are read, where the configuration says.
+    pub(crate) fn max_tokens(&self) -> Option<usize> {
+        self.tokenizer.get_truncation().map(|truncation| truncation.max_length)
+    }
+
+    /// How many tokens a text's beginning has, the added ones before it included, those after it not.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub(crate) fn prefix_tokens(&self, text: &str) -> Result<usize> {
+        let encoded = self.encode(&[text])?;
+        Ok(encoded.added.len() - usize::from(encoded.added.last() == Some(&true)))
     }
 
     /// Text of token ids, special tokens left out.
@@ -112,15 +187,42 @@ impl TextProcessor {
         self.tokenizer.id_to_token(u32::try_from(id).ok()?)
     }
 
-    /// Whether this id is no text: padding, a start, an end.
-    pub fn is_special(&self, id: i32) -> bool {
-        let added = self.tokenizer.get_added_tokens_decoder();
-        u32::try_from(id).ok().and_then(|id| added.get(&id)).is_some_and(|token| token.special)
-    }
-
     /// Hash of all that decides which ids a text gets.
     pub fn fingerprint(&self) -> ContentHash {
         self.fingerprint
+    }
+}
+
+/// Truncates to a length that leaves room for text.
+fn truncate(tokenizer: &mut Tokenizer, truncation: TruncationParams) -> Result<()> {
+    check_truncation(tokenizer, &truncation)?;
+    tokenizer.with_truncation(Some(truncation)).map_err(|error| Error::invalid(error.to_string()))?;
+    Ok(())
+}
+
+/// BERT's tokenizer classes take three settings from tokenizer_config.json, whatever tokenizer.json was saved with.
+fn configure_bert(tokenizer: &mut Tokenizer, config: &serde_json::Value) {
+    let class = config.get("tokenizer_class").and_then(serde_json::Value::as_str).unwrap_or("BertTokenizer");
+    let Some(NormalizerWrapper::BertNormalizer(known)) = tokenizer.get_normalizer() else { return };
+    if !class.starts_with("Bert") {
+        return;
+    }
+    let mut bert = *known;
+    let flag = |field: &str| config.get(field).and_then(serde_json::Value::as_bool);
+    bert.lowercase = flag("do_lower_case").unwrap_or(bert.lowercase);
+    bert.handle_chinese_chars = flag("tokenize_chinese_chars").unwrap_or(bert.handle_chinese_chars);
+    if let Some(strip) = config.get("strip_accents") {
+        bert.strip_accents = strip.as_bool();
+    }
+    tokenizer.with_normalizer(Some(bert));
+}
+
+fn lowercases(normalizer: &NormalizerWrapper) -> bool {
+    match normalizer {
+        NormalizerWrapper::BertNormalizer(bert) => bert.lowercase,
+        NormalizerWrapper::Lowercase(_) => true,
+        NormalizerWrapper::Sequence(sequence) => sequence.as_ref().iter().any(lowercases),
+        _ => false,
     }
 }
 

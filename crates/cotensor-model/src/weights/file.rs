@@ -1,5 +1,5 @@
 use cotensor_core::{Error, ErrorKind, Hasher, Result};
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -21,8 +21,8 @@ pub(super) struct WeightFile {
 }
 
 /// What changes when a file is written or replaced.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Stamp {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp {
     device: u64,
     inode: u64,
     size: u64,
@@ -32,15 +32,23 @@ struct Stamp {
 }
 
 impl Stamp {
-    fn of(file: &File) -> std::io::Result<Self> {
-        let metadata = file.metadata()?;
-        Ok(Self {
+    pub(crate) fn of(metadata: &Metadata) -> Self {
+        Self {
             device: metadata.dev(),
             inode: metadata.ino(),
             size: metadata.len(),
             modified: (metadata.mtime(), metadata.mtime_nsec()),
             changed: (metadata.ctime(), metadata.ctime_nsec()),
-        })
+        }
+    }
+
+    /// Whether the last write is long enough ago that another one would have changed the times.
+    pub(crate) fn settled(&self, now: SystemTime) -> bool {
+        let newest = self.modified.max(self.changed);
+        let Ok(seconds) = u64::try_from(newest.0) else { return true };
+        let written = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds) + Duration::from_nanos(newest.1 as u64);
+        // A time in the future settles nothing.
+        now.duration_since(written).is_ok_and(|age| age >= SETTLED_AFTER)
     }
 }
 
@@ -48,7 +56,7 @@ impl WeightFile {
     pub(super) fn open(path: &Path) -> Result<Self> {
         let open = || {
             let file = File::open(path)?;
-            let stamp = Stamp::of(&file)?;
+            let stamp = Stamp::of(&file.metadata()?);
             Ok(Self { path: path.to_path_buf(), file, stamp })
         };
         open().map_err(|error: std::io::Error| Error::io("opening", &error).in_file(path))
@@ -62,20 +70,16 @@ impl WeightFile {
         }
     }
 
-    /// Whether its last write is long enough ago that another one would have changed its times.
+    /// As [`Stamp::settled`].
     pub(super) fn settled(&self, now: SystemTime) -> bool {
-        let newest = self.stamp.modified.max(self.stamp.changed);
-        let Ok(seconds) = u64::try_from(newest.0) else { return true };
-        let written = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds) + Duration::from_nanos(newest.1 as u64);
-        // A time in the future settles nothing.
-        now.duration_since(written).is_ok_and(|age| age >= SETTLED_AFTER)
+        self.stamp.settled(now)
     }
 
     /// # Errors
     /// `Conflict` when it was written since it was opened.
     pub(super) fn check_unchanged(&self) -> Result<()> {
-        let now = Stamp::of(&self.file).map_err(|error| Error::io("reading", &error).in_file(&self.path))?;
-        if now == self.stamp { Ok(()) } else { Err(self.changed()) }
+        let now = self.file.metadata().map_err(|error| Error::io("reading", &error).in_file(&self.path))?;
+        if Stamp::of(&now) == self.stamp { Ok(()) } else { Err(self.changed()) }
     }
 
     pub(super) fn changed(&self) -> Error {

@@ -7,6 +7,7 @@ use crate::graph::{Graph, Weight};
 use convert::{to_f32, transpose};
 use cotensor_core::{ContentHash, Error, ErrorKind, Hasher, Result};
 use cotensor_store::{ContentSource, ContentSpec, CopyReason, Holder, Lease, Store};
+pub(crate) use file::Stamp;
 use file::WeightFile;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

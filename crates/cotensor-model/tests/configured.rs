@@ -1,0 +1,215 @@
+//! What a model's configuration files say is what is done.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use cotensor_core::{ErrorKind, Result};
+use cotensor_model::engine::RtenEngine;
+use cotensor_model::pipeline::{Answer, Inputs, User, UserReport, run_user};
+use cotensor_model::preprocess::{ImageProcessor, TextProcessor, decode_image};
+use cotensor_model::runtime::Runtime;
+use cotensor_store::EmbeddedStore;
+use rten_onnx::onnx::{DataType, ModelProto};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use support::{change_a_weight, copy, fixtures, inputs, runtime, tiny, user};
+
+/// A copy of a tiny model.
+fn folder(family: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    copy(&tiny(family), folder.path());
+    folder
+}
+
+fn run_with(runtime: &Arc<Runtime>, folder: &Path, user: &User, inputs: &Inputs) -> Result<UserReport> {
+    run_user(&*runtime.open(folder)?, user, inputs, &runtime.store().holder("one"))
+}
+
+fn run(folder: &Path, user: &User, inputs: &Inputs) -> Result<UserReport> {
+    run_with(&runtime(EmbeddedStore::builder()), folder, user, inputs)
+}
+
+/// Changes a field of a JSON file; null removes it.
+fn set(folder: &Path, file: &str, field: &str, value: Value) {
+    let path = folder.join(file);
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let fields = config.as_object_mut().unwrap();
+    match value {
+        Value::Null => drop(fields.remove(field)),
+        value => drop(fields.insert(field.to_owned(), value)),
+    }
+    fs::write(path, config.to_string()).unwrap();
+}
+
+/// Changes a graph.
+fn edit(path: &Path, change: impl FnOnce(&mut ModelProto)) {
+    let mut model = ModelProto::parse_buf(&fs::read(path).unwrap()).unwrap();
+    change(&mut model);
+    fs::write(path, model.write_buf().unwrap()).unwrap();
+}
+
+#[test]
+fn special_tokens_that_stand_in_the_text_keep_their_labels() {
+    let mut entities = user("one", "bert", "token-classification");
+    entities.head = Some("head.entities".to_owned());
+    let text = Inputs::default().with_text("the [MASK] wakes [UNK] 東");
+    let report = run(&tiny("bert"), &entities, &text).unwrap();
+    let Answer::Tokens { tokens } = report.answer else { panic!("{:?}", report.answer) };
+    let tokens: Vec<&str> = tokens.iter().map(|(token, _)| token.as_str()).collect();
+    assert!(tokens.contains(&"[MASK]") && tokens.contains(&"[UNK]"), "{tokens:?}");
+    assert!(!tokens.contains(&"[CLS]") && !tokens.contains(&"[SEP]"), "{tokens:?}");
+}
+
+#[test]
+fn lower_case_is_as_tokenizer_config_says() {
+    let folder = folder("bert");
+    let ids = |lower: bool| {
+        set(folder.path(), "tokenizer_config.json", "do_lower_case", lower.into());
+        let batch = TextProcessor::open(folder.path()).unwrap().encode(&["The Harbour"]).unwrap();
+        batch.ids.as_i32().unwrap().to_vec()
+    };
+    let lowered = TextProcessor::open(&tiny("bert")).unwrap().encode(&["the harbour"]).unwrap();
+    assert_eq!(ids(true), lowered.ids.as_i32().unwrap());
+    assert_ne!(ids(false), lowered.ids.as_i32().unwrap());
+    // A class that is not BERT's does not read the field.
+    set(folder.path(), "tokenizer_config.json", "tokenizer_class", "PreTrainedTokenizerFast".into());
+    assert_eq!(ids(false), lowered.ids.as_i32().unwrap());
+}
+
+#[test]
+fn image_fields_that_are_missing_are_as_the_class_has_them() {
+    let photo = decode_image(&fs::read(fixtures().join("tiny/images/tall.png")).unwrap()).unwrap();
+    for family in ["vit", "clip"] {
+        let folder = folder(family);
+        let whole = ImageProcessor::open(folder.path()).unwrap();
+        for field in [
+            "do_resize",
+            "do_rescale",
+            "do_normalize",
+            "do_center_crop",
+            "resample",
+            "rescale_factor",
+            "image_mean",
+            "image_std",
+        ] {
+            set(folder.path(), "preprocessor_config.json", field, Value::Null);
+        }
+        let short = ImageProcessor::open(folder.path()).unwrap();
+        assert_eq!(short.process(&photo).unwrap().as_f32().unwrap(), whole.process(&photo).unwrap().as_f32().unwrap());
+        let sized = |size: Value| {
+            set(folder.path(), "preprocessor_config.json", "size", size);
+            set(folder.path(), "preprocessor_config.json", "do_center_crop", false.into());
+            let (_, height, width) = ImageProcessor::open(folder.path()).unwrap().levels(&photo).unwrap();
+            (height, width)
+        };
+        // 37 x 91 pixels; sizes as transformers' get_size_with_aspect_ratio and get_image_size_for_max_height_width give them.
+        assert_eq!(sized(json!({"shortest_edge": 32, "longest_edge": 64})), (64, 26), "{family}");
+        assert_eq!(sized(json!({"shortest_edge": 32, "longest_edge": 640})), (78, 32), "{family}");
+        assert_eq!(sized(json!({"max_height": 50, "max_width": 50})), (50, 20), "{family}");
+        // One number is a square or a shortest edge, as the class has it.
+        assert_eq!(sized(32.into()), if family == "vit" { (32, 32) } else { (78, 32) });
+        set(folder.path(), "preprocessor_config.json", "image_processor_type", "CLIPImageProcessorFast".into());
+        assert!(ImageProcessor::open(folder.path()).is_ok());
+        set(folder.path(), "preprocessor_config.json", "image_processor_type", "BeitImageProcessor".into());
+        let error = ImageProcessor::open(folder.path()).unwrap_err();
+        assert_eq!((error.kind(), error.field()), (ErrorKind::Unsupported, Some("image_processor_type")));
+    }
+}
+
+#[test]
+fn generation_config_lengths_stop_a_decoding_with_a_notice() {
+    let folder = folder("whisper");
+    let mut speech = user("one", "whisper", "transcription");
+    let run = |user: &User| {
+        let report = run(folder.path(), user, &inputs()).unwrap();
+        let Answer::Transcript { tokens, .. } = report.answer else { panic!("{:?}", report.answer) };
+        let stopped: Vec<String> = report.notices.into_iter().filter(|notice| notice.contains("stopped")).collect();
+        (tokens, stopped)
+    };
+    set(folder.path(), "generation_config.json", "max_new_tokens", 3.into());
+    set(folder.path(), "generation_config.json", "min_new_tokens", 3.into());
+    let (tokens, notices) = run(&speech);
+    assert!(tokens == 3 && notices.len() == 1 && notices[0].contains("generation_config.json"), "{tokens} {notices:?}");
+    // The prompt counts in max_length: start, language, task, no timestamps.
+    set(folder.path(), "generation_config.json", "max_new_tokens", Value::Null);
+    set(folder.path(), "generation_config.json", "max_length", 6.into());
+    let (tokens, notices) = run(&speech);
+    assert!(tokens < 6 && notices.len() == 1, "{tokens} {notices:?}");
+    // What is asked for goes first.
+    (speech.min_new_tokens, speech.max_new_tokens) = (Some(7), Some(7));
+    let (tokens, notices) = run(&speech);
+    assert!(tokens == 7 && notices[0].contains("max_new_tokens"), "{tokens} {notices:?}");
+}
+
+#[test]
+fn text_tower_of_fixed_length_gets_rows_filled_up_as_the_tokenizer_says() {
+    let folder = folder("clip");
+    let mut ranking = user("one", "clip", "zero-shot-image-classification");
+    ranking.texts = vec!["a cat".to_owned(), "a photo of the harbour".to_owned()];
+    let plain = run(folder.path(), &ranking, &inputs()).unwrap();
+    edit(&folder.path().join("onnx/text_model.onnx"), |model| {
+        for input in &mut model.graph.as_mut().unwrap().input {
+            let shape = input.r#type.as_mut().unwrap().tensor_type.as_mut().unwrap().shape.as_mut().unwrap();
+            for (dim, length) in shape.dim.iter_mut().zip([1, 24]) {
+                (dim.dim_value, dim.dim_param) = (Some(length), None);
+            }
+        }
+    });
+    let fixed = run(folder.path(), &ranking, &inputs()).unwrap();
+    for (fixed, plain) in fixed.outputs.iter().zip(&plain.outputs) {
+        assert!(fixed.max_abs_diff(plain) < 1e-5, "{}", fixed.name);
+    }
+    // A text that is longer is cut to what the graph reads.
+    ranking.texts = vec!["a photo of the harbour ".repeat(20)];
+    let cut = run(folder.path(), &ranking, &inputs()).unwrap();
+    assert!(cut.notices.iter().any(|notice| notice.contains("truncated")), "{:?}", cut.notices);
+    ranking.texts.truncate(1);
+    ranking.texts[0] = "a cat".to_owned();
+    set(folder.path(), "tokenizer_config.json", "pad_token", Value::Null);
+    set(folder.path(), "tokenizer.json", "padding", Value::Null);
+    let error = run(folder.path(), &ranking, &inputs()).unwrap_err();
+    assert!(error.to_string().contains("24 tokens") && error.field() == Some("pad_token"), "{error}");
+}
+
+#[test]
+fn bfloat16_graph_is_refused_with_the_name_of_its_file() {
+    let folder = folder("bert");
+    let path = folder.path().join("onnx/model.onnx");
+    edit(&path, |model| {
+        // Two elements of it for each float.
+        for tensor in &mut model.graph.as_mut().unwrap().initializer {
+            if tensor.data_type == Some(DataType::FLOAT) && tensor.dims.len() == 2 {
+                tensor.data_type = Some(DataType::BFLOAT16);
+                tensor.dims[1] *= 2;
+            }
+        }
+    });
+    let error = run(folder.path(), &user("one", "bert", "sentence-embedding"), &inputs()).unwrap_err();
+    assert!(error.file().is_some_and(|file| file.ends_with("onnx/model.onnx")), "{error}");
+    assert!(error.to_string().to_lowercase().contains("bfloat16"), "{error}");
+}
+
+#[test]
+fn folder_that_was_edited_in_place_is_opened_anew() {
+    let folder = folder("bert");
+    let runtime = Runtime::new(EmbeddedStore::builder().build(), Arc::new(RtenEngine::new(Some(1))));
+    let unchanged = [runtime.open(&tiny("bert")).unwrap(), runtime.open(&tiny("bert")).unwrap()];
+    assert!(Arc::ptr_eq(&unchanged[0], &unchanged[1]));
+    let embedding = user("one", "bert", "sentence-embedding");
+    let first = run_with(&runtime, folder.path(), &embedding, &inputs()).unwrap();
+    let model = runtime.open(folder.path()).unwrap();
+    let kept = run_user(&model, &embedding, &inputs(), &runtime.store().holder("one")).unwrap();
+    assert_eq!(kept.outputs, first.outputs);
+    change_a_weight(folder.path());
+    let second = run_with(&runtime, folder.path(), &embedding, &inputs()).unwrap();
+    assert_ne!(second.stages[0].space, first.stages[0].space, "the weights are those of now");
+    // The model that was open goes on as it was, and mixes no files of two times.
+    let again = run_user(&model, &embedding, &inputs(), &runtime.store().holder("one")).unwrap();
+    assert_eq!((&again.outputs, &again.stages[0].space), (&first.outputs, &first.stages[0].space));
+    let labels = user("one", "bert", "text-classification");
+    let error = run_user(&model, &labels, &inputs(), &runtime.store().holder("one")).unwrap_err();
+    assert_eq!((error.kind(), error.file()), (ErrorKind::Conflict, Some(model.folder())), "{error}");
+    assert!(run_with(&runtime, folder.path(), &labels, &inputs()).is_ok());
+}

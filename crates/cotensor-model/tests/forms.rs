@@ -1,0 +1,227 @@
+//! The forms in which models are exported (fixtures/forms): each gives the right answer, or an error that says why it cannot.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_model::pipeline::{Answer, Inputs, UserReport, run_user};
+use cotensor_store::EmbeddedStore;
+use safetensors::SafeTensors;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use support::{copy, fixtures, runtime, tiny, user};
+
+const TEXT: &str = "The Harbour wakes before the city does.";
+
+/// A form's folder with its graphs unpacked and the tiny BERT's tokenizer.
+fn unpacked(form: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    copy(&fixtures().join("forms").join(form), folder.path());
+    for inner in [folder.path().to_path_buf(), folder.path().join("onnx")] {
+        let Ok(entries) = fs::read_dir(inner) else { continue };
+        let packed = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "gz");
+        for path in entries.map(|entry| entry.unwrap().path()).filter(packed) {
+            let mut bytes = Vec::new();
+            flate2::read::GzDecoder::new(fs::File::open(&path).unwrap()).read_to_end(&mut bytes).unwrap();
+            fs::write(path.with_extension(""), bytes).unwrap();
+            fs::remove_file(path).unwrap();
+        }
+    }
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(tiny("bert").join(name), folder.path().join(name)).unwrap();
+    }
+    folder
+}
+
+fn run(folder: &Path, task: &str) -> Result<UserReport> {
+    let runtime = runtime(EmbeddedStore::builder());
+    let inputs = Inputs::default().with_text(TEXT).with_image(&fixtures().join("tiny/images/tall.png"))?;
+    run_user(&*runtime.open(folder)?, &user("one", "model", task), &inputs, &runtime.store().holder("one"))
+}
+
+fn reference(name: &str) -> Vec<f32> {
+    let bytes = fs::read(fixtures().join("forms/reference.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let data = tensors.tensor(name).unwrap().data().to_vec();
+    data.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
+}
+
+/// Holds the report's numbers against a reference; `tolerance` is absolute.
+fn holds(report: &UserReport, name: &str, tolerance: f32) {
+    let (given, expected) = (&report.outputs[0].values, reference(name));
+    assert_eq!(given.len(), expected.len(), "{name}");
+    let worst = given.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(worst <= tolerance, "{name}: {worst}");
+}
+
+fn refused(result: Result<UserReport>, reasons: &[&str]) -> Error {
+    let error = result.err().unwrap();
+    assert!([ErrorKind::Unsupported, ErrorKind::Invalid, ErrorKind::NotFound].contains(&error.kind()), "{error}");
+    reasons.iter().for_each(|reason| assert!(error.to_string().contains(reason), "{reason:?}: {error}"));
+    error
+}
+
+fn sigmoid(logit: f32) -> f32 {
+    1.0 / (1.0 + (-logit).exp())
+}
+
+#[test]
+fn trunk_gives_the_mean_over_tokens_and_has_no_head() {
+    let folder = unpacked("trunk");
+    holds(&run(folder.path(), "sentence-embedding").unwrap(), "trunk.embedding", 1e-5);
+    refused(run(folder.path(), "text-classification"), &["no such head"]);
+}
+
+#[test]
+fn trunk_with_a_classification_head_does_only_that_task() {
+    let folder = unpacked("classification");
+    let report = run(folder.path(), "text-classification").unwrap();
+    holds(&report, "classification.logits", 1e-5);
+    let Answer::Label { label, .. } = &report.answer else { panic!("{:?}", report.answer) };
+    let logits = reference("classification.logits");
+    let best = (0..3).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
+    assert_eq!(*label, ["negative", "neutral", "positive"][best]);
+    holds(&run(folder.path(), "sentence-embedding").unwrap(), "classification.embedding", 1e-5);
+    refused(run(folder.path(), "token-classification"), &["BertForSequenceClassification", "token-classification"]);
+    // The shape says it, too, where config.json does not.
+    set(folder.path(), "config.json", "architectures", serde_json::Value::Null);
+    refused(run(folder.path(), "token-classification"), &["one row for each token"]);
+}
+
+#[test]
+fn token_classifier_does_not_classify_texts() {
+    let folder = unpacked("token-classification");
+    let report = run(folder.path(), "token-classification").unwrap();
+    holds(&report, "token-classification.logits", 1e-5);
+    let Answer::Tokens { tokens } = &report.answer else { panic!("{:?}", report.answer) };
+    assert!(tokens.iter().all(|(_, label)| ["O", "B-PLACE", "I-PLACE", "B-TIME"].contains(&label.as_str())));
+    refused(run(folder.path(), "text-classification"), &["BertForTokenClassification"]);
+    set(folder.path(), "config.json", "architectures", serde_json::Value::Null);
+    refused(run(folder.path(), "text-classification"), &["one row for the whole input"]);
+    // Names for another number of labels are not cut to fit.
+    set(folder.path(), "config.json", "id2label", serde_json::json!({"0": "O", "1": "B"}));
+    refused(run(folder.path(), "token-classification"), &["2 labels", "4 numbers"]);
+}
+
+#[test]
+fn fill_mask_model_is_cut_at_the_end_of_its_encoder_and_classifies_nothing() {
+    let folder = unpacked("fill-mask");
+    holds(&run(folder.path(), "sentence-embedding").unwrap(), "fill-mask.embedding", 1e-5);
+    refused(run(folder.path(), "text-classification"), &["BertForMaskedLM"]);
+    refused(run(folder.path(), "token-classification"), &["BertForMaskedLM"]);
+    set(folder.path(), "config.json", "architectures", serde_json::Value::Null);
+    refused(run(folder.path(), "text-classification"), &["one row for the whole input"]);
+    refused(run(folder.path(), "token-classification"), &["predicts words"]);
+    set(folder.path(), "config.json", "num_hidden_layers", 3.into());
+    refused(run(folder.path(), "sentence-embedding"), &["cannot be cut", "3 encoder blocks"]);
+}
+
+#[test]
+fn sentence_embedding_output_is_the_answer() {
+    let folder = unpacked("sentence-embedding");
+    holds(&run(folder.path(), "sentence-embedding").unwrap(), "sentence-embedding.embedding", 1e-5);
+    refused(run(folder.path(), "text-classification"), &["sentence_embedding", "last_hidden_state"]);
+}
+
+#[test]
+fn pooling_files_are_obeyed_as_sentence_transformers_does() {
+    let folder = unpacked("pooled");
+    let report = run(folder.path(), "sentence-embedding").unwrap();
+    holds(&report, "pooled.max", 1e-5);
+    assert!(report.notices.iter().any(|notice| notice.contains("truncated")), "max_seq_length is 7");
+    let pooling = |mode: serde_json::Value| {
+        let config = serde_json::json!({"embedding_dimension": 16, "pooling_mode": mode});
+        fs::write(folder.path().join("1_Pooling/config.json"), config.to_string()).unwrap();
+        run(folder.path(), "sentence-embedding")
+    };
+    for mode in ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"] {
+        holds(&pooling(mode.into()).unwrap(), &format!("pooled.{mode}"), 1e-5);
+    }
+    refused(pooling("median".into()), &["1_Pooling/config.json", "median"]);
+    let modules = folder.path().join("modules.json");
+    let mut listed: serde_json::Value = serde_json::from_slice(&fs::read(&modules).unwrap()).unwrap();
+    let mut add = |path: &str, class: &str| {
+        listed.as_array_mut().unwrap().push(serde_json::json!({"idx": 2, "name": "2", "path": path, "type": class}));
+        fs::write(&modules, listed.to_string()).unwrap();
+    };
+    add("2_Normalize", "sentence_transformers.models.Normalize");
+    holds(&pooling(serde_json::json!(["max", "mean"])).unwrap(), "pooled.max.mean.normalized", 1e-5);
+    add("3_Dense", "sentence_transformers.models.Dense");
+    refused(pooling("mean".into()), &["module 3 (Dense)"]);
+    add("../elsewhere", "sentence_transformers.models.Normalize");
+    refused(pooling("mean".into()), &["plain folder name"]);
+}
+
+#[test]
+fn pooler_output_alone_is_taken_for_nothing_else() {
+    let folder = unpacked("pooled");
+    let graph = folder.path().join("onnx/model.onnx");
+    let mut model = rten_onnx::onnx::ModelProto::parse_buf(&fs::read(&graph).unwrap()).unwrap();
+    let outputs = &mut model.graph.as_mut().unwrap().output;
+    outputs.retain(|output| output.name.as_deref() == Some("pooler_output"));
+    fs::write(&graph, model.write_buf().unwrap()).unwrap();
+    // The pooler reads the encoder's result, so the trunk is still there; its own output is no logits.
+    assert!(run(folder.path(), "sentence-embedding").is_ok());
+    refused(run(folder.path(), "text-classification"), &["a head gives logits", "pooler_output"]);
+}
+
+#[test]
+fn half_precision_weights_give_the_same_logits() {
+    let folder = unpacked("fp16");
+    match run(folder.path(), "text-classification") {
+        Ok(report) => holds(&report, "fp16.logits", 5e-3),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn external_data_beside_a_graph_in_the_model_folder_is_read() {
+    let folder = unpacked("external-data");
+    holds(&run(folder.path(), "token-classification").unwrap(), "external-data.logits", 1e-5);
+}
+
+#[test]
+fn optimum_export_with_spelt_out_normalizations_is_cut_and_answers_each_label() {
+    let folder = unpacked("optimum-names");
+    let report = run(folder.path(), "text-classification").unwrap();
+    holds(&report, "optimum-names.logits", 1e-5);
+    assert_eq!(report.stages.len(), 2, "trunk and head");
+    let Answer::Labels { labels } = &report.answer else { panic!("{:?}", report.answer) };
+    let logits = reference("optimum-names.logits");
+    for (label, probability) in labels {
+        let index = ["negative", "neutral", "positive"].iter().position(|known| known == label).unwrap();
+        assert!((probability - sigmoid(logits[index])).abs() < 1e-5);
+    }
+    let problem = |problem: &str| {
+        set(folder.path(), "config.json", "problem_type", problem.into());
+        run(folder.path(), "text-classification")
+    };
+    let Answer::Numbers { numbers } = problem("regression").unwrap().answer else { panic!("numbers") };
+    assert!(numbers.iter().zip(&logits).all(|((_, number), logit)| (number - logit).abs() < 1e-5));
+    assert!(matches!(problem("single_label_classification").unwrap().answer, Answer::Label { .. }));
+    refused(problem("guess"), &["problem_type", "guess"]);
+}
+
+#[test]
+fn processor_config_alone_is_enough() {
+    let folder = unpacked("processor-config");
+    holds(&run(folder.path(), "image-classification").unwrap(), "processor-config.logits", 1e-2);
+    // What is said in the part for images counts.
+    let path = folder.path().join("processor_config.json");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, text.replace("ViTImageProcessor", "VitMatteImageProcessor")).unwrap();
+    refused(run(folder.path(), "image-classification"), &["processor_config.json", "VitMatteImageProcessor"]);
+}
+
+/// Changes a field of a JSON file; null removes it.
+fn set(folder: &Path, file: &str, field: &str, value: serde_json::Value) {
+    let path = folder.join(file);
+    let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let fields = config.as_object_mut().unwrap();
+    match value {
+        serde_json::Value::Null => drop(fields.remove(field)),
+        value => drop(fields.insert(field.to_owned(), value)),
+    }
+    fs::write(path, config.to_string()).unwrap();
+}
