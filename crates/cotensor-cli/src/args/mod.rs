@@ -111,10 +111,10 @@ pub(crate) struct RunArgs {
     /// The image that its users look at (PNG, JPEG, WebP, BMP).
     #[arg(long, value_name = "FILE")]
     pub(crate) image: Option<PathBuf>,
-    /// The audio that its users hear (WAV).
+    /// The audio that its users hear (WAV, FLAC, MP3, Ogg Vorbis).
     #[arg(long, value_name = "FILE")]
     pub(crate) audio: Option<PathBuf>,
-    /// Run it without sharing too, and say how far the outputs differ.
+    /// Run it without sharing too, and say how far the outputs differ. Ends with exit code 1 when they do.
     #[arg(long)]
     pub(crate) compare: bool,
 }

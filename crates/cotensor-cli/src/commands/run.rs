@@ -1,7 +1,7 @@
 use super::{in_pipeline, print, print_json, progress, runtime};
 use crate::args::RunArgs;
 use cotensor::Runtime;
-use cotensor::core::Result;
+use cotensor::core::{Error, ErrorKind, Result};
 use cotensor::model::engine::FileMode;
 use cotensor::model::model::{Model, StageSource};
 use cotensor::model::pipeline::{Answer, Inputs, Pipeline, UserReport, run_user};
@@ -11,6 +11,9 @@ use serde::Serialize;
 use std::fmt::Write;
 use std::path::Path;
 use std::sync::Arc;
+
+/// Labels that are shown to people, of an answer that has many.
+const LABELS_SHOWN: usize = 5;
 
 #[derive(Serialize)]
 struct Report {
@@ -65,7 +68,24 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     }
     steps.finish();
     let report = Report { pipeline: pipeline.name, users, max_abs_diff };
-    if args.common.json { print_json(&report) } else { print(&text(&report)) }
+    if args.common.json {
+        print_json(&report)?
+    } else {
+        print(&text(&report))?
+    }
+    compared(report.max_abs_diff)
+}
+
+/// # Errors
+/// `Engine` when a run without sharing gave other numbers.
+fn compared(difference: Option<f64>) -> Result<()> {
+    match difference {
+        Some(difference) if difference != 0.0 => {
+            let message = format!("outputs differ from those of an unshared run by up to {difference}");
+            Err(Error::new(ErrorKind::Engine, message))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn text(report: &Report) -> String {
@@ -89,6 +109,17 @@ fn text(report: &Report) -> String {
 fn in_words(answer: &Answer) -> String {
     match answer {
         Answer::Label { label, probability } => format!("{label} ({:.1} %)", 100.0 * probability),
+        Answer::Labels { labels } => {
+            let shown = labels.iter().take(LABELS_SHOWN);
+            shown
+                .map(|(label, probability)| format!("{label} ({:.1} %)", 100.0 * probability))
+                .collect::<Vec<_>>()
+                .join(", ")
+        }
+        Answer::Numbers { numbers } => {
+            let shown = numbers.iter().take(LABELS_SHOWN);
+            shown.map(|(name, number)| format!("{name} = {number}")).collect::<Vec<_>>().join(", ")
+        }
         Answer::Tokens { tokens } => {
             tokens.iter().map(|(token, label)| format!("{token}/{label}")).collect::<Vec<_>>().join(" ")
         }
@@ -99,5 +130,18 @@ fn in_words(answer: &Answer) -> String {
         Answer::Embedding { width } => format!("an embedding of {width} dimensions"),
         Answer::Transcript { text, tokens } => format!("{text:?} ({tokens} tokens)"),
         Answer::Language { language, probability } => format!("{language} ({:.1} %)", 100.0 * probability),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compared_outputs_that_differ_are_an_error() {
+        assert!(compared(None).is_ok() && compared(Some(0.0)).is_ok());
+        for difference in [1e-9, f64::INFINITY, f64::NAN] {
+            assert_eq!(compared(Some(difference)).unwrap_err().kind(), ErrorKind::Engine, "{difference}");
+        }
     }
 }
