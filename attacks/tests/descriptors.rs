@@ -1,17 +1,20 @@
 //! Descriptors: more or fewer than announced, of things that are no tensor's memory, and as many as there can be.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use cotensor_attacks::{Raw, Target, spec, tells_nothing};
-use cotensor_client::protocol as p;
-use cotensor_core::Memory;
+use cotensor_attacks::{Raw, Target, content, put, spec, tells_nothing};
+use cotensor_client::{ClientStore, protocol as p};
+use cotensor_core::{ErrorKind, Memory};
 use cotensor_memory::{MemfdMemory, Slab};
-use cotensor_store::Store;
+use cotensor_store::{Lease, Store};
 use rustix::fs::{
     FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create, open,
 };
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
 
 const BYTES: usize = 8192;
 
@@ -30,6 +33,14 @@ fn memfd(len: u64, backed: u64, seals: SealFlags) -> OwnedFd {
     if backed > 0 {
         fallocate(&fd, FallocateFlags::KEEP_SIZE, 0, backed).unwrap();
     }
+    fcntl_add_seals(&fd, seals).unwrap();
+    fd
+}
+
+/// A memfd of `len` bytes whose memory begins at its second page and ends one page after its end.
+fn with_a_hole(len: u64, seals: SealFlags) -> OwnedFd {
+    let fd = memfd(len, 0, SealFlags::empty());
+    fallocate(&fd, FallocateFlags::KEEP_SIZE, 4096, len).unwrap();
     fcntl_add_seals(&fd, seals).unwrap();
     fd
 }
@@ -55,6 +66,7 @@ fn wrong() -> Vec<(&'static str, OwnedFd)> {
         ("a path", open(&file, OFlags::PATH, Mode::empty()).unwrap()),
         ("a path of a memfd", reopened(&sealed(BYTES), OFlags::PATH)),
         ("for writing only", reopened(&sealed(BYTES), OFlags::WRONLY)),
+        ("for reading only", reopened(&sealed(BYTES), OFlags::RDONLY)),
         ("not sealed", memfd(len, len, SealFlags::empty())),
         ("not sealed against writing", memfd(len, len, size_seals())),
         ("not sealed against shrinking", memfd(len, len, all - SealFlags::SHRINK)),
@@ -64,6 +76,9 @@ fn wrong() -> Vec<(&'static str, OwnedFd)> {
         ("longer", sealed(BYTES + 1)),
         ("backed by nothing", memfd(len, 0, all)),
         ("half backed", memfd(len, len / 2, all)),
+        ("backed beyond its end", memfd(len, 64 << 20, all)),
+        ("empty, and backed beyond its end", memfd(0, 4096, all)),
+        ("a hole, and as much beyond its end", with_a_hole(len, all)),
         ("of another kind", memfd_create("attack", MemfdFlags::CLOEXEC).unwrap()),
     ];
     if let Ok(huge) = memfd_create("attack", MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB) {
@@ -195,10 +210,84 @@ fn what_a_dead_session_left_in_a_slab_is_told_to_its_next() {
     target.is_unharmed();
 }
 
+const SOCKET: &str = "COTENSOR_ATTACKED_SOCKET";
+
+/// Starts this program again as a client, which is one of the tests below.
+fn client_process(target: &Target, test: &str) {
+    let client = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", test, "--nocapture"])
+        .env(SOCKET, &target.socket)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&client.stdout);
+    assert!(client.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&client.stderr));
+}
+
+fn connect_with(soft: u64, hard: Option<u64>) -> Arc<ClientStore> {
+    let socket = std::env::var(SOCKET).expect("started by the other test");
+    setrlimit(Resource::Nofile, Rlimit { current: Some(soft), maximum: hard }).unwrap();
+    ClientStore::connect(Some(Path::new(&socket)), "client").unwrap()
+}
+
+const LARGE: usize = 300 << 10;
+
+#[test]
+#[ignore = "what another test starts"]
+fn client_with_a_low_soft_limit() {
+    let store = connect_with(256, getrlimit(Resource::Nofile).maximum);
+    let others = ClientStore::connect(Some(store.socket()), "another").unwrap();
+    let held: Vec<_> = (0..300).map(|index| put(&*store, &format!("large {index}"), &content(LARGE))).collect();
+    let before = cotensor_attacks::fd_count();
+    // Got again, over another connection too, a tensor takes no second descriptor.
+    let again = |store: &ClientStore, lease: &Lease| store.get(lease.name(), &store.holder("again")).unwrap();
+    let got: Vec<_> = held.iter().flat_map(|lease| [again(&store, lease), again(&others, lease)]).collect();
+    assert!(got.iter().all(|lease| lease.bytes().unwrap() == content(LARGE)));
+    assert!(cotensor_attacks::fd_count() <= before + 4, "{} and {before}", cotensor_attacks::fd_count());
+    // `select` takes no descriptor from 1024 on.
+    assert!(File::open("/dev/null").unwrap().as_raw_fd() < 256, "low numbers are left to the program");
+}
+
+#[test]
+fn a_client_with_a_low_soft_limit_holds_more_tensors_than_that() {
+    let target = Target::start(|_| {});
+    client_process(&target, "client_with_a_low_soft_limit");
+    target.is_unharmed();
+}
+
+#[test]
+#[ignore = "what another test starts"]
+fn client_with_a_low_hard_limit() {
+    let store = connect_with(64, Some(64));
+    let mut held = Vec::new();
+    let error = loop {
+        match store.get(&format!("large {}", held.len()), &store.holder("")) {
+            Ok(lease) => held.push(lease),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::OverBudget, "{error}");
+    assert!(error.to_string().contains("ulimit -n") && held.len() > 30, "{error}, after {}", held.len());
+    // What it holds stays, and there is room again for what it gives back.
+    assert!(held.iter().all(|lease| lease.bytes().unwrap() == content(LARGE)));
+    let wanted = format!("large {}", held.len());
+    held.truncate(held.len() - 8);
+    assert!(store.get(&wanted, &store.holder("")).unwrap().bytes().unwrap() == content(LARGE));
+    assert_eq!(store.ask::<p::Sessions>(&Default::default()).unwrap().sessions.len(), 3, "it did not connect again");
+}
+
+#[test]
+fn a_client_without_descriptors_is_told_what_to_do_and_loses_nothing() {
+    let target = Target::start(|_| {});
+    let producer = target.connect("producer");
+    let held: Vec<_> = (0..100).map(|index| put(&*producer, &format!("large {index}"), &content(LARGE))).collect();
+    client_process(&target, "client_with_a_low_hard_limit");
+    drop((held, producer));
+    target.is_unharmed();
+}
+
 /// Runs in a process of its own under nextest; changes the limit of the whole process.
 #[test]
 fn the_last_descriptors_are_for_others() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let target = Target::start(|_| {});
     let before = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(512), maximum: before.maximum }).unwrap();

@@ -50,6 +50,24 @@ fn half_a_frame_is_waited_for_no_longer_than_a_whole_one_takes() {
 }
 
 #[test]
+fn frames_of_many_connections_that_do_not_end_are_bounded_together() {
+    const CONNECTIONS: usize = 40;
+    let target = Target::start(|config| config.patience = Duration::from_secs(2));
+    let begun: Vec<Raw> = (0..CONNECTIONS).map(|_| target.raw()).collect();
+    // Each sends as much as a frame may have, but for the last byte. What the daemon does not read stays with its sender.
+    let body = vec![b' '; (16 << 20) - 1];
+    let taken: usize = std::thread::scope(|scope| {
+        let send = |raw: &Raw| usize::from(raw.bytes(&header(16 << 20, 0, [0; 3])) && raw.bytes(&body));
+        let sending: Vec<_> = begun.iter().map(|raw| scope.spawn(move || send(raw))).collect();
+        sending.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    // Four at a time, and some more when the time of the first is up.
+    assert!(taken < CONNECTIONS / 2, "{taken} of {CONNECTIONS} were read");
+    drop(begun);
+    target.is_unharmed();
+}
+
+#[test]
 fn a_frame_that_drips_is_late_all_the_same() {
     let target = Target::start(|config| config.patience = SHORT);
     let raw = target.raw();

@@ -4,10 +4,12 @@
 
 use cotensor_attacks::{Target, content, put};
 use cotensor_client::ClientStore;
-use cotensor_core::Segment;
-use cotensor_memory::{Guarantee, Index, PrivateCopy, SealedMemfd};
+use cotensor_core::{MemoryKind, Segment};
+use cotensor_memory::{Guarantee, Index, PrivateCopy, SealedMemfd, Slab};
 use cotensor_store::{CopyReason, Lease, Store};
-use rustix::fs::{FallocateFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, open};
+use rustix::fs::{
+    FallocateFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, ftruncate, open,
+};
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
@@ -116,6 +118,27 @@ fn no_process_changes_what_others_read() {
 }
 
 #[test]
+fn without_slabs_no_producer_changes_a_small_tensor_either() {
+    let target = Target::start(|config| config.small_bytes_max = 0);
+    let producer = target.connect("producer");
+    for bytes in [0, 1, 100, 4096, 256 << 10] {
+        let made = put(&*producer, "small", &content(bytes));
+        assert_eq!(made.segment().kind(), MemoryKind::Memfd, "{bytes} bytes");
+        let seals = fcntl_get_seals(fd_of(&made)).unwrap();
+        assert!(seals.contains(SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL), "{seals:?}");
+        assert!(
+            target.connect("reader").get("small", &producer.holder("")).unwrap().bytes().unwrap() == content(bytes)
+        );
+    }
+    let (mut raw, slab) = (target.raw(), Slab::create(8192).unwrap());
+    let fd = slab.fd().try_clone_to_owned().unwrap();
+    let error = raw.refused("slab.open", serde_json::json!({"bytes": 8192}), &[fd]);
+    assert!(error.contains("no slabs"), "{error}");
+    drop((raw, slab, producer));
+    target.is_unharmed();
+}
+
+#[test]
 fn no_range_is_used_again_while_somebody_reads_it() {
     let target = Target::start(|_| {});
     let (writer, reader) = (target.connect("writer"), target.connect("reader"));
@@ -147,9 +170,8 @@ fn what_is_written_in_place_is_not_copied() {
     let before = copied();
     for bytes in [4096, 8 << 20] {
         let mut reservation = writer.reserve(cotensor_attacks::spec("in place", bytes), &writer.holder("")).unwrap();
-        let target = reservation.bytes_mut().unwrap();
-        target.copy_from_slice(&content(bytes));
-        let address = target.as_ptr();
+        reservation.bytes_mut().unwrap().copy_from_slice(&content(bytes));
+        let address = reservation.bytes().unwrap().as_ptr();
         let made = reservation.publish().unwrap();
         assert!(made.bytes().unwrap() == content(bytes));
         assert_eq!(made.bytes().unwrap().as_ptr(), address, "it stays where it was written");

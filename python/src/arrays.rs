@@ -84,8 +84,9 @@ pub(crate) fn shown_by(py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<Opt
         let held = tensor.get().held(py)?;
         return Ok(tensor.get().is_whole(&held).then_some(held));
     }
-    Source::of(array, &"array")?.shown_by(array)
+    Ok(Source::of(array, &"array")?.tensor())
 }
+
 /// What numpy asks of `__array__`.
 pub(crate) fn as_array<'py>(
     array: &Bound<'py, PyAny>,

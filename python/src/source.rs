@@ -5,7 +5,6 @@ use crate::dlpack;
 use crate::errors::{OrRaise, raise};
 use crate::gather::gather;
 use crate::modules::{Numpy, Torch};
-use crate::tensor::Shown;
 use crate::window::{Held, made_of};
 use cotensor::{DType, Error};
 use cotensor_core::{ContentHash, Hasher, Layout};
@@ -162,25 +161,6 @@ impl Source {
         let lease = held.lease();
         let same = lease.dtype() == self.dtype && lease.shape() == self.shape && lease.layout().is_contiguous();
         (same && self.contiguous().is_some()).then_some(held)
-    }
-
-    /// The same for what `array` is the source of: numpy's views of the shared memory itself know what they were made of.
-    pub(crate) fn shown_by(&self, array: &Bound<'_, PyAny>) -> PyResult<Option<Arc<Held>>> {
-        if let Some(held) = self.tensor() {
-            return Ok(Some(held));
-        }
-        let mut base = array.getattr_opt("base")?;
-        while let Some(object) = base {
-            if let Ok(shown) = object.cast::<Shown>() {
-                let held = Arc::clone(&shown.get().held);
-                let lease = held.lease();
-                let start = lease.bytes().map(|bytes| bytes.as_ptr() as usize);
-                let same = lease.dtype() == self.dtype && lease.shape() == self.shape && start == Some(self.address);
-                return Ok((same && self.contiguous().is_some() && lease.layout().is_contiguous()).then_some(held));
-            }
-            base = object.getattr_opt("base")?;
-        }
-        Ok(None)
     }
 
     /// What the value is by content: as [`Lease::identity`](cotensor::Lease::identity) of a tensor of the same bytes.

@@ -5,7 +5,7 @@ use crate::errors::{OrRaise, raise};
 use crate::handle::{self, Reduced};
 use crate::index::slices;
 use crate::modules::Torch;
-use crate::window::{Held, Writable};
+use crate::window::{Held, Pages, Writable};
 use cotensor::{DType, Error, ErrorKind, Lease, Store};
 use cotensor_core::Layout;
 use pyo3::exceptions::{PyBufferError, PyTypeError};
@@ -16,32 +16,27 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A tensor of a store, leased: it stays as long as this object, or an array made of it, does.
 ///
-/// ``numpy()`` and ``numpy.asarray`` show the shared memory itself, read-only. ``torch.from_dlpack``, ``jax.numpy.from_dlpack``
-/// and ``torch()`` show the same memory page by page until somebody writes there: who writes in place gets pages of their own,
-/// nobody else sees it, and it is counted (``written_bytes``).
+/// ``numpy()``, ``numpy.asarray``, ``torch()``, ``torch.from_dlpack`` and ``jax.numpy.from_dlpack`` show the shared memory, without
+/// a copy. A write in place, which torch allows for numpy's arrays too, makes private copies of the pages that it touches: other
+/// processes, and other ``Tensor`` objects, never see it, and it is counted (``written_bytes``).
 ///
 /// Indexing with integers, slices and ``...`` gives a window on the same memory.
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct Tensor {
     layout: Layout,
-    state: Mutex<State>,
+    /// Until it is released. A window has those of its tensor: it shows what is written through the other.
+    pages: Mutex<Option<Arc<Pages>>>,
 }
 
-struct State {
-    held: Option<Arc<Held>>,
-    /// What is written in place is this object's, and seen by all that is made of it.
-    writable: Option<Arc<Writable>>,
-}
-
-/// What numpy's arrays are made of and keep: the lease, whatever becomes of the object that showed it.
+/// The base of numpy's arrays: it keeps the lease and the pages, also after the `Tensor` is gone.
 #[pyclass(frozen, module = "cotensor")]
-pub(crate) struct Shown {
-    pub(crate) held: Arc<Held>,
+struct Shown {
     layout: Layout,
     address: NonNull<u8>,
+    _writable: Arc<Writable>,
 }
 
-// SAFETY: an address and what keeps it; it is read only.
+// SAFETY: an address and what keeps it; code that writes there answers for it, as with any array.
 unsafe impl Send for Shown {}
 // SAFETY: as above.
 unsafe impl Sync for Shown {}
@@ -62,22 +57,27 @@ impl Tensor {
     /// All of a tensor that is leased already.
     pub(crate) fn over(held: Arc<Held>) -> Self {
         let layout = held.lease().layout().clone();
-        Self::over_part(held, layout, None)
+        Self::over_part(Pages::new(held), layout)
     }
 
-    pub(crate) fn over_part(held: Arc<Held>, layout: Layout, writable: Option<Arc<Writable>>) -> Self {
-        Self { layout, state: Mutex::new(State { held: Some(held), writable }) }
+    /// A part of a tensor, which shows these pages.
+    pub(crate) fn over_part(pages: Arc<Pages>, layout: Layout) -> Self {
+        Self { layout, pages: Mutex::new(Some(pages)) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<Pages>>> {
+        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pages(&self, py: Python<'_>) -> PyResult<Arc<Pages>> {
+        // Unlocked before an exception is made, which runs Python.
+        let pages = self.lock().clone();
+        pages.ok_or_else(|| raise(py, &Error::new(ErrorKind::Conflict, "this tensor was released")))
     }
 
     /// The lease, unless it was released.
     pub(crate) fn held(&self, py: Python<'_>) -> PyResult<Arc<Held>> {
-        // Unlocked before an exception is made, which runs Python.
-        let held = self.state().held.clone();
-        held.ok_or_else(|| raise(py, &Error::new(ErrorKind::Conflict, "this tensor was released")))
+        Ok(Arc::clone(self.pages(py)?.held()))
     }
 
     /// Whether it is all of its tensor, as it was published.
@@ -85,21 +85,21 @@ impl Tensor {
         *held.lease().layout() == self.layout
     }
 
-    fn writable(&self, py: Python<'_>) -> PyResult<Arc<Writable>> {
-        let held = self.held(py)?;
-        let known = self.state().writable.clone();
-        if let Some(writable) = known {
-            return Ok(writable);
-        }
-        // The whole tensor, for a window too: windows of one object show what is written through each other.
-        let made = Writable::new(&held, held.lease().layout()).or_raise(py)?;
-        // Another thread may have been faster: one of the two is dropped, when nothing is locked.
-        let first = Arc::clone(self.state().writable.get_or_insert_with(|| Arc::clone(&made)));
-        Ok(first)
+    /// The first byte of this window in pages of the tensor.
+    fn address_in(&self, pages: &Pages, writable: &Writable) -> NonNull<u8> {
+        let before = self.layout.offset_bytes() - pages.held().lease().layout().offset_bytes();
+        writable.address().map_addr(|address| address.saturating_add(before))
     }
 
-    /// Where the shared bytes of this window begin.
-    fn shared(&self, held: &Held) -> NonNull<u8> {
+    /// What numpy's arrays show: the first byte, and the pages that it is in.
+    fn of_numpy(&self, py: Python<'_>) -> PyResult<(NonNull<u8>, Arc<Writable>)> {
+        let pages = self.pages(py)?;
+        let writable = pages.of_numpy().or_raise(py)?;
+        Ok((self.address_in(&pages, writable), Arc::clone(writable)))
+    }
+
+    /// Where the published bytes of this window begin.
+    fn published(&self, held: &Held) -> NonNull<u8> {
         let bytes = held.lease().segment().bytes().unwrap_or_default();
         NonNull::from(bytes).cast::<u8>().map_addr(|address| address.saturating_add(self.layout.offset_bytes()))
     }
@@ -116,7 +116,7 @@ impl Tensor {
         let strides: Vec<isize> = self.layout.strides().iter().map(|stride| (stride * item) as isize).collect();
         // SAFETY: a layout's elements lie inside its segment, which the lease keeps.
         unsafe {
-            let from = self.shared(held).as_ptr();
+            let from = self.published(held).as_ptr();
             crate::gather::gather(from, self.layout.shape(), &strides, item, &mut target[..len]);
         }
         let strides =
@@ -240,29 +240,30 @@ impl Tensor {
         Ok(py.detach(|| held.lease().identity().to_string()))
     }
 
-    /// The address of the first element in shared memory, as ``numpy()`` shows it.
+    /// The address of the first element, as ``numpy()`` shows it.
     #[getter]
     fn data_ptr(&self, py: Python<'_>) -> PyResult<usize> {
-        Ok(self.shared(&*self.held(py)?).as_ptr() as usize)
+        Ok(self.of_numpy(py)?.0.as_ptr() as usize)
     }
 
-    /// Bytes of the pages that arrays made of this object by DLPack have written in place, and so made their own.
+    /// Bytes of the pages that arrays of this object have written in place; each is a private copy.
     #[getter]
     fn written_bytes(&self) -> u64 {
-        self.state().writable.as_ref().map_or(0, |writable| writable.written_bytes())
+        let pages = self.lock().clone();
+        pages.map_or(0, |pages| pages.written_bytes())
     }
 
     /// Whether ``release()`` was called.
     #[getter]
     fn released(&self) -> bool {
-        self.state().held.is_none()
+        self.lock().is_none()
     }
 
     /// A numpy array on the shared memory, read-only: no copy. bfloat16 needs ml_dtypes.
     pub(crate) fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let (py, tensor) = (slf.py(), slf.get());
-        let held = tensor.held(py)?;
-        let shown = Shown { address: tensor.shared(&held), layout: tensor.layout.clone(), held };
+        let (address, writable) = tensor.of_numpy(py)?;
+        let shown = Shown { layout: tensor.layout.clone(), address, _writable: writable };
         crate::arrays::as_numpy(Bound::new(py, shown)?.as_any(), tensor.layout.dtype())
     }
 
@@ -275,7 +276,7 @@ impl Tensor {
         crate::arrays::as_array(&Self::numpy(slf)?, dtype, copy)
     }
 
-    /// A torch tensor on the shared memory. What is written in place is the writer's own.
+    /// A torch tensor on the shared memory. Pages that are written in place become private copies.
     pub(crate) fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         // The capsule without a read-only flag: the pages are the reader's as soon as they are written.
         let capsule = slf.get().capsule(slf.py(), None, false)?;
@@ -303,11 +304,8 @@ impl Tensor {
 
     /// Gives this object's lease back now. Arrays that were made of it stay good, and keep the memory.
     fn release(&self) {
-        let state = {
-            let mut state = self.state();
-            (state.held.take(), state.writable.take())
-        };
-        drop(state);
+        let pages = self.lock().take();
+        drop(pages);
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -329,7 +327,7 @@ impl Tensor {
 
     fn __getitem__(&self, index: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = index.py();
-        let held = self.held(py)?;
+        let pages = self.pages(py)?;
         let (slices, dropped) = slices(index, self.layout.shape())?;
         let mut layout = self.layout.view(&slices).or_raise(py)?;
         if dropped.iter().any(|&dropped| dropped) {
@@ -339,8 +337,7 @@ impl Tensor {
             let (shape, strides) = (kept(layout.shape()), kept(layout.strides()));
             layout = Layout::strided(layout.dtype(), &shape, &strides, layout.offset_bytes()).or_raise(py)?;
         }
-        let writable = self.state().writable.clone();
-        Ok(Self::over_part(held, layout, writable))
+        Ok(Self::over_part(pages, layout))
     }
 
     /// A window of another type: ``shape`` elements of ``dtype``, the first of them ``offset`` bytes from this one's first, and
@@ -354,7 +351,7 @@ impl Tensor {
         shape: Vec<usize>,
         strides: Option<Vec<usize>>,
     ) -> PyResult<Self> {
-        let held = self.held(py)?;
+        let pages = self.pages(py)?;
         let layout = || {
             let dtype: DType = dtype.parse().map_err(|error: Error| error.in_field("dtype"))?;
             if !self.layout.is_contiguous() {
@@ -371,8 +368,7 @@ impl Tensor {
             inside.ok_or_else(|| Error::invalid(format!("the window ends outside the {} bytes", own.len())))
         };
         let layout = layout().or_raise(py)?;
-        let writable = self.state().writable.clone();
-        Ok(Self::over_part(held, layout, writable))
+        Ok(Self::over_part(pages, layout))
     }
 
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
@@ -416,9 +412,9 @@ impl Tensor {
             let held = self.held(py)?;
             return self.copied(&held).into_capsule(py, max_version);
         }
-        let writable = self.writable(py)?;
-        let start = writable.held().lease().layout().offset_bytes();
-        let address = writable.address().map_addr(|at| at.saturating_add(self.layout.offset_bytes() - start));
+        let pages = self.pages(py)?;
+        let writable = Arc::clone(pages.of_dlpack().or_raise(py)?);
+        let address = self.address_in(&pages, &writable);
         self.given(address, writable as crate::arrays::Kept).into_capsule(py, max_version)
     }
 }

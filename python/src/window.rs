@@ -1,15 +1,15 @@
-//! A lease, and what Python may write of it.
+//! A lease, and the private pages of it that Python's arrays show.
 
 use crate::process::Own;
 use cotensor::core::Segment;
-use cotensor::{Lease, Store};
-use cotensor_core::{Layout, Result};
+use cotensor::{Error, ErrorKind, Lease, Store};
+use cotensor_core::Result;
 use cotensor_memory::PrivateCopy;
 use cotensor_store::CopyReason;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 /// A lease and its store, for as long as anything of Python's shows the tensor.
 pub(crate) struct Held {
@@ -38,7 +38,55 @@ impl Held {
     }
 }
 
-/// The bytes of a tensor for a reader who may write in place: his pages are his own from then on, and counted.
+/// A leased tensor, and the private pages that the arrays of one `Tensor` object and of its windows show: numpy's, which are
+/// read-only for numpy itself, and those by DLPack, which torch writes.
+pub(crate) struct Pages {
+    held: Arc<Held>,
+    of_numpy: OnceLock<Arc<Writable>>,
+    of_dlpack: OnceLock<Arc<Writable>>,
+}
+
+impl Pages {
+    pub(crate) fn new(held: Arc<Held>) -> Arc<Self> {
+        Arc::new(Self { held, of_numpy: OnceLock::new(), of_dlpack: OnceLock::new() })
+    }
+
+    pub(crate) fn held(&self) -> &Arc<Held> {
+        &self.held
+    }
+
+    /// Those of numpy's arrays: of the whole tensor, mapped by the first array.
+    pub(crate) fn of_numpy(&self) -> Result<&Arc<Writable>> {
+        self.mapped(&self.of_numpy)
+    }
+
+    /// Those of arrays by DLPack.
+    pub(crate) fn of_dlpack(&self) -> Result<&Arc<Writable>> {
+        self.mapped(&self.of_dlpack)
+    }
+
+    fn mapped<'a>(&self, pages: &'a OnceLock<Arc<Writable>>) -> Result<&'a Arc<Writable>> {
+        if let Some(writable) = pages.get() {
+            return Ok(writable);
+        }
+        let made = Writable::new(&self.held)?;
+        Ok(pages.get_or_init(|| made))
+    }
+
+    /// Bytes of the pages that were written.
+    pub(crate) fn written_bytes(&self) -> u64 {
+        [&self.of_numpy, &self.of_dlpack]
+            .iter()
+            .filter_map(|pages| pages.get())
+            .map(|pages| pages.written_bytes())
+            .sum()
+    }
+}
+
+/// For a small tensor whose private pages cannot be mapped, because the process has as many mappings as it may, a copy is made.
+const COPIED_BYTES_MAX: usize = 256 << 10;
+
+/// The bytes of a tensor for a reader that may write in place: each written page is private from then on, and counted.
 pub(crate) struct Writable {
     address: NonNull<u8>,
     len: usize,
@@ -53,15 +101,16 @@ enum Memory {
     Copied(#[allow(dead_code, reason = "used by its address")] Box<[u64]>),
 }
 
-// SAFETY: an address and what keeps it; who writes there answers for it, as with any array.
+// SAFETY: an address and what keeps it; code that writes there answers for it, as with any array.
 unsafe impl Send for Writable {}
 // SAFETY: as above.
 unsafe impl Sync for Writable {}
 
 impl Writable {
-    /// The bytes that `layout` spans in the lease's segment.
-    pub(crate) fn new(held: &Arc<Held>, layout: &Layout) -> Result<Arc<Self>> {
-        let (lease, range) = (held.lease(), layout.byte_range());
+    /// The bytes that the lease's layout spans in its segment.
+    fn new(held: &Arc<Held>) -> Result<Arc<Self>> {
+        let lease = held.lease();
+        let range = lease.layout().byte_range();
         let segment: &dyn Segment = lease.segment();
         let len = range.len();
         let (memory, address) = match PrivateCopy::of(segment, range.clone()) {
@@ -69,7 +118,7 @@ impl Writable {
                 let address = copy.address();
                 (Memory::Mapped(copy), address)
             }
-            Err(error) if error.kind() == cotensor::ErrorKind::Unsupported => {
+            Err(error) if must_copy(&error, len) => {
                 let mut words = vec![0u64; len.div_ceil(8)].into_boxed_slice();
                 segment.read_at(range.start, &mut bytemuck::cast_slice_mut(&mut words)[..len])?;
                 if let Some(store) = held.store() {
@@ -87,12 +136,13 @@ impl Writable {
         Ok(window)
     }
 
+    /// The first byte of the tensor.
     pub(crate) fn address(&self) -> NonNull<u8> {
         self.address
     }
 
     /// Bytes of the pages that were written.
-    pub(crate) fn written_bytes(&self) -> u64 {
+    fn written_bytes(&self) -> u64 {
         match &self.memory {
             Some(Memory::Mapped(copy)) => copy.written_bytes().unwrap_or(0),
             _ => 0,
@@ -103,9 +153,13 @@ impl Writable {
     fn is_unwritten(&self) -> bool {
         matches!(&self.memory, Some(Memory::Mapped(copy)) if copy.written_bytes().is_ok_and(|bytes| bytes == 0))
     }
+}
 
-    pub(crate) fn held(&self) -> &Arc<Held> {
-        &self.held
+fn must_copy(error: &Error, len: usize) -> bool {
+    match error.kind() {
+        ErrorKind::Unsupported => true,
+        ErrorKind::Io => len <= COPIED_BYTES_MAX,
+        _ => false,
     }
 }
 
@@ -124,14 +178,14 @@ impl Drop for Writable {
     }
 }
 
-/// Every window, by its address: an array that comes back as an argument is a tensor already.
+/// All of them by address: an array that comes back as an argument is a tensor already.
 static KNOWN: Mutex<BTreeMap<usize, Weak<Writable>>> = Mutex::new(BTreeMap::new());
 
 fn known() -> MutexGuard<'static, BTreeMap<usize, Weak<Writable>>> {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the array whose first byte is at `address` was made of, unless somebody wrote there in place.
+/// The tensor that the array with its first byte at `address` was made of, unless it was written in place.
 pub(crate) fn made_of(address: usize) -> Option<Arc<Held>> {
     let window = known().get(&address)?.upgrade()?;
     window.is_unwritten().then(|| Arc::clone(&window.held))

@@ -16,7 +16,8 @@ pub struct Config {
     pub spill: Option<PathBuf>,
     /// The most bytes there.
     pub max_spill_bytes: u64,
-    /// Tensors of at most this many bytes go into their producers' slabs.
+    /// Tensors of at most this many bytes go into their producers' slabs, which the producers can write. 0 refuses slabs: every
+    /// tensor has sealed memory of its own.
     pub small_bytes_max: u64,
     /// The most connections at a time.
     pub connections_max: usize,

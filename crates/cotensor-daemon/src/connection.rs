@@ -81,7 +81,7 @@ impl Reader<'_> {
     fn read(&mut self) -> Result<()> {
         let slots = Arc::new(Semaphore::new(WAITING_CALLS_MAX));
         let batches = Arc::new(Semaphore::new(BATCHES_MAX));
-        let mut decoder = Decoder::default();
+        let mut decoder = Decoder::sharing(Arc::clone(&self.session.daemon.frames));
         let mut spin = Spin::new(SPIN);
         let mut greeted = false;
         // When what has begun has to have ended, however often a byte of it comes; silence is allowed between frames only.
@@ -93,7 +93,13 @@ impl Reader<'_> {
                     self.limit(None)?;
                 }
                 // Many at a time would be many answers at a time.
-                let batch = if rpc::is_batch(&frame.body) { Some(self.turn(&batches)?) } else { None };
+                let batch = if rpc::is_batch(&frame.body) {
+                    // May take as long as the calls of other batches do.
+                    decoder.release();
+                    Some(self.turn(&batches)?)
+                } else {
+                    None
+                };
                 self.answer((frame, batch), &slots)?;
             }
             while self.waiting.try_join_next().is_some() {}

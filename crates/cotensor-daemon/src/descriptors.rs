@@ -23,7 +23,9 @@ pub(crate) fn are_scarce(newest: impl AsFd) -> bool {
 
 /// What is said when there are no more.
 pub(crate) fn none_left() -> Error {
-    Error::new(ErrorKind::OverBudget, "the daemon has as many descriptors open as it may")
+    let message = "the daemon has as many descriptors open as it may: release tensors, or raise its limit (`ulimit -n`, \
+                   LimitNOFILE of its service)";
+    Error::new(ErrorKind::OverBudget, message)
 }
 
 impl Daemon {

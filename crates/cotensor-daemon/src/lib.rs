@@ -39,7 +39,7 @@ use crate::session::Session;
 use crate::spill::{Files, IntoFiles};
 use crate::takeover::{Changes, Orphans};
 use cotensor_client::protocol::SessionInfo;
-use cotensor_client::wire::Outbox;
+use cotensor_client::wire::{FrameRoom, Outbox};
 use cotensor_core::{Error, ErrorKind, Hasher, Result};
 use cotensor_memory::Index;
 use cotensor_store::{EmbeddedStore, Watch};
@@ -71,6 +71,8 @@ pub struct Daemon {
     pub(crate) methods: Methods,
     pub(crate) functions: functions::Registry,
     pub(crate) slabs: Slabs,
+    /// For the messages that all sessions send.
+    pub(crate) frames: Arc<FrameRoom>,
     /// Differs between daemons.
     pub(crate) epoch: u64,
     secret: [u8; 32],
@@ -124,6 +126,7 @@ impl Daemon {
             methods: handlers::methods(),
             functions: functions::Registry::default(),
             slabs: Slabs::default(),
+            frames: FrameRoom::of_server(),
             // Numbers in JSON are exact up to 2^53.
             epoch: u64::from_le_bytes(epoch) >> 11,
             secret,

@@ -3,7 +3,7 @@
 use crate::session::Session;
 use crate::takeover::Inode;
 use cotensor_core::{Device, Error, ErrorKind, MemoryKind, Result, Segment};
-use cotensor_memory::{Guarantee, MemfdMut, check_sealed};
+use cotensor_memory::{Guarantee, MemfdMut, check_no_holes, check_sealed};
 use cotensor_store::Share;
 use cotensor_store::home::Charge;
 use std::collections::HashMap;
@@ -19,9 +19,21 @@ pub(crate) struct Sealed {
 }
 
 impl Sealed {
+    /// What a client made.
+    ///
+    /// # Errors
+    /// `Refused` for anything but a memfd of `len` bytes, all of them backed by memory, with every seal.
+    pub(crate) fn new(fd: OwnedFd, len: usize) -> Result<Self> {
+        let sealed = Self::known(fd, len)?;
+        check_no_holes(&sealed.file, len)?;
+        Ok(sealed)
+    }
+
+    /// What a former daemon, or this process, knows to be backed by memory.
+    ///
     /// # Errors
     /// `Refused` for anything but a memfd of `len` bytes with every seal.
-    pub(crate) fn new(fd: OwnedFd, len: usize) -> Result<Self> {
+    pub(crate) fn known(fd: OwnedFd, len: usize) -> Result<Self> {
         check_sealed(&fd, len, Guarantee::Immutable)?;
         Ok(Self { file: fd.into(), len })
     }
@@ -34,7 +46,7 @@ impl Sealed {
         let sealed = memory.seal()?;
         let fd = sealed.fd().ok_or_else(|| Error::unsupported("this memory has no descriptor"))?;
         let fd = fd.try_clone_to_owned().map_err(|error| Error::io("duplicating a descriptor", &error))?;
-        Self::new(fd, sealed.len())
+        Self::known(fd, sealed.len())
     }
 }
 
@@ -83,6 +95,8 @@ struct Uses {
 }
 
 impl Slab {
+    /// Whether all of it is backed by memory is for the caller to check, where no former daemon did.
+    ///
     /// # Errors
     /// `Refused` for anything but a memfd of `len` bytes that takes no new writer.
     pub(crate) fn new(fd: OwnedFd, len: usize, charge: Arc<Charge>) -> Result<Self> {
@@ -139,6 +153,7 @@ impl Slabs {
         // May take long, where others' tensors have to go to disk first: nobody waits for that here.
         let share = session.daemon.store.share(len as u64)?;
         let slab = Arc::new(Slab::new(fd, len, share.charge())?);
+        check_no_holes(slab.fd(), len)?;
         slab.belongs(session, 0);
         let mut known = self.known();
         if known.get(&inode).is_some_and(|slab| slab.strong_count() > 0) {

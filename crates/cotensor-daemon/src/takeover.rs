@@ -265,7 +265,7 @@ fn take(segment: &crate::keeper::Segment, charge: &Arc<Charge>) -> Result<Taken>
     let len = usize::try_from(segment.info.bytes).map_err(|_| Error::unsupported("too long"))?;
     Ok(match segment.info.slab {
         true => Taken::Slab(Arc::new(Slab::new(fd, len, Arc::clone(charge))?)),
-        false => Taken::Sealed(Arc::new(Sealed::new(fd, len)?)),
+        false => Taken::Sealed(Arc::new(Sealed::known(fd, len)?)),
     })
 }
 

@@ -1,6 +1,7 @@
 //! New anonymous memory: all of it there before anybody is told, in huge pages where the kernel has them.
 
 use crate::copy::part_bytes;
+use crate::descriptors::{above_select, no_descriptor};
 use crate::map::{Access, Map};
 use crate::usage::givable_bytes;
 use cotensor_core::{Error, ErrorKind, Result, padded};
@@ -24,7 +25,8 @@ pub(crate) fn create(len: usize, inherited: bool) -> Result<(OwnedFd, Map)> {
     check_left(len)?;
     let io = |what: &str, error: Errno| Error::io(format!("{what} {len} bytes of shared memory"), &error.into());
     let fd = memfd_create("cotensor", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-        .map_err(|error| io("cannot make", error))?;
+        .map_err(|error| no_descriptor(&format!("cannot make {len} bytes of shared memory"), error))?;
+    let fd = above_select(fd);
     ftruncate(&fd, len as u64).map_err(|error| io("cannot size", error))?;
     let mut map = Map::new(fd.as_fd(), len, Access::Write)?;
     if !inherited {

@@ -35,7 +35,7 @@ impl Access {
 
 /// A mapping of a part of a file. Invariant M1: `start .. start + len` is mapped, readable, for as long as this lives.
 /// Invariant M2: it is writable unless `access` is `Read`, and then this process writes it only through `bytes_mut`, or,
-/// where it is a slab's or an index's, only through the slab's parts or the index's atomics, and nobody calls `bytes`.
+/// where it is a slab's or an index's, only through the slab's parts or the index's atomics, and nothing calls `bytes`.
 pub(crate) struct Map {
     start: NonNull<u8>,
     len: usize,

@@ -4,15 +4,16 @@ use crate::map::{Access, Map};
 use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, padded};
 use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, open};
 use std::fs::{File, Metadata, OpenOptions};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A file, mapped read-only.
+/// A file, mapped read-only. Its descriptor stays open, so that a reader can map private pages of it.
 pub struct MappedFile {
     map: Map,
+    file: File,
     id: FileId,
 }
 
@@ -54,7 +55,7 @@ impl MappedFile {
         let len = usize::try_from(found.len()).ok().filter(|&len| padded(len).is_ok());
         let len = len.ok_or_else(|| Error::corrupt("impossible size").in_file(path))?;
         let map = Map::new(file.as_fd(), len, Access::Read).map_err(|error| error.in_file(path))?;
-        Ok(Self { map, id: FileId::of(&found) })
+        Ok(Self { map, file, id: FileId::of(&found) })
     }
 
     /// Which file it is.
@@ -78,6 +79,10 @@ impl Segment for MappedFile {
 
     fn bytes(&self) -> Option<&[u8]> {
         Some(self.map.bytes())
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.file.as_fd())
     }
 }
 
@@ -178,7 +183,9 @@ impl WritableFile {
         let len = self.map.len();
         let map = self.map.into_private(self.file.as_fd(), len, Access::Read)?;
         let found = self.file.metadata().map_err(|error| Error::io("cannot look at", &error).in_file(&self.path))?;
-        Ok(MappedFile { map, id: FileId::of(&found) })
+        // The lock says that a writer lives.
+        let _ = self.file.unlock();
+        Ok(MappedFile { map, file: self.file, id: FileId::of(&found) })
     }
 }
 
@@ -210,6 +217,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         cotensor_core::testing::conformance(&MappedFileMemory::new(folder.path()));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_reader_writes_private_pages_of_a_mapped_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let mapped = MappedFileMemory::new(folder.path()).copy_of(&[7; 5000]).unwrap().freeze().unwrap();
+        let mut copy = crate::PrivateCopy::of(&*mapped, 64..5000).unwrap();
+        copy.bytes_mut().fill(8);
+        assert!(copy.bytes().iter().all(|&byte| byte == 8));
+        assert_eq!(mapped.bytes().unwrap(), [7; 5000]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use crate::backing::create;
 use crate::copy::copy_parallel;
+use crate::descriptors::above_select;
 use crate::exposed::{Address, Exposed};
 use crate::idle::Idle;
 use crate::map::{Access, Map};
@@ -9,11 +10,12 @@ use crate::seal::{Guarantee, check_sealed, seal};
 use cotensor_core::{
     ALIGNMENT, Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, range_within,
 };
-use rustix::fs::ftruncate;
+use rustix::fs::{fstat, ftruncate};
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, Weak};
 
 /// Memory in anonymous files of the kernel, one per segment.
 #[derive(Clone, Copy, Debug, Default)]
@@ -73,7 +75,7 @@ impl SegmentMut for Shown {
 
     fn freeze(mut self: Box<Self>) -> Result<Arc<dyn Segment>> {
         let memfd = self.memfd.take().ok_or_else(|| Error::invalid("published already"))?;
-        Ok(Arc::new(memfd.seal_exposed(&self.address)?))
+        Ok(memfd.seal_exposed(&self.address)?.listed())
     }
 }
 
@@ -132,7 +134,7 @@ impl MemfdMut {
     pub fn seal(self) -> Result<SealedMemfd> {
         let map = self.map.into_private(self.fd.as_fd(), self.len, Access::Read)?;
         finish(&self.fd, self.len)?;
-        Ok(SealedMemfd { map, fd: self.fd, guarantee: Guarantee::Immutable, idle: Arc::default(), _exposed: None })
+        Ok(SealedMemfd::over(map, self.fd, Guarantee::Immutable, None))
     }
 
     /// As [`seal`](Self::seal), where others in this process know the address and may go on writing there: what they write
@@ -148,13 +150,14 @@ impl MemfdMut {
         match finish(&self.fd, self.len) {
             Ok(()) => {
                 let map = Map::new(self.fd.as_fd(), self.len, Access::Read)?;
-                let (guarantee, idle) = (Guarantee::Immutable, Arc::default());
-                Ok(SealedMemfd { map, fd: self.fd, guarantee, idle, _exposed: Some(exposed) })
+                Ok(SealedMemfd::over(map, self.fd, Guarantee::Immutable, Some(exposed)))
             }
             Err(error) if error.kind() == ErrorKind::Conflict => {
                 let mut copy = Self::create(self.len)?;
                 copy.write_at(0, exposed.bytes())?;
-                Ok(SealedMemfd { _exposed: Some(exposed), ..copy.seal()? })
+                let mut sealed = copy.seal()?;
+                sealed._exposed = Some(exposed);
+                Ok(sealed)
             }
             Err(error) => Err(error),
         }
@@ -188,7 +191,7 @@ impl SegmentMut for MemfdMut {
     }
 
     fn freeze(self: Box<Self>) -> Result<Arc<dyn Segment>> {
-        Ok(Arc::new(self.seal()?))
+        Ok(self.seal()?.listed())
     }
 }
 
@@ -201,8 +204,39 @@ pub struct SealedMemfd {
     fd: OwnedFd,
     guarantee: Guarantee,
     idle: Arc<Idle>,
-    /// Where the writer had it, if he may still write there: kept for him, and used by nobody else.
+    /// Where the writer had it, if the writer may still write there: kept for the writer alone.
     _exposed: Option<Exposed>,
+    /// Its place in [`OPEN`].
+    listed: Option<Listed>,
+}
+
+/// The segments that this process has open: one that comes over a second connection, or that this process made, is not opened
+/// twice. Locked without waiting: in a forked child a thread that is not there may have locked it for ever.
+static OPEN: Mutex<BTreeMap<FileNumber, Weak<SealedMemfd>>> = Mutex::new(BTreeMap::new());
+
+/// Device and inode.
+type FileNumber = (u64, u64);
+
+struct Listed {
+    file: FileNumber,
+    /// A forked child leaves the table as it is.
+    owner: u32,
+}
+
+fn number_of(fd: impl AsFd) -> Option<FileNumber> {
+    let found = fstat(fd).ok()?;
+    Some((found.st_dev, found.st_ino))
+}
+
+impl Drop for SealedMemfd {
+    fn drop(&mut self) {
+        let Some(listed) = self.listed.take().filter(|listed| listed.owner == std::process::id()) else { return };
+        let Ok(mut open) = OPEN.lock() else { return };
+        // Another may have taken the place since the last user of this one was gone.
+        if open.get(&listed.file).is_some_and(|known| std::ptr::eq(known.as_ptr(), self)) {
+            open.remove(&listed.file);
+        }
+    }
 }
 
 impl SealedMemfd {
@@ -213,7 +247,33 @@ impl SealedMemfd {
     pub fn open(fd: OwnedFd, len: usize, guarantee: Guarantee) -> Result<Self> {
         check_sealed(&fd, len, guarantee)?;
         let map = Map::new(fd.as_fd(), len, Access::Read)?;
-        Ok(Self { map, fd, guarantee, idle: Arc::default(), _exposed: None })
+        Ok(Self::over(map, above_select(fd), guarantee, None))
+    }
+
+    /// As [`open`](Self::open); the segment that there is where this process has it open.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_once(fd: OwnedFd, len: usize, guarantee: Guarantee) -> Result<Arc<Self>> {
+        let known = number_of(&fd).and_then(|file| OPEN.try_lock().ok()?.get(&file)?.upgrade());
+        match known.filter(|known| known.guarantee == guarantee && known.map.len() == len) {
+            Some(known) => Ok(known),
+            None => Ok(Self::open(fd, len, guarantee)?.listed()),
+        }
+    }
+
+    fn over(map: Map, fd: OwnedFd, guarantee: Guarantee, exposed: Option<Exposed>) -> Self {
+        Self { map, fd, guarantee, idle: Arc::default(), _exposed: exposed, listed: None }
+    }
+
+    /// From now on [`open_once`](Self::open_once) finds it.
+    pub(crate) fn listed(mut self) -> Arc<Self> {
+        self.listed = number_of(&self.fd).map(|file| Listed { file, owner: std::process::id() });
+        let this = Arc::new(self);
+        if let (Some(listed), Ok(mut open)) = (&this.listed, OPEN.try_lock()) {
+            open.insert(listed.file, Arc::downgrade(&this));
+        }
+        this
     }
 
     pub(crate) fn idle(&self) -> &Arc<Idle> {

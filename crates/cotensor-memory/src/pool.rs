@@ -265,10 +265,11 @@ impl SegmentMut for Lent {
 
     fn freeze(mut self: Box<Self>) -> Result<Arc<dyn Segment>> {
         let memfd = self.memfd.take().ok_or_else(|| cotensor_core::Error::invalid("published already"))?;
-        Ok(Arc::new(match &self.exposed {
+        let sealed = match &self.exposed {
             Some(address) => memfd.seal_exposed(address)?,
             None => memfd.seal()?,
-        }))
+        };
+        Ok(sealed.listed())
     }
 }
 

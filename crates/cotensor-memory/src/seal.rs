@@ -1,8 +1,13 @@
 //! Seals: what the kernel guarantees about a memfd, whoever holds a descriptor of it.
 
+use crate::backing::huge_page_bytes;
 use cotensor_core::{Error, ErrorKind, Result, padded};
-use rustix::fs::{OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fcntl_getfl, fstat, fstatfs};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, OFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fcntl_getfl, fstat,
+    fstatfs, ftruncate, memfd_create,
+};
 use rustix::io::Errno;
+use rustix::param::page_size;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -52,14 +57,12 @@ pub(crate) fn seal(fd: impl AsFd, guarantee: Guarantee) -> Result<()> {
     ))
 }
 
-/// Checks that `fd`, which may come from anyone, is a memfd of exactly `len` bytes, all backed by memory, that keeps
-/// `guarantee` for as long as it exists. Neither maps nor reads it.
+/// Checks that `fd`, which may come from anyone, is a memfd of exactly `len` bytes that keeps `guarantee` for as long as it
+/// exists, and has as much memory as its length takes: no less, and no more, which nobody would count. Neither maps nor reads it.
 ///
 /// # Errors
 /// `Refused` saying what is wrong.
 pub fn check_sealed(fd: impl AsFd, len: usize, guarantee: Guarantee) -> Result<()> {
-    let refused = |what: &str| Error::new(ErrorKind::Refused, format!("not a published segment: {what}"));
-    let unreadable = |error: Errno| Error::io("cannot look at a descriptor", &error.into());
     if u64::try_from(fstatfs(&fd).map_err(unreadable)?.f_type).ok() != Some(TMPFS) {
         return Err(refused("the descriptor is no memfd"));
     }
@@ -76,9 +79,71 @@ pub fn check_sealed(fd: impl AsFd, len: usize, guarantee: Guarantee) -> Result<(
     if padded(len).is_err() || u64::try_from(found.st_size).ok() != Some(len as u64) {
         return Err(refused(&format!("it has {} bytes, {len} were announced", found.st_size)));
     }
-    // Whoever touches a hole pays for it, or dies if nothing is left.
-    if u64::try_from(found.st_blocks).is_ok_and(|blocks| blocks.saturating_mul(BLOCK_BYTES) < len as u64) {
+    // A process that touches a hole pays for it, or dies if nothing is left.
+    let backed = backed_bytes(&fd)?;
+    if backed < len as u64 {
         return Err(refused("not all of it is backed by memory"));
     }
+    // Pages beyond the end, which `fallocate` can make before the memfd is sealed.
+    if backed > in_units(len, usual_unit(len)) && backed > in_units(len, smallest_unit()) {
+        return Err(refused(&format!("its {len} bytes take {backed} bytes of memory")));
+    }
     Ok(())
+}
+
+/// Checks that none of a memfd of `len` bytes, which passed [`check_sealed`], is a hole: one could be as long as what the memfd has
+/// beyond its end. The kernel is asked to fill holes, which shows in how much memory there is. The seals keep new ones from being
+/// made, so this holds for good.
+///
+/// # Errors
+/// `Refused` for holes, and for a descriptor that is not open for writing; `Io` when the system has no more memory.
+pub fn check_no_holes(fd: impl AsFd, len: usize) -> Result<()> {
+    let before = backed_bytes(&fd)?;
+    while len > 0 {
+        match fallocate(&fd, FallocateFlags::empty(), 0, len as u64) {
+            Ok(()) => break,
+            Err(Errno::INTR) => {}
+            Err(Errno::BADF) => {
+                return Err(refused("the descriptor is not open for writing, as memfd_create opens it"));
+            }
+            Err(error) => return Err(Error::io("cannot back a descriptor's memory", &error.into())),
+        }
+    }
+    if backed_bytes(&fd)? != before {
+        return Err(refused("parts of it are holes, with no memory behind them"));
+    }
+    Ok(())
+}
+
+fn refused(what: &str) -> Error {
+    Error::new(ErrorKind::Refused, format!("not a published segment: {what}"))
+}
+
+fn unreadable(error: Errno) -> Error {
+    Error::io("cannot look at a descriptor", &error.into())
+}
+
+/// Bytes of memory that a memfd has.
+fn backed_bytes(fd: impl AsFd) -> Result<u64> {
+    let blocks = fstat(&fd).map_err(unreadable)?.st_blocks;
+    Ok(u64::try_from(blocks).unwrap_or(0).saturating_mul(BLOCK_BYTES))
+}
+
+fn in_units(len: usize, unit: usize) -> u64 {
+    (len as u64).next_multiple_of(unit as u64)
+}
+
+/// Memory comes in pages, and in huge pages where at least half of one is used.
+fn usual_unit(len: usize) -> usize {
+    huge_page_bytes().filter(|&huge| len >= huge / 2).unwrap_or_else(page_size)
+}
+
+/// The least memory that the kernel gives a memfd: a huge page where the system's setting is that all shared memory has them.
+fn smallest_unit() -> usize {
+    let made = memfd_create("cotensor", MemfdFlags::CLOEXEC).map_err(unreadable).and_then(|fd| {
+        ftruncate(&fd, 1).map_err(unreadable)?;
+        fallocate(&fd, FallocateFlags::empty(), 0, 1).map_err(unreadable)?;
+        backed_bytes(&fd)
+    });
+    made.ok().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0).max(page_size())
 }

@@ -4,7 +4,7 @@ use crate::backing::create;
 use crate::copy::copy_parallel;
 use crate::free::FreeRanges;
 use crate::idle::Idle;
-use crate::map::Map;
+use crate::map::{Access, Map};
 use crate::seal::{Guarantee, seal};
 use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, padded, range_within};
 use std::any::Any;
@@ -12,9 +12,12 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A memfd that this process writes and nobody else can: it is sealed once this process has mapped it, so whoever
+/// A memfd that this process writes and nobody else can: it is sealed once this process has mapped it, so a process that
 /// receives the descriptor can only read it (with [`SealedMemfd::open`](crate::SealedMemfd::open) and
 /// [`Guarantee::ProducerOnly`]).
+///
+/// The slab has two mappings. The writable one is used only to fill a part; a part is read through the second one, which is
+/// read-only. Forked children inherit the second mapping alone.
 ///
 /// A range that is given back is used again, still warm. So whoever publishes one keeps its segment until every lease
 /// on it, in whatever process, is gone. No two segments begin at one place, those of no bytes included: where a segment begins
@@ -25,7 +28,8 @@ pub struct Slab {
 }
 
 struct Inner {
-    map: Map,
+    writable: Map,
+    readable: Map,
     fd: OwnedFd,
     /// A forked child has the same pages and a copy of the state: it would hand out what its parent hands out.
     owner: u32,
@@ -45,13 +49,15 @@ impl Slab {
     /// # Errors
     /// `Invalid` for a length that cannot exist, `Io` when the system has no more memory.
     pub fn create(len: usize) -> Result<Self> {
-        let (fd, map) = create(len, true)?;
+        let (fd, writable) = create(len, false)?;
         seal(&fd, Guarantee::ProducerOnly)?;
+        let readable = Map::new(fd.as_fd(), len, Access::Read)?;
         // Ranges are multiples of the alignment: what is left over at the end is not used.
         let state = State { free: FreeRanges::new(len - len % cotensor_core::ALIGNMENT), used_end: 0 };
         Ok(Self {
             inner: Arc::new(Inner {
-                map,
+                writable,
+                readable,
                 fd,
                 owner: std::process::id(),
                 state: Mutex::new(state),
@@ -65,7 +71,7 @@ impl Slab {
     /// # Errors
     /// `Io` when the system has no more memory.
     pub fn prefault(&self) -> Result<()> {
-        self.inner.map.populate()
+        self.inner.writable.populate()
     }
 
     /// As [`reserve`](Memory::reserve), without zeroing what was used before: for who writes all of it.
@@ -83,7 +89,7 @@ impl Slab {
 
     /// Its size in bytes.
     pub fn len(&self) -> usize {
-        self.inner.map.len()
+        self.inner.writable.len()
     }
 
     /// Whether it has no bytes.
@@ -99,12 +105,7 @@ impl Slab {
     /// A range, and how many of its first bytes were used before.
     fn take(&self, len: usize) -> Result<(Part, usize)> {
         let taken = padded(len.max(1))?;
-        if self.inner.owner != std::process::id() {
-            return Err(Error::new(
-                ErrorKind::Conflict,
-                "this slab belongs to the process that this one was forked from",
-            ));
-        }
+        self.inner.check_owner()?;
         let mut state = self.inner.state();
         let range = state.free.take(taken).ok_or_else(|| {
             let (all, free) = (self.len(), state.free.bytes());
@@ -117,6 +118,17 @@ impl Slab {
 }
 
 impl Inner {
+    /// # Errors
+    /// `Conflict` in a forked child, which does not have the writable mapping.
+    fn check_owner(&self) -> Result<()> {
+        match self.owner == std::process::id() {
+            true => Ok(()),
+            false => {
+                Err(Error::new(ErrorKind::Conflict, "this slab belongs to the process that this one was forked from"))
+            }
+        }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -135,18 +147,18 @@ impl Memory for Slab {
     /// `OverBudget` when no free range is that long, `Conflict` in a forked child.
     fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
         let (mut part, stale) = self.take(len)?;
-        part.slice_mut()[..stale].fill(0);
+        part.writable()[..stale].fill(0);
         Ok(Box::new(part))
     }
 
     fn copy_of(&self, source: &[u8]) -> Result<Box<dyn SegmentMut>> {
         let (mut part, _) = self.take(source.len())?;
-        copy_parallel(part.slice_mut(), source);
+        copy_parallel(part.writable(), source);
         Ok(Box::new(part))
     }
 }
 
-/// A range of a slab, given back on drop. Invariant S1: living parts lie inside the mapping and do not overlap, because
+/// A range of a slab, given back on drop. Invariant S1: living parts lie inside both mappings and do not overlap, because
 /// `FreeRanges` hands out no byte twice; the mutex around it orders the last use of a byte before its next.
 pub(crate) struct Part {
     home: Arc<Inner>,
@@ -159,15 +171,17 @@ impl Part {
         &self.home.idle
     }
 
-    fn slice(&self) -> &[u8] {
-        // SAFETY: S1: inside the mapping, which `home` keeps; only `slice_mut` writes it, with an exclusive borrow of
-        // the only part that has these bytes.
-        unsafe { std::slice::from_raw_parts(self.home.map.start().as_ptr().add(self.start), self.len) }
+    fn readable(&self) -> &[u8] {
+        // SAFETY: S1: inside the mapping, which `home` keeps. The bytes are written only through the other mapping, with an
+        // exclusive borrow of this part.
+        unsafe { std::slice::from_raw_parts(self.home.readable.start().as_ptr().add(self.start), self.len) }
     }
 
-    fn slice_mut(&mut self) -> &mut [u8] {
-        // SAFETY: S1 as above; the mapping was made writable, and the exclusive borrow excludes other references.
-        unsafe { std::slice::from_raw_parts_mut(self.home.map.start().as_ptr().add(self.start), self.len) }
+    /// The bytes, where the part is filled. Only for the process that made the slab.
+    fn writable(&mut self) -> &mut [u8] {
+        // SAFETY: S1: inside the mapping, which `home` keeps and which was made writable; the exclusive borrow of the only
+        // part that has these bytes excludes other references into this mapping.
+        unsafe { std::slice::from_raw_parts_mut(self.home.writable.start().as_ptr().add(self.start), self.len) }
     }
 
     fn range(&self) -> Range<usize> {
@@ -187,16 +201,18 @@ impl SegmentMut for Part {
     }
 
     fn bytes(&self) -> Option<&[u8]> {
-        Some(self.slice())
+        Some(self.readable())
     }
 
     fn bytes_mut(&mut self) -> Option<&mut [u8]> {
-        Some(self.slice_mut())
+        self.home.check_owner().ok()?;
+        Some(self.writable())
     }
 
     fn write_at(&mut self, offset: usize, source: &[u8]) -> Result<()> {
+        self.home.check_owner()?;
         let range = range_within(offset, source.len(), self.len)?;
-        copy_parallel(&mut self.slice_mut()[range], source);
+        copy_parallel(&mut self.writable()[range], source);
         Ok(())
     }
 
@@ -223,7 +239,7 @@ impl Segment for Part {
     }
 
     fn bytes(&self) -> Option<&[u8]> {
-        Some(self.slice())
+        Some(self.readable())
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {

@@ -80,6 +80,8 @@ pub(crate) struct Mapping {
     pub(crate) resident_bytes: u64,
     pub(crate) dirty_bytes: u64,
     pub(crate) anonymous_bytes: u64,
+    /// Whether forked children have it.
+    pub(crate) inherited: bool,
 }
 
 /// The mapping that starts at `start`.
@@ -94,7 +96,11 @@ pub(crate) fn mapping_at(start: *const u8) -> Option<Mapping> {
     let columns: Vec<&str> = first.split_whitespace().collect();
     let mut mapping =
         Mapping { protection: columns[1].to_owned(), inode: columns[4].parse().ok()?, ..Mapping::default() };
-    for line in lines.take_while(|line| !line.starts_with("VmFlags")) {
+    for line in lines {
+        if let Some(flags) = line.strip_prefix("VmFlags:") {
+            mapping.inherited = !flags.split_whitespace().any(|flag| flag == "dc");
+            break;
+        }
         let kib = || line.split_whitespace().nth(1).and_then(|number| number.parse::<u64>().ok()).unwrap_or(0);
         match line.split(':').next() {
             Some("Rss") => mapping.resident_bytes = kib() << 10,

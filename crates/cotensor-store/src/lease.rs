@@ -127,6 +127,11 @@ impl Lease {
         self.record.is_private()
     }
 
+    /// Whether both are leases of one store's, and of the same tensor.
+    pub fn is_of_record(&self, other: &Lease) -> bool {
+        Arc::ptr_eq(&self.record, &other.record)
+    }
+
     /// Another lease of the same holder on the same bytes, looked at with the dtype and shape of `content`, which they
     /// are known to be.
     ///

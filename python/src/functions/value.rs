@@ -159,7 +159,7 @@ impl Terms {
             return Ok(value);
         }
         let source = Source::of(array, place)?;
-        if let Some(held) = source.shown_by(array)?
+        if let Some(held) = source.tensor()
             && let Some(value) = self.held(py, &held)?
         {
             return Ok(value);

@@ -6,7 +6,7 @@ use crate::errors::OrRaise;
 use crate::modules::Torch;
 use crate::process::Own;
 use crate::tensor::{Tensor, check_dlpack, interface};
-use crate::window::Held;
+use crate::window::{Held, Pages};
 use cotensor_core::Layout;
 use cotensor_store::{Exposed, SharedTensorView};
 use pyo3::prelude::*;
@@ -30,7 +30,7 @@ pub(super) fn shown<'py>(py: Python<'py>, view: &Shown, writable: bool) -> PyRes
         }
         Exposed::Published(lease) => {
             let held = Held::keeping(lease, Arc::clone(view.store()), Some(Arc::clone(view) as Kept));
-            Ok(Bound::new(py, Tensor::over_part(held, layout, None))?.into_any())
+            Ok(Bound::new(py, Tensor::over_part(Pages::new(held), layout))?.into_any())
         }
     }
 }

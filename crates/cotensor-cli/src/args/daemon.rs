@@ -37,6 +37,10 @@ pub(crate) struct ServeArgs {
     /// The most memory that one client may lease and reserve, in MiB [default: none].
     #[arg(long, env = environment::MAX_CLIENT_MEMORY, value_name = MIB)]
     pub(crate) max_client_memory: Option<u64>,
+    /// Give every tensor sealed memory of its own, which its producer cannot change either. Without this, the producer of a tensor of
+    /// at most 256 KiB can write it later. A small tensor then takes a descriptor and whole pages (4 KiB).
+    #[arg(long)]
+    pub(crate) seal_all: bool,
     /// Answer HTTP too: JSON-RPC, tensors' bytes, health, metrics and a page to look at. On loopback this user's processes
     /// are served without more; elsewhere everyone needs a token [default without a value: 127.0.0.1, port 2537 + RANK].
     #[arg(long, env = environment::LISTEN, value_name = "ADDRESS:PORT", num_args = 0..=1, default_missing_value = "")]

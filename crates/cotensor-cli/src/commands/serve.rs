@@ -44,6 +44,9 @@ pub(crate) fn serve(args: &ServeArgs, program: &Program) -> Result<()> {
     if let Some(mib) = args.max_spill {
         config.max_spill_bytes = mib_to_bytes(mib, "--max-spill")?;
     }
+    if args.seal_all {
+        config.small_bytes_max = 0;
+    }
     let http = args.listen.as_deref().map(address).transpose()?;
     let http = http.map(|listen| HttpConfig {
         listen,

@@ -15,7 +15,7 @@ use crate::protocol::provider as p;
 use crate::store::ClientStore;
 use crate::wire::rpc;
 use cotensor_core::{DType, Device, Error, Layout, MemoryKind, Result, Segment, range_within};
-use cotensor_memory::{Guarantee, SealedMemfd, Slab};
+use cotensor_memory::{Guarantee, SealedMemfd, Slab, check_no_holes, check_sealed};
 use cotensor_store::{Holder, Lease, Reservation, Store, TensorSpec};
 use rustix::param::page_size;
 use std::any::Any;
@@ -158,6 +158,8 @@ impl Lending {
     /// `Refused` for memory that is not sealed, `Conflict` for too many or one that is open.
     pub(crate) fn open(&self, params: &p::OpenLentParams, fd: OwnedFd) -> Result<()> {
         let len = usize::try_from(params.bytes).map_err(|_| Error::invalid("a slab beyond this process"))?;
+        check_sealed(&fd, len, Guarantee::ProducerOnly)?;
+        check_no_holes(&fd, len)?;
         let slab = Arc::new(SealedMemfd::open(fd, len, Guarantee::ProducerOnly)?);
         let mut theirs = lock(&self.theirs);
         if theirs.len() >= SLABS_MAX || theirs.contains_key(&params.slab) {

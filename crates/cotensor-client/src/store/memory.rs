@@ -4,7 +4,7 @@ use super::link::{Link, Live};
 use super::{ClientStore, lock};
 use crate::protocol::{self as p, Published, Spec};
 use cotensor_core::{Error, ErrorKind, Memory, Result, Segment, SegmentMut};
-use cotensor_memory::{MemfdPool, Slab};
+use cotensor_memory::{MemfdPool, Slab, duplicate};
 use cotensor_store::TensorSpec;
 use rustix::param::page_size;
 use std::collections::HashMap;
@@ -203,7 +203,7 @@ fn whole_pages(len: usize) -> usize {
 }
 
 fn open(live: &Live, slab: &Slab) -> Result<p::SlabResult> {
-    let fd = slab.fd().try_clone_to_owned().map_err(|error| Error::io("duplicating a descriptor", &error))?;
+    let fd = duplicate(slab.fd())?;
     Ok(live.call_long::<p::OpenSlab>(&p::SlabParams { bytes: slab.len() as u64 }, vec![fd])?.0)
 }
 
@@ -297,5 +297,5 @@ fn reserve(live: &Live, params: &p::ReserveParams) -> Result<u64> {
 /// A descriptor of a segment, to send.
 pub(super) fn descriptor_of(segment: &dyn Segment) -> Result<OwnedFd> {
     let fd = segment.fd().ok_or_else(|| Error::unsupported("this memory has no descriptor"))?;
-    fd.try_clone_to_owned().map_err(|error| Error::io("duplicating a descriptor", &error))
+    duplicate(fd)
 }

@@ -12,6 +12,7 @@ use crate::place::default_socket;
 use crate::protocol::{self as p, Method, Spec};
 use copies::Unsaid;
 use cotensor_core::{ContentHash, Device, Error, ErrorKind, HeapMemory, Layout, Memory, Result, Segment, SegmentMut};
+use cotensor_memory::raise_descriptor_limit;
 use cotensor_store::home::{Budget, Draft, Holders, Home, Record, RecordParts, TensorCharge};
 use cotensor_store::{
     Claim, ContentSource, ContentSpec, CopyReason, Diagnostics, Holder, Key, Lease, OptimizeReport, Recommendations,
@@ -67,6 +68,7 @@ impl ClientStore {
     /// `NotFound` when no daemon answers there, `Unsupported` when it speaks another protocol, `Refused` when it is
     /// another user's.
     pub fn connect(socket: Option<&Path>, client: &str) -> Result<Arc<Self>> {
+        raise_descriptor_limit();
         let socket = socket.map_or_else(default_socket, Path::to_path_buf);
         let slabs = Slabs::default();
         let greeted = Link::greet_first(&socket, client, &slabs.freed())?;
@@ -124,7 +126,7 @@ impl ClientStore {
     /// Whether a lease is this store's, and not another's that happens to use the same numbers.
     pub fn holds(&self, lease: &Lease) -> bool {
         let own = self.opened.find(lease.id(), &self.holder(&lease.holder()));
-        own.is_some_and(|own| std::ptr::addr_eq(own.segment(), lease.segment()))
+        own.is_some_and(|own| own.is_of_record(lease))
     }
 
     /// The tensor of a lease that this process has over another connection to the same daemon, leased over this one: no copy.
@@ -340,7 +342,7 @@ impl Store for ClientStore {
     }
 
     fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
-        self.reserve_in(spec, holder, |params, len| match len <= self.small_bytes_max {
+        self.reserve_in(spec, holder, |params, len| match len <= self.small_bytes_max && self.small_bytes_max > 0 {
             true => self.slabs.place(self, len),
             false => Place::reserved(self, params, |pool| pool.reserve(len)),
         })

@@ -5,7 +5,7 @@ use super::link::{Link, Live};
 use super::lock;
 use crate::protocol::{self as p, Descriptor, Id, IndexSlot};
 use cotensor_core::{Error, ErrorKind, Layout, Result, Segment};
-use cotensor_memory::{Guarantee, IndexReader, SealedMemfd};
+use cotensor_memory::{Guarantee, IndexReader, SealedMemfd, out_of_descriptors};
 use cotensor_store::home::{Budget, Home, Record, RecordParts};
 use cotensor_store::{Holder, Key, Lease, TensorId, TensorSpec};
 use std::collections::{HashMap, HashSet};
@@ -269,12 +269,13 @@ impl Opened {
             Some(fd) => fd,
             None => {
                 let (_, fds) = live.call::<p::SegmentFd>(&p::SegmentParams { segment: info.id }, Vec::new())?;
-                fds.into_iter().next().ok_or_else(|| Error::corrupt("a segment's descriptor did not come"))?
+                // The connection drops what this process may not open.
+                fds.into_iter().next().ok_or_else(out_of_descriptors)?
             }
         };
         let len = usize::try_from(info.bytes).map_err(|_| Error::unsupported("a segment beyond this process"))?;
         let guarantee = if info.slab { Guarantee::ProducerOnly } else { Guarantee::Immutable };
-        let segment = Arc::new(SealedMemfd::open(fd, len, guarantee)?);
+        let segment = SealedMemfd::open_once(fd, len, guarantee)?;
         segments.retain(|_, segment| segment.strong_count() > 0);
         segments.insert((live.generation, info.id), Arc::downgrade(&segment));
         Ok(segment)

@@ -3,6 +3,7 @@
 //! A frame is a header of 8 bytes (body length as a little-endian `u32`, number of descriptors as `u8`, three zero
 //! bytes) and the body. The descriptors travel with the header's first byte.
 
+use super::room::{BytesTaken, FrameRoom};
 use cotensor_core::{Error, Result};
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::{
@@ -12,6 +13,7 @@ use rustix::net::{
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 /// The longest body, in bytes.
 pub const FRAME_BYTES_MAX: usize = 16 << 20;
@@ -19,12 +21,10 @@ pub const FRAME_BYTES_MAX: usize = 16 << 20;
 pub const FRAME_FDS_MAX: usize = 64;
 
 const HEADER_BYTES: usize = 8;
-/// Read at a time.
-const CHUNK_BYTES: usize = 64 << 10;
-/// A buffer that one large frame made longer than this is given back.
-const KEPT_BYTES_MAX: usize = 1 << 20;
-/// Descriptors that may be waiting for the rest of their frames: a sender that keeps to the limits stays far below.
-const FDS_WAITING_MAX: usize = 4 * FRAME_FDS_MAX;
+/// Each decoder's buffer. A frame that does not fit is read into memory of its own.
+const BUFFER_BYTES: usize = 64 << 10;
+/// Descriptors that may wait for the rest of their frames: those of one frame, and of the next, which came with the end of it.
+const FDS_WAITING_MAX: usize = 2 * FRAME_FDS_MAX;
 
 /// One message: a body and the descriptors that came with it.
 #[derive(Debug, Default)]
@@ -100,20 +100,62 @@ pub fn send_all(socket: BorrowedFd<'_>, frame: &Frame) -> Result<()> {
 }
 
 /// Puts frames together from what arrives in pieces.
-#[derive(Default)]
 pub struct Decoder {
+    room: Option<Arc<FrameRoom>>,
     buffer: Vec<u8>,
     /// Where in `buffer` the next frame starts, and where what was received ends.
     start: usize,
     end: usize,
+    long: Option<Long>,
+    /// Room of the frame that was taken last: it is given back when the next one is asked for.
+    taken: Option<BytesTaken>,
     fds: VecDeque<OwnedFd>,
+    /// Descriptors that count in `room`.
+    fds_held: usize,
+    /// Whether this process could not open all descriptors that came.
+    lost_fds: bool,
+}
+
+/// A frame that does not fit into the buffer. Nothing of the next frame is read before its end.
+struct Long {
+    /// Empty until there is room for it.
+    body: Vec<u8>,
+    filled: usize,
+    len: usize,
+    fds: usize,
+    taken: Option<BytesTaken>,
+}
+
+impl Default for Decoder {
+    fn default() -> Self {
+        Self::over(None)
+    }
+}
+
+impl Drop for Decoder {
+    fn drop(&mut self) {
+        if let Some(room) = &self.room {
+            room.hold_fds(self.fds_held, 0);
+        }
+    }
 }
 
 impl Decoder {
-    /// Reads once; returns how many bytes came, zero at the end.
+    /// One that shares `room` with others.
+    pub fn sharing(room: Arc<FrameRoom>) -> Self {
+        Self::over(Some(room))
+    }
+
+    fn over(room: Option<Arc<FrameRoom>>) -> Self {
+        let (buffer, fds) = (Vec::new(), VecDeque::new());
+        Self { room, buffer, start: 0, end: 0, long: None, taken: None, fds, fds_held: 0, lost_fds: false }
+    }
+
+    /// Reads once, what [`take`](Self::take) left to read; returns how many bytes came, zero at the end.
     ///
     /// # Errors
-    /// The system's, `WouldBlock` among them; `InvalidData` when more descriptors come than frames may carry.
+    /// The system's, `WouldBlock` among them, which also says that there is no room for a long frame yet; `InvalidData` when more
+    /// descriptors come than frames may carry.
     pub fn fill(&mut self, socket: BorrowedFd<'_>) -> std::io::Result<usize> {
         self.read(socket, RecvFlags::empty())
     }
@@ -128,59 +170,128 @@ impl Decoder {
 
     fn read(&mut self, socket: BorrowedFd<'_>, flags: RecvFlags) -> std::io::Result<usize> {
         let invalid = |message: &str| std::io::Error::new(std::io::ErrorKind::InvalidData, message);
-        if self.start > 0 {
-            self.buffer.copy_within(self.start..self.end, 0);
-            self.end -= self.start;
-            self.start = 0;
-        }
-        if self.buffer.len() < self.end + CHUNK_BYTES {
-            self.buffer.resize(self.end + CHUNK_BYTES, 0);
-        } else if self.end == 0 && self.buffer.len() > KEPT_BYTES_MAX {
-            self.buffer = vec![0; CHUNK_BYTES];
-        }
+        self.make_room(!flags.contains(RecvFlags::DONTWAIT))?;
+        let target = match &mut self.long {
+            Some(long) => &mut long.body[long.filled..],
+            None => &mut self.buffer[self.end..],
+        };
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FRAME_FDS_MAX))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let mut part = [IoSliceMut::new(&mut self.buffer[self.end..])];
-        let received = recvmsg(socket, &mut part, &mut ancillary, flags | RecvFlags::CMSG_CLOEXEC)?;
-        self.end += received.bytes;
+        let received =
+            recvmsg(socket, &mut [IoSliceMut::new(target)], &mut ancillary, flags | RecvFlags::CMSG_CLOEXEC)?;
+        match &mut self.long {
+            Some(long) => long.filled += received.bytes,
+            None => self.end += received.bytes,
+        }
+        let before = self.fds.len();
         for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = message {
                 self.fds.extend(fds);
             }
         }
-        if received.flags.contains(ReturnFlags::CTRUNC) || self.fds.len() > FDS_WAITING_MAX {
-            return Err(invalid("more descriptors than a frame may carry, or than this process may open"));
+        if received.flags.contains(ReturnFlags::CTRUNC) {
+            // The kernel keeps what does not fit, here or into the process's limit.
+            if self.fds.len() - before >= FRAME_FDS_MAX {
+                return Err(invalid("more descriptors than a frame may carry"));
+            }
+            self.lost_fds = true;
+        }
+        if self.fds.len() > FDS_WAITING_MAX || !self.count_fds() {
+            return Err(invalid("too many descriptors wait for the rest of their messages"));
         }
         Ok(received.bytes)
     }
 
-    /// The next frame, if all of it is there.
+    /// Room to read into.
+    fn make_room(&mut self, wait: bool) -> std::io::Result<()> {
+        if let Some(long) = &mut self.long {
+            if long.body.is_empty() {
+                if let Some(room) = &self.room {
+                    let none_yet = || std::io::Error::from(std::io::ErrorKind::WouldBlock);
+                    long.taken = Some(room.take(long.len, wait).ok_or_else(none_yet)?);
+                }
+                long.body = vec![0; long.len];
+                long.filled = self.end - self.start;
+                long.body[..long.filled].copy_from_slice(&self.buffer[self.start..self.end]);
+                (self.start, self.end) = (0, 0);
+            }
+            return Ok(());
+        }
+        self.buffer.resize(BUFFER_BYTES, 0);
+        if self.start > 0 {
+            self.buffer.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        Ok(())
+    }
+
+    /// Counts the descriptors that wait; false where all decoders have too many.
+    fn count_fds(&mut self) -> bool {
+        let now = self.fds.len();
+        let counted = self.room.as_ref().is_none_or(|room| room.hold_fds(self.fds_held, now));
+        if counted {
+            self.fds_held = now;
+        }
+        counted
+    }
+
+    /// The next frame, if all of it is there. The frame before it has to be done with: its room is given back.
+    ///
+    /// A frame whose descriptors this process could not open, because it has as many as it may, comes with fewer.
     ///
     /// # Errors
     /// `Corrupt` for a header past the limits, or one that counts descriptors which did not come.
     pub fn take(&mut self) -> Result<Option<Frame>> {
-        let rest = &self.buffer[self.start..self.end];
-        let Some((header, rest)) = rest.split_first_chunk::<HEADER_BYTES>() else { return Ok(None) };
-        let [a, b, c, d, fds, zeros @ ..] = *header;
-        let (len, fds) = (u32::from_le_bytes([a, b, c, d]) as usize, usize::from(fds));
-        if len > FRAME_BYTES_MAX || fds > FRAME_FDS_MAX || zeros != [0; 3] {
-            return Err(Error::corrupt(format!("a frame of {len} bytes and {fds} descriptors")));
+        self.release();
+        if self.long.is_none() {
+            let rest = &self.buffer[self.start..self.end];
+            let Some((header, rest)) = rest.split_first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+            let [a, b, c, d, fds, zeros @ ..] = *header;
+            let (len, fds) = (u32::from_le_bytes([a, b, c, d]) as usize, usize::from(fds));
+            if len > FRAME_BYTES_MAX || fds > FRAME_FDS_MAX || zeros != [0; 3] {
+                return Err(Error::corrupt(format!("a frame of {len} bytes and {fds} descriptors")));
+            }
+            if let Some(body) = rest.get(..len) {
+                let body = body.to_vec();
+                self.start += HEADER_BYTES + len;
+                return self.frame(body, fds).map(Some);
+            }
+            if HEADER_BYTES + len > BUFFER_BYTES {
+                self.start += HEADER_BYTES;
+                self.long = Some(Long { body: Vec::new(), filled: 0, len, fds, taken: None });
+            }
+            return Ok(None);
         }
-        let Some(body) = rest.get(..len) else { return Ok(None) };
-        if self.fds.len() < fds {
+        match self.long.take_if(|long| long.filled == long.len) {
+            Some(Long { body, fds, taken, .. }) => {
+                self.taken = taken;
+                self.frame(body, fds).map(Some)
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// Gives back the room of the frame that was taken last, before something is waited for.
+    pub fn release(&mut self) {
+        self.taken = None;
+    }
+
+    fn frame(&mut self, body: Vec<u8>, fds: usize) -> Result<Frame> {
+        if self.fds.len() < fds && !std::mem::take(&mut self.lost_fds) {
             return Err(Error::corrupt(format!("a frame counts {fds} descriptors, {} came", self.fds.len())));
         }
-        let frame = Frame { body: body.to_vec(), fds: self.fds.drain(..fds).collect() };
-        self.start += HEADER_BYTES + len;
-        if self.start == self.end && !self.fds.is_empty() {
+        let fds = self.fds.drain(..fds.min(self.fds.len())).collect();
+        if !self.is_midway() && !self.fds.is_empty() {
             return Err(Error::corrupt("descriptors came that no frame counts"));
         }
-        Ok(Some(frame))
+        self.count_fds();
+        Ok(Frame { body, fds })
     }
 
     /// Whether a frame has begun and not ended.
     pub fn is_midway(&self) -> bool {
-        self.start < self.end
+        self.start < self.end || self.long.is_some()
     }
 }
 
@@ -206,7 +317,8 @@ mod tests {
     #[test]
     fn frames_of_all_sizes_arrive_whole_and_in_order() {
         let (a, b) = pair();
-        let sizes = [0, 1, 7, CHUNK_BYTES, 3 * CHUNK_BYTES + 5, 0, 1 << 20];
+        let edge = BUFFER_BYTES - HEADER_BYTES;
+        let sizes = [0, 1, 7, edge, edge + 1, BUFFER_BYTES, 3 * BUFFER_BYTES + 5, 0, 1 << 20, 9];
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for size in sizes {
@@ -262,5 +374,77 @@ mod tests {
         decoder.fill(b.as_fd()).unwrap();
         assert!(decoder.take().unwrap_err().message().contains("no frame counts"));
         assert!(Frame::new(vec![0; FRAME_BYTES_MAX + 1]).header().is_err());
+    }
+
+    /// Sends a frame of `len` bytes but for its last byte, as far as the socket takes it.
+    fn begin(socket: &UnixStream, len: usize) {
+        socket.set_nonblocking(true).unwrap();
+        let mut frame = Frame::new(vec![b' '; len]).header().unwrap().to_vec();
+        frame.resize(HEADER_BYTES + len - 1, b' ');
+        let _ = (&*socket).write(&frame).unwrap();
+    }
+
+    fn fill_all(decoder: &mut Decoder, socket: &UnixStream) -> std::io::ErrorKind {
+        loop {
+            assert!(decoder.take().unwrap().is_none());
+            if let Err(error) = decoder.fill_now(socket.as_fd()) {
+                return error.kind();
+            }
+        }
+    }
+
+    #[test]
+    fn incomplete_frames_share_one_room() {
+        let room = FrameRoom::new(2 * FRAME_BYTES_MAX, 0);
+        let mut ends: Vec<_> = (0..60).map(|_| (pair(), Decoder::sharing(Arc::clone(&room)))).collect();
+        for ((ours, theirs), decoder) in &mut ends {
+            begin(theirs, FRAME_BYTES_MAX);
+            assert_eq!(fill_all(decoder, ours), std::io::ErrorKind::WouldBlock);
+        }
+        assert_eq!(room.bytes(), 2 * FRAME_BYTES_MAX);
+        let held: usize = ends.iter().map(|(_, decoder)| decoder.long.as_ref().unwrap().body.len()).sum();
+        assert_eq!(held, room.bytes(), "the other 58 hold their buffers alone");
+        // What is ended makes room for the next; short frames need none.
+        ends.remove(0);
+        let ((ours, _theirs), decoder) = ends.last_mut().unwrap();
+        fill_all(decoder, ours);
+        assert_eq!((decoder.long.as_ref().unwrap().body.len(), room.bytes()), (FRAME_BYTES_MAX, 2 * FRAME_BYTES_MAX));
+        let (ours, theirs) = pair();
+        send_all(theirs.as_fd(), &Frame::new(vec![7; 1000])).unwrap();
+        assert_eq!(receive(&mut Decoder::sharing(Arc::clone(&room)), &ours).body, [7; 1000]);
+        drop(ends);
+        assert_eq!(room.bytes(), 0);
+    }
+
+    #[test]
+    fn the_room_of_a_frame_is_given_back_with_the_next() {
+        let room = FrameRoom::new(0, 0);
+        let (ours, theirs) = pair();
+        let mut decoder = Decoder::sharing(Arc::clone(&room));
+        std::thread::scope(|scope| {
+            scope.spawn(|| (0..3).for_each(|_| send_all(theirs.as_fd(), &Frame::new(vec![1; 1 << 20])).unwrap()));
+            for _ in 0..3 {
+                assert_eq!(receive(&mut decoder, &ours).body.len(), 1 << 20);
+                assert_eq!(room.bytes(), 1 << 20, "it is held while the frame is parsed");
+            }
+        });
+        assert!(decoder.take().unwrap().is_none() && !decoder.is_midway());
+        assert_eq!(room.bytes(), 0);
+    }
+
+    #[test]
+    fn descriptors_of_incomplete_frames_are_bounded_together() {
+        let room = FrameRoom::new(0, 0);
+        let mut ends: Vec<_> = (0..3).map(|_| (pair(), Decoder::sharing(Arc::clone(&room)))).collect();
+        let mut outcomes = Vec::new();
+        for ((ours, theirs), decoder) in &mut ends {
+            let fds = (0..FRAME_FDS_MAX / 2).map(|_| OwnedFd::from(tempfile::tempfile().unwrap())).collect();
+            let header = [9, 0, 0, 0, (FRAME_FDS_MAX / 2) as u8, 0, 0, 0];
+            send(theirs.as_fd(), &header, &Frame { body: vec![1], fds }, 0, SendFlags::empty()).unwrap();
+            outcomes.push(decoder.fill(ours.as_fd()).is_ok());
+        }
+        assert_eq!((outcomes, room.fds()), (vec![true, true, false], FRAME_FDS_MAX));
+        drop(ends);
+        assert_eq!(room.fds(), 0);
     }
 }

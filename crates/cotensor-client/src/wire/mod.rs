@@ -2,10 +2,12 @@
 
 mod frame;
 mod outbox;
+mod room;
 pub mod rpc;
 mod spin;
 
 pub use frame::{Decoder, FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame, send, send_all};
 pub use outbox::Outbox;
 pub(crate) use outbox::WAITING_FRAMES_MAX;
+pub use room::FrameRoom;
 pub use spin::Spin;

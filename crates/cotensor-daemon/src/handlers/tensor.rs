@@ -45,6 +45,12 @@ pub(super) async fn discard(caller: Caller, params: ReservationParams) -> Answer
 }
 
 pub(super) async fn open_slab(mut caller: Caller, params: SlabParams) -> Answer<SlabResult> {
+    if caller.daemon.config.small_bytes_max == 0 {
+        return Err(Error::new(
+            ErrorKind::Refused,
+            "this daemon takes no slabs: every tensor needs sealed memory of its own",
+        ));
+    }
     if caller.lock().slabs.len() >= SLABS_MAX {
         return Err(Error::new(ErrorKind::Conflict, format!("{SLABS_MAX} slabs are open in this session")));
     }

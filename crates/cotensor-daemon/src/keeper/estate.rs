@@ -8,7 +8,7 @@ use super::{Change, INDEX_SLOTS, Ledger};
 use crate::TIDY_AFTER;
 use crate::spill::remove_folder;
 use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_memory::{Index, trim_heap};
+use cotensor_memory::{Index, raise_descriptor_limit, trim_heap};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -121,7 +121,7 @@ impl Estate {
         heirs: Option<Heirs>,
         mut ready: impl FnMut(u64, Option<u32>),
     ) -> Result<()> {
-        process::raise_descriptor_limit();
+        raise_descriptor_limit();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| Error::io("starting the keeper", &error))?;
         let mut serving = first.is_some();

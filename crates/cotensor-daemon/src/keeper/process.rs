@@ -2,7 +2,7 @@
 
 use super::Role;
 use cotensor_core::{Error, Result};
-use rustix::process::{Pid, Resource, Signal, getrlimit, kill_process, setrlimit};
+use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -149,13 +149,6 @@ pub(super) fn standard_input() -> Result<UnixStream> {
         return Err(Error::invalid("standard input is no socket: this is started by `cotensor serve` alone"));
     }
     Ok(fd.into())
-}
-
-/// One descriptor for every large tensor: as many as the system lets this process have.
-pub(super) fn raise_descriptor_limit() {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    let _ = setrlimit(Resource::Nofile, limit);
 }
 
 /// Ends this process as SIGTERM from elsewhere does.

@@ -1,14 +1,14 @@
 //! The server's side: taking over what there is, telling the keeper what changes, and starting another when it dies.
 
 use super::channel::{Birth, Message, PATIENCE, Receiver, Sockets, hand_over, say};
-use super::process::{Launch, Parent, raise_descriptor_limit, standard_input, stop_this_process};
+use super::process::{Launch, Parent, standard_input, stop_this_process};
 use super::{Change, Entry, Ledger};
 use crate::http::HttpListening;
 use crate::spill::SpillFile;
 use crate::{Config, Daemon, Service};
 use cotensor_client::protocol::{SegmentInfo, Spec};
 use cotensor_core::{Error, MemoryKind, Result};
-use cotensor_memory::Index;
+use cotensor_memory::{Index, raise_descriptor_limit};
 use cotensor_store::home::Record;
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read};

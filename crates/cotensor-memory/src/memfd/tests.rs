@@ -49,6 +49,24 @@ fn a_second_holder_maps_the_same_pages() {
     assert_eq!(copy.bytes().unwrap(), [7; 8192]);
 }
 
+#[test]
+fn a_segment_that_this_process_has_open_is_not_opened_twice() {
+    let made = published();
+    let before = crate::usage::fd_count().unwrap();
+    let open = || SealedMemfd::open_once(received(&*made), 8192, Guarantee::Immutable).unwrap();
+    let copies: Vec<_> = (0..100).map(|_| open()).collect();
+    assert_eq!(crate::usage::fd_count().unwrap(), before, "one descriptor");
+    assert!(copies.iter().all(|copy| copy.bytes().unwrap().as_ptr() == made.bytes().unwrap().as_ptr()), "one mapping");
+    let kept = received(&*made);
+    drop((made, copies));
+    // Nobody has it any more: it is checked, and opened, again.
+    let again = || SealedMemfd::open_once(kept.try_clone().unwrap(), 8192, Guarantee::Immutable).unwrap();
+    let (one, other) = (again(), again());
+    assert!(Arc::ptr_eq(&one, &other));
+    assert_eq!(one.bytes().unwrap(), [7; 8192]);
+    assert!(SealedMemfd::open_once(kept, 8191, Guarantee::Immutable).is_err(), "of another length it is refused");
+}
+
 /// What a program that kept the address does after publishing.
 #[test]
 fn writing_on_at_an_exposed_address_changes_nothing_that_others_see() {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::map::Access;
+use crate::usage::mapping_at;
 use crate::{PrivateCopy, SealedMemfd};
 use rustix::fs::{FallocateFlags, Mode, OFlags, SealFlags, fallocate, fcntl_get_seals, ftruncate, open};
 use std::os::fd::AsRawFd;
@@ -59,11 +59,11 @@ fn a_range_is_used_again_only_when_nobody_holds_it() {
     let full = slab.reserve(4000).err().unwrap();
     assert_eq!((full.kind(), slab.free_bytes()), (ErrorKind::OverBudget, 64));
     assert_eq!(lease.bytes().unwrap(), [1; 4000]);
-    let address = lease.bytes().unwrap().as_ptr();
+    let offset = lease.fd_offset();
     drop(lease);
     let again = slab.reserve(4096).unwrap();
-    assert_eq!(again.bytes().unwrap().as_ptr(), address);
     assert_eq!(again.bytes().unwrap(), [0; 4096], "what it held before does not show");
+    assert_eq!(again.freeze().unwrap().fd_offset(), offset);
 }
 
 #[test]
@@ -112,10 +112,31 @@ fn many_threads_never_get_the_same_bytes() {
 }
 
 #[test]
+fn published_parts_are_read_through_a_mapping_that_cannot_write() {
+    let slab = Slab::create(8192).unwrap();
+    let mut part = slab.reserve(8192).unwrap();
+    let target = part.bytes_mut().unwrap();
+    target.fill(7);
+    let written = mapping_at(target.as_ptr()).unwrap();
+    assert_eq!((written.protection.as_str(), written.inherited), ("rw-s", false));
+    let published = part.freeze().unwrap();
+    let read = mapping_at(published.bytes().unwrap().as_ptr()).unwrap();
+    assert_eq!((read.protection.as_str(), read.inherited), ("r--p", true));
+    assert_eq!((read.inode, published.bytes().unwrap()), (written.inode, &[7; 8192][..]), "the same memory");
+}
+
+#[test]
 fn a_forked_child_leaves_its_parents_memory_alone() {
     let mut slab = Slab::create(4096).unwrap();
     // As after a fork: the same slab in another process.
     Arc::get_mut(&mut slab.inner).unwrap().owner += 1;
     assert_eq!(slab.copy_of(&[1]).err().unwrap().kind(), ErrorKind::Conflict);
     assert_eq!(slab.free_bytes(), 4096);
+    Arc::get_mut(&mut slab.inner).unwrap().owner -= 1;
+    let mut part = slab.take(64).unwrap().0;
+    drop(slab);
+    Arc::get_mut(&mut part.home).unwrap().owner += 1;
+    assert!(part.bytes_mut().is_none());
+    assert_eq!(part.write_at(0, &[1]).err().unwrap().kind(), ErrorKind::Conflict);
+    assert_eq!(Segment::bytes(&part).unwrap(), [0; 64], "what it inherits stays readable");
 }

@@ -73,6 +73,7 @@ impl Peer {
         let socket = Arc::new(socket);
         let holder = store.holder(&format!("provider for {client}"));
         let (out, lending) = (Arc::new(Outbox::new(Arc::clone(&socket))), Arc::<Lending>::default());
+        let reader = Reader::new(Arc::clone(&shared.frames));
         let speaker: Arc<dyn Speak> = Arc::clone(&out) as _;
         lending.speak_through(Arc::downgrade(&speaker));
         Arc::new(Self {
@@ -84,7 +85,7 @@ impl Peer {
             out,
             lending,
             socket,
-            reader: Mutex::default(),
+            reader: Mutex::new(reader),
             away: Away::default(),
             relief: Relief::default(),
             calls: AtomicUsize::new(0),

@@ -2,14 +2,14 @@
 //! takes longer than most of them. When one takes longer than that, another thread goes on reading.
 
 use super::lock;
-use crate::wire::{Decoder, Frame, Spin};
-use cotensor_core::Result;
+use crate::wire::{Decoder, Frame, FrameRoom, Spin};
+use cotensor_core::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a socket may stay unread because its reader runs a function.
@@ -22,9 +22,13 @@ const SPIN: Duration = Duration::from_micros(750);
 /// How long a reader that was relieved waits for its turn.
 const STAND_BY: Duration = Duration::from_secs(10);
 
+/// How long a message of a caller may take from its first byte to its last.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// What is read of a socket.
 pub(super) struct Reader {
     decoder: Decoder,
+    patience: Duration,
     spin: Spin,
     /// Calls that are left to the workers.
     leave: u32,
@@ -32,24 +36,32 @@ pub(super) struct Reader {
     ran: bool,
 }
 
-impl Default for Reader {
-    fn default() -> Self {
-        Self { decoder: Decoder::default(), spin: Spin::new(SPIN), leave: 0, ran: false }
-    }
-}
-
 impl Reader {
+    /// For a socket of a provider that reads all its callers' messages into one room.
+    pub(super) fn new(room: Arc<FrameRoom>) -> Self {
+        Self { decoder: Decoder::sharing(room), patience: PATIENCE, spin: Spin::new(SPIN), leave: 0, ran: false }
+    }
+
     /// The next message, and whether its call may be run by whoever read it. None at the end.
     ///
     /// # Errors
-    /// For what is no message, and when the socket cannot be read.
+    /// For what is no message, when the socket cannot be read, and `TimedOut` when the rest of a message does not come.
     pub(super) fn next(&mut self, socket: &UnixStream) -> Result<Option<(Frame, bool)>> {
         let mut ran = std::mem::take(&mut self.ran);
+        // When a message that has begun has to have ended; silence is allowed between messages only.
+        let mut due: Option<Instant> = None;
         loop {
             if let Some(frame) = self.decoder.take()? {
+                if due.is_some() {
+                    limit(socket, None)?;
+                }
                 self.leave = self.leave.saturating_sub(1);
                 let alone = self.leave == 0 && !self.decoder.is_midway();
                 return Ok(Some((frame, alone)));
+            }
+            if self.decoder.is_midway() {
+                let patience = self.patience;
+                limit(socket, Some(*due.get_or_insert_with(|| Instant::now() + patience)))?;
             }
             let now = || match self.decoder.fill_now(socket.as_fd()) {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => None,
@@ -59,8 +71,10 @@ impl Reader {
             match found.unwrap_or_else(|| self.decoder.fill(socket.as_fd())) {
                 Ok(0) => return Ok(None),
                 Ok(_) => {}
+                // The time is up, or there is no room yet: the next turn sees which.
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(cotensor_core::Error::io("reading from a caller", &error)),
+                Err(error) => return Err(Error::io("reading from a caller", &error)),
             }
         }
     }
@@ -72,6 +86,15 @@ impl Reader {
             self.leave = BUSY_CALLS;
         }
     }
+}
+
+/// Lets reads wait until `due` and no longer.
+fn limit(socket: &UnixStream, due: Option<Instant>) -> Result<()> {
+    let left = due.map(|due| due.saturating_duration_since(Instant::now()));
+    if left.is_some_and(|left| left.is_zero()) {
+        return Err(Error::new(ErrorKind::TimedOut, "the rest of a caller's message did not come"));
+    }
+    socket.set_read_timeout(left).map_err(|error| Error::io("reading from a caller", &error))
 }
 
 /// Whether something waits to be read, or the end.
@@ -178,7 +201,7 @@ mod tests {
     fn calls_that_had_to_wait_are_left_to_the_workers_for_a_while() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let say = |text: &str| send_all(theirs.as_fd(), &Frame::new(text.into())).unwrap();
-        let mut reader = Reader::default();
+        let mut reader = Reader::new(FrameRoom::of_server());
         let mut alone = || reader.next(&ours).unwrap().unwrap().1;
         say("1");
         assert!(alone());
@@ -204,6 +227,18 @@ mod tests {
         assert!(alone());
         drop(theirs);
         assert!(reader.next(&ours).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_caller_that_stops_within_a_message_is_given_up_and_its_room_is_free() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let room = FrameRoom::new(0, 0);
+        let mut reader = Reader { patience: Duration::from_millis(300), ..Reader::new(Arc::clone(&room)) };
+        std::io::Write::write_all(&mut &theirs, &[&(1u32 << 20).to_le_bytes()[..], &[0; 1000]].concat()).unwrap();
+        assert_eq!(reader.next(&ours).err().unwrap().kind(), ErrorKind::TimedOut);
+        assert_eq!(room.bytes(), 1 << 20);
+        drop(reader);
+        assert_eq!(room.bytes(), 0);
     }
 
     #[test]

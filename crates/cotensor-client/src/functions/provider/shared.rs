@@ -11,6 +11,7 @@ use crate::connection::Connection;
 use crate::functions::{Arguments, Failure, Limits, Object, Outlet};
 use crate::protocol::Resume;
 use crate::store::ClientStore;
+use crate::wire::FrameRoom;
 use cotensor_core::{ContentHash, Error, ErrorKind, Result};
 use cotensor_store::Clock;
 use std::collections::HashMap;
@@ -27,6 +28,8 @@ pub(super) struct Shared {
     pub(super) tasks: Tasks,
     pub(super) pool: Pool,
     pub(super) timer: Timer,
+    /// For the messages that all callers send.
+    pub(super) frames: Arc<FrameRoom>,
     /// The connection on which the functions are offered, while there is one.
     pub(super) connection: Mutex<Option<Arc<Connection>>>,
     /// The session that the functions were offered in last, to be taken up by the next.
@@ -52,6 +55,7 @@ impl Shared {
             tasks: Tasks::new(Arc::clone(&clock), limits.task_ttl, limits.tasks_max),
             pool: Pool::new(limits.workers.max(1), limits.waiting_max),
             timer: Timer::default(),
+            frames: FrameRoom::of_server(),
             connection: Mutex::default(),
             session: Mutex::default(),
             store: RwLock::new(store),

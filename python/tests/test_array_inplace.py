@@ -1,0 +1,85 @@
+"""Writing in place what was got: torch ignores that numpy's arrays are read-only. It ends no process, and no other process, and no
+other ``Tensor`` object, sees it. The writers are processes of their own, because a mistake here would end them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Iterator
+
+import pytest
+
+np = pytest.importorskip("numpy")
+pytest.importorskip("torch")
+
+import cotensor  # noqa: E402
+
+#: A slab's tensors, and those with memory of their own: below a page, above it, and on both sides of 256 KiB.
+SIZES = [16, 10_000, 256 << 10, (256 << 10) + 8, 2 << 20]
+WAYS = ["put", "get", "asarray", "window", "address", "dlpack", "inherited", "in-a-child", "of-another"]
+WRITER = Path(__file__).with_name("inplace_writer.py")
+
+
+class Writer:
+    """A process that writes what it is told to, in one child for each case."""
+
+    def __init__(self, socket: str) -> None:
+        command = [sys.executable, str(WRITER), socket]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def tell(self, line: str) -> str:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{line}\n".encode())
+        self._process.stdin.flush()
+        return self._process.stdout.readline().decode().strip()
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def writer(daemon: Any) -> Iterator[Writer]:
+    """One that uses the daemon's store."""
+    running = Writer(str(daemon.socket))
+    yield running
+    running.close()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("how", WAYS)
+def test_what_is_written_in_place_nobody_else_sees(daemon: Any, writer: Writer, size: int, how: str) -> None:
+    array = np.arange(size // 8)
+    with daemon.connect() as store:
+        if how == "of-another":
+            theirs = store.put("x", array)
+        assert writer.tell(f"{how} {size}") == "unharmed"
+        # The writer lives, and holds its lease.
+        assert (store.get("x").numpy() == array).all()
+        assert writer.tell("end") == "ended 0"
+        if how == "of-another":
+            assert (theirs.numpy() == array).all()
+        store.remove("x")
+
+
+def test_what_is_written_in_place_in_a_store_inside_the_process_nobody_else_sees() -> None:
+    writer = Writer("")
+    for how in WAYS[:-1]:
+        for size in SIZES:
+            assert writer.tell(f"{how} {size}") == "unharmed", (how, size)
+            assert writer.tell("end") == "ended 0", (how, size)
+    writer.close()
+
+
+def test_arrays_of_one_tensor_object_show_what_was_written_through_them(store: cotensor.Store) -> None:
+    import torch
+
+    tensor, other = store.put("x", np.zeros(1000)), store.get("x")
+    window = tensor[10:20]
+    torch.from_numpy(tensor.numpy()).fill_(1)
+    assert tensor.numpy().all() and window.numpy().all() and not tensor.torch().any()
+    assert not other.numpy().any() and not store.get("x").torch().any()
+    assert tensor.written_bytes > 0 and other.written_bytes == 0
+    # An array that was written is published as it is now, its tensor as it was.
+    assert store.put("written", tensor.numpy()).numpy().all()
+    assert not store.put("unwritten", tensor).numpy().any()
