@@ -92,9 +92,10 @@ fn a_session_gives_back_what_is_its_own_once() {
 fn a_session_is_taken_up_with_its_own_token_only() {
     let target = Target::start(|_| {});
     let mut raw = Raw::connect(&target.socket);
-    let sessions = raw.call("session.list", json!({}), &[]).unwrap();
+    let mut other = target.raw();
+    let sessions = other.call("session.list", json!({}), &[]).unwrap();
     let victim = sessions["sessions"][0]["session"].clone();
-    let own = target.raw().hello()["token"].clone();
+    let own = other.hello()["token"].clone();
     let leases = json!([{"name": "secret-large", "version": 1, "holder": "victim"}]);
     for token in [json!(""), json!("0".repeat(64)), json!("x".repeat(1 << 20)), own] {
         let resume = json!({"session": victim, "token": token, "leases": leases, "claims": []});
@@ -102,8 +103,9 @@ fn a_session_is_taken_up_with_its_own_token_only() {
         let error = raw.refused("session.hello", hello, &[]);
         assert!(error.contains("not this session's token"), "{error}");
         tells_nothing(&error);
+        assert!(raw.refused("session.list", json!({}), &[]).contains("session.hello"), "a hello that was refused is none");
     }
-    drop(raw);
+    drop((raw, other));
     target.is_unharmed();
 }
 

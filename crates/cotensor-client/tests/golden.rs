@@ -2,7 +2,7 @@
 //! made from the types. Other languages' tests read them. `make protocol` writes them anew.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use cotensor_client::protocol::{Described, METHODS, openrpc, openrpc_of_provider, provider};
+use cotensor_client::protocol::{Described, METHODS, PROTOCOL, openrpc, openrpc_of_provider, provider};
 use cotensor_client::wire::rpc;
 use cotensor_core::{Error, ErrorKind};
 use serde_json::{Value, json};
@@ -28,6 +28,7 @@ fn generated() -> BTreeMap<String, Value> {
     let messages = described.map(|(method, described)| exchange(method, described, &of_provider));
     files.insert("messages/provider.json".to_owned(), messages.collect());
     files.insert("messages/errors.json".to_owned(), errors());
+    files.insert("messages/notifications.json".to_owned(), notifications(&document));
     files.insert("openrpc.json".to_owned(), document);
     files.insert("provider.json".to_owned(), of_provider);
     files
@@ -55,10 +56,22 @@ fn exchange(method: &Described, described: &Value, document: &Value) -> Value {
     })
 }
 
+/// What the daemon says unasked.
+fn notifications(document: &Value) -> Value {
+    let all = document["x-notifications"].as_array().unwrap().iter().map(|notice| {
+        let params = notice["params"].as_array().unwrap().iter().map(|parameter| {
+            let name = parameter["name"].as_str().unwrap();
+            (name.to_owned(), sample(name, &parameter["schema"], document))
+        });
+        json!({"jsonrpc": "2.0", "method": notice["name"], "params": params.collect::<serde_json::Map<_, _>>()})
+    });
+    all.collect()
+}
+
 /// An answer for each kind of error.
 fn errors() -> Value {
     use ErrorKind::*;
-    let kinds = [Invalid, NotFound, Conflict, OverBudget, Refused, Unsupported, Io, Engine, TimedOut, Corrupt];
+    let kinds = [Invalid, NotFound, Conflict, OverBudget, Refused, Unsupported, Io, Engine, TimedOut, Corrupt, Unreachable];
     let error = |kind| {
         let error = Error::new(kind, "why").in_file("model/config.json").in_field("shape");
         json!({"jsonrpc": "2.0", "id": 1, "error": rpc::to_object(&error)})
@@ -89,6 +102,7 @@ fn sample(field: &str, schema: &Value, document: &Value) -> Value {
     let kind = schema["type"].as_str().or_else(|| schema["type"][0].as_str());
     match kind {
         Some("string") => text(field).into(),
+        Some("integer") if field == "protocol" => PROTOCOL.into(),
         Some("integer") => 1.into(),
         Some("number") => 0.5.into(),
         Some("boolean") => true.into(),
@@ -140,6 +154,11 @@ fn written(value: &Value) -> String {
 fn the_files_in_protocol_are_what_the_code_says() {
     let (folder, files) = (folder(), generated());
     assert!(files.len() > 5 && METHODS.len() > 20);
+    let hello = &files["messages/session.json"][0];
+    assert_eq!(hello["request"]["params"]["protocol"], PROTOCOL, "what a client has to say");
+    let notices: Vec<_> = files["messages/notifications.json"].as_array().unwrap().iter().collect();
+    assert!(notices.iter().any(|notice| notice["method"] == "slab.freed" && notice["params"]["offsets"] == json!([1])));
+    assert!(notices.iter().any(|notice| notice["method"] == "function.connect"));
     if std::env::var_os(WRITE).is_some() {
         std::fs::create_dir_all(folder.join("messages")).unwrap();
         for old in std::fs::read_dir(folder.join("messages")).unwrap() {

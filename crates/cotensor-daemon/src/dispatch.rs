@@ -2,11 +2,11 @@
 
 use crate::counters::{Calls, Errors};
 use crate::session::Session;
-use cotensor_client::protocol::Method;
-use cotensor_client::wire::rpc::{self, Call, Message, Response};
+use cotensor_client::protocol::{Hello, Method};
+use cotensor_client::wire::rpc::{self, Call, Id, Message, Response};
 use cotensor_client::wire::{FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame};
 use cotensor_core::{Error, ErrorKind, Result};
-use jsonrpsee_types::{ErrorCode, ErrorObjectOwned, Id};
+use jsonrpsee_types::{ErrorCode, ErrorObjectOwned};
 use serde_json::value::RawValue;
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -109,6 +109,10 @@ impl Methods {
     /// Answers one call; `None` for a notification.
     async fn call(&self, caller: Caller, call: Call) -> Option<Reply<Response>> {
         let running = match self.by_name.get(call.method.as_str()) {
+            Some(_) if call.method != Hello::NAME && caller.session.is_ungreeted() => {
+                let error = Error::new(ErrorKind::Conflict, "`session.hello` comes first on a connection");
+                Box::pin(std::future::ready(Err(rpc::to_object(&error))))
+            }
             Some(endpoint) => {
                 endpoint.calls.add();
                 (endpoint.handler)(caller, call.params)
@@ -200,7 +204,7 @@ impl Batch {
     }
 }
 
-fn too_long(id: Id<'static>) -> Response {
+fn too_long(id: Id) -> Response {
     let error = Error::new(ErrorKind::Unsupported, "the answer is longer than a message may be: ask for less");
     Response::new(id, Err(rpc::to_object(&error)))
 }

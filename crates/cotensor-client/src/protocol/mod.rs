@@ -171,6 +171,30 @@ methods! { METHODS:
     Discover "rpc.discover": Empty => Document;
 }
 
+/// A notification as documents describe it.
+pub struct Notice {
+    /// Its method's name on the wire.
+    pub name: &'static str,
+    /// What it says.
+    pub summary: &'static str,
+    /// Schema of its parameters.
+    pub params: fn(&mut SchemaGenerator) -> Schema,
+}
+
+/// The notifications that the daemon sends.
+pub const NOTICES: &[Notice] = &[
+    Notice {
+        name: notice::SLAB_FREED,
+        summary: "No process leases the tensors at these offsets of a slab of the session's any more: their ranges may be written again.",
+        params: |generator| generator.subschema_for::<FreedParams>(),
+    },
+    Notice {
+        name: notice::FUNCTION_CONNECT,
+        summary: "A caller was connected to this provider of functions. Descriptor 0 is a socket to it.",
+        params: |generator| generator.subschema_for::<CallerInfo>(),
+    },
+];
+
 /// What the daemon tells a session unasked.
 pub mod notice {
     /// Ranges of a slab that nobody leases any more. Parameters: [`FreedParams`](super::FreedParams).

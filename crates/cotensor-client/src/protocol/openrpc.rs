@@ -1,6 +1,6 @@
 //! OpenRPC documents, made from the lists of methods.
 
-use super::{Described, FoundFunction, METHODS, provider};
+use super::{Described, FoundFunction, METHODS, NOTICES, Notice, provider};
 use schemars::generate::SchemaSettings;
 use serde_json::{Value, json};
 
@@ -8,9 +8,12 @@ use serde_json::{Value, json};
 /// [extension](https://spec.open-rpc.org/#specification-extensions), since they are called at their providers.
 pub const FUNCTIONS: &str = "x-functions";
 
-/// The [OpenRPC](https://spec.open-rpc.org) description of the daemon's methods.
+/// The field of a document that lists the notifications that a client gets: OpenRPC knows methods only.
+const NOTIFICATIONS: &str = "x-notifications";
+
+/// The [OpenRPC](https://spec.open-rpc.org) description of the daemon's methods, with its notifications.
 pub fn openrpc() -> Value {
-    document("Cotensor", "One copy of every tensor per machine.", METHODS)
+    document("Cotensor", "One copy of every tensor per machine.", METHODS, NOTICES)
 }
 
 /// As [`openrpc`], with the functions that are provided now.
@@ -22,16 +25,17 @@ pub fn openrpc_with(functions: &[FoundFunction]) -> Value {
 
 /// The description of what a provider answers, on the socket that `function.lookup` gives.
 pub fn openrpc_of_provider() -> Value {
-    document("Cotensor provider", "Calls one process's functions from another.", provider::METHODS)
+    document("Cotensor provider", "Calls one process's functions from another.", provider::METHODS, &[])
 }
 
-fn document(title: &str, description: &str, methods: &[Described]) -> Value {
+fn document(title: &str, description: &str, methods: &[Described], notices: &[Notice]) -> Value {
     let settings = SchemaSettings::draft07().with(|settings| settings.definitions_path = "/components/schemas".into());
     let mut generator = settings.into_generator();
     let described: Vec<_> = methods
         .iter()
         .map(|method| (method, (method.params)(&mut generator), (method.result)(&mut generator)))
         .collect();
+    let told: Vec<_> = notices.iter().map(|notice| (notice, (notice.params)(&mut generator))).collect();
     let schemas = Value::Object(generator.take_definitions(true));
     let described = described.into_iter().map(|(method, params, result)| {
         json!({
@@ -42,12 +46,21 @@ fn document(title: &str, description: &str, methods: &[Described]) -> Value {
             "result": {"name": "result", "schema": result},
         })
     });
-    json!({
+    let told = told.into_iter().map(|(notice, params)| {
+        let params = parameters(&json!(params), &schemas);
+        json!({"name": notice.name, "summary": notice.summary, "paramStructure": "by-name", "params": params})
+    });
+    let told: Vec<_> = told.collect();
+    let mut document = json!({
         "openrpc": "1.3.2",
         "info": {"title": title, "version": env!("CARGO_PKG_VERSION"), "description": description},
         "methods": described.collect::<Vec<_>>(),
         "components": {"schemas": schemas},
-    })
+    });
+    if !told.is_empty() {
+        document[NOTIFICATIONS] = told.into();
+    }
+    document
 }
 
 /// A method's parameters, each by its name: the fields of the schema that they have together.

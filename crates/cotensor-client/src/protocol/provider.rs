@@ -1,10 +1,11 @@
 //! What a provider of functions answers to those who call it, on a socket that the daemon made for the two.
 //!
-//! Values are JSON. What JSON has no word for is an object with one key: `{"$tensor": …}`, `{"$object": …}`,
-//! `{"$lent": …}`, `{"$bytes": hexadecimal digits}`, `{"$float": "nan" | "inf" | "-inf"}`, and `{"$map": [[key, value], …]}`
-//! for a map with a key that begins with `$`.
+//! Values are JSON. What JSON cannot express is an object with one key: `{"$tensor": …}`, `{"$object": …}`, `{"$lent": …}`,
+//! `{"$bytes": hexadecimal digits}`, `{"$float": "nan" | "inf" | "-inf"}`, and `{"$map": [[key, value], …]}` for a map with a key
+//! that begins with `$`. Bytes and texts of more than 64 KiB travel beside the message, in a tensor of `uint8`:
+//! `{"$bytes": {"$tensor": …}}` and `{"$text": {"$tensor": …}}`, or `$lent` in place of `$tensor`.
 //!
-//! `lent.open` and `lent.return` are said by either end, as notifications, and so are the fields named `returned`.
+//! Either end sends `lent.open` and `lent.return`, as notifications, and fields named `returned`.
 
 use super::messages::{Empty, message};
 use super::service::Document;
@@ -107,6 +108,20 @@ message! {
     FailureInfo {
         /// The failure's type, such as the name of an exception.
         r#type: String,
+        /// Where it came from, in the provider's words.
+        #[serde(default)]
+        trace: String,
+        /// What caused it, the nearest cause first; at most 8.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        causes: Vec<CauseInfo>,
+    }
+
+    /// What caused a failure.
+    CauseInfo {
+        /// Its type, such as the name of an exception.
+        r#type: String,
+        /// Its message.
+        message: String,
         /// Where it came from, in the provider's words.
         #[serde(default)]
         trace: String,

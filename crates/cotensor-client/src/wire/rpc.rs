@@ -2,13 +2,17 @@
 //! Cotensor's own errors.
 
 use cotensor_core::{Error, ErrorKind};
-use jsonrpsee_types::{ErrorCode, ErrorObjectOwned, Id};
-use serde::de::Visitor;
+use jsonrpsee_types::{ErrorCode, ErrorObjectOwned};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 /// The most calls in one batch.
 pub const BATCH_MAX: usize = 1024;
+/// The longest id of a request, in bytes as it is written, quotes included.
+pub const ID_BYTES_MAX: usize = 256;
+
+/// The way out for values that are too long for a message.
+pub const TENSORS_INSTEAD: &str = "pass numbers as a tensor, and long data as bytes or one text";
 
 /// The longest message of an error, in characters.
 const MESSAGE_CHARS_MAX: usize = 2000;
@@ -20,7 +24,7 @@ pub struct Call {
     _version: Version,
     /// `None` for a notification, which is never answered.
     #[serde(default, deserialize_with = "present")]
-    pub id: Option<Id<'static>>,
+    pub id: Option<Id>,
     /// The method's name.
     pub method: String,
     /// By name (an object) or by position (an array).
@@ -34,9 +38,51 @@ enum Version {
     Two,
 }
 
+/// The id of a request: any JSON number, a string or null. It goes back as it was written.
+#[derive(Clone, Debug, Serialize)]
+#[serde(transparent)]
+pub struct Id(Box<RawValue>);
+
+impl Id {
+    /// The id of an answer to a request whose id could not be read.
+    pub fn null() -> Self {
+        Self(RawValue::NULL.to_owned())
+    }
+
+    /// The number, if it is a whole one that fits.
+    pub fn as_u64(&self) -> Option<u64> {
+        self.0.get().parse().ok()
+    }
+}
+
+impl From<u64> for Id {
+    fn from(number: u64) -> Self {
+        // Digits are JSON.
+        RawValue::from_string(number.to_string()).map_or_else(|_| Self::null(), Self)
+    }
+}
+
+impl PartialEq for Id {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.get() == other.0.get()
+    }
+}
+
+impl<'de> Deserialize<'de> for Id {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let raw = Box::<RawValue>::deserialize(deserializer)?;
+        let text = raw.get();
+        match text == "null" || text.starts_with(|first: char| first == '"' || first == '-' || first.is_ascii_digit()) {
+            true if text.len() <= ID_BYTES_MAX => Ok(Self(raw)),
+            true => Err(serde::de::Error::custom(format!("an id has at most {ID_BYTES_MAX} bytes"))),
+            false => Err(serde::de::Error::custom("an id is a number, a string or null")),
+        }
+    }
+}
+
 /// A field that is there, even if it is null.
-fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Id<'static>>, D::Error> {
-    owned(deserializer).map(Some)
+fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Id>, D::Error> {
+    Id::deserialize(deserializer).map(Some)
 }
 
 /// Parameters as the specification allows them; null, which it does not, is what some send for none.
@@ -57,8 +103,7 @@ pub struct Response {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     error: Option<ErrorObjectOwned>,
     /// The request's; null when it could not be read.
-    #[serde(deserialize_with = "owned")]
-    pub id: Id<'static>,
+    pub id: Id,
 }
 
 /// A result that is there, even if it is null.
@@ -66,34 +111,9 @@ fn there<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Box
     Box::<RawValue>::deserialize(deserializer).map(Some)
 }
 
-/// As `Id` itself, which reads it into a tree first: every message has one.
-fn owned<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Id<'static>, D::Error> {
-    struct OfId;
-    impl Visitor<'_> for OfId {
-        type Value = Id<'static>;
-
-        fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            formatter.write_str("a number, a string or null")
-        }
-
-        fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<Self::Value, E> {
-            Ok(Id::Number(number))
-        }
-
-        fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Self::Value, E> {
-            Ok(Id::Str(text.to_owned().into()))
-        }
-
-        fn visit_unit<E: serde::de::Error>(self) -> Result<Self::Value, E> {
-            Ok(Id::Null)
-        }
-    }
-    deserializer.deserialize_any(OfId)
-}
-
 impl Response {
     /// An answer to request `id`.
-    pub fn new(id: Id<'static>, outcome: Result<Box<RawValue>, ErrorObjectOwned>) -> Self {
+    pub fn new(id: Id, outcome: Result<Box<RawValue>, ErrorObjectOwned>) -> Self {
         let (result, error) = match outcome {
             Ok(value) => (Some(value), None),
             Err(error) => (None, Some(error)),
@@ -118,6 +138,27 @@ impl Response {
         }
     }
 
+    /// The answer as it is sent. One of more than `bytes_max` is an error in its place, for this request alone: the second
+    /// value is false then.
+    pub fn to_bytes(&self, bytes_max: usize) -> (Vec<u8>, bool) {
+        // Answers are maps of strings and raw JSON: nothing in them can fail to be written.
+        let body = serde_json::to_vec(self).unwrap_or_default();
+        match body.len() <= bytes_max {
+            true => (body, true),
+            false => (self.refusal(body.len(), bytes_max), false),
+        }
+    }
+
+    fn refusal(&self, bytes: usize, bytes_max: usize) -> Vec<u8> {
+        let message = format!("the answer has {bytes} bytes, and there is room for {bytes_max}: {TENSORS_INSTEAD}");
+        self.instead(&Error::unsupported(message).in_field("result"))
+    }
+
+    /// An error for the same request, as it is sent.
+    pub fn instead(&self, error: &Error) -> Vec<u8> {
+        serde_json::to_vec(&Self::new(self.id.clone(), Err(to_object(error)))).unwrap_or_default()
+    }
+
     /// The other end's error, if that is the answer.
     pub fn error(&self) -> Option<&ErrorObjectOwned> {
         self.error.as_ref()
@@ -126,7 +167,7 @@ impl Response {
     fn refused(code: ErrorCode) -> Self {
         // As the specification spells it.
         let message = if code == ErrorCode::InvalidRequest { "Invalid Request" } else { code.message() };
-        Self::new(Id::Null, Err(ErrorObjectOwned::owned(code.code(), message, None::<()>)))
+        Self::new(Id::null(), Err(ErrorObjectOwned::owned(code.code(), message, None::<()>)))
     }
 }
 
@@ -153,7 +194,7 @@ pub fn hear(body: &[u8]) -> cotensor_core::Result<Said> {
     struct Either {
         jsonrpc: Version,
         #[serde(default, deserialize_with = "present")]
-        id: Option<Id<'static>>,
+        id: Option<Id>,
         method: Option<String>,
         params: Option<Box<RawValue>>,
         #[serde(default, deserialize_with = "there")]
@@ -235,6 +276,7 @@ const CODES: &[(ErrorKind, i32, &str)] = &[
     (ErrorKind::Engine, -32007, "engine"),
     (ErrorKind::TimedOut, -32008, "timed_out"),
     (ErrorKind::Corrupt, -32009, "corrupt"),
+    (ErrorKind::Unreachable, -32010, "unreachable"),
 ];
 
 /// What stands in an error's `data`.
@@ -298,13 +340,14 @@ mod tests {
 
     #[test]
     fn requests_notifications_and_batches_are_told_apart() {
+        let id = |text: &str| serde_json::from_str::<Id>(text).unwrap();
         let single = |body: &str| match parse(body.as_bytes()) {
             Message::Single(call) => call,
             other => panic!("{other:?}"),
         };
-        assert_eq!(single(r#"{"jsonrpc":"2.0","method":"a","id":1}"#).id, Some(Id::Number(1)));
-        assert_eq!(single(r#" {"jsonrpc":"2.0","method":"a","id":"x","params":[1]}"#).id, Some(Id::Str("x".into())));
-        assert_eq!(single(r#"{"jsonrpc":"2.0","method":"a","id":null}"#).id, Some(Id::Null));
+        assert_eq!(single(r#"{"jsonrpc":"2.0","method":"a","id":1}"#).id, Some(Id::from(1)));
+        assert_eq!(single(r#" {"jsonrpc":"2.0","method":"a","id":"x","params":[1]}"#).id, Some(id("\"x\"")));
+        assert_eq!(single(r#"{"jsonrpc":"2.0","method":"a","id":null}"#).id, Some(Id::null()));
         assert_eq!(single(r#"{"jsonrpc":"2.0","method":"a"}"#).id, None);
         let refused = |body: &str| match parse(body.as_bytes()) {
             Message::Refused(response) => serde_json::to_value(response).unwrap()["error"]["code"].as_i64().unwrap(),
@@ -334,10 +377,36 @@ mod tests {
     }
 
     #[test]
+    fn any_number_is_an_id_and_goes_back_as_it_was_written() {
+        for id in ["0", "-1", "1.5", "1e3", "-0", "18446744073709551616", "1e400", "\"\\u0041\"", "null"] {
+            let Message::Single(call) = parse(format!(r#"{{"jsonrpc":"2.0","method":"a","id":{id}}}"#).as_bytes()) else {
+                panic!("{id} is an id")
+            };
+            let response = Response::new(call.id.unwrap(), Ok(RawValue::NULL.to_owned()));
+            assert_eq!(serde_json::to_string(&response).unwrap(), format!(r#"{{"jsonrpc":"2.0","result":null,"id":{id}}}"#));
+        }
+        for id in ["[1]", "{}", "true", &format!("\"{}\"", "x".repeat(ID_BYTES_MAX)), &"1".repeat(ID_BYTES_MAX + 1)] {
+            let body = format!(r#"{{"jsonrpc":"2.0","method":"a","id":{id}}}"#);
+            assert!(matches!(parse(body.as_bytes()), Message::Refused(response) if response.error_code() == Some(-32600)));
+        }
+    }
+
+    #[test]
+    fn an_answer_that_is_too_long_is_an_error_for_its_request() {
+        let value = RawValue::from_string(format!("\"{}\"", "x".repeat(1000))).unwrap();
+        let response = Response::new(Id::from(7), Ok(value));
+        assert!(response.to_bytes(2000).1);
+        let (body, whole) = response.to_bytes(500);
+        assert!(!whole && body.len() < 500);
+        let Said::Answer(refused) = hear(&body).unwrap() else { panic!("an answer") };
+        assert_eq!((refused.id.as_u64(), refused.outcome().unwrap_err().kind()), (Some(7), ErrorKind::Unsupported));
+    }
+
+    #[test]
     fn answers_and_notices_are_told_apart() {
         let heard = |body: &str| hear(body.as_bytes());
         assert!(matches!(heard(r#"{"jsonrpc":"2.0","result":null,"id":7}"#), Ok(Said::Answer(answer))
-            if answer.id == Id::Number(7) && answer.result.is_some()));
+            if answer.id == Id::from(7) && answer.result.is_some()));
         assert!(matches!(heard(r#"{"jsonrpc":"2.0","method":"a","params":[1]}"#), Ok(Said::Notice { method, params })
             if method == "a" && params.get() == "[1]"));
         for wrong in
@@ -362,12 +431,12 @@ mod tests {
     #[test]
     fn responses_have_a_result_or_an_error() {
         let value = serde_json::value::to_raw_value(&19).unwrap();
-        let response = Response::new(Id::Number(1), Ok(value));
+        let response = Response::new(Id::from(1), Ok(value));
         assert_eq!(serde_json::to_string(&response).unwrap(), r#"{"jsonrpc":"2.0","result":19,"id":1}"#);
         let response: Response =
             serde_json::from_str(r#"{"jsonrpc":"2.0","error":{"code":-32601,"message":"Method not found"},"id":"1"}"#)
                 .unwrap();
-        assert_eq!(response.id, Id::Str("1".into()));
+        assert_eq!((response.id.as_u64(), serde_json::to_string(&response.id).unwrap()), (None, "\"1\"".to_owned()));
         assert_eq!(response.outcome().unwrap_err().kind(), ErrorKind::Unsupported);
         let null: Response = serde_json::from_str(r#"{"jsonrpc":"2.0","result":null,"id":1}"#).unwrap();
         assert_eq!(null.outcome().unwrap().get(), "null");

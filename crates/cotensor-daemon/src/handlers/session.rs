@@ -23,6 +23,7 @@ pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloRe
         // Only now: a server that dies in between leaves both sessions, not neither.
         daemon.is_back(was);
     }
+    caller.greet();
     // For connections that carry descriptors.
     let index = caller.outbox().map(|_| daemon.changes.slots.fd()).transpose()?;
     let sharing = daemon.store.config();

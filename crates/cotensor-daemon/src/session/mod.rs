@@ -18,6 +18,7 @@ use segments::Segments;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -36,6 +37,7 @@ pub(crate) struct Session {
     pub(crate) id: u64,
     /// The client's name and process, as holders show them; set by `session.hello`.
     client: OnceLock<String>,
+    greeted: AtomicBool,
     pub(crate) pid: Option<i32>,
     begun: Instant,
     /// Where it is told things; none for HTTP.
@@ -118,7 +120,7 @@ impl Session {
         let budget = Budget::new(daemon.config.max_client_bytes);
         let begun = Instant::now();
         let (client, state, unsaid) = (OnceLock::new(), Mutex::default(), Mutex::default());
-        Self { daemon, id, client, pid, begun, outbox, budget, state, unsaid }
+        Self { daemon, id, client, greeted: AtomicBool::new(false), pid, begun, outbox, budget, state, unsaid }
     }
 
     /// Names the client; later names are ignored.
@@ -134,6 +136,16 @@ impl Session {
     /// Whether the client has said hello.
     pub(crate) fn is_introduced(&self) -> bool {
         self.client.get().is_some()
+    }
+
+    /// Whether the client has to say hello before anything else: on the Unix socket. An HTTP call may do without a session.
+    pub(crate) fn is_ungreeted(&self) -> bool {
+        self.transport() == Transport::Unix && !self.greeted.load(Ordering::Relaxed)
+    }
+
+    /// The client has said hello, and was not refused.
+    pub(crate) fn greet(&self) {
+        self.greeted.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn transport(&self) -> Transport {
