@@ -82,7 +82,7 @@ fn command(command: Command, program: &Program, started: Instant) -> Result<()> 
 /// 2 for what the caller can mend (input, files, budget), 1 for what the machine or the engine did.
 fn exit_code(error: &Error) -> u8 {
     match error.kind() {
-        ErrorKind::Io | ErrorKind::Engine | ErrorKind::TimedOut => 1,
+        ErrorKind::Io | ErrorKind::Engine | ErrorKind::TimedOut | ErrorKind::Unreachable => 1,
         _ => 2,
     }
 }

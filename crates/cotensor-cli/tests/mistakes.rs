@@ -128,3 +128,15 @@ fn the_reader_of_the_protocols_document_reads() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "[2] (1.0, 2.0)\n");
 }
+
+#[test]
+fn a_daemon_that_does_not_answer_is_no_bad_input() {
+    let folder = tempfile::tempdir().unwrap();
+    for command in [&["ls"][..], &["get", "x", "x.npy"], &["call", "f"], &["tasks"], &["stat", "x"]] {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_cotensor"));
+        program.args(command).current_dir(folder.path()).env("COTENSOR_SOCKET", folder.path().join("nowhere.sock"));
+        let output = program.stdin(Stdio::null()).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(1) && said.contains("no daemon answers"), "{command:?}: {said}");
+    }
+}

@@ -28,6 +28,8 @@ pub enum ErrorKind {
     Engine,
     /// Waiting took longer than allowed.
     TimedOut,
+    /// No process answers at this address.
+    Unreachable,
 }
 
 /// An error that says where: the file and the field, when there are such.

@@ -112,7 +112,7 @@ pub fn connect_or_serve(service: &Service, client: &str) -> Result<(Arc<ClientSt
     let start = Instant::now();
     loop {
         match ClientStore::connect(Some(&config.socket), client) {
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) if error.kind() == ErrorKind::Unreachable => {}
             outcome => return Ok((outcome?, None)),
         }
         match Embedded::serve(service.clone()) {

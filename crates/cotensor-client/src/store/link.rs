@@ -2,6 +2,7 @@
 
 use super::memory::Freed;
 use crate::connection::{Connection, OnNotice};
+use crate::functions::Deadline;
 use crate::protocol::{self as p, Method};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::IndexReader;
@@ -52,6 +53,16 @@ impl Live {
     /// Calls a method once.
     pub(super) fn call<M: Method>(&self, params: &M::Params, fds: Vec<OwnedFd>) -> Result<(M::Result, Vec<OwnedFd>)> {
         self.connection.call::<M>(params, fds, Some(ANSWER_TIMEOUT))
+    }
+
+    /// As [`call`](Self::call), within the deadline too, for answers that carry no lease: a late one ends nothing.
+    pub(super) fn call_by<M: Method>(
+        &self,
+        params: &M::Params,
+        deadline: &Deadline,
+    ) -> Result<(M::Result, Vec<OwnedFd>)> {
+        let timeout = deadline.left().map_or(ANSWER_TIMEOUT, |left| left.min(ANSWER_TIMEOUT));
+        self.connection.call_or_forget::<M>(params, timeout)
     }
 
     /// As [`call`](Self::call), for what may have to wait for tensors that go to disk or come back from it.

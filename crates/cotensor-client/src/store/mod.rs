@@ -65,7 +65,7 @@ impl ClientStore {
     /// for people.
     ///
     /// # Errors
-    /// `NotFound` when no daemon answers there, `Unsupported` when it speaks another protocol, `Refused` when it is
+    /// `Unreachable` when no daemon answers there, `Unsupported` when it speaks another protocol, `Refused` when it is
     /// another user's.
     pub fn connect(socket: Option<&Path>, client: &str) -> Result<Arc<Self>> {
         raise_descriptor_limit();
@@ -242,11 +242,19 @@ impl ClientStore {
         Ok(me)
     }
 
-    fn report<M: Method<Params = p::Empty, Result = p::Report>, T: Default + serde::de::DeserializeOwned>(&self) -> T {
+    /// A report of the daemon's, as [`Store`] has it without errors: there, a daemon that is gone looks empty.
+    ///
+    /// # Errors
+    /// `Unreachable` or `Io` when the daemon is gone, `Corrupt` for an answer that is no `T`.
+    pub fn report<M, T>(&self) -> Result<T>
+    where
+        M: Method<Params = p::Empty, Result = p::Report>,
+        T: serde::de::DeserializeOwned,
+    {
         self.copies.say(&self.link.live());
-        let report = self.call::<M>(&p::Empty {});
-        // Reports have no errors: of a daemon that is gone there is nothing to say.
-        report.ok().and_then(|(report, _)| serde_json::from_value(report.fields.into()).ok()).unwrap_or_default()
+        let (report, _) = self.call::<M>(&p::Empty {})?;
+        serde_json::from_value(report.fields.into())
+            .map_err(|error| Error::corrupt(format!("the answer to {}: {error}", M::NAME)))
     }
 
     fn refuse(&self, spec: &TensorSpec, bytes: usize) -> Result<()> {
@@ -425,19 +433,19 @@ impl Store for ClientStore {
     }
 
     fn optimize(&self) -> OptimizeReport {
-        self.report::<p::Optimize, _>()
+        self.report::<p::Optimize, _>().unwrap_or_default()
     }
 
     fn stats(&self) -> Stats {
-        self.report::<p::Stats, _>()
+        self.report::<p::Stats, _>().unwrap_or_default()
     }
 
     fn recommendations(&self) -> Recommendations {
-        self.report::<p::Recommendations, _>()
+        self.report::<p::Recommendations, _>().unwrap_or_default()
     }
 
     fn diagnostics(&self) -> Diagnostics {
-        self.report::<p::Diagnostics, _>()
+        self.report::<p::Diagnostics, _>().unwrap_or_default()
     }
 }
 

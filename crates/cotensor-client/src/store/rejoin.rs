@@ -2,6 +2,7 @@
 
 use super::link::{Link, Live};
 use super::{ClientStore, lock};
+use crate::functions::Deadline;
 use crate::protocol::{self as p, Method};
 use cotensor_core::{Error, ErrorKind, Result};
 use std::os::fd::OwnedFd;
@@ -46,6 +47,18 @@ impl ClientStore {
         self.attempt(|live| live.call::<M>(params, Vec::new()))
     }
 
+    /// As [`call`](Self::call), for answers that carry no lease: one that does not come in time is dropped when it comes.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call); `TimedOut` past the deadline.
+    pub(crate) fn call_by<M: Method>(
+        &self,
+        params: &M::Params,
+        deadline: &Deadline,
+    ) -> Result<(M::Result, Vec<OwnedFd>)> {
+        self.attempt(|live| live.call_by::<M>(params, deadline))
+    }
+
     fn is_live(&self, live: &Live) -> bool {
         self.link.live().generation == live.generation
     }
@@ -72,11 +85,7 @@ impl ClientStore {
                 match self.try_rejoin(lost, generation) {
                     Ok(()) => return Ok(()),
                     Err(error) if error.kind() == ErrorKind::Io => break,
-                    Err(error) if error.kind() == ErrorKind::NotFound && start.elapsed() < MISSING_MAX => {}
-                    // Not the error of a tensor that is missing.
-                    Err(error) if error.kind() == ErrorKind::NotFound => {
-                        return Err(Error::new(ErrorKind::Io, error.message()).in_file(&self.link.socket));
-                    }
+                    Err(error) if error.kind() == ErrorKind::Unreachable && start.elapsed() < MISSING_MAX => {}
                     Err(error) => return Err(error),
                 }
                 std::thread::sleep(delay);

@@ -30,7 +30,7 @@ pub(super) fn look(socket: &Path) -> Vec<Finding> {
         }
         Ok(_) => match ask(socket) {
             Ok(value) => Finding::ok("daemon", value),
-            Err(error) if error.kind() == ErrorKind::NotFound => {
+            Err(error) if error.kind() == ErrorKind::Unreachable => {
                 let why = "a daemon that was killed left its socket; the next `cotensor serve` replaces it";
                 Finding::new("daemon", State::Note, "none runs", why)
             }
