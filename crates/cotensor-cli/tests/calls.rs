@@ -40,7 +40,7 @@ fn provider(daemon: &Daemon) -> Provider {
         })
         .function("thing", Options::default(), |_, _| Ok(Object::new(Thing).into()))
         .function("fails", Options::default(), |_, _| {
-            Err(Failure { kind: "ValueError".into(), message: "no such luck".into(), trace: "line 3".into() })
+            Err(Failure { trace: "line 3".into(), ..Failure::new("ValueError", "no such luck") })
         })
         .function("forever", Options::new("Until it is cancelled.").task(), |_, context| {
             loop {
@@ -122,6 +122,8 @@ fn results_are_written_and_errors_say_what_to_do() {
     fs::write(daemon.path("x.bin"), [1, 2, 3]).unwrap();
     daemon.ok(&["put", "x", "x.bin", "--dtype", "uint8", "--shape", "3"]);
     assert_eq!(text(daemon.ok(&["call", "twice", "@x", "--output", "y.npy"])), "twice: uint8 [3], 3 B\n");
+    let lost = daemon.run(&["call", "twice", "@x"]);
+    assert!(lost.status.success() && text(lost.stderr).contains("--output"), "how to keep the result");
     daemon.ok(&["put", "y", "y.npy"]);
     assert_eq!(daemon.ok(&["get", "y", "-", "--format", "raw"]), [2, 4, 6]);
     assert_eq!(daemon.ok(&["call", "twice", "@x", "-o", "-"]), fs::read(daemon.path("y.npy")).unwrap());
@@ -176,6 +178,11 @@ fn tasks_are_submitted_listed_waited_for_and_cancelled() {
     assert_eq!(failing["function"], "fails");
     let failing = failing["task"].as_str().unwrap();
     daemon.refuses(&["tasks", failing, "--wait"], 1, &["no such luck"]);
+    let waited = daemon.run(&["tasks", failing, "--wait"]);
+    let both = text(waited.stdout) + &text(waited.stderr);
+    assert_eq!(both.matches("no such luck").count(), 1, "a failure is printed once: {both}");
+    let cancelled = daemon.run(&["tasks", &twice, "--cancel"]);
+    assert!(text(cancelled.stderr).contains("completed already; nothing was cancelled"));
     daemon.refuses(&["tasks", failing, "--result"], 1, &["ValueError"]);
     let forever = submit(&["forever"]);
     let state = |task: &str| daemon.json(&["tasks", task])["state"].as_str().unwrap().to_owned();

@@ -3,10 +3,11 @@
 use super::call::{mended, show};
 use super::{connect, print, print_json};
 use crate::args::TasksArgs;
+use crate::output::tell;
 use crate::table::{Table, duration, plain};
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor_client::ClientStore;
-use cotensor_client::functions::{Functions, Task};
+use cotensor_client::functions::{CallError, Functions, Task};
 use cotensor_client::protocol::provider::{TaskInfo, TaskState};
 use cotensor_client::protocol::{AllTasksParams, ListAllTasks};
 use serde::Serialize;
@@ -78,7 +79,7 @@ pub(crate) fn tasks(args: &TasksArgs) -> Result<()> {
     let (epoch, number) = parse(named)?;
     let task = Functions::new(store).task(epoch, number).map_err(|error| mended(error, named))?;
     let info = match (args.cancel, args.wait) {
-        (true, _) => task.cancel(),
+        (true, _) => cancel(&task, named),
         (false, true) => task.wait(args.timeout),
         (false, false) => task.status(),
     };
@@ -96,11 +97,15 @@ pub(crate) fn tasks(args: &TasksArgs) -> Result<()> {
         };
         return show(&value, about, args.client.json, args.output.as_deref());
     }
-    let shown = Shown::new(epoch, info, None);
+    let mut shown = Shown::new(epoch, info, None);
     let failed = shown.error.clone();
     if args.client.json {
         print_json(&shown)?;
     } else {
+        if args.wait {
+            // It is the error of the command.
+            shown.error = None;
+        }
         let mut table = Table::new(&[], &["task", named]);
         let titles = ["function", "state", "provider", "submitted by", "age", "error"];
         for (title, cell) in titles.iter().zip(shown.cells().into_iter().skip(1)).filter(|(_, cell)| !cell.is_empty()) {
@@ -115,13 +120,23 @@ pub(crate) fn tasks(args: &TasksArgs) -> Result<()> {
     Ok(())
 }
 
+/// Cancels a task, and says so where it had ended before.
+fn cancel(task: &Task, named: &str) -> Result<TaskInfo, CallError> {
+    let before = task.status()?;
+    let info = task.cancel()?;
+    if before.state.is_final() {
+        tell(&format!("notice: task {named} was {} already; nothing was cancelled", before.state.name()));
+    }
+    Ok(info)
+}
+
 fn list(args: &TasksArgs, store: &ClientStore) -> Result<()> {
     let mut listing = Listing { tasks: Vec::new(), left_off: 0 };
     let wanted = AllTasksParams { state: args.state, limit: args.limit as usize };
     for found in store.ask::<ListAllTasks>(&wanted)?.providers {
         let (epoch, client) = (found.provider.epoch, found.provider.client);
         if let Some(error) = found.error {
-            crate::output::tell(&format!("notice: {}: {}", plain(&client), plain(&error)));
+            tell(&format!("notice: {}: {}", plain(&client), plain(&error)));
         }
         let shown = found.tasks.into_iter().map(|info| Shown::new(epoch, info, Some(client.clone())));
         listing.tasks.extend(shown);

@@ -35,17 +35,15 @@ pub fn model_functions(builder: ProviderBuilder, runtime: Arc<Runtime>) -> Provi
     builder
         .function(
             "model.open",
-            Options::new("Opens a model; it stays open while somebody has the result."),
+            Options::new("Opens a model, which stays open while the result is kept. Arguments: folder (an absolute path)."),
             move |said, _| {
                 let said = Said::new(said, &["folder"])?;
                 let model = open.runtime.open(arguments::absolute(said.need("folder")?.as_str()?, "folder")?)?;
                 Ok(Object::new(Open { model, service: Arc::clone(&open) }).into())
             },
         )
-        .function("model.run", Options::new("Runs a task with a model."), move |said, context| run.run(said, context))
-        .function("model.stage", Options::new("Runs one stage of a model on tensors."), move |said, context| {
-            stage.stage(said, context)
-        })
+        .function("model.run", Options::new(RUN_SUMMARY), move |said, context| run.run(said, context))
+        .function("model.stage", Options::new(STAGE_SUMMARY), move |said, context| stage.stage(said, context))
 }
 
 struct Service {
@@ -77,6 +75,12 @@ impl Managed for Open {
     }
 }
 
+/// What lists say: every argument of [`RUN`] and [`STAGE`] by its name.
+const RUN_SUMMARY: &str = "Runs a task with a model. Arguments: model (a folder's absolute path, or the result of model.open), \
+    task, and as the task needs them text, image, audio (image and audio: an absolute path, the file's bytes or a uint8 tensor), \
+    texts (labels), head, max_new_tokens, min_new_tokens.";
+const STAGE_SUMMARY: &str = "Runs one stage of a model on tensors. Arguments: model (a folder's absolute path, or the result of \
+    model.open), role, inputs (tensors by name).";
 const RUN: &[&str] = &["task", "text", "image", "audio", "texts", "head", "max_new_tokens", "min_new_tokens"];
 const STAGE: &[&str] = &["role", "inputs"];
 

@@ -20,8 +20,10 @@ use std::sync::Arc;
 pub(crate) fn show(value: &Value, mut about: Map<String, Json>, json: bool, output: Option<&Path>) -> Result<()> {
     let mut tensors = Vec::new();
     let shown = as_json(value, "", &mut tensors);
-    if let Some(file) = output {
-        write(file, &tensors, json)?;
+    match output {
+        Some(file) => write(file, &tensors, json)?,
+        None if tensors.is_empty() => {}
+        None => tell("notice: this command leases the tensors of the result until it ends; `--output FILE` writes them"),
     }
     if json {
         about.insert("result".to_owned(), shown);
@@ -75,6 +77,14 @@ fn as_json(value: &Value, place: &str, tensors: &mut Vec<(String, Arc<Lease>)>) 
         Value::List(values) | Value::Tuple(values) => {
             values.iter().enumerate().map(|(at, value)| as_json(value, &within(&at.to_string()), tensors)).collect()
         }
+        // One of numpy's numbers, and an OrderedDict, as Python sends them.
+        Value::Map(values) if values.len() == 1 && values.contains_key("$ordered") => {
+            as_json(&values["$ordered"], place, tensors)
+        }
+        Value::Map(values) if values.len() == 1 && values.contains_key("$numpy") => match &values["$numpy"] {
+            Value::Tuple(pair) if pair.len() == 2 => as_json(&pair[1], place, tensors),
+            other => as_json(other, place, tensors),
+        },
         Value::Map(values) => {
             values.iter().map(|(name, value)| (name.clone(), as_json(value, &within(name), tensors))).collect()
         }
