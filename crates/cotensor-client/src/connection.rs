@@ -1,12 +1,16 @@
-//! One connection, many callers: whoever waits reads, for the others too, so that an answer wakes nobody in between.
+//! One connection, many callers: a caller that waits reads for the others, too, so that an answer wakes no thread in between.
+
+mod sending;
+
+pub(crate) use sending::Until;
 
 use crate::protocol::Method;
 use crate::wire::rpc::{self, Said};
-use crate::wire::{Decoder, Frame, Spin, send_all};
+use crate::wire::{Decoder, Frame, Spin};
 use cotensor_core::{Error, ErrorKind, Result};
-use jsonrpsee_types::Id;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::socket_peercred;
+use sending::Sending;
 use serde_json::value::RawValue;
 use std::collections::HashMap;
 use std::net::Shutdown;
@@ -15,14 +19,12 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long to look for the daemon's answer before sleeping: most come sooner.
 const SPIN: Duration = Duration::from_micros(40);
 /// One wait for something to read; longer waits are several.
 const WAIT_MAX: Duration = Duration::from_secs(10);
-/// The same for whoever may change their mind: a signal that another thread got is noticed after that.
-const IMPATIENCE: Duration = Duration::from_millis(50);
 
 /// Called with the method, the parameters and the descriptors of what the other end says unasked.
 pub type OnNotice = Box<dyn Fn(&str, &RawValue, Vec<OwnedFd>) + Send + Sync>;
@@ -30,7 +32,9 @@ pub type OnNotice = Box<dyn Fn(&str, &RawValue, Vec<OwnedFd>) + Send + Sync>;
 /// A connection to a daemon. All methods may be called from any thread.
 pub struct Connection {
     socket: UnixStream,
-    sending: Mutex<()>,
+    /// The other end, for error messages.
+    other: String,
+    sending: Sending,
     next_id: AtomicU64,
     reading: Mutex<Reading>,
     inbox: Mutex<Inbox>,
@@ -76,31 +80,21 @@ impl Group {
     }
 }
 
-/// A call that was sent, and whose answer somebody has to take: it could carry a lease.
+/// A call that was sent. Its answer has to be taken: it could carry a lease.
 #[must_use]
 pub(crate) struct Asked<'a> {
     connection: &'a Connection,
     id: u64,
-    deadline: Option<Instant>,
 }
 
 impl Asked<'_> {
-    /// Waits for the answer.
+    /// Waits for the answer, until then. After that, the number of the call: for
+    /// [`Connection::abandon`].
     ///
     /// # Errors
-    /// `Io` when the connection ends; `TimedOut` when the time is over, which ends it.
-    pub(crate) fn wait(self) -> Result<Answer> {
-        let answer = self.connection.wait(self.id, None, self.deadline, None)?;
-        answer.ok_or_else(|| Error::corrupt("an answer was lost"))
-    }
-
-    /// Waits for the answer while `wanted` says so; it is asked now and then, and after signals. Once it says no, the number
-    /// of the call, for [`Connection::resume`].
-    ///
-    /// # Errors
-    /// As [`wait`](Self::wait).
-    pub(crate) fn wait_while(self, wanted: &dyn Fn() -> bool) -> Result<std::result::Result<Answer, u64>> {
-        Ok(self.connection.wait(self.id, None, self.deadline, Some(wanted))?.ok_or(self.id))
+    /// `Io` when the connection ends.
+    pub(crate) fn wait(self, until: &Until<'_>) -> Result<std::result::Result<Answer, u64>> {
+        Ok(self.connection.wait(self.id, None, until)?.ok_or(self.id))
     }
 }
 
@@ -108,11 +102,11 @@ impl Connection {
     /// Connects to the daemon at `socket`.
     ///
     /// # Errors
-    /// `NotFound` when nothing listens there, `Refused` when it is another user's, else `Io`.
+    /// `Unreachable` when nothing listens there, `Refused` when it is another user's, else `Io`.
     pub fn open(socket: &Path, on_notice: OnNotice) -> Result<Self> {
         let stream = UnixStream::connect(socket).map_err(|error| {
             let kind = match error.kind() {
-                std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => ErrorKind::NotFound,
+                std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => ErrorKind::Unreachable,
                 _ => ErrorKind::Io,
             };
             Error::new(kind, format!("no daemon answers here ({error}); `cotensor serve` starts one")).in_file(socket)
@@ -128,13 +122,20 @@ impl Connection {
     pub fn over(socket: UnixStream, on_notice: OnNotice) -> Self {
         Self {
             socket,
-            sending: Mutex::default(),
+            other: "the daemon".to_owned(),
+            sending: Sending::default(),
             next_id: AtomicU64::new(1),
             reading: Mutex::new(Reading { decoder: Decoder::default(), spin: Spin::new(SPIN), wait: None }),
             inbox: Mutex::default(),
             arrived: Condvar::new(),
             on_notice,
         }
+    }
+
+    /// The other end's name, for error messages.
+    pub(crate) fn named(mut self, other: &str) -> Self {
+        other.clone_into(&mut self.other);
+        self
     }
 
     /// Whoever waits for an answer looks for it for `moment` before sleeping, as long as that pays.
@@ -155,10 +156,24 @@ impl Connection {
         timeout: Option<Duration>,
     ) -> Result<(M::Result, Vec<OwnedFd>)> {
         let (response, fds) = self.request::<M>(params, fds, timeout)?;
-        let value = response.outcome()?;
-        let value = serde_json::from_str(value.get())
-            .map_err(|error| Error::corrupt(format!("the answer to {}: {error}", M::NAME)))?;
-        Ok((value, fds))
+        Ok((result_of::<M>(response)?, fds))
+    }
+
+    /// As [`call`](Self::call), for an answer that carries no lease: one that does not come within `timeout` is dropped when
+    /// it comes, and the connection goes on.
+    pub(crate) fn call_or_forget<M: Method>(
+        &self,
+        params: &M::Params,
+        timeout: Duration,
+    ) -> Result<(M::Result, Vec<OwnedFd>)> {
+        let until = Until::after(Some(timeout));
+        match self.ask::<M>(params, Vec::new(), &until)?.wait(&until)? {
+            Ok(Answer { response, fds }) => Ok((result_of::<M>(response)?, fds)),
+            Err(id) => {
+                drop(lock(&self.inbox).calls.remove(&id));
+                Err(self.late())
+            }
+        }
     }
 
     /// As [`call`](Self::call), with the answer as it came: for methods whose errors say more than the daemon's do.
@@ -171,41 +186,59 @@ impl Connection {
         fds: Vec<OwnedFd>,
         timeout: Option<Duration>,
     ) -> Result<(rpc::Response, Vec<OwnedFd>)> {
-        let Answer { response, fds } = self.ask::<M>(params, fds, timeout)?.wait()?;
-        Ok((response, fds))
+        let until = Until::after(timeout);
+        match self.ask::<M>(params, fds, &until)?.wait(&until)? {
+            Ok(Answer { response, fds }) => Ok((response, fds)),
+            Err(_) => {
+                let error = self.late();
+                self.end(error.clone());
+                Err(error)
+            }
+        }
     }
 
     /// Sends a call. Its answer is waited for by what this returns.
     ///
     /// # Errors
-    /// As [`request`](Self::request), but for what happens while waiting.
-    pub(crate) fn ask<M: Method>(
-        &self,
-        params: &M::Params,
-        fds: Vec<OwnedFd>,
-        timeout: Option<Duration>,
-    ) -> Result<Asked<'_>> {
-        let id = self.sent::<M>(params, fds, None)?;
-        // A time beyond what the clock counts is no limit.
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        Ok(Asked { connection: self, id, deadline })
+    /// `Invalid` for a message past the limits; `Io` when the connection ends; `TimedOut`, or `Conflict` when it is not wanted
+    /// any more, for a message that was not begun in time, and will not be sent.
+    pub(crate) fn ask<M: Method>(&self, params: &M::Params, fds: Vec<OwnedFd>, until: &Until<'_>) -> Result<Asked<'_>> {
+        Ok(Asked { connection: self, id: self.sent::<M>(params, fds, None, until)? })
     }
 
     /// Sends a call whose answer [`wait_for`](Self::wait_for) gives, with those of the group's others. The call's number.
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
-    pub(crate) fn ask_into<M: Method>(&self, params: &M::Params, group: &Arc<Group>) -> Result<u64> {
-        self.sent::<M>(params, Vec::new(), Some(group))
+    pub(crate) fn ask_into<M: Method>(
+        &self,
+        params: &M::Params,
+        group: &Arc<Group>,
+        until: &Until<'_>,
+    ) -> Result<u64> {
+        self.sent::<M>(params, Vec::new(), Some(group), until)
     }
 
-    /// Waits until calls of the group are answered, or while `wanted` says so, which is asked now and then.
+    /// The answer to a call goes to `group` from now on; false where it has gone to the call's own group already.
+    pub(crate) fn abandon(&self, id: u64, group: &Arc<Group>) -> bool {
+        let mut inbox = lock(&self.inbox);
+        match (inbox.calls.remove(&id), inbox.grouped.remove(&id)) {
+            (Some(Some(answer)), _) => lock(&group.arrived).push((id, answer)),
+            (None, None) => return false,
+            _ => drop(inbox.grouped.insert(id, Arc::clone(group))),
+        }
+        drop(inbox);
+        self.arrived.notify_all();
+        true
+    }
+
+    /// Waits until calls of the group are answered, or until then.
     ///
     /// # Errors
     /// `Io` when the connection ends, and nothing is left to give.
-    pub(crate) fn wait_for(&self, group: &Group, wanted: &dyn Fn() -> bool) -> Result<Vec<(u64, Answer)>> {
+    pub(crate) fn wait_for(&self, group: &Group, until: &Until<'_>) -> Result<Vec<(u64, Answer)>> {
         // No call has the number 0.
-        let waited = self.wait(0, Some(group), None, Some(wanted));
+        let waited = self.wait(0, Some(group), until);
         let arrived = group.take();
         if arrived.is_empty() {
             waited?;
@@ -213,7 +246,13 @@ impl Connection {
         Ok(arrived)
     }
 
-    fn sent<M: Method>(&self, params: &M::Params, fds: Vec<OwnedFd>, group: Option<&Arc<Group>>) -> Result<u64> {
+    fn sent<M: Method>(
+        &self,
+        params: &M::Params,
+        fds: Vec<OwnedFd>,
+        group: Option<&Arc<Group>>,
+        until: &Until<'_>,
+    ) -> Result<u64> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let body = rpc::encode_call(Some(id), M::NAME, params)?;
         {
@@ -226,22 +265,20 @@ impl Connection {
                 None => drop(inbox.calls.insert(id, None)),
             }
         }
-        if let Err(error) = self.send(Frame { body, fds }) {
-            let mut inbox = lock(&self.inbox);
-            inbox.calls.remove(&id);
-            inbox.grouped.remove(&id);
-            // Half a message may be gone: nothing can follow it.
-            if error.kind() == ErrorKind::Io {
-                inbox.closed.get_or_insert_with(|| error.clone());
-            }
-            return Err(error);
+        let error = match self.sending.send(&self.socket, Frame { body, fds }, until) {
+            Ok(true) => return Ok(id),
+            Ok(false) if until.has_passed() => self.late(),
+            Ok(false) => unwanted(),
+            Err(error) => error,
+        };
+        let mut inbox = lock(&self.inbox);
+        inbox.calls.remove(&id);
+        inbox.grouped.remove(&id);
+        // Half a message may be gone: nothing can follow it.
+        if error.kind() == ErrorKind::Io {
+            inbox.closed.get_or_insert_with(|| error.clone());
         }
-        Ok(id)
-    }
-
-    /// Goes on waiting for the answer to a call that [`Asked::wait_while`] gave up.
-    pub(crate) fn resume(&self, id: u64) -> Asked<'_> {
-        Asked { connection: self, id, deadline: None }
+        Err(error)
     }
 
     /// Hears what the other end says unasked, until the connection ends. Calls may be made beside it, from other threads.
@@ -249,33 +286,34 @@ impl Connection {
     /// Says why it ended.
     pub fn listen(&self) -> Error {
         // No call has the number 0: this waits for an answer that never comes, and so for the end.
-        match self.wait(0, None, None, None) {
+        match self.wait(0, None, &Until::default()) {
             Ok(_) => Error::corrupt("an answer to no call"),
             Err(error) => error,
         }
     }
 
-    /// Calls a method without asking for an answer.
+    /// Calls a method without asking for an answer. Where the socket has no room, the message goes before the next call.
     ///
     /// # Errors
-    /// `Io` when the connection ended.
+    /// `Io` when the connection ended, `Conflict` when too many such messages wait.
     pub fn notify<M: Method>(&self, params: &M::Params) -> Result<()> {
-        self.send(Frame::new(rpc::encode_call(None, M::NAME, params)?))
+        self.say(Frame::new(rpc::encode_call(None, M::NAME, params)?))
     }
 
-    /// Sends a message as it is.
-    ///
-    /// # Errors
-    /// As [`notify`](Self::notify).
-    pub(crate) fn send(&self, frame: Frame) -> Result<()> {
-        let _turn = lock(&self.sending);
-        send_all(self.socket.as_fd(), &frame)
+    /// As [`notify`](Self::notify), of a message that is written already.
+    pub(crate) fn say(&self, frame: Frame) -> Result<()> {
+        self.sending.notify(&self.socket, frame)
     }
 
     /// Ends the connection; whoever waits gets an error.
     pub fn close(&self) {
-        lock(&self.inbox).closed.get_or_insert_with(|| Error::new(ErrorKind::Io, "the connection was ended"));
+        self.end(Error::new(ErrorKind::Io, "the connection was ended"));
+    }
+
+    fn end(&self, why: Error) {
+        lock(&self.inbox).closed.get_or_insert(why);
         drop(self.socket.shutdown(Shutdown::Both));
+        self.arrived.notify_all();
     }
 
     /// Waits until the connection ends, at whichever end.
@@ -304,15 +342,9 @@ impl Connection {
         self.closed().is_some() || (polled.is_ok() && hung_up)
     }
 
-    /// Waits for an answer, or until `wanted` says that nobody wants it any more: none then, and the answer can be waited
-    /// for again. None as well once something is there for `group`.
-    fn wait(
-        &self,
-        id: u64,
-        group: Option<&Group>,
-        deadline: Option<Instant>,
-        wanted: Option<&dyn Fn() -> bool>,
-    ) -> Result<Option<Answer>> {
+    /// Waits for an answer. None when the wait is over: the answer can be waited for again. None as well once something is
+    /// there for `group`.
+    fn wait(&self, id: u64, group: Option<&Group>, until: &Until<'_>) -> Result<Option<Answer>> {
         let mut inbox = lock(&self.inbox);
         loop {
             if group.is_some_and(|group| !lock(&group.arrived).is_empty()) {
@@ -326,14 +358,17 @@ impl Connection {
                 inbox.calls.remove(&id);
                 return Err(error);
             }
+            if until.has_passed() {
+                return Ok(None);
+            }
             if inbox.reading {
                 inbox.following += 1;
-                inbox = self.follow(inbox, deadline, wanted.is_some());
+                inbox = self.follow(inbox, until);
                 inbox.following -= 1;
             } else {
                 inbox.reading = true;
                 drop(inbox);
-                let read = self.read(deadline, wanted.is_some());
+                let read = self.read(until);
                 inbox = lock(&self.inbox);
                 inbox.reading = false;
                 match read {
@@ -357,7 +392,7 @@ impl Connection {
                     self.arrived.notify_all();
                 }
             }
-            if let Some(wanted) = wanted
+            if let Some(wanted) = until.wanted
                 && !inbox.calls.get(&id).is_some_and(Option::is_some)
                 && inbox.closed.is_none()
             {
@@ -371,35 +406,17 @@ impl Connection {
         }
     }
 
-    /// Waits while another caller reads; not for long where somebody may change their mind.
-    fn follow<'a>(
-        &self,
-        inbox: MutexGuard<'a, Inbox>,
-        deadline: Option<Instant>,
-        impatient: bool,
-    ) -> MutexGuard<'a, Inbox> {
-        let now = Instant::now();
-        if impatient && deadline.is_none_or(|deadline| now + IMPATIENCE < deadline) {
-            let waited = self.arrived.wait_timeout(inbox, IMPATIENCE).unwrap_or_else(PoisonError::into_inner);
-            return waited.0;
+    /// Waits while another caller reads.
+    fn follow<'a>(&self, inbox: MutexGuard<'a, Inbox>, until: &Until<'_>) -> MutexGuard<'a, Inbox> {
+        match until.slice() {
+            Some(slice) => self.arrived.wait_timeout(inbox, slice).unwrap_or_else(PoisonError::into_inner).0,
+            None => self.arrived.wait(inbox).unwrap_or_else(PoisonError::into_inner),
         }
-        let Some(deadline) = deadline else {
-            return self.arrived.wait(inbox).unwrap_or_else(PoisonError::into_inner);
-        };
-        let left = deadline.saturating_duration_since(now);
-        let (mut inbox, waited) = self.arrived.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner);
-        if waited.timed_out() {
-            inbox.closed.get_or_insert_with(timed_out);
-            drop(self.socket.shutdown(Shutdown::Both));
-            self.arrived.notify_all();
-        }
-        inbox
     }
 
-    /// Reads until at least one frame is there; the answers among them. Where somebody may change their mind, not for long.
-    fn read(&self, deadline: Option<Instant>, impatient: bool) -> Result<Vec<(u64, Answer)>> {
-        let longest = if impatient { IMPATIENCE } else { WAIT_MAX };
-        let ended = || Error::new(ErrorKind::Io, "the daemon ended the connection");
+    /// Reads until at least one frame is there, or it is time to see whether the wait is over; the answers among them.
+    fn read(&self, until: &Until<'_>) -> Result<Vec<(u64, Answer)>> {
+        let ended = || Error::new(ErrorKind::Io, format!("{} ended the connection", self.other));
         let mut reading = lock(&self.reading);
         loop {
             let mut answers = Vec::new();
@@ -411,11 +428,11 @@ impl Connection {
             if frames > 0 {
                 return Ok(answers);
             }
-            let left = deadline.map_or(longest, |deadline| deadline.saturating_duration_since(Instant::now()));
-            if left.is_zero() {
-                return Err(timed_out());
+            let slice = until.slice().map_or(WAIT_MAX, |slice| slice.min(WAIT_MAX));
+            if slice.is_zero() {
+                return Ok(answers);
             }
-            let wait = Some(left.min(longest));
+            let wait = Some(slice);
             if reading.wait != wait {
                 self.socket.set_read_timeout(wait).map_err(|error| Error::io("setting a socket up", &error))?;
                 reading.wait = wait;
@@ -428,27 +445,25 @@ impl Connection {
             match found.unwrap_or_else(|| decoder.fill(self.socket.as_fd())) {
                 Ok(0) => return Err(ended()),
                 Ok(_) => {}
-                Err(error)
-                    if impatient
-                        && matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted) =>
-                {
-                    return Ok(Vec::new());
-                }
-                // The next turn sees whether the time is up.
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return Err(ended()),
-                Err(error) => return Err(Error::io("reading from the daemon", &error)),
+                Err(error) => match error.kind() {
+                    std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted => return Ok(answers),
+                    std::io::ErrorKind::ConnectionReset => return Err(ended()),
+                    _ => return Err(Error::io(format!("reading from {}", self.other), &error)),
+                },
             }
         }
+    }
+
+    fn late(&self) -> Error {
+        Error::new(ErrorKind::TimedOut, format!("{} did not answer in time", self.other))
     }
 
     /// An answer, or a notice, which is heard at once.
     fn sort(&self, frame: Frame) -> Result<Option<(u64, Answer)>> {
         match rpc::hear(&frame.body)? {
-            Said::Answer(response) => match response.id {
-                Id::Number(id) => Ok(Some((id, Answer { response, fds: frame.fds }))),
-                _ => Err(response.outcome().err().unwrap_or_else(|| Error::corrupt("an answer without a number"))),
+            Said::Answer(response) => match response.id.as_u64() {
+                Some(id) => Ok(Some((id, Answer { response, fds: frame.fds }))),
+                None => Err(response.outcome().err().unwrap_or_else(|| Error::corrupt("an answer without a number"))),
             },
             Said::Notice { method, params } => {
                 (self.on_notice)(&method, &params, frame.fds);
@@ -458,8 +473,14 @@ impl Connection {
     }
 }
 
-fn timed_out() -> Error {
-    Error::new(ErrorKind::TimedOut, "the daemon did not answer in time")
+fn result_of<M: Method>(response: rpc::Response) -> Result<M::Result> {
+    let value = response.outcome()?;
+    serde_json::from_str(value.get()).map_err(|error| Error::corrupt(format!("the answer to {}: {error}", M::NAME)))
+}
+
+/// The error of a call whose caller gave it up.
+pub(crate) fn unwanted() -> Error {
+    Error::new(ErrorKind::Conflict, "nobody waits for it any more")
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -41,7 +41,7 @@ fn the_daemon_is_not_asked_and_memory_is_used_again() {
     let running = Running::start(|_| {});
     let _provider = next(&running);
     let functions = Functions::new(running.connect("caller"));
-    let outlet = functions.outlet("next").unwrap();
+    let outlet = functions.outlet("next", &None.into()).unwrap();
     let (mut places, mut kept) = (BTreeSet::new(), Vec::new());
     for round in 0..2000_usize {
         let byte = (round % 251) as u8;
@@ -65,7 +65,7 @@ fn what_is_too_much_to_lend_is_published() {
     let running = Running::start(|_| {});
     let provider = next(&running);
     let functions = Functions::new(running.connect("caller"));
-    let outlet = functions.outlet("next").unwrap();
+    let outlet = functions.outlet("next", &None.into()).unwrap();
     let large = functions.call("next", &none().arg(made(&outlet, 2 << 20, 1))).unwrap();
     assert!(is_all(&large, 2) && running.daemon.store().stats().total_tensors > 0);
     drop(large);
@@ -102,7 +102,7 @@ fn what_a_call_reads_stays_although_its_caller_went_on() {
             .unwrap()
     };
     let functions = Functions::new(running.connect("caller"));
-    let outlet = functions.outlet("slow").unwrap();
+    let outlet = functions.outlet("slow", &None.into()).unwrap();
     let slow = none().arg(made(&outlet, BYTES, 1));
     assert!(functions.call_within("slow", &slow, Some(Duration::from_millis(20))).is_err(), "it waits at the door");
     drop(slow);
@@ -133,7 +133,7 @@ fn what_is_kept_outlives_the_connection_and_can_be_passed_on() {
     let _next = next(&running);
     for byte in [1, 2, 3] {
         let functions = Functions::new(running.connect("caller"));
-        let outlet = functions.outlet("keep").unwrap();
+        let outlet = functions.outlet("keep", &None.into()).unwrap();
         let passed = functions.call("keep", &none().arg(made(&outlet, BYTES, byte))).unwrap();
         assert!(is_all(&passed, byte + 1), "through two providers");
         // What is lent to one provider can be had by the other.
@@ -161,7 +161,7 @@ fn kept_results_are_for_all_callers() {
     for _ in 0..3 {
         let store = running.connect("caller");
         let functions = Functions::new(store.clone());
-        let lent = functions.call("same", &none().arg(made(&functions.outlet("same").unwrap(), 10, 7))).unwrap();
+        let lent = functions.call("same", &none().arg(made(&functions.outlet("same", &None.into()).unwrap(), 10, 7))).unwrap();
         let published = functions.call("same", &none().arg(put(&*store, "x", &[7; 10]))).unwrap();
         assert!(is_all(&lent, 7) && is_all(&published, 7));
         let (one, other) = (lent.as_tensor().unwrap(), published.as_tensor().unwrap());

@@ -5,17 +5,20 @@
 mod support;
 
 use cotensor_client::ClientStore;
-use cotensor_client::functions::{Arguments, Context, Failure, Functions, Object, Options, Provider, Value};
+use cotensor_client::functions::{
+    Arguments, CallError, Context, Done, Failure, Functions, Object, Options, Provider, Value,
+};
 use cotensor_core::{DType, ErrorKind};
 use cotensor_daemon::{Config, Embedded, connect_or_embed};
 use cotensor_store::{CopyReason, Store};
+use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::Duration;
-use support::calls::{Tracked, none, until};
+use support::calls::{Tracked, int, none, until};
 use support::{Running, spec};
 
 /// Where the daemon of the other process is; its presence says that this is the other process.
@@ -80,6 +83,59 @@ fn hang(_: &Arguments, context: &Context) -> Result<Value, Failure> {
         std::thread::sleep(Duration::from_millis(1));
     }
     Err(Failure::new("stopped", ""))
+}
+
+#[test]
+fn a_stopped_provider_is_late_with_one_call_and_loses_no_other() {
+    if let Some(socket) = other_process() {
+        let store = ClientStore::connect(Some(&socket), "stopped").unwrap();
+        let _provider = Provider::builder(store)
+            .function("pid", Options::default(), |_, _| Ok(Value::Int(i64::from(std::process::id()))))
+            .function("kept", Options::default().managed(), |_, _| Ok(Value::Int(1)))
+            .function("tensor", Options::default(), |_, context| {
+                Ok(context.tensor("t", DType::U8, &[2 << 20], &vec![5; 2 << 20])?.into())
+            })
+            .start()
+            .unwrap();
+        say("ready");
+        return wait_for_the_end();
+    }
+    let running = Running::start(|_| {});
+    let functions = Functions::new(running.connect("caller")).with_timeout(Duration::from_secs(60));
+    let mut provider = Other::start("a_stopped_provider_is_late_with_one_call_and_loses_no_other", &running.socket);
+    provider.says("ready");
+    let pid = Pid::from_child(&provider.child);
+    let kept = functions.call("kept", &none()).unwrap();
+    let Value::Remote(object) = kept else { panic!("an object") };
+    functions.call("pid", &none()).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+    let brief = Some(Duration::from_millis(50));
+    let is_late = |error: CallError| {
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+        let text = error.to_string();
+        assert!(text.contains(&format!("stopped[{}]", provider.child.id())) && !text.contains("daemon"), "{text}");
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| functions.call("pid", &none()));
+        is_late(functions.call_within("tensor", &none(), brief).unwrap_err());
+        is_late(object.call_within("get", &none(), brief).unwrap_err());
+        is_late(functions.submit_within("pid", &none(), brief).err().unwrap());
+        let pending = functions.pending("pid").unwrap();
+        pending.call(9, "pid", none(), brief).unwrap();
+        let [(9, Done::Call(Err(error)))] = &mut *pending.next(&|| true) else { panic!("the call is late") };
+        is_late(error.clone());
+        // More than the socket takes: the second is not even begun.
+        for _ in 0..2 {
+            let long = Value::List(vec![Value::from("x".repeat(60_000)); 100]);
+            is_late(functions.call_within("pid", &none().arg(long), brief).unwrap_err());
+        }
+        kill_process(pid, Signal::CONT).unwrap();
+        assert_eq!(int(other.join().unwrap()), i64::from(provider.child.id()), "a call at the same time");
+    });
+    assert_eq!(int(functions.call("pid", &none())), i64::from(provider.child.id()));
+    assert_eq!(int(object.call("get", &none())), 1, "over the same connection");
+    // The late result was taken, and let go.
+    running.settles_at(0);
 }
 
 #[test]

@@ -65,6 +65,10 @@ impl Raw {
 fn echoing(running: &Running) -> Provider {
     let echo = |arguments: &cotensor_client::functions::Arguments, _: &_| Ok(arguments.get(0, "value")?.clone());
     let builder = Provider::builder(running.connect("provider")).function("echo", Options::default(), echo);
+    // As JSON, 18 MB.
+    let long = |_: &_, _: &_| Ok(Value::List(vec![Value::from("\u{1}".repeat(60_000)); 50]));
+    let half = |_: &_, _: &_| Ok(Value::List(vec![Value::from("\u{1}".repeat(60_000)); 25]));
+    let builder = builder.function("long", Options::default(), long).function("half", Options::default(), half);
     builder.function("kept", Options::default().managed(), |_, _| Ok(Value::Int(1))).start().unwrap()
 }
 
@@ -92,6 +96,33 @@ fn json_rpc_is_spoken_in_full() {
     raw.say(&json!([notification, notification]).to_string());
     raw.say(&call(9, json!(9)).to_string());
     assert_eq!(raw.hear()["id"], 9, "a batch of notifications is not answered");
+}
+
+#[test]
+fn a_batch_is_answered_whatever_one_of_its_results_is() {
+    let running = Running::start(|_| {});
+    let provider = echoing(&running);
+    let (mut raw, _) = Raw::connect(&running);
+    let call = |id: u64, params: Json| json!({"jsonrpc": "2.0", "id": id, "method": "call", "params": params});
+    let eight = "x".repeat(60_000);
+    let eight = vec![eight.as_str(); 140];
+    let batch = json!([
+        call(1, json!({"function": "long"})),
+        call(2, json!({"function": "echo", "args": ["short"]})),
+        call(3, json!({"function": "echo", "args": [eight]})),
+    ]);
+    raw.say(&batch.to_string());
+    let answers = raw.hear();
+    let answer = |id: u64| answers.as_array().unwrap().iter().find(|answer| answer["id"] == id).unwrap().clone();
+    assert!(answer(1)["error"]["message"].as_str().unwrap().contains("tensor"), "{}", answer(1)["error"]);
+    assert_eq!(answer(2)["result"]["value"], "short");
+    assert_eq!(answer(3)["result"]["value"].as_array().unwrap().len(), 140);
+    // Answers that are too long together only.
+    raw.say(&json!([1, 2].map(|id| call(id, json!({"function": "half"})))).to_string());
+    let answers = raw.hear();
+    let results = answers.as_array().unwrap().iter().filter(|answer| answer["result"].is_object()).count();
+    assert_eq!((answers.as_array().unwrap().len(), results), (2, 1), "one fits, the other is an error");
+    assert_eq!(provider.callers(), 1);
 }
 
 #[test]

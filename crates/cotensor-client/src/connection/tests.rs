@@ -1,4 +1,6 @@
 use super::*;
+use crate::wire::send_all;
+use std::time::Instant;
 use crate::protocol::{Empty, Ping};
 
 /// Answers every call, in the order of `turn`, after `count` of them came.
@@ -8,8 +10,7 @@ fn answer(socket: &UnixStream, count: usize, turn: impl Fn(Vec<u64>) -> Vec<u64>
     while ids.len() < count {
         while let Some(frame) = decoder.take().unwrap() {
             let rpc::Message::Single(call) = rpc::parse(&frame.body) else { panic!("a call") };
-            let Some(Id::Number(id)) = call.id else { panic!("a number") };
-            ids.push(id);
+            ids.push(call.id.and_then(|id| id.as_u64()).expect("a number"));
         }
         if ids.len() < count {
             assert!(decoder.fill(socket.as_fd()).unwrap() > 0);
@@ -17,7 +18,7 @@ fn answer(socket: &UnixStream, count: usize, turn: impl Fn(Vec<u64>) -> Vec<u64>
     }
     for id in turn(ids) {
         let value = RawValue::from_string("{}".into()).unwrap();
-        let body = serde_json::to_vec(&rpc::Response::new(Id::Number(id), Ok(value))).unwrap();
+        let body = serde_json::to_vec(&rpc::Response::new(id.into(), Ok(value))).unwrap();
         send_all(socket.as_fd(), &Frame::new(body)).unwrap();
     }
 }
@@ -58,19 +59,19 @@ fn a_group_gets_its_answers_as_they_come_and_others_get_theirs() {
                 ids
             });
         });
-        let mut asked: Vec<_> = (0..99).map(|_| connection.ask_into::<Ping>(&Empty {}, &group).unwrap()).collect();
+        let mut asked: Vec<_> = (0..99).map(|_| connection.ask_into::<Ping>(&Empty {}, &group, &Until::default()).unwrap()).collect();
         connection.call::<Ping>(&Empty {}, Vec::new(), Some(Duration::from_secs(30))).unwrap();
         while !asked.is_empty() {
-            for (id, answer) in connection.wait_for(&group, &|| true).unwrap() {
+            for (id, answer) in connection.wait_for(&group, &Until::default()).unwrap() {
                 answer.response.outcome().unwrap();
                 asked.retain(|asked| *asked != id);
             }
         }
     });
-    assert!(connection.wait_for(&group, &|| false).unwrap().is_empty(), "nobody wants to wait");
-    connection.ask_into::<Ping>(&Empty {}, &group).unwrap();
+    assert!(connection.wait_for(&group, &Until { wanted: Some(&|| false), ..Until::default() }).unwrap().is_empty(), "nobody wants to wait");
+    connection.ask_into::<Ping>(&Empty {}, &group, &Until::default()).unwrap();
     drop(other);
-    assert_eq!(connection.wait_for(&group, &|| true).err().unwrap().kind(), ErrorKind::Io);
+    assert_eq!(connection.wait_for(&group, &Until::default()).err().unwrap().kind(), ErrorKind::Io);
 }
 
 #[test]
@@ -139,5 +140,46 @@ fn a_listener_reads_for_the_callers_and_hears_the_end() {
         }
         connection.close();
         assert_eq!(listening.join().unwrap().kind(), ErrorKind::Io);
+    });
+}
+
+#[test]
+fn an_answer_that_is_late_goes_to_those_who_take_late_answers() {
+    let (connection, other) = connection();
+    let late = Arc::new(Group::default());
+    let until = Until { deadline: Some(Instant::now()), wanted: None };
+    let asked = connection.ask::<Ping>(&Empty {}, Vec::new(), &Until::default()).unwrap();
+    let Ok(Err(id)) = asked.wait(&until) else { panic!("nothing came yet") };
+    connection.abandon(id, &late);
+    assert!(connection.closed().is_none(), "one call that is late ends no other");
+    answer(&other, 1, |ids| ids);
+    let arrived = connection.wait_for(&late, &Until::default()).unwrap();
+    assert_eq!(arrived.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [id]);
+}
+
+#[test]
+fn nobody_waits_for_an_end_that_does_not_read() {
+    let (connection, other) = connection();
+    let body = || Frame::new(vec![b' '; 1 << 20]);
+    let soon = || Until { deadline: Some(Instant::now() + Duration::from_millis(5)), wanted: None };
+    assert!(connection.sending.send(&connection.socket, body(), &soon()).unwrap(), "begun: the rest follows");
+    assert!(!connection.sending.send(&connection.socket, body(), &soon()).unwrap(), "not begun");
+    for _ in 0..10 {
+        connection.notify::<Ping>(&Empty {}).unwrap();
+    }
+    let mut decoder = Decoder::default();
+    std::thread::scope(|scope| {
+        scope.spawn(|| connection.sending.send(&connection.socket, Frame::new(b"last".to_vec()), &Until::default()));
+        let mut next = || loop {
+            match decoder.take().unwrap() {
+                Some(frame) => break frame.body,
+                None => assert!(decoder.fill(other.as_fd()).unwrap() > 0),
+            }
+        };
+        assert_eq!(next().len(), 1 << 20, "whole, though its sender left");
+        for _ in 0..10 {
+            assert!(next().starts_with(b"{"), "notices in their order");
+        }
+        assert_eq!(next(), b"last");
     });
 }

@@ -1,12 +1,14 @@
 //! Values as JSON and back. How is said in [`protocol::provider`](crate::protocol::provider).
 
 use super::lending::Lending;
-use super::{Arguments, Value};
+use super::{Arguments, Outlet, Value};
 use crate::hex;
 use crate::protocol::provider::{LentRange, LentRef, ObjectRef, TensorRef};
 use crate::store::ClientStore;
+use crate::wire::FRAME_BYTES_MAX;
+use crate::wire::rpc::TENSORS_INSTEAD;
 use cotensor_core::{DType, Error, Result};
-use cotensor_store::{ContentSpec, Holder, Lease, Store};
+use cotensor_store::{ContentSpec, CopyReason, Holder, Lease, Store, TensorSpec};
 use serde_json::{Map, Value as Json, json};
 use std::sync::Arc;
 
@@ -16,6 +18,8 @@ const DEPTH_MAX: usize = 64;
 const VALUES_MAX: usize = 1 << 20;
 /// The most tensors in one message: each is a question to the daemon.
 const TENSORS_MAX: usize = 4096;
+/// Longer bytes and texts travel as tensors, beside the message.
+const INLINE_BYTES_MAX: usize = 64 << 10;
 
 /// One end of a socket between a caller and a provider: what stands behind the handles.
 pub(crate) trait Edge {
@@ -25,22 +29,12 @@ pub(crate) trait Edge {
     fn holder(&self) -> &Holder;
     /// The small tensors that the two ends lend to each other.
     fn lending(&self) -> &Arc<Lending>;
+    /// Where long bytes and texts are written.
+    fn outlet(&self) -> Outlet;
     /// The handle of an object.
     fn refer(&self, object: &Value) -> Result<ObjectRef>;
     /// The object of a handle.
     fn resolve(&self, object: ObjectRef) -> Result<Value>;
-}
-
-/// Takes back what was lent with a message that was not made.
-struct Undo<'a> {
-    lending: &'a Lending,
-    ranges: Vec<LentRange>,
-}
-
-impl Drop for Undo<'_> {
-    fn drop(&mut self) {
-        self.lending.take_back(&self.ranges);
-    }
 }
 
 /// What has to stay leased until the other end has leased the tensors of a message itself.
@@ -50,6 +44,8 @@ pub(crate) struct Handed {
     pub(crate) any: bool,
     /// Those that nobody else leases.
     pub(crate) own: Vec<Lease>,
+    /// Those that are lent.
+    pub(crate) lent: Vec<LentRange>,
 }
 
 /// Counts what passes, so that no message is endless.
@@ -57,8 +53,9 @@ pub(crate) struct Handed {
 struct Count {
     values: usize,
     tensors: usize,
+    /// At least so many bytes has the message.
+    bytes: usize,
     handed: Handed,
-    lent: Vec<LentRange>,
 }
 
 impl Count {
@@ -68,7 +65,16 @@ impl Count {
             return Err(Error::invalid(format!("values are nested deeper than {DEPTH_MAX} levels")));
         }
         if self.values > VALUES_MAX {
-            return Err(Error::invalid(format!("more than {VALUES_MAX} values in one message")));
+            return Err(Error::invalid(format!("more than {VALUES_MAX} values in one message: {TENSORS_INSTEAD}")));
+        }
+        Ok(())
+    }
+
+    fn text(&mut self, bytes: usize) -> Result<()> {
+        self.bytes += bytes;
+        if self.bytes > FRAME_BYTES_MAX {
+            let message = format!("values of more than {FRAME_BYTES_MAX} bytes in one message: {TENSORS_INSTEAD}");
+            return Err(Error::unsupported(message));
         }
         Ok(())
     }
@@ -86,11 +92,7 @@ impl Count {
 pub(crate) fn encode(value: &Value, edge: &dyn Edge) -> Result<(Json, Handed)> {
     let mut count = Count::default();
     let json = write(value, edge, 0, &mut count);
-    let Count { handed, lent, .. } = count;
-    let mut undo = Undo { lending: edge.lending(), ranges: lent };
-    let json = json?;
-    undo.ranges.clear();
-    Ok((json, handed))
+    Ok((json.inspect_err(|_| edge.lending().take_back(&count.handed.lent))?, count.handed))
 }
 
 /// Arguments as JSON.
@@ -107,11 +109,8 @@ pub(crate) struct Encoded {
 pub(crate) fn encode_arguments(arguments: &Arguments, edge: &dyn Edge) -> Result<Encoded> {
     let mut count = Count::default();
     let written = write_arguments(arguments, edge, &mut count);
-    let Count { handed, lent, .. } = count;
-    let mut undo = Undo { lending: edge.lending(), ranges: lent };
-    let (args, kwargs) = written?;
-    undo.ranges.clear();
-    Ok(Encoded { args, kwargs, handed })
+    let (args, kwargs) = written.inspect_err(|_| edge.lending().take_back(&count.handed.lent))?;
+    Ok(Encoded { args, kwargs, handed: count.handed })
 }
 
 fn write_arguments(
@@ -139,13 +138,22 @@ fn write(value: &Value, edge: &dyn Edge, depth: usize, count: &mut Count) -> Res
         Value::Float(number) if number.is_finite() => json!(number),
         Value::Float(number) if number.is_nan() => json!({"$float": "nan"}),
         Value::Float(number) => json!({"$float": if *number > 0.0 { "inf" } else { "-inf" }}),
-        Value::String(text) => json!(text),
-        Value::Bytes(bytes) => json!({"$bytes": hex::encode(bytes)}),
+        Value::String(text) if text.len() > INLINE_BYTES_MAX => json!({"$text": aside(text.as_bytes(), edge, count)?}),
+        Value::String(text) => {
+            count.text(text.len())?;
+            json!(text)
+        }
+        Value::Bytes(bytes) if bytes.len() > INLINE_BYTES_MAX => json!({"$bytes": aside(bytes, edge, count)?}),
+        Value::Bytes(bytes) => {
+            count.text(2 * bytes.len())?;
+            json!({"$bytes": hex::encode(bytes)})
+        }
         Value::List(values) => Json::Array(write_all(values, edge, depth, count)?),
         Value::Tuple(values) => json!({"$tuple": write_all(values, edge, depth, count)?}),
         Value::Map(values) => {
             let mut entries = Vec::with_capacity(values.len());
             for (name, value) in values {
+                count.text(name.len())?;
                 entries.push((name.clone(), write(value, edge, depth + 1, count)?));
             }
             match values.keys().any(|name| name.starts_with('$')) {
@@ -153,18 +161,43 @@ fn write(value: &Value, edge: &dyn Edge, depth: usize, count: &mut Count) -> Res
                 false => Json::Object(entries.into_iter().collect()),
             }
         }
-        Value::Tensor(lease) => {
-            count.tensor()?;
-            match edge.lending().lend(lease) {
-                Some(lent) => {
-                    count.lent.push(lent.range);
-                    json!({"$lent": lent})
-                }
-                None => json!({"$tensor": hand(lease, edge, &mut count.handed)?}),
-            }
-        }
+        Value::Tensor(lease) => write_tensor(lease, edge, count)?,
         Value::Object(_) | Value::Remote(_) => json!({"$object": edge.refer(value)?}),
     })
+}
+
+fn write_tensor(lease: &Lease, edge: &dyn Edge, count: &mut Count) -> Result<Json> {
+    count.tensor()?;
+    match edge.lending().lend(lease) {
+        Some(lent) => {
+            count.handed.lent.push(lent.range);
+            Ok(json!({"$lent": lent}))
+        }
+        None => Ok(json!({"$tensor": hand(lease, edge, &mut count.handed)?})),
+    }
+}
+
+/// Bytes as a tensor: they would make the message too long.
+fn aside(bytes: &[u8], edge: &dyn Edge, count: &mut Count) -> Result<Json> {
+    let name = format!("data of {}", edge.holder().name());
+    let spec = TensorSpec::new(&name[..name.floor_char_boundary(256)], DType::U8, &[bytes.len()]);
+    let mut reservation = edge.outlet().reserve(spec, edge.holder())?;
+    reservation.write(bytes, CopyReason::Put)?;
+    let lease = reservation.publish()?;
+    let json = write_tensor(&lease, edge, count)?;
+    count.handed.own.push(lease);
+    Ok(json)
+}
+
+/// The bytes of what [`aside`] wrote: copied before anything is read from them.
+fn read_aside(name: &str, inner: Json, edge: &dyn Edge, depth: usize, count: &mut Count) -> Result<Vec<u8>> {
+    match read(inner, edge, depth, count)? {
+        Value::Tensor(lease) if lease.dtype() == DType::U8 => {
+            let bytes = lease.bytes().map(<[u8]>::to_vec);
+            bytes.ok_or_else(|| Error::unsupported(format!("{name}: a tensor that is not in this machine's memory")))
+        }
+        _ => Err(Error::invalid(format!("{name}: a tensor of bytes is expected"))),
+    }
 }
 
 /// A tensor of the daemon's store: one that was leased over another connection is leased over this one, one that was lent over
@@ -279,6 +312,11 @@ fn read_special(name: &str, inner: Json, edge: &dyn Edge, depth: usize, count: &
             let bytes =
                 hex::decode(&digits).ok_or_else(|| Error::invalid("$bytes: hexadecimal digits are expected"))?;
             Ok(Value::Bytes(bytes))
+        }
+        ("$bytes", inner @ Json::Object(_)) => Ok(Value::Bytes(read_aside(name, inner, edge, depth, count)?)),
+        ("$text", inner @ Json::Object(_)) => {
+            let bytes = read_aside(name, inner, edge, depth, count)?;
+            Ok(Value::String(String::from_utf8(bytes).map_err(|_| Error::corrupt("$text: this is no UTF-8"))?))
         }
         ("$float", Json::String(text)) => match text.as_str() {
             "nan" => Ok(Value::Float(f64::NAN)),

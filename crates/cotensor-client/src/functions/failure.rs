@@ -1,6 +1,6 @@
 //! What goes wrong with a call: the function's own failure, or that it could not be called.
 
-use crate::protocol::provider::{FAILED_CODE, FailureInfo};
+use crate::protocol::provider::{CauseInfo, FAILED_CODE, FailureInfo};
 use crate::wire::rpc;
 use cotensor_core::{Error, ErrorKind};
 use jsonrpsee_types::ErrorObjectOwned;
@@ -8,10 +8,25 @@ use std::fmt;
 
 /// The longest message and the longest trace that cross, in bytes.
 const TEXT_BYTES_MAX: usize = 64 << 10;
+/// The most causes that cross.
+const CAUSES_MAX: usize = 8;
 
 /// A function's own failure. It crosses to the caller as it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
+    /// What kind, such as the name of an exception.
+    pub kind: String,
+    /// What happened, for people.
+    pub message: String,
+    /// Where, in the provider's words; may be empty.
+    pub trace: String,
+    /// What caused it, the nearest cause first.
+    pub causes: Vec<Cause>,
+}
+
+/// What caused a failure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cause {
     /// What kind, such as the name of an exception.
     pub kind: String,
     /// What happened, for people.
@@ -23,7 +38,7 @@ pub struct Failure {
 impl Failure {
     /// A failure without a trace: the caller is another process, which the provider's own code is nothing to.
     pub fn new(kind: &str, message: impl Into<String>) -> Self {
-        Self { kind: kind.to_owned(), message: message.into(), trace: String::new() }
+        Self { kind: kind.to_owned(), message: message.into(), trace: String::new(), causes: Vec::new() }
     }
 
     /// From any error, with what caused it as the trace.
@@ -44,20 +59,23 @@ impl Failure {
 
     /// The function was cancelled.
     pub(crate) fn cancelled() -> Self {
-        Self { kind: CANCELLED.to_owned(), message: "cancelled".to_owned(), trace: String::new() }
+        Self::new(CANCELLED, "cancelled")
     }
 
     /// The function was not done in time.
     pub(crate) fn timed_out(limit: std::time::Duration) -> Self {
-        let message = format!("not done after {} s", limit.as_secs_f64());
-        Self { kind: TIMED_OUT.to_owned(), message, trace: String::new() }
+        Self::new(TIMED_OUT, format!("not done after {} s", limit.as_secs_f64()))
     }
 
     /// The function panicked.
     pub(crate) fn panicked(function: &str, payload: &(dyn std::any::Any + Send)) -> Self {
         let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let text = text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default();
-        Self { kind: "panic".to_owned(), message: text, trace: format!("panicked in {function}") }
+        Self { trace: format!("panicked in {function}"), ..Self::new("panic", text) }
+    }
+
+    pub(crate) fn is_timeout(&self) -> bool {
+        self.kind == TIMED_OUT
     }
 
     pub(crate) fn is_cancellation(&self) -> bool {
@@ -65,7 +83,12 @@ impl Failure {
     }
 
     pub(crate) fn to_object(&self) -> ErrorObjectOwned {
-        let info = FailureInfo { r#type: short(&self.kind), trace: short(&self.trace) };
+        let cause = |Cause { kind, message, trace }: &Cause| {
+            let (r#type, message, trace) = (short(kind), short(message), short(trace));
+            CauseInfo { r#type, message, trace }
+        };
+        let causes = self.causes.iter().take(CAUSES_MAX).map(cause).collect();
+        let info = FailureInfo { r#type: short(&self.kind), trace: short(&self.trace), causes };
         ErrorObjectOwned::owned(FAILED_CODE, short(&self.message), Some(info))
     }
 }
@@ -123,8 +146,10 @@ impl CallError {
             return CallError::NotCalled(rpc::from_object(object));
         }
         let info = object.data().and_then(|data| serde_json::from_str::<FailureInfo>(data.get()).ok());
-        let (kind, trace) = info.map(|info| (info.r#type, info.trace)).unwrap_or_default();
-        CallError::Failed(Failure { kind, message: object.message().to_owned(), trace })
+        let (kind, trace, causes) = info.map(|info| (info.r#type, info.trace, info.causes)).unwrap_or_default();
+        let cause = |CauseInfo { r#type, message, trace }| Cause { kind: r#type, message, trace };
+        let causes = causes.into_iter().take(CAUSES_MAX).map(cause).collect();
+        CallError::Failed(Failure { kind, message: object.message().to_owned(), trace, causes })
     }
 }
 
@@ -164,7 +189,8 @@ mod tests {
                 Some(&self.0)
             }
         }
-        let failure = Failure::from_error("Outer", &Outer(cause));
+        let mut failure = Failure::from_error("Outer", &Outer(cause));
+        failure.causes.push(Cause { kind: "KeyError".into(), message: "'x'".into(), trace: "line 1".into() });
         assert!(failure.trace.contains("caused by: no such thing"));
         let CallError::Failed(back) = CallError::from_object(&failure.to_object()) else { panic!("a failure") };
         assert_eq!(back, failure);

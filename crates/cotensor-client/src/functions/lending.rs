@@ -216,8 +216,16 @@ impl Lending {
             }
             std::mem::take(&mut *returned)
         };
-        // At the end of the connection nobody waits for it.
-        drop(self.say::<p::ReturnLent>(&p::ReturnLentParams { ranges: all }, Vec::new()));
+        let ranges = p::ReturnLentParams { ranges: all };
+        if self.say::<p::ReturnLent>(&ranges, Vec::new()).is_err() {
+            // Said with the next message; after the end of the connection nobody waits for it.
+            self.return_later(&ranges.ranges);
+        }
+    }
+
+    /// Ranges that are read no more, and that the other end does not know of: for the next message.
+    pub(crate) fn return_later(&self, ranges: &[p::LentRange]) {
+        lock(&self.returned).extend_from_slice(ranges);
     }
 }
 

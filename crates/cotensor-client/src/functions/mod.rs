@@ -13,9 +13,9 @@ mod options;
 mod provider;
 mod value;
 
-pub use caller::{Done, Functions, Pending, RemoteObject, Task};
+pub use caller::{Deadline, Done, Functions, Pending, RemoteObject, Task};
 pub use context::Context;
-pub use failure::{CallError, Failure};
+pub use failure::{CallError, Cause, Failure};
 pub use lending::Outlet;
 pub use options::{Cache, Concurrency, Execution, Limits, Options};
 pub use provider::{Provider, ProviderBuilder};

@@ -64,6 +64,21 @@ impl Outbox {
         sent.inspect_err(|_| self.end())
     }
 
+    /// As [`send`](Self::send), unless more than `waiting_max` bytes would wait; whether it did. A frame that nothing waits
+    /// before is always sent.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn send_within(&self, frame: Frame, waiting_max: usize) -> Result<bool> {
+        let frame_bytes = frame.body.len();
+        let sent = match self.0.waiting() {
+            0 => self.send(frame),
+            waiting if waiting + frame_bytes <= waiting_max => self.send(frame),
+            _ => return Ok(false),
+        };
+        sent.map(|()| true)
+    }
+
     /// Sends a frame if nothing waits and the socket has room for it now; whether it did. Nothing is kept of one that it
     /// has no room for, so that a reader who reads only when it asks for something is not left for what it did not ask for.
     ///
@@ -139,6 +154,10 @@ impl Inner {
         Ok(first)
     }
 
+    fn waiting(&self) -> usize {
+        self.lock().bytes
+    }
+
     fn drain(&self) -> Result<()> {
         while !self.flush()? {
             let polled = poll(&mut [PollFd::new(&self.socket, PollFlags::OUT)], Some(&PATIENCE));
@@ -211,6 +230,27 @@ mod tests {
             };
             assert!(frame.body == [index; 20_000], "{index}");
         }
+    }
+
+    #[test]
+    fn long_frames_are_refused_while_much_waits_and_short_ones_go() {
+        let (outbox, reader) = pair();
+        let long = || Frame::new(vec![7; 1 << 20]);
+        let taken = (0..).find(|_| !outbox.send_within(long(), 4 << 20).unwrap()).unwrap();
+        assert!((4..=6).contains(&taken), "{taken} MiB: what waits, and what the socket took");
+        assert!(!outbox.send_within(long(), 4 << 20).unwrap());
+        outbox.send(Frame::new(b"an error in its place".to_vec())).unwrap();
+        let mut decoder = Decoder::default();
+        let mut next = || loop {
+            match decoder.take().unwrap() {
+                Some(frame) => break frame.body,
+                None => assert!(decoder.fill(reader.as_fd()).unwrap() > 0, "nobody is left for this"),
+            }
+        };
+        for _ in 0..taken {
+            assert_eq!(next().len(), 1 << 20);
+        }
+        assert_eq!(next(), b"an error in its place");
     }
 
     #[test]

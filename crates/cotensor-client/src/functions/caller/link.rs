@@ -1,7 +1,8 @@
 //! The socket to one provider.
 
-use super::RemoteObject;
-use crate::connection::{Answer, Asked, Connection, Group};
+use super::late::{Late, TakeLate};
+use super::{Deadline, RemoteObject};
+use crate::connection::{Answer, Connection, Group, Until, unwanted};
 use crate::functions::codec::{self, Edge, Encoded, Handed};
 use crate::functions::lending::{Lending, Speak};
 use crate::functions::{Arguments, CallError, Outlet, Value};
@@ -9,6 +10,7 @@ use crate::protocol::provider as p;
 use crate::protocol::{Method, ProviderInfo};
 use crate::store::ClientStore;
 use crate::wire::Frame;
+use crate::wire::rpc::TENSORS_INSTEAD;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_store::{Holder, Store};
 use std::os::fd::OwnedFd;
@@ -18,11 +20,20 @@ use std::time::Duration;
 
 /// How long to look for a result before sleeping: falling asleep and being woken takes longer than a small function.
 const SPIN: Duration = Duration::from_millis(1);
-/// The provider keeps time limits; one that says nothing for this much longer is taken for dead.
-const GRACE: Duration = Duration::from_secs(30);
+/// How long a provider may take for what it answers at once, unless the caller's calls have a shorter limit.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What a message lends to the other end, and what it returns.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Lent<'a> {
+    pub(super) handed: Option<&'a Handed>,
+    pub(super) returned: &'a [p::LentRange],
+}
 
 pub(crate) struct Link {
-    connection: Arc<Connection>,
+    pub(super) connection: Arc<Connection>,
+    pub(super) late: Late,
+    answer_timeout: Duration,
     lending: Arc<Lending>,
     epoch: u64,
     client: String,
@@ -31,16 +42,24 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(socket: UnixStream, provider: &ProviderInfo, store: Arc<ClientStore>) -> Arc<Self> {
+    /// The link to `provider`, whose answers the caller waits for no longer than `timeout`.
+    pub(super) fn new(
+        socket: UnixStream,
+        provider: &ProviderInfo,
+        store: Arc<ClientStore>,
+        timeout: Option<Duration>,
+    ) -> Arc<Self> {
         let lending = Arc::new(Lending::with_a_reader());
         let hears = Arc::clone(&lending);
         let connection =
             Connection::over(socket, Box::new(move |method, params, fds| hears.hear_notice(method, params.get(), fds)));
-        let connection = Arc::new(connection.looking_for(SPIN));
+        let connection = Arc::new(connection.named(&provider.client).looking_for(SPIN));
         let speaker: Arc<dyn Speak> = Arc::clone(&connection) as _;
         lending.speak_through(Arc::downgrade(&speaker));
         let holder = store.holder("functions");
-        Arc::new(Self { connection, lending, epoch: provider.epoch, client: provider.client.clone(), store, holder })
+        let (epoch, client) = (provider.epoch, provider.client.clone());
+        let answer_timeout = timeout.map_or(ANSWER_TIMEOUT, |timeout| timeout.min(ANSWER_TIMEOUT));
+        Arc::new(Self { connection, late: Late::default(), answer_timeout, lending, epoch, client, store, holder })
     }
 
     /// Where to write tensors of arguments.
@@ -66,68 +85,71 @@ impl Link {
     }
 
     /// Asks what is answered at once.
-    pub(super) fn ask<M: Method>(&self, params: &M::Params) -> Result<M::Result, CallError> {
-        self.ask_within::<M>(params, Some(Duration::ZERO))
+    pub(super) fn ask<M: Method>(self: &Arc<Self>, params: &M::Params) -> Result<M::Result, CallError> {
+        self.ask_by::<M>(params, Lent::default(), &self.answer_timeout.into(), None, |_, _| {})
     }
 
-    /// Asks what is answered within `timeout`, or as long as the provider lives.
-    pub(super) fn ask_within<M: Method>(
-        &self,
-        params: &M::Params,
-        timeout: Option<Duration>,
-    ) -> Result<M::Result, CallError> {
-        let timeout = timeout.map(|timeout| timeout.saturating_add(GRACE));
-        let asked = self.connection.ask::<M>(params, Vec::new(), timeout);
-        let answer = asked.and_then(Asked::wait).map_err(|error| self.silent::<M>(error))?;
-        Self::hear::<M>(answer)
-    }
-
-    /// As [`ask_within`](Self::ask_within), for as long as `wanted` says so. An answer that comes after that is taken all the
-    /// same, by `late` on a thread of its own.
-    pub(super) fn ask_while<M: Method>(
+    /// Asks what is answered before the deadline, and waits for it as long as `wanted` says so. An answer that comes after
+    /// that is given to `late`. `lent` is what the message lends and returns.
+    pub(super) fn ask_by<M: Method>(
         self: &Arc<Self>,
         params: &M::Params,
-        timeout: Option<Duration>,
-        wanted: &dyn Fn() -> bool,
-        late: impl FnOnce(&Arc<Self>, M::Result) + Send + 'static,
+        lent: Lent<'_>,
+        deadline: &Deadline,
+        wanted: Option<&dyn Fn() -> bool>,
+        late: TakeLate,
     ) -> Result<M::Result, CallError> {
-        let timeout = timeout.map(|timeout| timeout.saturating_add(GRACE));
-        let asked = self.connection.ask::<M>(params, Vec::new(), timeout);
-        match asked.and_then(|asked| asked.wait_while(wanted)).map_err(|error| self.silent::<M>(error))? {
-            Ok(answer) => Self::hear::<M>(answer),
+        let until = deadline.until(wanted);
+        let asked = self.connection.ask::<M>(params, Vec::new(), &until).inspect_err(|_| self.not_sent(lent));
+        let answer = asked.and_then(|asked| asked.wait(&until));
+        match answer.map_err(|error| self.silent(error, M::NAME, deadline))? {
+            Ok(answer) => Self::hear::<M>(answer).map_err(|error| deadline.explain(error, &self.client)),
             Err(number) => {
-                let link = Arc::clone(self);
-                let take = move || {
-                    let answer = link.connection.resume(number).wait().map_err(CallError::from);
-                    if let Ok(result) = answer.and_then(Self::hear::<M>) {
-                        late(&link, result);
-                    }
+                self.abandon(number, late);
+                let error = match until.has_passed() {
+                    true => deadline.missed(&self.client, M::NAME),
+                    false => unwanted().in_field(M::NAME),
                 };
-                drop(std::thread::Builder::new().name("cotensor-late".to_owned()).spawn(take));
-                Err(Error::new(ErrorKind::Conflict, "nobody waits for it any more").in_field(M::NAME).into())
+                Err(error.into())
             }
         }
     }
 
-    /// What the other end says comes as an answer: this is that it says nothing any more.
-    fn silent<M: Method>(&self, error: Error) -> Error {
+    /// Asks without waiting for the answer, which goes to `group`.
+    pub(super) fn ask_into<M: Method>(
+        &self,
+        params: &M::Params,
+        lent: Lent<'_>,
+        deadline: &Deadline,
+        group: &Arc<Group>,
+    ) -> Result<u64> {
+        let sent = self.connection.ask_into::<M>(params, group, &deadline.until(None));
+        sent.inspect_err(|_| self.not_sent(lent)).map_err(|error| self.silent(error, M::NAME, deadline))
+    }
+
+    /// The other end knows nothing of what a message lends and returns that was not sent.
+    fn not_sent(&self, Lent { handed, returned }: Lent<'_>) {
+        self.lending.take_back(handed.map_or(&[], |handed| &handed.lent));
+        self.lending.return_later(returned);
+    }
+
+    /// The error of a message that was not sent, or of a provider that has ended.
+    pub(super) fn silent(&self, error: Error, what: &str, deadline: &Deadline) -> Error {
         match error.kind() {
-            ErrorKind::Io | ErrorKind::TimedOut | ErrorKind::Corrupt => {
+            ErrorKind::TimedOut => deadline.missed(&self.client, what),
+            ErrorKind::Io | ErrorKind::Corrupt => {
                 let message = format!("{}, which provides it, is gone ({})", self.client, error.message());
-                Error::new(ErrorKind::Io, message).in_field(M::NAME)
+                Error::new(ErrorKind::Io, message).in_field(what)
             }
-            _ => error,
+            // Nothing else of the message is wrong than its length.
+            ErrorKind::Invalid => Error::unsupported(format!("{}: {TENSORS_INSTEAD}", error.message())).in_field("arguments"),
+            _ => error.in_field(what),
         }
     }
 
-    /// Asks without waiting: the answer goes to `group`.
-    pub(super) fn ask_into<M: Method>(&self, params: &M::Params, group: &Arc<Group>) -> Result<u64> {
-        self.connection.ask_into::<M>(params, group).map_err(|error| self.silent::<M>(error))
-    }
-
-    /// What has arrived for `group`, once something has, while `wanted` says so.
-    pub(super) fn wait_for(&self, group: &Group, wanted: &dyn Fn() -> bool) -> Result<Vec<(u64, Answer)>> {
-        self.connection.wait_for(group, wanted).map_err(|error| self.silent::<p::Wait>(error))
+    /// What has arrived for `group`, once something has, or until then.
+    pub(super) fn wait_for(&self, group: &Group, until: &Until<'_>) -> Result<Vec<(u64, Answer)>> {
+        self.connection.wait_for(group, until).map_err(|error| self.silent(error, p::Wait::NAME, &Deadline::from(None)))
     }
 
     pub(super) fn hear<M: Method>(Answer { response, .. }: Answer) -> Result<M::Result, CallError> {
@@ -139,51 +161,46 @@ impl Link {
         Ok(serde_json::from_str(value.get()).map_err(corrupt)?)
     }
 
+    /// Calls a function; `deadline` and `wanted` bound the wait.
     pub(super) fn call(
         self: &Arc<Self>,
         name: &str,
         arguments: &Arguments,
-        timeout: Option<Duration>,
+        deadline: &Deadline,
+        wanted: Option<&dyn Fn() -> bool>,
     ) -> Result<Value, CallError> {
-        let (params, _handed) = self.params(name, arguments, timeout)?;
-        let result = self.ask_within::<p::Call>(&params, timeout)?;
-        self.open(result)
-    }
-
-    pub(super) fn call_while(
-        self: &Arc<Self>,
-        name: &str,
-        arguments: &Arguments,
-        timeout: Option<Duration>,
-        wanted: &dyn Fn() -> bool,
-    ) -> Result<Value, CallError> {
-        let (params, _handed) = self.params(name, arguments, timeout)?;
-        self.open(self.ask_while::<p::Call>(&params, timeout, wanted, Self::let_go)?)
+        let (params, handed) = self.params(name, arguments, deadline)?;
+        let lent = Lent { handed: Some(&handed), returned: &params.returned };
+        self.open(self.ask_by::<p::Call>(&params, lent, deadline, wanted, Self::let_go)?)
     }
 
     /// Takes a result that nobody waits for any more, so that its tensors are let go of.
-    pub(super) fn let_go(self: &Arc<Self>, result: p::CallResult) {
-        drop(self.open(result));
+    pub(super) fn let_go(self: &Arc<Self>, answer: Answer) {
+        if let Ok(result) = Self::hear::<p::Call>(answer) {
+            drop(self.open(result));
+        }
     }
 
     pub(super) fn submit(
         self: &Arc<Self>,
         name: &str,
         arguments: &Arguments,
-        timeout: Option<Duration>,
+        deadline: &Deadline,
     ) -> Result<u64, CallError> {
-        let (params, _handed) = self.params(name, arguments, timeout)?;
-        Ok(self.ask::<p::Submit>(&params)?.task)
+        let (params, handed) = self.params(name, arguments, deadline)?;
+        let lent = Lent { handed: Some(&handed), returned: &params.returned };
+        let accepted = deadline.at_most(self.answer_timeout);
+        Ok(self.ask_by::<p::Submit>(&params, lent, &accepted, None, |_, _| {})?.task)
     }
 
     pub(super) fn params(
         self: &Arc<Self>,
         name: &str,
         arguments: &Arguments,
-        timeout: Option<Duration>,
+        deadline: &Deadline,
     ) -> Result<(p::CallParams, Handed)> {
         let Encoded { args, kwargs, handed } = codec::encode_arguments(arguments, self)?;
-        let (timeout_ms, returned) = (timeout.map(millis), self.lending.returned());
+        let (timeout_ms, returned) = (deadline.left_ms(), self.lending.returned());
         Ok((p::CallParams { function: name.to_owned(), args, kwargs, timeout_ms, returned }, handed))
     }
 
@@ -210,17 +227,12 @@ impl Link {
 
 impl Speak for Connection {
     fn speak(&self, body: Vec<u8>, fds: Vec<OwnedFd>) -> Result<()> {
-        self.send(Frame { body, fds })
+        self.say(Frame { body, fds })
     }
 
     fn end(&self) {
         self.close();
     }
-}
-
-/// A time limit as messages have it; less than a millisecond is one.
-pub(super) fn millis(timeout: Duration) -> u64 {
-    u64::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
 impl Edge for Arc<Link> {
@@ -234,6 +246,10 @@ impl Edge for Arc<Link> {
 
     fn lending(&self) -> &Arc<Lending> {
         &self.lending
+    }
+
+    fn outlet(&self) -> Outlet {
+        Link::outlet(self)
     }
 
     fn refer(&self, object: &Value) -> Result<p::ObjectRef> {

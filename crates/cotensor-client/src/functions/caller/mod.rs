@@ -1,10 +1,13 @@
 //! Calling what others provide.
 
+mod deadline;
+mod late;
 mod link;
 mod object;
 mod pending;
 mod task;
 
+pub use deadline::Deadline;
 pub use object::RemoteObject;
 pub use pending::{Done, Pending};
 pub use task::Task;
@@ -47,7 +50,8 @@ impl Functions {
         Self { store, timeout: None, state: Mutex::default() }
     }
 
-    /// With a limit for calls that have none of their own; without it, a call waits as long as its provider lives.
+    /// With a limit for calls that have none of their own, and for every other answer of a provider; without it, a call waits
+    /// as long as its provider lives.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
@@ -68,7 +72,7 @@ impl Functions {
     /// # Errors
     /// `NotFound` when nobody provides it.
     pub fn describe(&self, name: &str) -> Result<FunctionInfo> {
-        Ok(self.find(name)?.0)
+        Ok(self.find(name, &self.timeout.into())?.0)
     }
 
     /// Calls a function and waits for its result.
@@ -80,17 +84,19 @@ impl Functions {
         self.call_within(name, arguments, self.timeout)
     }
 
-    /// As [`call`](Self::call), for at most `timeout`: a run that nobody else waits for is asked to stop then.
+    /// As [`call`](Self::call), for at most `timeout`, with looking the function up and sending the arguments: a run that nobody
+    /// else waits for is asked to stop then.
     ///
     /// # Errors
-    /// As [`call`](Self::call); a failure of kind `timed_out` when the time is over.
+    /// As [`call`](Self::call); an error of kind `TimedOut`, which names the provider, when the time is over.
     pub fn call_within(
         &self,
         name: &str,
         arguments: &Arguments,
         timeout: Option<Duration>,
     ) -> Result<Value, CallError> {
-        self.at_provider(name, |link| link.call(name, arguments, timeout))
+        let deadline = timeout.into();
+        self.at_provider(name, &deadline, |link| link.call(name, arguments, &deadline, None))
     }
 
     /// As [`call_within`](Self::call_within), for as long as `wanted` says so, which is asked now and then and after signals:
@@ -102,20 +108,20 @@ impl Functions {
         &self,
         name: &str,
         arguments: &Arguments,
-        timeout: Option<Duration>,
+        deadline: Deadline,
         wanted: &dyn Fn() -> bool,
     ) -> Result<Value, CallError> {
-        self.at_provider(name, |link| link.call_while(name, arguments, timeout, wanted))
+        self.at_provider(name, &deadline, |link| link.call(name, arguments, &deadline, Some(wanted)))
     }
 
     /// Where to write tensors of a function's arguments.
     ///
     /// # Errors
-    /// `NotFound` when nobody provides it.
-    pub fn outlet(&self, name: &str) -> Result<Outlet> {
+    /// `NotFound` when nobody provides it; `TimedOut` when the daemon does not say so in time.
+    pub fn outlet(&self, name: &str, deadline: &Deadline) -> Result<Outlet> {
         let link = match self.known(name) {
             Some(link) => link,
-            None => self.find(name)?.1,
+            None => self.find(name, deadline)?.1,
         };
         Ok(link.outlet())
     }
@@ -138,8 +144,9 @@ impl Functions {
         arguments: &Arguments,
         timeout: Option<Duration>,
     ) -> Result<Task, CallError> {
-        self.at_provider(name, |link| {
-            let task = link.submit(name, arguments, timeout)?;
+        let deadline = timeout.into();
+        self.at_provider(name, &deadline, |link| {
+            let task = link.submit(name, arguments, &deadline)?;
             Ok(Task::new(Arc::clone(link), task))
         })
     }
@@ -156,7 +163,7 @@ impl Functions {
                 continue;
             }
             asked.push(provider.epoch);
-            let Ok((_, link)) = self.find(&function.name) else { continue };
+            let Ok((_, link)) = self.find(&function.name, &self.timeout.into()) else { continue };
             if let Ok(list) = link.ask::<p::ListTasks>(&p::ListTasksParams { state, limit: 1000 }) {
                 all.extend(list.tasks.into_iter().map(|task| (provider.clone(), task)));
             }
@@ -176,7 +183,7 @@ impl Functions {
                 let all = self.list("")?;
                 let found = all.into_iter().find(|found| found.provider.epoch == epoch);
                 let missing = || Error::not_found("this provider is gone").in_field("epoch");
-                self.find(&found.ok_or_else(missing)?.function.name)?.1
+                self.find(&found.ok_or_else(missing)?.function.name, &self.timeout.into())?.1
             }
         };
         link.ask::<p::Status>(&p::TaskParams { task: number })?;
@@ -188,7 +195,7 @@ impl Functions {
     /// # Errors
     /// `NotFound` when nobody provides it.
     pub fn pending(&self, name: &str) -> Result<Arc<Pending>> {
-        let (_, link) = self.find(name)?;
+        let (_, link) = self.find(name, &self.timeout.into())?;
         Ok(self.pending_of(&link))
     }
 
@@ -206,7 +213,12 @@ impl Functions {
 
     /// Does `call` with the provider of a function. One that has ended, or has taken the function back, is looked up anew:
     /// nothing was called then.
-    fn at_provider<T>(&self, name: &str, call: impl Fn(&Arc<Link>) -> Result<T, CallError>) -> Result<T, CallError> {
+    fn at_provider<T>(
+        &self,
+        name: &str,
+        deadline: &Deadline,
+        call: impl Fn(&Arc<Link>) -> Result<T, CallError>,
+    ) -> Result<T, CallError> {
         if let Some(link) = self.known(name) {
             match call(&link) {
                 Err(CallError::NotCalled(error))
@@ -215,7 +227,7 @@ impl Functions {
             }
         }
         lock(&self.state).found.remove(name);
-        let (_, link) = self.find(name)?;
+        let (_, link) = self.find(name, deadline)?;
         call(&link)
     }
 
@@ -226,7 +238,7 @@ impl Functions {
     }
 
     /// A function and the link to its provider.
-    fn find(&self, name: &str) -> Result<(FunctionInfo, Arc<Link>)> {
+    fn find(&self, name: &str, deadline: &Deadline) -> Result<(FunctionInfo, Arc<Link>)> {
         let connected = {
             let mut state = lock(&self.state);
             state.links.retain(|_, link| !link.is_closed());
@@ -237,12 +249,12 @@ impl Functions {
             state.links.keys().copied().collect()
         };
         let params = LookupFunctionParams { name: name.to_owned(), connected };
-        let (FoundFunction { function, provider }, fds) = self.store.call::<LookupFunction>(&params)?;
+        let (FoundFunction { function, provider }, fds) = self.store.call_by::<LookupFunction>(&params, deadline)?;
         let mut state = lock(&self.state);
         let link = match fds.into_iter().next() {
             // Another thread may have been faster.
             Some(_) if state.links.get(&provider.epoch).is_some_and(|link| !link.is_closed()) => None,
-            Some(fd) => Some(Link::new(UnixStream::from(fd), &provider, Arc::clone(&self.store))),
+            Some(fd) => Some(Link::new(UnixStream::from(fd), &provider, Arc::clone(&self.store), self.timeout)),
             None => None,
         };
         if let Some(link) = link {

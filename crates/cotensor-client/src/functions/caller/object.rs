@@ -1,6 +1,7 @@
 //! Objects that live with their provider.
 
-use super::link::{Link, millis};
+use super::Deadline;
+use super::link::{Lent, Link};
 use crate::functions::codec::{self, Encoded, Handed};
 use crate::functions::{Arguments, CallError, Outlet, Value};
 use crate::protocol::provider as p;
@@ -52,8 +53,7 @@ impl RemoteObject {
         arguments: &Arguments,
         timeout: Option<Duration>,
     ) -> Result<Value, CallError> {
-        let (params, _handed) = self.params(method, arguments, timeout)?;
-        self.link.open(self.link.ask_within::<p::CallObject>(&params, timeout)?)
+        self.call_by(method, arguments, &timeout.into(), None)
     }
 
     /// Where to write tensors of arguments.
@@ -70,22 +70,33 @@ impl RemoteObject {
         &self,
         method: &str,
         arguments: &Arguments,
-        timeout: Option<Duration>,
+        deadline: Deadline,
         wanted: &dyn Fn() -> bool,
     ) -> Result<Value, CallError> {
-        let (params, _handed) = self.params(method, arguments, timeout)?;
-        self.link.open(self.link.ask_while::<p::CallObject>(&params, timeout, wanted, Link::let_go)?)
+        self.call_by(method, arguments, &deadline, Some(wanted))
+    }
+
+    fn call_by(
+        &self,
+        method: &str,
+        arguments: &Arguments,
+        deadline: &Deadline,
+        wanted: Option<&dyn Fn() -> bool>,
+    ) -> Result<Value, CallError> {
+        let (params, handed) = self.params(method, arguments, deadline)?;
+        let lent = Lent { handed: Some(&handed), returned: &params.returned };
+        self.link.open(self.link.ask_by::<p::CallObject>(&params, lent, deadline, wanted, Link::let_go)?)
     }
 
     fn params(
         &self,
         method: &str,
         arguments: &Arguments,
-        timeout: Option<Duration>,
+        deadline: &Deadline,
     ) -> Result<(p::CallObjectParams, Handed), CallError> {
         let object = self.check()?;
         let Encoded { args, kwargs, handed } = codec::encode_arguments(arguments, &self.link)?;
-        let (timeout_ms, returned) = (timeout.map(millis), self.link.returned());
+        let (timeout_ms, returned) = (deadline.left_ms(), self.link.returned());
         Ok((p::CallObjectParams { object, method: method.to_owned(), args, kwargs, timeout_ms, returned }, handed))
     }
 

@@ -1,6 +1,7 @@
 //! Tasks that a provider has taken on.
 
-use super::link::{Link, millis};
+use super::Deadline;
+use super::link::{Lent, Link};
 use crate::functions::{CallError, Value};
 use crate::protocol::provider as p;
 use std::sync::Arc;
@@ -42,10 +43,9 @@ impl Task {
     /// Waits until it has ended, for at most `timeout`; how far it is then.
     ///
     /// # Errors
-    /// As [`status`](Self::status).
+    /// As [`status`](Self::status); `TimedOut` when its provider does not answer.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<p::TaskInfo, CallError> {
-        let params = p::WaitParams { task: self.number, timeout_ms: timeout.map(millis) };
-        self.link.ask_within::<p::Wait>(&params, timeout)
+        self.wait_by(timeout, None)
     }
 
     /// As [`wait`](Self::wait), for as long as `wanted` says so, which is asked now and then and after signals.
@@ -53,8 +53,16 @@ impl Task {
     /// # Errors
     /// As [`status`](Self::status); `Conflict` once `wanted` said no.
     pub fn wait_while(&self, timeout: Option<Duration>, wanted: &dyn Fn() -> bool) -> Result<p::TaskInfo, CallError> {
-        let params = p::WaitParams { task: self.number, timeout_ms: timeout.map(millis) };
-        self.link.ask_while::<p::Wait>(&params, timeout, wanted, |_, _| {})
+        self.wait_by(timeout, Some(wanted))
+    }
+
+    fn wait_by(&self, timeout: Option<Duration>, wanted: Option<&dyn Fn() -> bool>) -> Result<p::TaskInfo, CallError> {
+        if timeout.is_some_and(|timeout| timeout.is_zero()) {
+            return self.status();
+        }
+        let deadline = Deadline::from(timeout).for_state();
+        let params = p::WaitParams { task: self.number, timeout_ms: deadline.left_ms() };
+        self.link.ask_by::<p::Wait>(&params, Lent::default(), &deadline, wanted, |_, _| {})
     }
 
     /// Its result, as often as it is asked for.

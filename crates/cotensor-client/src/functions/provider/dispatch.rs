@@ -20,13 +20,17 @@ use std::time::Duration;
 /// Answers a message, or sees that it will be. A call that is `alone` may be left to the caller, who runs it at once.
 pub(super) fn answer(peer: &Arc<Peer>, Frame { body, fds }: Frame, alone: bool) -> Option<Arc<Flight>> {
     match rpc::parse(&body) {
-        Message::Refused(response) => peer.send(&response),
+        Message::Refused(response) => {
+            peer.send(&response);
+        }
         Message::Single(call) => return one(peer, call, fds, None, alone),
         Message::Batch(calls) => {
             let (calls, answered): (Vec<_>, Vec<_>) = calls.into_iter().partition(std::result::Result::is_ok);
             let answered: Vec<_> = answered.into_iter().filter_map(std::result::Result::err).collect();
             if calls.is_empty() {
-                peer.send(&answered);
+                if let Ok(body) = serde_json::to_vec(&answered) {
+                    peer.send_body(body);
+                }
                 return None;
             }
             let batch = Batch::new(calls.len(), answered);

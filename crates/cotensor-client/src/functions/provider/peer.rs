@@ -11,10 +11,10 @@ use crate::functions::lending::{Lending, Speak};
 use crate::functions::{Arguments, Object, Outlet, Value};
 use crate::protocol::provider::{CallResult, LentRange, ObjectRef};
 use crate::store::ClientStore;
-use crate::wire::{Frame, Outbox, WAITING_FRAMES_MAX, rpc};
+use crate::wire::rpc::Response;
+use crate::wire::{FRAME_BYTES_MAX, Frame, Outbox, WAITING_FRAMES_MAX, rpc};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_store::{Holder, Store};
-use serde::Serialize;
 use serde_json::{Map, Value as Json};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -24,6 +24,8 @@ use std::sync::{Arc, Mutex};
 
 /// Calls that one caller may wait for; as many answers may wait to be read by him.
 const CALLS_MAX: usize = WAITING_FRAMES_MAX / 2;
+/// Bytes of answers that may wait to be read by a caller; further ones are short errors, for which there is room left.
+const ANSWERS_BYTES_MAX: usize = 32 << 20;
 /// Results whose tensors a caller has not taken yet.
 const GIVEN_MAX: usize = 16 << 10;
 
@@ -245,18 +247,26 @@ impl Peer {
             Err(failure) => return reply.error(failure.to_object()),
         };
         match self.encode(value) {
-            Ok(result) => reply.value(&result),
+            Ok((result, lent)) => {
+                if !reply.value(&result) {
+                    self.not_sent(&result, &lent);
+                }
+            }
             Err(error) => reply.error(rpc::to_object(&error.in_field("result"))),
         }
     }
 
-    fn encode(&self, value: &Arc<Value>) -> Result<CallResult> {
-        let (encoded, handed) = codec::encode(value, self)?;
+    /// A result, and what it lends.
+    fn encode(&self, value: &Arc<Value>) -> Result<(CallResult, Vec<LentRange>)> {
+        let (encoded, mut handed) = codec::encode(value, self)?;
+        let lent = std::mem::take(&mut handed.lent);
         if !handed.any {
-            return Ok(CallResult { value: encoded, taken: None, returned: self.lending.returned() });
+            return Ok((CallResult { value: encoded, taken: None, returned: self.lending.returned() }, lent));
         }
         let mut state = lock(&self.state);
         if state.given.len() >= GIVEN_MAX {
+            drop(state);
+            self.lending.take_back(&lent);
             let message = format!("the caller has not taken {GIVEN_MAX} results (`result.taken`)");
             return Err(Error::new(ErrorKind::Conflict, message));
         }
@@ -264,7 +274,16 @@ impl Peer {
         let taken = state.next;
         state.given.insert(taken, (Arc::clone(value), handed));
         drop(state);
-        Ok(CallResult { value: encoded, taken: Some(taken), returned: self.lending.returned() })
+        Ok((CallResult { value: encoded, taken: Some(taken), returned: self.lending.returned() }, lent))
+    }
+
+    /// The caller got an error in place of a result, and knows nothing of what that lends and returns.
+    fn not_sent(&self, result: &CallResult, lent: &[LentRange]) {
+        self.lending.take_back(lent);
+        self.lending.return_later(&result.returned);
+        if let Some(taken) = result.taken {
+            self.taken(taken);
+        }
     }
 
     /// The caller leases a result's tensors itself.
@@ -300,13 +319,25 @@ impl Peer {
         Err(Error::new(ErrorKind::Conflict, message).in_field("object"))
     }
 
-    /// Sends a message; nobody waits for the caller to read it.
-    pub(super) fn send(&self, message: &impl Serialize) {
-        // One that is too long to be sent, or not to be written, ends the connection: the caller cannot be told more.
-        match serde_json::to_vec(message) {
-            Ok(body) => drop(self.out.send(Frame::new(body))),
-            Err(_) => self.out.end(),
+    /// Sends an answer, or an error in its place where it is too long, or too much waits for the caller to read it already:
+    /// false then. Nobody waits for the caller.
+    pub(super) fn send(&self, response: &Response) -> bool {
+        let (body, whole) = response.to_bytes(FRAME_BYTES_MAX);
+        match self.out.send_within(Frame::new(body), ANSWERS_BYTES_MAX) {
+            Ok(true) => whole,
+            Ok(false) => {
+                let message = format!("{ANSWERS_BYTES_MAX} bytes of answers wait for this caller to read them");
+                self.send_body(response.instead(&Error::new(ErrorKind::Conflict, message).in_field("result")));
+                false
+            }
+            Err(_) => false,
         }
+    }
+
+    /// Sends the answers to a batch, as they are written.
+    pub(super) fn send_body(&self, body: Vec<u8>) {
+        // What goes wrong has ended the connection.
+        drop(self.out.send(Frame::new(body)));
     }
 }
 
@@ -335,6 +366,10 @@ impl Edge for Peer {
 
     fn lending(&self) -> &Arc<Lending> {
         &self.lending
+    }
+
+    fn outlet(&self) -> Outlet {
+        self.outlet(true)
     }
 
     fn refer(&self, object: &Value) -> Result<ObjectRef> {

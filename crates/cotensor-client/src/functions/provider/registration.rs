@@ -87,7 +87,7 @@ pub(super) fn keep(shared: &Arc<Shared>, mut connection: Arc<Connection>, connec
 
 fn again(shared: &Arc<Shared>, connector: Option<&Connector>) -> Result<Arc<Connection>> {
     match (connect(shared), connector) {
-        (Err(error), Some(connector)) if error.kind() == ErrorKind::NotFound => {
+        (Err(error), Some(connector)) if error.kind() == ErrorKind::Unreachable => {
             shared.replace_store(connector()?);
             connect(shared)
         }
