@@ -103,7 +103,10 @@ fn a_session_is_taken_up_with_its_own_token_only() {
         let error = raw.refused("session.hello", hello, &[]);
         assert!(error.contains("not this session's token"), "{error}");
         tells_nothing(&error);
-        assert!(raw.refused("session.list", json!({}), &[]).contains("session.hello"), "a hello that was refused is none");
+        assert!(
+            raw.refused("session.list", json!({}), &[]).contains("session.hello"),
+            "a hello that was refused is none"
+        );
     }
     drop((raw, other));
     target.is_unharmed();

@@ -20,14 +20,17 @@ from typing import Optional, Union
 from . import errors
 from ._native import Draft, Store, Tensor, __version__, tensor_of
 from .errors import (
+    CancelledError,
     ConflictError,
     CorruptError,
     CotensorError,
     EngineError,
     InvalidError,
+    NoDaemonError,
     NotFoundError,
     OverBudgetError,
     RefusedError,
+    RemoteError,
     SystemFailure,
     TimedOutError,
     UnsupportedError,
@@ -40,21 +43,24 @@ def connect(socket: Optional[Union[str, "os.PathLike[str]"]] = None, *, client: 
     ``socket`` is where the daemon listens: ``COTENSOR_SOCKET`` says so, or it is at its usual place. ``client`` names this
     process for people (``cotensor who``, ``cotensor top``); its program's name, unless it says otherwise.
 
-    Raises :class:`NotFoundError` when no daemon answers there; ``cotensor serve`` starts one.
+    Raises :class:`NoDaemonError`, a :class:`ConnectionError`, when no daemon answers there; ``cotensor serve`` starts one.
     """
     return Store.connect(socket, client=client)
 
 
 __all__ = [
+    "CancelledError",
     "ConflictError",
     "CorruptError",
     "CotensorError",
     "Draft",
     "EngineError",
     "InvalidError",
+    "NoDaemonError",
     "NotFoundError",
     "OverBudgetError",
     "RefusedError",
+    "RemoteError",
     "Store",
     "SystemFailure",
     "Tensor",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Collection, Optional
 
 from .errors import InvalidError
@@ -35,6 +36,20 @@ def one_of(value: Any, field: str, known: Collection[str]) -> str:
     """One of these texts."""
     if not isinstance(value, str) or value not in known:
         raise InvalidError(f"{field}: {value!r} is none of {', '.join(known)}", field=field)
+    return value
+
+
+def path(value: Any, field: str) -> Any:
+    """A path, or ``None``."""
+    if value is not None and not isinstance(value, (str, os.PathLike)):
+        raise InvalidError(f"{field}: a path is expected, not {value!r}", field=field)
+    return value
+
+
+def text(value: Any, field: str) -> str:
+    """A text, also an empty one."""
+    if not isinstance(value, str):
+        raise InvalidError(f"{field}: a text is expected, not {value!r}", field=field)
     return value
 
 

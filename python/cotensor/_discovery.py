@@ -9,7 +9,15 @@ from typing import List, Optional, Tuple, Union
 
 from . import _native
 from ._native import Embedded, Store
-from .errors import ConflictError, CorruptError, InvalidError, NotFoundError, RefusedError, SystemFailure
+from .errors import (
+    ConflictError,
+    CorruptError,
+    InvalidError,
+    NoDaemonError,
+    NotFoundError,
+    RefusedError,
+    SystemFailure,
+)
 
 log = logging.getLogger("cotensor")
 
@@ -56,7 +64,7 @@ def answering(port: int) -> Optional[Path]:
 def connect(port: int, socket: Optional[Socket], client: Optional[str]) -> Store:
     """Connects to the daemon: of that socket, of ``COTENSOR_SOCKET``, of the port, or at the port's usual place.
 
-    Raises :class:`NotFoundError` when there is none.
+    Raises :class:`NoDaemonError` when there is none.
     """
     told = _told(socket)
     if told is not None:
@@ -66,11 +74,11 @@ def connect(port: int, socket: Optional[Socket], client: Optional[str]) -> Store
         return Store.connect(found, client=client)
     try:
         return Store.connect(socket_for(port), client=client)
-    except NotFoundError as error:
+    except NoDaemonError as error:
         message = (
             f"no daemon answers at port {port}, nor at {socket_for(port)}: start a provider, or shared-tensor-server"
         )
-        raise NotFoundError(message, field="server_port") from error
+        raise NoDaemonError(message, field="server_port") from error
 
 
 def connect_or_embed(

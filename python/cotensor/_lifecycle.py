@@ -20,6 +20,9 @@ from .errors import CancelledError
 class _Closable(Protocol):
     def close(self) -> None: ...
 
+    def ending(self) -> None:
+        """The interpreter ends, and this was not closed."""
+
 
 #: How long functions may take to end by themselves, and after that, once they are interrupted, in seconds.
 PATIENCE = 0.2
@@ -72,6 +75,7 @@ def _close_all() -> None:
     if os.getpid() != _process:
         return
     for thing in _ours():
+        thing.ending()
         thing.close()
     _open.clear()
     if _native.end_functions(PATIENCE):

@@ -24,7 +24,7 @@ from . import _checks, _native
 from ._pending import Waiter
 from ._tasks import ENDED, STATES, TaskStatus, parts, task_id
 from .client import PAUSE, SharedTensorClient, arguments, not_called
-from .errors import ConflictError, NotFoundError, TimedOutError
+from .errors import ConflictError, NoDaemonError, NotFoundError, TimedOutError
 
 T = TypeVar("T")
 
@@ -115,8 +115,14 @@ class AsyncSharedTensorClient(SharedTensorClient):
             try:
                 await self._in_thread(send)
                 return await future
-            except NotFoundError as error:
-                if not left or not not_called(error):
+            except (NotFoundError, NoDaemonError) as error:
+                if not not_called(error):
+                    raise
+                if isinstance(error, NotFoundError):
+                    suggestion = await self._in_thread(lambda: self._suggestion(name))
+                    if suggestion:
+                        raise NotFoundError(f"{error}{suggestion}", field="name") from None
+                if not left:
                     raise
             await asyncio.sleep(pause)
             pause *= 2
@@ -151,7 +157,7 @@ class AsyncSharedTensorClient(SharedTensorClient):
         result is kept by the provider for a while (``task_ttl``), and can be had as often as wanted.
         """
         args, named = arguments(name, args, kwargs)
-        submitted = self._patiently(lambda: self._functions().submit(name, args, named, timeout=timeout))
+        submitted = self._patiently(lambda _: self._functions().submit(name, args, named, timeout=timeout), name)
         return task_id(submitted.epoch, submitted.number)
 
     def _task(self, task: str) -> _native.Task:

@@ -16,16 +16,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, TypeVar
 
 from . import _checks, _discovery, _lifecycle, _native
 from ._discovery import Socket
 from ._handles import open_client
 from ._native import Store
-from .errors import ConflictError, InvalidError, NotFoundError, RemoteError, TimedOutError
-from .functions import Functions, RemoteFunction
+from .errors import ConflictError, CotensorError, InvalidError, NoDaemonError, NotFoundError, RemoteError
+from .functions import Directory, Functions, RemoteFunction
 
 log = logging.getLogger("cotensor.client")
+
+T = TypeVar("T")
 
 #: The pause before the first time that something is tried again, in seconds; each further one is twice as long.
 PAUSE = 0.1
@@ -33,9 +35,11 @@ PAUSE = 0.1
 
 def not_called(error: BaseException) -> bool:
     """Whether nothing was called: no daemon is there, or nobody offers that function (yet)."""
+    if isinstance(error, NoDaemonError):
+        return True
     if isinstance(error, RemoteError) or not isinstance(error, NotFoundError):
         return False
-    return error.field in ("name", "function", "server_port") or error.file is not None
+    return error.field in ("name", "function")
 
 
 class SharedTensorClient:
@@ -45,7 +49,8 @@ class SharedTensorClient:
     ``server_port`` is (2537 + ``RANK`` unless given). It is looked for when first needed.
 
     ``timeout`` is how long a call may take, in seconds, for calls that say nothing else; ``None`` is as long as it
-    takes. The provider stops a call whose time is over, and the caller gets a :class:`~cotensor.errors.TimedOutError`.
+    takes. It counts from the look-up of the function to the answer. The provider stops a call whose time is over, and the caller
+    gets a :class:`~cotensor.errors.TimedOutError` that names the provider, also when the provider does not answer at all.
     ``retry_count`` is how often it is tried again when there is no daemon or nobody offers the function (a server that
     is starting): nothing was called then. A call that may have run is never repeated.
 
@@ -71,19 +76,19 @@ class SharedTensorClient:
         self.server_port = _discovery.port_of(server_port)
         self.timeout = _checks.seconds(timeout, "timeout")
         self.retry_count = _checks.count(retry_count, "retry_count")
-        self._socket = socket
+        self._socket = _checks.path(socket, "socket")
         self._given = store
-        self._name = name
+        self._name = _checks.named(name)
         self._values: Dict[str, Any] = {
             "tensors": _checks.one_of(tensors, "tensors", _checks.TENSORS),
-            "allow_pickle": allow_pickle,
+            "allow_pickle": _checks.truth(allow_pickle, "allow_pickle"),
         }
         self._lock = threading.Lock()
         self._store: Optional[Store] = None
         self._native: Optional[_native.Functions] = None
         self._closed = False
         #: The functions of all providers: ``client.functions.add(1, 2)``, ``client.functions["model.run"](…)``.
-        self.functions = Functions(self._by_attribute, self.list_functions)
+        self.functions = Functions(Directory(self._by_attribute, self.has_function, self.list_functions))
         if verbose_debug:
             logging.basicConfig()
             logging.getLogger("cotensor").setLevel(logging.DEBUG)
@@ -94,7 +99,7 @@ class SharedTensorClient:
                 raise ConflictError("this client is closed")
             if self._native is None:
                 self._store = self._given or _discovery.connect(self.server_port, self._socket, self._name)
-                self._native = _native.Functions(self._store, **self._values)
+                self._native = _native.Functions(self._store, timeout=self.timeout, **self._values)
                 _lifecycle.opened(self)
                 log.debug("connected to %s", self._store.socket)
             return self._native
@@ -106,18 +111,35 @@ class SharedTensorClient:
         assert self._store is not None
         return self._store
 
-    def _patiently(self, act: Any) -> Any:
-        """Does ``act``; again, after a pause, while nothing was called."""
+    def _patiently(self, act: Callable[[Optional[float]], T], name: str = "", timeout: Optional[float] = None) -> T:
+        """Does ``act`` with the time that is left for it; again, after a pause, while nothing was called.
+
+        A function that nobody offers is not waited for when one of a similar name is there, nor past the timeout.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
         pause = PAUSE
         for left in range(self.retry_count, -1, -1):
             try:
-                return act()
-            except NotFoundError as error:
-                if not left or not not_called(error):
+                return act(None if end is None else max(0.0, end - time.monotonic()))
+            except (NotFoundError, NoDaemonError) as error:
+                if not not_called(error):
+                    raise
+                if isinstance(error, NotFoundError) and name:
+                    suggestion = self._suggestion(name)
+                    if suggestion:
+                        raise NotFoundError(f"{error}{suggestion}", field="name") from None
+                if not left or (end is not None and time.monotonic() + pause >= end):
                     raise
                 log.debug("trying again in %.1f s: %s", pause, error)
             time.sleep(pause)
             pause *= 2
+        raise AssertionError("the last attempt returns or raises")
+
+    def _suggestion(self, name: str) -> str:
+        try:
+            return self.functions._directory.suggestion(name)
+        except CotensorError:
+            return ""  # the error that it would be part of says more
 
     # -- calls -----------------------------------------
 
@@ -137,29 +159,36 @@ class SharedTensorClient:
         first.
 
         Raises what the function raised (:class:`~cotensor.errors.RemoteError`, which is also a ``ValueError`` if that
-        was one), :class:`NotFoundError` when nobody offers the function, :class:`TimedOutError`, :class:`SystemFailure`
-        when its provider ended meanwhile, :class:`UnsupportedError` or :class:`InvalidError` for an argument that does
-        not cross.
+        was one), :class:`NotFoundError` when no process offers the function, :class:`NoDaemonError` when no daemon answers,
+        :class:`TimedOutError`, :class:`SystemFailure` when its provider ended meanwhile, :class:`UnsupportedError` or
+        :class:`InvalidError` for an argument that does not cross.
         """
         args, named = arguments(name, args, kwargs)
-        limit = self.timeout if timeout is None else timeout
+        limit = self.timeout if timeout is None else _checks.seconds(timeout, "timeout")
         log.debug("calling %s", name)
-        return self._patiently(lambda: self._functions().call(name, args, named, timeout=limit))
+        return self._patiently(lambda left: self._functions().call(name, args, named, timeout=left), name, limit)
 
     def _by_attribute(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return self.call_function(name, args, kwargs)
 
     def __getattr__(self, name: str) -> RemoteFunction:
-        if name.startswith("_"):
+        # A client whose __init__ failed has no functions.
+        if name.startswith("_") or "functions" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return RemoteFunction(self._by_attribute, name)
+        return self._patiently(lambda _: self.functions._directory.attribute(name))
+
+    def __dir__(self) -> List[str]:
+        try:
+            return sorted({*super().__dir__(), *dir(self.functions)})
+        except CotensorError:
+            return sorted(super().__dir__())
 
     # -- looking -----------------------------------------
 
     def list_functions(self, prefix: str = "") -> List[Dict[str, Any]]:
         """The functions whose names start with ``prefix``, in their order: dicts of name, summary, task (whether a call
         is one), provider (who offers it) and epoch (which life of that)."""
-        found = self._functions().list(prefix)
+        found = self._functions().list(_checks.text(prefix, "prefix"))
         return [
             {
                 "name": each["function"]["name"],
@@ -173,14 +202,14 @@ class SharedTensorClient:
 
     def has_function(self, name: str) -> bool:
         """Whether somebody offers ``name``."""
-        return self._functions().provides(name)
+        return self._functions().provides(_checks.text(name, "name"))
 
     def ping(self) -> bool:
         """Whether the daemon is there. Never tries twice."""
         try:
             self._functions().list("\0")
             return True
-        except (OSError, NotFoundError, TimedOutError):
+        except OSError:
             return False
 
     # -- its life -----------------------------------------
@@ -193,6 +222,9 @@ class SharedTensorClient:
         if store is not None and store is not self._given:
             store.close()
         _lifecycle.closed(self)
+
+    def ending(self) -> None:
+        """Does nothing: a client may be left open."""
 
     def __enter__(self) -> "SharedTensorClient":
         return self

@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 import concurrent.futures
 import functools
-from typing import Any, Optional, Type
+from typing import Any, Optional, Sequence, Tuple, Type
 
 
 class CotensorError(Exception):
@@ -62,6 +62,10 @@ class SystemFailure(CotensorError, OSError):
     """The operating system said no, or the other process is gone."""
 
 
+class NoDaemonError(SystemFailure, ConnectionError):
+    """No daemon answers at this socket or port."""
+
+
 class EngineError(CotensorError, RuntimeError):
     """The engine failed on a valid graph and valid inputs."""
 
@@ -87,17 +91,24 @@ class RemoteError(CotensorError):
     message: str
     #: Where it was raised there, as Python prints it; may be empty.
     remote_traceback: str
+    #: What it was raised ``from``, the nearest first: type, message and traceback of each. ``__cause__`` is made of them.
+    remote_causes: Tuple[Tuple[str, str, str], ...]
 
-    def __init__(self, type: str, message: str, remote_traceback: str = "") -> None:
+    def __init__(
+        self, type: str, message: str, remote_traceback: str = "", causes: Sequence[Tuple[str, str, str]] = ()
+    ) -> None:
         super().__init__(f"{type}: {message}")
         self.type = type
         self.message = message
         self.remote_traceback = remote_traceback
+        self.remote_causes = tuple(causes)
+        if causes:
+            self.__cause__ = remote(*causes[0], causes[1:])
         if remote_traceback:
             self.__notes__ = ["in the function's process:\n" + remote_traceback]
 
     def __reduce__(self) -> Any:
-        return remote, (self.type, self.message, self.remote_traceback)
+        return remote, (self.type, self.message, self.remote_traceback, self.remote_causes)
 
 
 #: What failures of the library itself are called when they cross.
@@ -110,6 +121,7 @@ _KINDS = {
     "refused": RefusedError,
     "unsupported": UnsupportedError,
     "io": SystemFailure,
+    "unreachable": NoDaemonError,
     "engine": EngineError,
     "timed_out": TimedOutError,
     "cancelled": CancelledError,
@@ -127,16 +139,18 @@ def _remote_class(name: str) -> Type[RemoteError]:
         return RemoteError
 
 
-def remote(type: str, message: str, trace: str) -> CotensorError:
+def remote(
+    type: str, message: str, trace: str = "", causes: Sequence[Tuple[str, str, str]] = ()
+) -> CotensorError:
     """The exception of a function's failure."""
     kind = _KINDS.get(type)
     if kind is not None:
         return kind(message)
     made = _remote_class("AttributeError" if type == "no_method" else type)
     try:
-        return made(type, message, trace)
+        return made(type, message, trace, causes)
     except TypeError:  # one that wants arguments of its own, such as UnicodeDecodeError
-        return RemoteError(type, message, trace)
+        return RemoteError(type, message, trace, causes)
 
 
 __all__ = [
@@ -146,6 +160,7 @@ __all__ = [
     "CotensorError",
     "EngineError",
     "InvalidError",
+    "NoDaemonError",
     "NotFoundError",
     "OverBudgetError",
     "RefusedError",

@@ -139,9 +139,9 @@ class SharedTensorProvider:
             "server" if execution_mode == "auto" and (asked or _server is not None) else execution_mode
         )
         self.server_port = _discovery.port_of(server_port)
-        self._socket = socket
+        self._socket = _checks.path(socket, "socket")
         self._given = store
-        self._name = name
+        self._name = _checks.named(name)
         self._workers = None if workers is None else _checks.count(workers, "workers", 1, WORKERS_MAX)
         self._timeout = _checks.seconds(timeout, "timeout")
         counts = {"tasks_max": tasks_max, "waiting_max": waiting_max}
@@ -151,7 +151,7 @@ class SharedTensorProvider:
         }
         self._values: Dict[str, Any] = {
             "tensors": _checks.one_of(tensors, "tensors", _checks.TENSORS),
-            "allow_pickle": allow_pickle,
+            "allow_pickle": _checks.truth(allow_pickle, "allow_pickle"),
         }
         self._registered_functions: Dict[str, Shared] = {}
         self._lock = threading.RLock()
@@ -160,6 +160,8 @@ class SharedTensorProvider:
         self._provider: Optional[Provider] = None
         self._client: Optional["SharedTensorClient"] = None
         self._caching = True
+        # Whether a program waits for calls by itself.
+        self._attended = False
         # What names a daemon of its own, or none, is not the server's.
         asks = store is None and socket is None and self.execution_mode == "server"
         self._surroundings = _server if asks else None
@@ -212,8 +214,8 @@ class SharedTensorProvider:
             **_cached(cache),
             "execution": execution,
             "concurrency": concurrency,
-            "singleflight": singleflight,
-            "managed": managed,
+            "singleflight": _checks.truth(singleflight, "singleflight"),
+            "managed": _checks.truth(managed, "managed"),
             "timeout": _checks.seconds(timeout, "timeout"),
         }
         if callable(name):
@@ -301,6 +303,7 @@ class SharedTensorProvider:
         if self.execution_mode in ("client", "local"):
             message = f"a provider in {self.execution_mode} mode offers nothing; execution_mode='server' does"
             raise ConflictError(message, field="execution_mode")
+        self._attended = True
         with self._lock:
             if self._provider is not None and self._provider.closed:
                 raise ConflictError("this provider is closed")
@@ -321,6 +324,19 @@ class SharedTensorProvider:
             return
         wait_for_signal(f"offering {len(self._registered_functions)} functions")
         self.close()
+
+    def ending(self) -> None:
+        """Warns when the program ends and takes functions with it that it never waited with."""
+        provider = self._provider
+        if provider is None or provider.closed or self._attended or self._surroundings is not None:
+            return
+        if self._registered_functions:
+            names = ", ".join(sorted(self._registered_functions))
+            log.warning(
+                "this program ends, and nobody offers %s any more: call serve() at its end, or run it with "
+                "`shared-tensor-server FILE`",
+                names,
+            )
 
     def close(self) -> None:
         """Takes every function back, and ends the daemon if this process is it. What runs is not waited for."""

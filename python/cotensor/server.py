@@ -68,9 +68,9 @@ class SharedTensorServer:
         self.port = _discovery.port_of(port, "port")
         self.timeout = _checks.seconds(timeout, "timeout")
         self.max_workers = _checks.count(max_workers, "max_workers", 1, WORKERS_MAX)
-        self.enable_cache = enable_cache
+        self.enable_cache = _checks.truth(enable_cache, "enable_cache")
         self.debug = debug
-        self._socket = socket
+        self._socket = _checks.path(socket, "socket")
         self._embedding: Dict[str, Any] = {
             "token_file": token_file,
             "hosts": allow_hosts,
@@ -116,7 +116,9 @@ class SharedTensorServer:
                 self.port, self._socket, self._name, host=self.host, **self._embedding
             )
             try:
-                if embedded is not None and embedded.http is not None:
+                if embedded is None:
+                    self._refuse_options_of_a_daemon(store)
+                elif embedded.http is not None:
                     self.port = int(embedded.http.rsplit(":", 1)[1])
                 mark = self._marked(store)
             except BaseException:
@@ -127,7 +129,7 @@ class SharedTensorServer:
             self._store, self._embedded, self._mark = store, embedded, mark
             self._answers = embedded is not None or self._is_answered_by(store)
             _lifecycle.opened(self)
-            self.provider._given = store
+            self.provider._given, self.provider._attended = store, True
             self.provider.execution_mode = "server"
             try:
                 self.provider.start()
@@ -135,6 +137,19 @@ class SharedTensorServer:
                 self.stop()
                 raise
         return self
+
+    def _refuse_options_of_a_daemon(self, store: Store) -> None:
+        """A daemon that runs already has options of its own: none of ours would have an effect."""
+        given = {"host": None if self.host == "127.0.0.1" else self.host, **self._embedding}
+        names = {"hosts": "allow_hosts"}
+        for field, value in given.items():
+            if value is not None:
+                field = names.get(field, field)
+                message = (
+                    f"{field}: a daemon runs at {store.socket} already, and this is an option of a new one: stop that "
+                    "daemon, or leave the option out"
+                )
+                raise ConflictError(message, field=field)
 
     def _is_answered_by(self, store: Store) -> bool:
         try:
@@ -177,6 +192,12 @@ class SharedTensorServer:
                 provider.start()
         return loaded
 
+    def _names_of(self, module: str) -> List[str]:
+        """Loads a module; the names that it offers."""
+        before = set(self.list_functions())
+        self.load(module)
+        return sorted(set(self.list_functions()) - before)
+
     def serve_forever(self) -> None:
         """Serves until SIGINT or SIGTERM, then stops. For the main thread."""
         with self._lock:
@@ -206,6 +227,9 @@ class SharedTensorServer:
         _lifecycle.closed(self)
 
     close = stop
+
+    def ending(self) -> None:
+        """Does nothing: a server says by itself that it runs and ends."""
 
     # -- looking -----------------------------------------
 
@@ -332,20 +356,19 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         )
         with server:
             for module in options.modules:
-                server.load(module)
+                if not server._names_of(module):
+                    log.warning("%s offers no functions: no SharedTensorProvider in it shares any", module)
             names = server.list_functions()
             if server.token_file is not None:
                 log.info("HTTP clients need the token in %s", server.token_file)
             if names:
                 log.info("%d functions: %s", len(names), ", ".join(names))
-            elif options.modules:
-                log.warning("no functions: no SharedTensorProvider of %s offers any", ", ".join(options.modules))
-            else:
+            elif not options.modules:
                 log.info("no functions of its own: a daemon for providers of other processes")
             server.serve_forever()
     except CotensorError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1 if isinstance(error, OSError) and not isinstance(error, (PermissionError, TimeoutError)) else 2
+        return 1 if isinstance(error, OSError) and not isinstance(error, PermissionError) else 2
     return 0
 
 

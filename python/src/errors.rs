@@ -16,6 +16,7 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
         ErrorKind::Unsupported => "UnsupportedError",
         ErrorKind::Engine => "EngineError",
         ErrorKind::TimedOut => "TimedOutError",
+        ErrorKind::Unreachable => "NoDaemonError",
         _ => "SystemFailure",
     };
     make(py, class, error).unwrap_or_else(|failure| failure)

@@ -17,6 +17,8 @@ pub(crate) struct Numpy {
 pub(crate) struct Torch {
     tensor: Py<PyAny>,
     parameter: Py<PyAny>,
+    module: Py<PyAny>,
+    size: Py<PyAny>,
     pub(crate) to_dlpack: Py<PyAny>,
     pub(crate) from_dlpack: Py<PyAny>,
 }
@@ -49,14 +51,25 @@ impl Torch {
         kind.is(&self.tensor) || kind.is(&self.parameter)
     }
 
+    /// Whether it is a module, of whatever class.
+    pub(crate) fn is_module(&self, value: &Bound<'_, PyAny>) -> PyResult<bool> {
+        value.is_instance(self.module.bind(value.py()))
+    }
+
+    /// Whether it is a `torch.Size`: a tuple in all but its name.
+    pub(crate) fn is_size(&self, value: &Bound<'_, PyAny>) -> bool {
+        value.get_type().is(&self.size)
+    }
+
     pub(crate) fn import(py: Python<'_>) -> PyResult<&Self> {
         static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
         TORCH.get_or_try_init(py, || {
             let dlpack = py.import("torch.utils.dlpack")?;
             let of = |name: &str| Ok::<_, PyErr>(dlpack.getattr(name)?.unbind());
             let tensor = py.import("torch")?.getattr("Tensor")?.unbind();
-            let parameter = py.import("torch.nn")?.getattr("Parameter")?.unbind();
-            Ok(Self { tensor, parameter, to_dlpack: of("to_dlpack")?, from_dlpack: of("from_dlpack")? })
+            let (nn, size) = (py.import("torch.nn")?, py.import("torch")?.getattr("Size")?.unbind());
+            let (parameter, module) = (nn.getattr("Parameter")?.unbind(), nn.getattr("Module")?.unbind());
+            Ok(Self { tensor, parameter, module, size, to_dlpack: of("to_dlpack")?, from_dlpack: of("from_dlpack")? })
         })
     }
 }

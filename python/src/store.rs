@@ -11,9 +11,10 @@ use crate::source::Source;
 use crate::tensor::Tensor;
 use cotensor::{EmbeddedStore, Error, ErrorKind, Kind, SharingConfig};
 use cotensor_client::ClientStore;
+use cotensor_client::protocol as p;
 use cotensor_core::ContentHash;
 use cotensor_memory::{PackCache, ProcessMemory};
-use cotensor_store::{CopyReason, Holder, Retention, TensorId, TensorSpec};
+use cotensor_store::{CopyReason, Diagnostics, Holder, Retention, TensorId, TensorSpec};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use std::path::PathBuf;
@@ -98,6 +99,29 @@ impl Store {
                 let message = "this store is inside the process: functions of others are reached by cotensor.connect()";
                 Err(raise(py, &Error::unsupported(message)))
             }
+        }
+    }
+
+    /// A report of the store. A daemon that is gone is an error.
+    fn reported<'py, M: p::Method<Params = p::Empty, Result = p::Report>>(
+        &self,
+        py: Python<'py>,
+        of: impl Fn(&EmbeddedStore) -> serde_json::Result<serde_json::Value> + Send,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let store = self.opened(py)?;
+        let made = py.detach(|| match &store {
+            Opened::Client(store) => store.report::<M, serde_json::Value>(),
+            Opened::Embedded(store) => of(store).map_err(|error| Error::corrupt(error.to_string())),
+        });
+        let made = made.or_raise(py)?;
+        report(py, || serde_json::to_string(&made))
+    }
+
+    /// Raises when the daemon of this store is gone.
+    pub(crate) fn check(&self, py: Python<'_>) -> PyResult<()> {
+        match self.opened(py)? {
+            Opened::Client(store) => py.detach(|| store.ask::<p::Ping>(&p::Empty {})).or_raise(py).map(drop),
+            Opened::Embedded(_) => Ok(()),
         }
     }
 
@@ -325,9 +349,12 @@ impl Store {
 
     /// The names that are published, in order.
     fn names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        let store = self.store(py)?;
-        let mut names: Vec<_> =
-            py.detach(|| store.diagnostics().tensors.into_iter().map(|tensor| tensor.name).collect());
+        let store = self.opened(py)?;
+        let found = py.detach(|| match &store {
+            Opened::Client(store) => store.report::<p::Diagnostics, Diagnostics>(),
+            Opened::Embedded(store) => Ok(cotensor::Store::diagnostics(&**store)),
+        });
+        let mut names: Vec<_> = found.or_raise(py)?.tensors.into_iter().map(|tensor| tensor.name).collect();
         names.sort_unstable();
         names.dedup();
         Ok(names)
@@ -335,26 +362,22 @@ impl Store {
 
     /// Counters: tensors, bytes, hits and misses, copies with their reasons, evictions.
     fn get_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let store = self.store(py)?;
-        report(py, || serde_json::to_string(&store.stats()))
+        self.reported::<p::Stats>(py, |store| serde_json::to_value(store.stats()))
     }
 
     /// Every tensor with holders, bytes, device, age and hits; and every copy with its reason.
     fn get_diagnostics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let store = self.store(py)?;
-        report(py, || serde_json::to_string(&store.diagnostics()))
+        self.reported::<p::Diagnostics>(py, |store| serde_json::to_value(store.diagnostics()))
     }
 
     /// What could be saved, and where.
     fn get_recommendations<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let store = self.store(py)?;
-        report(py, || serde_json::to_string(&store.recommendations()))
+        self.reported::<p::Recommendations>(py, |store| serde_json::to_value(store.recommendations()))
     }
 
     /// Frees every tensor that nobody leases, and says what that gave.
     fn optimize_memory_usage<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let store = self.store(py)?;
-        report(py, || serde_json::to_string(&store.optimize()))
+        self.reported::<p::Optimize>(py, |store| serde_json::to_value(store.optimize()))
     }
 
     /// Changes the most that a store inside this process may hold; a daemon's is set by `cotensor serve --max-memory`.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Iterator
+from typing import Dict, Iterator, List
 
 import pytest
-from functions_common import Program, environment, free_port, until
+from functions_common import environment, free_port, program, until
 from snippets_common import SNIPPETS, listed, marked
 
 from cotensor.client import SharedTensorClient
@@ -29,25 +30,49 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.parametrize("snippet", [marked(each) for each in MINE])
-def test_snippet(snippet, folder):
-    socket, port = folder / "s", free_port()
+def test_every_function_that_a_snippet_shares_is_called():
+    for each in MINE:
+        shares = ".share(" in (SNIPPETS / each["file"]).read_text()
+        assert shares == ("calls" in each or "not_called" in each), each["file"]
+
+
+@contextmanager
+def served(module: str, folder: Path, function: str) -> Iterator[Dict[str, str]]:
+    """shared-tensor-server with a snippet; the environment of its clients."""
+    socket = folder / "s"
     # The snippets name the usual port, which may be in use here: the socket decides.
     env = environment(COTENSOR_SOCKET=str(socket), PYTHONPATH=str(SNIPPETS / "c"))
-    server = None
-    try:
+    command = [sys.executable, "-m", "cotensor.server", str(SNIPPETS / module), "--port", str(free_port())]
+    with program("", command=command, env=env):
+        until(socket.exists)
+        with SharedTensorClient(socket=socket) as client:
+            until(lambda: client.has_function(function))
+        yield env
+
+
+def names_in(module: str) -> List[str]:
+    return re.findall(r'\.share\(name="([^"]+)"', (SNIPPETS / module).read_text())
+
+
+@pytest.mark.parametrize("snippet", [marked(each) for each in MINE])
+def test_snippet(snippet, folder):
+    with ExitStack() as stack:
+        env = environment(COTENSOR_SOCKET=str(folder / "s"), PYTHONPATH=str(SNIPPETS / "c"))
         if "served_by" in snippet:
-            module = str(SNIPPETS / snippet["served_by"])
-            server = Program(
-                "", command=[sys.executable, "-m", "cotensor.server", module, "--port", str(port)], env=env
-            )
-            until(socket.exists)
-            with SharedTensorClient(socket=socket) as client:
-                until(lambda: client.has_function("add_numbers"))
-        running = Program("", command=[sys.executable, str(SNIPPETS / snippet["file"])], env=env)
+            env = stack.enter_context(served(snippet["served_by"], folder, "add_numbers"))
+        running = stack.enter_context(program("", command=[sys.executable, str(SNIPPETS / snippet["file"])], env=env))
         out, errors = running.finish()
         assert running.process.returncode == 0, errors
         assert re.search(snippet.get("prints", ""), out.strip()), out
-    finally:
-        if server is not None:
-            server.end()
+
+
+@pytest.mark.parametrize("snippet", [marked(each) for each in MINE if "calls" in each])
+def test_functions_of_a_snippet_do_what_they_promise(snippet, folder):
+    names = names_in(snippet["file"])
+    assert all(name in snippet["calls"] or name == "create_tensor" for name in names)
+    with served(snippet["file"], folder, names[-1]) as env:
+        imports = "import torch\n" if snippet.get("needs") == "torch" else ""
+        code = f"from cotensor.client import SharedTensorClient\n{imports}client = SharedTensorClient()\n{snippet['calls']}"
+        with program(code, env=env) as running:
+            out, errors = running.finish()
+            assert running.process.returncode == 0, errors

@@ -36,6 +36,14 @@ def create_model(*sizes):
 def loose_model():
     return nn.Linear(2, 2)
 
+@provider.share(name="torch.models")
+def models():
+    return {"deep": [nn.Linear(2, 2)]}
+
+@provider.share(name="torch.parameter")
+def parameter(model, name):
+    return getattr(model, name).detach()
+
 @provider.share(name="torch.inference")
 def inference(model, x):
     with torch.no_grad():
@@ -85,9 +93,18 @@ def test_a_model_stays_with_its_provider(client):
         assert client.call_function("torch.inference", [model, x.half()]).dtype == torch.float16
 
 
-def test_a_model_that_is_not_managed_is_refused_with_advice(client):
-    with pytest.raises(errors.RemoteError, match="Linear does not cross processes.*managed=True.*published"):
-        client.call_function("torch.loose_model")
+def test_a_model_that_a_function_returns_stays_with_its_provider(client):
+    x = torch.randn(3, 2)
+    model = client.call_function("torch.loose_model")
+    assert isinstance(model, RemoteObject)
+    result = client.call_function("torch.inference", [model, x])
+    with torch.no_grad():
+        weight, bias = (client.call_function("torch.parameter", [model, name]) for name in ("weight", "bias"))
+        assert torch.allclose(result, torch.nn.functional.linear(x, weight, bias))
+    with client.call_function("torch.models")["deep"][0] as within:
+        assert isinstance(within, RemoteObject) and isinstance(within.eval(), RemoteObject)
+    with pytest.raises(errors.UnsupportedError, match="Linear does not cross processes.*managed=True.*published"):
+        client.call_function("torch.inference", [torch.nn.Linear(2, 2), x])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool])

@@ -210,12 +210,7 @@ impl Connection {
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
-    pub(crate) fn ask_into<M: Method>(
-        &self,
-        params: &M::Params,
-        group: &Arc<Group>,
-        until: &Until<'_>,
-    ) -> Result<u64> {
+    pub(crate) fn ask_into<M: Method>(&self, params: &M::Params, group: &Arc<Group>, until: &Until<'_>) -> Result<u64> {
         self.sent::<M>(params, Vec::new(), Some(group), until)
     }
 

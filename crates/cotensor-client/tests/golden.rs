@@ -71,7 +71,8 @@ fn notifications(document: &Value) -> Value {
 /// An answer for each kind of error.
 fn errors() -> Value {
     use ErrorKind::*;
-    let kinds = [Invalid, NotFound, Conflict, OverBudget, Refused, Unsupported, Io, Engine, TimedOut, Corrupt, Unreachable];
+    let kinds =
+        [Invalid, NotFound, Conflict, OverBudget, Refused, Unsupported, Io, Engine, TimedOut, Corrupt, Unreachable];
     let error = |kind| {
         let error = Error::new(kind, "why").in_file("model/config.json").in_field("shape");
         json!({"jsonrpc": "2.0", "id": 1, "error": rpc::to_object(&error)})

@@ -161,7 +161,8 @@ fn kept_results_are_for_all_callers() {
     for _ in 0..3 {
         let store = running.connect("caller");
         let functions = Functions::new(store.clone());
-        let lent = functions.call("same", &none().arg(made(&functions.outlet("same", &None.into()).unwrap(), 10, 7))).unwrap();
+        let lent =
+            functions.call("same", &none().arg(made(&functions.outlet("same", &None.into()).unwrap(), 10, 7))).unwrap();
         let published = functions.call("same", &none().arg(put(&*store, "x", &[7; 10]))).unwrap();
         assert!(is_all(&lent, 7) && is_all(&published, 7));
         let (one, other) = (lent.as_tensor().unwrap(), published.as_tensor().unwrap());

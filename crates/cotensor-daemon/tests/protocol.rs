@@ -68,7 +68,8 @@ fn repository() -> PathBuf {
 }
 
 fn python(arguments: &[&std::ffi::OsStr], folder: &Path) -> String {
-    let Output { status, stdout, stderr } = Command::new("python3").args(arguments).current_dir(folder).output().unwrap();
+    let Output { status, stdout, stderr } =
+        Command::new("python3").args(arguments).current_dir(folder).output().unwrap();
     assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
     String::from_utf8(stdout).unwrap()
 }

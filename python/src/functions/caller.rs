@@ -9,7 +9,7 @@ use crate::interrupt::{Patience, seconds};
 use crate::process::Own;
 use crate::store::{Store, program};
 use cotensor::{Error, ErrorKind};
-use cotensor_client::functions::Arguments;
+use cotensor_client::functions::{Arguments, Deadline};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -47,8 +47,14 @@ impl Inner {
             name: format!("arguments of {name}"),
             tensors: options.tensors,
             pickle: options.pickle,
+            keeps: false,
         };
-        Ok(Self { functions: Arc::new(cotensor_client::functions::Functions::new(store)), terms })
+        let functions = cotensor_client::functions::Functions::new(store);
+        let functions = match seconds(py, options.timeout)? {
+            Some(timeout) => functions.with_timeout(timeout),
+            None => functions,
+        };
+        Ok(Self { functions: Arc::new(functions), terms })
     }
 }
 
@@ -72,9 +78,10 @@ impl Functions {
         name: &str,
         args: Option<&Bound<'_, PyAny>>,
         kwargs: Option<&Bound<'_, PyDict>>,
+        deadline: &Deadline,
     ) -> PyResult<(Arc<cotensor_client::functions::Functions>, Terms, Arguments)> {
         let (functions, terms) = self.inner(py)?;
-        let outlet = py.detach(|| functions.outlet(name)).or_raise(py)?;
+        let outlet = py.detach(|| functions.outlet(name, deadline)).or_raise(py)?;
         let none = PyTuple::empty(py);
         let arguments = terms.writing_to(outlet).arguments(args.unwrap_or(none.as_any()), kwargs)?;
         Ok((functions, terms, arguments))
@@ -108,9 +115,10 @@ impl Functions {
         kwargs: Option<&Bound<'_, PyDict>>,
         timeout: Option<f64>,
     ) -> PyResult<Py<PyAny>> {
-        let (functions, terms, arguments) = self.prepare(py, name, args, kwargs)?;
-        let (patience, timeout) = (Patience::default(), seconds(py, timeout.or(self.options.timeout))?);
-        let outcome = py.detach(|| functions.call_while(name, &arguments, timeout, &|| patience.goes_on()));
+        let deadline = Deadline::from(seconds(py, timeout.or(self.options.timeout))?);
+        let (functions, terms, arguments) = self.prepare(py, name, args, kwargs, &deadline)?;
+        let patience = Patience::default();
+        let outcome = py.detach(|| functions.call_while(name, &arguments, deadline, &|| patience.goes_on()));
         patience.check()?;
         let value = outcome.map_err(|error| raised(py, error))?;
         terms.open(py, value)
@@ -126,8 +134,9 @@ impl Functions {
         kwargs: Option<&Bound<'_, PyDict>>,
         timeout: Option<f64>,
     ) -> PyResult<Task> {
-        let (functions, terms, arguments) = self.prepare(py, name, args, kwargs)?;
         let timeout = seconds(py, timeout)?;
+        let looked_up = Deadline::from(seconds(py, self.options.timeout)?);
+        let (functions, terms, arguments) = self.prepare(py, name, args, kwargs, &looked_up)?;
         let submitted = py.detach(|| functions.submit_within(name, &arguments, timeout));
         Ok(Task::new(submitted.map_err(|error| raised(py, error))?, terms))
     }

@@ -8,7 +8,7 @@ use crate::errors::raise;
 use crate::interrupt::{Patience, seconds};
 use crate::process::Own;
 use cotensor::{Error, ErrorKind};
-use cotensor_client::functions::{Arguments, Context, Failure, Managed, Object, Value};
+use cotensor_client::functions::{Arguments, Context, Deadline, Failure, Managed, Object, Value};
 use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -120,11 +120,12 @@ impl RemoteObject {
         timeout: Option<f64>,
     ) -> PyResult<Py<PyAny>> {
         let object = self.remote(py)?;
+        let deadline = Deadline::from(seconds(py, timeout)?);
         let none = PyTuple::empty(py);
         let terms = self.terms.writing_to(object.outlet());
         let arguments = terms.arguments(args.unwrap_or(none.as_any()), kwargs)?;
-        let (patience, timeout) = (Patience::default(), seconds(py, timeout)?);
-        let outcome = py.detach(|| object.call_while(method, &arguments, timeout, &|| patience.goes_on()));
+        let patience = Patience::default();
+        let outcome = py.detach(|| object.call_while(method, &arguments, deadline, &|| patience.goes_on()));
         patience.check()?;
         let value = outcome.map_err(|error| raised(py, error))?;
         self.terms.open(py, value)

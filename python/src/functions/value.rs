@@ -11,7 +11,7 @@ use crate::tensor::Tensor;
 use crate::window::Held;
 use cotensor::{Error, ErrorKind, Lease, Store};
 use cotensor_client::ClientStore;
-use cotensor_client::functions::{Arguments, Entries, Outlet, Value};
+use cotensor_client::functions::{Arguments, Entries, Object, Outlet, Value};
 use cotensor_store::{Holder, TensorSpec};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
@@ -23,6 +23,15 @@ const DEPTH_MAX: usize = 64;
 const COPIED_BYTES_MAX: usize = 1 << 18;
 /// The name under which pickled bytes cross, alone in a map.
 const PICKLE: &str = "$pickle";
+/// The same for the entries of an `OrderedDict`, and for dtype and value of one of numpy's scalars.
+const ORDERED: &str = "$ordered";
+const SCALAR: &str = "$numpy";
+/// Keys that no dict of a program's may have.
+const OWN_KEYS: [&str; 3] = [PICKLE, ORDERED, SCALAR];
+
+fn alone(name: &str, value: Value) -> Value {
+    Value::Map(Entries::from([(name.to_owned(), value)]))
+}
 
 /// As what tensors come to Python.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +69,8 @@ pub(crate) struct Terms {
     pub(crate) tensors: Tensors,
     /// Whether what is no value crosses as a pickle, and pickles are opened.
     pub(crate) pickle: bool,
+    /// Whether this is a provider, which keeps torch's modules and gives references to them.
+    pub(crate) keeps: bool,
 }
 
 impl Terms {
@@ -97,40 +108,81 @@ impl Terms {
             Ok(Value::Null)
         } else if let Ok(value) = value.cast::<PyBool>() {
             Ok(Value::Bool(value.is_true()))
-        } else if value.is_instance_of::<PyInt>() {
+        } else if value.is_exact_instance_of::<PyInt>() {
             let number = value.extract().map_err(|_| refused("an integer of more than 64 bits".to_owned()))?;
             Ok(Value::Int(number))
-        } else if value.is_instance_of::<PyFloat>() {
+        } else if value.is_exact_instance_of::<PyFloat>() {
             Ok(Value::Float(value.extract()?))
-        } else if value.is_instance_of::<PyString>() {
+        } else if value.is_exact_instance_of::<PyString>() {
             Ok(Value::String(value.extract()?))
-        } else if let Ok(bytes) = value.cast::<PyBytes>() {
+        } else if let Ok(bytes) = value.cast_exact::<PyBytes>() {
             Ok(Value::Bytes(bytes.as_bytes().to_vec()))
         } else if let Ok(bytes) = value.cast::<PyByteArray>() {
             Ok(Value::Bytes(bytes.to_vec()))
-        } else if let Ok(values) = value.cast::<PyTuple>() {
+        } else if let Ok(values) = value.cast_exact::<PyTuple>() {
             Ok(Value::Tuple(self.values(values.iter(), place)?))
-        } else if let Ok(values) = value.cast::<PyList>() {
+        } else if let Ok(values) = value.cast_exact::<PyList>() {
             Ok(Value::List(self.values(values.iter(), place)?))
-        } else if let Ok(values) = value.cast::<PyDict>() {
-            let mut entries = Entries::new();
-            for (name, value) in values.iter() {
-                let Ok(name) = name.extract::<String>() else {
-                    return Err(refused("a dict with keys that are no strings".to_owned()));
-                };
-                if name == PICKLE {
-                    return Err(refused(format!("{PICKLE:?} is no key of a dict that crosses")));
-                }
-                let value = self.value(&value, &place.key(&name))?;
-                entries.insert(name, value);
-            }
-            Ok(Value::Map(entries))
+        } else if let Ok(values) = value.cast_exact::<PyDict>() {
+            Ok(Value::Map(self.entries(values, place)?))
         } else if let Ok(object) = value.cast::<RemoteObject>() {
             Ok(Value::Remote(object.get().remote(py)?))
         } else if value.hasattr("__dlpack__")? || value.hasattr("__array_interface__")? {
             self.array(value, place)
         } else {
-            self.other(value, place)
+            self.derived(value, place)
+        }
+    }
+
+    fn entries(&self, values: &Bound<'_, PyDict>, place: &Place<'_>) -> PyResult<Entries> {
+        let refused = |message: String| raise(values.py(), &Error::invalid(message).in_field(place.to_string()));
+        let mut entries = Entries::new();
+        for (name, value) in values.iter() {
+            let Ok(name) = name.extract::<String>() else {
+                return Err(refused("a dict with keys that are no strings".to_owned()));
+            };
+            if OWN_KEYS.contains(&name.as_str()) {
+                return Err(refused(format!("{name:?} is no key of a dict that crosses")));
+            }
+            let value = self.value(&value, &place.key(&name))?;
+            entries.insert(name, value);
+        }
+        Ok(entries)
+    }
+
+    /// A value of a class that is derived from one of Python's own. As that one it would lose its type.
+    fn derived(&self, value: &Bound<'_, PyAny>, place: &Place<'_>) -> PyResult<Value> {
+        let py = value.py();
+        let class = value.get_type();
+        if let Ok(values) = value.cast::<PyDict>()
+            && class.is(py.import("collections")?.getattr("OrderedDict")?)
+        {
+            return Ok(alone(ORDERED, Value::Map(self.entries(values, place)?)));
+        }
+        if let Ok(values) = value.cast::<PyTuple>()
+            && Torch::imported(py)?.is_some_and(|torch| torch.is_size(value))
+        {
+            return Ok(Value::Tuple(self.values(values.iter(), place)?));
+        }
+        let base = [
+            (value.is_instance_of::<PyInt>(), "int"),
+            (value.is_instance_of::<PyFloat>(), "float"),
+            (value.is_instance_of::<PyString>(), "str"),
+            (value.is_instance_of::<PyBytes>(), "bytes"),
+            (value.is_instance_of::<PyTuple>(), "tuple"),
+            (value.is_instance_of::<PyList>(), "list"),
+            (value.is_instance_of::<PyDict>(), "dict"),
+        ];
+        match base.into_iter().find(|(derived, _)| *derived) {
+            Some((_, base)) if !self.pickle => {
+                let message = format!(
+                    "{} would lose its type on the way to another process: pass {base}(…) of it, or allow pickles on both \
+                     sides (allow_pickle=True)",
+                    class.fully_qualified_name()?
+                );
+                Err(raise(py, &Error::unsupported(message).in_field(place.to_string())))
+            }
+            _ => self.other(value, place),
         }
     }
 
@@ -146,11 +198,16 @@ impl Terms {
         {
             let item = array.call_method0("item")?;
             // Some of numpy's numbers have no counterpart in Python.
-            return if item.get_type().is(array.get_type()) {
-                self.other(array, place)
-            } else {
-                self.value(&item, place)
-            };
+            if item.get_type().is(array.get_type()) {
+                return self.other(array, place);
+            }
+            let item = self.value(&item, place)?;
+            // A result keeps its type. An argument is a number, for functions of any language.
+            if !self.keeps {
+                return Ok(item);
+            }
+            let dtype: String = array.getattr("dtype")?.getattr("str")?.extract()?;
+            return Ok(alone(SCALAR, Value::Tuple(vec![dtype.into(), item])));
         }
         if array.is_instance_of::<Tensor>()
             && let Some(held) = shown_by(py, array)?
@@ -192,6 +249,14 @@ impl Terms {
         let py = value.py();
         let name = value.get_type().fully_qualified_name()?.to_string();
         if !self.pickle {
+            if self.keeps
+                && let Some(torch) = Torch::imported(py)?
+                && torch.is_module(value)?
+            {
+                // It outlives the caller, and what was lent to him.
+                let terms = self.writing_to(Arc::clone(self.store()).into());
+                return Ok(Value::Object(Object::new(Live::new(value.clone().unbind(), terms))));
+            }
             let message = format!(
                 "{name} does not cross processes: numbers, texts, bytes, lists, tuples, dicts and tensors do. A provider \
                  can keep it and give out a reference (managed=True); the weights of a model can be published and attached \
@@ -200,7 +265,7 @@ impl Terms {
             return Err(raise(py, &Error::unsupported(message).in_field(place.to_string())));
         }
         let pickled = py.import("pickle")?.call_method1("dumps", (value,))?.extract::<Vec<u8>>()?;
-        Ok(Value::Map(Entries::from([(PICKLE.to_owned(), Value::Bytes(pickled))])))
+        Ok(alone(PICKLE, Value::Bytes(pickled)))
     }
 
     /// What came from the other end.
@@ -215,9 +280,10 @@ impl Terms {
             Value::List(values) => PyList::new(py, self.open_all(py, values)?)?.into_any().unbind(),
             Value::Tuple(values) => PyTuple::new(py, self.open_all(py, values)?)?.into_any().unbind(),
             Value::Map(mut values) => {
-                if let (1, Some(Value::Bytes(_))) = (values.len(), values.get(PICKLE)) {
-                    let Some(Value::Bytes(bytes)) = values.swap_remove(PICKLE) else { return Ok(py.None()) };
-                    return self.unpickle(py, &bytes);
+                if values.len() == 1
+                    && let Some(special) = self.special(py, &mut values)
+                {
+                    return special;
                 }
                 let made = PyDict::new(py);
                 for (name, value) in values {
@@ -236,6 +302,33 @@ impl Terms {
 
     fn open_all(&self, py: Python<'_>, values: Vec<Value>) -> PyResult<Vec<Py<PyAny>>> {
         values.into_iter().map(|value| self.open(py, value)).collect()
+    }
+
+    /// What stands alone in a map, under one of [`OWN_KEYS`].
+    fn special(&self, py: Python<'_>, values: &mut Entries) -> Option<PyResult<Py<PyAny>>> {
+        let (name, value) = values.pop()?;
+        match (name.as_str(), value) {
+            (PICKLE, Value::Bytes(bytes)) => Some(self.unpickle(py, &bytes)),
+            (ORDERED, value @ Value::Map(_)) => Some((|| {
+                let dict = self.open(py, value)?;
+                Ok(py.import("collections")?.getattr("OrderedDict")?.call1((dict,))?.unbind())
+            })()),
+            (SCALAR, Value::Tuple(pair)) => Some((|| {
+                let [Value::String(dtype), item] = <[Value; 2]>::try_from(pair)
+                    .map_err(|_| raise(py, &Error::corrupt("a number of numpy's has a dtype and a value")))?
+                else {
+                    return Err(raise(py, &Error::corrupt("a number of numpy's has a dtype and a value")));
+                };
+                let item = self.open(py, item)?;
+                // Where numpy is missing, the number alone.
+                let Ok(numpy) = py.import("numpy") else { return Ok(item) };
+                Ok(numpy.getattr("dtype")?.call1((dtype,))?.getattr("type")?.call1((item,))?.unbind())
+            })()),
+            (_, value) => {
+                values.insert(name, value);
+                None
+            }
+        }
     }
 
     fn unpickle(&self, py: Python<'_>, bytes: &[u8]) -> PyResult<Py<PyAny>> {

@@ -135,6 +135,7 @@ impl TensorSharingManager {
     /// ``freed_tensors_count``, ``freed_tensors``, ``memory_reduction_percent``, ``remaining_tensor_count``.
     fn optimize_memory_usage<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let manager = self.manager(py)?;
+        self.store.get().check(py)?;
         report(py, || serde_json::to_string(&manager.optimize_memory_usage()))
     }
 
@@ -142,6 +143,7 @@ impl TensorSharingManager {
     /// ``cache_misses``, ``hit_rate`` (0 to 1), ``models``, ``sharing_opportunities``, and what the store counts beside.
     fn get_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let manager = self.manager(py)?;
+        self.store.get().check(py)?;
         report(py, || serde_json::to_string(&manager.get_stats()))
     }
 
@@ -167,12 +169,14 @@ impl TensorSharingManager {
     /// ``total_memory_mb``, ``potential_savings_mb``, ``cache_efficiency`` (0 to 1).
     fn get_optimization_recommendations<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let manager = self.manager(py)?;
+        self.store.get().check(py)?;
         report(py, || serde_json::to_string(&manager.get_optimization_recommendations()))
     }
 
     /// Every live tensor of the store and every one that is not published yet; and every copy with its reason.
     fn get_diagnostics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let manager = self.manager(py)?;
+        self.store.get().check(py)?;
         report(py, || serde_json::to_string(&manager.get_diagnostics()))
     }
 

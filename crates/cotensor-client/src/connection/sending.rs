@@ -83,7 +83,9 @@ impl Pending {
             match send(socket.as_fd(), &self.header, &self.frame, self.sent, SendFlags::DONTWAIT) {
                 Ok(bytes) => self.sent += bytes,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => return Err(Error::io("sending", &error)),
+                Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => {
+                    return Err(Error::io("sending", &error));
+                }
                 Err(_) if until.is_over() => return Ok(false),
                 Err(_) => {
                     let slice = until.slice().and_then(|slice| Timespec::try_from(slice).ok());
@@ -146,7 +148,9 @@ impl Sending {
         while state.busy {
             let slice = until.slice();
             state = match slice {
-                Some(slice) => self.free.wait_timeout(state, slice).unwrap_or_else(std::sync::PoisonError::into_inner).0,
+                Some(slice) => {
+                    self.free.wait_timeout(state, slice).unwrap_or_else(std::sync::PoisonError::into_inner).0
+                }
                 None => self.free.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner),
             };
             if !state.busy {

@@ -1,7 +1,7 @@
 use super::*;
+use crate::protocol::{Empty, Ping};
 use crate::wire::send_all;
 use std::time::Instant;
-use crate::protocol::{Empty, Ping};
 
 /// Answers every call, in the order of `turn`, after `count` of them came.
 fn answer(socket: &UnixStream, count: usize, turn: impl Fn(Vec<u64>) -> Vec<u64>) {
@@ -59,7 +59,8 @@ fn a_group_gets_its_answers_as_they_come_and_others_get_theirs() {
                 ids
             });
         });
-        let mut asked: Vec<_> = (0..99).map(|_| connection.ask_into::<Ping>(&Empty {}, &group, &Until::default()).unwrap()).collect();
+        let mut asked: Vec<_> =
+            (0..99).map(|_| connection.ask_into::<Ping>(&Empty {}, &group, &Until::default()).unwrap()).collect();
         connection.call::<Ping>(&Empty {}, Vec::new(), Some(Duration::from_secs(30))).unwrap();
         while !asked.is_empty() {
             for (id, answer) in connection.wait_for(&group, &Until::default()).unwrap() {
@@ -68,7 +69,10 @@ fn a_group_gets_its_answers_as_they_come_and_others_get_theirs() {
             }
         }
     });
-    assert!(connection.wait_for(&group, &Until { wanted: Some(&|| false), ..Until::default() }).unwrap().is_empty(), "nobody wants to wait");
+    assert!(
+        connection.wait_for(&group, &Until { wanted: Some(&|| false), ..Until::default() }).unwrap().is_empty(),
+        "nobody wants to wait"
+    );
     connection.ask_into::<Ping>(&Empty {}, &group, &Until::default()).unwrap();
     drop(other);
     assert_eq!(connection.wait_for(&group, &Until::default()).err().unwrap().kind(), ErrorKind::Io);

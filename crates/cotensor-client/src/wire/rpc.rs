@@ -379,15 +379,21 @@ mod tests {
     #[test]
     fn any_number_is_an_id_and_goes_back_as_it_was_written() {
         for id in ["0", "-1", "1.5", "1e3", "-0", "18446744073709551616", "1e400", "\"\\u0041\"", "null"] {
-            let Message::Single(call) = parse(format!(r#"{{"jsonrpc":"2.0","method":"a","id":{id}}}"#).as_bytes()) else {
+            let Message::Single(call) = parse(format!(r#"{{"jsonrpc":"2.0","method":"a","id":{id}}}"#).as_bytes())
+            else {
                 panic!("{id} is an id")
             };
             let response = Response::new(call.id.unwrap(), Ok(RawValue::NULL.to_owned()));
-            assert_eq!(serde_json::to_string(&response).unwrap(), format!(r#"{{"jsonrpc":"2.0","result":null,"id":{id}}}"#));
+            assert_eq!(
+                serde_json::to_string(&response).unwrap(),
+                format!(r#"{{"jsonrpc":"2.0","result":null,"id":{id}}}"#)
+            );
         }
         for id in ["[1]", "{}", "true", &format!("\"{}\"", "x".repeat(ID_BYTES_MAX)), &"1".repeat(ID_BYTES_MAX + 1)] {
             let body = format!(r#"{{"jsonrpc":"2.0","method":"a","id":{id}}}"#);
-            assert!(matches!(parse(body.as_bytes()), Message::Refused(response) if response.error_code() == Some(-32600)));
+            assert!(
+                matches!(parse(body.as_bytes()), Message::Refused(response) if response.error_code() == Some(-32600))
+            );
         }
     }
 

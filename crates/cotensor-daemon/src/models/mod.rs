@@ -35,7 +35,9 @@ pub fn model_functions(builder: ProviderBuilder, runtime: Arc<Runtime>) -> Provi
     builder
         .function(
             "model.open",
-            Options::new("Opens a model, which stays open while the result is kept. Arguments: folder (an absolute path)."),
+            Options::new(
+                "Opens a model, which stays open while the result is kept. Arguments: folder (an absolute path).",
+            ),
             move |said, _| {
                 let said = Said::new(said, &["folder"])?;
                 let model = open.runtime.open(arguments::absolute(said.need("folder")?.as_str()?, "folder")?)?;

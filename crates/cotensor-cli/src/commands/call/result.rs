@@ -23,7 +23,9 @@ pub(crate) fn show(value: &Value, mut about: Map<String, Json>, json: bool, outp
     match output {
         Some(file) => write(file, &tensors, json)?,
         None if tensors.is_empty() => {}
-        None => tell("notice: this command leases the tensors of the result until it ends; `--output FILE` writes them"),
+        None => {
+            tell("notice: this command leases the tensors of the result until it ends; `--output FILE` writes them")
+        }
     }
     if json {
         about.insert("result".to_owned(), shown);

@@ -142,7 +142,9 @@ impl Link {
                 Error::new(ErrorKind::Io, message).in_field(what)
             }
             // Nothing else of the message is wrong than its length.
-            ErrorKind::Invalid => Error::unsupported(format!("{}: {TENSORS_INSTEAD}", error.message())).in_field("arguments"),
+            ErrorKind::Invalid => {
+                Error::unsupported(format!("{}: {TENSORS_INSTEAD}", error.message())).in_field("arguments")
+            }
             _ => error.in_field(what),
         }
     }

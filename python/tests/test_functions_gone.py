@@ -1,0 +1,157 @@
+"""Daemons and providers that are gone, stopped, or answer with more than a message holds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+import numpy as np
+import pytest
+from functions_common import Program, environment, free_port, program, providing
+
+import cotensor
+from cotensor import NoDaemonError, TimedOutError, UnsupportedError
+from cotensor.async_client import AsyncSharedTensorClient
+from cotensor.client import SharedTensorClient
+from cotensor.server import main
+
+FUNCTIONS = """
+@provider.share(name="gone.numbers")
+def numbers(count):
+    return [2**62] * count
+
+@provider.share(name="gone.echo")
+def echo(x):
+    return x
+"""
+
+
+@pytest.fixture
+def provider(daemon):
+    with providing(daemon.socket, FUNCTIONS) as running:
+        yield running
+
+
+def test_no_daemon_is_a_connection_error(tmp_path, monkeypatch):
+    for connect in (
+        lambda: cotensor.connect(tmp_path / "s"),
+        lambda: SharedTensorClient(socket=tmp_path / "s", retry_count=0).call_function("f"),
+        lambda: SharedTensorClient(socket=tmp_path / "s", retry_count=0).f,
+    ):
+        with pytest.raises(NoDaemonError, match="no daemon") as raised:
+            connect()
+        assert isinstance(raised.value, ConnectionError) and not isinstance(raised.value, LookupError)
+    assert not SharedTensorClient(socket=tmp_path / "s").ping()
+
+
+def test_a_dead_daemon_does_not_look_empty(tmp_path):
+    from conftest import Daemon
+
+    daemon = Daemon(tmp_path)
+    store = daemon.connect()
+    tensor = store.put("x", np.zeros(3))
+    assert store.names() == ["x"] and store.get_stats()["total_tensors"] == 1
+    manager = cotensor.sharing.TensorSharingManager(store=store)
+    daemon.stop()
+    for ask in (
+        store.names,
+        store.get_stats,
+        store.get_diagnostics,
+        store.get_recommendations,
+        store.optimize_memory_usage,
+        lambda: "x" in store,
+        manager.get_stats,
+        manager.get_diagnostics,
+    ):
+        with pytest.raises(OSError):
+            ask()
+    assert np.array_equal(tensor.numpy(), np.zeros(3)), "what is leased stays readable"
+
+
+def test_a_result_that_is_too_long_fails_its_own_call(daemon, provider):
+    async def together():
+        async with AsyncSharedTensorClient(socket=daemon.socket, timeout=60) as client:
+            calls = [client.call_function("gone.numbers", [1_000_000])]
+            calls += [client.call_function("gone.echo", [k]) for k in range(9)]
+            return await asyncio.gather(*calls, return_exceptions=True)
+
+    long, *others = asyncio.run(together())
+    assert isinstance(long, UnsupportedError) and "tensor" in str(long) and others == list(range(9))
+    with SharedTensorClient(socket=daemon.socket, timeout=60) as client:
+        with pytest.raises(UnsupportedError, match="tensor"):
+            client.call_function("gone.echo", [[2**62] * 1_000_000])
+        text, data = "é" * (10 << 20), bytes(20 << 20)
+        assert client.call_function("gone.echo", [{"text": text, "data": data}]) == {"text": text, "data": data}
+
+
+def test_a_stopped_provider_is_named_and_loses_no_other_call(daemon, provider):
+    async def together():
+        async with AsyncSharedTensorClient(socket=daemon.socket, timeout=60) as client:
+            assert await client.call_function("gone.echo", [1]) == 1
+            provider.signal(signal.SIGSTOP)
+            other = asyncio.ensure_future(client.call_function("gone.echo", [2]))
+            with pytest.raises(TimedOutError, match=rf"\[{provider.process.pid}\] did not answer within 0.05 s"):
+                await client.call_function("gone.echo", [3], timeout=0.05)
+            assert not other.done()
+            provider.signal(signal.SIGCONT)
+            return await other
+
+    assert asyncio.run(together()) == 2
+    with SharedTensorClient(socket=daemon.socket, timeout=60) as client:
+        assert client.call_function("gone.echo", [1]) == 1
+        provider.signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(TimedOutError, match=rf"\[{provider.process.pid}\]") as raised:
+                client.call_function("gone.echo", [np.ones(5)], timeout=0.05)
+        finally:
+            provider.signal(signal.SIGCONT)
+        assert "daemon" not in str(raised.value)
+        assert client.call_function("gone.echo", [4]) == 4
+
+
+def test_options_of_a_daemon_are_refused_where_one_runs(daemon, capsys, tmp_path):
+    for options, field in [
+        (["--max-memory", "64"], "max_memory_mb"),
+        (["--allow-host", "me"], "allow_hosts"),
+        (["--token-file", str(tmp_path / "token")], "token_file"),
+        (["--host", "127.0.0.2"], "host"),
+    ]:
+        assert main(["--socket", str(daemon.socket), "--port", str(free_port()), *options]) == 2
+        said = capsys.readouterr().err
+        assert field in said and "runs at" in said, said
+
+
+ENDS = """
+from cotensor.provider import SharedTensorProvider
+provider = SharedTensorProvider(socket={0!r})
+@provider.share
+def lost(): pass
+{1}
+"""
+
+
+def test_a_program_that_ends_without_serving_says_so(daemon):
+    for more, warns in [("", True), ("provider.close()", False), ("provider.start()", False)]:
+        with program(ENDS.format(str(daemon.socket), more)) as running:
+            out, errors = running.finish()
+            assert running.process.returncode == 0 and ("serve()" in errors and "lost" in errors) == warns, errors
+
+
+def test_a_module_that_offers_nothing_is_warned_about(daemon, tmp_path):
+    (tmp_path / "empty.py").write_text("x = 1\n")
+    command = [sys.executable, "-m", "cotensor.server", "empty.py", "--socket", str(daemon.socket), "--port", str(free_port())]
+    running = Program("", command=command, cwd=tmp_path, env=environment())
+    assert running.process.stderr is not None
+    line = ""
+    while "until SIGINT" not in line:
+        line = running.process.stderr.readline()
+        assert line, "it ended"
+        if "offers no functions" in line:
+            assert "empty.py" in line
+            break
+    else:
+        raise AssertionError("no warning")
+    os.kill(running.process.pid, signal.SIGTERM)
+    running.finish()

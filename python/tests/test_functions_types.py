@@ -1,0 +1,132 @@
+"""Which types cross as themselves, which are refused, and what crosses of exceptions."""
+
+from __future__ import annotations
+
+import pickle
+from collections import OrderedDict, namedtuple
+from enum import IntEnum
+
+import numpy as np
+import pytest
+from functions_common import providing
+
+from cotensor import InvalidError, RemoteError, UnsupportedError
+from cotensor.client import SharedTensorClient
+
+FUNCTIONS = """
+from collections import OrderedDict, namedtuple
+from enum import IntEnum
+
+Point = namedtuple("Point", "x y")
+class Colour(IntEnum):
+    RED = 1
+class Text(str): pass
+RESULTS = {
+    "float32": np.float32(1.5), "float64": np.float64(0.1), "int8": np.int8(-3), "bool": np.bool_(True), "str": np.str_("a"),
+    "ordered": OrderedDict([("b", 1), ("a", np.float16(2))]), "point": Point(1, 2), "colour": Colour.RED, "text": Text("t"),
+    "dict": {"b": 1, "a": (1, [True])},
+}
+
+@provider.share(name="types.result")
+def result(name, deep=False):
+    return [{"it": RESULTS[name]}] if deep else RESULTS[name]
+
+@provider.share(name="types.kind")
+def kind(value):
+    return type(value).__name__
+
+@provider.share(name="types.chain")
+def chain():
+    try:
+        try:
+            {}["first"]
+        except KeyError as error:
+            raise ValueError("second") from error
+    except ValueError as error:
+        raise RuntimeError("third") from error
+
+@provider.share(name="types.loop")
+def loop():
+    error = RuntimeError("itself")
+    error.__cause__ = error
+    raise error
+"""
+
+
+@pytest.fixture(scope="module")
+def client(daemon):
+    with providing(daemon.socket, FUNCTIONS), SharedTensorClient(socket=daemon.socket, retry_count=0) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_results_keep_their_type(client, deep):
+    def result(name):
+        found = client.call_function("types.result", [name, deep])
+        return found[0]["it"] if deep else found
+
+    for name, wanted in [
+        ("float32", np.float32(1.5)),
+        ("float64", np.float64(0.1)),
+        ("int8", np.int8(-3)),
+        ("bool", np.bool_(True)),
+        ("str", np.str_("a")),
+        ("dict", {"b": 1, "a": (1, [True])}),
+    ]:
+        found = result(name)
+        assert type(found) is type(wanted) and found == wanted, name
+    ordered = result("ordered")
+    assert type(ordered) is OrderedDict and list(ordered) == ["b", "a"] and type(ordered["a"]) is np.float16
+
+
+def test_types_that_would_be_lost_are_refused_with_a_way_out(client):
+    for name, base in [("point", "tuple"), ("colour", "int"), ("text", "str")]:
+        with pytest.raises(RemoteError, match=rf"would lose its type.*pass {base}\(") as raised:
+            client.call_function("types.result", [name])
+        assert "result" in str(raised.value)
+
+    class Colour(IntEnum):
+        RED = 1
+
+    for value in (namedtuple("Point", "x")(1), Colour.RED, type("Text", (str,), {})("t"), type("D", (dict,), {})()):
+        with pytest.raises(UnsupportedError, match="argument 0.*would lose its type"):
+            client.call_function("types.kind", [value])
+
+
+def test_numbers_of_numpy_are_numbers_to_a_function(client):
+    assert client.call_function("types.kind", [np.float32(1)]) == "float"
+    assert client.call_function("types.kind", [np.int64(1)]) == "int"
+    assert client.call_function("types.kind", [OrderedDict(a=1)]) == "OrderedDict"
+
+
+def test_exceptions_keep_their_causes(client):
+    with pytest.raises(RuntimeError, match="third") as raised:
+        client.call_function("types.chain")
+    for error in (raised.value, pickle.loads(pickle.dumps(raised.value))):
+        assert isinstance(error.__cause__, ValueError) and error.__cause__.message == "second"
+        first = error.__cause__.__cause__
+        assert isinstance(first, KeyError) and "in chain" in first.remote_traceback and first.__cause__ is None
+    with pytest.raises(RuntimeError, match="itself"):
+        client.call_function("types.loop")
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (lambda client: client.call_function("types.kind", [1], timeout="soon"), "timeout"),
+        (lambda client: client.call_function("types.kind", [1], timeout=0), "timeout"),
+        (lambda client: client.call_function("types.kind", 1), "args"),
+        (lambda client: client.call_function("types.kind", [], [1]), "kwargs"),
+        (lambda client: client.call_function(5), "name"),
+        (lambda client: client.list_functions(5), "prefix"),
+        (lambda client: client.has_function(None), "name"),
+        (lambda client: client.functions[5], "name"),
+        (lambda client: SharedTensorClient(allow_pickle="yes"), "allow_pickle"),
+        (lambda client: SharedTensorClient(name=5), "name"),
+        (lambda client: SharedTensorClient(socket=5), "socket"),
+    ],
+)
+def test_wrong_types_of_arguments_are_named(client, call, field):
+    with pytest.raises(InvalidError, match=field) as raised:
+        call(client)
+    assert raised.value.field == field
