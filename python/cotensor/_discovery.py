@@ -61,19 +61,22 @@ def answering(port: int) -> Optional[Path]:
         raise ConflictError(f"port {port} is taken by something that is no daemon", field="server_port") from error
 
 
-def connect(port: int, socket: Optional[Socket], client: Optional[str]) -> Store:
-    """Connects to the daemon: of that socket, of ``COTENSOR_SOCKET``, of the port, or at the port's usual place.
+def connect(
+    port: int, socket: Optional[Socket], client: Optional[str], timeout: Optional[float] = None
+) -> Store:
+    """Connects to the daemon: of that socket, of ``COTENSOR_SOCKET``, of the port, or at the port's usual place. It has to
+    answer within ``timeout`` seconds.
 
     Raises :class:`NoDaemonError` when there is none.
     """
     told = _told(socket)
     if told is not None:
-        return Store.connect(told, client=client)
+        return Store.connect(told, client=client, timeout=timeout)
     found = answering(port)
     if found is not None:
-        return Store.connect(found, client=client)
+        return Store.connect(found, client=client, timeout=timeout)
     try:
-        return Store.connect(socket_for(port), client=client)
+        return Store.connect(socket_for(port), client=client, timeout=timeout)
     except NoDaemonError as error:
         message = (
             f"no daemon answers at port {port}, nor at {socket_for(port)}: start a provider, or shared-tensor-server"

@@ -31,7 +31,7 @@ def open_tensor(
 ) -> Tensor:
     """The tensor of a handle, leased.
 
-    Raises :class:`NotFoundError` when nobody keeps that version any more, or no daemon answers;
+    Raises :class:`NotFoundError` when nobody keeps that version any more; :class:`NoDaemonError` when no daemon answers;
     :class:`ConflictError` when another daemon is there now.
     """
     if not isinstance(name, str):

@@ -93,12 +93,14 @@ class SharedTensorClient:
             logging.basicConfig()
             logging.getLogger("cotensor").setLevel(logging.DEBUG)
 
-    def _functions(self) -> _native.Functions:
+    def _functions(self, timeout: Optional[float] = None) -> _native.Functions:
         with self._lock:
             if self._closed:
                 raise ConflictError("this client is closed")
             if self._native is None:
-                self._store = self._given or _discovery.connect(self.server_port, self._socket, self._name)
+                self._store = self._given or _discovery.connect(
+                    self.server_port, self._socket, self._name, self.timeout if timeout is None else timeout
+                )
                 self._native = _native.Functions(self._store, timeout=self.timeout, **self._values)
                 _lifecycle.opened(self)
                 log.debug("connected to %s", self._store.socket)
@@ -111,16 +113,20 @@ class SharedTensorClient:
         assert self._store is not None
         return self._store
 
-    def _patiently(self, act: Callable[[Optional[float]], T], name: str = "", timeout: Optional[float] = None) -> T:
-        """Does ``act`` with the time that is left for it; again, after a pause, while nothing was called.
+    def _patiently(self, act: Callable[[Callable[[], Optional[float]]], T], name: str = "", timeout: Optional[float] = None) -> T:
+        """Does ``act``, which can ask for the time that is left for it; again, after a pause, while nothing was called.
 
         A function that nobody offers is not waited for when one of a similar name is there, nor past the timeout.
         """
         end = None if timeout is None else time.monotonic() + timeout
+
+        def time_left() -> Optional[float]:
+            return None if end is None else max(0.0, end - time.monotonic())
+
         pause = PAUSE
         for left in range(self.retry_count, -1, -1):
             try:
-                return act(None if end is None else max(0.0, end - time.monotonic()))
+                return act(time_left)
             except (NotFoundError, NoDaemonError) as error:
                 if not not_called(error):
                     raise
@@ -166,7 +172,11 @@ class SharedTensorClient:
         args, named = arguments(name, args, kwargs)
         limit = self.timeout if timeout is None else _checks.seconds(timeout, "timeout")
         log.debug("calling %s", name)
-        return self._patiently(lambda left: self._functions().call(name, args, named, timeout=left), name, limit)
+
+        def call(time_left: Callable[[], Optional[float]]) -> Any:
+            return self._functions(time_left()).call(name, args, named, timeout=time_left())
+
+        return self._patiently(call, name, limit)
 
     def _by_attribute(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return self.call_function(name, args, kwargs)

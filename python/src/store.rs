@@ -6,6 +6,7 @@ use crate::dlpack;
 use crate::draft::{Draft, fill};
 use crate::errors::{OrRaise, raise};
 use crate::handle::{self, Reduced};
+use crate::interrupt::seconds;
 use crate::process::Own;
 use crate::source::Source;
 use crate::tensor::Tensor;
@@ -106,12 +107,12 @@ impl Store {
     fn reported<'py, M: p::Method<Params = p::Empty, Result = p::Report>>(
         &self,
         py: Python<'py>,
-        of: impl Fn(&EmbeddedStore) -> serde_json::Result<serde_json::Value> + Send,
+        of: fn(&dyn cotensor::Store) -> serde_json::Result<serde_json::Value>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let store = self.opened(py)?;
         let made = py.detach(|| match &store {
             Opened::Client(store) => store.report::<M, serde_json::Value>(),
-            Opened::Embedded(store) => of(store).map_err(|error| Error::corrupt(error.to_string())),
+            Opened::Embedded(store) => of(&**store).map_err(|error| Error::corrupt(error.to_string())),
         });
         let made = made.or_raise(py)?;
         report(py, || serde_json::to_string(&made))
@@ -190,14 +191,20 @@ impl Store {
     }
 
     /// The daemon's store. ``socket`` is where the daemon listens (``COTENSOR_SOCKET``, else its usual place); ``client`` names
-    /// this process for people.
+    /// this process for people. The daemon has to answer within ``timeout`` seconds (30 unless given).
     #[staticmethod]
-    #[pyo3(signature = (socket=None, *, client=None))]
-    fn connect(py: Python<'_>, socket: Option<PathBuf>, client: Option<String>) -> PyResult<Self> {
+    #[pyo3(signature = (socket=None, *, client=None, timeout=None))]
+    fn connect(
+        py: Python<'_>,
+        socket: Option<PathBuf>,
+        client: Option<String>,
+        timeout: Option<f64>,
+    ) -> PyResult<Self> {
+        let timeout = seconds(py, timeout)?.unwrap_or(Duration::MAX);
         let client = client.unwrap_or_else(|| program(py));
         let socket =
             socket.or_else(|| std::env::var_os("COTENSOR_SOCKET").filter(|path| !path.is_empty()).map(PathBuf::from));
-        let store = py.detach(|| ClientStore::connect(socket.as_deref(), &client)).or_raise(py)?;
+        let store = py.detach(|| ClientStore::connect_within(socket.as_deref(), &client, timeout)).or_raise(py)?;
         Ok(Self::over(Opened::Client(store)))
     }
 

@@ -63,7 +63,7 @@ def test_calls_by_name_by_attribute_and_by_keyword(client):
     assert client.functions.add(1, b=2) == 3
     assert client.functions["add"](1, 2, c=4) == 7
     assert "add" in dir(client.functions)
-    assert repr(client.functions.a.b) == "<RemoteFunction a.b>"
+    assert repr(client.functions.add) == "<RemoteFunction add>"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint8", "bool", "float16"])

@@ -6,21 +6,23 @@ import asyncio
 import os
 import signal
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
-from functions_common import Program, environment, free_port, program, providing
+from functions_common import Program, environment, free_port, program, providing, until
 
 import cotensor
 from cotensor import NoDaemonError, TimedOutError, UnsupportedError
 from cotensor.async_client import AsyncSharedTensorClient
 from cotensor.client import SharedTensorClient
 from cotensor.server import main
+from cotensor.sharing import TensorSharingManager
 
 FUNCTIONS = """
-@provider.share(name="gone.numbers")
-def numbers(count):
-    return [2**62] * count
+@provider.share(name="gone.long")
+def long():
+    return ["\\x01" * 60_000] * 50  # 18 MB of JSON
 
 @provider.share(name="gone.echo")
 def echo(x):
@@ -32,6 +34,13 @@ def echo(x):
 def provider(daemon):
     with providing(daemon.socket, FUNCTIONS) as running:
         yield running
+
+
+def stop(running: Program) -> None:
+    """Stops every thread of a program."""
+    running.signal(signal.SIGSTOP)
+    tasks = Path(f"/proc/{running.process.pid}/task")
+    until(lambda: all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks.iterdir()))
 
 
 def test_no_daemon_is_a_connection_error(tmp_path, monkeypatch):
@@ -53,7 +62,7 @@ def test_a_dead_daemon_does_not_look_empty(tmp_path):
     store = daemon.connect()
     tensor = store.put("x", np.zeros(3))
     assert store.names() == ["x"] and store.get_stats()["total_tensors"] == 1
-    manager = cotensor.sharing.TensorSharingManager(store=store)
+    manager = TensorSharingManager(store=store)
     daemon.stop()
     for ask in (
         store.names,
@@ -73,7 +82,7 @@ def test_a_dead_daemon_does_not_look_empty(tmp_path):
 def test_a_result_that_is_too_long_fails_its_own_call(daemon, provider):
     async def together():
         async with AsyncSharedTensorClient(socket=daemon.socket, timeout=60) as client:
-            calls = [client.call_function("gone.numbers", [1_000_000])]
+            calls = [client.call_function("gone.long")]
             calls += [client.call_function("gone.echo", [k]) for k in range(9)]
             return await asyncio.gather(*calls, return_exceptions=True)
 
@@ -81,7 +90,7 @@ def test_a_result_that_is_too_long_fails_its_own_call(daemon, provider):
     assert isinstance(long, UnsupportedError) and "tensor" in str(long) and others == list(range(9))
     with SharedTensorClient(socket=daemon.socket, timeout=60) as client:
         with pytest.raises(UnsupportedError, match="tensor"):
-            client.call_function("gone.echo", [[2**62] * 1_000_000])
+            client.call_function("gone.echo", [["\x01" * 60_000] * 50])
         text, data = "é" * (10 << 20), bytes(20 << 20)
         assert client.call_function("gone.echo", [{"text": text, "data": data}]) == {"text": text, "data": data}
 
@@ -90,7 +99,7 @@ def test_a_stopped_provider_is_named_and_loses_no_other_call(daemon, provider):
     async def together():
         async with AsyncSharedTensorClient(socket=daemon.socket, timeout=60) as client:
             assert await client.call_function("gone.echo", [1]) == 1
-            provider.signal(signal.SIGSTOP)
+            stop(provider)
             other = asyncio.ensure_future(client.call_function("gone.echo", [2]))
             with pytest.raises(TimedOutError, match=rf"\[{provider.process.pid}\] did not answer within 0.05 s"):
                 await client.call_function("gone.echo", [3], timeout=0.05)
@@ -101,7 +110,7 @@ def test_a_stopped_provider_is_named_and_loses_no_other_call(daemon, provider):
     assert asyncio.run(together()) == 2
     with SharedTensorClient(socket=daemon.socket, timeout=60) as client:
         assert client.call_function("gone.echo", [1]) == 1
-        provider.signal(signal.SIGSTOP)
+        stop(provider)
         try:
             with pytest.raises(TimedOutError, match=rf"\[{provider.process.pid}\]") as raised:
                 client.call_function("gone.echo", [np.ones(5)], timeout=0.05)
@@ -109,6 +118,20 @@ def test_a_stopped_provider_is_named_and_loses_no_other_call(daemon, provider):
             provider.signal(signal.SIGCONT)
         assert "daemon" not in str(raised.value)
         assert client.call_function("gone.echo", [4]) == 4
+
+
+def test_a_stopped_daemon_ends_a_call_in_time(tmp_path):
+    from conftest import Daemon
+
+    daemon = Daemon(tmp_path)
+    try:
+        os.kill(daemon.says["server"], signal.SIGSTOP)
+        with SharedTensorClient(socket=daemon.socket, timeout=0.1) as client:
+            with pytest.raises(TimedOutError, match="daemon did not answer"):
+                client.call_function("gone.echo", [1])
+    finally:
+        os.kill(daemon.says["server"], signal.SIGCONT)
+        daemon.stop()
 
 
 def test_options_of_a_daemon_are_refused_where_one_runs(daemon, capsys, tmp_path):
@@ -144,14 +167,11 @@ def test_a_module_that_offers_nothing_is_warned_about(daemon, tmp_path):
     command = [sys.executable, "-m", "cotensor.server", "empty.py", "--socket", str(daemon.socket), "--port", str(free_port())]
     running = Program("", command=command, cwd=tmp_path, env=environment())
     assert running.process.stderr is not None
-    line = ""
-    while "until SIGINT" not in line:
+    said = ""
+    while "until SIGINT" not in said:
         line = running.process.stderr.readline()
-        assert line, "it ended"
-        if "offers no functions" in line:
-            assert "empty.py" in line
-            break
-    else:
-        raise AssertionError("no warning")
+        assert line, said
+        said += line
+    assert "empty.py offers no functions" in said
     os.kill(running.process.pid, signal.SIGTERM)
     running.finish()

@@ -109,6 +109,11 @@ fn a_stopped_provider_is_late_with_one_call_and_loses_no_other() {
     let Value::Remote(object) = kept else { panic!("an object") };
     functions.call("pid", &none()).unwrap();
     kill_process(pid, Signal::STOP).unwrap();
+    let threads = format!("/proc/{}/task", provider.child.id());
+    until("every thread is stopped", || {
+        let mut threads = std::fs::read_dir(&threads).unwrap();
+        threads.all(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap().contains(") T "))
+    });
     let brief = Some(Duration::from_millis(50));
     let is_late = |error: CallError| {
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");

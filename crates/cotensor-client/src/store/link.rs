@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 /// How long the daemon may take for what it does at once.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long it may take for what others' work, or a disk, is waited for; it has limits of its own.
 pub(super) const WORK_TIMEOUT: Duration = Duration::from_secs(3600);
 
@@ -118,10 +118,12 @@ impl Link {
     }
 
     /// As [`greet`](Self::greet), for a new session. A server that dies before it answers is replaced within a moment.
-    pub(super) fn greet_first(socket: &Path, client: &str, freed: &Freed) -> Result<Greeted> {
-        let until = Instant::now() + RESTART_MAX;
+    pub(super) fn greet_first(socket: &Path, client: &str, freed: &Freed, timeout: Duration) -> Result<Greeted> {
+        let start = Instant::now();
+        let until = start + RESTART_MAX.min(timeout);
         loop {
-            match Self::greet(socket, client, freed, 0, || None) {
+            let left = timeout.saturating_sub(start.elapsed());
+            match Self::greet_within(socket, client, freed, 0, || None, left) {
                 Err(error) if error.kind() == ErrorKind::Io && Instant::now() < until => {
                     std::thread::sleep(RESTART_PAUSE)
                 }
@@ -138,6 +140,17 @@ impl Link {
         generation: u64,
         resume: impl FnOnce() -> Option<p::Resume>,
     ) -> Result<Greeted> {
+        Self::greet_within(socket, client, freed, generation, resume, ANSWER_TIMEOUT)
+    }
+
+    fn greet_within(
+        socket: &Path,
+        client: &str,
+        freed: &Freed,
+        generation: u64,
+        resume: impl FnOnce() -> Option<p::Resume>,
+        timeout: Duration,
+    ) -> Result<Greeted> {
         let freed = freed.clone();
         let on_notice: OnNotice = Box::new(move |method, params, _| {
             if method == p::notice::SLAB_FREED
@@ -148,7 +161,7 @@ impl Link {
         });
         let connection = Connection::open(socket, on_notice)?;
         let hello = p::HelloParams { protocol: p::PROTOCOL, client: client.to_owned(), resume: resume() };
-        let greeted = connection.call::<p::Hello>(&hello, Vec::new(), Some(ANSWER_TIMEOUT));
+        let greeted = connection.call::<p::Hello>(&hello, Vec::new(), Some(timeout));
         let (hello, fds) = greeted.map_err(|error| error.in_file(socket))?;
         let index = match fds.first() {
             Some(fd) if hello.index_slots > 0 => Some(Arc::new(IndexReader::open(fd, hello.index_slots)?)),

@@ -18,7 +18,7 @@ use cotensor_store::{
     Claim, ContentSource, ContentSpec, CopyReason, Diagnostics, Holder, Key, Lease, OptimizeReport, Recommendations,
     Reservation, SharingConfig, Stats, Store, TensorId, TensorSpec, Ticket,
 };
-use link::{Link, Live};
+use link::{ANSWER_TIMEOUT, Link, Live};
 use memory::{Place, Slabs, Terms};
 use open::{Opened, Opening};
 use std::os::fd::OwnedFd;
@@ -68,10 +68,18 @@ impl ClientStore {
     /// `Unreachable` when no daemon answers there, `Unsupported` when it speaks another protocol, `Refused` when it is
     /// another user's.
     pub fn connect(socket: Option<&Path>, client: &str) -> Result<Arc<Self>> {
+        Self::connect_within(socket, client, ANSWER_TIMEOUT)
+    }
+
+    /// As [`connect`](Self::connect), for a daemon that has to answer within `timeout`.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect); `TimedOut` when it does not answer in time.
+    pub fn connect_within(socket: Option<&Path>, client: &str, timeout: Duration) -> Result<Arc<Self>> {
         raise_descriptor_limit();
         let socket = socket.map_or_else(default_socket, Path::to_path_buf);
         let slabs = Slabs::default();
-        let greeted = Link::greet_first(&socket, client, &slabs.freed())?;
+        let greeted = Link::greet_first(&socket, client, &slabs.freed(), timeout.min(ANSWER_TIMEOUT))?;
         let hello = greeted.hello.clone();
         let link = Arc::new(Link::new(&socket, client, slabs.freed(), greeted.live(0)));
         let kinds =
