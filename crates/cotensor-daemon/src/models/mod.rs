@@ -6,8 +6,8 @@
 //! | `model.run` | `model`, `task`; as the task wants: `text`, `image`, `audio`, `texts`, `head`, `max_new_tokens`, `min_new_tokens` | `answer`, `outputs` (tensors by name), `tensors` (what the stages made, by kind), `stages`, `notices` |
 //! | `model.stage` | `model`, `role`, `inputs` (tensors by name) | the stage's outputs (tensors by name) |
 //!
-//! `model` is a reference or a folder. `image` and `audio` are the absolute path of a file, or a file's bytes, or a tensor
-//! of them (`uint8`).
+//! `model` is a reference or a folder. A folder whose files changed is opened anew; a reference stays what was opened.
+//! `image` and `audio` are the absolute path of a file, or a file's bytes, or a tensor of them (`uint8`).
 
 mod arguments;
 
@@ -108,7 +108,8 @@ impl Service {
     fn recent(&self, folder: &Path) -> Result<Arc<Model>> {
         let model = self.runtime.open(folder)?;
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        recent.retain(|known| !Arc::ptr_eq(known, &model));
+        // What was opened before the folder changed is not wanted any more.
+        recent.retain(|known| known.folder() != model.folder());
         recent.push_front(Arc::clone(&model));
         let gone = {
             let keep = recent.len().min(RECENT_MAX);
