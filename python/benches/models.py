@@ -11,7 +11,7 @@ from measure import Child, interleaved, pss, us
 from transformers import BertConfig, BertModel
 
 import cotensor
-from cotensor.torch import attach, share
+from cotensor.torch import attach, share, shared_weights
 
 #: Weights that never were a file, published by a process that ends.
 PUBLISHER = """
@@ -76,6 +76,17 @@ def loading(socket: str, rounds: int) -> Dict[str, float]:
         with cotensor.connect(socket, client="reader") as reader:
             attach(model, "bert", store=reader)
 
+    def built() -> None:
+        nonlocal model
+        with torch.device("meta"):
+            model = BertModel(config)
+        attached()
+
+    def in_block() -> None:
+        nonlocal model
+        with cotensor.connect(socket, client="reader") as reader, shared_weights("from file", reader):
+            model = BertModel.from_pretrained(folder)
+
     def loaded() -> None:
         model.load_state_dict(safetensors.torch.load_file(file), assign=True)
 
@@ -85,6 +96,8 @@ def loading(socket: str, rounds: int) -> Dict[str, float]:
 
     contenders = {
         "attach": attached,
+        "build + attach": built,
+        "shared_weights + from_pretrained": in_block,
         "load_file + load_state_dict(assign)": loaded,
         "from_pretrained": pretrained,
     }

@@ -1,6 +1,6 @@
 """Cotensor and its peers in one run on one machine: ratios, and what they were measured on.
 
-    python benches/peers.py [--rounds N] [--json FILE] [--only arrays,calls,models] [--no-ray]
+    python benches/peers.py [--rounds N] [--json FILE] [--only arrays,calls,models,processes] [--no-ray]
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Any, Dict, Optional
 import arrays
 import calls
 import models
+import processes
 from measure import daemon
 
-PARTS = {"arrays": arrays.run, "calls": calls.run, "models": models.run}
+PARTS = {"arrays": arrays.run, "calls": calls.run, "models": models.run, "processes": processes.run}
 
 #: What is to be reached: a figure over another, and the most it may be.
 BOUNDS = [
@@ -33,7 +34,13 @@ BOUNDS = [
     ("attach", "from_pretrained", 1 / 10),
     ("attach + touch every page", "from_pretrained + touch every page", 1 / 10),
     ("attach + touch every page", "load_file + load_state_dict(assign) + touch every page", 1.0),
+    ("build + attach", "from_pretrained", 0.6),
+    ("shared_weights + from_pretrained", "from_pretrained", 1.0),
     ("memory of four processes, bytes", "memory of one process, bytes", 1.15),
+    ("processes, mapped, shared, bytes", "processes, mapped, plain, bytes", 1.1),
+    ("processes, converted, shared, bytes", "processes, converted, plain, bytes", 0.35),
+    ("processes, changed, shared, bytes", "processes, changed, plain, bytes", 0.30),
+    ("processes, mapped, shared, bytes", "processes, mapped, forked, bytes", 1.1),
     ("memoised encoder, found", "memoised encoder, computed", 0.05),
 ]
 
