@@ -56,6 +56,10 @@ impl WeightFile {
     pub(super) fn open(path: &Path) -> Result<Self> {
         let open = || {
             let file = File::open(path)?;
+            // A page that another program changed through a mapping, and that is not on the disk yet, can change again
+            // without a change of the times. Flushed, its next change sets them. Where a file system cannot flush, the
+            // times are all there is.
+            let _ = file.sync_data();
             let stamp = Stamp::of(&file.metadata()?);
             Ok(Self { path: path.to_path_buf(), file, stamp })
         };

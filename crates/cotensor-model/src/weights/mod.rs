@@ -347,6 +347,50 @@ mod tests {
         assert_eq!(load_at(&graph, &*store, &holder, "test", later).unwrap().hashes, hashes);
     }
 
+    /// Maps the file that it is given and changes its first byte to each number that it reads, without flushing.
+    const WRITER: &str = "import mmap, sys
+with open(sys.argv[1], 'r+b') as file:
+    mapping = mmap.mmap(file.fileno(), 0)
+    for line in sys.stdin:
+        mapping[0] = int(line)
+        print('written', flush=True)
+";
+
+    #[test]
+    fn a_write_through_a_mapping_is_seen_however_long_the_file_was_quiet() {
+        use std::io::{BufRead, BufReader};
+        use std::process::{Command, Stdio};
+        // In the build folder, which is on a disk: a tmpfs never writes its pages back, so a change cannot be seen there.
+        let program = std::env::current_exe().unwrap();
+        let folder = tempfile::tempdir_in(program.parent().unwrap()).unwrap();
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/vit/onnx");
+        for name in ["model.onnx", "model.onnx_data"] {
+            std::fs::write(folder.path().join(name), std::fs::read(fixtures.join(name)).unwrap()).unwrap();
+        }
+        let mut writer = Command::new("python3");
+        writer.args(["-c", WRITER]).arg(folder.path().join("model.onnx_data"));
+        let mut writer = writer.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (mut numbers, out) = (writer.stdin.take().unwrap(), writer.stdout.take().unwrap());
+        let mut written = BufReader::new(out).lines();
+        let mut write = |number: u8| {
+            writeln!(numbers, "{number}").unwrap();
+            assert_eq!(written.next().unwrap().unwrap(), "written");
+        };
+        let graph = Graph::open(&folder.path().join("model.onnx")).unwrap();
+        let store = EmbeddedStore::builder().build();
+        let holder = store.holder("test");
+        let quiet = SystemTime::now() + Duration::from_secs(60);
+        let load = || load_at(&graph, &*store, &holder, "test", quiet).unwrap().hashes;
+        write(1);
+        let first = load();
+        assert_eq!(load(), first);
+        write(2);
+        assert_ne!(load(), first);
+        drop(write);
+        drop(numbers);
+        assert!(writer.wait().unwrap().success());
+    }
+
     #[test]
     fn notes_read_back_and_wrong_ones_do_not() {
         let hashes = [ContentHash::of(b"a"), ContentHash::of(b"b")];
