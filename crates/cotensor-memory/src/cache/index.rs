@@ -1,5 +1,6 @@
 //! What the packs of a folder hold, and which of them this process maps.
 
+use super::verified::{Verified, damaged};
 use crate::mapped_file::{FileId, MappedFile};
 use crate::pack::{Entry, parse_table};
 use cotensor_core::{ContentHash, Error, Located, Result, Segment};
@@ -18,6 +19,9 @@ pub(super) struct Index {
     /// Every place of a content: when one pack goes, another may have it still.
     contents: HashMap<ContentHash, Vec<Place>>,
     packs: HashMap<Arc<Path>, Pack>,
+    verified: Verified,
+    /// Why packs were removed.
+    removed: Vec<Error>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,13 +33,15 @@ struct Place {
 struct Pack {
     id: FileId,
     mapping: Weak<MappedFile>,
+    /// Its contents have their hashes.
+    verified: bool,
     problem: Option<Error>,
 }
 
 impl Index {
     /// Of the packs in `folder`, none of which is read yet.
-    pub(super) fn new(folder: PathBuf) -> Self {
-        Self { folder, contents: HashMap::new(), packs: HashMap::new() }
+    pub(super) fn new(folder: PathBuf, verified: Verified) -> Self {
+        Self { folder, contents: HashMap::new(), packs: HashMap::new(), verified, removed: Vec::new() }
     }
 
     /// Reads the tables of packs that are new or changed, and forgets those that went.
@@ -51,7 +57,8 @@ impl Index {
             if self.packs.get(&path).is_none_or(|pack| pack.id != id)
                 && let Err(problem) = self.read(&path)
             {
-                self.packs.insert(path, Pack { id, mapping: Weak::new(), problem: Some(problem) });
+                let pack = Pack { id, mapping: Weak::new(), verified: false, problem: Some(problem) };
+                self.packs.insert(path, pack);
             }
         }
     }
@@ -67,7 +74,7 @@ impl Index {
     fn look_up(&mut self, hash: &ContentHash) -> Option<Located> {
         for _ in 0..REPLACED_MAX {
             let place = self.contents.get(hash)?.first()?.clone();
-            let mapping = self.map(&place.pack);
+            let mapping = self.whole(&place.pack);
             // Mapping may have shown that the pack is another one by now.
             if let Some(mapping) = mapping
                 && self.contents.get(hash).is_some_and(|places| places.contains(&place))
@@ -80,7 +87,7 @@ impl Index {
 
     /// All of `entries` in the pack at `path`, if it is whole and has them.
     pub(super) fn find_in(&mut self, path: &Arc<Path>, entries: &[Entry]) -> Option<Vec<Located>> {
-        let mapping = self.map(path)?;
+        let mapping = self.whole(path)?;
         let place = |entry: &Entry| {
             let places = self.contents.get(&entry.hash)?;
             let place = places.iter().find(|place| place.pack == *path && place.range.len() == entry.range.len())?;
@@ -89,8 +96,14 @@ impl Index {
         entries.iter().map(place).collect()
     }
 
+    /// Lists a pack that this process has just written at `path`: its contents need no verification.
+    pub(super) fn adopt_written(&mut self, path: &Arc<Path>, mapping: &Arc<MappedFile>, entries: &[Entry]) {
+        self.adopt(path, mapping, entries);
+        self.note_verified(path, mapping.id());
+    }
+
     /// Lists the pack at `path`, in place of any other that was there.
-    pub(super) fn adopt(&mut self, path: &Arc<Path>, mapping: &Arc<MappedFile>, entries: &[Entry]) {
+    fn adopt(&mut self, path: &Arc<Path>, mapping: &Arc<MappedFile>, entries: &[Entry]) {
         if let Some(known) = self.packs.get_mut(path)
             && known.id == mapping.id()
             && known.problem.is_none()
@@ -102,23 +115,86 @@ impl Index {
         for Entry { hash, range } in entries {
             self.contents.entry(*hash).or_default().push(Place { pack: Arc::clone(path), range: range.clone() });
         }
-        let pack = Pack { id: mapping.id(), mapping: Arc::downgrade(mapping), problem: None };
+        let pack = Pack { id: mapping.id(), mapping: Arc::downgrade(mapping), verified: false, problem: None };
         self.packs.insert(Arc::clone(path), pack);
     }
 
-    /// Why packs are ignored.
+    /// Why packs are ignored, or were removed.
     pub(super) fn problems(&self) -> Vec<Error> {
-        self.packs.values().filter_map(|pack| pack.problem.clone()).collect()
+        self.packs.values().filter_map(|pack| pack.problem.clone()).chain(self.removed.iter().cloned()).collect()
     }
 
-    /// Every content and where it lies.
-    pub(super) fn places(&self) -> Vec<(ContentHash, Arc<Path>, Range<usize>)> {
-        let places = self.contents.iter().flat_map(|(hash, places)| places.iter().map(move |place| (hash, place)));
-        places.map(|(hash, place)| (*hash, Arc::clone(&place.pack), place.range.clone())).collect()
+    /// Hashes the contents of every pack again and removes damaged packs. The number of contents that have their hashes, and
+    /// why packs were removed.
+    pub(super) fn verify_all(&mut self) -> (usize, Vec<Error>) {
+        self.scan();
+        let paths: Vec<_> = self.packs.keys().cloned().collect();
+        let (mut right, mut wrong) = (0, Vec::new());
+        for path in paths {
+            if let Some(problem) = self.packs.get(&path).and_then(|pack| pack.problem.clone()) {
+                self.remove(&path, problem.clone());
+                wrong.push(problem);
+                continue;
+            }
+            // A pack that was removed since is not damaged.
+            let Some(mapping) = self.mapping(&path) else { continue };
+            match self.verify(&path, &mapping) {
+                Ok(count) => right += count,
+                Err(problem) => wrong.push(problem),
+            }
+        }
+        (right, wrong)
+    }
+
+    /// The pack's mapping. A pack whose contents were not verified since the machine started is verified first; a damaged one
+    /// is removed.
+    fn whole(&mut self, path: &Arc<Path>) -> Option<Arc<MappedFile>> {
+        let mapping = self.mapping(path)?;
+        if self.packs.get(path).is_some_and(|pack| pack.verified) {
+            return Some(mapping);
+        }
+        if self.verified.contains(path, mapping.id()) {
+            self.note_verified_here(path);
+            return Some(mapping);
+        }
+        self.verify(path, &mapping).ok().map(|_| mapping)
+    }
+
+    /// Hashes the contents of a pack and counts them.
+    fn verify(&mut self, path: &Arc<Path>, mapping: &MappedFile) -> Result<usize> {
+        let bytes = mapping.bytes().unwrap_or_default();
+        let entries = parse_table(bytes).map_err(|error| error.in_file(&**path))?;
+        if let Some(entry) = damaged(bytes, &entries) {
+            let problem = Error::corrupt("the content does not have its hash");
+            let problem = problem.in_file(&**path).in_field(entry.hash.to_string());
+            self.remove(path, problem.clone());
+            return Err(problem);
+        }
+        self.note_verified(path, mapping.id());
+        Ok(entries.len())
+    }
+
+    fn note_verified(&mut self, path: &Arc<Path>, id: FileId) {
+        self.verified.insert(path, id);
+        self.note_verified_here(path);
+    }
+
+    fn note_verified_here(&mut self, path: &Arc<Path>) {
+        if let Some(pack) = self.packs.get_mut(path) {
+            pack.verified = true;
+        }
+    }
+
+    /// Removes a damaged pack. Processes that map it keep their mappings; the next process makes the pack again.
+    fn remove(&mut self, path: &Arc<Path>, problem: Error) {
+        self.forget(path);
+        // Where the file cannot be removed, the next process finds the damage again.
+        let _ = std::fs::remove_file(path);
+        self.removed.push(problem);
     }
 
     /// The pack's mapping: the one that lives, or a new one. A pack that cannot be mapped any more is forgotten.
-    pub(super) fn map(&mut self, path: &Arc<Path>) -> Option<Arc<MappedFile>> {
+    fn mapping(&mut self, path: &Arc<Path>) -> Option<Arc<MappedFile>> {
         if let Some(mapping) = self.packs.get(path).and_then(|pack| pack.mapping.upgrade()) {
             return Some(mapping);
         }

@@ -4,11 +4,12 @@ mod index;
 mod notes;
 #[cfg(test)]
 mod tests;
+mod verified;
 mod writer;
 
 use crate::mapped_file::WritableFile;
 use crate::pack::plan;
-use cotensor_core::{ContentCache, ContentHash, Error, ErrorKind, Hasher, Located, PackMut, Result, Segment};
+use cotensor_core::{ContentCache, ContentHash, Error, ErrorKind, Hasher, Located, PackMut, Result};
 use index::{Index, pack_files};
 use notes::Notes;
 use std::fs::Metadata;
@@ -18,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
+use verified::Verified;
 use writer::NewPack;
 
 /// Temporary files of writers that died are removed after this long where locks do not work.
@@ -29,6 +31,10 @@ const UNLOCKED_AFTER: Duration = Duration::from_secs(60);
 ///
 /// A pack is written under a temporary name, flushed to the disk, and only then named by what it holds, so every pack
 /// that has a name is whole. Packs never change; removing one is always safe.
+///
+/// The disk, or another program, may still change one. So the contents of a pack are hashed when the first process after the
+/// start of the machine uses it, and again when its time of the last write is another. A damaged pack is removed, and the
+/// weights are read from their files into a new one.
 pub struct PackCache {
     packs: PathBuf,
     index: Arc<Mutex<Index>>,
@@ -54,9 +60,10 @@ impl PackCache {
             }
             remove_abandoned(part);
         }
-        let mut index = Index::new(packs.clone());
+        let notes = Notes::new(notes);
+        let mut index = Index::new(packs.clone(), Verified::new(notes.clone()));
         index.scan();
-        Ok(Self { packs, index: Arc::new(Mutex::new(index)), notes: Notes::new(notes) })
+        Ok(Self { packs, index: Arc::new(Mutex::new(index)), notes })
     }
 
     /// Where the cache lies unless the caller says otherwise: `$XDG_CACHE_HOME/cotensor` or `$HOME/.cache/cotensor`.
@@ -71,7 +78,7 @@ impl PackCache {
             .ok_or_else(|| Error::not_found("no cache folder: set HOME, XDG_CACHE_HOME or COTENSOR_CACHE"))
     }
 
-    /// Packs that are ignored, and why.
+    /// Why packs are ignored, or were removed because they were damaged.
     pub fn problems(&self) -> Vec<Error> {
         self.index().problems()
     }
@@ -81,25 +88,43 @@ impl PackCache {
         pack_files(&self.packs).fold((0, 0), |(count, bytes), (_, id)| (count + 1, bytes + id.len()))
     }
 
-    /// Hashes every content again; returns how many are as they should be.
+    /// Hashes every content again and removes damaged packs. The number of contents that have their hashes, and an error for
+    /// each pack that was removed, naming its file and, where only a content is wrong, that content's hash.
+    pub fn verify(&self) -> (usize, Vec<Error>) {
+        self.index().verify_all()
+    }
+
+    /// Removes packs and notes that no process has used for `unused_for`. The number of packs that were removed, and their
+    /// bytes on disk; those of packs that a process maps return when it ends.
+    ///
+    /// A pack counts as used when it is made or mapped. File systems record that about once a day.
     ///
     /// # Errors
-    /// `Corrupt` naming the pack and the content that is not.
-    pub fn verify(&self) -> Result<usize> {
-        let mut index = self.index();
-        index.scan();
-        let mut right = 0;
-        for (hash, path, range) in index.places() {
-            // Removed since: that is no damage.
-            let Some(pack) = index.map(&path) else { continue };
-            if pack.bytes().and_then(|bytes| bytes.get(range)).map(ContentHash::of) != Some(hash) {
-                return Err(Error::corrupt("the content does not have its hash")
-                    .in_file(path)
-                    .in_field(hash.to_string()));
+    /// `Io` naming a file that cannot be removed.
+    pub fn prune(&self, unused_for: Duration) -> Result<(usize, u64)> {
+        let now = SystemTime::now();
+        let unused = |found: &Metadata| {
+            let used = found.accessed().ok().max(found.modified().ok());
+            used.is_some_and(|used| now.duration_since(used).unwrap_or_default() >= unused_for)
+        };
+        let remove = |path: &Path| match std::fs::remove_file(path) {
+            // Another process was faster.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            removed => removed.map_err(|error| Error::io("cannot remove", &error).in_file(path)),
+        };
+        let (mut count, mut bytes) = (0, 0);
+        for (path, id) in pack_files(&self.packs) {
+            if std::fs::symlink_metadata(&path).is_ok_and(|found| unused(&found)) {
+                remove(&path)?;
+                (count, bytes) = (count + 1, bytes + id.len());
             }
-            right += 1;
         }
-        Ok(right)
+        self.notes
+            .paths()
+            .filter(|path| std::fs::symlink_metadata(path).is_ok_and(|found| unused(&found)))
+            .try_for_each(|path| remove(&path))?;
+        self.index().scan();
+        Ok((count, bytes))
     }
 
     fn index(&self) -> MutexGuard<'_, Index> {

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 pub(super) const NOTE_BYTES_MAX: usize = 1 << 20;
 
 /// A folder of notes, each named by its key.
+#[derive(Clone)]
 pub(super) struct Notes {
     folder: PathBuf,
 }
@@ -15,6 +16,11 @@ pub(super) struct Notes {
 impl Notes {
     pub(super) fn new(folder: PathBuf) -> Self {
         Self { folder }
+    }
+
+    /// The files of all notes.
+    pub(super) fn paths(&self) -> impl Iterator<Item = PathBuf> + use<> {
+        std::fs::read_dir(&self.folder).into_iter().flatten().flatten().map(|entry| entry.path())
     }
 
     pub(super) fn recall(&self, key: &ContentHash) -> Option<Vec<u8>> {

@@ -62,7 +62,7 @@ impl PackMut for NewPack {
             // A file system without links: the last one who writes the same contents wins, and nothing is lost.
             Err(_) => self.replace().map_err(|error| self.io(&error))?,
         }
-        index.adopt(&self.target, &mapping, &self.entries);
+        index.adopt_written(&self.target, &mapping, &self.entries);
         drop(index);
         if let Some(folder) = self.target.parent() {
             File::open(folder).and_then(|folder| folder.sync_all()).map_err(|error| self.io(&error))?;
