@@ -6,14 +6,15 @@ mod environment;
 mod launch;
 mod output;
 mod panics;
+mod parse;
 mod signals;
 mod silence;
 mod table;
+mod terminal;
 
 pub use launch::Launch;
 
-use args::{Cli, Command};
-use clap::Parser;
+use args::Command;
 use cotensor::core::Result;
 use cotensor::{Error, ErrorKind};
 use launch::Program;
@@ -36,7 +37,7 @@ pub fn main_with(arguments: impl IntoIterator<Item = OsString>, launch: Launch) 
 pub fn run_with(arguments: impl IntoIterator<Item = OsString>, launch: Launch) -> u8 {
     let started = Instant::now();
     let arguments: Vec<OsString> = arguments.into_iter().collect();
-    let cli = match Cli::try_parse_from(&arguments) {
+    let cli = match parse::parse(&arguments) {
         Ok(cli) => cli,
         Err(shown) => {
             // Help and versions, too. Where nobody can read it, the exit code has to do.
@@ -75,6 +76,7 @@ fn command(command: Command, program: &Program, started: Instant) -> Result<()> 
         Command::ServeModels(args) => commands::serve_models(&args),
         Command::Doctor(args) => commands::doctor(&args),
         Command::Scan(args) => commands::scan(&args),
+        Command::Cache(args) => commands::cache(&args),
         Command::Env(args) => commands::env(&args),
     }
 }

@@ -1,10 +1,11 @@
 //! What people see: text that cannot command their terminal, and progress on standard error, a bar on a terminal, plain
 //! lines elsewhere.
 
+use crate::terminal::takes_escapes;
 use cotensor_demo::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::borrow::Cow;
-use std::io::{IsTerminal, Read, Write};
+use std::io::{Read, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -67,7 +68,7 @@ pub(crate) struct Bytes {
 impl Bytes {
     /// Of `total` bytes, which go from or into `what`.
     pub(crate) fn new(total: u64, what: String) -> Self {
-        let steps = (total >= BYTES_SHOWN_MIN && std::io::stderr().is_terminal()).then(Steps::new);
+        let steps = (total >= BYTES_SHOWN_MIN && takes_escapes(&std::io::stderr())).then(Steps::new);
         Self { steps, what, total, done: 0 }
     }
 
@@ -123,7 +124,7 @@ impl Steps {
 
     /// For about `expected` calls of [`Steps::next`].
     pub(crate) fn expecting(expected: u64) -> Self {
-        let bar = std::io::stderr().is_terminal().then(|| {
+        let bar = takes_escapes(&std::io::stderr()).then(|| {
             let style = ProgressStyle::with_template("{bar:30} {percent:>3} % {msg} ({elapsed})");
             ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         });

@@ -202,3 +202,10 @@ fn silence_runs_and_what_is_no_sound_is_refused() {
     // Features of 30 s alone take 0.9 MiB.
     place.refuses(&[&run("silence.wav")[..], &["--max-memory", "1"]].concat(), &["budget", "1048576"]);
 }
+
+#[test]
+fn an_input_that_no_user_reads_is_refused() {
+    let place = Place::with("bert");
+    fs::copy(fixtures().join("tiny/images/tall.png"), place.path("a.png")).unwrap();
+    place.refuses(&["run", "pipeline.toml", "--text", "a b", "--image", "a.png"], &["--image", "no user"]);
+}

@@ -140,3 +140,38 @@ fn a_daemon_that_does_not_answer_is_no_bad_input() {
         assert!(output.status.code() == Some(1) && said.contains("no daemon answers"), "{command:?}: {said}");
     }
 }
+
+#[test]
+fn a_variable_that_is_set_to_nothing_counts_as_not_set() {
+    let daemon = with(&["a"]);
+    for name in ["COTENSOR_THREADS", "COTENSOR_MAX_MEMORY", "COTENSOR_CACHE"] {
+        let output = daemon.command(&["demo", "--scenario", "none"]).env(name, "").output().unwrap();
+        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(complaint.contains("unknown scenario"), "{name}: {complaint}");
+    }
+    let listed = daemon.command(&["ls", "--json"]).env("COTENSOR_LOG", "").output().unwrap();
+    assert!(listed.status.success());
+}
+
+#[test]
+fn a_usage_error_does_not_list_options_that_variables_stand_for() {
+    let daemon = with(&[]);
+    let output = daemon.run(&["put", "only-a-name"]);
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(complaint.contains("<FILE>") && !complaint.contains("--socket"), "{complaint}");
+    // An error of the variable itself is shown.
+    let output = daemon.command(&["demo"]).env("COTENSOR_THREADS", "many").output().unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(complaint.contains("many") && complaint.contains("--threads"), "{complaint}");
+}
+
+#[test]
+fn options_that_would_change_nothing_are_refused() {
+    let daemon = with(&[]);
+    fs::write(daemon.path("p.toml"), "").unwrap();
+    daemon.refuses(&["run", "p.toml", "--socket", "s"], 2, &["--daemon"]);
+    for (option, value) in [("--cache", "c"), ("--max-memory", "5")] {
+        daemon.refuses(&["run", "p.toml", "--daemon", option, value], 2, &[option, "cannot be used with --daemon"]);
+    }
+}

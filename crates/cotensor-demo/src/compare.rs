@@ -1,5 +1,6 @@
-//! The three ways side by side, and the arithmetic of what could be saved.
+//! The ways side by side, and the arithmetic of what could be saved.
 
+use crate::by_hand::Onnxruntime;
 use crate::measure::Progress;
 use crate::savings::{Avoidable, MemoryParts, TimeParts, efficiency, max_abs_diff};
 use crate::scenario::{Scenario as Definition, materialize};
@@ -52,7 +53,7 @@ pub struct Cost {
     pub time_ms: f64,
 }
 
-/// One scenario, measured three ways.
+/// One scenario, measured in all ways.
 #[derive(Clone, Debug, Serialize)]
 pub struct Scenario {
     /// Its name.
@@ -69,6 +70,10 @@ pub struct Scenario {
     pub without: Cost,
     /// Every user its own mapping of the weights.
     pub mapped: Cost,
+    /// One model by hand: one program, one mapped copy, results used again.
+    pub by_hand: Cost,
+    /// The same program on onnxruntime at its default settings; none where no Python interpreter can import it.
+    pub onnxruntime: Option<Onnxruntime>,
     /// Through Cotensor, its weight cache warm: an earlier run has put the weights there.
     pub with: Cost,
     /// Through Cotensor with an empty weight cache: the first run ever, which puts the weights there. Timed once.
@@ -149,7 +154,7 @@ fn compare(definition: &Definition, options: &DemoOptions, progress: &dyn Progre
         || shared.users.iter().flat_map(|user| &user.stages).any(|stage| !stage.computed && stage.run_ms > 0.0);
     let by_computation = reused() && time_saved.computation_ms() > 0.0;
     let saved_by = [("weights", memory_saved.weights_bytes > 0), ("computation", by_computation)];
-    let runs = [&ways.without, &ways.mapped, &ways.with, &ways.with_cold];
+    let runs = [&ways.without, &ways.mapped, &ways.by_hand, &ways.with, &ways.with_cold];
     Ok(Scenario {
         name: definition.name.to_owned(),
         models: vec![definition.model.to_owned()],
@@ -158,6 +163,8 @@ fn compare(definition: &Definition, options: &DemoOptions, progress: &dyn Progre
         weights,
         without,
         mapped: ways.mapped.cost(),
+        by_hand: ways.by_hand.cost(),
+        onnxruntime: ways.onnxruntime.clone(),
         with,
         with_cold: ways.with_cold.cost(),
         memory_saved_percent: 100.0 * saved_bytes as f64 / without.memory_bytes as f64,
@@ -178,8 +185,14 @@ fn compare(definition: &Definition, options: &DemoOptions, progress: &dyn Progre
     })
 }
 
-fn named(ways: &Ways) -> [(&'static str, &crate::ways::Way); 4] {
-    [("without", &ways.without), ("mapped", &ways.mapped), ("with", &ways.with), ("with_cold", &ways.with_cold)]
+fn named(ways: &Ways) -> [(&'static str, &crate::ways::Way); 5] {
+    [
+        ("without", &ways.without),
+        ("mapped", &ways.mapped),
+        ("by_hand", &ways.by_hand),
+        ("with", &ways.with),
+        ("with_cold", &ways.with_cold),
+    ]
 }
 
 /// All weights that the users open are in the memory of `without`; of `with`, what is resident. The rest is computation's.
@@ -193,7 +206,9 @@ fn arithmetic(ways: &Ways, weights: &WeightBytes, avoidable: &Avoidable, saved: 
     let mib = |bytes: f64| bytes / f64::from(1 << 20);
     let (without, with) = (ways.without.cost(), ways.with.cost());
     let duplicated = (weights.opened_bytes - weights.unique_bytes) as f64;
-    vec![
+    let by_hand = ways.by_hand.cost();
+    let mut lines = vec![
+        beside("one model by hand", with, by_hand),
         format!(
             "weights: all users open {:.1} MiB, {:.1} MiB differ, so {:.1} MiB could be saved; with Cotensor {:.1} MiB are in memory (what nobody reads stays on disk)",
             mib(weights.opened_bytes as f64),
@@ -218,7 +233,23 @@ fn arithmetic(ways: &Ways, weights: &WeightBytes, avoidable: &Avoidable, saved: 
         ),
         at_least_half("memory", duplicated / without.memory_bytes as f64),
         at_least_half("time", avoidable.total_ms() / without.time_ms),
-    ]
+    ];
+    if let Some(peer) = &ways.onnxruntime {
+        let name = format!("one model by hand on onnxruntime {} (its inputs prepared before)", peer.version);
+        let cost = Cost { memory_bytes: peer.memory_bytes, time_ms: peer.time_ms };
+        lines.insert(1, beside(&name, with, cost));
+        lines.insert(2, format!("onnxruntime's outputs differ from these by at most {:.1e}", peer.max_abs_diff));
+    }
+    lines
+}
+
+/// Cotensor with a warm cache beside a peer, as ratios.
+fn beside(peer: &str, with: Cost, other: Cost) -> String {
+    format!(
+        "beside {peer}: {:.2} times its memory, {:.2} times its time",
+        with.memory_bytes as f64 / other.memory_bytes as f64,
+        with.time_ms / other.time_ms
+    )
 }
 
 fn at_least_half(what: &str, avoidable_share: f64) -> String {

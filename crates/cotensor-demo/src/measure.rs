@@ -48,9 +48,29 @@ pub(crate) fn run(mut command: Command, options: &WorkerOptions, watch: bool, st
     if let Some(bytes) = options.max_memory_bytes {
         command.args(["--max-memory-bytes", &bytes.to_string()]);
     }
-    let failed = |what: &str| {
-        Error::new(ErrorKind::Io, format!("the {} worker of {} {what}", options.mode.name(), options.scenario))
-    };
+    if let Some(folder) = &options.record {
+        command.arg("--record").arg(folder);
+    }
+    let name = format!("the {} worker of {}", options.mode.name(), options.scenario);
+    let (text, samples) = watch_process(command, &name, watch, stop)?;
+    let report = serde_json::from_str(&text)
+        .map_err(|error| Error::new(ErrorKind::Io, format!("{name} gave no report: {error}")))?;
+    Ok(Measured { report, samples })
+}
+
+/// Runs `command`, which errors call `name`, to its end or until `stop` is not zero. Gives its standard output and, when
+/// watched, its proportional set size over time as (seconds, bytes).
+///
+/// # Errors
+/// `Io` when it cannot be started, takes too long or is stopped, and with the end of its standard error when it fails;
+/// `Invalid` when it exits with 2.
+pub(crate) fn watch_process(
+    mut command: Command,
+    name: &str,
+    watch: bool,
+    stop: &AtomicUsize,
+) -> Result<(String, Vec<(f64, u64)>)> {
+    let failed = |what: &str| Error::new(ErrorKind::Io, format!("{name} {what}"));
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -92,6 +112,5 @@ pub(crate) fn run(mut command: Command, options: &WorkerOptions, watch: bool, st
         let complaint = complaint.trim().trim_start_matches("error: ");
         return Err(Error::new(kind, format!("{}: {complaint}", failed("failed").message())));
     }
-    let report = serde_json::from_str(&text).map_err(|error| failed(&format!("gave no report: {error}")))?;
-    Ok(Measured { report, samples })
+    Ok((text, samples))
 }

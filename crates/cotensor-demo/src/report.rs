@@ -62,9 +62,10 @@ fn rows(scenario: &Scenario) -> Vec<Row> {
         row(class, name, mib(cost.memory_bytes as f64), ms(cost.time_ms), origin.to_owned())
     };
     let (memory, time) = (scenario.memory_saved, scenario.time_saved);
-    vec![
+    let mut rows = vec![
         cost("without", "without sharing", scenario.without, ""),
         cost("mapped", "mapped by the engine", scenario.mapped, ""),
+        cost("by_hand", "one model by hand", scenario.by_hand, "one program, one copy, results used again"),
         cost("with", "with Cotensor (weight cache warm)", scenario.with, ""),
         cost(
             "with_cold",
@@ -110,7 +111,13 @@ fn rows(scenario: &Scenario) -> Vec<Row> {
             format!("{:.2}", scenario.time_efficiency),
             "weights; weights and computation".to_owned(),
         ),
-    ]
+    ];
+    if let Some(peer) = &scenario.onnxruntime {
+        let cost_of = Cost { memory_bytes: peer.memory_bytes, time_ms: peer.time_ms };
+        let origin = format!("onnxruntime {}; inputs prepared before, Python included", peer.version);
+        rows.insert(3, cost("onnxruntime", "one model by hand, onnxruntime", cost_of, &origin));
+    }
+    rows
 }
 
 fn weights_in_words(scenario: &Scenario) -> &'static str {
@@ -126,10 +133,10 @@ pub fn html(comparison: &Comparison) -> String {
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>Cotensor demo</title>\
          <style>body{font:15px/1.5 sans-serif;max-width:720px;margin:2em auto;color:#222}\
          table{border-collapse:collapse}td,th{padding:2px 12px;text-align:right}td:first-child,th:first-child,td:last-child,th:last-child{text-align:left}\
-         .without{color:#b3412e;stroke:#b3412e}.mapped{color:#b8860b;stroke:#b8860b}.with{color:#1a7f4b;stroke:#1a7f4b}\
+         .without{color:#b3412e;stroke:#b3412e}.mapped{color:#b8860b;stroke:#b8860b}.by_hand{color:#7a4fa3;stroke:#7a4fa3}.with{color:#1a7f4b;stroke:#1a7f4b}\
          .with_cold{color:#5b7fb8;stroke:#5b7fb8}\
          svg{background:#fafafa;border:1px solid #ddd}text{font-size:11px;fill:#555;stroke:none}</style>\
-         <h1>One copy of every tensor</h1><p>Several users of one input, measured three ways in fresh processes.</p>",
+         <h1>One copy of every tensor</h1><p>Several users of one input, each way measured in fresh processes.</p>",
     );
     for scenario in &comparison.scenarios {
         // Writing to a string cannot fail.
@@ -165,6 +172,11 @@ fn write_html(page: &mut String, scenario: &Scenario) -> std::fmt::Result {
     }
     write!(page, "</table>")?;
     write_chart(page, scenario)?;
+    write!(
+        page,
+        "<p>The chart shows one run of each way with its memory watched. Watching slows a run, so the times in the table are \
+         medians of other runs.</p>"
+    )?;
     write!(page, "<ul>")?;
     for line in &scenario.arithmetic {
         write!(page, "<li>{}</li>", escaped(line))?;

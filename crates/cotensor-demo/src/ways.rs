@@ -1,5 +1,6 @@
 //! The runs behind a comparison: every way watched once and timed several times, each in a fresh process.
 
+use crate::by_hand::{Onnxruntime, Peer};
 use crate::compare::{Cost, DemoOptions};
 use crate::measure::{Measured, Progress, WORKER_TIME_MAX, run};
 use crate::scenario::Scenario;
@@ -11,6 +12,8 @@ use std::process::Command;
 
 /// How the folders of cold runs begin, below the cache folder.
 const COLD_PREFIX: &str = ".cold-";
+/// How the folders of recorded runs begin, below the cache folder.
+const RECORD_PREFIX: &str = ".recorded-";
 
 /// The runs of one way.
 pub(crate) struct Way {
@@ -42,9 +45,12 @@ impl Way {
 pub(crate) struct Ways {
     pub(crate) without: Way,
     pub(crate) mapped: Way,
+    pub(crate) by_hand: Way,
     pub(crate) with: Way,
     /// With Cotensor and an empty weight cache: what the very first run takes.
     pub(crate) with_cold: Way,
+    /// The program by hand on onnxruntime, where a Python interpreter has it.
+    pub(crate) onnxruntime: Option<Onnxruntime>,
 }
 
 /// Runs `scenario` in all ways on the model in `folder`.
@@ -57,12 +63,20 @@ pub(crate) fn measure(
     options: &DemoOptions,
     progress: &dyn Progress,
 ) -> Result<Ways> {
-    // A cold and a warm run watched, a cold one timed, one to fill the cache; the peers watched; all but the cold one repeated.
-    let total = (4 + 2 + 3 * options.repeats) as u64;
+    remove_stale(&options.cache, COLD_PREFIX)?;
+    remove_stale(&options.cache, RECORD_PREFIX)?;
+    let recorded = empty_folder(&options.cache, RECORD_PREFIX)?;
+    let mut onnxruntime = Peer::find(options, recorded.path());
+    let peers = u64::from(onnxruntime.is_some());
+    let ways = Mode::ALL.len() as u64;
+    // Cold runs watched and timed, one that fills the cache; each way watched once and timed in each round.
+    let total = 3 + ways + peers * 2 + (ways + peers) * options.repeats as u64;
     let mut done = 0;
-    let mut next = |mode: Mode, what: &str, watch: bool, cache: &Path| {
+    let mut step = |what: &str| {
         progress.step(done, total, &format!("{} {what}", scenario.name));
         done += 1;
+    };
+    let run_mode = |mode: Mode, watch: bool, cache: &Path, record: Option<&Path>| {
         let worker = WorkerOptions {
             scenario: scenario.name.to_owned(),
             mode,
@@ -70,39 +84,53 @@ pub(crate) fn measure(
             cache: cache.to_path_buf(),
             threads: options.threads,
             max_memory_bytes: options.max_memory_bytes,
+            record: record.map(Path::to_path_buf),
         };
         let mut command = Command::new(&options.program);
         command.args(&options.program_arguments);
         run(command, &worker, watch, &options.stop)
     };
-    remove_stale(&options.cache, COLD_PREFIX)?;
     let mut cold = |watch| {
-        let cache = cold_cache(&options.cache)?;
-        next(Mode::With, "with, first run ever", watch, cache.path())
+        step("with, first run ever");
+        let cache = empty_folder(&options.cache, COLD_PREFIX)?;
+        run_mode(Mode::With, watch, cache.path(), None)
     };
     let with_cold = Way { watched: cold(true)?, timed: vec![cold(false)?.report] };
-    next(Mode::With, "with, filling the weight cache", false, &options.cache)?;
+    step("with, filling the weight cache");
+    run_mode(Mode::With, false, &options.cache, None)?;
     let mut watched = |mode: Mode| {
-        let watched = next(mode, &format!("{}, watched", mode.name()), true, &options.cache)?;
-        Ok(Way { watched, timed: Vec::new() })
+        step(&format!("{}, watched", mode.name()));
+        Ok(Way { watched: run_mode(mode, true, &options.cache, None)?, timed: Vec::new() })
     };
-    let [mut without, mut mapped, mut with] = [watched(Mode::Without)?, watched(Mode::Mapped)?, watched(Mode::With)?];
+    let [mut without, mut mapped] = [watched(Mode::Without)?, watched(Mode::Mapped)?];
+    let [mut by_hand, mut with] = [watched(Mode::ByHand)?, watched(Mode::With)?];
+    if let Some(peer) = &mut onnxruntime {
+        step("by_hand, recorded for onnxruntime");
+        run_mode(Mode::ByHand, false, &options.cache, Some(recorded.path()))?;
+        step("by_hand on onnxruntime, watched");
+        peer.run(true)?;
+    }
     // Interleaved, so that a drift of the machine meets all alike.
     for round in 1..=options.repeats {
-        for (mode, way) in Mode::ALL.into_iter().zip([&mut without, &mut mapped, &mut with]) {
-            let what = format!("{}, timed ({round} of {})", mode.name(), options.repeats);
-            way.timed.push(next(mode, &what, false, &options.cache)?.report);
+        let of = format!("timed ({round} of {})", options.repeats);
+        for (mode, way) in Mode::ALL.into_iter().zip([&mut without, &mut mapped, &mut by_hand, &mut with]) {
+            step(&format!("{}, {of}", mode.name()));
+            way.timed.push(run_mode(mode, false, &options.cache, None)?.report);
+        }
+        if let Some(peer) = &mut onnxruntime {
+            step(&format!("by_hand on onnxruntime, {of}"));
+            peer.run(false)?;
         }
     }
     progress.step(total, total, &format!("{} done", scenario.name));
-    Ok(Ways { without, mapped, with, with_cold })
+    let onnxruntime = onnxruntime.and_then(Peer::finish);
+    Ok(Ways { without, mapped, by_hand, with, with_cold, onnxruntime })
 }
 
-/// A weight cache with nothing in it, on the same disk as the real one; gone when dropped.
-fn cold_cache(cache: &Path) -> Result<tempfile::TempDir> {
-    let made =
-        std::fs::create_dir_all(cache).and_then(|()| tempfile::Builder::new().prefix(COLD_PREFIX).tempdir_in(cache));
-    made.map_err(|error| Error::io("cannot make an empty weight cache", &error).in_file(cache))
+/// An empty folder below `cache`, so on the same disk; removed when dropped.
+fn empty_folder(cache: &Path, prefix: &str) -> Result<tempfile::TempDir> {
+    let made = std::fs::create_dir_all(cache).and_then(|()| tempfile::Builder::new().prefix(prefix).tempdir_in(cache));
+    made.map_err(|error| Error::io("cannot make a folder", &error).in_file(cache))
 }
 
 /// Removes what a demo that was killed left behind in `folder`: folders with this prefix, older than any worker can be.
@@ -143,7 +171,7 @@ mod tests {
         let left = |name: &str| cache.path().join(name).is_dir();
         assert_eq!([left(".cold-old"), left(".cold-new"), left("packs")], [false, true, true]);
         remove_stale(&cache.path().join("absent"), COLD_PREFIX).unwrap();
-        let cold = cold_cache(&cache.path().join("fresh")).unwrap();
+        let cold = empty_folder(&cache.path().join("fresh"), COLD_PREFIX).unwrap();
         assert!(cold.path().is_dir());
     }
 }

@@ -1,6 +1,8 @@
 //! One run of one scenario one way, in a process of its own.
 
+use crate::by_hand::{OneCopy, Recorder};
 use crate::resident::resident_bytes;
+use crate::savings::Avoidable;
 use crate::scenario::Scenario;
 use cotensor::core::{Error, Result};
 use cotensor::memory::usage;
@@ -24,19 +26,22 @@ pub enum Mode {
     Without,
     /// Every user its own copy, weights mapped by the engine.
     Mapped,
+    /// One copy for all users, weights mapped by the engine, results used again: a program written by hand.
+    ByHand,
     /// Through Cotensor.
     With,
 }
 
 impl Mode {
-    /// The three ways.
-    pub const ALL: [Mode; 3] = [Mode::Without, Mode::Mapped, Mode::With];
+    /// All ways, in the order of the report.
+    pub const ALL: [Mode; 4] = [Mode::Without, Mode::Mapped, Mode::ByHand, Mode::With];
 
     /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Mode::Without => "without",
             Mode::Mapped => "mapped",
+            Mode::ByHand => "by_hand",
             Mode::With => "with",
         }
     }
@@ -62,10 +67,12 @@ pub struct WorkerOptions {
     pub model: PathBuf,
     /// Where Cotensor keeps its weight cache.
     pub cache: PathBuf,
-    /// Threads of the engine; all three ways use the same.
+    /// Threads of the engine; all ways use the same.
     pub threads: usize,
     /// The store's budget in bytes.
     pub max_memory_bytes: Option<u64>,
+    /// A folder that the runs of [`Mode::ByHand`] are recorded in, for the same program on another engine.
+    pub record: Option<PathBuf>,
 }
 
 /// What a worker found.
@@ -109,6 +116,7 @@ pub fn run_worker(options: &WorkerOptions, started: Instant) -> Result<WorkerRep
     match options.mode {
         Mode::Without => private(scenario, &pipeline, options, FileMode::Read, started),
         Mode::Mapped => private(scenario, &pipeline, options, FileMode::Map, started),
+        Mode::ByHand => by_hand(scenario, &pipeline, options, started),
         Mode::With => shared(scenario, &pipeline, options, started),
     }
 }
@@ -121,13 +129,38 @@ fn private(
     mode: FileMode,
     started: Instant,
 ) -> Result<WorkerReport> {
-    // The run with Cotensor, which comes first, has looked at the files.
-    let engine: Arc<dyn Engine> = Arc::new(RtenEngine::new(Some(options.threads)).trusting_files());
+    let engine = plain_engine(options);
     let holders = EmbeddedStore::builder().build();
     let open = |folder: &Path| Model::open(folder, StageSource::Private(Arc::clone(&engine), mode)).map(Arc::new);
     let run = run_users(scenario, pipeline, options, &*holders, started, open)?;
     let report_ms: f64 = run.users.iter().map(|user| user.report_ms).sum();
     run.report(report_ms, None)
+}
+
+/// One program opens the model once and uses every result again.
+fn by_hand(
+    scenario: &Scenario,
+    pipeline: &Pipeline,
+    options: &WorkerOptions,
+    started: Instant,
+) -> Result<WorkerReport> {
+    let recorder = options.record.as_deref().map(|folder| Arc::new(Recorder::new(folder)));
+    let engine: Arc<dyn Engine> = Arc::new(OneCopy::new(plain_engine(options), recorder.clone()));
+    let holders = EmbeddedStore::builder().build();
+    let model = Arc::new(Model::open(&options.model, StageSource::Private(engine, FileMode::Map))?);
+    let run = run_users(scenario, pipeline, options, &*holders, started, |_| Ok(Arc::clone(&model)))?;
+    recorder.map_or(Ok(()), |recorder| recorder.finish())?;
+    let report_ms: f64 = run.users.iter().map(|user| user.report_ms).sum();
+    let mut report = run.report(report_ms, None)?;
+    // Each user of this run prepares its input itself. A program by hand does that once, so the repetitions do not count.
+    report.time_ms -= Avoidable::of(&report, &[]).prepare_again_ms;
+    Ok(report)
+}
+
+/// The engine of the ways without Cotensor. It skips the check of the graph: the run with Cotensor, which comes first, has
+/// made it.
+fn plain_engine(options: &WorkerOptions) -> Arc<dyn Engine> {
+    Arc::new(RtenEngine::new(Some(options.threads)).trusting_files())
 }
 
 /// Every user asks the same runtime.

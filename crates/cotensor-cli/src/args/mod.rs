@@ -1,8 +1,10 @@
 //! What the command line accepts. Definitions only; `commands` acts on them.
 
+mod cache;
 mod calls;
 mod daemon;
 
+pub(crate) use cache::*;
 pub(crate) use calls::*;
 pub(crate) use daemon::*;
 
@@ -41,6 +43,7 @@ pub(crate) enum Command {
     ServeModels(ServeModelsArgs),
     Doctor(DoctorArgs),
     Scan(ScanArgs),
+    Cache(CacheArgs),
     Env(EnvArgs),
     /// Print a completion script for a shell.
     Completions {
@@ -101,7 +104,8 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) daemon: bool,
     /// The daemon's Unix socket, with --daemon [default: cotensor.sock in $XDG_RUNTIME_DIR, else in /tmp/cotensor-UID].
-    #[arg(long, env = environment::SOCKET, value_name = "PATH")]
+    // COTENSOR_SOCKET is read where the daemon is looked for: given as a variable, it does not ask for --daemon.
+    #[arg(long, value_name = "PATH", requires = "daemon")]
     pub(crate) socket: Option<PathBuf>,
     /// The pipeline's TOML file.
     pub(crate) pipeline: PathBuf,
@@ -148,4 +152,6 @@ pub(crate) struct WorkerArgs {
     pub(crate) threads: u16,
     #[arg(long)]
     pub(crate) max_memory_bytes: Option<u64>,
+    #[arg(long)]
+    pub(crate) record: Option<PathBuf>,
 }

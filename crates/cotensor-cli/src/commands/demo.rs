@@ -58,6 +58,7 @@ pub(crate) fn demo_worker(args: WorkerArgs, started: Instant) -> Result<()> {
         cache: args.cache,
         threads: usize::from(args.threads),
         max_memory_bytes: args.max_memory_bytes,
+        record: args.record,
     };
     print_json(&run_worker(&options, started)?)
 }

@@ -1,5 +1,6 @@
 //! One file per command.
 
+mod cache;
 mod call;
 mod demo;
 mod doctor;
@@ -15,6 +16,7 @@ mod tasks;
 mod tensors;
 mod top;
 
+pub(crate) use cache::cache;
 pub(crate) use call::call;
 pub(crate) use demo::{demo, demo_worker};
 pub(crate) use doctor::doctor;

@@ -5,6 +5,7 @@ use cotensor::core::{Error, ErrorKind, Result};
 use cotensor::model::engine::FileMode;
 use cotensor::model::model::{Model, StageSource};
 use cotensor::model::pipeline::{Answer, Inputs, Pipeline, UserReport, run_user};
+use cotensor::model::runtime::Runtime as ModelRuntime;
 use cotensor_client::ClientStore;
 use cotensor_demo::max_abs_diff as largest_difference;
 use serde::Serialize;
@@ -44,6 +45,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
             Runtime::over(store, args.common.threads.map(usize::from))
         }
     };
+    refuse_unread_inputs(args, &pipeline, base, &runtime)?;
     let runs = pipeline.users.len() * if args.compare { 2 } else { 1 };
     let steps = progress(&pipeline, base, &runtime, runs);
     let mut users = Vec::new();
@@ -86,6 +88,35 @@ fn compared(difference: Option<f64>) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Refuses an input that no user of the pipeline reads.
+fn refuse_unread_inputs(args: &RunArgs, pipeline: &Pipeline, base: &Path, runtime: &Arc<ModelRuntime>) -> Result<()> {
+    let given = [
+        ("--text", "text.", args.text.is_some()),
+        ("--image", "image.", args.image.is_some()),
+        ("--audio", "audio.", args.audio.is_some()),
+    ];
+    for (option, source, _) in given.into_iter().filter(|(_, _, given)| *given) {
+        let mut read = false;
+        for user in &pipeline.users {
+            let model = runtime.open(&base.join(&user.model))?;
+            let family = model.family();
+            // A wrong task is reported where it runs.
+            let Ok(task) = family.task(&user.task) else { return Ok(()) };
+            let own_texts = source == "text." && !user.texts.is_empty();
+            let stages = task.stages.iter().filter_map(|role| family.stage(role).ok());
+            let mut sources = stages.flat_map(|stage| stage.inputs.values());
+            read |= !own_texts && sources.any(|name| name.starts_with(source));
+        }
+        if !read {
+            let what = option.trim_start_matches('-');
+            return Err(
+                Error::invalid(format!("no user of this pipeline reads an input of type {what}")).in_field(option)
+            );
+        }
+    }
+    Ok(())
 }
 
 fn text(report: &Report) -> String {

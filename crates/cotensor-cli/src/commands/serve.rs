@@ -1,11 +1,11 @@
 use super::{mib_to_bytes, print_json};
 use crate::args::ServeArgs;
 use crate::launch::Program;
+use crate::terminal::takes_colours;
 use cotensor::core::{Error, Result};
 use cotensor_daemon::http::{HttpConfig, default_port};
 use cotensor_daemon::{Config, Ready, Service, keeper};
 use serde::Serialize;
-use std::io::IsTerminal;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -30,7 +30,7 @@ struct Started<'a> {
 pub(crate) fn serve(args: &ServeArgs, program: &Program) -> Result<()> {
     let filter = filter(if args.verbose { "debug" } else { args.log.as_deref().unwrap_or("info") })?;
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
-    tracing_subscriber::registry().with(lines.with_ansi(std::io::stderr().is_terminal()).with_filter(filter)).init();
+    tracing_subscriber::registry().with(lines.with_ansi(takes_colours(&std::io::stderr())).with_filter(filter)).init();
     let mut config = Config { spill: args.spill.clone(), ..Config::default() };
     if let Some(socket) = &args.socket {
         config.socket.clone_from(socket);

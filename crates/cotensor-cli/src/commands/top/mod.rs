@@ -7,6 +7,7 @@ use super::{print, print_json};
 use crate::args::TopArgs;
 use crate::signals;
 use crate::table::{Table, plain, size};
+use crate::terminal::takes_escapes;
 use cotensor::core::{Error, Result};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::TensorState;
@@ -32,7 +33,7 @@ pub(crate) fn top(args: &TopArgs) -> Result<()> {
     if args.client.json {
         return print_json(&report(snapshot));
     }
-    if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+    if !takes_escapes(&std::io::stdout()) || !std::io::stdin().is_terminal() {
         return print(&text(snapshot));
     }
     let io = |error: std::io::Error| Error::io("the terminal", &error);

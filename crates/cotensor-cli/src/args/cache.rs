@@ -1,0 +1,38 @@
+//! The weight cache.
+
+use crate::environment;
+use clap::{Args, Subcommand};
+use std::path::PathBuf;
+
+/// Verify or prune the weight cache.
+///
+/// The weight cache keeps weights in packs, so that every process maps the same pages. Each pack is verified when it is first
+/// used after the machine started; a damaged pack is removed and made again.
+#[derive(Args)]
+#[command(after_help = "Examples:\n  cotensor cache verify\n  cotensor cache prune --unused-for 7\n  \
+    cotensor cache prune --all")]
+pub(crate) struct CacheArgs {
+    #[command(subcommand)]
+    pub(crate) action: CacheAction,
+    /// The folder of the cache [default: the user's cache folder].
+    #[arg(long, global = true, env = environment::CACHE, value_name = "DIR")]
+    pub(crate) cache: Option<PathBuf>,
+    /// Print one JSON object on standard output, and nothing else there.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum CacheAction {
+    /// Hash the contents of every pack and remove damaged packs. Exit code 1 when a pack was damaged.
+    Verify,
+    /// Remove packs that no process has used for some days.
+    Prune {
+        /// The days without use.
+        #[arg(long, value_name = "DAYS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(..=36_500))]
+        unused_for: u32,
+        /// Remove all packs. Processes that map one keep it until they end.
+        #[arg(long, conflicts_with = "unused_for")]
+        all: bool,
+    },
+}

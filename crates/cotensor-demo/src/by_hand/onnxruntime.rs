@@ -1,0 +1,88 @@
+//! The program by hand on onnxruntime, where a Python interpreter can import it.
+
+use crate::compare::DemoOptions;
+use crate::measure::watch_process;
+use cotensor::core::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+const SCRIPT: &str = include_str!("onnxruntime.py");
+
+/// One model by hand on onnxruntime.
+#[derive(Clone, Debug, Serialize)]
+pub struct Onnxruntime {
+    /// The library's version.
+    pub version: String,
+    /// Peak memory in bytes, the Python interpreter's and numpy's included.
+    pub memory_bytes: u64,
+    /// Wall time in milliseconds from importing the library to the last answer, median of several fresh processes. Inputs
+    /// are prepared before.
+    pub time_ms: f64,
+    /// Largest difference of any output from this engine's.
+    pub max_abs_diff: f64,
+}
+
+/// What the script prints.
+#[derive(Deserialize)]
+struct Report {
+    version: String,
+    time_ms: f64,
+    pss_bytes: u64,
+    max_abs_diff: f64,
+}
+
+/// A Python interpreter that has onnxruntime, and runs for it.
+pub(crate) struct Peer<'a> {
+    python: PathBuf,
+    options: &'a DemoOptions,
+    folder: &'a Path,
+    reports: Vec<Report>,
+    peak_bytes: u64,
+}
+
+impl<'a> Peer<'a> {
+    /// The interpreter that runs this program, else `python3`; `None` where it cannot import onnxruntime. `folder` is where
+    /// a [`Recorder`](super::Recorder) writes.
+    pub(crate) fn find(options: &'a DemoOptions, folder: &'a Path) -> Option<Self> {
+        let python = match options.program_arguments.is_empty() {
+            true => PathBuf::from("python3"),
+            false => options.program.clone(),
+        };
+        let mut command = Command::new(&python);
+        command.args(["-c", "import numpy, onnxruntime"]);
+        let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        let found = status.is_ok_and(|status| status.success());
+        found.then_some(Self { python, options, folder, reports: Vec::new(), peak_bytes: 0 })
+    }
+
+    /// Runs it once. A watched run gives the memory, the others the time.
+    ///
+    /// # Errors
+    /// `Io` when the script fails or the demo is stopped.
+    pub(crate) fn run(&mut self, watched: bool) -> Result<()> {
+        let mut command = Command::new(&self.python);
+        command.args(["-c", SCRIPT]).arg(self.folder).arg(self.options.threads.to_string());
+        let what = "the program by hand on onnxruntime";
+        let (text, samples) = watch_process(command, what, watched, &self.options.stop)?;
+        let report: Report =
+            serde_json::from_str(&text).map_err(|error| Error::corrupt(format!("{what} gave no report: {error}")))?;
+        if watched {
+            let sampled = samples.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0);
+            self.peak_bytes = sampled.max(report.pss_bytes);
+        } else {
+            self.reports.push(report);
+        }
+        Ok(())
+    }
+
+    /// The figures, once it ran watched and unwatched.
+    pub(crate) fn finish(self) -> Option<Onnxruntime> {
+        let max_abs_diff = self.reports.iter().map(|report| report.max_abs_diff).fold(0.0, f64::max);
+        let mut order = self.reports;
+        order.sort_by(|a, b| a.time_ms.total_cmp(&b.time_ms));
+        let median = order.len().checked_sub(1)? / 2;
+        let Report { version, time_ms, .. } = order.swap_remove(median);
+        Some(Onnxruntime { version, memory_bytes: self.peak_bytes, time_ms, max_abs_diff })
+    }
+}

@@ -1,0 +1,119 @@
+//! Writes down which graph runs on which inputs, so that another engine can run the same.
+
+use cotensor::core::{ContentHash, Error, Result};
+use cotensor::model::array::{Array, ArrayView};
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// The file of the recorded runs, in the recorder's folder.
+pub(super) const PLAN_FILE: &str = "plan.json";
+
+/// Records runs into a folder: [`PLAN_FILE`], and a file for each input that is no earlier run's output.
+pub(crate) struct Recorder {
+    folder: PathBuf,
+    recorded: Mutex<Recorded>,
+}
+
+#[derive(Default)]
+struct Recorded {
+    runs: Vec<Run>,
+    /// Run and output by what the output holds.
+    outputs: HashMap<ContentHash, (usize, String)>,
+}
+
+#[derive(Serialize)]
+struct Run {
+    graph: PathBuf,
+    inputs: BTreeMap<String, Input>,
+    outputs: Vec<String>,
+    /// What this engine gave for outputs that an answer is made of.
+    expected: BTreeMap<String, File>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Input {
+    Output { run: usize, output: String },
+    File(File),
+}
+
+/// Elements row by row, in the machine's byte order.
+#[derive(Serialize)]
+struct File {
+    file: String,
+    dtype: &'static str,
+    shape: Vec<usize>,
+}
+
+impl Recorder {
+    /// Records into `folder`, which is there.
+    pub(crate) fn new(folder: &Path) -> Self {
+        Self { folder: folder.to_path_buf(), recorded: Mutex::default() }
+    }
+
+    /// Adds a run of the graph at `path`.
+    ///
+    /// # Errors
+    /// `Io` when an input cannot be written.
+    pub(crate) fn record(
+        &self,
+        path: &Path,
+        inputs: &[(&str, ArrayView<'_>)],
+        outputs: &[&str],
+        results: &[Array],
+    ) -> Result<()> {
+        let mut recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
+        let run = recorded.runs.len();
+        let mut sources = BTreeMap::new();
+        for (name, view) in inputs {
+            let source = match recorded.outputs.get(&content(*view)) {
+                Some((run, output)) => Input::Output { run: *run, output: output.clone() },
+                None => Input::File(self.write(&format!("{run}.in.{name}"), *view)?),
+            };
+            sources.insert((*name).to_owned(), source);
+        }
+        let mut expected = BTreeMap::new();
+        for (name, result) in outputs.iter().zip(results) {
+            recorded.outputs.insert(content(result.view()), (run, (*name).to_owned()));
+            if outputs.len() == 1 || *name == "logits" {
+                expected.insert((*name).to_owned(), self.write(&format!("{run}.out.{name}"), result.view())?);
+            }
+        }
+        let outputs = outputs.iter().map(|name| (*name).to_owned()).collect();
+        recorded.runs.push(Run { graph: path.to_path_buf(), inputs: sources, outputs, expected });
+        Ok(())
+    }
+
+    /// Writes the plan: call it after the last run.
+    ///
+    /// # Errors
+    /// `Io` when it cannot be written.
+    pub(crate) fn finish(&self) -> Result<()> {
+        let recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
+        let path = self.folder.join(PLAN_FILE);
+        let plan = serde_json::to_vec(&recorded.runs).map_err(|error| Error::invalid(error.to_string()))?;
+        std::fs::write(&path, plan).map_err(|error| Error::io("cannot write", &error).in_file(&path))
+    }
+
+    fn write(&self, name: &str, view: ArrayView<'_>) -> Result<File> {
+        let path = self.folder.join(name);
+        std::fs::write(&path, bytes(view)).map_err(|error| Error::io("cannot write", &error).in_file(&path))?;
+        Ok(File { file: name.to_owned(), dtype: view.dtype().name(), shape: view.shape().to_vec() })
+    }
+}
+
+fn bytes(view: ArrayView<'_>) -> Vec<u8> {
+    match view {
+        ArrayView::F32(_, values) => values.iter().flat_map(|value| value.to_ne_bytes()).collect(),
+        ArrayView::I32(_, values) => values.iter().flat_map(|value| value.to_ne_bytes()).collect(),
+    }
+}
+
+/// Equal for arrays of equal type, shape and elements.
+fn content(view: ArrayView<'_>) -> ContentHash {
+    let mut all = format!("{} {:?} ", view.dtype().name(), view.shape()).into_bytes();
+    all.extend(bytes(view));
+    ContentHash::of(&all)
+}

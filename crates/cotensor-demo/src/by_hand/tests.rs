@@ -1,0 +1,67 @@
+use super::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Adds one to what it reads; counts its runs.
+struct AddOne {
+    runs: AtomicUsize,
+    names: [String; 1],
+}
+
+impl LoadedGraph for AddOne {
+    fn run(&self, inputs: &[(&str, ArrayView<'_>)], outputs: &[&str]) -> Result<Vec<Array>> {
+        self.runs.fetch_add(1, Ordering::Relaxed);
+        let (_, ArrayView::F32(shape, values)) = inputs[0] else { panic!("float32 expected") };
+        outputs.iter().map(|_| Array::f32(shape, values.iter().map(|value| value + 1.0).collect())).collect()
+    }
+
+    fn inputs(&self) -> &[String] {
+        &self.names
+    }
+
+    fn outputs(&self) -> &[String] {
+        &self.names
+    }
+}
+
+fn remembering(recorder: Option<Arc<Recorder>>) -> (Arc<AddOne>, Remembering) {
+    let graph = Arc::new(AddOne { runs: AtomicUsize::new(0), names: ["x".to_owned()] });
+    let inner = Arc::clone(&graph) as Arc<dyn LoadedGraph>;
+    let path = PathBuf::from("add.onnx");
+    (graph, Remembering { path, graph: inner, results: Mutex::default(), recorder })
+}
+
+#[test]
+fn a_result_is_computed_once_for_equal_inputs_and_outputs() {
+    let (graph, remembering) = remembering(None);
+    let run = |values: &[f32], outputs: &[&str]| {
+        remembering.run(&[("x", ArrayView::F32(&[values.len()], values))], outputs).unwrap()
+    };
+    assert_eq!(run(&[1.0, f32::NAN], &["y"])[0].as_f32().unwrap()[0], 2.0);
+    run(&[1.0, f32::NAN], &["y"]);
+    assert_eq!(graph.runs.load(Ordering::Relaxed), 1);
+    for (values, outputs) in [(&[1.0, 2.0][..], &["y"][..]), (&[1.0, f32::NAN], &["z"]), (&[1.0], &["y"])] {
+        run(values, outputs);
+    }
+    assert_eq!(graph.runs.load(Ordering::Relaxed), 4);
+    // Steps of a loop are computed each time.
+    for _ in 0..2 {
+        run(&[1.0], &["y", "z"]);
+    }
+    assert_eq!(graph.runs.load(Ordering::Relaxed), 6);
+}
+
+#[test]
+fn a_recorded_input_that_an_earlier_run_made_names_that_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let recorder = Arc::new(Recorder::new(folder.path()));
+    let (_, remembering) = remembering(Some(Arc::clone(&recorder)));
+    let first = remembering.run(&[("x", ArrayView::F32(&[2], &[1.0, 2.0]))], &["y"]).unwrap();
+    remembering.run(&[("x", first[0].view())], &["y"]).unwrap();
+    recorder.finish().unwrap();
+    let plan: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(folder.path().join(record::PLAN_FILE)).unwrap()).unwrap();
+    assert_eq!(plan[0]["inputs"]["x"], serde_json::json!({"file": "0.in.x", "dtype": "float32", "shape": [2]}));
+    assert_eq!(plan[1]["inputs"]["x"], serde_json::json!({"run": 0, "output": "y"}));
+    let expected = folder.path().join(plan[1]["expected"]["y"]["file"].as_str().unwrap());
+    assert_eq!(std::fs::read(expected).unwrap(), [3f32, 4.0].map(f32::to_ne_bytes).concat());
+}
