@@ -1,14 +1,15 @@
-//! BERT-base in several processes, each of which maps its weights through the daemon and runs it.
+//! BERT-base in several processes, each of which runs it: with weights mapped through the daemon, and with a copy of its own.
 
 use crate::daemon::{Machine, io, this_program};
 use cotensor_client::ClientStore;
 use cotensor_core::{Error, Result};
 use cotensor_memory::{PackCache, usage};
 use cotensor_model::array::Array;
-use cotensor_model::engine::RtenEngine;
+use cotensor_model::engine::{FileMode, RtenEngine};
+use cotensor_model::model::{Model, StageSource};
 use cotensor_model::runtime::Runtime;
 use cotensor_model::value::Value;
-use cotensor_store::Store;
+use cotensor_store::{EmbeddedStore, Store};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -29,10 +30,12 @@ pub(crate) struct Options {
 
 #[derive(clap::Args)]
 pub(crate) struct ModelOptions {
-    socket: PathBuf,
     folder: PathBuf,
     /// Which of the processes: each runs an input of its own.
     index: i32,
+    /// The daemon's socket; without it, the process has a copy of its own.
+    #[arg(long)]
+    socket: Option<PathBuf>,
 }
 
 #[derive(Debug, Serialize)]
@@ -40,7 +43,16 @@ pub(crate) struct Outcome {
     one: Memory,
     many: Memory,
     processes: usize,
+    /// Bytes of `processes` processes that have a copy each, as the engine loads by default.
+    pub(crate) copies_bytes: u64,
     pub(crate) ratio: f64,
+}
+
+impl Outcome {
+    /// Bytes of all processes together, through the daemon.
+    pub(crate) fn shared_bytes(&self) -> u64 {
+        self.many.total
+    }
 }
 
 /// Memory of the daemon, its keeper, and the processes that run the model, in bytes.
@@ -63,16 +75,35 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let one = measure(&folder, 1)?;
     let many = measure(&folder, options.processes)?;
     let ratio = many.total as f64 / one.total as f64;
-    Ok(Outcome { one, many, processes: options.processes, ratio })
+    let copies_bytes = measure_copies(&folder, options.processes)?;
+    Ok(Outcome { one, many, processes: options.processes, copies_bytes, ratio })
+}
+
+/// The memory of processes that have a copy each.
+fn measure_copies(folder: &Path, processes: usize) -> Result<u64> {
+    let running = run_processes(folder, processes, None)?;
+    let total = running.iter().map(|running| usage::process_pss_bytes(running.0.id())).sum::<Result<u64>>()?;
+    eprintln!("{processes} processes with a copy each: {} MiB", total >> 20);
+    Ok(total)
+}
+
+/// Starts the processes, and waits until all have run the model.
+fn run_processes(folder: &Path, processes: usize, socket: Option<&Path>) -> Result<Vec<Running>> {
+    let mut running = (0..processes).map(|index| Running::start(folder, index, socket)).collect::<Result<Vec<_>>>()?;
+    running.iter_mut().try_for_each(Running::wait_until_ready)?;
+    Ok(running)
 }
 
 /// A process that has run the model, and keeps it open.
 struct Running(Child);
 
 impl Running {
-    fn start(socket: &Path, folder: &Path, index: usize) -> Result<Self> {
+    fn start(folder: &Path, index: usize, socket: Option<&Path>) -> Result<Self> {
         let mut command = this_program("model")?;
-        command.arg(socket).arg(folder).arg(index.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.arg(folder).arg(index.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        if let Some(socket) = socket {
+            command.arg("--socket").arg(socket);
+        }
         Ok(Self(command.spawn().map_err(io("starting a process"))?))
     }
 
@@ -93,9 +124,7 @@ impl Drop for Running {
 
 fn measure(folder: &Path, processes: usize) -> Result<Memory> {
     let machine = Machine::start(u64::MAX)?;
-    let start = |index| Running::start(&machine.socket, folder, index);
-    let mut running = (0..processes).map(start).collect::<Result<Vec<_>>>()?;
-    running.iter_mut().try_for_each(Running::wait_until_ready)?;
+    let running = run_processes(folder, processes, Some(&machine.socket))?;
     let [server, keeper] = machine.processes()?;
     let pids: Vec<u32> = running.iter().map(|running| running.0.id()).collect();
     let clients = pids.iter().map(|&pid| usage::process_pss_bytes(pid)).collect::<Result<Vec<_>>>()?;
@@ -161,10 +190,19 @@ fn held_segments(pid: u32) -> Result<BTreeMap<u64, u64>> {
 /// # Errors
 /// What keeps the model from being run.
 pub(crate) fn run_model(options: &ModelOptions) -> Result<()> {
-    let store = ClientStore::connect(Some(&options.socket), &format!("process {}", options.index))?;
+    let engine = Arc::new(RtenEngine::new(None));
+    let (store, model): (Arc<dyn Store>, Arc<Model>) = match &options.socket {
+        Some(socket) => {
+            let store: Arc<dyn Store> = ClientStore::connect(Some(socket), &format!("process {}", options.index))?;
+            let model = Runtime::new(Arc::clone(&store), engine).open(&options.folder)?;
+            (store, model)
+        }
+        None => {
+            let model = Model::open(&options.folder, StageSource::Private(engine, FileMode::Read))?;
+            (EmbeddedStore::builder().build(), Arc::new(model))
+        }
+    };
     let holder = store.holder("bert");
-    let runtime = Runtime::new(store, Arc::new(RtenEngine::new(None)));
-    let model = runtime.open(&options.folder)?;
     let stage = model.stage("encoder")?;
     let ids = Value::from(Array::i32([1, 128], (0..128).map(|i| 1000 + options.index * 128 + i).collect())?);
     let (ones, zeros) =

@@ -29,6 +29,9 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     let bert = bert::run(&bert::Options { processes: 4, cache: options.cache.clone() })?;
     let what = "four processes running BERT-base, memory over one's".to_owned();
     rows.push(Row(what, format!("{:.3}", bert.ratio), "1.15"));
+    let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
+    let both = format!("{} against {}", mib(bert.shared_bytes()), mib(bert.copies_bytes));
+    rows.push(Row("... all four together, against four with a copy each".to_owned(), both, "-"));
     let mut right = true;
     for daemon_kills in [0, 10] {
         let killed = if daemon_kills == 0 { "" } else { ", daemon killed 10 times" };
