@@ -88,8 +88,15 @@ pub fn keeper_hears(messages: &[&[u8]]) -> usize {
     assert_eq!(other.entries().count(), ledger.entries().count());
     assert_eq!(other.segments().count(), ledger.segments().count());
     let (mut blocks, mut changes) = (Vec::new(), Vec::new());
-    let block = |block, fds| Ok(blocks.push((block, fds)));
-    assert!(ledger.hand_over(block, |change| Ok(changes.push(change))).is_ok());
+    let block = |block, fds| {
+        blocks.push((block, fds));
+        Ok(())
+    };
+    let change = |change| {
+        changes.push(change);
+        Ok(())
+    };
+    assert!(ledger.hand_over(block, change).is_ok());
     let mut successor = Ledger::default();
     for (block, fds) in blocks {
         assert!(successor.apply_block(&block, fds).is_ok());

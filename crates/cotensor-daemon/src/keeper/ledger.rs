@@ -477,7 +477,11 @@ mod tests {
             blocks.push((block, fds));
             Ok(())
         };
-        ledger.hand_over(&mut keep, |change| Ok(changes.push(change))).unwrap();
+        let mut told = |change| {
+            changes.push(change);
+            Ok(())
+        };
+        ledger.hand_over(&mut keep, &mut told).unwrap();
         let mut other = Ledger::default();
         blocks.into_iter().for_each(|(block, fds)| other.apply_block(&block, fds).unwrap());
         for change in changes {
@@ -528,7 +532,10 @@ mod tests {
             ledger.apply(change, fds).unwrap();
         }
         let mut sizes = Vec::new();
-        let block = |block: Vec<u8>, fds: Vec<OwnedFd>| Ok(sizes.push((block.len(), fds.len())));
+        let block = |block: Vec<u8>, fds: Vec<OwnedFd>| {
+            sizes.push((block.len(), fds.len()));
+            Ok(())
+        };
         ledger.hand_over(block, |_| Ok(())).unwrap();
         assert!(sizes.len() > 3 && sizes.iter().all(|(len, fds)| *len < 2 * BLOCK_BYTES && *fds <= FRAME_FDS_MAX));
         assert_eq!(sizes.iter().map(|(_, fds)| fds).sum::<usize>(), 150);
