@@ -8,13 +8,14 @@ use cotensor_core::Layout;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use std::any::Any;
+use std::ffi::OsString;
 
 /// What `__reduce__` returns: a function, and its arguments.
 pub(crate) type Reduced<'py> = (Bound<'py, PyAny>, Bound<'py, PyTuple>);
 
 /// The handle of a daemon's store.
 pub(crate) fn of_store<'py>(py: Python<'py>, store: &ClientStore) -> PyResult<Reduced<'py>> {
-    let arguments = (store.socket().display().to_string(), store.client());
+    let arguments = (socket_of(store), store.client());
     Ok((opening(py, "open_store")?, arguments.into_pyobject(py)?))
 }
 
@@ -44,8 +45,14 @@ pub(crate) fn of_tensor<'py>(py: Python<'py>, held: &Held, layout: &Layout) -> P
         None => None,
     };
     let id = (lease.id().slot, lease.id().version);
-    let arguments = (store.socket().display().to_string(), store.epoch(), lease.name(), id, window);
+    let arguments = (socket_of(store), store.epoch(), lease.name(), id, window);
     Ok((opening(py, "open_tensor")?, arguments.into_pyobject(py)?))
+}
+
+/// The path of the daemon's socket, for processes in other folders too.
+fn socket_of(store: &ClientStore) -> OsString {
+    let socket = std::path::absolute(store.socket());
+    socket.unwrap_or_else(|_| store.socket().to_path_buf()).into_os_string()
 }
 
 fn opening<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {

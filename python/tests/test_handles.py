@@ -96,6 +96,16 @@ def test_a_handle_holds_no_lease_and_no_secret(daemon: Daemon) -> None:
             pickle.loads(handle)
 
 
+def test_a_handle_is_good_in_every_folder(daemon: Daemon, tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(daemon.folder)
+    with cotensor.connect("s") as store:
+        handles = [pickle.dumps(store.put("from a folder", np.arange(3))), pickle.dumps(store)]
+        monkeypatch.chdir(tmp_path)
+        assert pickle.loads(handles[0]).numpy().tolist() == [0, 1, 2]
+        with pickle.loads(handles[1]) as opened:
+            assert "from a folder" in opened
+
+
 def test_a_handle_of_another_daemon_is_an_error(daemon: Daemon) -> None:
     with serving() as other, other.connect() as there, daemon.connect() as here:
         names = [there.put(f"x{number}", np.arange(4)) for number in range(3)]
