@@ -44,8 +44,8 @@ __all__ = [
     "encode_manifest",
     "end_functions",
     "main",
+    "published_at",
     "read_manifest",
-    "sampled_hash",
     "socket_of",
     "tensor_of",
 ]
@@ -62,7 +62,7 @@ def encode_manifest(
     source: str,
 ) -> bytes: ...
 def content_hash(*parts: Union[str, _Array]) -> str: ...
-def sampled_hash(*arrays: _Array) -> str: ...
+def published_at(address: int, nbytes: int) -> Optional[tuple[Tensor, int]]: ...
 def connect_or_embed(
     socket: Optional[_Path] = None,
     *,

@@ -13,9 +13,6 @@ use cotensor_store::{Claim, Holder, Key};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Elements of an array that are looked at to see whether it was changed.
-const SAMPLES: usize = 64;
-
 /// The right and the duty to compute what was claimed: ``publish`` the results, or ``decline``. Dropped, it is declined, and
 /// one of those who wait computes.
 #[pyclass(frozen, module = "cotensor")]
@@ -89,18 +86,6 @@ fn claimed(py: Python<'_>, found: Result<Claim, Error>, store: &Arc<dyn Store>) 
             Claimed::Compute(Ticket { ticket, store: Own::new(Arc::clone(store)) })
         }
     })
-}
-
-/// A cheap look at arrays, which tells with next to certainty whether they were changed as a whole: the hash of their dtypes
-/// and shapes, and of at most 64 elements of each, evenly spread. 64 hexadecimal digits.
-#[pyfunction]
-#[pyo3(signature = (*arrays))]
-pub(crate) fn sampled_hash(arrays: &Bound<'_, pyo3::types::PyTuple>) -> PyResult<String> {
-    let mut hasher = Hasher::new("cotensor python sample v1");
-    for array in arrays {
-        Source::of(&array, &"array")?.sample(SAMPLES, &mut hasher);
-    }
-    Ok(hasher.finish().to_string())
 }
 
 /// The BLAKE3 hash, in 64 hexadecimal digits, of arrays and texts in order, with their dtypes and shapes: equal hashes are

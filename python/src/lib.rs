@@ -33,7 +33,7 @@ mod _native {
     #[pymodule_export]
     use super::arrays::tensor_of;
     #[pymodule_export]
-    use super::claim::{Ticket, content_hash, sampled_hash};
+    use super::claim::{Ticket, content_hash};
     #[pymodule_export]
     use super::command::main;
     #[pymodule_export]
@@ -49,7 +49,7 @@ mod _native {
     #[pymodule_export]
     use super::store::Store;
     #[pymodule_export]
-    use super::tensor::Tensor;
+    use super::tensor::{Tensor, published_at};
 
     use pyo3::prelude::*;
 

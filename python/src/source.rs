@@ -7,7 +7,7 @@ use crate::gather::gather;
 use crate::modules::{Numpy, Torch};
 use crate::window::{Held, made_of};
 use cotensor::{DType, Error};
-use cotensor_core::{ContentHash, Hasher, Layout};
+use cotensor_core::{ContentHash, Layout};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -174,30 +174,6 @@ impl Source {
                 layout.identity(&bytes)
             }
         }))
-    }
-
-    /// Adds dtype, shape and at most `count` elements, evenly spread, to a hash.
-    pub(crate) fn sample(&self, count: usize, hasher: &mut Hasher) {
-        let (item, elements) = (self.dtype.size_bytes(), self.shape.iter().product::<usize>());
-        hasher.field(self.dtype.name().as_bytes()).number(self.shape.len() as u64);
-        for &dim in &self.shape {
-            hasher.number(dim as u64);
-        }
-        let count = count.min(elements);
-        for sample in 0..count {
-            // The first and the last are among them.
-            let mut index = if count > 1 { (elements - 1) / (count - 1) * sample } else { 0 };
-            if sample + 1 == count {
-                index = elements - 1;
-            }
-            let mut at = self.address as *const u8;
-            for (&dim, &stride) in self.shape.iter().zip(&self.strides).rev() {
-                at = at.wrapping_offset((index % dim) as isize * stride);
-                index /= dim;
-            }
-            // SAFETY: the array's elements are where its shape and strides say, and `_keep` keeps them.
-            hasher.field(unsafe { std::slice::from_raw_parts(at, item) });
-        }
     }
 
     /// Whether an element lies in these bytes.

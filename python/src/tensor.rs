@@ -5,7 +5,7 @@ use crate::errors::{OrRaise, raise};
 use crate::handle::{self, Reduced};
 use crate::index::slices;
 use crate::modules::Torch;
-use crate::window::{Held, Pages, Writable};
+use crate::window::{self, Held, Pages, Writable};
 use cotensor::{DType, Error, ErrorKind, Lease, Store};
 use cotensor_core::Layout;
 use pyo3::exceptions::{PyBufferError, PyTypeError};
@@ -417,6 +417,16 @@ impl Tensor {
         let address = self.address_in(&pages, &writable);
         self.given(address, writable as crate::arrays::Kept).into_capsule(py, max_version)
     }
+}
+
+/// The published tensor that memory of this process shows, as bytes in a mapping of their own, and how far into it the ``nbytes``
+/// at ``address`` begin. None for other memory, and where a page of them was written in place.
+#[pyfunction]
+pub(crate) fn published_at(py: Python<'_>, address: usize, nbytes: usize) -> PyResult<Option<(Tensor, usize)>> {
+    let Some((held, offset)) = py.detach(|| window::published_at(address, nbytes)) else { return Ok(None) };
+    let bytes = held.lease().layout().byte_range();
+    let layout = Layout::strided(DType::U8, &[bytes.len()], &[1], bytes.start).or_raise(py)?;
+    Ok(Some((Tensor::over_part(Pages::new(held), layout), offset)))
 }
 
 /// What numpy's array interface says of memory.

@@ -190,3 +190,18 @@ pub(crate) fn made_of(address: usize) -> Option<Arc<Held>> {
     let window = known().get(&address)?.upgrade()?;
     window.is_unwritten().then(|| Arc::clone(&window.held))
 }
+
+/// The tensor that has these bytes of the process' memory, and how far into the tensor they begin. None for other memory, and
+/// for pages that were written in place.
+pub(crate) fn published_at(address: usize, len: usize) -> Option<(Arc<Held>, usize)> {
+    let (start, window) = {
+        let known = known();
+        let (start, window) = known.range(..=address).next_back()?;
+        (*start, window.upgrade()?)
+    };
+    let offset = address - start;
+    let end = offset.checked_add(len).filter(|end| *end <= window.len)?;
+    let Some(Memory::Mapped(copy)) = &window.memory else { return None };
+    let unwritten = copy.written_bytes_in(offset..end).is_ok_and(|bytes| bytes == 0);
+    (unwritten && window.held.store().is_some()).then(|| (Arc::clone(&window.held), offset))
+}

@@ -75,6 +75,18 @@ impl PrivateCopy {
         self.map.as_ref().map_or(Ok(0), |map| written_bytes(map.start().addr().get(), map.len()))
     }
 
+    /// As [`written_bytes`](Self::written_bytes), of the pages that hold the bytes `range` of these.
+    ///
+    /// # Errors
+    /// `Invalid` when the range is not inside, `Io` where /proc does not tell.
+    pub fn written_bytes_in(&self, range: Range<usize>) -> Result<u64> {
+        let range = range_within(range.start, range.len(), self.range.len())?;
+        let Some(map) = self.map.as_ref().filter(|_| !range.is_empty()) else { return Ok(0) };
+        let first = map.start().addr().get() + self.range.start + range.start;
+        let start = first - first % page_size();
+        written_bytes(start, first - start + range.len())
+    }
+
     /// Ends it: how many bytes its pages took, as [`written_bytes`](Self::written_bytes).
     ///
     /// # Errors
@@ -128,6 +140,22 @@ mod tests {
         assert_eq!(copy.written_bytes().unwrap(), page as u64);
         drop(sealed);
         assert_eq!(copy.bytes()[59 * page - 65], 7, "it outlives the segment's own mapping");
+    }
+
+    #[test]
+    fn written_pages_are_counted_by_range() {
+        let page = page_size();
+        let sealed = MemfdMut::create(64 * page).unwrap().seal().unwrap();
+        let mut copy = PrivateCopy::of(&sealed, 64..60 * page).unwrap();
+        copy.bytes_mut()[10 * page] = 8;
+        let written = |range| copy.written_bytes_in(range).unwrap();
+        // Byte 10 * page lies 64 bytes inside a page.
+        assert_eq!(written(0..10 * page - 64), 0);
+        assert_eq!(written(10 * page - 64..10 * page - 63), page as u64, "a neighbour on the same page");
+        assert_eq!(written(11 * page - 64..59 * page), 0);
+        assert_eq!(written(0..60 * page - 64), page as u64);
+        assert_eq!(written(10 * page..10 * page), 0);
+        assert_eq!(copy.written_bytes_in(0..60 * page).unwrap_err().kind(), cotensor_core::ErrorKind::Invalid);
     }
 
     #[test]

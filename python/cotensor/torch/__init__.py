@@ -16,7 +16,7 @@
 A name has versions. :func:`publish` makes a new one at once for all tensors; who attached the one before keeps it until
 :func:`refresh`. Parameters can be trained: what is written is the writer's own, page by page.
 
-Outputs of modules, computed once for whoever has the same module and input: :func:`share`.
+Outputs of modules, computed once for all callers with the same module and input: :func:`share`.
 
 State dicts: :func:`publish_state_dict`, :func:`publish_file` (safetensors), :func:`state_dict`.
 """

@@ -1,9 +1,9 @@
-"""What a module is given and gives, as tensors and a description of the rest that any process can read."""
+"""The arguments and outputs of a module, as tensors and a description of the rest that any process can read."""
 
 from __future__ import annotations
 
 import importlib
-from typing import Any, List, Mapping, Optional, Sequence
+from typing import Any, List, Mapping, Sequence
 
 import torch
 
@@ -11,6 +11,9 @@ from ..errors import CorruptError
 
 #: How deep values may be nested.
 DEPTH_MAX = 32
+#: Classes of libraries that are dicts with attributes, by package: the base class, and the constructor's way of taking them.
+_OUTPUTS = {"transformers": "ModelOutput", "diffusers": "BaseOutput"}
+_INPUTS = {"transformers": ("BatchEncoding", "BatchFeature")}
 
 
 class NotShared(Exception):
@@ -22,13 +25,13 @@ def describe(value: Any, tensors: List[torch.Tensor], depth: int = 0) -> Any:
     if depth > DEPTH_MAX:
         raise NotShared("nested too deeply")
     if isinstance(value, torch.Tensor):
-        # One that is there twice comes back as one.
+        # A tensor that occurs twice is restored as one object.
         known = next((number for number, tensor in enumerate(tensors) if tensor is value), None)
         if known is None:
             known = len(tensors)
             tensors.append(value)
         return {"tensor": known}
-    # Of exactly these types: an enum or a number of numpy would come back as another.
+    # Exactly these types: an enum or a number of numpy would be restored as another.
     if value is None or type(value) in (bool, int, float, str):
         return {"plain": value}
     if isinstance(value, (torch.dtype, torch.device)):
@@ -37,15 +40,16 @@ def describe(value: Any, tensors: List[torch.Tensor], depth: int = 0) -> Any:
         return {type(value).__name__: [describe(item, tensors, depth + 1) for item in value]}
     if type(value) is dict:
         return {"dict": _entries(value, tensors, depth)}
-    if _is_model_output(type(value)):
-        kind = type(value)
-        return {"output": [kind.__module__, kind.__qualname__, _entries(dict(value.items()), tensors, depth)]}
+    for word, known_class in (("output", _is_output), ("input", _is_input)):
+        if known_class(type(value)):
+            kind = type(value)
+            return {word: [kind.__module__, kind.__qualname__, _entries(dict(value.items()), tensors, depth)]}
     raise NotShared(f"a value of type {type(value).__name__}")
 
 
 def _entries(value: Mapping[Any, Any], tensors: List[torch.Tensor], depth: int) -> List[Any]:
-    if not all(isinstance(name, str) for name in value):
-        raise NotShared("a dict with keys that are no strings")
+    if not all(type(name) is str for name in value):
+        raise NotShared("a dict whose keys are not strings")
     return [[name, describe(item, tensors, depth + 1)] for name, item in value.items()]
 
 
@@ -58,28 +62,46 @@ def restore(described: Any, tensors: Sequence[torch.Tensor], depth: int = 0) -> 
         return tensors[content]
     if kind == "plain":
         return content
+    if kind == "torch" and isinstance(content, str):
+        return _of_torch(content)
     if kind in ("list", "tuple") and isinstance(content, list):
         items = [restore(item, tensors, depth + 1) for item in content]
         return items if kind == "list" else tuple(items)
     if kind == "dict" and isinstance(content, list):
         return {name: restore(item, tensors, depth + 1) for name, item in content}
-    if kind == "output" and isinstance(content, list) and len(content) == 3:
+    if kind in ("output", "input") and isinstance(content, list) and len(content) == 3:
         module, name, entries = content
-        return _model_output(module, name)(**{key: restore(item, tensors, depth + 1) for key, item in entries})
+        made = {key: restore(item, tensors, depth + 1) for key, item in entries}
+        found = _class(module, name)
+        if kind == "output" and _is_output(found):
+            return found(**made)
+        if kind == "input" and _is_input(found):
+            return found(made)
     raise CorruptError(f"a module's output cannot have {kind!r} here")
 
 
-def _is_model_output(kind: type) -> bool:
-    """Whether it is one of the output classes of transformers, which are dicts with attributes."""
-    return kind.__module__.startswith("transformers.") and any(
-        base.__name__ == "ModelOutput" and base.__module__.startswith("transformers.") for base in kind.__mro__
-    )
+def _of_torch(name: str) -> Any:
+    found = getattr(torch, name[len("torch.") :], None) if name.startswith("torch.") else None
+    return found if isinstance(found, torch.dtype) else torch.device(name)
 
 
-def _model_output(module: str, name: str) -> Any:
-    found: Optional[Any] = None
-    if isinstance(module, str) and module.startswith("transformers.") and "." not in name:
-        found = getattr(importlib.import_module(module), name, None)
-    if not (isinstance(found, type) and _is_model_output(found)):
-        raise CorruptError(f"{module}.{name} is no output class of transformers")
-    return found
+def _is_output(kind: Any) -> bool:
+    """Whether it is an output class of a library: a dict with attributes, which is made from its entries by name."""
+    base = _OUTPUTS.get(_package(kind))
+    return base is not None and any(one.__name__ == base and _package(one) == _package(kind) for one in kind.__mro__)
+
+
+def _is_input(kind: Any) -> bool:
+    """Whether it is what a tokenizer or a processor returns, which is made from a dict."""
+    return isinstance(kind, type) and kind.__name__ in _INPUTS.get(_package(kind), ())
+
+
+def _package(kind: Any) -> str:
+    return kind.__module__.partition(".")[0] if isinstance(kind, type) else ""
+
+
+def _class(module: Any, name: Any) -> Any:
+    known = isinstance(module, str) and module.partition(".")[0] in {*_OUTPUTS, *_INPUTS}
+    if not known or not isinstance(name, str) or "." in name:
+        return None
+    return getattr(importlib.import_module(module), name, None)
