@@ -8,8 +8,8 @@ use crate::protocol::Method;
 use crate::wire::rpc::{self, Said};
 use crate::wire::{Decoder, Frame, Spin};
 use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_memory::socket_peer;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::sockopt::socket_peercred;
 use sending::Sending;
 use serde_json::value::RawValue;
 use std::collections::HashMap;
@@ -111,8 +111,8 @@ impl Connection {
             };
             Error::new(kind, format!("no daemon answers here ({error}); `cotensor serve` starts one")).in_file(socket)
         })?;
-        let peer = socket_peercred(&stream).map_err(|error| Error::io("looking at the daemon", &error.into()))?;
-        if peer.uid != rustix::process::geteuid() {
+        let peer = socket_peer(stream.as_fd()).map_err(|error| Error::io("looking at the daemon", &error))?;
+        if peer.uid != rustix::process::geteuid().as_raw() {
             return Err(Error::new(ErrorKind::Refused, "the daemon here is another user's").in_file(socket));
         }
         Ok(Self::over(stream, on_notice))

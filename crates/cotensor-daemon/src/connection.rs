@@ -6,8 +6,8 @@ use crate::dispatch::Reply;
 use crate::session::Session;
 use cotensor_client::wire::{Decoder, Frame, Outbox, Spin, rpc};
 use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_memory::socket_peer;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::sockopt::socket_peercred;
 use rustix::time::Timespec;
 use std::future::Future;
 use std::os::fd::AsFd;
@@ -57,13 +57,14 @@ impl Drop for Open {
 }
 
 fn converse(daemon: &Arc<Daemon>, stream: UnixStream) {
-    let pid = match socket_peercred(&stream) {
-        Ok(peer) if peer.uid == rustix::process::geteuid() => peer.pid.as_raw_nonzero().get(),
-        // The socket's mode keeps others out; this is for a socket whose mode somebody changed.
-        _ => return tracing::warn!("a connection of another user was refused"),
+    let pid = match socket_peer(stream.as_fd()) {
+        Ok(peer) if peer.uid == rustix::process::geteuid().as_raw() => peer.pid,
+        // The socket's mode keeps others out. This check is for a socket whose mode was changed.
+        Ok(peer) => return tracing::warn!("a connection of another user was refused: user {}", peer.uid),
+        Err(error) => return tracing::warn!("a connection was refused: its user is not known: {error}"),
     };
     let stream = Arc::new(stream);
-    let session = Open(daemon.begin_session(Some(pid), Some(Outbox::new(Arc::clone(&stream)))));
+    let session = Open(daemon.begin_session(pid, Some(Outbox::new(Arc::clone(&stream)))));
     let mut reader = Reader { session: &session.0, stream: &stream, waiting: JoinSet::new() };
     if let Err(error) = reader.read() {
         tracing::debug!(session = session.0.id, client = session.0.client(), "ended: {error}");

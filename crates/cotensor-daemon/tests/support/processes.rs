@@ -17,6 +17,8 @@ pub(crate) const SOON: Duration = Duration::from_secs(60);
 pub(crate) struct Processes {
     keeper: Child,
     pub(crate) socket: PathBuf,
+    /// The program that is started, and its first arguments.
+    command: Vec<OsString>,
     arguments: Vec<OsString>,
     pub(crate) folder: tempfile::TempDir,
 }
@@ -28,11 +30,20 @@ impl Processes {
 
     /// Starts one with more arguments than the socket; these are given the folder that the socket is in.
     pub(crate) fn start_with(more: impl FnOnce(&Path) -> Vec<OsString>) -> Self {
+        Self::start_by(|_| vec![PROGRAM.into()], more)
+    }
+
+    /// Starts one by another command, which is given the folder that the socket is in.
+    pub(crate) fn start_by(
+        command: impl FnOnce(&Path) -> Vec<OsString>,
+        more: impl FnOnce(&Path) -> Vec<OsString>,
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("cotensor.sock");
         let arguments: Vec<OsString> = std::iter::once(socket.clone().into()).chain(more(folder.path())).collect();
-        let keeper = spawn(&arguments);
-        let this = Self { keeper, socket, arguments, folder };
+        let command = command(folder.path());
+        let keeper = spawn(&command, &arguments);
+        let this = Self { keeper, socket, command, arguments, folder };
         until("the daemon answers", || ClientStore::connect(Some(&this.socket), "first").is_ok());
         this
     }
@@ -46,7 +57,7 @@ impl Processes {
         drop(self.keeper.wait());
         // As long as one of them lives it has the lock.
         until("both are gone", || with_argument(&self.socket).is_empty());
-        self.keeper = spawn(&self.arguments);
+        self.keeper = spawn(&self.command, &self.arguments);
         self
     }
 
@@ -66,7 +77,7 @@ impl Processes {
 
     /// Starts the program once more, on the same socket.
     pub(crate) fn start_again(&mut self) {
-        self.keeper = spawn(&self.arguments);
+        self.keeper = spawn(&self.command, &self.arguments);
     }
 
     /// What the program says when it is started beside the one that runs.
@@ -114,14 +125,19 @@ impl Processes {
     /// Asks it to stop; whether it did so well.
     pub(crate) fn stop(&mut self) -> bool {
         signal(self.keeper.id(), Signal::TERM);
+        self.ended_well()
+    }
+
+    /// Waits for the foreground's end; whether it ended well.
+    pub(crate) fn ended_well(&mut self) -> bool {
         self.keeper.wait().unwrap().success()
     }
 }
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_cotensor-daemon");
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_cotensor-daemon");
 
-fn spawn(arguments: &[OsString]) -> Child {
-    Command::new(PROGRAM).args(arguments).spawn().unwrap()
+fn spawn(command: &[OsString], arguments: &[OsString]) -> Child {
+    Command::new(&command[0]).args(&command[1..]).args(arguments).spawn().unwrap()
 }
 
 impl Drop for Processes {

@@ -1,0 +1,59 @@
+//! The process at the other end of a Unix socket.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// The credentials of the process that connected or listened, as the kernel recorded them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its effective user, as this process's user namespace numbers it.
+    pub uid: u32,
+    /// Its number in this process's PID namespace; `None` where it has none here, as across containers.
+    pub pid: Option<i32>,
+}
+
+/// The credentials of the process at the other end of `socket`.
+///
+/// rustix's `socket_peercred` is of no use here: its process number cannot be 0, which the kernel reports for a process of
+/// another PID namespace.
+///
+/// # Errors
+/// The system's, for a descriptor that is no connected Unix socket.
+pub fn socket_peer(socket: BorrowedFd<'_>) -> std::io::Result<Peer> {
+    let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let size = size_of::<libc::ucred>();
+    let mut len = size as libc::socklen_t;
+    // SAFETY: `found` and `len` live through the call, and the kernel writes at most `len` bytes, the size of `found`. Every
+    // bit pattern is a valid ucred.
+    let outcome = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut found).cast::<libc::c_void>(),
+            &raw mut len,
+        )
+    };
+    if outcome != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    if len as usize != size {
+        return Err(std::io::Error::other("the kernel's credentials have another length"));
+    }
+    Ok(Peer { uid: found.uid, pid: Some(found.pid).filter(|pid| *pid > 0) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn the_peer_of_a_pair_is_this_process() {
+        let (one, _two) = UnixStream::pair().unwrap();
+        let me = Peer { uid: rustix::process::geteuid().as_raw(), pid: Some(std::process::id() as i32) };
+        assert_eq!(socket_peer(one.as_fd()).unwrap(), me);
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        assert!(socket_peer(file.as_fd()).is_err());
+    }
+}
