@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let token_file = arguments.next().map(Into::into);
 
     let config = Config { socket: socket.into(), ..Config::default() };
-    let unix = Listening::bind(&config.socket)?;
+    let mut unix = Listening::bind(&config.socket)?;
     let http = HttpListening::bind(HttpConfig { listen, token_file, ..HttpConfig::default() }, &config.socket)?;
     println!("http://{}", http.address());
 
@@ -30,6 +30,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let daemon = Daemon::new(config)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(async { tokio::try_join!(daemon.serve(&unix, ended()), daemon.serve_http(http, ended())) })?;
+    runtime.block_on(async { tokio::try_join!(daemon.serve(&mut unix, ended()), daemon.serve_http(http, ended())) })?;
     Ok(())
 }

@@ -40,7 +40,7 @@ impl Embedded {
     /// As [`start`](Self::start); `Io` when the address is taken, and what its token's file gets wrong.
     pub fn serve(Service { config, http }: Service) -> Result<Self> {
         let io = |error: std::io::Error| Error::io("starting a daemon in this process", &error);
-        let listening = Listening::bind(&config.socket)?;
+        let mut listening = Listening::bind(&config.socket)?;
         let listening_http = http.map(|http| HttpListening::bind(http, &config.socket)).transpose()?;
         let http = listening_http.as_ref().map(HttpListening::address);
         let token_file = listening_http.as_ref().and_then(HttpListening::token_file).map(Path::to_path_buf);
@@ -55,7 +55,7 @@ impl Embedded {
         let mut stopped_too = stopped.clone();
         let serving = Arc::clone(&daemon);
         let run = move || {
-            let on_socket = serving.serve(&listening, async move { drop(stopped.changed().await) });
+            let on_socket = serving.serve(&mut listening, async move { drop(stopped.changed().await) });
             let over_http = async {
                 let Some(http) = listening_http else { return Ok(()) };
                 serving.serve_http(http, async move { drop(stopped_too.changed().await) }).await

@@ -20,6 +20,7 @@ mod run;
 pub mod scan;
 mod segment;
 mod session;
+mod signals;
 mod socket;
 mod spill;
 mod takeover;
@@ -53,6 +54,11 @@ use tokio::sync::{Notify, Semaphore};
 
 /// How long connections may take to end once the daemon is told to stop.
 const STOP_PATIENCE: Duration = Duration::from_millis(200);
+/// How often a daemon looks whether its socket and its lock are still where clients and other daemons find them.
+const PLACE_INTERVAL: Duration = Duration::from_secs(1);
+/// A daemon that no client can find, and none uses, ends after so many looks in a row that found another daemon in its place. One
+/// look may find a daemon that is just being refused.
+const MISPLACED_LOOKS: u32 = 3;
 /// From a session's end until the memory that it took is given back: sessions that end together are one occasion, and others
 /// may begin.
 pub(crate) const TIDY_AFTER: Duration = Duration::from_secs(1);
@@ -152,19 +158,49 @@ impl Daemon {
         &self.config
     }
 
-    /// Serves connections on `listening` until `stop` is done, then ends every session.
+    /// Serves connections on `listening` until `stop` is done, then ends every session. Makes the socket and its lock anew
+    /// when their files are removed.
     ///
     /// # Errors
-    /// `Io` when the socket fails.
-    pub async fn serve(self: &Arc<Self>, listening: &Listening, stop: impl Future<Output = ()>) -> Result<()> {
-        let io = |error: std::io::Error| Error::io("listening", &error).in_file(listening.path());
-        let listener = UnixListener::from_std(listening.listener().try_clone().map_err(io)?).map_err(io)?;
+    /// `Io` when the socket fails; `Conflict` when another daemon took its place and no client is connected any more.
+    pub async fn serve(self: &Arc<Self>, listening: &mut Listening, stop: impl Future<Output = ()>) -> Result<()> {
+        let mut listener = acceptor(listening)?;
+        let mut look = tokio::time::interval(PLACE_INTERVAL);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        // The error that keeps the socket from being made anew, which is logged once, and how many looks in a row found another
+        // daemon.
+        let (mut misplaced, mut conflicts) = (String::new(), 0);
+        let mut outcome = Ok(());
         // Held by each connection's thread.
         let open = Arc::new(Semaphore::new(self.config.connections_max));
         let mut stop = std::pin::pin!(stop);
         loop {
             tokio::select! {
                 () = &mut stop => break,
+                _ = look.tick() => match listening.mend() {
+                    Ok(false) => conflicts = 0,
+                    Ok(true) => {
+                        conflicts = 0;
+                        tracing::warn!("{} or its lock was removed: made again", listening.path().display());
+                        misplaced.clear();
+                        listener = acceptor(listening)?;
+                        if let Some(kept) = &self.changes.kept {
+                            kept.moved(listening);
+                        }
+                    }
+                    Err(error) => {
+                        let message = error.to_string();
+                        if message != misplaced {
+                            tracing::error!("new clients do not find this daemon: {message}");
+                            misplaced = message;
+                        }
+                        conflicts = if error.kind() == ErrorKind::Conflict { conflicts + 1 } else { 0 };
+                        if conflicts >= MISPLACED_LOOKS && !self.is_used() {
+                            outcome = Err(error);
+                            break;
+                        }
+                    }
+                },
                 accepted = listener.accept() => match accepted {
                     Ok((stream, _)) => {
                         if let Err(error) = self.accept(stream, &open) {
@@ -192,7 +228,7 @@ impl Daemon {
         for (_, session) in self.lock().drain() {
             session.end();
         }
-        Ok(())
+        outcome
     }
 
     fn accept(self: &Arc<Self>, stream: UnixStream, open: &Arc<Semaphore>) -> Result<()> {
@@ -258,4 +294,9 @@ impl Daemon {
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Arc<Session>>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn acceptor(listening: &Listening) -> Result<UnixListener> {
+    let io = |error: std::io::Error| Error::io("listening", &error).in_file(listening.path());
+    UnixListener::from_std(listening.listener().try_clone().map_err(io)?).map_err(io)
 }

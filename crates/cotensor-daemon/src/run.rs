@@ -1,6 +1,7 @@
 //! A daemon at work, until it is told to stop.
 
 use crate::http::{HttpConfig, HttpListening};
+use crate::signals::StopSignals;
 use crate::{Config, Daemon, Listening, TIDY_AFTER};
 use cotensor_core::{Error, Result};
 use cotensor_memory::trim_heap;
@@ -9,7 +10,6 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 /// How long tasks may take to end once everything is told to stop.
@@ -41,13 +41,13 @@ pub struct Ready<'a> {
     pub resumed: usize,
 }
 
-/// Serves until SIGTERM or SIGINT. `ready` is called once clients are about to be answered.
+/// Serves until SIGTERM, SIGINT or SIGHUP. `ready` is called once clients are about to be answered.
 ///
 /// # Errors
 /// `Io` when a socket fails.
 pub(crate) fn serve(
     daemon: &Arc<Daemon>,
-    listening: &Listening,
+    listening: &mut Listening,
     http: Option<HttpListening>,
     ready: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
@@ -56,7 +56,7 @@ pub(crate) fn serve(
         .build()
         .map_err(|error| Error::io("starting threads", &error))?;
     let outcome = runtime.block_on(async {
-        let (mut terminate, mut interrupt) = (handle(SignalKind::terminate())?, handle(SignalKind::interrupt())?);
+        let mut signals = StopSignals::new()?;
         ready()?;
         // Set by a signal, and by whichever end fails first, so that the other ends too.
         let (stop, stopped) = watch::channel(false);
@@ -65,8 +65,7 @@ pub(crate) fn serve(
         };
         let signalled = async {
             let name = tokio::select! {
-                _ = terminate.recv() => "SIGTERM",
-                _ = interrupt.recv() => "SIGINT",
+                name = signals.received() => name,
                 () = until_stopped(stopped.clone()) => return,
             };
             tracing::info!("stopping on {name}");
@@ -102,8 +101,4 @@ async fn tidy(daemon: &Daemon) -> Infallible {
         tokio::time::sleep(TIDY_AFTER).await;
         drop(tokio::task::spawn_blocking(trim_heap).await);
     }
-}
-
-fn handle(kind: SignalKind) -> Result<Signal> {
-    signal(kind).map_err(|error| Error::io("watching for signals", &error))
 }

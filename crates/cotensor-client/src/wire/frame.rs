@@ -87,12 +87,21 @@ pub fn send(
 /// # Errors
 /// `Invalid` for a frame past the limits, `Io` when the other end is gone.
 pub fn send_all(socket: BorrowedFd<'_>, frame: &Frame) -> Result<()> {
+    send_all_while(socket, frame, || false)
+}
+
+/// As [`send_all`]; whenever the socket takes nothing for as long as its timeout, `wanted` says whether to go on.
+///
+/// # Errors
+/// As [`send_all`].
+pub fn send_all_while(socket: BorrowedFd<'_>, frame: &Frame, mut wanted: impl FnMut() -> bool) -> Result<()> {
     let header = frame.header()?;
     let mut sent = 0;
     while sent < header.len() + frame.body.len() {
         match send(socket, &header, frame, sent, SendFlags::empty()) {
             Ok(bytes) => sent += bytes,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock && wanted() => {}
             Err(error) => return Err(Error::io("sending", &error)),
         }
     }

@@ -6,7 +6,7 @@ mod room;
 pub mod rpc;
 mod spin;
 
-pub use frame::{Decoder, FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame, send, send_all};
+pub use frame::{Decoder, FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame, send, send_all, send_all_while};
 pub use outbox::Outbox;
 pub(crate) use outbox::WAITING_FRAMES_MAX;
 pub use room::FrameRoom;

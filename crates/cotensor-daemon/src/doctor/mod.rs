@@ -101,11 +101,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("cotensor.sock");
         let daemon = Daemon::new(Config::default()).unwrap();
-        let listening = Listening::bind(&socket).unwrap();
+        let mut listening = Listening::bind(&socket).unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let serving = runtime.spawn(async move {
-            daemon.serve(&listening, async { drop(stopped.await) }).await.unwrap();
+            daemon.serve(&mut listening, async { drop(stopped.await) }).await.unwrap();
         });
         let found = daemon::look(&socket);
         drop(stop);

@@ -3,13 +3,13 @@
 use super::ledger::{Change, Ledger};
 use super::packed::BLOCK;
 use crate::Listening;
-use cotensor_client::wire::{Decoder, Frame, send_all};
+use cotensor_client::wire::{Decoder, Frame, send_all, send_all_while};
 use cotensor_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How long the other end may leave something unread before it counts as gone.
@@ -33,6 +33,9 @@ pub(super) enum Message {
         /// The server's.
         epoch: u64,
     },
+    /// The server listens on another socket, or has another lock, because the former one's file was removed. Descriptors: those
+    /// of [`Listening`].
+    Moved,
     /// The server ends because it was asked to.
     Stopping,
 }
@@ -63,12 +66,12 @@ pub(super) struct Sockets {
 }
 
 impl Sockets {
-    /// Copies for another process: the Unix socket, its lock, and the socket for HTTP if there is one.
+    /// Copies for another process: those of [`Listening`], and the socket for HTTP if there is one.
     ///
     /// # Errors
     /// `Io` when no more descriptors may be open.
     pub(super) fn descriptors(&self) -> Result<Vec<OwnedFd>> {
-        let mut fds = self.listening.descriptors()?;
+        let mut fds = Vec::from(self.listening.descriptors()?);
         let http = self.http.as_ref().map(TcpListener::try_clone).transpose();
         fds.extend(http.map_err(|error| Error::io("duplicating a descriptor", &error))?.map(OwnedFd::from));
         Ok(fds)
@@ -79,11 +82,23 @@ impl Sockets {
     /// # Errors
     /// `Corrupt` when one is missing.
     pub(super) fn from_descriptors(birth: &Birth, fds: &mut impl Iterator<Item = OwnedFd>) -> Result<Self> {
-        let mut fd = || fds.next().ok_or_else(|| Error::corrupt("a descriptor is missing"));
-        let listening = Listening::from_parts(fd()?.into(), birth.socket.clone(), fd()?);
-        let http = birth.http.then(fd).transpose()?.map(TcpListener::from);
+        let listening = listening_from(&birth.socket, fds)?;
+        let http = birth.http.then(|| next_fd(fds)).transpose()?.map(TcpListener::from);
         Ok(Self { listening, http })
     }
+}
+
+fn next_fd(fds: &mut impl Iterator<Item = OwnedFd>) -> Result<OwnedFd> {
+    fds.next().ok_or_else(|| Error::corrupt("a descriptor is missing"))
+}
+
+/// The Unix socket, from what [`Listening::descriptors`] gave.
+///
+/// # Errors
+/// `Corrupt` when one is missing.
+pub(super) fn listening_from(socket: &Path, fds: &mut impl Iterator<Item = OwnedFd>) -> Result<Listening> {
+    let (listener, lock, file) = (next_fd(fds)?, next_fd(fds)?, next_fd(fds)?);
+    Ok(Listening::from_parts(listener.into(), socket.to_path_buf(), lock, Some(file)))
 }
 
 /// One end of the pair, for receiving.
@@ -178,8 +193,21 @@ pub(super) struct Handover {
 /// # Errors
 /// `Io` when the other end is gone or does not read.
 pub(super) fn say(socket: &UnixStream, message: &Message, fds: Vec<OwnedFd>) -> Result<()> {
+    say_while(socket, message, fds, || false)
+}
+
+/// As [`say`]; whenever the other end reads nothing for as long as the socket's timeout, `wanted` says whether to go on.
+///
+/// # Errors
+/// As [`say`].
+pub(super) fn say_while(
+    socket: &UnixStream,
+    message: &Message,
+    fds: Vec<OwnedFd>,
+    wanted: impl FnMut() -> bool,
+) -> Result<()> {
     let body = serde_json::to_vec(message).map_err(|error| Error::invalid(error.to_string()))?;
-    send_all(socket.as_fd(), &Frame { body, fds })
+    send_all_while(socket.as_fd(), &Frame { body, fds }, wanted)
 }
 
 /// Hands everything over.

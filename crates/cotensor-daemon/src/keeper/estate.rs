@@ -1,12 +1,13 @@
 //! What a keeper keeps, and for whom: one server after the other.
 
-use super::channel::{Birth, Handover, Message, Receiver, Sockets, hand_over};
+use super::channel::{Birth, Handover, Message, Receiver, Sockets, hand_over, listening_from};
 use super::heir::{self, Heirs};
-use super::process::{self, Launch, Server};
+use super::process::{self, Image, LIVED, Launch, Server};
 use super::systemd::{Held, Manager};
 use super::{Change, INDEX_SLOTS, Ledger};
-use crate::TIDY_AFTER;
+use crate::signals::StopSignals;
 use crate::spill::remove_folder;
+use crate::{PLACE_INTERVAL, TIDY_AFTER};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::{Index, raise_descriptor_limit, trim_heap};
 use std::os::fd::OwnedFd;
@@ -14,7 +15,6 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::io::Interest;
-use tokio::signal::unix::{SignalKind, signal};
 
 /// What the server tells meanwhile is read together.
 const NAP: Duration = Duration::from_millis(1);
@@ -26,8 +26,6 @@ const _: () = assert!(STOP_TIME.as_millis() + 2 * process::GOING.as_millis() <= 
 const START_TIME: Duration = Duration::from_secs(30);
 /// What is kept is given up when no server could be started for so long.
 const GIVE_UP: Duration = Duration::from_secs(60);
-/// A server that lived this long was not stillborn.
-const LIVED: Duration = Duration::from_secs(1);
 /// Between a stillborn server and the next attempt, growing.
 const DELAY_MIN: Duration = Duration::from_millis(20);
 const DELAY_MAX: Duration = Duration::from_millis(500);
@@ -49,12 +47,14 @@ impl Drop for Estate {
         if !self.sockets.listening.is_owner() {
             return;
         }
+        // Another daemon has this place, and its files are in the folder.
+        let replaced = !self.sockets.listening.has_lock();
         // First, so that nobody waits meanwhile; the lock keeps others away until all is gone.
         self.sockets.listening.remove();
         for file in self.ledger.files() {
             drop(std::fs::remove_file(&file.path));
         }
-        if let Some(folder) = &self.spill {
+        if let Some(folder) = self.spill.as_ref().filter(|_| !replaced) {
             remove_folder(folder);
         }
     }
@@ -98,7 +98,7 @@ impl Estate {
         if sockets.listening.mend()?
             && let Some(manager) = manager
         {
-            manager.forget_listener();
+            manager.forget_listening();
         }
         tracing::info!("the service manager held {} tensors", ledger.len());
         Ok(Self { birth, sockets, index: None, ledger, spill: None, manager: None })
@@ -118,7 +118,7 @@ impl Estate {
         mut self,
         launch: &Launch,
         first: Option<(Server, Receiver)>,
-        heirs: Option<Heirs>,
+        mut heirs: Option<Heirs>,
         mut ready: impl FnMut(u64, Option<u32>),
     ) -> Result<()> {
         raise_descriptor_limit();
@@ -127,18 +127,18 @@ impl Estate {
         let mut serving = first.is_some();
         // When one last served; nothing is lost by giving up at once what nobody had yet.
         let mut served = (serving || self.tensors() > 0).then(Instant::now);
-        let (mut next, mut delay) = (first, DELAY_MIN);
+        let (mut next, mut delay, mut image) = (first, DELAY_MIN, Image::default());
         runtime.block_on(async {
-            let mut stop = Stop::new()?;
+            let mut stop = StopSignals::new()?;
             loop {
                 let began = Instant::now();
                 let mut told = |epoch, pid| {
                     serving = true;
                     ready(epoch, pid);
                 };
-                let end = match next.take().map_or_else(|| self.start(launch), Ok) {
+                let end = match next.take().map_or_else(|| self.start(launch, image), Ok) {
                     Ok((server, receiver)) => {
-                        self.live_with(server, receiver, &mut stop, heirs.as_ref(), &mut told).await
+                        self.live_with(server, receiver, &mut stop, heirs.as_mut(), &mut told).await
                     }
                     Err(error) => Err(error),
                 };
@@ -168,10 +168,11 @@ impl Estate {
                     return Err(Error::new(ErrorKind::Io, message));
                 }
                 let lived = began.elapsed() >= LIVED;
+                image = image.next(lived);
                 delay = if lived { DELAY_MIN } else { (delay * 2).min(DELAY_MAX) };
                 tokio::select! {
                     () = tokio::time::sleep(if lived { Duration::ZERO } else { delay / 2 }) => {}
-                    () = stop.asked() => {
+                    _ = stop.received() => {
                         self.stopping();
                         return Ok(());
                     }
@@ -187,7 +188,7 @@ impl Estate {
     }
 
     /// Starts a server and hands everything over.
-    fn start(&mut self, launch: &Launch) -> Result<(Server, Receiver)> {
+    fn start(&mut self, launch: &Launch, image: Image) -> Result<(Server, Receiver)> {
         self.birth.servers += 1;
         if let Some(manager) = &mut self.manager {
             // Sessions' numbers have the server's, and must not come twice.
@@ -196,7 +197,7 @@ impl Estate {
         let io = |error| Error::io("starting a server", &error);
         let (ours, theirs) = UnixStream::pair().map_err(io)?;
         let index = Index::create(INDEX_SLOTS)?;
-        let mut server = launch.server(theirs)?;
+        let mut server = launch.server(image, theirs)?;
         let birth = Birth { server: server.pid, index_slots: index.slots(), ..self.birth.clone() };
         let fd = index.fd().try_clone_to_owned().map_err(io)?;
         if let Err(error) = hand_over(&ours, birth, &self.sockets, Some(fd), &self.ledger) {
@@ -215,6 +216,19 @@ impl Estate {
         let gone = self.ledger.apply(change, fds)?;
         if let Some(manager) = &mut self.manager {
             manager.noted(&self.birth, &self.ledger, gone);
+        }
+        Ok(())
+    }
+
+    /// Takes the socket and the lock that the server has made anew.
+    fn moved(&mut self, fds: Vec<OwnedFd>) -> Result<()> {
+        // Dropping the former one must not empty the lock's file, which may be the same.
+        self.sockets.listening.disown();
+        self.sockets.listening = listening_from(&self.birth.socket, &mut fds.into_iter())?;
+        self.sockets.listening.own();
+        if let Some(manager) = &self.manager {
+            manager.forget_listening();
+            manager.hold_listening(&self.sockets.listening)?;
         }
         Ok(())
     }
@@ -243,8 +257,8 @@ impl Estate {
         &mut self,
         mut server: Server,
         receiver: Receiver,
-        stop: &mut Stop,
-        heirs: Option<&Heirs>,
+        stop: &mut StopSignals,
+        heirs: Option<&mut Heirs>,
         ready: &mut impl FnMut(u64, Option<u32>),
     ) -> Result<End> {
         let end = self.follow(&server, receiver, stop, heirs, ready).await;
@@ -269,14 +283,16 @@ impl Estate {
         &mut self,
         server: &Server,
         mut receiver: Receiver,
-        stop: &mut Stop,
-        heirs: Option<&Heirs>,
+        stop: &mut StopSignals,
+        mut heirs: Option<&mut Heirs>,
         ready: &mut impl FnMut(u64, Option<u32>),
     ) -> Result<End> {
         let io = |error| Error::io("following the server", &error);
         receiver.socket.set_nonblocking(true).map_err(io)?;
         let socket = tokio::net::UnixStream::from_std(receiver.socket.try_clone().map_err(io)?).map_err(io)?;
-        let heirs = heirs.map(Heirs::listener).transpose()?;
+        let mut asking = heirs.as_ref().map(|heirs| heirs.listener()).transpose()?;
+        let mut look = tokio::time::interval(PLACE_INTERVAL);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let (mut end, mut deadline) = (End::Died, None);
         if self.index.is_some() {
             deadline = Some(tokio::time::Instant::now() + START_TIME);
@@ -286,14 +302,14 @@ impl Estate {
         loop {
             let (overdue, untidy) = (until(deadline), until(tidy));
             let asked_for = async {
-                match (&heirs, &end) {
-                    (Some(heirs), End::Died) => heirs.accept().await,
+                match (&asking, &end) {
+                    (Some(asking), End::Died) => asking.accept().await,
                     _ => std::future::pending().await,
                 }
             };
             tokio::select! {
                 ready = socket.readable() => ready.map_err(io)?,
-                () = stop.asked(), if !matches!(end, End::Stopped) => {
+                _ = stop.received(), if !matches!(end, End::Stopped) => {
                     server.ask_to_stop();
                     (end, deadline) = (End::Stopped, Some(tokio::time::Instant::now() + STOP_TIME));
                     continue;
@@ -303,6 +319,16 @@ impl Estate {
                         // What it has sent is read to its end first.
                         server.kill();
                         end = End::Inherited(heir);
+                    }
+                    continue;
+                }
+                _ = look.tick(), if heirs.is_some() => {
+                    if let Some(heirs) = &mut heirs {
+                        match heirs.mend() {
+                            Ok(false) => {}
+                            Ok(true) => asking = Some(heirs.listener()?),
+                            Err(error) => tracing::debug!("no heir finds this daemon: {error}"),
+                        }
                     }
                     continue;
                 }
@@ -344,6 +370,7 @@ impl Estate {
                         }
                         ready(epoch, server.pid);
                     }
+                    Message::Moved => self.moved(fds)?,
                     // Said in answer to being asked, it takes no more time than it was given.
                     Message::Stopping if matches!(end, End::Stopped) => {}
                     Message::Stopping => {
@@ -366,25 +393,5 @@ async fn until(time: Option<tokio::time::Instant>) {
     match time {
         Some(time) => tokio::time::sleep_until(time).await,
         None => std::future::pending().await,
-    }
-}
-
-/// Being asked to stop.
-struct Stop {
-    terminate: tokio::signal::unix::Signal,
-    interrupt: tokio::signal::unix::Signal,
-}
-
-impl Stop {
-    fn new() -> Result<Self> {
-        let listen = |kind| signal(kind).map_err(|error| Error::io("listening for signals", &error));
-        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
-    }
-
-    async fn asked(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
     }
 }

@@ -3,9 +3,10 @@
 
 use super::channel::{Message, PATIENCE, Receiver, Sockets, say};
 use super::estate::Estate;
-use crate::socket::bind_private;
+use crate::socket::Bound;
 use cotensor_core::{Error, Result};
-use rustix::net::sockopt::socket_peercred;
+use cotensor_memory::socket_peer;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
@@ -17,35 +18,43 @@ fn beside(socket: &Path) -> PathBuf {
 }
 
 fn is_own(stream: &UnixStream) -> bool {
-    socket_peercred(stream).is_ok_and(|peer| peer.uid == rustix::process::geteuid())
+    socket_peer(stream.as_fd()).is_ok_and(|peer| peer.uid == rustix::process::geteuid().as_raw())
 }
 
 /// Waits for an heir. The socket goes with this.
-pub(super) struct Heirs {
-    listener: std::os::unix::net::UnixListener,
-    path: PathBuf,
-}
+pub(super) struct Heirs(Bound);
 
 impl Heirs {
     /// # Errors
     /// `Io` when the system refuses.
     pub(super) fn wait(socket: &Path) -> Result<Self> {
-        let path = beside(socket);
-        Ok(Self { listener: bind_private(&path)?, path })
+        Bound::bind(&beside(socket)).map(Self)
+    }
+
+    /// Listens anew if the socket's file was removed; whether it was.
+    ///
+    /// # Errors
+    /// `Io`, as long as there is no folder for it.
+    pub(super) fn mend(&mut self) -> Result<bool> {
+        let removed = !self.0.is_in_place();
+        if removed {
+            self.0 = Bound::bind(self.0.path())?;
+        }
+        Ok(removed)
     }
 
     /// # Errors
     /// `Io` when the system refuses.
     pub(super) fn listener(&self) -> Result<tokio::net::UnixListener> {
-        let io = |error: std::io::Error| Error::io("waiting for an heir", &error).in_file(&self.path);
-        let copy = self.listener.try_clone().map_err(io)?;
+        let io = |error: std::io::Error| Error::io("waiting for an heir", &error).in_file(self.0.path());
+        let copy = self.0.listener().try_clone().map_err(io)?;
         tokio::net::UnixListener::from_std(copy).map_err(io)
     }
 }
 
 impl Drop for Heirs {
     fn drop(&mut self) {
-        drop(std::fs::remove_file(&self.path));
+        self.0.remove();
     }
 }
 

@@ -21,6 +21,7 @@ mod server;
 mod systemd;
 
 pub use process::Launch;
+pub(crate) use process::state as process_state;
 
 pub(crate) use ledger::{Change, Entry, Ledger, Member, Segment};
 pub(crate) use server::Kept;
@@ -31,6 +32,7 @@ use crate::spill::{Files, folder_of};
 use crate::{Listening, Ready, Service};
 use channel::{Receiver, Sockets};
 use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_memory::ignore_file_size_signal;
 use estate::Estate;
 use process::Server;
 use std::net::TcpListener;
@@ -73,7 +75,7 @@ impl FromStr for Role {
     }
 }
 
-/// Runs a daemon until SIGTERM or SIGINT, here or at its server. Blocks; to be called from the start of a program that does
+/// Runs a daemon until SIGTERM, SIGINT or SIGHUP, here or at its server. SIGHUP is ignored where the caller ignores it. Blocks; to be called from the start of a program that does
 /// nothing else, and that calls it again when it is started with [`Role::FLAG`].
 ///
 /// `ready` is called in the foreground once clients are served, the first time. The sockets and all tensors are gone
@@ -92,6 +94,8 @@ pub fn run(role: Role, service: Service, ready: impl FnOnce(Ready<'_>)) -> Resul
 /// # Errors
 /// Those of [`run`].
 pub fn run_as(launch: Launch, role: Role, service: Service, ready: impl FnOnce(Ready<'_>)) -> Result<()> {
+    // Writing a file that grows too long, such as a spilled tensor, is an error, and not the end.
+    ignore_file_size_signal();
     match role {
         Role::Foreground => foreground(&service, &launch, ready),
         Role::Server => server::serve(service, launch),

@@ -2,10 +2,13 @@
 
 use super::Role;
 use cotensor_core::{Error, Result};
+use cotensor_memory::socket_peer;
 use rustix::process::{Pid, Signal, kill_process};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -13,10 +16,36 @@ use std::time::{Duration, Instant};
 /// How a server that has to go is waited for before it is killed.
 pub(super) const GOING: Duration = Duration::from_millis(100);
 
+/// A process that lived this long did not fail at its start.
+pub(super) const LIVED: Duration = Duration::from_secs(1);
+/// How the kernel marks the path of a running program whose file was removed or replaced.
+const DELETED: &[u8] = b" (deleted)";
+
+/// Which program a process runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Image {
+    /// The file at the program's path: after an upgrade, the new version.
+    #[default]
+    Installed,
+    /// The one that this process runs. The kernel keeps it when its file is removed or replaced.
+    Running,
+}
+
+impl Image {
+    /// What to start after a process that ran this one. An installed program that fails at once is not the end: the
+    /// running one is known to work.
+    pub(super) fn next(self, lived: bool) -> Self {
+        match self {
+            Self::Installed if !lived => Self::Running,
+            _ => Self::Installed,
+        }
+    }
+}
+
 /// How the daemon's processes start each other: a command, to which [`Role::FLAG`] and a role are added.
 #[derive(Clone, Debug)]
 pub struct Launch {
-    /// What is at this path when a process is started, so a new version takes over from an old one.
+    /// Looked up whenever a process is started, so a new version takes over from an old one.
     program: PathBuf,
     arguments: Vec<OsString>,
 }
@@ -39,25 +68,47 @@ impl Launch {
     /// `Io` when the system does not tell which that is.
     pub fn this_program() -> Result<Self> {
         let program = std::env::current_exe().map_err(|error| Error::io("finding this program", &error))?;
-        Ok(Self::new(program, std::env::args_os().skip(1).collect()))
+        Ok(Self::new(installed(program), std::env::args_os().skip(1).collect()))
     }
 
     /// Starts a server with `socket` as its standard input.
-    pub(super) fn server(&self, socket: UnixStream) -> Result<Server> {
-        let child = self.start(Role::Server, socket)?;
+    pub(super) fn server(&self, image: Image, socket: UnixStream) -> Result<Server> {
+        let child = self.start(image, Role::Server, socket)?;
         Ok(Server { pid: Some(child.id()), child: Some(child) })
     }
 
     /// Starts a keeper that goes on for one that died.
-    pub(super) fn keeper(&self, socket: UnixStream) -> Result<Child> {
-        self.start(Role::Keeper, socket)
+    pub(super) fn keeper(&self, image: Image, socket: UnixStream) -> Result<Child> {
+        self.start(image, Role::Keeper, socket)
     }
 
-    fn start(&self, role: Role, socket: UnixStream) -> Result<Child> {
-        let mut command = Command::new(&self.program);
+    fn start(&self, image: Image, role: Role, socket: UnixStream) -> Result<Child> {
+        let mut command = match image {
+            Image::Installed => Command::new(&self.program),
+            Image::Running => {
+                tracing::warn!("{} did not go on: starting what this process runs", self.program.display());
+                Command::new("/proc/self/exe")
+            }
+        };
+        command.arg0(&self.program);
         command.args(&self.arguments).args([Role::FLAG, role.name()]).stdin(Stdio::from(OwnedFd::from(socket)));
         command.spawn().map_err(|error| Error::io("starting", &error).in_file(&self.program))
     }
+}
+
+/// Where a program is installed whose file may have been removed since it was started.
+fn installed(program: PathBuf) -> PathBuf {
+    match program.as_os_str().as_bytes().strip_suffix(DELETED) {
+        Some(path) if !program.exists() => OsStr::from_bytes(path).into(),
+        _ => program,
+    }
+}
+
+/// The state of a process, as /proc names it: `T` for one that is stopped, `Z` for one that is dead and was not waited for.
+/// `None` for a process that is not known here.
+pub(crate) fn state(pid: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit(')').next()?.trim_start().chars().next()
 }
 
 /// A server as its keeper sees it.
@@ -123,8 +174,12 @@ pub(super) struct Parent(Pid);
 impl Parent {
     /// The process that made the pair whose end `socket` is, while it is this one's parent: dead, it is not.
     pub(super) fn at_the_other_end(socket: &UnixStream) -> Option<Self> {
-        let pid = rustix::net::sockopt::socket_peercred(socket).ok()?.pid;
+        let pid = Pid::from_raw(socket_peer(socket.as_fd()).ok()?.pid?)?;
         Some(Self(pid)).filter(Self::lives)
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.0.as_raw_nonzero().get().unsigned_abs()
     }
 
     /// Only a living process is a parent, and its number is its own: another process adopts those it leaves.
@@ -154,4 +209,42 @@ pub(super) fn standard_input() -> Result<UnixStream> {
 /// Ends this process as SIGTERM from elsewhere does.
 pub(super) fn stop_this_process() {
     let _ = kill_process(rustix::process::getpid(), Signal::TERM);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_fails_at_once_is_followed_by_the_running_one() {
+        let (installed, running) = (Image::Installed, Image::Running);
+        assert_eq!(installed.next(false), running);
+        for (image, lived) in [(installed, true), (running, false), (running, true)] {
+            assert_eq!(image.next(lived), installed, "an upgrade is tried again");
+        }
+    }
+
+    #[test]
+    fn the_path_of_a_removed_program_is_where_the_next_one_is_installed() {
+        let folder = tempfile::tempdir().unwrap();
+        let odd = folder.path().join("program (deleted)");
+        assert_eq!(installed(odd.clone()), folder.path().join("program"));
+        std::fs::write(&odd, "").unwrap();
+        assert_eq!(installed(odd.clone()), odd);
+    }
+
+    #[test]
+    fn a_stopped_process_is_known() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = Pid::from_raw(child.id() as i32).unwrap();
+        kill_process(pid, Signal::STOP).unwrap();
+        let start = Instant::now();
+        while state(child.id()) != Some('T') && start.elapsed() < Duration::from_secs(60) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(state(child.id()), Some('T'));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(state(child.id()), None);
+    }
 }

@@ -1,11 +1,11 @@
 //! The server's side: taking over what there is, telling the keeper what changes, and starting another when it dies.
 
-use super::channel::{Birth, Message, PATIENCE, Receiver, Sockets, hand_over, say};
-use super::process::{Launch, Parent, standard_input, stop_this_process};
-use super::{Change, Entry, Ledger};
+use super::channel::{Birth, Message, PATIENCE, Receiver, Sockets, hand_over, listening_from, say_while};
+use super::process::{Image, LIVED, Launch, Parent, standard_input, stop_this_process};
+use super::{Change, Entry, Ledger, process_state};
 use crate::http::HttpListening;
 use crate::spill::SpillFile;
-use crate::{Config, Daemon, Service};
+use crate::{Config, Daemon, Listening, Service};
 use cotensor_client::protocol::{SegmentInfo, Spec};
 use cotensor_core::{Error, MemoryKind, Result};
 use cotensor_memory::{Index, raise_descriptor_limit};
@@ -24,19 +24,26 @@ const ORPHAN_IDLE: Duration = Duration::from_secs(60);
 /// How often that is looked at.
 const ORPHAN_LOOK: Duration = Duration::from_secs(1);
 
-/// Runs a server that a keeper started, until SIGTERM or SIGINT.
+/// How long a keeper may leave its socket full until this process looks whether that keeper is stopped.
+const KEEPER_LOOK: Duration = Duration::from_millis(100);
+/// A keeper counts as stopped after so many looks in a row: one look may find a keeper that is just being continued.
+const STOPPED_LOOKS: u32 = 2;
+/// From a keeper that failed until the next one is started.
+const KEEPER_DELAY: Duration = Duration::from_secs(1);
+
+/// Runs a server that a keeper started, until SIGTERM, SIGINT or SIGHUP.
 ///
 /// # Errors
 /// `Invalid` when no keeper started this process; `Io`.
 pub(super) fn serve(service: Service, launch: Launch) -> Result<()> {
-    let (daemon, sockets, kept) = take_over(service.config, launch)?;
+    let (daemon, mut sockets, kept) = take_over(service.config, launch)?;
     let http = match (sockets.http, service.http) {
         (Some(listener), Some(http)) => Some(HttpListening::on(listener, http, sockets.listening.path())?),
         _ => None,
     };
     // What this process holds goes with it, and need not be taken apart first; spilled files are the keeper's to remove.
     std::mem::forget(Arc::clone(&daemon));
-    crate::run::serve(&daemon, &sockets.listening, http, || kept.ready(daemon.epoch))
+    crate::run::serve(&daemon, &mut sockets.listening, http, || kept.ready(daemon.epoch))
 }
 
 /// A daemon with everything that the keeper which started this process has kept, and the sockets to serve.
@@ -51,19 +58,21 @@ fn take_over(config: Config, launch: Launch) -> Result<(Arc<Daemon>, Sockets, Ar
         None => Index::create(crate::index::INDEX_SLOTS)?,
     };
     let io = |error| Error::io("taking over", &error);
-    socket.set_write_timeout(Some(PATIENCE)).map_err(io)?;
+    socket.set_write_timeout(Some(KEEPER_LOOK)).map_err(io)?;
     let birth = Birth { server: Some(std::process::id()), index_slots: 0, ..handover.birth };
     let sockets = Sockets::from_descriptors(&birth, &mut handover.sockets.descriptors()?.into_iter())?;
     let kept = Arc::new(Kept {
         orphaned: AtomicBool::new(birth.orphaned),
         birth,
-        sockets,
         launch,
         stopping: AtomicBool::new(false),
         state: Mutex::new(State {
+            sockets,
             next: handover.ledger.segments().map(|segment| segment.info.id).max().unwrap_or(0),
             ledger: handover.ledger,
             socket: Some(socket.try_clone().map_err(io)?),
+            keeper: keeper.pid(),
+            patience: PATIENCE,
             numbers: HashMap::new(),
         }),
     });
@@ -78,7 +87,6 @@ fn take_over(config: Config, launch: Launch) -> Result<(Arc<Daemon>, Sockets, Ar
 /// What the keeper is told, and told again should it die.
 pub(crate) struct Kept {
     birth: Birth,
-    sockets: Sockets,
     launch: Launch,
     stopping: AtomicBool,
     /// Whether the keeper that somebody started is dead.
@@ -87,9 +95,15 @@ pub(crate) struct Kept {
 }
 
 pub(crate) struct State {
+    /// What the next keeper is given.
+    sockets: Sockets,
     pub(crate) ledger: Ledger,
     /// The keeper's end, while there is one.
     socket: Option<UnixStream>,
+    /// The keeper's process.
+    keeper: Option<u32>,
+    /// How long a keeper that runs may leave what it is told unread.
+    patience: Duration,
     /// Segments' numbers by this process's descriptors of them.
     numbers: HashMap<RawFd, u64>,
     next: u64,
@@ -181,42 +195,55 @@ impl Kept {
         }
     }
 
+    /// This server listens on another socket, or has another lock: the next server is to have them.
+    pub(crate) fn moved(&self, listening: &Listening) {
+        let mut state = self.state();
+        let moved = listening.descriptors().and_then(|fds| {
+            let copies = listening.descriptors()?;
+            state.sockets.listening = listening_from(listening.path(), &mut copies.into_iter())?;
+            state.send(&Message::Moved, fds.into())
+        });
+        self.told(moved);
+    }
+
     /// This server ends because it was asked to: nobody is to follow it.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
-        if let Some(socket) = self.state().socket.take() {
-            drop(say(&socket, &Message::Stopping, Vec::new()));
-        }
+        let mut state = self.state();
+        self.told(state.send(&Message::Stopping, Vec::new()));
+        state.socket = None;
     }
 
     /// Tells the keeper that clients are served from now on.
-    ///
-    /// # Errors
-    /// `Io` when it does not listen.
     fn ready(&self, epoch: u64) -> Result<()> {
-        match &self.state().socket {
-            Some(socket) => say(socket, &Message::Ready { epoch }, Vec::new()),
-            None => Ok(()),
-        }
+        self.state().send(&Message::Ready { epoch }, Vec::new())
     }
 
     /// Waits for the keeper's end and starts the next one, for as long as this server lives.
     fn mind(&self, mut socket: UnixStream, mut keeper: Keeper, daemon: &Weak<Daemon>) {
+        let mut image = Image::default();
         loop {
+            let began = Instant::now();
             self.wait_for_its_end(&mut socket, daemon);
             if self.stopping.load(Ordering::SeqCst) {
                 return;
             }
+            let lived = began.elapsed() >= LIVED;
+            image = image.next(lived);
             // It may only have stood still: awake again it would end this server, and start one beside the next keeper's.
             keeper.end();
             tracing::warn!("the keeper died; starting another");
             self.orphaned.store(true, Ordering::SeqCst);
             (socket, keeper) = loop {
-                match self.next_keeper() {
+                match self.next_keeper(image) {
                     Ok(next) => break next,
                     Err(error) => tracing::error!("no keeper: {error}"),
                 }
-                std::thread::sleep(std::time::Duration::from_secs(1));
+                // Without a keeper, the server's death would cost the tensors: the running program is tried at once.
+                if image == Image::Running {
+                    std::thread::sleep(KEEPER_DELAY);
+                }
+                image = image.next(false);
                 if self.stopping.load(Ordering::SeqCst) {
                     return;
                 }
@@ -247,20 +274,21 @@ impl Kept {
         }
     }
 
-    fn next_keeper(&self) -> Result<(UnixStream, Keeper)> {
+    fn next_keeper(&self, image: Image) -> Result<(UnixStream, Keeper)> {
         let io = |error| Error::io("starting a keeper", &error);
         let (ours, theirs) = UnixStream::pair().map_err(io)?;
         let copy = ours.try_clone().map_err(io)?;
         // Changes wait for the lock from here on, so that the keeper misses none.
         let mut state = self.state();
         state.socket = None;
-        let mut keeper = Keeper::Child(self.launch.keeper(theirs)?);
+        let mut keeper = Keeper::Child(self.launch.keeper(image, theirs)?);
         let birth = Birth { orphaned: true, ..self.birth.clone() };
-        if let Err(error) = hand_over(&ours, birth, &self.sockets, None, &state.ledger) {
+        if let Err(error) = hand_over(&ours, birth, &state.sockets, None, &state.ledger) {
             keeper.end();
             return Err(error);
         }
-        state.socket = Some(copy);
+        copy.set_write_timeout(Some(KEEPER_LOOK)).map_err(io)?;
+        (state.socket, state.keeper) = (Some(copy), keeper.pid());
         Ok((ours, keeper))
     }
 }
@@ -274,6 +302,13 @@ enum Keeper {
 }
 
 impl Keeper {
+    fn pid(&self) -> Option<u32> {
+        match self {
+            Self::Parent(parent) => parent.as_ref().map(Parent::pid),
+            Self::Child(child) => Some(child.id()),
+        }
+    }
+
     /// Makes sure that it is gone: two keepers would start two servers on one socket.
     fn end(&mut self) {
         match self {
@@ -305,8 +340,24 @@ impl State {
         let copies = fds.iter().map(OwnedFd::try_clone).collect::<std::io::Result<_>>();
         let copies = copies.map_err(|error| Error::io("duplicating a descriptor", &error))?;
         let message = Message::Change(change);
+        self.send(&message, copies)?;
+        let Message::Change(change) = message else { return Ok(()) };
+        self.ledger.apply(change, fds).map(drop)
+    }
+
+    /// Sends the keeper a message, if there is a keeper.
+    ///
+    /// # Errors
+    /// `Invalid` for one that is too long.
+    fn send(&mut self, message: &Message, fds: Vec<OwnedFd>) -> Result<()> {
+        let (start, mut stopped) = (Instant::now(), 0);
+        let wanted = || {
+            let stands_still = matches!(self.keeper.and_then(process_state), Some('T' | 't'));
+            stopped = if stands_still { stopped + 1 } else { 0 };
+            stopped < STOPPED_LOOKS && start.elapsed() < self.patience
+        };
         if let Some(socket) = &self.socket
-            && let Err(error) = say(socket, &message, copies)
+            && let Err(error) = say_while(socket, message, fds, wanted)
         {
             if error.kind() != cotensor_core::ErrorKind::Io {
                 // Nothing was sent: the keeper is well, and knows as much as this server does.
@@ -317,19 +368,37 @@ impl State {
             drop(socket.shutdown(std::net::Shutdown::Both));
             self.socket = None;
         }
-        let Message::Change(change) = message else { return Ok(()) };
-        self.ledger.apply(change, fds).map(drop)
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Listening;
+    use rustix::process::{Pid, Signal, kill_process};
+
+    /// A link to a keeper, its other end, and the folder of its socket.
+    fn linked() -> (State, UnixStream, tempfile::TempDir) {
+        let folder = tempfile::tempdir().unwrap();
+        let listening = Listening::bind(&folder.path().join("socket")).unwrap();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_write_timeout(Some(KEEPER_LOOK)).unwrap();
+        let state = State {
+            sockets: Sockets { listening, http: None },
+            ledger: Ledger::default(),
+            socket: Some(ours),
+            keeper: None,
+            patience: PATIENCE,
+            numbers: HashMap::new(),
+            next: 0,
+        };
+        (state, theirs, folder)
+    }
 
     #[test]
     fn what_is_too_long_is_not_told_and_the_keeper_is_told_the_rest() {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let mut state = State { ledger: Ledger::default(), socket: Some(ours), numbers: HashMap::new(), next: 0 };
+        let (mut state, theirs, _folder) = linked();
         let long = Change::Noted { key: "long".into(), note: "0".repeat(17 << 20) };
         assert_eq!(state.tell(long, Vec::new()).unwrap_err().kind(), cotensor_core::ErrorKind::Invalid);
         state.tell(Change::Noted { key: "short".into(), note: "00".into() }, Vec::new()).unwrap();
@@ -339,5 +408,22 @@ mod tests {
         // One that is gone is told nothing more, and the ledger goes on.
         state.tell(Change::Slots(7), Vec::new()).unwrap();
         assert!(state.socket.is_none() && state.ledger.slots() == 7);
+    }
+
+    /// The patience never ends in this test: only the look at the keeper's state ends the wait.
+    #[test]
+    fn a_stopped_keeper_is_given_up_and_the_ledger_goes_on() {
+        let (mut state, _theirs, _folder) = linked();
+        let mut keeper = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        kill_process(Pid::from_raw(keeper.id() as i32).unwrap(), Signal::STOP).unwrap();
+        (state.keeper, state.patience) = (Some(keeper.id()), Duration::MAX);
+        let mut slots = 0;
+        while state.socket.is_some() {
+            slots += 1;
+            state.tell(Change::Slots(slots), Vec::new()).unwrap();
+        }
+        assert_eq!(state.ledger.slots(), slots);
+        keeper.kill().unwrap();
+        keeper.wait().unwrap();
     }
 }

@@ -6,6 +6,7 @@
 
 use super::channel::{Birth, Sockets};
 use super::{Change, Ledger};
+use crate::Listening;
 use cotensor_core::{Error, Result};
 use cotensor_memory::inherited_descriptors;
 use rustix::fs::{FlockOperation, MemfdFlags, flock, memfd_create};
@@ -16,6 +17,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{IoSlice, Read, Seek, SeekFrom, Write};
 use std::mem::MaybeUninit;
+use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -112,12 +114,12 @@ impl Manager {
             }
         }
         ledger.segments().for_each(|segment| drop(fds.remove(&format!("{SEGMENT}{}", segment.info.id))));
-        let mut sockets = [LISTENER, LOCK].iter().filter_map(|name| fds.remove(*name)).collect::<Vec<_>>();
-        let http = fds.remove(HTTP);
+        let mut fd = |name| fds.remove(name).ok_or_else(|| Error::corrupt(format!("the {name} is missing")));
+        let (listener, lock) = (fd(LISTENER)?, fd(LOCK)?);
+        let listening = Listening::from_parts(listener.into(), birth.socket.clone(), lock, None);
+        let http = fds.remove(HTTP).map(TcpListener::from);
         let birth = Birth { http: http.is_some(), server: None, index_slots: 0, orphaned: false, ..birth };
-        sockets.extend(http);
-        let sockets = Sockets::from_descriptors(&birth, &mut sockets.into_iter())?;
-        Ok(Some(Held { birth, sockets, ledger }))
+        Ok(Some(Held { birth, sockets: Sockets { listening, http }, ledger }))
     }
 
     /// Has the manager hold all that there is.
@@ -125,13 +127,23 @@ impl Manager {
     /// # Errors
     /// `Io` when it does not listen.
     pub(super) fn hold(&mut self, birth: &Birth, sockets: &Sockets, ledger: &Ledger) -> Result<()> {
-        for (name, fd) in [LISTENER, LOCK, HTTP].into_iter().zip(sockets.descriptors()?) {
-            self.keep(name, fd.as_fd())?;
+        self.hold_listening(&sockets.listening)?;
+        if let Some(http) = &sockets.http {
+            self.keep(HTTP, http.as_fd())?;
         }
         for segment in ledger.segments() {
             self.keep(&format!("{SEGMENT}{}", segment.info.id), segment.fd.as_fd())?;
         }
         self.rewrite(birth, ledger)
+    }
+
+    /// Has the manager hold the socket and its lock.
+    ///
+    /// # Errors
+    /// `Io` when it does not listen.
+    pub(super) fn hold_listening(&self, listening: &Listening) -> Result<()> {
+        self.keep(LISTENER, listening.listener().as_fd())?;
+        self.keep(LOCK, listening.lock())
     }
 
     /// Writes down what happens next.
@@ -196,9 +208,10 @@ impl Manager {
         [LISTENER, LOCK, HTTP].into_iter().for_each(|name| self.forget(name));
     }
 
-    /// The listening socket is another from now on.
-    pub(super) fn forget_listener(&self) {
+    /// The listening socket, or its lock, is another from now on.
+    pub(super) fn forget_listening(&self) {
         self.forget(LISTENER);
+        self.forget(LOCK);
     }
 
     fn forget(&self, name: &str) {

@@ -1,11 +1,14 @@
 //! The socket that the daemon listens on: one daemon each, of this user alone.
 
+mod bound;
+
+pub(crate) use bound::Bound;
+
 use crate::place::{Others, private_folder};
 use cotensor_core::{Error, ErrorKind, Result};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, ftruncate, open};
 use rustix::io::{pread, pwrite};
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -16,12 +19,12 @@ const DYING: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Whether the lock is this process's now.
-fn locked(lock: &OwnedFd) -> bool {
+fn locked(lock: &OwnedFd, patience: Duration) -> bool {
     let start = Instant::now();
     loop {
         match flock(lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return true,
-            Err(_) if start.elapsed() > DYING => return false,
+            Err(_) if start.elapsed() >= patience => return false,
             Err(_) => std::thread::sleep(PAUSE),
         }
     }
@@ -29,12 +32,12 @@ fn locked(lock: &OwnedFd) -> bool {
 
 /// A listening socket and the lock that keeps a second daemon away from it.
 ///
-/// Dropping the one that bound it removes the socket. The lock's file stays: removing it would let two daemons hold "the" lock.
-/// It says which process to end to end the daemon, and nothing once that has ended.
+/// Dropping the one that bound it removes the socket, unless the file at its path is another daemon's by then. The lock's file
+/// stays: removing it would let two daemons hold "the" lock. It says which process to end to end the daemon, and nothing once
+/// that has ended.
 #[derive(Debug)]
 pub struct Listening {
-    listener: UnixListener,
-    path: PathBuf,
+    socket: Bound,
     lock: OwnedFd,
     /// Whether the socket goes with this.
     owner: bool,
@@ -48,51 +51,28 @@ impl Listening {
     /// # Errors
     /// `Conflict` while another daemon lives or when something else is at `path`; `Io` for what the system refuses.
     pub fn bind(path: &Path) -> Result<Self> {
-        let io = |what: &str| {
-            let what = what.to_owned();
-            move |error: std::io::Error| Error::io(what, &error).in_file(path)
-        };
-        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            // In the temp folder anybody can be there first.
-            let fallback = folder == cotensor_client::fallback_folder();
-            private_folder(folder, if fallback { Others::None } else { Others::Harmless })?;
-        }
-        let mut lock_path = path.as_os_str().to_owned();
-        lock_path.push(".lock");
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let lock = open(PathBuf::from(lock_path), flags, Mode::RUSR | Mode::WUSR);
-        let lock = lock.map_err(|error| io("opening the socket's lock")(error.into()))?;
-        if !locked(&lock) {
-            let message = match holder(&lock) {
-                Some(pid) => format!("another daemon listens here: process {pid}"),
-                None => "another daemon listens here".to_owned(),
-            };
-            return Err(Error::new(ErrorKind::Conflict, message).in_file(path));
-        }
-        match std::fs::symlink_metadata(path) {
-            Ok(found) if found.file_type().is_socket() => {
-                std::fs::remove_file(path).map_err(io("removing the socket of a former daemon"))?;
-            }
-            Ok(_) => {
-                return Err(Error::new(ErrorKind::Conflict, "there is something here that is no socket").in_file(path));
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(io("looking at the socket")(error)),
-        }
-        let listener = bind_private(path)?;
-        let mut this = Self { listener, path: path.to_path_buf(), lock, owner: true, named: false };
+        make_folder(path)?;
+        let lock = take_lock(path, DYING)?;
+        bound::clear(path)?;
+        let mut this = Self { socket: Bound::bind(path)?, lock, owner: true, named: false };
         this.own();
         Ok(this)
     }
 
-    /// What another process has bound and locked.
-    pub(crate) fn from_parts(listener: UnixListener, path: PathBuf, lock: OwnedFd) -> Self {
-        Self { listener, path, lock, owner: false, named: false }
+    /// What another process has bound and locked. `file` is the socket's file; the one at `path` if that process did not send
+    /// it.
+    pub(crate) fn from_parts(listener: UnixListener, path: PathBuf, lock: OwnedFd, file: Option<OwnedFd>) -> Self {
+        Self { socket: Bound::from_parts(listener, path, file), lock, owner: false, named: false }
     }
 
     /// From now on the socket goes with this, and this process is who others find responsible for it.
     pub(crate) fn own(&mut self) {
         (self.owner, self.named) = (true, true);
+        self.sign();
+    }
+
+    /// Writes this process's number into the lock.
+    fn sign(&self) {
         let line = format!("{}\n", std::process::id());
         let written = ftruncate(&self.lock, 0).and_then(|()| pwrite(&self.lock, line.as_bytes(), 0));
         if let Err(error) = written {
@@ -100,16 +80,33 @@ impl Listening {
         }
     }
 
-    /// Listens anew if the socket's file is gone; whether it was.
+    /// Makes the folder, the lock and the socket anew where their files were removed or replaced; whether one was.
     ///
     /// # Errors
-    /// As [`bind`](Self::bind).
+    /// `Conflict` when another daemon has taken their place; those of [`bind`](Self::bind).
     pub(crate) fn mend(&mut self) -> Result<bool> {
-        let gone = !self.path.exists();
-        if gone {
-            self.listener = bind_private(&self.path)?;
+        let path = self.path().to_path_buf();
+        let (locked, bound) = (self.has_lock(), self.socket.is_in_place());
+        if locked && bound {
+            return Ok(false);
         }
-        Ok(gone)
+        make_folder(&path)?;
+        if !locked {
+            self.lock = take_lock(&path, Duration::ZERO)?;
+            if self.named {
+                self.sign();
+            }
+        }
+        if !bound {
+            bound::clear(&path)?;
+            self.socket = Bound::bind(&path)?;
+        }
+        Ok(true)
+    }
+
+    /// Whether the lock's file is still the one that this has locked: no other daemon can have this place then.
+    pub(crate) fn has_lock(&self) -> bool {
+        bound::is_at(self.lock.as_fd(), &lock_path(self.path()))
     }
 
     /// Whether the socket goes with this.
@@ -120,7 +117,7 @@ impl Listening {
     /// Takes the socket away now; the lock stays.
     pub(crate) fn remove(&mut self) {
         if std::mem::take(&mut self.owner) {
-            drop(std::fs::remove_file(&self.path));
+            self.socket.remove();
         }
     }
 
@@ -129,23 +126,73 @@ impl Listening {
         (self.owner, self.named) = (false, false);
     }
 
-    /// Copies of the socket and of the lock, for another process.
+    /// Copies of the socket, the lock and the socket's file, for another process's [`from_parts`](Self::from_parts).
     ///
     /// # Errors
-    /// `Io` when no more descriptors may be open.
-    pub(crate) fn descriptors(&self) -> Result<Vec<OwnedFd>> {
+    /// `Io` when no more descriptors may be open, and when the socket never had a file.
+    pub(crate) fn descriptors(&self) -> Result<[OwnedFd; 3]> {
         let io = |error| Error::io("duplicating a descriptor", &error);
-        Ok(vec![self.listener.try_clone().map_err(io)?.into(), self.lock.try_clone().map_err(io)?])
+        let file = self.socket.file().ok_or_else(|| Error::new(ErrorKind::Io, "the socket has no file"));
+        Ok([
+            self.listener().try_clone().map_err(io)?.into(),
+            self.lock.try_clone().map_err(io)?,
+            file?.try_clone_to_owned().map_err(io)?,
+        ])
     }
 
     /// The listener, not blocking.
     pub fn listener(&self) -> &UnixListener {
-        &self.listener
+        self.socket.listener()
+    }
+
+    pub(crate) fn lock(&self) -> BorrowedFd<'_> {
+        self.lock.as_fd()
     }
 
     /// Where it listens.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.socket.path()
+    }
+}
+
+fn make_folder(path: &Path) -> Result<()> {
+    match path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        Some(folder) => {
+            // In the temp folder anybody can be there first.
+            let fallback = folder == cotensor_client::fallback_folder();
+            private_folder(folder, if fallback { Others::None } else { Others::Harmless })
+        }
+        None => Ok(()),
+    }
+}
+
+fn lock_path(path: &Path) -> PathBuf {
+    let mut lock_path = path.as_os_str().to_owned();
+    lock_path.push(".lock");
+    lock_path.into()
+}
+
+/// Locks the file beside the socket at `path`; waits for `patience` if another process has the lock.
+///
+/// # Errors
+/// `Conflict` when another process has it; `Io`.
+fn take_lock(path: &Path, patience: Duration) -> Result<OwnedFd> {
+    let lock_path = lock_path(path);
+    loop {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let lock = open(&lock_path, flags, Mode::RUSR | Mode::WUSR);
+        let lock = lock.map_err(|error| Error::io("opening the socket's lock", &error.into()).in_file(path))?;
+        if !locked(&lock, patience) {
+            let message = match holder(&lock) {
+                Some(pid) => format!("another daemon listens here: process {pid}"),
+                None => "another daemon listens here".to_owned(),
+            };
+            return Err(Error::new(ErrorKind::Conflict, message).in_file(path));
+        }
+        // Removed between the two, the file locks nothing.
+        if bound::is_at(lock.as_fd(), &lock_path) {
+            return Ok(lock);
+        }
     }
 }
 
@@ -154,25 +201,6 @@ fn holder(lock: &OwnedFd) -> Option<u32> {
     let mut line = [0; 16];
     let len = pread(lock, &mut line, 0).ok()?;
     std::str::from_utf8(line.get(..len)?).ok()?.trim().parse().ok()
-}
-
-/// Listens at `path`, mode 0600, not blocking; what is there is replaced. Bound under a name that nobody knows and closed to
-/// others before it gets its own: never open in between.
-pub(crate) fn bind_private(path: &Path) -> Result<UnixListener> {
-    let io = |error: std::io::Error| Error::io("listening", &error).in_file(path);
-    let mut new_path = path.as_os_str().to_owned();
-    new_path.push(format!(".{}", std::process::id()));
-    let new_path = PathBuf::from(new_path);
-    drop(std::fs::remove_file(&new_path));
-    let listener = UnixListener::bind(&new_path).map_err(io)?;
-    let ready = std::fs::set_permissions(&new_path, std::fs::Permissions::from_mode(0o600))
-        .and_then(|()| std::fs::rename(&new_path, path))
-        .and_then(|()| listener.set_nonblocking(true));
-    if let Err(error) = ready {
-        drop(std::fs::remove_file(&new_path));
-        return Err(io(error));
-    }
-    Ok(listener)
 }
 
 impl Drop for Listening {
@@ -188,6 +216,7 @@ impl Drop for Listening {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixStream;
 
     #[test]
@@ -224,5 +253,55 @@ mod tests {
         std::fs::write(&path, "a file of the user's").unwrap();
         assert_eq!(Listening::bind(&path).unwrap_err().kind(), ErrorKind::Conflict);
         assert_eq!(std::fs::read(&path).unwrap(), b"a file of the user's");
+    }
+    #[test]
+    fn a_removed_socket_lock_or_folder_is_made_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("deep/cotensor.sock");
+        let lock = lock_path(&path);
+        let mut listening = Listening::bind(&path).unwrap();
+        assert!(!listening.mend().unwrap());
+        let removals: [&dyn Fn(); 4] = [
+            &|| std::fs::remove_file(&path).unwrap(),
+            &|| std::fs::remove_file(&lock).unwrap(),
+            &|| std::fs::remove_dir_all(path.parent().unwrap()).unwrap(),
+            // Replaced by the socket of a process that is dead, whose inode may have the number of the one removed.
+            &|| {
+                std::fs::remove_file(&path).unwrap();
+                drop(UnixListener::bind(&path).unwrap());
+            },
+        ];
+        for remove in removals {
+            remove();
+            assert!(listening.mend().unwrap() && !listening.mend().unwrap());
+            UnixStream::connect(&path).unwrap();
+            assert_eq!(std::fs::read_to_string(&lock).unwrap(), format!("{}\n", std::process::id()));
+        }
+        assert_eq!(Listening::bind(&path).unwrap_err().kind(), ErrorKind::Conflict);
+    }
+
+    #[test]
+    fn a_daemon_whose_lock_was_removed_keeps_its_socket() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("cotensor.sock");
+        let _first = Listening::bind(&path).unwrap();
+        std::fs::remove_file(lock_path(&path)).unwrap();
+        assert_eq!(Listening::bind(&path).unwrap_err().kind(), ErrorKind::Conflict);
+        UnixStream::connect(&path).unwrap();
+    }
+
+    #[test]
+    fn a_daemon_that_lost_its_place_removes_nothing_of_the_next_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("cotensor.sock");
+        let mut first = Listening::bind(&path).unwrap();
+        for file in [&path, &lock_path(&path)] {
+            std::fs::remove_file(file).unwrap();
+        }
+        let second = Listening::bind(&path).unwrap();
+        assert_eq!(first.mend().unwrap_err().kind(), ErrorKind::Conflict);
+        drop(first);
+        UnixStream::connect(&path).unwrap();
+        assert!(second.has_lock() && second.socket.is_in_place());
     }
 }

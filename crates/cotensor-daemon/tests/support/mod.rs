@@ -30,12 +30,12 @@ impl Running {
         let mut config = Config { socket: socket.clone(), ..Config::default() };
         change(&mut config);
         let daemon = Daemon::new(config).unwrap();
-        let listening = Listening::bind(&socket).unwrap();
+        let mut listening = Listening::bind(&socket).unwrap();
         let (stop, stopped) = oneshot::channel();
         let serving = Arc::clone(&daemon);
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-            runtime.block_on(serving.serve(&listening, async { drop(stopped.await) })).unwrap();
+            runtime.block_on(serving.serve(&mut listening, async { drop(stopped.await) })).unwrap();
         });
         Self { daemon, socket, stop: Some(stop), thread: Some(thread), _folder: folder }
     }

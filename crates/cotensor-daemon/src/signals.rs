@@ -1,0 +1,40 @@
+//! The signals that ask a daemon to stop.
+
+use cotensor_core::{Error, Result};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// SIGTERM, SIGINT, and SIGHUP unless this process was started to ignore it, as `nohup` does.
+pub(crate) struct StopSignals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Option<Signal>,
+}
+
+impl StopSignals {
+    /// Watches for the signals. To be called on a runtime.
+    ///
+    /// # Errors
+    /// `Io` when the system refuses.
+    pub(crate) fn new() -> Result<Self> {
+        let watch = |kind| signal(kind).map_err(|error| Error::io("watching for signals", &error));
+        let ignored = cotensor_memory::is_ignored(SignalKind::hangup().as_raw_value());
+        let hangup = if ignored { None } else { Some(watch(SignalKind::hangup())?) };
+        Ok(Self { terminate: watch(SignalKind::terminate())?, interrupt: watch(SignalKind::interrupt())?, hangup })
+    }
+
+    /// Waits for one of them; its name.
+    pub(crate) async fn received(&mut self) -> &'static str {
+        let Self { terminate, interrupt, hangup } = self;
+        let hung_up = async {
+            match hangup {
+                Some(hangup) => hangup.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = terminate.recv() => "SIGTERM",
+            _ = interrupt.recv() => "SIGINT",
+            _ = hung_up => "SIGHUP",
+        }
+    }
+}
