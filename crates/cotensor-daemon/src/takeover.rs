@@ -1,7 +1,8 @@
 //! Where another server ended: verifying what it left, and waiting for those who use it.
 
+use crate::handlers::claim_key;
 use crate::index::Slots;
-use crate::keeper::{Change, Entry, Kept, Member};
+use crate::keeper::{Change, Entry, Kept, Member, process_state};
 use crate::segment::{Part, Sealed, Slab};
 use crate::spill::{Files, SpillFile};
 use crate::{Config, Daemon};
@@ -220,7 +221,7 @@ impl Daemon {
         }
         let holder = session.holder("")?;
         let take_up = |key: &String| {
-            let key = Key(ContentHash::from_hex(key)?);
+            let key = claim_key(key).ok()?;
             let waiting = self.orphans().tickets.remove(&key);
             let ticket = waiting.or_else(|| claim(&self.store, &key, &holder))?;
             session.lock().tickets.add(ticket).ok()
@@ -246,9 +247,7 @@ fn lives(pid: i32) -> bool {
         return true;
     }
     let exists = Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid) != Err(rustix::io::Errno::SRCH));
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let dead = stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X']));
-    exists && !dead
+    exists && !matches!(process_state(pid.unsigned_abs()), Some('Z' | 'X'))
 }
 
 /// The right to compute `key`, unless it is somebody's, or computed.

@@ -227,6 +227,11 @@ impl Pack {
         self.missing.iter().map(|each| each.index).zip(self.ranges.iter().cloned())
     }
 
+    /// The hash of each content, and the bytes of the segment that it fills.
+    pub fn hashes(&self) -> impl Iterator<Item = (&ContentHash, Range<usize>)> {
+        self.missing.iter().map(|each| &each.hash).zip(self.ranges.iter().cloned())
+    }
+
     /// Who will hold them.
     pub fn holder(&self) -> &Holder {
         &self.holder

@@ -5,7 +5,7 @@ use crate::dispatch::{Caller, Reply};
 use crate::keeper::Change;
 use crate::session::OPEN_MAX;
 use cotensor_client::protocol::{ClaimParams, ClaimResult, Computed, Empty, FinishParams, Id, KeyParams, TicketParams};
-use cotensor_core::{ContentHash, Error, ErrorKind, Result};
+use cotensor_core::{ContentHash, Error, ErrorKind, Hasher, Result};
 use cotensor_store::{Claim, Key, Store};
 use std::collections::HashSet;
 use std::future::poll_fn;
@@ -15,8 +15,17 @@ pub(super) fn key(hex: &str) -> Result<ContentHash> {
     ContentHash::from_hex(hex).ok_or_else(|| Error::invalid("64 hexadecimal digits expected").in_field("key"))
 }
 
+/// The store's key of what a client claims. It lies in a domain of its own: contents are claims as well, under keys that a
+/// client can compute, and no client's result may stand for a content that was not verified.
+///
+/// # Errors
+/// `Invalid` for what is no key.
+pub(crate) fn claim_key(hex: &str) -> Result<Key> {
+    Ok(Key(Hasher::new("cotensor client claim v1").field(key(hex)?.as_bytes()).finish()))
+}
+
 pub(super) async fn begin(caller: Caller, params: ClaimParams) -> Answer<ClaimResult> {
-    let key = Key(key(&params.key)?);
+    let key = claim_key(&params.key)?;
     let holder = caller.holder(&params.holder)?;
     let store = &caller.daemon.store;
     let wait = caller.daemon.config.claim_wait_max;
@@ -27,7 +36,7 @@ pub(super) async fn begin(caller: Caller, params: ClaimParams) -> Answer<ClaimRe
     match claim {
         Claim::Compute(ticket) => {
             // Told before the session has it: with the session's end it is told that the claim is given up.
-            caller.daemon.changes.tell(Change::Claimed(params.key));
+            caller.daemon.changes.tell(Change::Claimed(key.0.to_string()));
             let number = caller.lock().tickets.add(ticket)?;
             Ok(ClaimResult::Compute(number).into())
         }
@@ -72,6 +81,6 @@ pub(super) async fn decline(caller: Caller, params: TicketParams) -> Answer<Empt
 }
 
 pub(super) async fn is_computed(caller: Caller, params: KeyParams) -> Answer<Computed> {
-    let computed = caller.daemon.store.is_computed(&Key(key(&params.key)?));
+    let computed = caller.daemon.store.is_computed(&claim_key(&params.key)?);
     Ok(Computed { computed }.into())
 }

@@ -7,8 +7,8 @@ use crate::segment::Sealed;
 use cotensor_client::protocol::{
     ContentsParams, ContentsResult, Descriptors, Empty, ProvideParams, ReservationParams, Wanted,
 };
-use cotensor_core::{DType, Error, ErrorKind, Result, Segment};
-use cotensor_store::{Begun, ContentSpec, check_name};
+use cotensor_core::{ContentHash, DType, Error, ErrorKind, Result, Segment};
+use cotensor_store::{Begun, ContentSpec, Pack, check_name};
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
@@ -69,6 +69,7 @@ pub(super) async fn finish(mut caller: Caller, params: ProvideParams) -> Answer<
     let (pack, own) = caller.lock().packs.take(params.reservation, "reservation")?;
     let holder = pack.holder().clone();
     let segment: Arc<dyn Segment> = Arc::new(Sealed::new(fd, pack.bytes())?);
+    verify(&pack, &*segment)?;
     let leases = caller.daemon.store.publish_pack(pack, &segment, Duration::from_micros(params.micros))?;
     drop(own);
     let _made = caller.made(&*segment)?;
@@ -76,6 +77,18 @@ pub(super) async fn finish(mut caller: Caller, params: ProvideParams) -> Answer<
     let grant = |lease| caller.grant(lease, &holder, &mut fds);
     let tensors = leases.into_iter().map(grant).collect::<Result<_>>()?;
     Ok(Reply { value: Descriptors { tensors }, fds })
+}
+
+/// Reads every content once: another client leases it for its hash. The segment is sealed, so the bytes stay what they are.
+fn verify(pack: &Pack, segment: &dyn Segment) -> Result<()> {
+    for (hash, range) in pack.hashes() {
+        let found = ContentHash::of_pieces(range.len(), |at, piece| segment.read_at(range.start + at, piece))?;
+        if found != *hash {
+            let message = format!("content {} has other bytes than its hash says: hash it again", hash.short());
+            return Err(Error::new(ErrorKind::Refused, message).in_field("contents"));
+        }
+    }
+    Ok(())
 }
 
 pub(super) async fn discard(caller: Caller, params: ReservationParams) -> Answer<Empty> {

@@ -8,6 +8,8 @@ mod service;
 mod session;
 mod tensor;
 
+pub(crate) use claim::claim_key;
+
 use crate::dispatch::{Methods, Reply};
 use cotensor_client::protocol as p;
 use cotensor_client::protocol::Empty;
