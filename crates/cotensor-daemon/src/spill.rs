@@ -37,6 +37,10 @@ pub(crate) struct SpillFile {
 /// A daemon's folder of spilled segments: its own, mode 0700, below one that may be common to many.
 pub(crate) struct Files {
     folder: PathBuf,
+    /// Whose folder it is: the path of the daemon's socket.
+    owner: PathBuf,
+    /// Part of every file's name: a daemon that lost its place to another, and has this folder still, removes its own files only.
+    tag: u32,
     bytes_max: u64,
     state: Mutex<State>,
 }
@@ -73,12 +77,23 @@ impl Files {
         let below = &absolute(below)?;
         private_folder(below, Others::Harmless)?;
         let folder = folder_of(below, socket)?;
-        private_folder(&folder, Others::None)?;
-        let owner = absolute(socket)?;
-        std::fs::write(folder.join(OWNER), owner.as_os_str().as_encoded_bytes())
-            .map_err(|error| Error::io("writing", &error).in_file(&folder))?;
-        remove_abandoned(below, &folder);
-        Ok(Arc::new(Self { folder, bytes_max, state: Mutex::default() }))
+        let mut tag = [0; 4];
+        getrandom::fill(&mut tag).map_err(|error| Error::new(ErrorKind::Io, error.to_string()))?;
+        let tag = u32::from_ne_bytes(tag);
+        let files = Self { folder, owner: absolute(socket)?, tag, bytes_max, state: Mutex::default() };
+        files.make_folder()?;
+        remove_abandoned(below, &files.folder);
+        Ok(Arc::new(files))
+    }
+
+    /// Makes the folder where it is missing.
+    ///
+    /// # Errors
+    /// `Refused` for one that others can reach; `Io`.
+    fn make_folder(&self) -> Result<()> {
+        private_folder(&self.folder, Others::None)?;
+        std::fs::write(self.folder.join(OWNER), self.owner.as_os_str().as_encoded_bytes())
+            .map_err(|error| Error::io("writing", &error).in_file(&self.folder))
     }
 
     /// Takes up what a former server spilled; the other files are removed.
@@ -149,6 +164,12 @@ impl Files {
 
 const CONTEXT: &str = "cotensor spill v1";
 
+/// Whether a shorter file could have been written.
+fn is_full(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
+}
+
 /// Spills into a folder's files.
 pub(crate) struct IntoFiles(pub(crate) Arc<Files>);
 
@@ -160,11 +181,23 @@ impl Spill for IntoFiles {
         let source = File::from(fd.try_clone_to_owned().map_err(io)?);
         let bytes = source.metadata().map_err(io)?.len();
         let number = files.reserve(bytes)?;
-        let path = files.folder.join(format!("{number}.tensors"));
+        let path = files.folder.join(format!("{number}-{:08x}.tensors", files.tag));
         let mut file = SpillFile { number, path, bytes, hash: String::new() };
         // From here on it is removed, and not counted any more, with this.
         let mut on_disk = OnDisk { file: file.clone(), files: Arc::clone(files) };
-        file.hash = files.write(&file.path, &source, bytes).map_err(io)?;
+        let write = || files.write(&file.path, &source, bytes);
+        let written = match write() {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                tracing::error!("{} was removed, and the tensors spilled there are lost", files.folder.display());
+                files.make_folder()?;
+                write()
+            }
+            written => written,
+        };
+        file.hash = written.map_err(|error| match is_full(&error) {
+            true => Error::new(ErrorKind::OverBudget, format!("spilling: {error}")).in_file(&files.folder),
+            false => io(error),
+        })?;
         files.state().files.insert(number, file.clone());
         on_disk.file.hash = file.hash;
         tracing::debug!("spilled {bytes} bytes to {}", on_disk.file.path.display());
@@ -193,6 +226,15 @@ impl Spilled for OnDisk {
 
     fn bytes(&self) -> u64 {
         self.file.bytes
+    }
+
+    fn check(&self) -> Result<()> {
+        let SpillFile { path, bytes, .. } = &self.file;
+        let found = std::fs::symlink_metadata(path);
+        match found.map_err(|error| Error::io("reading what was spilled", &error).in_file(path))?.len() == *bytes {
+            true => Ok(()),
+            false => Err(Error::corrupt("what was spilled is of another length").in_file(path)),
+        }
     }
 
     fn restore(&self) -> Result<Arc<dyn Segment>> {

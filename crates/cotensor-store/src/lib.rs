@@ -26,6 +26,7 @@ mod sharing;
 pub mod slots;
 mod spill;
 mod store;
+mod swap;
 mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -40,7 +41,7 @@ pub use lease::{Lease, TensorView};
 pub use report::{Copies, Diagnostics, OptimizeReport, RecentCopy, Recommendations, Stats, TensorInfo};
 pub use reservation::{Reservation, Ticket};
 pub use sharing::{Exposed, LogSink, SharedTensor, SharedTensorView, TensorSharingManager};
-pub use spill::{Absent, Spill, Spilled};
+pub use spill::{Absent, Spill, Spilled, SpilledTensor};
 pub use store::{
     Claim, ContentSource, ContentSpec, CopyReason, Holder, Key, NAME_BYTES_MAX, Retention, Store, TensorId, TensorSpec,
     check_name,

@@ -3,7 +3,7 @@
 //! The store decides what goes there and when; where "there" is, a service says. What nobody leases can go, in the order of
 //! eviction, and the tensors of one segment together. A tensor keeps its name and its identity.
 
-use crate::budget::SpilledCharge;
+use crate::budget::{Charge, SpilledCharge};
 use crate::evict::Group;
 use crate::home::{Home, Record, RecordParts};
 use crate::{EmbeddedStore, Holder, Key, Lease, TensorId, TensorSpec};
@@ -38,10 +38,18 @@ pub trait Spilled: Send + Sync {
     /// What its memory takes from the budget, in bytes.
     fn bytes(&self) -> u64;
 
+    /// Whether it can be read, as far as that is known without reading it.
+    ///
+    /// # Errors
+    /// Why it cannot be.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Its content in new memory, at the offsets that it had.
     ///
     /// # Errors
-    /// `Corrupt` when it is not what was spilled; `OverBudget` for lack of anything but memory, such as descriptors: others
+    /// `Corrupt` when it is not what was spilled, `NotFound` when it is no longer there; `OverBudget` for lack of anything but memory, such as descriptors: others
     /// are spilled then, and this is asked again; `Io`.
     fn restore(&self) -> Result<Arc<dyn Segment>>;
 }
@@ -73,10 +81,23 @@ impl Absent {
 pub(crate) struct Away {
     /// Taken when they come back.
     place: Mutex<Option<Arc<dyn Spilled>>>,
-    bytes: u64,
-    tensors: Vec<Absent>,
+    pub(crate) bytes: u64,
+    pub(crate) tensors: Vec<Absent>,
     /// What is known about them.
     _charge: SpilledCharge,
+    /// Why they could not be read when they were asked for last.
+    lost: Mutex<Option<String>>,
+}
+
+/// A tensor that is away, for a list.
+#[derive(Clone, Debug)]
+pub struct SpilledTensor {
+    /// What it is.
+    pub tensor: Absent,
+    /// Time since it was published.
+    pub age: Duration,
+    /// Why it cannot be read any more, if it cannot: it is published anew or removed, and nothing else brings it back.
+    pub lost: Option<String>,
 }
 
 impl Away {
@@ -84,8 +105,26 @@ impl Away {
         self.tensors.iter().find(|tensor| tensor.id == id)
     }
 
+    fn new(spilled: Arc<dyn Spilled>, tensors: Vec<Absent>, charge: SpilledCharge) -> Self {
+        let (bytes, place) = (spilled.bytes(), Mutex::new(Some(spilled)));
+        Self { bytes, place, tensors, lost: Mutex::default(), _charge: charge }
+    }
+
     fn place(&self) -> MutexGuard<'_, Option<Arc<dyn Spilled>>> {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why it cannot be read. A place that is in use at the moment is not looked at.
+    fn lost(&self) -> Option<String> {
+        let known = self.lost.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        known.or_else(|| self.place.try_lock().ok()?.as_ref()?.check().err().map(|error| error.to_string()))
+    }
+
+    /// Remembers why it could not be read, unless another attempt may succeed.
+    fn note_lost(&self, error: &Error) {
+        if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound) {
+            *self.lost.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
+        }
     }
 }
 
@@ -164,8 +203,7 @@ impl EmbeddedStore {
             return Ok(false);
         }
         let charge = self.spilled_charge(&tensors);
-        let place = Mutex::new(Some(Arc::clone(&spilled)));
-        let away = Arc::new(Away { bytes: spilled.bytes(), place, tensors, _charge: charge });
+        let away = Arc::new(Away::new(Arc::clone(&spilled), tensors, charge));
         for record in &group.records {
             if let Some(key) = &record.key()
                 && let Some(results) = self.claims.results(key)
@@ -191,7 +229,12 @@ impl EmbeddedStore {
     }
 
     fn spilled_charge(&self, tensors: &[Absent]) -> SpilledCharge {
-        self.budget.take_over_spilled(tensors.iter().map(|tensor| self.metadata_of(&tensor.spec)).sum())
+        self.budget.take_over_spilled(self.metadata_of_all(tensors))
+    }
+
+    /// What is known about tensors without memory, in bytes.
+    pub(crate) fn metadata_of_all(&self, tensors: &[Absent]) -> u64 {
+        tensors.iter().map(|tensor| self.metadata_of(&tensor.spec)).sum()
     }
 
     /// Finds what could not be found at once: brings it back if it is away. `None` when it is nowhere.
@@ -233,9 +276,38 @@ impl EmbeddedStore {
         let mut place = away.place();
         // Somebody else was faster.
         let Some(spilled) = place.as_ref() else { return Ok(Vec::new()) };
-        let charge = self.charge(away.bytes)?;
-        let name = away.tensors.first().map(|tensor| tensor.spec.name.as_str()).unwrap_or_default();
-        let segment = self.restored(&**spilled).map_err(|error| error.in_field(name))?;
+        // Nothing has to go for what cannot be read.
+        let room = spilled.check().and_then(|()| self.restored_charge(away.bytes));
+        let back = match room {
+            Ok(charge) => {
+                let segment = self.restored(&**spilled);
+                segment.and_then(|segment| self.list_again(away, &segment, &charge, holder))
+            }
+            Err(refused) if refused.kind() == ErrorKind::OverBudget => self.swap_in(away, &mut place, holder, refused),
+            Err(error) => Err(error),
+        };
+        match back {
+            Ok(leases) => {
+                *place = None;
+                self.counters.restores.fetch_add(leases.len() as u64, Ordering::Relaxed);
+                Ok(leases)
+            }
+            Err(error) => {
+                away.note_lost(&error);
+                let name = away.tensors.first().map(|tensor| tensor.spec.name.as_str()).unwrap_or_default();
+                Err(error.in_field(name))
+            }
+        }
+    }
+
+    /// Lists the tensors of a segment that was brought back.
+    pub(crate) fn list_again(
+        &self,
+        away: &Arc<Away>,
+        segment: &Arc<dyn Segment>,
+        charge: &Arc<Charge>,
+        holder: &Holder,
+    ) -> Result<Vec<Lease>> {
         if let Some(tensor) = away.tensors.iter().find(|tensor| tensor.layout.byte_range().end > segment.len()) {
             return Err(Error::corrupt(format!("{} reaches beyond what was spilled", tensor.spec.name)));
         }
@@ -243,8 +315,8 @@ impl EmbeddedStore {
         for tensor in &away.tensors {
             let Absent { id, spec, layout, key, created } = tensor.clone();
             let home: Weak<dyn Home> = self.me.clone();
-            let (segment, created) = (Arc::clone(&segment), self.created(created));
-            let charge = self.budget.take_over_metadata(&charge, self.metadata_of(&spec));
+            let (segment, created) = (Arc::clone(segment), self.created(created));
+            let charge = self.budget.take_over_metadata(charge, self.metadata_of(&spec));
             let record = self.names.bring_back(&tensor.spec.name, id, away, || {
                 let parts = RecordParts { id, spec, layout, segment, charge, kept: true, private: None, key, created };
                 let record = Record::new(parts, home);
@@ -255,8 +327,6 @@ impl EmbeddedStore {
             // One that was published anew, or removed, meanwhile is not needed any more.
             leases.extend(record.map(|record| Lease { record, holder: holder.id, look: None }));
         }
-        *place = None;
-        self.counters.restores.fetch_add(leases.len() as u64, Ordering::Relaxed);
         Ok(leases)
     }
 
@@ -311,17 +381,16 @@ impl EmbeddedStore {
         (aways.len(), by_segment.into_values().sum())
     }
 
-    /// Every spilled tensor whose name starts with `prefix`, by name, with its age.
-    pub fn spilled(&self, prefix: &str) -> Vec<(Absent, Duration)> {
+    /// Every spilled tensor whose name starts with `prefix`, by name.
+    pub fn spilled(&self, prefix: &str) -> Vec<SpilledTensor> {
         let now = self.clock.now();
-        let mut found: Vec<(Absent, Duration)> = self
-            .names
-            .aways(prefix)
-            .iter()
-            .filter_map(|(away, id)| away.tensor(*id))
-            .map(|tensor| (tensor.clone(), now.saturating_sub(self.created(tensor.created))))
-            .collect();
-        found.sort_by(|(a, _), (b, _)| a.spec.name.cmp(&b.spec.name));
+        let describe = |(away, id): (Arc<Away>, TensorId)| {
+            let tensor = away.tensor(id)?.clone();
+            let age = now.saturating_sub(self.created(tensor.created));
+            Some(SpilledTensor { tensor, age, lost: away.lost() })
+        };
+        let mut found: Vec<SpilledTensor> = self.names.aways(prefix).into_iter().filter_map(describe).collect();
+        found.sort_by(|a, b| a.tensor.spec.name.cmp(&b.tensor.spec.name));
         found
     }
 
@@ -337,8 +406,7 @@ impl EmbeddedStore {
             .map(|(tensor, versions)| (Absent { created: created(&tensor), ..tensor }, versions))
             .unzip();
         let charge = self.spilled_charge(&tensors);
-        let away =
-            Arc::new(Away { bytes: spilled.bytes(), place: Mutex::new(Some(spilled)), tensors, _charge: charge });
+        let away = Arc::new(Away::new(spilled, tensors, charge));
         for (tensor, versions) in away.tensors.iter().zip(versions) {
             self.names.restore_away(&tensor.spec.name, tensor.id, versions, &away)?;
         }

@@ -3,7 +3,7 @@
 
 use cotensor_core::{ContentHash, DType, Error, ErrorKind, HeapMemory, Kind, Memory, Result, Segment};
 use cotensor_store::{
-    Claim, CopyReason, EmbeddedStore, Holder, Key, Lease, Retention, Spill, Spilled, Store, TensorSpec,
+    Claim, CopyReason, EmbeddedStore, Holder, Key, Lease, Retention, Spill, Spilled, SpilledTensor, Store, TensorSpec,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,6 +15,9 @@ struct Elsewhere {
     kept: Arc<Mutex<Vec<u64>>>,
     next: AtomicU64,
     full: AtomicBool,
+    /// Bytes that are taken, and the most that may be; zero is no limit.
+    taken: Arc<AtomicU64>,
+    room: AtomicU64,
     damaged: Arc<AtomicBool>,
     /// So many are refused when they are to come back.
     crowded: Arc<AtomicU64>,
@@ -24,6 +27,7 @@ struct There {
     number: u64,
     bytes: Vec<u8>,
     kept: Arc<Mutex<Vec<u64>>>,
+    taken: Arc<AtomicU64>,
     damaged: Arc<AtomicBool>,
     crowded: Arc<AtomicU64>,
 }
@@ -33,11 +37,16 @@ impl Spill for Elsewhere {
         if self.full.load(Ordering::SeqCst) {
             return Err(Error::new(ErrorKind::Io, "no space left"));
         }
-        let number = self.next.fetch_add(1, Ordering::SeqCst);
         let bytes = segment.bytes().unwrap().to_vec();
+        let (room, len) = (self.room.load(Ordering::SeqCst), bytes.len() as u64);
+        if room > 0 && self.taken.load(Ordering::SeqCst) + len > room {
+            return Err(Error::new(ErrorKind::OverBudget, "no space left"));
+        }
+        self.taken.fetch_add(len, Ordering::SeqCst);
+        let number = self.next.fetch_add(1, Ordering::SeqCst);
         self.kept.lock().unwrap().push(number);
         let (kept, damaged, crowded) = (Arc::clone(&self.kept), Arc::clone(&self.damaged), Arc::clone(&self.crowded));
-        Ok(Arc::new(There { number, bytes, kept, damaged, crowded }))
+        Ok(Arc::new(There { number, bytes, kept, taken: Arc::clone(&self.taken), damaged, crowded }))
     }
 }
 
@@ -65,6 +74,7 @@ impl Spilled for There {
 
 impl Drop for There {
     fn drop(&mut self) {
+        self.taken.fetch_sub(self.bytes.len() as u64, Ordering::SeqCst);
         self.kept.lock().unwrap().retain(|number| *number != self.number);
     }
 }
@@ -117,16 +127,17 @@ fn what_nobody_leases_goes_and_comes_back_as_what_it_was() {
     let stats = store.stats();
     assert_eq!((stats.spills, stats.spilled_bytes, stats.evictions, stats.memory_usage_bytes), (1, 100, 0, 200));
     assert_eq!((stats.total_tensors, stats.spilled_now, stats.spilled_now_bytes), (2, 1, 100));
-    let away: Vec<_> = store.spilled("").into_iter().map(|(tensor, _)| (tensor.id, tensor.spec.name)).collect();
+    let away: Vec<_> =
+        store.spilled("").into_iter().map(|SpilledTensor { tensor, .. }| (tensor.id, tensor.spec.name)).collect();
     assert_eq!(away, [(id, "a".to_owned())]);
     assert!(store.has(id) && store.spilled("b").is_empty());
 
     // Both ways to ask bring it back; c has to go for it.
     let back = store.get("a", &holder).unwrap();
     assert_eq!((back.id(), back.bytes().unwrap()), (id, &[1; 100][..]));
-    assert_eq!(store.spilled("")[0].0.spec.name, "c");
+    assert_eq!(store.spilled("")[0].tensor.spec.name, "c");
     assert_eq!(elsewhere.kept.lock().unwrap().len(), 1, "what is back is nowhere else");
-    let c = store.spilled("")[0].0.id;
+    let c = store.spilled("")[0].tensor.id;
     assert_eq!(store.lease(c, &holder).unwrap_err().kind(), ErrorKind::OverBudget, "a and b are leased");
     drop(back);
     assert_eq!(store.lease(c, &holder).unwrap().bytes().unwrap(), [3; 100]);
@@ -165,7 +176,7 @@ fn what_is_made_again_faster_than_read_back_is_dropped() {
     let big = put_as(&store, &holder, spec("big", 200, Duration::ZERO), 4).unwrap();
     assert_eq!((store.stats().evictions, store.stats().spills), (1, 1));
     assert_eq!(store.get("quick", &holder).unwrap_err().kind(), ErrorKind::NotFound);
-    assert_eq!(store.spilled("")[0].0.spec.name, "slow", "the cheapest per byte went first");
+    assert_eq!(store.spilled("")[0].tensor.spec.name, "slow", "the cheapest per byte went first");
     drop(big);
     assert_eq!(store.get("slow", &holder).unwrap().bytes().unwrap(), [2; 100]);
     drop((elsewhere, store));
@@ -188,7 +199,7 @@ fn what_is_wanted_beside_memory_is_made_room_for_in_the_same_order() {
     assert!(store.shed_until(&mut || enough(&mut wanted)).unwrap());
     let stats = store.stats();
     assert_eq!((stats.spills, stats.evictions, stats.total_tensors), (1, 1, 2), "slow and held stay");
-    assert_eq!(store.spilled("")[0].0.spec.name, "any");
+    assert_eq!(store.spilled("")[0].tensor.spec.name, "any");
     assert!(!store.shed_until(&mut || false).unwrap(), "all that can go is not enough");
     assert_eq!((store.stats().spilled_now, store.stats().total_tensors), (2, 1));
 
@@ -224,11 +235,66 @@ fn when_spilling_fails_nothing_is_lost_and_the_error_says_why() {
     for _ in 0..2 {
         let error = store.get("a", &holder).unwrap_err();
         assert_eq!((error.kind(), error.field()), (ErrorKind::Corrupt, Some("a")));
+        assert!(store.spilled("a")[0].lost.as_ref().is_some_and(|why| why.contains("damaged")), "listed as lost");
     }
     elsewhere.damaged.store(false, Ordering::SeqCst);
     for (name, value) in [("a", 1), ("b", 2), ("c", 3)] {
         assert_eq!(store.get(name, &holder).unwrap().bytes().unwrap(), [value; 100]);
     }
+}
+
+#[test]
+fn on_a_full_disk_what_is_read_changes_places_with_what_nobody_leases() {
+    let (elsewhere, store, holder) = store(200);
+    elsewhere.room.store(100, Ordering::SeqCst);
+    for (name, value) in [("a", 1), ("b", 2), ("c", 3)] {
+        drop(put(&store, &holder, name, value).unwrap());
+    }
+    for _ in 0..3 {
+        for (name, value) in [("a", 1), ("b", 2), ("c", 3)] {
+            assert_eq!(store.get(name, &holder).unwrap().bytes().unwrap(), [value; 100], "{name}");
+            assert_eq!((store.stats().memory_usage_bytes, store.spilled("").len()), (200, 1));
+        }
+    }
+    // A new one has no place, and costs none of the others.
+    assert_eq!(put(&store, &holder, "d", 4).unwrap_err().kind(), ErrorKind::OverBudget);
+    for (name, value) in [("a", 1), ("b", 2), ("c", 3)] {
+        assert_eq!(store.get(name, &holder).unwrap().bytes().unwrap(), [value; 100], "{name}");
+    }
+    assert_eq!(store.stats().evictions, 0);
+}
+
+#[test]
+fn a_spilled_tensor_for_which_nothing_can_go_stays_spilled() {
+    let (elsewhere, store, holder) = store(200);
+    elsewhere.room.store(50, Ordering::SeqCst);
+    drop(put_as(&store, &holder, spec("small", 50, Duration::ZERO), 1).unwrap());
+    drop(put_as(&store, &holder, spec("big", 200, Duration::ZERO), 2).unwrap());
+    for _ in 0..2 {
+        let error = store.get("small", &holder).unwrap_err();
+        assert_eq!((error.kind(), error.field()), (ErrorKind::OverBudget, Some("small")));
+        assert!(error.message().contains("no space left"), "{error}");
+        assert_eq!((store.stats().memory_usage_bytes, store.spilled("")[0].tensor.spec.name.as_str()), (200, "small"));
+    }
+    assert_eq!(store.get("big", &holder).unwrap().bytes().unwrap(), [2; 200]);
+    store.remove("big").unwrap();
+    assert_eq!(store.get("small", &holder).unwrap().bytes().unwrap(), [1; 50]);
+}
+
+#[test]
+fn on_a_full_disk_what_can_be_made_again_is_dropped_and_the_rest_stays() {
+    let (elsewhere, store, holder) = store(300);
+    elsewhere.room.store(1, Ordering::SeqCst);
+    let hour = Duration::from_secs(3600);
+    for (name, recompute) in [("put", Duration::ZERO), ("result", hour), ("dear", 2 * hour)] {
+        drop(put_as(&store, &holder, spec(name, 100, recompute), 1).unwrap());
+    }
+    for (names, gone) in [(["new", "put", "dear"], "result"), (["newer", "new", "put"], "dear")] {
+        drop(put(&store, &holder, names[0], 1).unwrap());
+        assert_eq!(store.get(gone, &holder).unwrap_err().kind(), ErrorKind::NotFound);
+        assert!(names.iter().all(|name| store.get(name, &holder).is_ok()));
+    }
+    assert_eq!(put(&store, &holder, "newest", 1).unwrap_err().kind(), ErrorKind::OverBudget);
 }
 
 #[test]

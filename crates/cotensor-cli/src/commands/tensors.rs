@@ -32,15 +32,24 @@ struct Tensor {
     holders: BTreeMap<String, u32>,
     /// What it is to its name.
     state: TensorState,
+    /// Why it cannot be read any more, if it was spilled and its file is gone or damaged.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lost: Option<String>,
+}
+
+impl Tensor {
+    fn state_name(&self) -> &'static str {
+        if self.lost.is_some() { "lost" } else { self.state.name() }
+    }
 }
 
 impl From<TensorInfo> for Tensor {
     fn from(info: TensorInfo) -> Self {
-        let TensorInfo { id, spec, bytes, device, age_s, hits, holders, state } = info;
+        let TensorInfo { id, spec, bytes, device, age_s, hits, holders, state, lost } = info;
         let Spec { name, dtype, shape, kind, producer, keep, .. } = spec;
         let cached = keep != Keep::WhileLeased;
         let version = id.version;
-        Self { name, version, dtype, shape, bytes, kind, producer, device, cached, age_s, hits, holders, state }
+        Self { name, version, dtype, shape, bytes, kind, producer, device, cached, age_s, hits, holders, state, lost }
     }
 }
 
@@ -64,7 +73,7 @@ pub(crate) fn ls(args: &LsArgs) -> Result<()> {
         table.row([
             plain(&tensor.name),
             tensor.version.to_string(),
-            tensor.state.name().to_owned(),
+            tensor.state_name().to_owned(),
             tensor.dtype.clone(),
             shape(&tensor.shape),
             size(tensor.bytes),
@@ -140,17 +149,18 @@ fn holders(found: &Named) -> String {
         found.tensors.iter().flat_map(|found| found.versions.iter().map(|tensor| (&found.name, tensor)))
     {
         let mut row = |holder: String, leases: u32| {
-            let (version, state) = (tensor.version.to_string(), tensor.state.name().to_owned());
+            let (version, state) = (tensor.version.to_string(), tensor.state_name().to_owned());
             table.row([plain(name), version, state, holder, leases.to_string()]);
         };
         tensor.holders.iter().for_each(|(holder, leases)| row(plain(holder), *leases));
         if tensor.holders.is_empty() {
-            let kept = match tensor.state {
-                TensorState::Published => "nobody; kept until its memory is wanted",
-                TensorState::Spilled => "nobody; spilled to disk",
-                TensorState::Superseded | TensorState::Removed => "nobody; about to be freed",
+            let kept = match (&tensor.lost, tensor.state) {
+                (Some(why), _) => format!("nobody; lost: {}", plain(why)),
+                (None, TensorState::Published) => "nobody; kept until its memory is wanted".to_owned(),
+                (None, TensorState::Spilled) => "nobody; spilled to disk".to_owned(),
+                (None, TensorState::Superseded | TensorState::Removed) => "nobody; about to be freed".to_owned(),
             };
-            row(kept.to_owned(), 0);
+            row(kept, 0);
         }
     }
     table.text()
@@ -187,7 +197,7 @@ fn describe(tensor: &Tensor, text: &mut String) {
         text,
         "version {}, {}: {} {}, {} ({} bytes) on {}\n  kind {}, made by {}, {} ago\n  {} lookups found it, {} leases, {}",
         tensor.version,
-        tensor.state.name(),
+        tensor.state_name(),
         tensor.dtype,
         shape(&tensor.shape),
         size(tensor.bytes),
@@ -198,10 +208,11 @@ fn describe(tensor: &Tensor, text: &mut String) {
         duration(tensor.age_s),
         tensor.hits,
         tensor.holders.values().sum::<u32>(),
-        match (tensor.state, tensor.cached) {
-            (TensorState::Spilled, _) => "spilled to disk until somebody asks for it",
-            (TensorState::Published, true) => "kept until its memory is wanted",
-            _ => "freed with its last lease",
+        match (&tensor.lost, tensor.state, tensor.cached) {
+            (Some(why), ..) => format!("lost, publish it again: {}", plain(why)),
+            (None, TensorState::Spilled, _) => "spilled to disk until somebody asks for it".to_owned(),
+            (None, TensorState::Published, true) => "kept until its memory is wanted".to_owned(),
+            _ => "freed with its last lease".to_owned(),
         },
     );
 }

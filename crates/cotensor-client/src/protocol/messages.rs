@@ -230,6 +230,9 @@ message! {
         holders: BTreeMap<String, u32>,
         /// What it is to its name.
         state: TensorState,
+        /// Why it cannot be read any more, if it was spilled and its file is gone or damaged.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        lost: Option<String>,
     }
 
     /// Who holds a name.

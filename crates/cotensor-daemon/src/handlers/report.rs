@@ -12,9 +12,8 @@ use cotensor_client::protocol::{
 };
 use cotensor_core::{Device, Error, Result};
 use cotensor_store::home::{Home, Record};
-use cotensor_store::{Absent, CopyReason, EmbeddedStore, Store, check_name};
+use cotensor_store::{CopyReason, EmbeddedStore, SpilledTensor, Store, check_name};
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 /// Copies that one publication may say.
 const COPIES_MAX: usize = 64;
@@ -32,10 +31,11 @@ fn describe(store: &EmbeddedStore, record: &Record) -> TensorInfo {
         hits: record.hits(),
         holders: holders.collect(),
         state: record.state().into(),
+        lost: None,
     }
 }
 
-fn describe_spilled(tensor: &Absent, age: Duration) -> TensorInfo {
+fn describe_spilled(SpilledTensor { tensor, age, lost }: &SpilledTensor) -> TensorInfo {
     TensorInfo {
         id: tensor.id.into(),
         spec: Spec::from(&tensor.spec),
@@ -45,6 +45,7 @@ fn describe_spilled(tensor: &Absent, age: Duration) -> TensorInfo {
         hits: 0,
         holders: BTreeMap::new(),
         state: TensorState::Spilled,
+        lost: lost.clone(),
     }
 }
 
@@ -54,8 +55,7 @@ pub(super) async fn list(caller: Caller, params: ListParams) -> Answer<ListResul
     let limit = params.limit.min(LIST_MAX);
     let left_off = (all.len() + spilled.len()).saturating_sub(limit);
     let listed = all.iter().take(limit).map(|record| describe(store, record));
-    let mut tensors: Vec<_> =
-        listed.chain(spilled.iter().take(limit).map(|(tensor, age)| describe_spilled(tensor, *age))).collect();
+    let mut tensors: Vec<_> = listed.chain(spilled.iter().take(limit).map(describe_spilled)).collect();
     tensors.sort_by(|a, b| (&a.spec.name, a.id.version).cmp(&(&b.spec.name, b.id.version)));
     tensors.truncate(limit);
     Ok(ListResult { left_off, tensors }.into())
@@ -66,8 +66,7 @@ pub(super) async fn who(caller: Caller, params: NameParams) -> Answer<WhoResult>
     let all = store.records(&params.name);
     let named = all.iter().rev().filter(|record| record.name() == params.name);
     let spilled = store.spilled(&params.name);
-    let spilled = spilled.iter().filter(|(tensor, _)| tensor.spec.name == params.name);
-    let spilled = spilled.map(|(tensor, age)| describe_spilled(tensor, *age));
+    let spilled = spilled.iter().filter(|spilled| spilled.tensor.spec.name == params.name).map(describe_spilled);
     let versions: Vec<_> = spilled.chain(named.map(|record| describe(store, record))).collect();
     if versions.is_empty() {
         return Err(Error::not_found(format!("no tensor is named {:?}", params.name)).in_field("name"));

@@ -4,8 +4,7 @@ mod builder;
 mod pressure;
 
 pub use builder::EmbeddedStoreBuilder;
-use pressure::Want;
-pub(crate) use pressure::{ROUNDS_MAX, pause};
+pub(crate) use pressure::{ROUNDS_MAX, Want, pause};
 
 use crate::budget::{Budget, TensorCharge};
 use crate::claims::Claims;

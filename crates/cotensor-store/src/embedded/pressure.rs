@@ -27,6 +27,8 @@ const METADATA_AT_ONCE: (u64, u64) = (256, 256 << 10);
 pub(crate) enum Want {
     /// Memory: of segments that stay, tensors go last, because they give back next to nothing.
     Memory,
+    /// Memory for what was spilled. Where others cannot be spilled for it, they change places with it, and none is dropped.
+    Restored,
     /// What is known about one more tensor.
     Metadata,
 }
@@ -44,6 +46,11 @@ impl EmbeddedStore {
     /// Takes `bytes` from the budget, evicting what nobody leases if it must, and nothing if that would not do.
     pub(crate) fn charge(&self, bytes: u64) -> Result<Arc<Charge>> {
         self.taken(bytes, Want::Memory, || self.budget.take(bytes))
+    }
+
+    /// The same for what was spilled.
+    pub(crate) fn restored_charge(&self, bytes: u64) -> Result<Arc<Charge>> {
+        self.taken(bytes, Want::Restored, || self.budget.take(bytes))
     }
 
     /// The same of what is known about a tensor of `segment`.
@@ -86,7 +93,7 @@ impl EmbeddedStore {
         let mut outcome = Ok(false);
         self.with_unleased(&mut |mut groups| {
             let goal = match want {
-                Want::Memory => {
+                Want::Memory | Want::Restored => {
                     groups.sort_by_key(|group| group.in_part);
                     bytes
                 }
@@ -98,7 +105,7 @@ impl EmbeddedStore {
             let freed = groups.iter().map(|group| self.freed_by(group)).sum();
             outcome = match self.budget.will_fit(bytes, freed) {
                 false => Ok(fits()),
-                true => match self.shed(groups, &mut enough) {
+                true => match self.shed(groups, &mut enough, !matches!(want, Want::Restored)) {
                     Err(error) if !fits() => Err(self.not_spilled(bytes, &error)),
                     _ => Ok(true),
                 },
@@ -120,12 +127,12 @@ impl EmbeddedStore {
     /// What kept one from being spilled, when there is not enough without it.
     pub fn shed_until(&self, enough: &mut dyn FnMut() -> bool) -> Result<bool> {
         let mut outcome = Ok(false);
-        self.with_unleased(&mut |groups| outcome = self.shed(groups, enough));
+        self.with_unleased(&mut |groups| outcome = self.shed(groups, enough, true));
         outcome
     }
 
     /// Gives `work` what nobody leases in the order in which it goes, while nobody else makes room.
-    fn with_unleased(&self, work: &mut dyn FnMut(Vec<Group>)) {
+    pub(crate) fn with_unleased(&self, work: &mut dyn FnMut(Vec<Group>)) {
         let Some(spilling) = &self.spilling else {
             let mut survey = self.names.survey();
             let groups = candidates(std::mem::take(&mut survey.records));
@@ -140,8 +147,14 @@ impl EmbeddedStore {
         });
     }
 
-    fn shed(&self, groups: Vec<Group>, enough: &mut dyn FnMut() -> bool) -> Result<bool> {
+    /// Evicts or spills `groups` in their order until there is `enough`. Where spilling fails, those that can be made again are
+    /// dropped if they `may_drop`; the others always stay.
+    ///
+    /// # Errors
+    /// What kept one from being spilled, when there is not enough without it.
+    pub(crate) fn shed(&self, groups: Vec<Group>, enough: &mut dyn FnMut() -> bool, may_drop: bool) -> Result<bool> {
         let mut failed: Option<Error> = None;
+        let mut unspilled = Vec::new();
         for group in groups {
             if enough() {
                 return Ok(true);
@@ -150,11 +163,22 @@ impl EmbeddedStore {
                 (Some(spilling), Some(segment)) => {
                     // Where one had no room, a smaller one may; after other failures the rest may be dropped still.
                     if failed.as_ref().is_none_or(|error| error.kind() == ErrorKind::OverBudget) {
-                        failed = self.put_away(spilling, &group, segment).err().or(failed);
+                        match self.put_away(spilling, &group, segment) {
+                            Ok(_) => continue,
+                            Err(error) => failed = Some(error),
+                        }
                     }
+                    unspilled.push(group);
                 }
                 _ => self.evict_group(&group),
             }
+        }
+        // A full disk must not stop everything else: what can be made again is dropped, and the rest stays.
+        for group in unspilled.iter().filter(|group| may_drop && !group.recompute.is_zero()) {
+            if enough() {
+                return Ok(true);
+            }
+            self.evict_group(group);
         }
         match (enough(), failed) {
             (false, Some(error)) => Err(error),

@@ -153,6 +153,7 @@ mod tests {
             hits,
             holders: holders.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect::<BTreeMap<_, _>>(),
             state: TensorState::Published,
+            lost: None,
         }
     }
 

@@ -1,0 +1,52 @@
+//! Reading back what was spilled while nothing more can be spilled, because the disk is full: the two change places.
+
+use crate::spill::Away;
+use crate::{EmbeddedStore, Holder, Lease, Spilled};
+use cotensor_core::{Error, ErrorKind, Result};
+use std::sync::Arc;
+
+impl EmbeddedStore {
+    /// Brings back what is away although `refused` kept its memory from the budget. Its place on the disk is given up first, and
+    /// what nobody leases goes there. Until it is there, the budget is exceeded by this one segment.
+    ///
+    /// # Errors
+    /// `refused` when all that nobody leases would not make the room; what kept the other from being spilled; those of
+    /// [`Spilled::restore`].
+    pub(crate) fn swap_in(
+        &self,
+        away: &Arc<Away>,
+        place: &mut Option<Arc<dyn Spilled>>,
+        holder: &Holder,
+        refused: Error,
+    ) -> Result<Vec<Lease>> {
+        let mut outcome = Err(refused);
+        let mut exceeded = false;
+        self.with_unleased(&mut |groups| {
+            let unleased = groups.iter().map(|group| group.bytes).sum();
+            if !self.budget.will_fit(away.bytes, unleased) {
+                return;
+            }
+            let Some(spilled) = place.as_ref() else { return };
+            let charge = self.budget.take_over(away.bytes);
+            outcome = spilled.restore().and_then(|segment| self.list_again(away, &segment, &charge, holder));
+            if outcome.is_err() {
+                return;
+            }
+            // Its file goes with it.
+            *place = None;
+            // It is known twice until `away` goes: in its place on the disk, and in memory.
+            let known = self.metadata_of_all(&away.tensors);
+            let made = self.shed(groups, &mut || self.budget.will_fit(0, known), true);
+            if !matches!(made, Ok(true)) {
+                exceeded = true;
+                let why = made.err().unwrap_or_else(|| Error::new(ErrorKind::OverBudget, "nothing else could go"));
+                outcome = Err(self.not_spilled(away.bytes, &why));
+            }
+        });
+        if exceeded {
+            // What came back goes where it was. Nobody leases it any more: an error holds no lease.
+            drop(self.shed_until(&mut || self.budget.will_fit(0, 0)));
+        }
+        outcome
+    }
+}
