@@ -6,7 +6,7 @@ use rustix::fs::{
     FallocateFlags, MemfdFlags, OFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fcntl_getfl, fstat,
     fstatfs, ftruncate, memfd_create,
 };
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::param::page_size;
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -99,16 +99,15 @@ pub fn check_sealed(fd: impl AsFd, len: usize, guarantee: Guarantee) -> Result<(
 /// `Refused` for holes, and for a descriptor that is not open for writing; `Io` when the system has no more memory.
 pub fn check_no_holes(fd: impl AsFd, len: usize) -> Result<()> {
     let before = backed_bytes(&fd)?;
-    while len > 0 {
-        match fallocate(&fd, FallocateFlags::empty(), 0, len as u64) {
-            Ok(()) => break,
-            Err(Errno::INTR) => {}
-            Err(Errno::BADF) => {
-                return Err(refused("the descriptor is not open for writing, as memfd_create opens it"));
-            }
-            Err(error) => return Err(Error::io("cannot back a descriptor's memory", &error.into())),
-        }
-    }
+    // A length of 0 is an error to the kernel.
+    let filled = match len {
+        0 => Ok(()),
+        len => retry_on_intr(|| fallocate(&fd, FallocateFlags::empty(), 0, len as u64)),
+    };
+    filled.map_err(|error| match error {
+        Errno::BADF => refused("the descriptor is not open for writing, as memfd_create opens it"),
+        error => Error::io("cannot back a descriptor's memory", &error.into()),
+    })?;
     if backed_bytes(&fd)? != before {
         return Err(refused("parts of it are holes, with no memory behind them"));
     }
