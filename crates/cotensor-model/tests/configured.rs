@@ -161,6 +161,9 @@ fn text_tower_of_fixed_length_gets_rows_filled_up_as_the_tokenizer_says() {
     for (fixed, plain) in fixed.outputs.iter().zip(&plain.outputs) {
         assert!(fixed.max_abs_diff(plain) < 1e-5, "{}", fixed.name);
     }
+    // A length that nobody means is not reserved.
+    let error = TextProcessor::open(folder.path()).unwrap().encode_to(&["a cat"], Some(1 << 21)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
     // A text that is longer is cut to what the graph reads.
     ranking.texts = vec!["a photo of the harbour ".repeat(20)];
     let cut = run(folder.path(), &ranking, &inputs()).unwrap();

@@ -62,6 +62,12 @@ fn compressed_audio_is_the_sound_it_was_made_of() {
     }
     let flac = decode_audio(&fs::read(folder.join("speech.flac")).unwrap()).unwrap();
     assert_eq!(flac.samples, original.samples[..8000], "FLAC loses nothing");
+    // An ID3 tag of 200,000 bytes, as one with a picture: four times seven bits of length.
+    let mp3 = fs::read(folder.join("speech.mp3")).unwrap();
+    let padding = 200_000usize;
+    let length = [21, 14, 7, 0].map(|shift| (padding >> shift & 0x7f) as u8);
+    let tagged = [&b"ID3\x04\0\0"[..], &length, &vec![0; padding], &mp3].concat();
+    assert_eq!(decode_audio(&tagged).unwrap(), decode_audio(&mp3).unwrap());
 }
 
 #[test]

@@ -168,6 +168,7 @@ fn graph_without_a_provable_end_of_the_encoder_is_refused_with_the_reason() {
         }
     };
     refused("3 encoder blocks", EncoderSize { layers: 3, ..TINY }, |_| ());
+    refused("encoder blocks", EncoderSize { layers: usize::MAX, ..TINY }, |_| ());
     refused("not over 33 elements", EncoderSize { width: 33, ..TINY }, |_| ());
     refused("reads other values", TINY, |graph| {
         let earlier = graph.node[head_nodes(graph) - 3].output[0].clone();

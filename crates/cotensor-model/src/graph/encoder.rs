@@ -46,13 +46,9 @@ pub(super) fn find(graph: &GraphProto, size: EncoderSize) -> Result<Cut, String>
 
     let products: Vec<usize> =
         (0..graph.node.len()).flat_map(|node| std::iter::repeat_n(node, walk.products(node))).collect();
-    let (Some(&last), true) = (products.last(), products.len() == 2 * size.layers) else {
-        let count = products.len();
-        return Err(format!(
-            "{} encoder blocks make {} attention products, it makes {count}",
-            size.layers,
-            2 * size.layers
-        ));
+    let (wanted, count) = (size.layers.saturating_mul(2), products.len());
+    let (Some(&last), true) = (products.last(), count == wanted) else {
+        return Err(format!("{} encoder blocks make {wanted} attention products, it makes {count}", size.layers));
     };
     let mut norms = (last + 1..graph.node.len()).filter_map(|node| walk.norm(node));
     let (Some(inner), Some(outer)) = (norms.next(), norms.next()) else {

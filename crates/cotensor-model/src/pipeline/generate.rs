@@ -2,7 +2,7 @@
 
 use super::answer::{Answer, Output, numbers, softmax};
 use super::run::{Run, token_value};
-use super::{Inputs, User};
+use super::{Inputs, NEW_TOKENS_MAX, User};
 use crate::array::{Array, ArrayView};
 use crate::engine::LoadedGraph;
 use crate::model::Model;
@@ -179,6 +179,7 @@ impl Limits {
     fn of(user: &User, model: &Model, prompt: usize, special: &Special) -> Result<(Self, &'static str)> {
         let positions = model.config().get("max_target_positions").and_then(serde_json::Value::as_u64);
         let room = positions.map_or(usize::MAX, |positions| (positions as usize).saturating_sub(prompt));
+        let room = room.min(NEW_TOKENS_MAX);
         let (configured_min, configured_max) = special.lengths.after(prompt);
         let (max, reason) = match (user.max_new_tokens, configured_max) {
             (Some(max), _) => (max, "max_new_tokens"),

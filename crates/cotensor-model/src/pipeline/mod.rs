@@ -4,6 +4,7 @@ mod answer;
 mod explain;
 pub mod generate;
 mod input;
+mod meaning;
 mod run;
 
 pub(crate) use answer::normalized;

@@ -116,6 +116,9 @@ impl TextProcessor {
     /// # Errors
     /// As [`encode`](Self::encode); `Invalid` when rows have to be filled up and no padding token is configured.
     pub fn encode_to(&self, texts: &[&str], length: Option<usize>) -> Result<TokenBatch> {
+        if let Some(length) = length.filter(|&length| length as u64 > LENGTH_MAX) {
+            return Err(Error::unsupported(format!("the graph reads {length} tokens; at most {LENGTH_MAX} are made")));
+        }
         let shorter = match (length, self.tokenizer.get_truncation()) {
             (Some(length), Some(known)) if known.max_length <= length => None,
             (Some(length), known) => {
