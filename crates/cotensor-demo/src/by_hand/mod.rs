@@ -101,6 +101,10 @@ impl LoadedGraph for Remembering {
         self.graph.inputs()
     }
 
+    fn input_dims(&self, name: &str) -> Option<&[Option<usize>]> {
+        self.graph.input_dims(name)
+    }
+
     fn outputs(&self) -> &[String] {
         self.graph.outputs()
     }

@@ -386,7 +386,6 @@ with open(sys.argv[1], 'r+b') as file:
         assert_eq!(load(), first);
         write(2);
         assert_ne!(load(), first);
-        drop(write);
         drop(numbers);
         assert!(writer.wait().unwrap().success());
     }
