@@ -108,6 +108,10 @@ impl LoadedGraph for Remembering {
     fn outputs(&self) -> &[String] {
         self.graph.outputs()
     }
+
+    fn input_dims(&self, name: &str) -> Option<&[Option<usize>]> {
+        self.graph.input_dims(name)
+    }
 }
 
 impl Remembering {
