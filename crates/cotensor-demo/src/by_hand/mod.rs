@@ -108,10 +108,6 @@ impl LoadedGraph for Remembering {
     fn outputs(&self) -> &[String] {
         self.graph.outputs()
     }
-
-    fn input_dims(&self, name: &str) -> Option<&[Option<usize>]> {
-        self.graph.input_dims(name)
-    }
 }
 
 impl Remembering {

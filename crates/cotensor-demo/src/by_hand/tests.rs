@@ -25,10 +25,6 @@ impl LoadedGraph for AddOne {
     fn outputs(&self) -> &[String] {
         &self.names
     }
-
-    fn input_dims(&self, _: &str) -> Option<&[Option<usize>]> {
-        None
-    }
 }
 
 fn remembering(recorder: Option<Arc<Recorder>>) -> (Arc<AddOne>, Remembering) {
