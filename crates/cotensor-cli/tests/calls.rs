@@ -105,6 +105,8 @@ fn arguments_are_json_text_tensors_and_files() {
         (&["sum", "@two.safetensors#none"], "none"),
         (&["sum", "[1"], "[1"),
         (&["sum", "18446744073709551615"], "64 bits"),
+        (&["sum", "18446744073709551616"], "64 bits"),
+        (&["sum", "a=[1, -9223372036854775809]"], "64 bits"),
         (&["sum", "a=1", "a=2"], "twice"),
         (&["sum", "1", "--timeout", "0"], "--timeout"),
         (&["sum", "--list", "--task"], "--list"),

@@ -159,6 +159,13 @@ fn every_method_answers_and_wrong_parameters_are_named() {
         let answer = raw.ask("call", &json!({"function": "echo", "args": [value]}));
         assert!(answer["error"].to_string().contains(names), "{value}: {answer}");
     }
+    // A number that was read as a float would have lost digits.
+    for number in ["18446744073709551616", "-9223372036854775809", "[{\"a\": 99999999999999999999}]"] {
+        raw.say(&format!(
+            r#"{{"jsonrpc":"2.0","id":1,"method":"call","params":{{"function":"echo","args":[{number}]}}}}"#
+        ));
+        assert!(raw.hear()["error"]["message"].to_string().contains("64 bits"), "{number}");
+    }
     let deep = "[".repeat(100) + &"]".repeat(100);
     raw.say(&format!(r#"{{"jsonrpc":"2.0","id":1,"method":"call","params":{{"function":"echo","args":[{deep}]}}}}"#));
     assert!(raw.hear()["error"]["message"].to_string().contains("deeper"));

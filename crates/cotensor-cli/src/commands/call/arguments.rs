@@ -7,6 +7,7 @@ use cotensor_client::ClientStore;
 use cotensor_client::files::{Format, Put, TensorReader};
 use cotensor_client::functions::{Arguments, Value};
 use cotensor_client::hex;
+use cotensor_client::wire::check_integers;
 use serde_json::Value as Json;
 use std::fs::File;
 use std::path::Path;
@@ -42,7 +43,7 @@ impl Reader {
             return self.tensor(tensor);
         }
         match serde_json::from_str::<Json>(word) {
-            Ok(json) => self.json(json),
+            Ok(json) => check_integers(word).and_then(|()| self.json(json)),
             // What begins like this was meant to be JSON.
             Err(error) if word.starts_with(['{', '[', '"']) => Err(Error::invalid(error.to_string())),
             Err(_) => Ok(word.into()),

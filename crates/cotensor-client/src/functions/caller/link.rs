@@ -9,8 +9,8 @@ use crate::functions::{Arguments, CallError, Outlet, Value};
 use crate::protocol::provider as p;
 use crate::protocol::{Method, ProviderInfo};
 use crate::store::ClientStore;
-use crate::wire::Frame;
 use crate::wire::rpc::TENSORS_INSTEAD;
+use crate::wire::{Frame, check_integers};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_store::{Holder, Store};
 use std::os::fd::OwnedFd;
@@ -159,8 +159,9 @@ impl Link {
             return Err(CallError::from_object(error));
         }
         let value = response.outcome()?;
-        let corrupt = |error: serde_json::Error| Error::corrupt(format!("the answer to {}: {error}", M::NAME));
-        Ok(serde_json::from_str(value.get()).map_err(corrupt)?)
+        let corrupt = |why: String| Error::corrupt(format!("the answer to {}: {why}", M::NAME));
+        check_integers(value.get()).map_err(|error| corrupt(error.to_string()))?;
+        Ok(serde_json::from_str(value.get()).map_err(|error| corrupt(error.to_string()))?)
     }
 
     /// Calls a function; `deadline` and `wanted` bound the wait.

@@ -8,8 +8,8 @@ use super::shared::Launched;
 use crate::functions::{Arguments, Execution, Failure};
 use crate::protocol::provider as p;
 use crate::protocol::{FUNCTIONS, Method, openrpc_of_provider};
-use crate::wire::Frame;
 use crate::wire::rpc::{self, Call, Message};
+use crate::wire::{Frame, check_integers};
 use cotensor_core::{Error, Result};
 use jsonrpsee_types::ErrorCode;
 use serde_json::value::RawValue;
@@ -111,10 +111,11 @@ fn discover(peer: &Peer) -> serde_json::Value {
 }
 
 fn with<M: Method, T: Default>(params: &str, reply: Reply, handle: impl FnOnce(Reply, M::Params) -> T) -> T {
-    match serde_json::from_str(params) {
+    let read = || serde_json::from_str(params).map_err(|error| Error::invalid(error.to_string()));
+    match check_integers(params).and_then(|()| read()) {
         Ok(params) => handle(reply, params),
         Err(error) => {
-            reply.error(rpc::to_object(&Error::invalid(error.to_string()).in_field("params")));
+            reply.error(rpc::to_object(&error.in_field("params")));
             T::default()
         }
     }
