@@ -5,6 +5,7 @@ use crate::terminal::takes_escapes;
 use cotensor_demo::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::borrow::Cow;
+use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -17,27 +18,58 @@ const BYTES_SHOWN_MIN: u64 = 64 << 20;
 const BYTES_AT_ONCE: usize = 4 << 20;
 
 /// `text` with control characters spelt out, so that a label, a name or a line of a file cannot command the terminal.
-/// Ends of lines and tabs stay.
+/// Ends of lines and tabs stay, and so do joiners, which scripts such as Persian need.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
-    let harmful = |c: char| c.is_control() && c != '\n' && c != '\t' || is_override(c);
-    if !text.contains(harmful) {
-        return Cow::Borrowed(text);
-    }
-    text.chars()
-        .fold(String::with_capacity(text.len()), |mut shown, c| {
-            if harmful(c) {
-                shown.extend(c.escape_default())
-            } else {
-                shown.push(c)
-            }
-            shown
-        })
-        .into()
+    let harmful = |c: char| c.is_control() && c != '\n' && c != '\t' || is_order(c) || is_line_end(c);
+    replaced(text, harmful, |c, shown| shown.extend(c.escape_default()))
 }
 
-/// Whether `c` makes what follows read in another order than it is written.
-fn is_override(c: char) -> bool {
-    matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+/// A name or other text of others as one line, in which every character that has no shape of its own is spelt out: names that
+/// differ look different.
+pub(crate) fn plain(text: &str) -> String {
+    let harmful = |c: char| c.is_control() || is_order(c) || is_line_end(c) || is_invisible(c);
+    replaced(text, harmful, |c, shown| shown.extend(c.escape_default())).into_owned()
+}
+
+/// JSON that means the same, with all characters escaped that could command a terminal. Outside strings it has none but ends of
+/// lines.
+pub(crate) fn printable_json(json: &str) -> Cow<'_, str> {
+    let harmful = |c: char| c.is_control() && c != '\n' || is_order(c) || is_line_end(c) || is_invisible(c);
+    replaced(json, harmful, |c, shown| {
+        for unit in c.encode_utf16(&mut [0; 2]) {
+            // Writing to a string cannot fail.
+            let _ = write!(shown, "\\u{unit:04x}");
+        }
+    })
+}
+
+fn replaced(text: &str, harmful: impl Fn(char) -> bool, escape: impl Fn(char, &mut String)) -> Cow<'_, str> {
+    if !text.contains(&harmful) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len());
+    text.chars().for_each(|c| if harmful(c) { escape(c, &mut shown) } else { shown.push(c) });
+    shown.into()
+}
+
+/// Whether `c` changes the order in which the text around it is read.
+fn is_order(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Whether `c` ends a line or a paragraph, besides control characters.
+fn is_line_end(c: char) -> bool {
+    matches!(c, '\u{2028}' | '\u{2029}')
+}
+
+/// Whether `c` takes no room: soft hyphens, joiners, fillers, byte order marks, tags.
+fn is_invisible(c: char) -> bool {
+    matches!(
+        c,
+        '\u{ad}' | '\u{34f}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}'..='\u{180f}'
+            | '\u{200b}'..='\u{200d}' | '\u{2060}'..='\u{2065}' | '\u{206a}'..='\u{206f}' | '\u{3164}' | '\u{feff}'
+            | '\u{ffa0}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e0fff}'
+    )
 }
 
 /// Beginning and end of a text that is too long to read.
@@ -202,6 +234,27 @@ mod tests {
     fn no_text_commands_the_terminal() {
         assert_eq!(printable("a\tb\n\u{e9}"), "a\tb\n\u{e9}");
         assert_eq!(printable("\x1b[2J\0\r\x7f\u{9b}\u{202e}"), r"\u{1b}[2J\u{0}\r\u{7f}\u{9b}\u{202e}");
+        assert_eq!(printable("\u{646}\u{200c}\u{647}\u{2028}"), "\u{646}\u{200c}\u{647}\\u{2028}");
+    }
+
+    #[test]
+    fn names_that_differ_look_different() {
+        assert_eq!(plain("a\nb\u{1b}[31m\u{202e}\u{fc} \u{1f980}"), "a\\nb\\u{1b}[31m\\u{202e}\u{fc} \u{1f980}");
+        for hidden in
+            ['\u{200b}', '\u{200d}', '\u{200f}', '\u{2028}', '\u{2029}', '\u{2060}', '\u{feff}', '\u{ad}', '\u{e0041}']
+        {
+            assert_eq!(plain(&format!("a{hidden}b")), format!("a{}b", hidden.escape_default()));
+        }
+    }
+
+    #[test]
+    fn json_commands_no_terminal_and_means_the_same() {
+        let text = "\u{9b}2J\u{7f}\u{202e}\u{200b}\u{2028}\u{e0041}\u{fc}\n\"";
+        let json = serde_json::to_string_pretty(&[text]).unwrap();
+        let shown = printable_json(&json);
+        let expected = "[\n  \"\\u009b2J\\u007f\\u202e\\u200b\\u2028\\udb40\\udc41\u{fc}\\n\\\"\"\n]";
+        assert_eq!(shown, expected);
+        assert_eq!(serde_json::from_str::<[String; 1]>(&shown).unwrap(), [text]);
     }
 
     #[test]

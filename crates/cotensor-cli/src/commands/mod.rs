@@ -33,7 +33,7 @@ pub(crate) use tensors::{ls, rm, stat, who};
 pub(crate) use top::top;
 
 use crate::args::{Cli, Client, Common};
-use crate::output::{Steps, printable};
+use crate::output::{Steps, printable, printable_json};
 use crate::silence;
 use clap::CommandFactory;
 use cotensor::Pipeline;
@@ -137,5 +137,5 @@ pub(crate) fn completions(shell: clap_complete::Shell) -> Result<()> {
 
 fn print_json(value: &impl serde::Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value).map_err(|error| Error::invalid(error.to_string()))?;
-    write_out(&format!("{text}\n"))
+    write_out(&format!("{}\n", printable_json(&text)))
 }
