@@ -147,6 +147,15 @@ impl Charge {
         self.bytes
     }
 
+    /// Adds the bytes of another charge of the same budget. `None`, and they are given back, when others share one of the two.
+    pub(crate) fn join(self: Arc<Self>, more: Arc<Self>) -> Option<Arc<Self>> {
+        let mut joined = self;
+        let mut more = Arc::into_inner(more)?;
+        let bytes = &mut Arc::get_mut(&mut joined)?.bytes;
+        *bytes += std::mem::take(&mut more.bytes);
+        Some(joined)
+    }
+
     /// How many tensors of the segment, or other users of its memory, there are.
     pub(crate) fn open(&self) -> usize {
         self.open.load(Ordering::SeqCst)
@@ -251,6 +260,18 @@ mod tests {
         assert_eq!(budget.used(), 100);
         drop((a, b));
         assert_eq!((budget.used(), budget.peak()), (0, 100));
+    }
+
+    #[test]
+    fn charges_are_joined_while_nobody_shares_them() {
+        let budget = Budget::new(100);
+        let joined = budget.take(60).unwrap().join(budget.take(30).unwrap()).unwrap();
+        assert_eq!((joined.bytes(), budget.used()), (90, 90));
+        let shared = Arc::clone(&joined);
+        assert!(shared.join(budget.take(10).unwrap()).is_none());
+        assert_eq!(budget.used(), 90);
+        drop(joined);
+        assert_eq!(budget.used(), 0);
     }
 
     #[test]

@@ -56,6 +56,29 @@ impl EmbeddedStore {
         self.tensor_charge(segment, spec).map_err(|error| error.in_field(spec.name.as_str()))
     }
 
+    /// As [`grant`](Self::grant) for memory that grows: takes nothing yet, evicts nothing, and refuses what can never fit.
+    /// [`grant_more`](Self::grant_more) takes the bytes as they are needed.
+    ///
+    /// # Errors
+    /// As [`grant`](Self::grant).
+    pub fn grant_growing(&self, spec: &TensorSpec) -> Result<Arc<Charge>> {
+        let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field("shape"))?;
+        let bytes = layout.size_bytes() as u64;
+        self.refuse(spec, bytes)?;
+        if bytes > self.budget.max() {
+            return Err(self.over_budget(bytes).in_field(spec.name.as_str()));
+        }
+        self.charge(0)
+    }
+
+    /// Adds `bytes` to a charge that nobody else has, evicting if it must.
+    ///
+    /// # Errors
+    /// `OverBudget` when eviction could not make room.
+    pub fn grant_more(&self, charge: Arc<Charge>, bytes: u64) -> Result<Arc<Charge>> {
+        charge.join(self.charge(bytes)?).ok_or_else(|| Error::invalid("this charge is shared"))
+    }
+
     /// Takes `bytes` from the budget for a segment that tensors come to share one by one. As long as the share lives,
     /// evicting those does not count as giving anything back.
     ///
