@@ -12,8 +12,8 @@ use tokio::sync::oneshot;
 pub struct Web {
     /// Where it listens.
     pub address: SocketAddr,
-    /// The token, where one is required.
-    pub token: Option<String>,
+    /// The token.
+    pub token: String,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -33,7 +33,7 @@ impl Web {
         let mut config = HttpConfig { listen: "127.0.0.1:0".parse().unwrap(), ..HttpConfig::default() };
         change(&mut config);
         let listening = HttpListening::bind(config, &target.socket).unwrap();
-        let token = listening.token_file().map(|file| std::fs::read_to_string(file).unwrap().trim().to_owned());
+        let token = std::fs::read_to_string(listening.token_file()).unwrap().trim().to_owned();
         let mut address = listening.address();
         address.set_ip([127, 0, 0, 1].into());
         let (stop, stopped) = oneshot::channel();
@@ -65,8 +65,20 @@ impl Web {
         Answer { status, text }
     }
 
-    /// A request with a head of these lines, and an empty body.
+    /// The header that carries the token.
+    pub fn authorization(&self) -> String {
+        format!("Authorization: Bearer {}", self.token)
+    }
+
+    /// A request with the token, a head of these lines, and an empty body.
     pub fn request(&self, line: &str, headers: &[&str]) -> Answer {
+        let token = self.authorization();
+        let headers: Vec<&str> = headers.iter().copied().chain([token.as_str()]).collect();
+        self.anonymous(line, &headers)
+    }
+
+    /// A request with a head of these lines, and an empty body.
+    pub fn anonymous(&self, line: &str, headers: &[&str]) -> Answer {
         let host = format!("Host: {}", self.address);
         let named = headers.iter().any(|header| header.to_ascii_lowercase().starts_with("host:"));
         let first = [line].into_iter().chain((!named).then_some(host.as_str()));

@@ -11,7 +11,8 @@ const LIST: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tensor.list"}"#;
 fn one_request_is_never_two() {
     let target = Target::start(|_| {});
     let web = Web::start(&target, |http| http.patience = SHORT);
-    let head = "POST /jsonrpc HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
+    let token = web.authorization();
+    let head = format!("POST /jsonrpc HTTP/1.1\r\nHost: localhost\r\n{token}\r\nContent-Type: application/json\r\n");
     let smuggled = "GET /tensors/secret-small HTTP/1.1\r\nHost: evil.example\r\n\r\n";
     for body in [
         format!("Content-Length: 5\r\nContent-Length: 50\r\n\r\n{smuggled}"),
@@ -24,6 +25,7 @@ fn one_request_is_never_two() {
         format!("Content-Length : 0\r\n\r\n{smuggled}"),
         format!("X: y\r\n folded\r\nContent-Length: 0\r\n\r\n{smuggled}"),
         format!("X: a\0b\r\n\r\n{smuggled}"),
+        format!("Host: evil.example\r\nContent-Length: 0\r\n\r\n{smuggled}"),
     ] {
         let answer = web.send(format!("{head}{body}").as_bytes());
         assert!(!(200..300).contains(&answer.status), "{body:?}: {}", answer.text);
@@ -40,8 +42,10 @@ fn a_body_without_an_end_ends() {
     let web = Web::start(&target, |http| http.call_bytes_max = 1 << 20);
     for path in ["POST /jsonrpc", "PUT /tensors/endless?dtype=uint8&shape=1000"] {
         let mut stream = web.connect();
+        let token = web.authorization();
         let head = format!(
-            "{path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+            "{path} HTTP/1.1\r\nHost: localhost\r\n{token}\r\nContent-Type: application/json\r\n\
+             Transfer-Encoding: chunked\r\n\r\n"
         );
         stream.write_all(head.as_bytes()).unwrap();
         let chunk = format!("10000\r\n{}\r\n", " ".repeat(0x10000));
@@ -106,10 +110,16 @@ fn ranges_cost_no_more_than_the_whole() {
 }
 
 #[test]
-fn who_has_no_right_learns_nothing() {
+fn without_the_token_nothing_is_learnt() {
+    for listen in ["127.0.0.1:0", "0.0.0.0:0"] {
+        try_without_the_token(listen);
+    }
+}
+
+fn try_without_the_token(listen: &str) {
     let target = Target::start(|_| {});
-    let web = Web::start(&target, |http| http.listen = "0.0.0.0:0".parse().unwrap());
-    let token = web.token.clone().unwrap();
+    let web = Web::start(&target, |http| http.listen = listen.parse().unwrap());
+    let token = web.token.clone();
     let post = |headers: &[&str]| {
         let length = format!("Content-Length: {}", LIST.len());
         let mut lines = vec!["POST /jsonrpc HTTP/1.1", "Content-Type: application/json", &length, "Connection: close"];
@@ -121,7 +131,7 @@ fn who_has_no_right_learns_nothing() {
         web.send(format!("{}\r\n\r\n{LIST}", lines.join("\r\n")).as_bytes())
     };
     let right = format!("Authorization: Bearer {token}");
-    assert!(post(&[&right]).text.contains("secret-large"), "who has the right learns it");
+    assert!(post(&[&right]).text.contains("secret-large"), "the token opens everything");
     let wrong: Vec<String> = vec![
         String::new(),
         token[..token.len() - 1].to_owned(),
@@ -160,7 +170,10 @@ fn a_request_that_drips_is_late() {
     let web = Web::start(&target, |http| http.patience = SHORT);
     for head in [
         "GET /health HTTP/1.1\r\nX: ",
-        "POST /jsonrpc HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n",
+        &format!(
+            "POST /jsonrpc HTTP/1.1\r\nHost: localhost\r\n{}\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n",
+            web.authorization()
+        ),
     ] {
         let mut stream = web.connect();
         stream.write_all(head.as_bytes()).unwrap();

@@ -37,7 +37,7 @@ class SharedTensorServer:
 
     The daemon is the one that answers there, or that of ``socket`` or ``COTENSOR_SOCKET``; where none is, this process
     becomes it. ``port`` is 2537 + ``RANK`` unless given (2537 where ``GPUS_PER_NODE`` says that one server is for all
-    devices). Off loopback, HTTP clients need the token in :attr:`token_file`. One server runs at a port: a second one
+    devices). HTTP clients need the token in :attr:`token_file`. One server runs at a port: a second one
     is a :class:`~cotensor.errors.ConflictError`.
 
     ``timeout`` is the longest that one run of a function may take, in seconds, unless the function says otherwise
@@ -253,7 +253,7 @@ class SharedTensorServer:
 
     @property
     def token_file(self) -> Optional[str]:
-        """The file of the token that HTTP clients need; ``None`` where they need none."""
+        """The file of the token that HTTP clients need; ``None`` where another process is the daemon."""
         return None if self._embedded is None or self._embedded.token_file is None else str(self._embedded.token_file)
 
     def list_functions(self) -> List[str]:
@@ -306,7 +306,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "modules", nargs="*", help="modules with a SharedTensorProvider: names, or files that end in .py"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="where HTTP is answered; off loopback clients need a token")
+    parser.add_argument("--host", default="127.0.0.1", help="where HTTP is answered")
     parser.add_argument("--port", type=int, help="the HTTP port: 2537 + RANK unless given")
     parser.add_argument("--socket", help="the Unix socket of the daemon, joined or made (COTENSOR_SOCKET)")
     parser.add_argument(

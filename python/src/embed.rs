@@ -27,7 +27,7 @@ impl Embedded {
         self.http.map(|address| address.to_string())
     }
 
-    /// The file of the token that HTTP clients need, if they need one.
+    /// The file of the token that HTTP clients need; ``None`` when it does not answer HTTP.
     #[getter]
     fn token_file(&self) -> Option<PathBuf> {
         self.token_file.clone()
@@ -76,10 +76,9 @@ pub(crate) fn connect_or_embed(
 
 /// The Unix socket of the daemon that answers HTTP at ``address`` (``ADDRESS:PORT``) on this machine.
 #[pyfunction]
-#[pyo3(signature = (address, token=None))]
-pub(crate) fn socket_of(py: Python<'_>, address: &str, token: Option<&str>) -> PyResult<PathBuf> {
+pub(crate) fn socket_of(py: Python<'_>, address: &str) -> PyResult<PathBuf> {
     let address = self::address(py, address, "address")?;
-    py.detach(|| cotensor_client::health::socket_of(address, token)).or_raise(py)
+    py.detach(|| cotensor_client::health::socket_of(address)).or_raise(py)
 }
 
 /// Where the daemon listens, unless it was told otherwise.

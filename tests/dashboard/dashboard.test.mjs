@@ -6,7 +6,7 @@
 
 import assert from "node:assert/strict";
 import {spawn} from "node:child_process";
-import {mkdtempSync, rmSync, writeFileSync} from "node:fs";
+import {existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync} from "node:fs";
 import {tmpdir} from "node:os";
 import path from "node:path";
 import {after, before, test} from "node:test";
@@ -25,15 +25,25 @@ function program(t, name, options) {
   return child;
 }
 
-// A daemon that lives until `stop`, and its address.
+// A daemon that lives until `stop`, its address, and the header that its requests need.
 async function daemon(t, name, ...options) {
-  const child = program(t, "serve", [path.join(folder, name), "127.0.0.1:0", ...options]);
+  const socket = path.join(folder, name);
+  const child = program(t, "serve", [socket, "127.0.0.1:0", ...options]);
   const ended = new Promise(done => child.once("exit", done));
   const url = await new Promise((done, fail) => {
     child.stdout.once("data", line => done(line.toString().trim()));
     child.once("exit", code => fail(new Error(`the daemon ended with ${code}`)));
   });
-  return {url, stop: () => { child.stdin.end(); return ended }};
+  const token = readFileSync(options[0] ?? `${socket}.token`, "utf8").trim();
+  return {url, token: {Authorization: `Bearer ${token}`}, stop: () => { child.stdin.end(); return ended }};
+}
+
+async function call({url, token}, method, params) {
+  const body = JSON.stringify({jsonrpc: "2.0", id: 1, method, params});
+  const headers = {"Content-Type": "application/json", ...token};
+  const {result, error} = await (await fetch(`${url}/jsonrpc`, {method: "POST", headers, body})).json();
+  assert.equal(error, undefined);
+  return result;
 }
 
 // One of the examples that have functions, and what it says first.
@@ -44,31 +54,31 @@ function started(t, name, ...options) {
   return {said, ended, stop: () => { child.stdin.end(); return ended }};
 }
 
-async function session(url, client) {
-  const {protocol} = await (await fetch(`${url}/health`)).json();
-  const body = JSON.stringify({jsonrpc: "2.0", id: 1, method: "session.hello", params: {protocol, client}});
-  const answer = await fetch(`${url}/jsonrpc`, {method: "POST", headers: {"Content-Type": "application/json"}, body});
-  const {result, error} = await answer.json();
-  assert.equal(error, undefined);
-  return {"Cotensor-Session": result.token};
+async function session(daemon, client) {
+  const {protocol} = await (await fetch(`${daemon.url}/health`)).json();
+  return {"Cotensor-Session": (await call(daemon, "session.hello", {protocol, client})).token};
 }
 
-async function put(url, name, shape, kind, headers = {}) {
+async function put({url, token}, name, shape, kind, headers = {}) {
   const bytes = 4 * shape.reduce((product, dimension) => product * dimension, 1);
   const query = new URLSearchParams({dtype: "float32", shape: shape.join(","), kind});
   const target = `${url}/tensors/${encodeURIComponent(name)}?${query}`;
-  const answer = await fetch(target, {method: "PUT", headers, body: new Uint8Array(bytes)});
+  const answer = await fetch(target, {method: "PUT", headers: {...token, ...headers}, body: new Uint8Array(bytes)});
   assert.equal(answer.status, 201, await answer.text());
 }
 
 // A page whose every error, and every request to elsewhere, fails the test.
-async function open(url, options = {}) {
+async function open(daemon, options = {}) {
+  const {url} = daemon;
   const page = await browser.newPage({viewport: {width: 1280, height: 1000}, ...options});
   const wrong = [];
   page.on("pageerror", error => wrong.push(String(error)));
   page.on("console", message => message.type() === "error" && wrong.push(message.text()));
-  page.on("request", request => request.url().startsWith(url) || request.url().startsWith("data:") || wrong.push(request.url()));
-  await page.goto(url);
+  page.on("request", request => request.url().startsWith(url) || /^(data|file):/.test(request.url()) || wrong.push(request.url()));
+  // As `cotensor dashboard` does: the file sends the browser to the page.
+  const {file} = await call(daemon, "http.dashboard", {});
+  await page.goto(`file://${file}`);
+  await page.waitForURL(`${url}/`);
   return {page, wrong};
 }
 
@@ -85,17 +95,17 @@ after(async () => {
 });
 
 test("the page shows what the daemon holds, and goes on showing it", LIMIT, async t => {
-  const {url, stop} = await daemon(t, "live");
-  const {page, wrong} = await open(url);
+  const live = await daemon(t, "live"), {url, token, stop} = live;
+  const {page, wrong} = await open(live);
   await state(page, "live");
   await page.getByText("Nothing is published.").first().waitFor();
 
-  const reader = await session(url, "reader");
-  await session(url, "<b onclick=alert(1)>client</b>");
+  const reader = await session(live, "reader");
+  await session(live, "<b onclick=alert(1)>client</b>");
   const hostile = "<img src=x onerror=alert(1)>";
-  await put(url, "bert/encoder/layer.0/weight", [768, 768], "weight", reader);
-  await put(url, "image 17/embedding", [1, 512], "vision_embedding");
-  await put(url, hostile, [4], "other");
+  await put(live, "bert/encoder/layer.0/weight", [768, 768], "weight", reader);
+  await put(live, "image 17/embedding", [1, 512], "vision_embedding");
+  await put(live, hostile, [4], "other");
   await cell(page, "tensors", "bert/encoder/layer.0/weight").filter({hasText: "reader[http]"}).filter({hasText: "2.3 MiB"}).waitFor();
   await cell(page, "tensors", "image 17/embedding").filter({hasText: "float32 [1, 512]"}).filter({hasText: "nobody"}).waitFor();
   await cell(page, "tensors", hostile).waitFor();
@@ -107,7 +117,7 @@ test("the page shows what the daemon holds, and goes on showing it", LIMIT, asyn
   await cell(page, "copies", "network").filter({hasText: "3"}).waitFor();
   assert.ok(await page.locator("#memory .bar i").first().evaluate(bar => bar.offsetWidth > 0));
 
-  await fetch(`${url}/tensors/${encodeURIComponent("image 17/embedding")}`).then(answer => answer.arrayBuffer());
+  await fetch(`${url}/tensors/${encodeURIComponent("image 17/embedding")}`, {headers: token}).then(answer => answer.arrayBuffer());
   await page.locator(".figure", {hasText: "hits"}).filter({hasText: "1"}).first().waitFor();
   await page.fill("#filter", "image");
   await cell(page, "tensors", hostile).waitFor({state: "detached"});
@@ -115,18 +125,18 @@ test("the page shows what the daemon holds, and goes on showing it", LIMIT, asyn
   await page.fill("#filter", "");
   await cell(page, "tensors", hostile).waitFor();
 
-  await fetch(`${url}/tensors/${encodeURIComponent(hostile)}`, {method: "DELETE"});
+  await fetch(`${url}/tensors/${encodeURIComponent(hostile)}`, {method: "DELETE", headers: token});
   await cell(page, "tensors", hostile).waitFor({state: "detached"});
   const narrow = await page.evaluate(() => document.documentElement.scrollWidth <= window.innerWidth);
   assert.ok(narrow, "the page is wider than its window");
   if (SCREENSHOTS) await page.screenshot({path: path.join(SCREENSHOTS, "light.png"), fullPage: true});
   assert.deepEqual(wrong, []);
 
-  const dark = await open(url, {colorScheme: "dark"});
+  const dark = await open(live, {colorScheme: "dark"});
   await state(dark.page, "live");
   assert.notEqual(await background(page), await background(dark.page));
   if (SCREENSHOTS) await dark.page.screenshot({path: path.join(SCREENSHOTS, "dark.png"), fullPage: true});
-  const phone = await open(url, {viewport: {width: 390, height: 800}});
+  const phone = await open(live, {viewport: {width: 390, height: 800}});
   await state(phone.page, "live");
   assert.ok(await phone.page.evaluate(() => document.documentElement.scrollWidth <= window.innerWidth));
 
@@ -135,8 +145,8 @@ test("the page shows what the daemon holds, and goes on showing it", LIMIT, asyn
 });
 
 test("tasks of providers are shown while there are any", LIMIT, async t => {
-  const {url, stop} = await daemon(t, "tasks");
-  const {page, wrong} = await open(url);
+  const tasks = await daemon(t, "tasks"), {stop} = tasks;
+  const {page, wrong} = await open(tasks);
   await page.getByText("No task is known.").waitFor();
   const provider = started(t, "provider", path.join(folder, "tasks"));
   assert.equal(await provider.said, "ready");
@@ -153,12 +163,13 @@ test("tasks of providers are shown while there are any", LIMIT, async t => {
 
 const background = page => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
 
-test("a daemon that wants a token gets it from the page, and nothing is shown before", LIMIT, async t => {
+test("the page shows nothing without the token, which it takes from its user or by a code that is good once", LIMIT, async t => {
   const file = path.join(folder, "token");
   writeFileSync(file, `${TOKEN}\n`, {mode: 0o600});
-  const {url, stop} = await daemon(t, "locked", file);
-  await fetch(`${url}/tensors/secret?dtype=uint8&shape=1`, {method: "PUT", headers: {Authorization: `Bearer ${TOKEN}`}, body: new Uint8Array(1)});
-  const {page} = await open(url);
+  const locked = await daemon(t, "locked", file), {url, stop} = locked;
+  await put(locked, "secret", [1], "other");
+  const page = await browser.newPage();
+  await page.goto(url);
   await state(page, "locked");
   assert.ok(!(await page.content()).includes("secret"));
   await page.fill("#token", "not-the-token-at-all");
@@ -169,5 +180,18 @@ test("a daemon that wants a token gets it from the page, and nothing is shown be
   await state(page, "live");
   await cell(page, "tensors", "secret").waitFor();
   assert.ok(await page.locator("#locked").isHidden());
+
+  const redirect = (await call(locked, "http.dashboard", {})).file;
+  const code = readFileSync(redirect, "utf8").match(/code=([0-9a-f]{64})/)[0];
+  const opened = await browser.newPage();
+  await opened.goto(`file://${redirect}`);
+  await state(opened, "live");
+  assert.ok(!existsSync(redirect) && !opened.url().includes("code"));
+  await opened.reload();
+  await state(opened, "live");
+  // Another browser, which has found the code.
+  const late = await (await browser.newContext()).newPage();
+  await late.goto(`${url}/?${code}`);
+  await state(late, "locked");
   await stop();
 });

@@ -31,7 +31,7 @@ variables! {
     MAX_SPILL "COTENSOR_MAX_SPILL" "--max-spill" "what the disk takes" "The most bytes of that, in MiB.";
     SOCKET "COTENSOR_SOCKET" "--socket" "cotensor.sock in $XDG_RUNTIME_DIR, else in /tmp/cotensor-UID" "The daemon's Unix socket.";
     LISTEN "COTENSOR_LISTEN" "--listen" "no HTTP" "Where the daemon answers HTTP, such as 127.0.0.1:2537; empty for loopback and port 2537 + RANK.";
-    TOKEN_FILE "COTENSOR_TOKEN_FILE" "--token-file" "none on loopback, else made beside the socket" "The file of the token that the daemon's HTTP clients need.";
+    TOKEN_FILE "COTENSOR_TOKEN_FILE" "--token-file" "made beside the socket" "The file of the token that the daemon's HTTP clients need.";
     ALLOW_HOST "COTENSOR_ALLOW_HOST" "--allow-host" "plain addresses and localhost" "Host names by which the daemon's HTTP clients may address it, with commas between them.";
     LOG "COTENSOR_LOG" "--log" "info" "What the daemon logs: off, error, warn, info, debug, trace, or a list such as `warn,cotensor_daemon=debug`.";
 }

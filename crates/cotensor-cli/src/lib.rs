@@ -71,6 +71,8 @@ fn command(command: Command, program: &Program, started: Instant) -> Result<()> 
         Command::Who(args) => commands::who(&args),
         Command::Rm(args) => commands::rm(&args),
         Command::Top(args) => commands::top(&args),
+        Command::Token(args) => commands::token(&args),
+        Command::Dashboard(args) => commands::dashboard(&args),
         Command::Call(args) => commands::call(&args),
         Command::Tasks(args) => commands::tasks(&args),
         Command::ServeModels(args) => commands::serve_models(&args),

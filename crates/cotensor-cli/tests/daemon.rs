@@ -315,10 +315,11 @@ fn a_clean_stop_waits_for_nobody() {
         .map(|store| cotensor::Store::get(&**store, "x", &cotensor::Store::holder(&**store, "reader")).unwrap());
     // One that asks for much and reads nothing, one that has sent half a request, one that computes what another waits for.
     let mut slow = TcpStream::connect(&http).unwrap();
-    write!(slow, "GET /tensors/x HTTP/1.1\r\nHost: {http}\r\n\r\n").unwrap();
+    let token = daemon.authorization();
+    write!(slow, "GET /tensors/x HTTP/1.1\r\nHost: {http}\r\n{token}\r\n").unwrap();
     let mut half = TcpStream::connect(&http).unwrap();
-    write!(half, "PUT /tensors/y?dtype=uint8&shape=1000 HTTP/1.1\r\nHost: {http}\r\nContent-Length: 1000\r\n\r\nx")
-        .unwrap();
+    let put = "PUT /tensors/y?dtype=uint8&shape=1000 HTTP/1.1";
+    write!(half, "{put}\r\nHost: {http}\r\n{token}Content-Length: 1000\r\n\r\nx").unwrap();
     let key = cotensor::store::Key(cotensor::core::ContentHash::of(b"key"));
     let [one, two] = &stores;
     let ticket = cotensor::Store::claim(&**one, &key, &cotensor::Store::holder(&**one, "")).unwrap();
@@ -334,33 +335,18 @@ fn a_clean_stop_waits_for_nobody() {
 }
 
 #[test]
-fn off_loopback_a_token_is_made_for_its_owner_alone() {
-    let mut daemon = Daemon::start(&["--listen", "0.0.0.0:0"]);
-    let file = daemon.path("cotensor.sock.token");
-    assert_eq!(daemon.ready["token_file"], json!(file));
-    assert_eq!(std::os::unix::fs::MetadataExt::mode(&fs::metadata(&file).unwrap()) & 0o777, 0o600);
-    let port = daemon.ready["http"].as_str().unwrap().rsplit(':').next().unwrap().to_owned();
-    let ask = |token: &str| {
-        let mut stream = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
-        let request = format!("GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n{token}\r\n");
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer.split(' ').nth(1).unwrap().to_owned()
-    };
-    let token = fs::read_to_string(&file).unwrap();
-    assert_eq!(ask(""), "401");
-    assert_eq!(ask("Authorization: Bearer wrong-wrong-wrong\r\n"), "401");
-    assert_eq!(ask(&format!("Authorization: Bearer {}\r\n", token.trim())), "200");
-
+fn a_token_file_is_its_owners_alone() {
+    let mut daemon = Daemon::start(&[]);
     assert_eq!(daemon.signal("-TERM"), Some(0));
     let given = daemon.path("given");
-    fs::write(&given, "a secret of one's own\n".replace(' ', "-")).unwrap();
+    fs::write(&given, "a-secret-of-one's-own\n").unwrap();
+    fs::set_permissions(&given, std::os::unix::fs::PermissionsExt::from_mode(0o640)).unwrap();
     daemon.refuses(&["serve", "--listen", "--token-file", "given"], 2, &["given", "600"]);
     fs::set_permissions(&given, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     daemon.serve(&["--listen", "127.0.0.1:0", "--token-file", "given"]);
-    let port = daemon.ready["http"].as_str().unwrap().rsplit(':').next().unwrap().to_owned();
-    assert!(get(&format!("127.0.0.1:{port}"), "/metrics").starts_with("HTTP/1.1 401"), "a given token is for all");
+    let http = daemon.ready["http"].as_str().unwrap();
+    assert!(get(http, "/metrics").starts_with("HTTP/1.1 401"));
+    assert_eq!(daemon.ok(&["token"]), b"a-secret-of-one's-own\n");
 }
 
 #[test]

@@ -9,6 +9,7 @@ pub mod hex;
 mod place;
 pub mod protocol;
 mod store;
+pub mod token;
 pub mod wire;
 
 pub use connection::{Connection, OnNotice};

@@ -141,6 +141,7 @@ fn text(field: &str) -> String {
         "kind" | "allowed_types" => "text_embedding",
         "key" | "hash" | "space" | "provenance" | "token" => return "0123456789abcdef".repeat(4),
         "note" => "c0ffee",
+        "address" => "127.0.0.1:2537",
         "reason" => "put",
         other => other,
     }

@@ -60,7 +60,12 @@ fn converse(daemon: &Arc<Daemon>, stream: UnixStream) {
     let pid = match socket_peer(stream.as_fd()) {
         Ok(peer) if peer.uid == rustix::process::geteuid().as_raw() => peer.pid,
         // The socket's mode keeps others out. This check is for a socket whose mode was changed.
-        Ok(peer) => return tracing::warn!("a connection of another user was refused: user {}", peer.uid),
+        Ok(peer) => {
+            if let Some(count) = daemon.strangers.note() {
+                tracing::warn!("{count} connections of other users were refused, the last of user {}", peer.uid);
+            }
+            return;
+        }
         Err(error) => return tracing::warn!("a connection was refused: its user is not known: {error}"),
     };
     let stream = Arc::new(stream);

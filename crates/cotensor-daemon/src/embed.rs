@@ -43,7 +43,7 @@ impl Embedded {
         let mut listening = Listening::bind(&config.socket)?;
         let listening_http = http.map(|http| HttpListening::bind(http, &config.socket)).transpose()?;
         let http = listening_http.as_ref().map(HttpListening::address);
-        let token_file = listening_http.as_ref().and_then(HttpListening::token_file).map(Path::to_path_buf);
+        let token_file = listening_http.as_ref().map(|http| http.token_file().to_path_buf());
         let daemon = Daemon::new(config)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(WORKERS)
@@ -54,11 +54,13 @@ impl Embedded {
         let (stop, mut stopped) = watch::channel(());
         let mut stopped_too = stopped.clone();
         let serving = Arc::clone(&daemon);
+        let over_http =
+            listening_http.map(|http| daemon.serve_http(http, async move { drop(stopped_too.changed().await) }));
         let run = move || {
             let on_socket = serving.serve(&mut listening, async move { drop(stopped.changed().await) });
             let over_http = async {
-                let Some(http) = listening_http else { return Ok(()) };
-                serving.serve_http(http, async move { drop(stopped_too.changed().await) }).await
+                let Some(over_http) = over_http else { return Ok(()) };
+                over_http.await
             };
             let (on_socket, over_http) = runtime.block_on(async { tokio::join!(on_socket, over_http) });
             if let Err(error) = on_socket.and(over_http) {
@@ -79,7 +81,7 @@ impl Embedded {
         self.http
     }
 
-    /// The file of the token that HTTP clients need, if they need one.
+    /// The file of the token that HTTP clients need, if it answers HTTP.
     pub fn token_file(&self) -> Option<&Path> {
         self.token_file.as_deref()
     }

@@ -16,6 +16,7 @@ mod index;
 pub mod keeper;
 mod models;
 mod place;
+mod refusals;
 mod run;
 pub mod scan;
 mod segment;
@@ -33,8 +34,10 @@ pub use run::{Ready, Service};
 pub use socket::Listening;
 
 use crate::dispatch::Methods;
+use crate::http::Dashboard;
 use crate::index::{INDEX_SLOTS, Slots};
 use crate::keeper::Kept;
+use crate::refusals::Refusals;
 use crate::segment::Slabs;
 use crate::session::Session;
 use crate::spill::{Files, IntoFiles};
@@ -86,6 +89,10 @@ pub struct Daemon {
     sessions: Mutex<HashMap<u64, Arc<Session>>>,
     /// Told of every session's end.
     ended: Notify,
+    /// Where HTTP is answered, while it is.
+    dashboard: Mutex<Option<Arc<Dashboard>>>,
+    /// Connections of other users.
+    pub(crate) strangers: Refusals,
 }
 
 impl Daemon {
@@ -140,6 +147,8 @@ impl Daemon {
             next_session: AtomicU64::new(first_session),
             sessions: Mutex::default(),
             ended: Notify::new(),
+            dashboard: Mutex::default(),
+            strangers: Refusals::default(),
         }))
     }
 
@@ -173,6 +182,7 @@ impl Daemon {
         let mut outcome = Ok(());
         // Held by each connection's thread.
         let open = Arc::new(Semaphore::new(self.config.connections_max));
+        let (refused, not_accepted) = (Refusals::default(), Refusals::default());
         let mut stop = std::pin::pin!(stop);
         loop {
             tokio::select! {
@@ -203,13 +213,17 @@ impl Daemon {
                 },
                 accepted = listener.accept() => match accepted {
                     Ok((stream, _)) => {
-                        if let Err(error) = self.accept(stream, &open) {
-                            tracing::warn!("a connection was refused: {error}");
+                        if let Err(error) = self.accept(stream, &open)
+                            && let Some(count) = refused.note()
+                        {
+                            tracing::warn!("{count} connections were refused: {error}");
                         }
                     }
                     Err(error) => {
                         // Out of descriptors, mostly: some will be closed.
-                        tracing::warn!("a connection was not accepted: {error}");
+                        if let Some(count) = not_accepted.note() {
+                            tracing::warn!("{count} connections were not accepted: {error}");
+                        }
                         tokio::time::sleep(Duration::from_millis(50)).await;
                     }
                 },
@@ -284,6 +298,20 @@ impl Daemon {
     /// The secret of a session, which only the daemon and the session's client know.
     pub(crate) fn token(&self, session: u64) -> String {
         cotensor_core::Hasher::new("cotensor session v1").field(&self.secret).number(session).finish().to_string()
+    }
+
+    /// Where HTTP is answered.
+    ///
+    /// # Errors
+    /// `NotFound` when it is not.
+    pub(crate) fn dashboard(&self) -> Result<Arc<Dashboard>> {
+        let dashboard = self.dashboard.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let message = "this daemon does not answer HTTP: start it with `cotensor serve --listen`";
+        dashboard.ok_or_else(|| Error::not_found(message))
+    }
+
+    pub(crate) fn set_dashboard(&self, dashboard: Option<Arc<Dashboard>>) {
+        *self.dashboard.lock().unwrap_or_else(PoisonError::into_inner) = dashboard;
     }
 
     /// What a former daemon left and nobody has come for.

@@ -33,7 +33,7 @@ pub struct Ready<'a> {
     pub epoch: u64,
     /// Where it answers HTTP, if it does.
     pub http: Option<SocketAddr>,
-    /// The file of the token that HTTP clients need, if they need one.
+    /// The file of the token that HTTP clients need.
     pub token_file: Option<PathBuf>,
     /// The process that serves.
     pub server: Option<u32>,
@@ -57,12 +57,13 @@ pub(crate) fn serve(
         .map_err(|error| Error::io("starting threads", &error))?;
     let outcome = runtime.block_on(async {
         let mut signals = StopSignals::new()?;
-        ready()?;
         // Set by a signal, and by whichever end fails first, so that the other ends too.
         let (stop, stopped) = watch::channel(false);
         let until_stopped = |mut stopped: watch::Receiver<bool>| async move {
             drop(stopped.wait_for(|&stopped| stopped).await);
         };
+        let over_http = http.map(|http| daemon.serve_http(http, until_stopped(stopped.clone())));
+        ready()?;
         let signalled = async {
             let name = tokio::select! {
                 name = signals.received() => name,
@@ -77,8 +78,8 @@ pub(crate) fn serve(
             outcome
         };
         let over_http = async {
-            let Some(http) = http else { return Ok(()) };
-            let outcome = daemon.serve_http(http, until_stopped(stopped.clone())).await;
+            let Some(over_http) = over_http else { return Ok(()) };
+            let outcome = over_http.await;
             stop.send_replace(true);
             outcome
         };

@@ -41,8 +41,8 @@ pub(crate) struct ServeArgs {
     /// at most 256 KiB can write it later. A small tensor then takes a descriptor and whole pages (4 KiB).
     #[arg(long)]
     pub(crate) seal_all: bool,
-    /// Answer HTTP too: JSON-RPC, tensors' bytes, health, metrics and a page to look at. On loopback this user's processes
-    /// are served without more; elsewhere everyone needs a token [default without a value: 127.0.0.1, port 2537 + RANK].
+    /// Answer HTTP too: JSON-RPC, tensors' bytes, health, metrics and a page to look at. Requests need the token that
+    /// `cotensor token` prints; `cotensor dashboard` opens the page [default without a value: 127.0.0.1, port 2537 + RANK].
     #[arg(long, env = environment::LISTEN, value_name = "ADDRESS:PORT", num_args = 0..=1, default_missing_value = "")]
     pub(crate) listen: Option<String>,
     /// A folder for what nobody leases when the memory is wanted, instead of dropping it: kept in files that are this
@@ -52,7 +52,8 @@ pub(crate) struct ServeArgs {
     /// The most bytes of these files, in MiB [default: what the disk takes].
     #[arg(long, env = environment::MAX_SPILL, value_name = MIB, requires = "spill")]
     pub(crate) max_spill: Option<u64>,
-    /// A file that holds the token, readable by its owner alone [default off loopback: one is made beside the socket].
+    /// A file that holds the token, readable by its owner alone. Every user who has this token is served; with the token
+    /// that is made otherwise, on loopback, only this user's processes are [default: made beside the socket, as PATH.token].
     #[arg(long, env = environment::TOKEN_FILE, value_name = "FILE", requires = "listen")]
     pub(crate) token_file: Option<PathBuf>,
     /// A host name by which HTTP clients may address the daemon, besides plain addresses and localhost; may be given several
@@ -222,6 +223,34 @@ pub(crate) struct TopArgs {
     /// Milliseconds between looks.
     #[arg(long, default_value_t = 1000, value_name = "MS", value_parser = clap::value_parser!(u32).range(50..=3_600_000))]
     pub(crate) interval_ms: u32,
+}
+
+/// Prints the token that HTTP requests to the daemon need.
+///
+/// Arguments of programs can be read by every user of the machine, so do not put the token into one: write the header into a
+/// file that only you can read.
+#[derive(Args)]
+#[command(
+    after_help = "Example:\n  (umask 077; cotensor token --header > auth) && curl -H @auth http://127.0.0.1:2537/metrics"
+)]
+pub(crate) struct TokenArgs {
+    #[command(flatten)]
+    pub(crate) client: Client,
+    /// Print the whole header: Authorization: Bearer TOKEN.
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) header: bool,
+}
+
+/// Opens the daemon's page in a browser.
+///
+/// The browser gets a file that only you can read. It leads to the page with a code that is good once, and for a minute.
+#[derive(Args)]
+pub(crate) struct DashboardArgs {
+    #[command(flatten)]
+    pub(crate) client: Client,
+    /// Only name the file.
+    #[arg(long)]
+    pub(crate) no_open: bool,
 }
 
 /// Looks at what this machine can do for the daemon, what will be slow, and why.

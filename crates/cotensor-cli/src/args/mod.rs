@@ -38,6 +38,8 @@ pub(crate) enum Command {
     Who(WhoArgs),
     Rm(RmArgs),
     Top(TopArgs),
+    Token(TokenArgs),
+    Dashboard(DashboardArgs),
     Call(CallArgs),
     Tasks(TasksArgs),
     ServeModels(ServeModelsArgs),

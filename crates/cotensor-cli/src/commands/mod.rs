@@ -2,6 +2,7 @@
 
 mod cache;
 mod call;
+mod dashboard;
 mod demo;
 mod doctor;
 mod env;
@@ -18,6 +19,7 @@ mod top;
 
 pub(crate) use cache::cache;
 pub(crate) use call::call;
+pub(crate) use dashboard::{dashboard, token};
 pub(crate) use demo::{demo, demo_worker};
 pub(crate) use doctor::doctor;
 pub(crate) use env::env;

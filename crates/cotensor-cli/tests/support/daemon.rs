@@ -16,15 +16,28 @@ pub(crate) struct Daemon {
 
 impl Daemon {
     pub(crate) fn start(arguments: &[&str]) -> Self {
-        let mut daemon = Self { folder: tempfile::tempdir().unwrap(), ready: Value::Null, child: None };
+        let mut daemon = Self::stopped();
         daemon.serve(arguments);
         daemon
     }
 
+    /// One that was not started yet.
+    pub(crate) fn stopped() -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), ready: Value::Null, child: None }
+    }
+
     /// Starts a daemon on the same socket, and waits until it says that it is ready.
     pub(crate) fn serve(&mut self, arguments: &[&str]) {
+        self.serve_with(arguments, |_| {});
+    }
+
+    /// As [`serve`](Self::serve), as `change` would have its process started.
+    pub(crate) fn serve_with(&mut self, arguments: &[&str], change: impl FnOnce(&mut Command)) {
         assert!(self.child.is_none(), "one at a time");
-        let mut child = self.command(&["serve", "--json"]).args(arguments).stdout(Stdio::piped()).spawn().unwrap();
+        let mut command = self.command(&["serve", "--json"]);
+        command.args(arguments).stdout(Stdio::piped());
+        change(&mut command);
+        let mut child = command.spawn().unwrap();
         let mut answer = String::new();
         let mut lines = BufReader::new(child.stdout.take().unwrap());
         while !answer.trim_end().ends_with('}') {
@@ -33,6 +46,12 @@ impl Daemon {
         self.ready = serde_json::from_str(&answer).unwrap();
         assert_eq!(self.ready["pid"], child.id());
         self.child = Some(child);
+    }
+
+    /// The line of a request's head that carries the daemon's token.
+    pub(crate) fn authorization(&self) -> String {
+        let token = std::fs::read_to_string(self.ready["token_file"].as_str().unwrap()).unwrap();
+        format!("Authorization: Bearer {}\r\n", token.trim())
     }
 
     pub(crate) fn socket(&self) -> PathBuf {

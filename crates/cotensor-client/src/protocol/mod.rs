@@ -167,6 +167,10 @@ methods! { METHODS:
 
     /// The sessions that are open, and what each of them holds.
     Sessions "session.list": Empty => SessionList;
+    /// Where the daemon answers HTTP, and which file holds the token.
+    HttpAddress "http.address": Empty => HttpPlace;
+    /// Makes a file that opens the daemon's page in a browser.
+    HttpDashboard "http.dashboard": Empty => DashboardFile;
     /// The description of every method, as OpenRPC has it.
     Discover "rpc.discover": Empty => Document;
 }

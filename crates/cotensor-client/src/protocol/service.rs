@@ -2,6 +2,8 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+use std::path::PathBuf;
 
 /// The sessions of a daemon.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -35,6 +37,23 @@ pub enum Transport {
     Unix,
     /// By HTTP: it ends when it has not called for a while.
     Http,
+}
+
+/// Where the daemon answers HTTP.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct HttpPlace {
+    /// Address and port that it listens at. No other program can listen there meanwhile.
+    #[schemars(with = "String")]
+    pub address: SocketAddr,
+    /// The file, mode 0600, of the token that HTTP requests need.
+    pub token_file: PathBuf,
+}
+
+/// What opens the daemon's page.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct DashboardFile {
+    /// An HTML file, mode 0600, that sends a browser to the page with a code that is good once, and for a minute.
+    pub file: PathBuf,
 }
 
 /// An [OpenRPC](https://spec.open-rpc.org) document.

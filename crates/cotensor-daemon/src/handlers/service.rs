@@ -2,11 +2,20 @@
 
 use super::Answer;
 use crate::dispatch::Caller;
-use cotensor_client::protocol::{Document, Empty, SessionList, openrpc_with};
+use cotensor_client::protocol::{DashboardFile, Document, Empty, HttpPlace, SessionList, openrpc_with};
 use cotensor_core::Error;
 
 pub(super) async fn sessions(caller: Caller, _: Empty) -> Answer<SessionList> {
     Ok(SessionList { sessions: caller.daemon.session_infos() }.into())
+}
+
+pub(super) async fn http_address(caller: Caller, _: Empty) -> Answer<HttpPlace> {
+    let dashboard = caller.daemon.dashboard()?;
+    Ok(HttpPlace { address: dashboard.address, token_file: dashboard.token_file.clone() }.into())
+}
+
+pub(super) async fn open_dashboard(caller: Caller, _: Empty) -> Answer<DashboardFile> {
+    Ok(DashboardFile { file: caller.daemon.dashboard()?.open()? }.into())
 }
 
 pub(super) async fn discover(caller: Caller, _: Empty) -> Answer<Document> {

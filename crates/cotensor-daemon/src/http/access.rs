@@ -1,56 +1,68 @@
-//! Who may do what: tokens, users of this machine, and pages of other sites, which may do nothing.
+//! Which requests are served: those with the token, of this user where the token is this user's alone, and never those
+//! that a page of another site makes a browser send.
 
-use super::Http;
+use super::admission::Peer;
 use super::answer::Refusal;
 use super::token::Token;
+use super::{Http, HttpConfig};
+use axum::Extension;
 use axum::extract::{Request, State};
-use axum::http::header::{AUTHORIZATION, HOST, HeaderName, ORIGIN};
+use axum::http::header::{AUTHORIZATION, CONNECTION, HOST, HeaderName, ORIGIN};
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// The page without a figure in it, and whether the daemon is up: these tell nothing, so anyone may have them.
+/// The page without a figure in it, and which daemon this is: everyone may `GET` these.
 const PUBLIC: [&str; 2] = ["/", "/health"];
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Whether a connection is from a process of this user, on this machine.
-#[derive(Clone, Copy)]
-pub(crate) struct Peer {
-    pub(crate) own: bool,
-}
-
-/// Whether a request may have everything.
-#[derive(Clone, Copy)]
-pub(crate) struct Trusted(pub(crate) bool);
-
 /// The rules of one listener.
-pub(crate) struct Access {
-    /// Required of everyone if there is one; otherwise only this user's processes are served.
-    pub(crate) token: Option<Token>,
+pub(super) struct Access {
+    token: Arc<Token>,
+    /// Whether the token serves only processes of this user and root: nobody else was given it, so another user who has it
+    /// has read it somewhere, in the arguments of a program perhaps.
+    own_only: bool,
     /// Names by which browsers may address the daemon.
-    pub(crate) hosts: Vec<String>,
+    hosts: Vec<String>,
 }
 
 impl Access {
+    pub(super) fn new(token: Arc<Token>, config: &HttpConfig) -> Self {
+        let own_only = config.token_file.is_none() && config.listen.ip().is_loopback();
+        Self { token, own_only, hosts: config.hosts.clone() }
+    }
+
+    /// Whether the client of a connection may be served with a token, or a code for one.
+    pub(super) fn allows(&self, peer: &Peer) -> bool {
+        peer.own || !self.own_only
+    }
+
     /// Whether a request may have everything, or only what is [`PUBLIC`].
-    fn check(&self, request: &Request, peer: Peer) -> Result<Trusted, Refusal> {
-        let headers = request.headers();
-        let presented = bearer(headers);
-        let trusted = match (&self.token, presented) {
-            (Some(token), Some(presented)) if token.is(presented) => true,
-            (Some(_), Some(_)) => return Err(Refusal::new(StatusCode::UNAUTHORIZED, "the token is wrong")),
-            (Some(_), None) => false,
-            (None, _) => peer.own,
+    fn check(&self, request: &Request, peer: &Peer) -> Result<bool, Refusal> {
+        let known = match bearer(request.headers()) {
+            Some(presented) if self.token.is(presented) => true,
+            Some(_) => return Err(Refusal::new(StatusCode::UNAUTHORIZED, "the token is wrong")),
+            None => false,
         };
         self.check_site(request)?;
-        if !trusted && !PUBLIC.contains(&request.uri().path()) {
-            let message = "a token is required: Authorization: Bearer, from the daemon's token file";
-            return Err(Refusal::new(StatusCode::UNAUTHORIZED, message));
+        let trusted = known && self.allows(peer);
+        let reads = [Method::GET, Method::HEAD].contains(request.method());
+        if trusted || reads && PUBLIC.contains(&request.uri().path()) {
+            return Ok(trusted);
         }
-        Ok(Trusted(trusted))
+        Err(match known {
+            true => {
+                let message = "only processes of the daemon's user are served: --token-file lets others in who have it";
+                Refusal::new(StatusCode::FORBIDDEN, message)
+            }
+            false => {
+                let message = "a token is required: `cotensor token --header` prints the header that carries it";
+                Refusal::new(StatusCode::UNAUTHORIZED, message)
+            }
+        })
     }
 
     /// Refuses what a page of another site makes a browser send, also under a name that its owner points at this
@@ -58,8 +70,10 @@ impl Access {
     fn check_site(&self, request: &Request) -> Result<(), Refusal> {
         let headers = request.headers();
         let forbidden = |message| Err(Refusal::new(StatusCode::FORBIDDEN, message));
-        let Some(host) = authority(headers.get(HOST)) else {
-            return Err(Refusal::new(StatusCode::BAD_REQUEST, "a Host header is required"));
+        // Of several, a proxy may have checked another one than is read here.
+        let mut hosts = headers.get_all(HOST).iter();
+        let Some(host) = authority(hosts.next()).filter(|_| hosts.next().is_none()) else {
+            return Err(Refusal::new(StatusCode::BAD_REQUEST, "exactly one Host header is required"));
         };
         let asked = request.uri().authority().unwrap_or(&host);
         if !self.is_known(&host) || !self.is_known(asked) {
@@ -96,16 +110,26 @@ fn authority(host: Option<&HeaderValue>) -> Option<Authority> {
     host?.to_str().ok()?.parse().ok()
 }
 
-/// Lets through what may pass, and tells browsers to keep answers to themselves.
-pub(crate) async fn guard(State(http): State<Arc<Http>>, mut request: Request, next: Next) -> Response {
-    let peer = request.extensions().get().copied().unwrap_or(Peer { own: false });
-    let mut response = match http.access.check(&request, peer) {
+/// Lets through what may pass, ends connections without the token after one answer, and tells browsers to keep answers to
+/// themselves.
+pub(super) async fn guard(
+    State(http): State<Arc<Http>>,
+    Extension(peer): Extension<Peer>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let checked = http.access.check(&request, &peer);
+    let trusted = matches!(checked, Ok(true));
+    if trusted {
+        peer.trust();
+    }
+    let mut response = match checked {
         Err(refusal) => refusal.into_response(),
-        Ok(trusted) => {
-            request.extensions_mut().insert(trusted);
-            next.run(request).await
-        }
+        Ok(_) => next.run(request).await,
     };
+    if !trusted {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
     for (name, value) in [
         ("cache-control", "no-store"),
         ("cross-origin-resource-policy", "same-origin"),

@@ -11,10 +11,10 @@ pub const PORT: u16 = 2537;
 /// How the HTTP side runs. Every field has a default.
 #[derive(Clone, Debug)]
 pub struct HttpConfig {
-    /// Where it listens. Anywhere but on loopback a token is required of everyone; see [`default_port`].
+    /// Where it listens; see [`default_port`].
     pub listen: SocketAddr,
-    /// A file that holds the token, readable by its owner alone. Off loopback, one is made beside the socket when there
-    /// is none.
+    /// A file that holds the token, readable by its owner alone: every user who has the token is served. Without it the
+    /// token is made beside the socket, and on loopback only processes of this user and root are served with it.
     pub token_file: Option<PathBuf>,
     /// Host names by which clients may address it, besides `localhost` and plain addresses.
     pub hosts: Vec<String>,
@@ -22,8 +22,10 @@ pub struct HttpConfig {
     pub session_ttl: Duration,
     /// The most sessions at a time.
     pub sessions_max: usize,
-    /// The most connections at a time; each has one request at a time.
+    /// The most connections of this user at a time, and of clients with the token; each has one request at a time.
     pub connections_max: usize,
+    /// The most connections of all others at a time. Each ends with the answer to its first request.
+    pub untrusted_connections_max: usize,
     /// The most bytes of a request's line and headers; up to twice as many pass when they come in one piece.
     pub header_bytes_max: usize,
     /// The most bytes of one JSON-RPC message.
@@ -46,6 +48,7 @@ impl Default for HttpConfig {
             session_ttl: Duration::from_secs(300),
             sessions_max: 1024,
             connections_max: 256,
+            untrusted_connections_max: 16,
             header_bytes_max: 32 << 10,
             call_bytes_max: 4 << 20,
             tensor_bytes_max: 16 << 30,

@@ -5,17 +5,19 @@
 //! | `POST /jsonrpc` | calls and batches; the header `Cotensor-Session` names a session that `session.hello` opened |
 //! | `DELETE /session` | ends that session |
 //! | `GET`, `PUT`, `DELETE /tensors/NAME` | a tensor's bytes, with ranges; `PUT` takes `?dtype=float32&shape=2,3` |
-//! | `GET /health` | version, epoch, process and Unix socket |
+//! | `GET /health` | version, protocol and Unix socket |
 //! | `GET /metrics` | counters for Prometheus |
 //! | `GET /openrpc.json` | what `rpc.discover` answers |
 //! | `GET /` | the dashboard |
 //!
-//! On loopback, and without a token, only processes of the daemon's own user (and root) are served; see [`HttpConfig`].
+//! Every request but the last three lines' `GET /health` and `GET /` needs the token; see [`HttpConfig`].
 
 mod about;
 mod access;
+mod admission;
 mod answer;
 mod config;
+mod dashboard;
 mod metrics;
 mod paced;
 mod peer;
@@ -26,16 +28,22 @@ mod tensors;
 #[cfg(test)]
 mod tests;
 mod token;
+mod upload;
 
 pub use config::{HttpConfig, PORT, default_port};
 
-use self::access::{Access, Peer};
+pub(crate) use self::dashboard::Dashboard;
+
+use self::access::Access;
+use self::admission::{Admission, Peer};
+use self::answer::Refusal;
 use self::paced::Paced;
 use self::sessions::Sessions;
 use self::token::Token;
 use crate::Daemon;
+use crate::refusals::Refusals;
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::routing::{delete, get, post};
 use axum::{Extension, Router};
 use cotensor_core::{Error, Result};
@@ -59,13 +67,12 @@ pub struct HttpListening {
     listener: TcpListener,
     address: SocketAddr,
     config: HttpConfig,
-    token: Option<Token>,
-    token_file: Option<PathBuf>,
+    token: Arc<Token>,
+    token_file: PathBuf,
 }
 
 impl HttpListening {
-    /// Listens as `config` says. Off loopback without a token file, a token is made beside `socket`, in a file of mode
-    /// 0600.
+    /// Listens as `config` says. Without a token file, a token is made beside `socket`, in a file of mode 0600.
     ///
     /// # Errors
     /// `Io` when the address is taken, `Refused` or `Invalid` for a token file that will not do.
@@ -81,17 +88,13 @@ impl HttpListening {
     /// As [`bind`](Self::bind).
     pub(crate) fn on(listener: TcpListener, config: HttpConfig, socket: &Path) -> Result<Self> {
         let (token, token_file) = match &config.token_file {
-            Some(file) => (Some(Token::from_file(file)?), Some(file.clone())),
-            None if !config.listen.ip().is_loopback() => {
-                let (token, file) = Token::beside(socket)?;
-                (Some(token), Some(file))
-            }
-            None => (None, None),
+            Some(file) => (Token::from_file(file)?, std::path::absolute(file).unwrap_or_else(|_| file.clone())),
+            None => Token::beside(socket)?,
         };
         let io = |error: std::io::Error| Error::io("listening", &error).in_field("listen");
         listener.set_nonblocking(true).map_err(io)?;
         let address = listener.local_addr().map_err(io)?;
-        Ok(Self { listener, address, config, token, token_file })
+        Ok(Self { listener, address, config, token: Arc::new(token), token_file })
     }
 
     /// The socket alone.
@@ -104,9 +107,9 @@ impl HttpListening {
         self.address
     }
 
-    /// The file of the token that is required, if one is.
-    pub fn token_file(&self) -> Option<&Path> {
-        self.token_file.as_deref()
+    /// The file of the token.
+    pub fn token_file(&self) -> &Path {
+        &self.token_file
     }
 }
 
@@ -115,50 +118,71 @@ pub(crate) struct Http {
     daemon: Arc<Daemon>,
     config: HttpConfig,
     access: Access,
+    dashboard: Arc<Dashboard>,
     sessions: Sessions,
 }
 
 impl Daemon {
-    /// Serves HTTP on `listening` until `stop` is done; then ends the sessions that were opened there.
+    /// Serves HTTP on `listening` until `stop` is done; then ends the sessions that were opened there. From this call on, the
+    /// daemon's clients can ask where it listens.
     ///
     /// # Errors
     /// `Io` when the socket fails.
-    pub async fn serve_http(self: &Arc<Self>, listening: HttpListening, stop: impl Future<Output = ()>) -> Result<()> {
-        let HttpListening { listener, config, token, .. } = listening;
-        let listener = tokio::net::TcpListener::from_std(listener)
-            .map_err(|error| Error::io("listening", &error).in_field("listen"))?;
+    pub fn serve_http<Stop: Future<Output = ()>>(
+        self: &Arc<Self>,
+        listening: HttpListening,
+        stop: Stop,
+    ) -> impl Future<Output = Result<()>> + use<Stop> {
+        let HttpListening { listener, address, config, token, token_file } = listening;
+        let dashboard = Dashboard::new(address, Arc::clone(&token), token_file, &self.config.socket);
         let http = Arc::new(Http {
             daemon: Arc::clone(self),
-            access: Access { token, hosts: config.hosts.clone() },
+            access: Access::new(token, &config),
+            dashboard: Arc::new(dashboard),
             sessions: Sessions::default(),
             config,
         });
-        let routes = routes(Arc::clone(&http));
-        let mut connections = tokio::task::JoinSet::new();
-        let mut expiry = tokio::time::interval(EXPIRY_CHECK.min(http.config.session_ttl.max(Duration::from_millis(1))));
-        let mut stop = std::pin::pin!(stop);
-        loop {
-            while connections.try_join_next().is_some() {}
-            tokio::select! {
-                () = &mut stop => break,
-                _ = expiry.tick() => http.sessions.expire(self, http.config.session_ttl),
-                accepted = listener.accept() => match accepted {
-                    Ok((stream, _)) if connections.len() < http.config.connections_max => {
-                        connections.spawn(serve(Arc::clone(&http), routes.clone(), stream));
-                    }
-                    Ok(_) => tracing::warn!("an HTTP connection was refused: {} are open", connections.len()),
-                    Err(error) => {
-                        // Out of descriptors, mostly: some will be closed.
-                        tracing::warn!("an HTTP connection was not accepted: {error}");
-                        tokio::time::sleep(Duration::from_millis(50)).await;
-                    }
-                },
-            }
-        }
-        connections.shutdown().await;
-        http.sessions.expire(self, Duration::ZERO);
-        Ok(())
+        self.set_dashboard(Some(Arc::clone(&http.dashboard)));
+        serve_until(http, listener, stop)
     }
+}
+
+async fn serve_until(http: Arc<Http>, listener: TcpListener, stop: impl Future<Output = ()>) -> Result<()> {
+    let listener = tokio::net::TcpListener::from_std(listener)
+        .map_err(|error| Error::io("listening", &error).in_field("listen"))?;
+    let routes = routes(Arc::clone(&http));
+    let (admission, not_accepted) = (Admission::new(&http.config), Refusals::default());
+    let mut connections = tokio::task::JoinSet::new();
+    let mut expiry = tokio::time::interval(EXPIRY_CHECK.min(http.config.session_ttl.max(Duration::from_millis(1))));
+    let mut stop = std::pin::pin!(stop);
+    loop {
+        while connections.try_join_next().is_some() {}
+        tokio::select! {
+            () = &mut stop => break,
+            _ = expiry.tick() => {
+                http.sessions.expire(&http.daemon, http.config.session_ttl);
+                http.dashboard.expire();
+            }
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    if let Some(peer) = admission.admit(&stream).await {
+                        connections.spawn(serve(Arc::clone(&http), routes.clone(), stream, peer));
+                    }
+                }
+                Err(error) => {
+                    // Out of descriptors, mostly: some will be closed.
+                    if let Some(count) = not_accepted.note() {
+                        tracing::warn!("{count} HTTP connections were not accepted: {error}");
+                    }
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            },
+        }
+    }
+    connections.shutdown().await;
+    http.sessions.expire(&http.daemon, Duration::ZERO);
+    http.daemon.set_dashboard(None);
+    Ok(())
 }
 
 fn routes(http: Arc<Http>) -> Router {
@@ -171,20 +195,16 @@ fn routes(http: Arc<Http>) -> Router {
         .route("/jsonrpc", post(rpc::call))
         .route("/session", delete(end_session))
         .route("/tensors/{*name}", tensor)
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(no_such_method)
         .layer(axum::middleware::from_fn_with_state(Arc::clone(&http), access::guard))
         .with_state(http)
 }
 
 /// Serves one connection, whose headers, times and rates are bounded.
-async fn serve(http: Arc<Http>, routes: Router, stream: TcpStream) {
-    let own = match (stream.peer_addr(), stream.local_addr()) {
-        (Ok(peer), Ok(local)) if http.access.token.is_none() => {
-            tokio::task::spawn_blocking(move || peer::is_own(peer, local)).await.unwrap_or(false)
-        }
-        _ => false,
-    };
+async fn serve(http: Arc<Http>, routes: Router, stream: TcpStream, peer: Peer) {
     drop(stream.set_nodelay(true));
-    let service = TowerToHyperService::new(routes.layer(Extension(Peer { own })));
+    let service = TowerToHyperService::new(routes.layer(Extension(peer)));
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(http.config.patience)
@@ -198,7 +218,18 @@ async fn serve(http: Arc<Http>, routes: Router, stream: TcpStream) {
     }
 }
 
-async fn end_session(State(http): State<Arc<Http>>, headers: HeaderMap) -> Result<StatusCode, answer::Refusal> {
+async fn no_such_path(uri: Uri) -> Refusal {
+    Error::not_found(format!("there is nothing at {}: docs/protocol.md lists the paths", uri.path())).into()
+}
+
+async fn no_such_method() -> Refusal {
+    Refusal::new(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "this path does not take this method: docs/protocol.md lists those it takes",
+    )
+}
+
+async fn end_session(State(http): State<Arc<Http>>, headers: HeaderMap) -> Result<StatusCode, Refusal> {
     http.sessions.call(&http.daemon, &headers)?.end();
     Ok(StatusCode::NO_CONTENT)
 }

@@ -1,4 +1,7 @@
-//! Who is at the other end of a loopback connection. A Unix socket tells; for TCP the kernel's table of sockets does.
+//! The user at the other end of a loopback connection. A Unix socket tells; for TCP the kernel's table of sockets does.
+//!
+//! The answer is true for the moment of the look alone: a connection that its client has closed has no owner, and its
+//! addresses may be another's next. It keeps others away from places and bytes that a token guards as well.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -21,10 +24,12 @@ fn owner(mut rows: impl BufRead, socket: SocketAddr, other: SocketAddr) -> Optio
     let (socket, other) = (in_table(socket), in_table(other));
     let mut row = String::new();
     while std::io::Read::take(&mut rows, ROW_BYTES_MAX).read_line(&mut row).ok()? > 0 {
-        // sl, local_address, rem_address, st, tx_queue:rx_queue, tr:tm->when, retrnsmt, uid
+        // sl, local_address, rem_address, st, tx_queue:rx_queue, tr:tm->when, retrnsmt, uid, timeout, inode
         let mut columns = row.split_ascii_whitespace().skip(1);
         if columns.next() == Some(&socket) && columns.next() == Some(&other) {
-            return columns.nth(4)?.parse().ok();
+            let uid = columns.nth(4)?.parse().ok()?;
+            // A closed socket has no inode, and the kernel writes 0 for its user, whoever that was.
+            return columns.nth(1).filter(|&inode| inode != "0").map(|_| uid);
         }
         row.clear();
     }
@@ -67,11 +72,16 @@ mod tests {
         let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
             \x20  0: 0100007F:09E9 0100007F:C000 01 00000000:00000000 00:00000000 00000000     7        0 1044 1\n\
             \x20  1: 0100007F:C000 0100007F:09E9 01 00000000:00000000 00:00000000 00000000  1001        0 1045 1\n\
-            \x20  2: 0100007F:C001 0100007F:09E9 01 short\n";
-        let (daemon, client) = ("127.0.0.1:2537".parse().unwrap(), "127.0.0.1:49152".parse().unwrap());
+            \x20  2: 0100007F:C001 0100007F:09E9 01 short\n\
+            \x20  3: 0100007F:C002 0100007F:09E9 05 00000000:00000000 00:00000000 00000000     0        0 0 1\n\
+            \x20  4: 0100007F:C003 0100007F:09E9 01 00000000:00000000 00:00000000 00000000     0        0 7 1\n";
+        let (daemon, client): (SocketAddr, SocketAddr) =
+            ("127.0.0.1:2537".parse().unwrap(), "127.0.0.1:49152".parse().unwrap());
         assert_eq!(owner(table.as_bytes(), client, daemon), Some(1001));
         assert_eq!(owner(table.as_bytes(), daemon, client), Some(7));
-        assert_eq!(owner(table.as_bytes(), "127.0.0.1:49153".parse().unwrap(), daemon), None);
+        for (port, uid) in [(49153, None), (49154, None), (49155, Some(0))] {
+            assert_eq!(owner(table.as_bytes(), SocketAddr::new(client.ip(), port), daemon), uid, "{port}");
+        }
         assert_eq!(owner(&[b'x'; 100_000][..], client, daemon), None);
     }
 }

@@ -5,6 +5,7 @@ use super::answer::{Refusal, json};
 use super::paced::time_for;
 use super::range::{Wanted, wanted};
 use super::rpc::next;
+use super::upload::Upload;
 use crate::segment::Sealed;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::{PathRejection, QueryRejection};
@@ -15,8 +16,8 @@ use axum::http::header::{
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use cotensor_client::protocol::{Id, Keep, Spec};
-use cotensor_core::{Error, ErrorKind, Layout, SegmentMut};
-use cotensor_memory::MemfdMut;
+use cotensor_core::{Error, Layout};
+use cotensor_store::home::Charge;
 use cotensor_store::{CopyReason, EmbeddedStore, Lease, Store};
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use serde::{Deserialize, Serialize};
@@ -104,7 +105,7 @@ struct Published {
     leased: bool,
 }
 
-/// Publishes the body under a name. Its memory is made, filled and sealed here.
+/// Publishes the body under a name. Its memory is made as the body comes, and sealed here.
 pub(super) async fn put(
     State(http): State<Arc<Http>>,
     name: Result<Path<String>, PathRejection>,
@@ -129,10 +130,11 @@ pub(super) async fn put(
     let call = http.sessions.call(&http.daemon, &headers)?;
     let holder = call.session.holder("")?;
     let store = &http.daemon.store;
-    let charge = store.grant(&spec)?;
-    let segment = Arc::new(receive(&http, body, layout.size_bytes()).await?);
+    let upload = Upload::new(&spec.name, bytes, store.grant_growing(&spec)?)?;
+    let (segment, charge) = receive(&http, body, upload).await?;
     store.record_copy(&spec.name, CopyReason::Network, layout.size_bytes());
-    let lease = store.adopt(spec, layout, segment, charge, None, &holder)?;
+    let charge = store.grant_in(&charge, &spec)?;
+    let lease = store.adopt(spec, layout, Arc::new(segment), charge, None, &holder)?;
     let published = Published { id: lease.id().into(), spec: Spec::from(&lease.spec()), bytes, leased: call.is_kept() };
     if call.is_kept() {
         call.session.grant(lease, &holder, &mut Vec::new())?;
@@ -169,24 +171,13 @@ fn spec_of(name: String, query: PutQuery) -> Result<Spec, Error> {
     })
 }
 
-/// Sealed memory with a body of `len` bytes in it.
-async fn receive(http: &Http, mut body: Body, len: usize) -> Result<Sealed, Refusal> {
-    let mut memory = blocking(move || MemfdMut::create(len)).await?;
-    let (start, mut filled) = (Instant::now(), 0);
-    while let Some(part) = next(&mut body, start + http.config.patience + time_for(filled as u64)).await? {
-        memory.write_at(filled, &part)?;
-        filled += part.len();
+/// Fills an upload with a body, which has to come in time.
+async fn receive(http: &Http, mut body: Body, mut upload: Upload) -> Result<(Sealed, Arc<Charge>), Refusal> {
+    let start = Instant::now();
+    while let Some(part) = next(&mut body, start + http.config.patience + time_for(upload.filled())).await? {
+        upload = upload.add(&part, &http.daemon.store)?;
     }
-    if filled != len {
-        return Err(Error::invalid(format!("{len} bytes by dtype and shape, {filled} came")).in_field("shape").into());
-    }
-    Ok(blocking(move || Sealed::of(memory)).await?)
-}
-
-/// Runs what takes long, such as making memory, where nobody waits for the thread.
-async fn blocking<T: Send + 'static>(run: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Result<T, Error> {
-    let ended = tokio::task::spawn_blocking(run).await;
-    ended.map_err(|error| Error::new(ErrorKind::Io, format!("the daemon is stopping: {error}")))?
+    Ok(upload.seal()?)
 }
 
 fn describe(lease: &Lease) -> HeaderMap {

@@ -36,7 +36,7 @@ use cotensor_memory::ignore_file_size_signal;
 use estate::Estate;
 use process::Server;
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 /// What a process of the daemon is to it.
@@ -123,7 +123,7 @@ fn foreground(service: &Service, launch: &Launch, ready: impl FnOnce(Ready<'_>))
     let told = |epoch, server| {
         if let Some(ready) = ready.take() {
             let (http, token_file) = http.clone().unzip();
-            ready(Ready { config, epoch, http, token_file: token_file.flatten(), server, resumed });
+            ready(Ready { config, epoch, http, token_file, server, resumed });
         }
     };
     estate.keep(launch, None, None, told)
@@ -145,7 +145,8 @@ fn first_or_heir(service: &Service) -> Result<(Estate, Prepared)> {
     }
 }
 
-type Address = (std::net::SocketAddr, Option<PathBuf>);
+/// Where HTTP is answered, and the file of the token.
+type Address = (std::net::SocketAddr, PathBuf);
 
 /// What a daemon needs beside what it inherits.
 struct Prepared {
@@ -183,7 +184,7 @@ fn with_http(sockets: &mut Sockets, wanted: Option<&crate::http::HttpConfig>) ->
         Some(listener) => HttpListening::on(listener, config.clone(), socket)?,
         None => HttpListening::bind(config.clone(), socket)?,
     };
-    let address = (listening.address(), listening.token_file().map(Path::to_path_buf));
+    let address = (listening.address(), listening.token_file().to_path_buf());
     sockets.http = Some(listening.into_listener());
     Ok(Some(address))
 }

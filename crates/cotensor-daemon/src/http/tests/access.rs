@@ -1,46 +1,116 @@
 //! Who is served.
 
 use super::Running;
+use serde_json::json;
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 
 const LIST: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tensor.list"}"#;
 
+const JSON: (&str, &str) = ("Content-Type", "application/json");
+
 #[test]
-fn off_loopback_everyone_needs_the_token() {
-    let running = Running::start(|_, http| http.listen = "0.0.0.0:0".parse().unwrap());
-    let token = running.token.clone().unwrap();
-    for path in ["/metrics", "/openrpc.json", "/tensors/x", "/nothing"] {
-        let answer = running.get(path);
-        assert_eq!((answer.status, answer.headers["www-authenticate"].as_str()), (401, "Bearer realm=\"cotensor\""));
-    }
-    assert_eq!(running.rpc(&[], LIST).status, 401);
-    assert_eq!(running.get("/health").text(), r#"{"status":"ok"}"#);
-    assert_eq!(running.get("/").status, 200);
-    for wrong in ["Bearer", "Bearer x", &format!("Basic {token}"), &format!("Bearer {}", &token[1..])] {
-        assert_eq!(running.rpc(&[("Authorization", wrong)], LIST).status, 401, "{wrong}");
-    }
-    for right in [format!("Bearer {token}"), format!("bearer  {token}")] {
-        assert_eq!(running.rpc(&[("Authorization", &right)], LIST).status, 200);
-        let health = running.request("GET", "/health", &[("Authorization", &right)], b"").json();
-        assert_eq!(health["pid"], std::process::id());
+fn every_request_needs_the_token_but_health_and_the_page() {
+    for listen in ["127.0.0.1:0", "0.0.0.0:0"] {
+        let running = Running::start(|_, http| http.listen = listen.parse().unwrap());
+        running.request("PUT", "/tensors/x?dtype=uint8&shape=1", &[], b"1");
+        let requests = [
+            ("GET", "/metrics"),
+            ("GET", "/openrpc.json"),
+            ("GET", "/tensors/x"),
+            ("HEAD", "/tensors/x"),
+            ("PUT", "/tensors/x?dtype=uint8&shape=0"),
+            ("DELETE", "/tensors/x"),
+            ("POST", "/jsonrpc"),
+            ("DELETE", "/session"),
+            ("GET", "/nothing"),
+            ("POST", "/health"),
+            ("OPTIONS", "/"),
+        ];
+        for (method, path) in requests {
+            let answer = running.anonymous(method, path, &[], b"");
+            let challenge = answer.headers["www-authenticate"].as_str();
+            assert_eq!((answer.status, challenge), (401, "Bearer realm=\"cotensor\""), "{method} {path}");
+            assert_eq!(answer.headers["connection"], "close", "{method} {path}");
+        }
+        let health = running.anonymous("GET", "/health", &[], b"").json();
+        let known: Vec<_> = health.as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(known, ["status", "version", "protocol", "socket"]);
+        assert_eq!(running.get("/health").json(), health, "the token makes no difference");
+        assert_eq!(running.anonymous("GET", "/", &[], b"").status, 200);
+        let token = &running.token;
+        let wrong = ["Bearer", "Bearer x", &format!("Basic {token}"), &format!("Bearer {}", &token[1..])];
+        for wrong in wrong {
+            let answer = running.anonymous("POST", "/jsonrpc", &[JSON, ("Authorization", wrong)], LIST.as_bytes());
+            assert_eq!(answer.status, 401, "{wrong}");
+        }
+        for right in [format!("Bearer {token}"), format!("bearer  {token}")] {
+            let answer = running.anonymous("POST", "/jsonrpc", &[JSON, ("Authorization", &right)], LIST.as_bytes());
+            assert_eq!(answer.status, 200);
+        }
+        assert_eq!(running.get("/tensors/x").body, b"1");
     }
 }
 
 #[test]
-fn a_token_that_is_configured_is_required_on_loopback_too() {
+fn a_token_that_is_configured_is_the_one_that_is_needed() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("token");
     std::fs::write(&file, "a-token-of-some-length\n").unwrap();
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
     let running = Running::start(|_, http| http.token_file = Some(file));
-    assert_eq!(running.rpc(&[], LIST).status, 401);
-    assert_eq!(running.rpc(&[("Authorization", "Bearer a-token-of-some-length")], LIST).status, 200);
+    assert_eq!(running.anonymous("GET", "/metrics", &[], b"").status, 401);
+    let right = ("Authorization", "Bearer a-token-of-some-length");
+    assert_eq!(running.anonymous("GET", "/metrics", &[right], b"").status, 200);
 }
 
 #[test]
-fn on_loopback_this_users_processes_need_none() {
+fn a_connection_goes_on_with_the_token_only() {
     let running = Running::start(|_, _| {});
-    assert_eq!((running.rpc(&[], LIST).status, running.token.is_none()), (200, true));
+    let token = running.authorization();
+    for (token, answers) in [(token.as_str(), 2), ("", 1)] {
+        let mut stream = running.connect();
+        let first = format!("GET /health HTTP/1.1\r\nHost: localhost\r\n{token}\r\n");
+        let last = format!("GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{token}\r\n");
+        stream.write_all((first + &last).as_bytes()).unwrap();
+        let mut text = String::new();
+        // What was not answered may come back as a reset connection.
+        drop(stream.read_to_string(&mut text));
+        assert_eq!(text.matches("HTTP/1.1 200").count(), answers, "{text}");
+    }
+}
+
+#[test]
+fn the_page_gets_the_token_by_a_code_that_is_good_once() {
+    let running = Running::start(|_, _| {});
+    let file = running.call(&[], "http.dashboard", json!({})).unwrap()["file"].as_str().unwrap().to_owned();
+    let redirect = std::fs::read_to_string(&file).unwrap();
+    let (_, url) = redirect.split_once(&format!("url=http://{}", running.address)).unwrap();
+    let url = url.split('"').next().unwrap();
+    let has_token = |url: &str| running.anonymous("GET", url, &[], b"").text().contains(&running.token);
+    assert!(!has_token("/") && !has_token("/?code=") && !has_token(&url[..url.len() - 1]));
+    assert_eq!(running.anonymous("HEAD", url, &[], b"").status, 200);
+    assert!(has_token(url), "a HEAD has not used it up");
+    assert!(!has_token(url) && !std::path::Path::new(&file).exists());
+
+    let place = running.call(&[], "http.address", json!({})).unwrap();
+    assert_eq!(place["address"], running.address.to_string());
+    assert_eq!(std::fs::read_to_string(place["token_file"].as_str().unwrap()).unwrap().trim(), running.token);
+}
+
+#[test]
+fn a_token_is_text_in_the_page_whatever_is_in_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    let secret = "\"><script>{{nonce}}&amp;'0123";
+    std::fs::write(&file, secret).unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let running = Running::start(|_, http| http.token_file = Some(file));
+    let file = running.call(&[], "http.dashboard", json!({})).unwrap()["file"].as_str().unwrap().to_owned();
+    let redirect = std::fs::read_to_string(file).unwrap();
+    let code = redirect.split("?code=").nth(1).unwrap().split('"').next().unwrap();
+    let page = running.anonymous("GET", &format!("/?code={code}"), &[], b"");
+    assert!(page.text().contains("content=\"&quot;>&lt;script>{{nonce}}&amp;amp;'0123\""), "{}", page.text());
 }
 
 #[test]
@@ -79,6 +149,11 @@ fn pages_of_other_sites_are_refused_and_so_are_names_that_are_pointed_here() {
     assert_eq!(running.request("OPTIONS", "/jsonrpc", &[], b"").status, 405);
     // A link to the page is no harm: it shows nothing to the site that it is on.
     assert_eq!(running.request("GET", "/", &[("Sec-Fetch-Site", "cross-site")], b"").status, 200);
+    // Two hosts: a proxy may have checked the other one.
+    let two = [("Host", &*here), ("Host", "evil.example")];
+    assert_eq!(running.rpc(&two, LIST).status, 400);
+    assert_eq!(running.rpc(&[two[1], two[0]], LIST).status, 400);
+    assert_eq!(running.rpc(&[two[0], two[0]], LIST).status, 400);
     let absolute = running.request("GET", "http://evil.example/metrics", &[], b"");
     assert_eq!(absolute.status, 403);
 }

@@ -32,7 +32,10 @@ fn messages_and_headers_are_bounded() {
     assert_eq!(running.rpc(&[], &" ".repeat(1000)).status, 200);
 
     let mut stream = running.connect();
-    let head = "POST /jsonrpc HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n";
+    let token = running.authorization();
+    let head = format!(
+        "POST /jsonrpc HTTP/1.1\r\nHost: localhost\r\n{token}Content-Type: application/json\r\nConnection: close\r\n"
+    );
     let chunk = format!("200\r\n{}\r\n", " ".repeat(0x200));
     drop(
         stream.write_all(format!("{head}Transfer-Encoding: chunked\r\n\r\n{chunk}{chunk}{chunk}0\r\n\r\n").as_bytes()),
@@ -60,7 +63,8 @@ fn nobody_is_waited_for_long() {
     let mut half = running.connect();
     half.write_all(b"GET /health HTT").unwrap();
     let mut bodyless = running.connect();
-    let head = "Host: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n";
+    let token = running.authorization();
+    let head = format!("Host: localhost\r\n{token}Content-Type: application/json\r\nContent-Length: 1000000\r\n\r\n");
     bodyless.write_all(format!("POST /jsonrpc HTTP/1.1\r\n{head}[").as_bytes()).unwrap();
     let mut upload = running.connect();
     upload.write_all(format!("PUT /tensors/x?dtype=uint8&shape=1000000 HTTP/1.1\r\n{head}abc").as_bytes()).unwrap();
@@ -75,7 +79,8 @@ fn a_reader_that_does_not_take_its_tensor_loses_it() {
     let running = Running::start(|_, http| http.patience = SHORT);
     running.request("PUT", "/tensors/x?dtype=uint8&shape=64000000", &[], &vec![1; 64_000_000]);
     let mut stream = running.connect();
-    stream.write_all(b"GET /tensors/x HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let token = running.authorization();
+    stream.write_all(format!("GET /tensors/x HTTP/1.1\r\nHost: localhost\r\n{token}\r\n").as_bytes()).unwrap();
     let store = running.daemon.store();
     let held = || store.records("x").iter().any(|record| !record.holders().is_empty());
     let start = Instant::now();
@@ -92,8 +97,10 @@ fn a_reader_that_does_not_take_its_tensor_loses_it() {
 fn an_upload_that_breaks_off_leaves_nothing() {
     let running = Running::start(|_, _| {});
     let mut stream = running.connect();
-    let head =
-        "PUT /tensors/x?dtype=uint8&shape=1000000 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n";
+    let token = running.authorization();
+    let head = format!(
+        "PUT /tensors/x?dtype=uint8&shape=1000000 HTTP/1.1\r\nHost: localhost\r\n{token}Content-Length: 1000000\r\n\r\n"
+    );
     stream.write_all(head.as_bytes()).unwrap();
     stream.write_all(&[1; 500_000]).unwrap();
     while running.daemon.store().stats().memory_usage_bytes == 0 {
@@ -110,7 +117,8 @@ fn connections_are_bounded_and_an_ended_one_makes_room() {
     let kept: Vec<_> = (0..2)
         .map(|_| {
             let mut stream = running.connect();
-            stream.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+            let token = running.authorization();
+            stream.write_all(format!("GET /health HTTP/1.1\r\nHost: localhost\r\n{token}\r\n").as_bytes()).unwrap();
             assert_eq!(stream.read(&mut [0; 1]).unwrap(), 1);
             stream
         })
@@ -127,4 +135,28 @@ fn connections_are_bounded_and_an_ended_one_makes_room() {
         }
         assert!(start.elapsed() < Duration::from_secs(10));
     }
+}
+
+#[test]
+fn a_promised_body_evicts_nothing_before_it_comes() {
+    const OLD: usize = 6 << 20;
+    let running = Running::start(|config, _| config.max_memory_bytes = 8 << 20);
+    running.request("PUT", "/tensors/old?dtype=uint8&shape=6291456", &[], &vec![1; OLD]);
+    let mut stream = running.connect();
+    let token = running.authorization();
+    let head = "PUT /tensors/new?dtype=uint8&shape=6291456 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n";
+    stream.write_all(format!("{head}{token}Content-Length: {OLD}\r\n\r\n").as_bytes()).unwrap();
+    stream.write_all(&[2; 1000]).unwrap();
+    let stats = || running.daemon.store().stats();
+    let start = Instant::now();
+    while stats().memory_usage_bytes <= OLD as u64 {
+        assert_eq!(stats().evictions, 0, "what is only promised has evicted");
+        assert!(start.elapsed() < Duration::from_secs(30), "the bytes that came are not counted");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert_eq!((stats().evictions, stats().memory_usage_bytes), (0, (OLD + (1 << 20)) as u64));
+    stream.write_all(&vec![2; OLD - 1000]).unwrap();
+    assert_eq!(Answer::read(&mut BufReader::new(stream), "PUT").status, 201);
+    assert_eq!((stats().evictions, stats().memory_usage_bytes), (1, OLD as u64));
+    assert_eq!(running.get("/tensors/new").body, vec![2; OLD]);
 }

@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 struct Running {
     daemon: Arc<Daemon>,
     address: SocketAddr,
-    token: Option<String>,
+    token: String,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
     _folder: tempfile::TempDir,
@@ -42,7 +42,7 @@ impl Running {
             Arc::get_mut(&mut daemon).unwrap().methods = methods;
         }
         let listening = HttpListening::bind(http, &config.socket).unwrap();
-        let token = listening.token_file().map(|file| std::fs::read_to_string(file).unwrap().trim().to_owned());
+        let token = std::fs::read_to_string(listening.token_file()).unwrap().trim().to_owned();
         let mut address = listening.address();
         if address.ip().is_unspecified() {
             address.set_ip([127, 0, 0, 1].into());
@@ -62,8 +62,20 @@ impl Running {
         stream
     }
 
-    /// Sends one request as a browserless client does and reads its answer.
+    /// The line of a request's head that carries the token.
+    fn authorization(&self) -> String {
+        format!("Authorization: Bearer {}\r\n", self.token)
+    }
+
+    /// Sends one request with the token and reads its answer.
     fn request(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+        let token = format!("Bearer {}", self.token);
+        let headers: Vec<_> = headers.iter().copied().chain([("Authorization", token.as_str())]).collect();
+        self.anonymous(method, path, &headers, body)
+    }
+
+    /// Sends one request as a browserless client does and reads its answer.
+    fn anonymous(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
         let mut head = format!("{method} {path} HTTP/1.1\r\nContent-Length: {}\r\nConnection: close\r\n", body.len());
         if !headers.iter().any(|(name, _)| *name == "Host") {
             head += &format!("Host: {}\r\n", self.address);

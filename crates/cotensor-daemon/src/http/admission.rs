@@ -1,0 +1,71 @@
+//! How many connections there may be: many of this user, and few of others, so that others cannot use them all up.
+
+use super::HttpConfig;
+use super::peer;
+use crate::refusals::Refusals;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Places for connections.
+pub(super) struct Admission {
+    /// For this user's connections, and for those that have shown the token.
+    trusted: Arc<Semaphore>,
+    /// For all others.
+    untrusted: Arc<Semaphore>,
+    refusals: Refusals,
+}
+
+/// The client of a connection.
+#[derive(Clone)]
+pub(super) struct Peer {
+    /// Whether the kernel says that it is a process of this user, or of root, on this machine.
+    pub(super) own: bool,
+    place: Arc<Place>,
+}
+
+/// The place that a connection takes up until it ends.
+struct Place {
+    trusted: Arc<Semaphore>,
+    permit: Mutex<OwnedSemaphorePermit>,
+}
+
+impl Admission {
+    pub(super) fn new(config: &HttpConfig) -> Self {
+        Self {
+            trusted: Arc::new(Semaphore::new(config.connections_max)),
+            untrusted: Arc::new(Semaphore::new(config.untrusted_connections_max)),
+            refusals: Refusals::default(),
+        }
+    }
+
+    /// A place for a connection that was just accepted; none when all for its kind are taken.
+    pub(super) async fn admit(&self, stream: &TcpStream) -> Option<Peer> {
+        let own = match (stream.peer_addr(), stream.local_addr()) {
+            (Ok(peer), Ok(local)) if peer.ip().to_canonical().is_loopback() => {
+                tokio::task::spawn_blocking(move || peer::is_own(peer, local)).await.unwrap_or(false)
+            }
+            _ => false,
+        };
+        let (places, whose) = if own { (&self.trusted, "this user") } else { (&self.untrusted, "others") };
+        let Ok(permit) = Arc::clone(places).try_acquire_owned() else {
+            if let Some(count) = self.refusals.note() {
+                tracing::warn!("{count} HTTP connections were refused: all places for those of {whose} are taken");
+            }
+            return None;
+        };
+        Some(Peer { own, place: Arc::new(Place { trusted: Arc::clone(&self.trusted), permit: Mutex::new(permit) }) })
+    }
+}
+
+impl Peer {
+    /// The client has shown the token: its connection leaves its place to another that has not.
+    pub(super) fn trust(&self) {
+        let mut permit = self.place.permit.lock().unwrap_or_else(PoisonError::into_inner);
+        if !Arc::ptr_eq(permit.semaphore(), &self.place.trusted)
+            && let Ok(better) = Arc::clone(&self.place.trusted).try_acquire_owned()
+        {
+            *permit = better;
+        }
+    }
+}

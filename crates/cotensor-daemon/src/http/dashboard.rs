@@ -1,0 +1,171 @@
+//! How the page is opened without its user typing a token: a file that only this user can read sends a browser to the page
+//! with a code that is good once.
+//!
+//! The file's path may be on a command line, where every user can read it; the code and the token are never.
+
+use super::token::Token;
+use cotensor_client::hex;
+use cotensor_core::{ContentHash, Error, ErrorKind, Result};
+use rustix::fs::{Mode, OFlags, open};
+use std::fs::File;
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use subtle::ConstantTimeEq;
+
+/// How long a code is good.
+const CODE_TTL: Duration = Duration::from_secs(60);
+
+/// The listener as the daemon's own user may know it.
+pub(crate) struct Dashboard {
+    /// Where it listens.
+    pub(crate) address: SocketAddr,
+    /// The file of the token.
+    pub(crate) token_file: PathBuf,
+    token: Arc<Token>,
+    /// The file with the newest code.
+    file: PathBuf,
+    code: Mutex<Option<Code>>,
+}
+
+/// A code that was not used yet, as its hash.
+struct Code {
+    hash: ContentHash,
+    made: Instant,
+}
+
+impl Dashboard {
+    /// `socket` is the daemon's.
+    pub(super) fn new(address: SocketAddr, token: Arc<Token>, token_file: PathBuf, socket: &Path) -> Self {
+        // A browser has another working folder.
+        let mut file = std::path::absolute(socket).unwrap_or_else(|_| socket.to_path_buf()).into_os_string();
+        file.push(".dashboard.html");
+        let this = Self { address, token_file, token, file: file.into(), code: Mutex::default() };
+        // What a daemon that was killed left.
+        this.remove();
+        this
+    }
+
+    /// Writes a file, mode 0600, that sends a browser to the page with a new code; codes before it are good no more.
+    ///
+    /// # Errors
+    /// `Io` when the file cannot be written.
+    pub(crate) fn open(&self) -> Result<PathBuf> {
+        let mut secret = [0; 32];
+        getrandom::fill(&mut secret).map_err(|error| Error::new(ErrorKind::Io, error.to_string()))?;
+        let secret = hex::encode(&secret);
+        let url = format!("http://{}/?code={secret}", for_browsers(self.address));
+        let page = format!(
+            "<!doctype html>\n<meta charset=\"utf-8\">\n<meta name=\"referrer\" content=\"no-referrer\">\n\
+             <meta http-equiv=\"refresh\" content=\"0; url={url}\">\n<title>Cotensor</title>\n<a href=\"{url}\">Cotensor</a>\n"
+        );
+        let mut code = self.lock();
+        self.write(&page).map_err(|error| Error::io("writing the dashboard's file", &error).in_file(&self.file))?;
+        *code = Some(Code { hash: ContentHash::of(secret.as_bytes()), made: Instant::now() });
+        Ok(self.file.clone())
+    }
+
+    /// The token, for a code that was not used before; no code is good after this one.
+    pub(super) fn redeem(&self, code: &str) -> Option<&str> {
+        self.redeem_at(code, Instant::now())
+    }
+
+    fn redeem_at(&self, code: &str, now: Instant) -> Option<&str> {
+        let presented = ContentHash::of(code.as_bytes());
+        let mut newest = self.lock();
+        let known = newest.as_ref().is_some_and(|newest| {
+            let fresh = now.saturating_duration_since(newest.made) < CODE_TTL;
+            fresh & bool::from(newest.hash.as_bytes().ct_eq(presented.as_bytes()))
+        });
+        if !known {
+            return None;
+        }
+        *newest = None;
+        self.remove();
+        Some(self.token.secret())
+    }
+
+    /// Takes the file away whose code is not good any more.
+    pub(super) fn expire(&self) {
+        let mut newest = self.lock();
+        if newest.as_ref().is_some_and(|newest| newest.made.elapsed() >= CODE_TTL) {
+            *newest = None;
+            self.remove();
+        }
+    }
+
+    fn write(&self, page: &str) -> std::io::Result<()> {
+        let mut new = self.file.as_os_str().to_owned();
+        new.push(".new");
+        let new = PathBuf::from(new);
+        drop(std::fs::remove_file(&new));
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let fd = open(&new, flags, Mode::RUSR | Mode::WUSR)?;
+        File::from(fd).write_all(page.as_bytes())?;
+        std::fs::rename(&new, &self.file)
+    }
+
+    fn remove(&self) {
+        drop(std::fs::remove_file(&self.file));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Code>> {
+        self.code.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Dashboard {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+/// An address that a browser on this machine can open.
+fn for_browsers(address: SocketAddr) -> SocketAddr {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, address.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    fn code_in(file: &Path) -> String {
+        let page = std::fs::read_to_string(file).unwrap();
+        let (_, rest) = page.split_once("url=http://127.0.0.1:80/?code=").unwrap();
+        rest.split('"').next().unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_code_is_good_once_and_for_a_minute_and_only_the_newest() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let (token, token_file) = Token::beside(&socket).unwrap();
+        let secret = token.secret().to_owned();
+        let dashboard = Dashboard::new("0.0.0.0:80".parse().unwrap(), Arc::new(token), token_file, &socket);
+        assert_eq!(dashboard.redeem(""), None);
+
+        let file = dashboard.open().unwrap();
+        assert_eq!(std::fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
+        assert!(!std::fs::read_to_string(&file).unwrap().contains(&secret), "the token is in no file but its own");
+        let first = code_in(&file);
+        let second = code_in(&dashboard.open().unwrap());
+        assert_eq!(dashboard.redeem(&first), None, "a newer one took its place");
+        assert_eq!(dashboard.redeem(&second[1..]), None);
+        assert_eq!(dashboard.redeem(&second), Some(secret.as_str()));
+        assert!(!file.exists(), "the file goes with its code");
+        assert_eq!(dashboard.redeem(&second), None, "it was used");
+
+        let late = code_in(&dashboard.open().unwrap());
+        assert_eq!(dashboard.redeem_at(&late, Instant::now() + CODE_TTL), None);
+        drop(dashboard);
+        assert!(!file.exists());
+    }
+}

@@ -1,0 +1,53 @@
+//! Refusals in the log: others can cause many, so one line a second stands for all of them.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Between two lines of one kind.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Counts refusals of one kind between lines.
+#[derive(Debug, Default)]
+pub(crate) struct Refusals(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// When the last line was written.
+    last: Option<Instant>,
+    /// Refusals since then.
+    count: u64,
+}
+
+impl Refusals {
+    /// Counts one more. If a line is due, the number of refusals that it stands for.
+    pub(crate) fn note(&self) -> Option<u64> {
+        self.note_at(Instant::now())
+    }
+
+    fn note_at(&self, now: Instant) -> Option<u64> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.count += 1;
+        if state.last.is_some_and(|last| now.saturating_duration_since(last) < PAUSE) {
+            return None;
+        }
+        state.last = Some(now);
+        Some(std::mem::take(&mut state.count))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_line_a_second_stands_for_all_refusals() {
+        let refusals = Refusals::default();
+        let start = Instant::now();
+        assert_eq!(refusals.note_at(start), Some(1));
+        for _ in 0..1000 {
+            assert_eq!(refusals.note_at(start + PAUSE / 2), None);
+        }
+        assert_eq!(refusals.note_at(start + PAUSE), Some(1001));
+        assert_eq!(refusals.note_at(start + 3 * PAUSE), Some(1));
+    }
+}
