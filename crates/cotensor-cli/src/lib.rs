@@ -4,6 +4,7 @@ mod args;
 mod commands;
 mod environment;
 mod launch;
+mod log;
 mod output;
 mod panics;
 mod parse;
@@ -46,10 +47,17 @@ pub fn run_with(arguments: impl IntoIterator<Item = OsString>, launch: Launch) -
         }
     };
     let program = Program { launch, arguments: arguments.into_iter().skip(1).collect() };
+    let is_daemon = matches!(cli.command, Command::Serve(_));
     match panics::told(|| command(cli.command, &program, started)) {
         Ok(()) => DONE,
         Err(error) => {
-            output::tell(&format!("error: {}", output::bounded(&output::printable(&error.to_string()))));
+            let line = format!("error: {}", output::bounded(&output::printable(&error.to_string())));
+            // A daemon ends also where nobody reads why.
+            if is_daemon {
+                log::last_words(line)
+            } else {
+                output::tell(&line)
+            }
             exit_code(&error)
         }
     }

@@ -1,6 +1,7 @@
 use super::{mib_to_bytes, print_json};
 use crate::args::ServeArgs;
 use crate::launch::Program;
+use crate::log::Log;
 use crate::terminal::takes_colours;
 use cotensor::core::{Error, Result};
 use cotensor_daemon::http::{HttpConfig, default_port};
@@ -29,7 +30,8 @@ struct Started<'a> {
 
 pub(crate) fn serve(args: &ServeArgs, program: &Program) -> Result<()> {
     let filter = filter(if args.verbose { "debug" } else { args.log.as_deref().unwrap_or("info") })?;
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    let log = Log::to(std::io::stderr()).map_err(|error| Error::io("starting the log", &error))?;
+    let lines = tracing_subscriber::fmt::layer().with_writer(log.clone()).with_target(false);
     tracing_subscriber::registry().with(lines.with_ansi(takes_colours(&std::io::stderr())).with_filter(filter)).init();
     let mut config = Config { spill: args.spill.clone(), ..Config::default() };
     if let Some(socket) = &args.socket {
@@ -54,7 +56,10 @@ pub(crate) fn serve(args: &ServeArgs, program: &Program) -> Result<()> {
         hosts: args.allow_host.clone(),
         ..HttpConfig::default()
     });
-    keeper::run_as(program.again()?, args.role, Service { config, http }, |ready| announce(&ready, args.json))
+    let service = Service { config, http };
+    let outcome = keeper::run_as(program.again()?, args.role, service, |ready| announce(&ready, args.json));
+    log.settle();
+    outcome
 }
 
 fn announce(ready: &Ready<'_>, json: bool) {
