@@ -132,6 +132,13 @@ fn a_model_that_one_process_serves_others_run() {
         fs::read(daemon.path("first.safetensors")).unwrap(),
         fs::read(daemon.path("second.safetensors")).unwrap()
     );
+    // A file that takes one tensor: the model has run, and its result is not lost.
+    daemon.refuses(&[&call[..], &["--output", "third.npy"]].concat(), 2, &["third.npy", "third.safetensors"]);
+    assert!(!daemon.path("third.npy").exists());
+    assert_eq!(
+        fs::read(daemon.path("first.safetensors")).unwrap(),
+        fs::read(daemon.path("third.safetensors")).unwrap()
+    );
     // And a process that maps the weights and runs the model itself finds the same result.
     let run = daemon.json(&["run", "pipeline.toml", "--text", TEXT, "--daemon", "--threads", "1"]);
     assert!(computed(&run).iter().all(|&computed| !computed), "{run}");

@@ -36,7 +36,7 @@ fn alone(name: &str, value: Value) -> Value {
 /// As what tensors come to Python.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tensors {
-    /// torch's where torch is imported, else numpy's where that is, else this package's.
+    /// torch's where torch is imported, else numpy's where that is installed, else this package's.
     Auto,
     Torch,
     Numpy,
@@ -345,7 +345,7 @@ impl Terms {
         let tensor = Bound::new(py, Tensor::new(lease, Arc::clone(self.store()) as Arc<dyn Store>))?;
         let made = match self.tensors {
             Tensors::Auto if Torch::imported(py)?.is_some() => Tensor::torch(&tensor),
-            Tensors::Auto if Numpy::imported(py)?.is_some() => Tensor::numpy(&tensor),
+            Tensors::Auto if py.import("numpy").is_ok() => Tensor::numpy(&tensor),
             Tensors::Torch => Tensor::torch(&tensor),
             Tensors::Numpy => Tensor::numpy(&tensor),
             Tensors::Auto | Tensors::Cotensor => return Ok(tensor.into_any().unbind()),

@@ -81,7 +81,7 @@ pub(crate) struct TasksArgs {
 /// a reference or a folder's absolute path. What one caller had computed, the next one gets.
 #[derive(Args)]
 #[command(after_help = "Example:\n  cotensor serve-models &\n  \
-    cotensor call model.run model=$PWD/bert task=sentence-embedding 'text=hello, world' --output embedding.npy")]
+    cotensor call model.run model=$PWD/bert task=sentence-embedding 'text=hello, world' --output embedding.safetensors")]
 pub(crate) struct ServeModelsArgs {
     #[command(flatten)]
     pub(crate) client: Client,

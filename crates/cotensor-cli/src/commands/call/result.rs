@@ -57,7 +57,23 @@ fn write(file: &Path, tensors: &[(String, Arc<Lease>)], json: bool) -> Result<()
         return Err(Error::invalid("no tensor is in the result").in_field("--output"));
     }
     let named: Vec<(&str, &Lease)> = tensors.iter().map(|(name, lease)| (name.as_str(), &**lease)).collect();
-    export(file, format, &named)
+    if named.len() == 1 || format == Format::Safetensors || is_stream(file) {
+        return export(file, format, &named);
+    }
+    // The function has run: its result is written to a file that takes it, and not lost.
+    let beside = file.with_extension("safetensors");
+    if beside.exists() {
+        return export(file, format, &named);
+    }
+    export(&beside, Format::Safetensors, &named)?;
+    let places: Vec<String> = tensors.iter().map(|(name, _)| plain(name)).collect();
+    let message = format!(
+        "the result has {} tensors ({}), and this format takes one: they were written to {} instead",
+        tensors.len(),
+        places.join(", "),
+        plain(&beside.display().to_string())
+    );
+    Err(Error::invalid(message).in_file(file).in_field("--output"))
 }
 
 fn line(lease: &Lease) -> String {
