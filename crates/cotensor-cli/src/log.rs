@@ -111,7 +111,7 @@ mod tests {
 
     impl Write for Stuck {
         fn write(&mut self, bytes: &[u8]) -> Result<usize> {
-            drop(self.begun.send(()));
+            let _ = self.begun.send(());
             self.permits.recv().map_err(std::io::Error::other)?;
             self.written.send(String::from_utf8_lossy(bytes).into_owned()).map_err(std::io::Error::other)?;
             Ok(bytes.len())
