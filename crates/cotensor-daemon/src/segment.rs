@@ -6,6 +6,7 @@ use cotensor_core::{Device, Error, ErrorKind, MemoryKind, Result, Segment};
 use cotensor_memory::{Guarantee, MemfdMut, check_no_holes, check_sealed};
 use cotensor_store::Share;
 use cotensor_store::home::Charge;
+use std::any::Any;
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,7 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// A memfd that nobody can write any more.
 pub(crate) struct Sealed {
-    file: File,
+    /// The ledger has it, too.
+    file: Arc<File>,
     len: usize,
 }
 
@@ -24,8 +26,8 @@ impl Sealed {
     /// # Errors
     /// `Refused` for anything but a memfd of `len` bytes, all of them backed by memory, with every seal.
     pub(crate) fn new(fd: OwnedFd, len: usize) -> Result<Self> {
-        let sealed = Self::known(fd, len)?;
-        check_no_holes(&sealed.file, len)?;
+        let sealed = Self::known(Arc::new(fd.into()), len)?;
+        check_no_holes(&*sealed.file, len)?;
         Ok(sealed)
     }
 
@@ -33,9 +35,9 @@ impl Sealed {
     ///
     /// # Errors
     /// `Refused` for anything but a memfd of `len` bytes with every seal.
-    pub(crate) fn known(fd: OwnedFd, len: usize) -> Result<Self> {
-        check_sealed(&fd, len, Guarantee::Immutable)?;
-        Ok(Self { file: fd.into(), len })
+    pub(crate) fn known(file: Arc<File>, len: usize) -> Result<Self> {
+        check_sealed(&*file, len, Guarantee::Immutable)?;
+        Ok(Self { file, len })
     }
 
     /// Memory that was filled here, kept as what clients publish is: by its descriptor, not mapped.
@@ -46,7 +48,7 @@ impl Sealed {
         let sealed = memory.seal()?;
         let fd = sealed.fd().ok_or_else(|| Error::unsupported("this memory has no descriptor"))?;
         let fd = fd.try_clone_to_owned().map_err(|error| Error::io("duplicating a descriptor", &error))?;
-        Self::known(fd, sealed.len())
+        Self::known(Arc::new(fd.into()), sealed.len())
     }
 }
 
@@ -67,6 +69,10 @@ impl Segment for Sealed {
         None
     }
 
+    fn as_any(&self) -> Option<&dyn Any> {
+        Some(self)
+    }
+
     fn read_at(&self, offset: usize, target: &mut [u8]) -> Result<()> {
         read(&self.file, offset, target)
     }
@@ -78,7 +84,7 @@ impl Segment for Sealed {
 
 /// A memfd that one session, and nobody else, can write.
 pub(crate) struct Slab {
-    file: File,
+    file: Arc<File>,
     len: usize,
     charge: Arc<Charge>,
     uses: Mutex<Uses>,
@@ -99,9 +105,9 @@ impl Slab {
     ///
     /// # Errors
     /// `Refused` for anything but a memfd of `len` bytes that takes no new writer.
-    pub(crate) fn new(fd: OwnedFd, len: usize, charge: Arc<Charge>) -> Result<Self> {
-        check_sealed(&fd, len, Guarantee::ProducerOnly)?;
-        Ok(Self { file: fd.into(), len, charge, uses: Mutex::default() })
+    pub(crate) fn new(file: Arc<File>, len: usize, charge: Arc<Charge>) -> Result<Self> {
+        check_sealed(&*file, len, Guarantee::ProducerOnly)?;
+        Ok(Self { file, len, charge, uses: Mutex::default() })
     }
 
     /// Tensors that may lie in it at a time. Of one whose publication was repeated there are two: twice as many as there
@@ -152,7 +158,7 @@ impl Slabs {
         }
         // May take long, where others' tensors have to go to disk first: nobody waits for that here.
         let share = session.daemon.store.share(len as u64)?;
-        let slab = Arc::new(Slab::new(fd, len, share.charge())?);
+        let slab = Arc::new(Slab::new(Arc::new(fd.into()), len, share.charge())?);
         check_no_holes(slab.fd(), len)?;
         slab.belongs(session, 0);
         let mut known = self.known();
@@ -256,6 +262,10 @@ impl Segment for Part {
         None
     }
 
+    fn as_any(&self) -> Option<&dyn Any> {
+        Some(self)
+    }
+
     fn read_at(&self, offset: usize, target: &mut [u8]) -> Result<()> {
         match offset.checked_add(target.len()) {
             Some(end) if end <= self.len => read(&self.slab.file, self.offset + offset, target),
@@ -270,6 +280,13 @@ impl Segment for Part {
     fn fd_offset(&self) -> usize {
         self.offset
     }
+}
+
+/// The file of a segment of the daemon's.
+pub(crate) fn file_of(segment: &dyn Segment) -> Option<Arc<File>> {
+    let segment = segment.as_any()?;
+    let of_slab = || segment.downcast_ref::<Part>().map(|part| &part.slab.file);
+    segment.downcast_ref::<Sealed>().map(|sealed| &sealed.file).or_else(of_slab).map(Arc::clone)
 }
 
 fn read(file: &File, offset: usize, target: &mut [u8]) -> Result<()> {
@@ -293,7 +310,7 @@ mod tests {
         let inode = inode(made.fd()).unwrap();
         for leased in [true, false] {
             // As a former daemon knew it, whose session is not waited for any more.
-            let known = Arc::new(Slab::new(fd(), 1 << 20, daemon.store.take_over(1 << 20)).unwrap());
+            let known = Arc::new(Slab::new(Arc::new(fd().into()), 1 << 20, daemon.store.take_over(1 << 20)).unwrap());
             daemon.slabs.restore(inode, &known);
             let part = leased.then(|| Part::new(Arc::clone(&known), 128, 64).unwrap());
             drop(known);

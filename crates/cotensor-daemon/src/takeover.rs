@@ -260,11 +260,11 @@ fn claim(store: &EmbeddedStore, key: &Key, holder: &Holder) -> Option<Ticket> {
 
 /// A segment, verified.
 fn take(segment: &crate::keeper::Segment, charge: &Arc<Charge>) -> Result<Taken> {
-    let fd = segment.fd.try_clone().map_err(|error| Error::io("duplicating a descriptor", &error))?;
+    let file = Arc::clone(&segment.file);
     let len = usize::try_from(segment.info.bytes).map_err(|_| Error::unsupported("too long"))?;
     Ok(match segment.info.slab {
-        true => Taken::Slab(Arc::new(Slab::new(fd, len, Arc::clone(charge))?)),
-        false => Taken::Sealed(Arc::new(Sealed::known(fd, len)?)),
+        true => Taken::Slab(Arc::new(Slab::new(file, len, Arc::clone(charge))?)),
+        false => Taken::Sealed(Arc::new(Sealed::known(file, len)?)),
     })
 }
 

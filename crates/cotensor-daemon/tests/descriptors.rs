@@ -18,9 +18,10 @@ fn where_tensors_are_spilled_the_lack_of_descriptors_loses_none() {
         config.spill = Some(spill.path().to_path_buf());
         config.small_bytes_max = 0;
     });
+    // The first connection of a process raises its limit.
+    let store = running.connect("one");
     let before = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(512), maximum: before.maximum }).unwrap();
-    let store = running.connect("one");
     let kept = Retention::Cached { recompute: Duration::ZERO };
     for number in 0..COUNT {
         drop(put(&store, &number.to_string(), &content(number, 100), kept));

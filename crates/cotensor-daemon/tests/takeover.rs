@@ -289,3 +289,20 @@ fn a_name_that_has_not_changed_is_got_without_asking() {
     drop((kept, held, third, one, two));
     settles_empty(&processes);
 }
+
+#[test]
+fn a_large_tensor_is_one_descriptor_of_the_server_and_one_of_the_keeper() {
+    const COUNT: usize = 50;
+    let processes = Processes::start();
+    let store = processes.connect("one");
+    let fds = |pid: u32| std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+    let put =
+        |number: usize| put(&store, &number.to_string(), &content(number as u64, 300 << 10), Retention::WhileLeased);
+    let _first = put(COUNT);
+    let (server, keeper) = (processes.server(), processes.keeper());
+    let before = (fds(server), fds(keeper));
+    let _held: Vec<_> = (0..COUNT).map(put).collect();
+    until("the keeper has all of them", || fds(keeper) >= before.1 + COUNT);
+    let more = (fds(server) - before.0, fds(keeper) - before.1);
+    assert!(more.0 <= COUNT + 2 && more.1 <= COUNT + 2, "{more:?} for {COUNT} tensors");
+}

@@ -5,10 +5,13 @@ use crate::spill::SpillFile;
 use cotensor_client::protocol::{Id, SegmentInfo, Spec};
 use cotensor_client::wire::FRAME_FDS_MAX;
 use cotensor_core::{ContentHash, Error, Result};
+use cotensor_memory::duplicate;
 use cotensor_store::home::VersionState;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap, HashSet, hash_map};
+use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// All notes together, in bytes, as the store bounds them (they are written in hexadecimal here).
@@ -95,7 +98,8 @@ pub(crate) enum Change {
 /// A segment and how many tensors lie in it.
 pub(crate) struct Segment {
     pub(crate) info: SegmentInfo,
-    pub(crate) fd: OwnedFd,
+    /// In a server, the one that its store has.
+    pub(crate) file: Arc<File>,
     uses: usize,
 }
 
@@ -129,8 +133,16 @@ impl Ledger {
     /// # Errors
     /// `Corrupt` for a tensor whose segment is not there, or a segment that is there already or has no descriptor.
     pub(crate) fn apply(&mut self, change: Change, fds: Vec<OwnedFd>) -> Result<Option<u64>> {
+        self.apply_with(change, fds.into_iter().next().map(shared))
+    }
+
+    /// As [`apply`](Self::apply), with a segment that this process has open.
+    ///
+    /// # Errors
+    /// As [`apply`](Self::apply).
+    pub(crate) fn apply_with(&mut self, change: Change, file: Option<Arc<File>>) -> Result<Option<u64>> {
         match change {
-            Change::Listed { entry, segment } => return self.list(*entry, segment, fds),
+            Change::Listed { entry, segment } => return self.list(*entry, segment, file),
             Change::Hidden(id) => drop(self.update(id, |entry| (entry.current, entry.removed) = (false, true))),
             Change::Spilled { id, file } => {
                 let before = self.update(id, |entry| entry.spilled = Some(file));
@@ -151,13 +163,13 @@ impl Ledger {
         Ok(None)
     }
 
-    fn list(&mut self, entry: Entry, segment: Option<SegmentInfo>, fds: Vec<OwnedFd>) -> Result<Option<u64>> {
+    fn list(&mut self, entry: Entry, segment: Option<SegmentInfo>, file: Option<Arc<File>>) -> Result<Option<u64>> {
         let packed = Packed::of(&entry)?;
         if let Some(info) = segment {
             if entry.segment != info.id {
                 return Err(Error::corrupt(format!("segment {} is not the tensor's", info.id)));
             }
-            self.add_segment(info, fds.into_iter().next())?;
+            self.add_segment(info, file)?;
         }
         self.use_segment(&packed)?;
         let (slot, version) = at(entry.id);
@@ -173,12 +185,12 @@ impl Ledger {
         Ok(before.and_then(|before| self.let_go(&before)))
     }
 
-    fn add_segment(&mut self, info: SegmentInfo, fd: Option<OwnedFd>) -> Result<()> {
-        let fd = fd.ok_or_else(|| Error::corrupt("a segment without its descriptor"))?;
+    fn add_segment(&mut self, info: SegmentInfo, file: Option<Arc<File>>) -> Result<()> {
+        let file = file.ok_or_else(|| Error::corrupt("a segment without its descriptor"))?;
         match self.segments.entry(info.id) {
             hash_map::Entry::Occupied(_) => Err(Error::corrupt(format!("segment {} is not new", info.id))),
             hash_map::Entry::Vacant(place) => {
-                place.insert(Segment { info, fd, uses: 0 });
+                place.insert(Segment { info, file, uses: 0 });
                 Ok(())
             }
         }
@@ -322,7 +334,7 @@ impl Ledger {
         let mut fds = fds.into_iter();
         for item in Items::of(block)? {
             match item? {
-                Item::Segment(info) => self.add_segment(info, fds.next())?,
+                Item::Segment(info) => self.add_segment(info, fds.next().map(shared))?,
                 Item::Entry(id, packed) => {
                     self.use_segment(&packed)?;
                     self.slots = self.slots.max(id.slot);
@@ -385,8 +397,12 @@ impl Ledger {
 
 impl Segment {
     fn descriptor(&self) -> Result<OwnedFd> {
-        self.fd.try_clone().map_err(|error| Error::io("duplicating a descriptor", &error))
+        duplicate(&*self.file)
     }
+}
+
+fn shared(fd: OwnedFd) -> Arc<File> {
+    Arc::new(fd.into())
 }
 
 #[cfg(test)]

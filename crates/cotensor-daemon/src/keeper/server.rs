@@ -4,13 +4,15 @@ use super::channel::{Birth, Message, PATIENCE, Receiver, Sockets, hand_over, lis
 use super::process::{Image, LIVED, Launch, Parent, standard_input, stop_this_process};
 use super::{Change, Entry, Ledger, process_state};
 use crate::http::HttpListening;
+use crate::segment::file_of;
 use crate::spill::SpillFile;
 use crate::{Config, Daemon, Listening, Service};
 use cotensor_client::protocol::{SegmentInfo, Spec};
 use cotensor_core::{Error, MemoryKind, Result};
-use cotensor_memory::{Index, raise_descriptor_limit};
+use cotensor_memory::{Index, duplicate, raise_descriptor_limit};
 use cotensor_store::home::Record;
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -135,13 +137,13 @@ impl Kept {
         let mut state = self.state();
         // A descriptor's number may come again for another segment, and what was not told is not known.
         let known = state.numbers.get(&fd.as_raw_fd()).copied().filter(|number| state.ledger.has_segment(*number));
-        let (info, fds) = match known {
-            Some(_) => (None, Vec::new()),
+        let (info, file) = match known {
+            Some(_) => (None, None),
             None => {
-                let copy = fd.try_clone_to_owned().map_err(|error| Error::io("duplicating a descriptor", &error))?;
+                let file = file_of(&**segment).ok_or_else(|| Error::unsupported("this segment is not the daemon's"))?;
                 let found = rustix::fs::fstat(fd).map_err(|error| Error::io("looking at a segment", &error.into()))?;
                 let (id, slab) = (state.next + 1, segment.kind() == MemoryKind::Slab);
-                (Some(SegmentInfo { id, bytes: found.st_size as u64, slab }), vec![copy])
+                (Some(SegmentInfo { id, bytes: found.st_size as u64, slab }), Some(file))
             }
         };
         let number = known.unwrap_or(state.next + 1);
@@ -158,7 +160,7 @@ impl Kept {
             spilled: None,
             created_ns: u64::try_from(record.created().as_nanos()).ok(),
         });
-        state.tell(Change::Listed { entry, segment: info }, fds)?;
+        state.tell(Change::Listed { entry, segment: info }, file)?;
         state.numbers.insert(fd.as_raw_fd(), number);
         Ok(())
     }
@@ -174,7 +176,7 @@ impl Kept {
     /// Tells of something after which a tensor is in no segment.
     fn without_memory(&self, record: &Record, change: Change) {
         let mut state = self.state();
-        self.told(state.tell(change, Vec::new()));
+        self.told(state.tell(change, None));
         let fd = record.segment().fd().map(|fd| fd.as_raw_fd());
         let number = fd.and_then(|fd| state.numbers.get(&fd).copied());
         if let (Some(fd), Some(number)) = (fd, number)
@@ -185,7 +187,7 @@ impl Kept {
     }
 
     pub(crate) fn tell(&self, change: Change) {
-        let told = self.state().tell(change, Vec::new());
+        let told = self.state().tell(change, None);
         self.told(told);
     }
 
@@ -336,13 +338,13 @@ impl State {
     /// # Errors
     /// `Invalid` for a change too long to be told, which is written down nowhere; `Corrupt` for one that contradicts what is
     /// written; `Io` when descriptors cannot be duplicated. None when the keeper is gone: the next one is told.
-    pub(crate) fn tell(&mut self, change: Change, fds: Vec<OwnedFd>) -> Result<()> {
-        let copies = fds.iter().map(OwnedFd::try_clone).collect::<std::io::Result<_>>();
-        let copies = copies.map_err(|error| Error::io("duplicating a descriptor", &error))?;
+    pub(crate) fn tell(&mut self, change: Change, file: Option<Arc<File>>) -> Result<()> {
+        // Until it is sent.
+        let copies = file.iter().map(|file| duplicate(&**file)).collect::<Result<_>>()?;
         let message = Message::Change(change);
         self.send(&message, copies)?;
         let Message::Change(change) = message else { return Ok(()) };
-        self.ledger.apply(change, fds).map(drop)
+        self.ledger.apply_with(change, file).map(drop)
     }
 
     /// Sends the keeper a message, if there is a keeper.
@@ -400,13 +402,13 @@ mod tests {
     fn what_is_too_long_is_not_told_and_the_keeper_is_told_the_rest() {
         let (mut state, theirs, _folder) = linked();
         let long = Change::Noted { key: "long".into(), note: "0".repeat(17 << 20) };
-        assert_eq!(state.tell(long, Vec::new()).unwrap_err().kind(), cotensor_core::ErrorKind::Invalid);
-        state.tell(Change::Noted { key: "short".into(), note: "00".into() }, Vec::new()).unwrap();
+        assert_eq!(state.tell(long, None).unwrap_err().kind(), cotensor_core::ErrorKind::Invalid);
+        state.tell(Change::Noted { key: "short".into(), note: "00".into() }, None).unwrap();
         assert_eq!(state.ledger.notes().collect::<Vec<_>>(), [("short", "00")]);
         let (message, _) = Receiver::new(theirs).next().unwrap();
         assert!(matches!(message, Message::Change(Change::Noted { key, .. }) if key == "short"));
         // One that is gone is told nothing more, and the ledger goes on.
-        state.tell(Change::Slots(7), Vec::new()).unwrap();
+        state.tell(Change::Slots(7), None).unwrap();
         assert!(state.socket.is_none() && state.ledger.slots() == 7);
     }
 
@@ -420,7 +422,7 @@ mod tests {
         let mut slots = 0;
         while state.socket.is_some() {
             slots += 1;
-            state.tell(Change::Slots(slots), Vec::new()).unwrap();
+            state.tell(Change::Slots(slots), None).unwrap();
         }
         assert_eq!(state.ledger.slots(), slots);
         keeper.kill().unwrap();

@@ -132,7 +132,7 @@ impl Manager {
             self.keep(HTTP, http.as_fd())?;
         }
         for segment in ledger.segments() {
-            self.keep(&format!("{SEGMENT}{}", segment.info.id), segment.fd.as_fd())?;
+            self.keep(&format!("{SEGMENT}{}", segment.info.id), segment.file.as_fd())?;
         }
         self.rewrite(birth, ledger)
     }
