@@ -219,7 +219,7 @@ fn one_daemon_at_a_time_and_a_killed_one_is_taken_over() {
         let store = cotensor_client::ClientStore::connect(Some(&daemon.socket()), "stays").unwrap();
         assert_eq!(daemon.signal(signal), Some(0), "{signal}");
         assert!(!daemon.socket().exists() && !heir.exists(), "{signal}");
-        daemon.refuses(&["ls"], 2, &["cotensor.sock", "cotensor serve"]);
+        daemon.refuses(&["ls"], 1, &["cotensor.sock", "cotensor serve"]);
         drop(store);
         daemon.serve(&[]);
         assert_eq!(daemon.ready["resumed"], 0, "a clean stop ends what there was");

@@ -1,4 +1,4 @@
-use super::{in_pipeline, print, print_json, progress, runtime};
+use super::{in_pipeline, open_models, print, print_json, progress, runtime};
 use crate::args::ExplainArgs;
 use cotensor::core::Result;
 use cotensor::model::pipeline::{Explanation, Pipeline, explain as explain_pipeline};
@@ -9,7 +9,9 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<()> {
     let pipeline = Pipeline::open(&args.pipeline)?;
     let base = args.pipeline.parent().unwrap_or(Path::new("."));
     let runtime = runtime(&args.common)?;
-    let steps = progress(&pipeline, base, &runtime, 0);
+    // Kept, so that explaining opens the same models.
+    let models = open_models(&pipeline, base, &runtime)?;
+    let steps = progress(&pipeline, &models, &runtime, 0);
     let explanation =
         explain_pipeline(&pipeline, base, &runtime).map_err(|error| in_pipeline(error, &args.pipeline))?;
     steps.finish();

@@ -40,9 +40,10 @@ use crate::silence;
 use clap::CommandFactory;
 use cotensor::Pipeline;
 use cotensor::core::{Error, ErrorKind, Result};
+use cotensor::model::model::Model;
 use cotensor::{LocalOptions, Runtime, memory, model};
 use cotensor_client::ClientStore;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -89,12 +90,33 @@ fn in_pipeline(error: Error, file: &Path) -> Error {
     if error.kind() == ErrorKind::Invalid { error.in_file(file) } else { error }
 }
 
-/// Progress over the stages that `pipeline` loads, told as they load, and `more` steps that the caller tells.
-fn progress(pipeline: &Pipeline, base: &Path, runtime: &Arc<model::runtime::Runtime>, more: usize) -> Arc<Steps> {
+/// Opens each model folder that `pipeline` names, relative to `base`, once: all users of a folder run the same files, also
+/// while it is written. By the name that the pipeline has for it.
+fn open_models(
+    pipeline: &Pipeline,
+    base: &Path,
+    runtime: &Arc<model::runtime::Runtime>,
+) -> Result<HashMap<String, Arc<Model>>> {
+    let mut models = HashMap::new();
+    for user in &pipeline.users {
+        if !models.contains_key(&user.model) {
+            models.insert(user.model.clone(), runtime.open(&base.join(&user.model))?);
+        }
+    }
+    Ok(models)
+}
+
+/// Shows progress over the stages of `models` that `pipeline` loads, as they load, and over `more` steps of the caller.
+fn progress(
+    pipeline: &Pipeline,
+    models: &HashMap<String, Arc<Model>>,
+    runtime: &model::runtime::Runtime,
+    more: usize,
+) -> Arc<Steps> {
     let mut stages = BTreeSet::new();
     for user in &pipeline.users {
-        // What cannot be opened is told where it is used.
-        let Ok(model) = runtime.open(&base.join(&user.model)) else { continue };
+        // A wrong task is reported where it runs.
+        let Some(model) = models.get(&user.model) else { continue };
         let Ok(task) = model.family().task(&user.task) else { continue };
         let head = task.head.then(|| user.head.as_deref().unwrap_or("head"));
         let roles = task.stages.iter().map(String::as_str).chain(head);

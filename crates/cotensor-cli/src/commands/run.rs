@@ -1,14 +1,14 @@
-use super::{in_pipeline, print, print_json, progress, runtime};
+use super::{in_pipeline, open_models, print, print_json, progress, runtime};
 use crate::args::RunArgs;
 use cotensor::Runtime;
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor::model::engine::FileMode;
 use cotensor::model::model::{Model, StageSource};
 use cotensor::model::pipeline::{Answer, Inputs, Pipeline, UserReport, run_user};
-use cotensor::model::runtime::Runtime as ModelRuntime;
 use cotensor_client::ClientStore;
 use cotensor_demo::max_abs_diff as largest_difference;
 use serde::Serialize;
+use std::collections::HashMap;
 use std::fmt::Write;
 use std::path::Path;
 use std::sync::Arc;
@@ -45,17 +45,15 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
             Runtime::over(store, args.common.threads.map(usize::from))
         }
     };
-    refuse_unread_inputs(args, &pipeline, base, &runtime)?;
+    let models = open_models(&pipeline, base, &runtime)?;
+    refuse_unread_inputs(args, &pipeline, &models)?;
     let runs = pipeline.users.len() * if args.compare { 2 } else { 1 };
-    let steps = progress(&pipeline, base, &runtime, runs);
+    let steps = progress(&pipeline, &models, &runtime, runs);
     let mut users = Vec::new();
-    let mut open = Vec::new();
     for user in &pipeline.users {
         steps.next(&format!("running {}", user.name));
-        let model = runtime.open(&base.join(&user.model))?;
-        let report = run_user(&model, user, &inputs, &runtime.store().holder(&user.name));
+        let report = run_user(&models[&user.model], user, &inputs, &runtime.store().holder(&user.name));
         users.push(report.map_err(|error| in_pipeline(error, &args.pipeline))?);
-        open.push(model);
     }
     let mut max_abs_diff = None;
     if args.compare {
@@ -91,29 +89,12 @@ fn compared(difference: Option<f64>) -> Result<()> {
 }
 
 /// Refuses an input that no user of the pipeline reads.
-fn refuse_unread_inputs(args: &RunArgs, pipeline: &Pipeline, base: &Path, runtime: &Arc<ModelRuntime>) -> Result<()> {
-    let given = [
-        ("--text", "text.", args.text.is_some()),
-        ("--image", "image.", args.image.is_some()),
-        ("--audio", "audio.", args.audio.is_some()),
-    ];
-    for (option, source, _) in given.into_iter().filter(|(_, _, given)| *given) {
-        let mut read = false;
-        for user in &pipeline.users {
-            let model = runtime.open(&base.join(&user.model))?;
-            let family = model.family();
-            // A wrong task is reported where it runs.
-            let Ok(task) = family.task(&user.task) else { return Ok(()) };
-            let own_texts = source == "text." && !user.texts.is_empty();
-            let stages = task.stages.iter().filter_map(|role| family.stage(role).ok());
-            let mut sources = stages.flat_map(|stage| stage.inputs.values());
-            read |= !own_texts && sources.any(|name| name.starts_with(source));
-        }
-        if !read {
-            let what = option.trim_start_matches('-');
-            return Err(
-                Error::invalid(format!("no user of this pipeline reads an input of type {what}")).in_field(option)
-            );
+fn refuse_unread_inputs(args: &RunArgs, pipeline: &Pipeline, models: &HashMap<String, Arc<Model>>) -> Result<()> {
+    let given = [("text", args.text.is_some()), ("image", args.image.is_some()), ("audio", args.audio.is_some())];
+    for (medium, _) in given.into_iter().filter(|(_, given)| *given) {
+        if !pipeline.users.iter().any(|user| user.reads(models[&user.model].family(), medium)) {
+            let message = format!("no user of this pipeline reads an input of type {medium}");
+            return Err(Error::invalid(message).in_field(format!("--{medium}")));
         }
     }
     Ok(())

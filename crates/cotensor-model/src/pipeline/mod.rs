@@ -13,7 +13,7 @@ pub use explain::{Explanation, StageUse, explain};
 pub use input::Inputs;
 pub use run::{StageReport, UserReport, run_user, run_user_keeping};
 
-use crate::family::{AnswerKind, Task, Texts};
+use crate::family::{AnswerKind, Family, Task, Texts};
 use crate::folder::read_bounded;
 use cotensor_core::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -106,6 +106,21 @@ impl Pipeline {
 }
 
 impl User {
+    /// Whether this user's task reads the pipeline's input of type `medium`: `text`, `image` or `audio`. A task that the family
+    /// lacks, or that does not take the user's own texts, counts as one that reads it: running it says what is wrong.
+    pub fn reads(&self, family: &Family, medium: &str) -> bool {
+        let Ok(task) = family.task(&self.task) else { return true };
+        let own_texts = match task.texts() {
+            Texts::None => false,
+            Texts::One => self.texts.len() == 1,
+            Texts::Many => !self.texts.is_empty(),
+        };
+        let stages = task.stages.iter().filter_map(|role| family.stage(role).ok());
+        let mut sources = stages.flat_map(|stage| stage.inputs.values());
+        let reads = sources.any(|source| source.split('.').next() == Some(medium));
+        reads && !(own_texts && medium == "text")
+    }
+
     /// Whether its lists and counts are within bounds; `field` names the user in errors.
     fn check_limits(&self, field: &str) -> Result<()> {
         if self.texts.len() > TEXTS_MAX {

@@ -347,12 +347,12 @@ mod tests {
         assert_eq!(load_at(&graph, &*store, &holder, "test", later).unwrap().hashes, hashes);
     }
 
-    /// Maps the file that it is given and changes its first byte to each number that it reads, without flushing.
+    /// Maps a file and sets the byte at an offset to each number that it reads, without flushing.
     const WRITER: &str = "import mmap, sys
 with open(sys.argv[1], 'r+b') as file:
     mapping = mmap.mmap(file.fileno(), 0)
     for line in sys.stdin:
-        mapping[0] = int(line)
+        mapping[int(sys.argv[2])] = int(line)
         print('written', flush=True)
 ";
 
@@ -367,8 +367,10 @@ with open(sys.argv[1], 'r+b') as file:
         for name in ["model.onnx", "model.onnx_data"] {
             std::fs::write(folder.path().join(name), std::fs::read(fixtures.join(name)).unwrap()).unwrap();
         }
+        let graph = Graph::open(&folder.path().join("model.onnx")).unwrap();
+        let written = &graph.weights().iter().max_by_key(|weight| weight.source.length).unwrap().source;
         let mut writer = Command::new("python3");
-        writer.args(["-c", WRITER]).arg(folder.path().join("model.onnx_data"));
+        writer.args(["-c", WRITER]).arg(&written.file).arg(written.offset.to_string());
         let mut writer = writer.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (mut numbers, out) = (writer.stdin.take().unwrap(), writer.stdout.take().unwrap());
         let mut written = BufReader::new(out).lines();
@@ -376,7 +378,6 @@ with open(sys.argv[1], 'r+b') as file:
             writeln!(numbers, "{number}").unwrap();
             assert_eq!(written.next().unwrap().unwrap(), "written");
         };
-        let graph = Graph::open(&folder.path().join("model.onnx")).unwrap();
         let store = EmbeddedStore::builder().build();
         let holder = store.holder("test");
         let quiet = SystemTime::now() + Duration::from_secs(60);
