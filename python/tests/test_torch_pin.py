@@ -128,13 +128,13 @@ def test_a_module_compiled_as_one_graph_is_refused(store: cotensor.Store, graphs
         assert float(run(torch.ones(1, 2))) == 4.0
 
 
-def test_weights_as_constants_of_compiled_code_are_refused(store: cotensor.Store, monkeypatch: Any) -> None:
+def test_weights_as_constants_of_compiled_code_are_refused(store: cotensor.Store) -> None:
     import torch._inductor.config as config
 
     ct.publish(line(1.0), "line", store, attach=False)
     module = line(0.0)
-    monkeypatch.setattr(config, "freezing", True)
-    with pytest.raises(cotensor.UnsupportedError, match="freezing") as error:
+    # Not monkeypatch: undoing it hides the setting from torch.
+    with config.patch(freezing=True), pytest.raises(cotensor.UnsupportedError, match="freezing") as error:
         ct.attach(module, "line", store, follow=True)
     assert error.value.field == "follow"
     assert not module[0].weight.any(), "the module is as it was"
