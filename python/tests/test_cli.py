@@ -47,8 +47,8 @@ def test_the_script_is_the_same(tmp_path):
     if not script.exists():
         pytest.skip("this copy of the package was installed without its scripts")
     assert cli("--version", command=[str(script)]) == cli("--version")
-    assert cli("ls", socket=tmp_path / "none", code=2, command=[str(script)]) == cli(
-        "ls", socket=tmp_path / "none", code=2
+    assert cli("ls", socket=tmp_path / "none", code=1, command=[str(script)]) == cli(
+        "ls", socket=tmp_path / "none", code=1
     )
 
 

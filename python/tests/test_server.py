@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -76,6 +78,13 @@ def serving(folder: Path, *arguments: str, **more: str) -> Program:
 def health(port: int) -> dict:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer:
         return json.load(answer)
+
+
+def daemon_process(port: int) -> int:
+    """The process that listens at the socket of the daemon that answers at this port."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(health(port)["socket"])
+        return struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
 
 
 def is_up(port: int) -> bool:
@@ -255,7 +264,7 @@ def test_the_command_serves_a_file_until_sigterm(folder, module):
             assert mode == "server" and pid == server.process.pid
             names = [each["name"] for each in client.list_functions()]
             assert names == ["add_numbers", "mode", f"server/{port}", "sleepy", "stamp"]
-        assert health(port)["pid"] == server.process.pid
+        assert daemon_process(port) == server.process.pid
         second = serving(folder, "my_functions.py", "--port", str(port))
         out, errors = second.finish()
         assert second.process.returncode == 2 and f"a server runs at port {port} already" in errors
@@ -426,7 +435,7 @@ assert provider.embedded
     env = environment(XDG_RUNTIME_DIR=str(folder))
     with program(code + SERVE, env=env) as first:
         assert first.line() == "ready"
-        assert health(port)["pid"] == first.process.pid
+        assert daemon_process(port) == first.process.pid
         with SharedTensorClient(server_port=port) as client:
             assert client.add(1, 2) == 3
         first.signal(signal.SIGTERM)
