@@ -55,7 +55,8 @@ class SharedTensorClient:
     is starting): nothing was called then. A call that may have run is never repeated.
 
     ``tensors`` says as what tensors of results come: ``torch``, ``numpy``, ``cotensor``, or ``auto`` (torch's where
-    torch is imported, else numpy's where that is installed). For ``allow_pickle`` see :class:`~cotensor.provider.SharedTensorProvider`.
+    torch is imported, else numpy's where that is installed). For ``allow_pickle`` see
+    :class:`~cotensor.provider.SharedTensorProvider`.
 
     All methods may be called from any thread. A forked child connects anew by itself.
     """

@@ -184,7 +184,8 @@ class Model:
 
         An image is a file's path or bytes (PNG, JPEG, WebP, BMP), a PIL image, or an array of uint8
         [height, width, 3]; audio is the path or bytes of a WAV, FLAC, MP3 or Ogg Vorbis file.
-        ``task`` says what is asked, where the inputs do not (see ``tasks``); ``head``, ``max_new_tokens`` and ``min_new_tokens`` go with it.
+        ``task`` names the task where the inputs do not decide it (see ``tasks``); ``head``, ``max_new_tokens`` and
+        ``min_new_tokens`` are options of it.
 
         The result has ``answer``, ``outputs`` (the numbers behind it), ``stages`` (what ran, and what was there
         already), ``notices``, ``device``, and ``output_tensors``: what the stages made, by kind, as tensors that models

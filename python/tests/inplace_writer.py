@@ -1,8 +1,9 @@
-"""Writes arrays in place, as test_array_inplace.py tells it: each line "HOW SIZE" is done in a forked child, which waits for "end"."""
+"""Writes arrays in place for test_array_inplace.py: a forked child does each line "HOW SIZE" and waits for "end"."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import sys
 import warnings
@@ -78,4 +79,4 @@ def do(how: str, size: int) -> None:
 if __name__ == "__main__":
     while line := sys.stdin.readline():
         how, size = line.split()
-        print("ended", forked(lambda: do(how, int(size))), flush=True)
+        print("ended", forked(functools.partial(do, how, int(size))), flush=True)

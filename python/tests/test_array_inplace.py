@@ -1,5 +1,7 @@
-"""Writing in place what was got: torch ignores that numpy's arrays are read-only. It ends no process, and no other process, and no
-other ``Tensor`` object, sees it. The writers are processes of their own, because a mistake here would end them."""
+"""Writing into an array that a store gave: torch ignores that numpy's arrays are read-only.
+
+A write ends no process, and neither another process nor another ``Tensor`` object sees it. The writers are processes of their
+own, because a mistake here would end them."""
 
 from __future__ import annotations
 
