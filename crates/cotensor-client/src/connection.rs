@@ -31,10 +31,10 @@ pub type OnNotice = Box<dyn Fn(&str, &RawValue, Vec<OwnedFd>) + Send + Sync>;
 
 /// A connection to a daemon. All methods may be called from any thread.
 pub struct Connection {
-    socket: UnixStream,
+    socket: Arc<UnixStream>,
     /// The other end, for error messages.
     other: String,
-    sending: Sending,
+    sending: Arc<Sending>,
     next_id: AtomicU64,
     reading: Mutex<Reading>,
     inbox: Mutex<Inbox>,
@@ -121,9 +121,9 @@ impl Connection {
     /// A connection over a socket that is connected already.
     pub fn over(socket: UnixStream, on_notice: OnNotice) -> Self {
         Self {
-            socket,
+            socket: Arc::new(socket),
             other: "the daemon".to_owned(),
-            sending: Sending::default(),
+            sending: Arc::default(),
             next_id: AtomicU64::new(1),
             reading: Mutex::new(Reading { decoder: Decoder::default(), spin: Spin::new(SPIN), wait: None }),
             inbox: Mutex::default(),
@@ -287,17 +287,23 @@ impl Connection {
         }
     }
 
-    /// Calls a method without asking for an answer. Where the socket has no room, the message goes before the next call.
+    /// Calls a method without asking for an answer. Where the socket has no room, the message goes once it has; this waits only
+    /// where thousands of such messages do.
     ///
     /// # Errors
-    /// `Io` when the connection ended, `Conflict` when too many such messages wait.
+    /// `Io` when the connection ended, `Conflict` when the other end does not read for so long that this ends it: what the
+    /// message would have given back goes with the connection.
     pub fn notify<M: Method>(&self, params: &M::Params) -> Result<()> {
         self.say(Frame::new(rpc::encode_call(None, M::NAME, params)?))
     }
 
     /// As [`notify`](Self::notify), of a message that is written already.
     pub(crate) fn say(&self, frame: Frame) -> Result<()> {
-        self.sending.notify(&self.socket, frame)
+        self.sending.notify(&self.socket, frame).inspect_err(|error| {
+            if error.kind() == ErrorKind::Conflict {
+                self.end(error.clone());
+            }
+        })
     }
 
     /// Ends the connection; whoever waits gets an error.

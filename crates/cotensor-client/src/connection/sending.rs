@@ -9,15 +9,18 @@ use rustix::time::Timespec;
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use super::lock;
 
 /// The longest wait between two checks whether a caller still wants to wait: a signal that another thread got is seen then.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
-/// Notices that may wait until the other end reads again.
+/// Notices that may wait until the other end reads again. Past that a sender waits for room: a notice that is lost would leave
+/// what it gives back with the other end for as long as the connection lasts.
 const NOTICES_MAX: usize = 4096;
+/// How long that takes at most.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long a caller waits: up to a time, and as long as it wants to.
 #[derive(Clone, Copy, Default)]
@@ -62,8 +65,11 @@ pub(super) struct Sending {
 struct State {
     /// Whether a thread writes to the socket.
     busy: bool,
-    /// A message whose sender gave up midway, then notices that the socket had no room for. They go before any other message.
+    /// A message whose sender gave up midway, then notices that the socket had no room for. They go before any other message,
+    /// and without one as soon as there is room.
     rest: VecDeque<Pending>,
+    /// Whether a thread waits for that room.
+    draining: bool,
 }
 
 struct Pending {
@@ -105,7 +111,7 @@ impl Sending {
     ///
     /// # Errors
     /// `Invalid` for a message past the limits, `Io` when the other end is gone.
-    pub(super) fn send(&self, socket: &UnixStream, frame: Frame, until: &Until<'_>) -> Result<bool> {
+    pub(super) fn send(self: &Arc<Self>, socket: &Arc<UnixStream>, frame: Frame, until: &Until<'_>) -> Result<bool> {
         let mut pending = Pending::new(frame)?;
         if !self.begin(until) {
             return Ok(false);
@@ -121,17 +127,20 @@ impl Sending {
         Ok(sent? || begun)
     }
 
-    /// Sends a notice, now or before the next message: nobody waits for room in the socket.
+    /// Sends a notice, now or once the socket has room. Nobody waits for that, unless many notices do.
     ///
     /// # Errors
-    /// As [`send`](Self::send); `Conflict` when too many wait.
-    pub(super) fn notify(&self, socket: &UnixStream, frame: Frame) -> Result<()> {
-        let pending = Pending::new(frame)?;
+    /// As [`send`](Self::send); `Conflict` when too many wait, and the other end reads nothing.
+    pub(super) fn notify(self: &Arc<Self>, socket: &Arc<UnixStream>, frame: Frame) -> Result<()> {
         let mut state = lock(&self.state);
         if state.rest.len() >= NOTICES_MAX {
-            return Err(Error::new(ErrorKind::Conflict, "the other end reads nothing"));
+            drop(state);
+            return match self.send(socket, frame, &Until::after(Some(PATIENCE)))? {
+                true => Ok(()),
+                false => Err(Error::new(ErrorKind::Conflict, "the other end reads nothing")),
+            };
         }
-        state.rest.push_back(pending);
+        state.rest.push_back(Pending::new(frame)?);
         // The thread that writes sends it, too.
         if std::mem::replace(&mut state.busy, true) {
             return Ok(());
@@ -166,18 +175,53 @@ impl Sending {
         true
     }
 
-    /// Gives the turn to the next thread, once notices that came meanwhile are sent as far as there is room.
-    fn end(&self, socket: &UnixStream) {
+    /// Gives the turn to the next thread, once notices that came meanwhile are sent as far as there is room. What there is no
+    /// room for is left to a thread: perhaps nobody sends anything any more.
+    fn end(self: &Arc<Self>, socket: &Arc<UnixStream>) {
         loop {
-            // What fails here fails for the next sender, too, who can say so.
-            let room = self.flush(socket, &now()).unwrap_or(false);
+            let flushed = self.flush(socket, &now());
             let mut state = lock(&self.state);
-            if room && !state.rest.is_empty() {
+            if matches!(flushed, Ok(true)) && !state.rest.is_empty() {
                 continue;
             }
             state.busy = false;
+            // What fails here fails for the next sender, too, who can say so.
+            let left = matches!(flushed, Ok(false)) && !std::mem::replace(&mut state.draining, true);
             drop(state);
-            return self.free.notify_one();
+            self.free.notify_one();
+            if left {
+                self.start_draining(socket);
+            }
+            return;
+        }
+    }
+
+    fn start_draining(self: &Arc<Self>, socket: &Arc<UnixStream>) {
+        let (sending, socket) = (Arc::downgrade(self), Arc::downgrade(socket));
+        let thread = std::thread::Builder::new().name("notices".to_owned());
+        // Without a thread it goes before the next message.
+        if thread.spawn(move || Self::drain(&sending, &socket)).is_err() {
+            lock(&self.state).draining = false;
+        }
+    }
+
+    /// Sends what waits whenever there is room, until all of it is sent or the connection is gone, which this does not keep.
+    fn drain(sending: &Weak<Self>, socket: &Weak<UnixStream>) {
+        let slice = Timespec::try_from(CHECK_INTERVAL).ok();
+        while let (Some(sending), Some(socket)) = (sending.upgrade(), socket.upgrade()) {
+            let polled = poll(&mut [PollFd::new(&socket, PollFlags::OUT)], slice.as_ref());
+            // Whoever writes now sends what waits, too.
+            let until = Until { deadline: Some(Instant::now() + CHECK_INTERVAL), wanted: None };
+            if polled == Ok(0) || !sending.begin(&until) {
+                continue;
+            }
+            let flushed = sending.flush(&socket, &now());
+            sending.end(&socket);
+            let mut state = lock(&sending.state);
+            if flushed.is_err() || state.rest.is_empty() {
+                state.draining = false;
+                return;
+            }
         }
     }
 

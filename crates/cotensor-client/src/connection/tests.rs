@@ -187,3 +187,42 @@ fn nobody_waits_for_an_end_that_does_not_read() {
         assert_eq!(next(), b"last");
     });
 }
+
+#[test]
+fn notices_arrive_though_nothing_follows_them() {
+    const COUNT: usize = 20_000;
+    let (connection, other) = connection();
+    let heard = std::thread::spawn(move || {
+        let mut decoder = Decoder::default();
+        let mut count = 0;
+        while count < COUNT {
+            // Slower than they are said, so that more wait than may.
+            if count % 500 == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            match decoder.take().unwrap() {
+                Some(frame) => {
+                    assert!(frame.body.ends_with(format!("[{count}]}}").as_bytes()), "{count}: in their order");
+                    count += 1;
+                }
+                None => assert!(decoder.fill(other.as_fd()).unwrap() > 0, "{count} came"),
+            }
+        }
+    });
+    for index in 0..COUNT {
+        let body = format!(r#"{{"jsonrpc":"2.0","method":"told","params":[{index}]}}"#);
+        connection.say(Frame::new(body.into_bytes())).unwrap();
+    }
+    heard.join().unwrap();
+}
+
+#[test]
+fn what_waits_does_not_keep_a_connection() {
+    let (connection, other) = connection();
+    for _ in 0..3000 {
+        connection.notify::<Ping>(&Empty {}).unwrap();
+    }
+    drop(connection);
+    let mut decoder = Decoder::default();
+    while decoder.fill(other.as_fd()).unwrap() > 0 {}
+}
