@@ -25,20 +25,53 @@ fn flood(raw: &Raw, count: usize, mut text: impl FnMut(usize) -> String) -> bool
     (0..count).any(|index| !raw.say(&text(index)))
 }
 
+/// A slab of `bytes` bytes that `raw` may publish in, and its number.
+fn open_slab(raw: &mut Raw, bytes: usize) -> (Slab, serde_json::Value) {
+    let slab = Slab::create(bytes).unwrap();
+    let fd: OwnedFd = slab.fd().try_clone_to_owned().unwrap();
+    let number = raw.call("slab.open", json!({"bytes": bytes}), &[fd]).unwrap()["slab"].clone();
+    (slab, number)
+}
+
+/// A call that publishes one of many tensors whose description takes 12 KB.
+fn publish_described_at_length(slab: &serde_json::Value, index: usize) -> serde_json::Value {
+    let mut spec = p::Spec::from(&spec(&format!("0{}{index}", "\u{1}".repeat(1000)), 1));
+    spec.producer = "\u{1}".repeat(1000);
+    let params = json!({"slab": slab, "offset": 64 * index, "spec": spec, "holder": ""});
+    json!({"jsonrpc": "2.0", "id": 1, "method": "tensor.publish_slab", "params": params})
+}
+
 #[test]
 fn answers_that_nobody_reads_are_not_kept_for_ever() {
     let target = Target::start(|_| {});
-    let (mut reader, before) = (target.raw(), resident());
-    let deaf: Vec<Raw> = (0..2).map(|_| target.raw()).collect();
-    // What a call is named by is in its answer.
-    let call = json!({"jsonrpc": "2.0", "id": "x".repeat(1 << 20), "method": "ping"}).to_string();
-    for raw in &deaf {
-        assert!(flood(raw, 1000, |_| call.clone()));
-        assert_eq!(reader.call("ping", json!({}), &[]), Ok(json!({})), "others are answered meanwhile");
-        let grown = resident().saturating_sub(before);
-        assert!(grown < deaf.len() as u64 * KEPT_BYTES_MAX, "{grown} bytes are kept");
+    let mut reader = target.raw();
+    let (slab, number) = open_slab(&mut reader, 1 << 20);
+    for index in 0..90 {
+        reader.say(&publish_described_at_length(&number, index).to_string());
+        assert!(reader.hear().0["result"]["id"].is_object());
     }
-    drop((deaf, reader));
+    let long = json!({"jsonrpc": "2.0", "id": 1, "method": "tensor.list", "params": {"prefix": "0", "limit": 90}});
+    reader.say(&long.to_string());
+    assert!(reader.hear().0.to_string().len() > 1 << 20, "this answer is much longer than its call");
+    // What a call is named by is in its answer.
+    let named = json!({"jsonrpc": "2.0", "id": "x".repeat(250), "method": "ping"});
+    let short = json!({"jsonrpc": "2.0", "id": 1, "method": "ping"});
+    let before = resident();
+    for (what, call, count) in [
+        ("long answers", long, 1000),
+        ("answers to batches", json!(vec![named; 1024]), 1000),
+        ("many answers", short, 40_000),
+    ] {
+        let deaf: Vec<Raw> = (0..2).map(|_| target.raw()).collect();
+        let call = call.to_string();
+        for raw in &deaf {
+            assert!(flood(raw, count, |_| call.clone()), "{what}");
+            assert_eq!(reader.call("ping", json!({}), &[]), Ok(json!({})), "others are answered meanwhile");
+            let grown = resident().saturating_sub(before);
+            assert!(grown < deaf.len() as u64 * KEPT_BYTES_MAX, "{what}: {grown} bytes are kept");
+        }
+    }
+    drop((reader, slab));
     target.is_unharmed();
 }
 
@@ -46,9 +79,7 @@ fn answers_that_nobody_reads_are_not_kept_for_ever() {
 fn notices_that_nobody_reads_do_not_pile_up() {
     let target = Target::start(|_| {});
     let mut raw = target.raw();
-    let slab = Slab::create(4096).unwrap();
-    let fd: OwnedFd = slab.fd().try_clone_to_owned().unwrap();
-    let number = raw.call("slab.open", json!({"bytes": 4096}), &[fd]).unwrap()["slab"].clone();
+    let (slab, number) = open_slab(&mut raw, 4096);
     let spec = p::Spec::from(&spec("told", 1));
     let publish = |offset| json!({"slab": number, "offset": offset, "spec": spec, "holder": ""});
     // Held to the end, so that the name and its number stay.
@@ -98,17 +129,10 @@ fn descriptors_that_nobody_takes_do_not_use_up_the_daemons() {
 fn an_answer_longer_than_a_message_is_an_error() {
     let target = Target::start(|_| {});
     let mut raw = target.raw();
-    let slab = Slab::create(1 << 20).unwrap();
-    let fd: OwnedFd = slab.fd().try_clone_to_owned().unwrap();
-    let number = raw.call("slab.open", json!({"bytes": 1 << 20}), &[fd]).unwrap()["slab"].clone();
+    let (slab, number) = open_slab(&mut raw, 1 << 20);
     // 1,600 tensors, 12 KB of description each: 19 MB in one list.
     for batch in 0..4 {
-        let call = |index: usize| {
-            let mut spec = p::Spec::from(&spec(&format!("0{}{}", "\u{1}".repeat(1000), batch * 400 + index), 1));
-            spec.producer = "\u{1}".repeat(1000);
-            let params = json!({"slab": number, "offset": 64 * index, "spec": spec, "holder": ""});
-            json!({"jsonrpc": "2.0", "id": 1, "method": "tensor.publish_slab", "params": params})
-        };
+        let call = |index: usize| publish_described_at_length(&number, batch * 400 + index);
         raw.say(&serde_json::to_string(&(0..400).map(call).collect::<Vec<_>>()).unwrap());
         let (answers, _) = raw.hear();
         assert!(answers.as_array().unwrap().iter().all(|answer| answer["result"]["id"].is_object()), "{answers}");
