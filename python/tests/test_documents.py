@@ -1,0 +1,93 @@
+"""Every code block of the documents and every example of `--help` is executed, as printed."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, List
+
+import pytest
+from documents_common import DOCUMENTS, blocks, commands, examples, manifest, scene
+from functions_common import free_port
+
+LISTED: Dict[str, Dict[str, Any]] = {each["file"]: each for each in manifest()["document"]}
+HELP: Dict[str, Dict[str, Any]] = {each["command"]: each for each in manifest()["help"]}
+
+
+def test_every_block_is_listed():
+    for document in DOCUMENTS:
+        found = blocks(document)
+        listed = LISTED.get(document, {}).get("block", [])
+        assert len(found) == len(listed), f"{document} has blocks {[str(block) for block in found]}, listed are {len(listed)}"
+        for block, each in zip(found, listed):
+            assert block.text.lstrip().startswith(each["starts"]), f"{block} does not start with {each['starts']!r}"
+    assert set(LISTED) <= set(DOCUMENTS)
+
+
+def test_every_example_is_listed():
+    with_examples = {command for command in commands() if examples(command)}
+    assert with_examples == set(HELP) and len(with_examples) > 5
+
+
+def documents() -> List[Any]:
+    """The documents with blocks; those that need a package run only where it is installed."""
+    found = []
+    for each in LISTED.values():
+        missing = [name for name in each.get("needs", []) if not _is_there(name)]
+        skip = pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
+        found.append(pytest.param(each, id=each["file"], marks=[skip, pytest.mark.timeout(900)]))
+    return found
+
+
+def _is_there(name: str) -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec(name) is not None
+
+
+@pytest.mark.parametrize("document", documents())
+def test_document(document: Dict[str, Any]):
+    with scene(document.get("files", []), document.get("serve", [])) as played:
+        if "before" in document:
+            played.shell(document["before"], f"{document['file']}, before its blocks")
+        for program in document.get("providers", []):
+            played.provider(program["text"], program["function"])
+        earlier, port = "", free_port()
+        for block, each in zip(blocks(document["file"]), document["block"]):
+            text = block.text
+            for printed, here in each.get("instead", []):
+                assert printed in text, f"{block} does not have {printed!r}"
+                text = text.replace(printed, here.format(port=port, http=played.http))
+            output = ""
+            if each["run"] == "shell":
+                output = played.shell(each.get("before", "") + text + each.get("then", ""), block)
+            elif each["run"] == "python":
+                program = (earlier if each.get("continues") else "") + each.get("before", "") + text
+                output = played.python(program + each.get("then", ""), block)
+                earlier = program
+            elif each["run"] == "provider":
+                played.provider(each.get("before", "") + text + each.get("then", ""), each["function"])
+            elif each["run"] == "server":
+                played.server(text, each["function"])
+            elif each["run"] == "file":
+                (played.folder / each["name"]).write_text(text)
+                output = played.shell(each["then"], block)
+            else:
+                # Executed elsewhere: the reason names the check.
+                assert each["run"] == "elsewhere" and each["by"], f"{block}: {each}"
+            assert re.search(each.get("prints", ""), output, re.MULTILINE), f"{block} printed {output}"
+
+
+@pytest.mark.parametrize("command", sorted(HELP))
+def test_help(command: str):
+    each = HELP[command]
+    with scene(each.get("files", []), each.get("serve", [])) as played:
+        for program in each.get("providers", []):
+            played.provider(program["text"], program["function"])
+        if "before" in each:
+            played.shell(each["before"], f"{command} --help, before its examples")
+        lines = examples(command)
+        for printed, here in each.get("instead", []):
+            assert any(printed in line for line in lines), f"{command} --help does not have {printed!r}"
+            lines = [line.replace(printed, here.format(http=played.http)) for line in lines]
+        output = played.shell("\n".join(lines), f"the examples of {command} --help")
+        assert re.search(each.get("prints", ""), output, re.MULTILINE), output
