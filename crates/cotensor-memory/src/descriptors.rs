@@ -38,7 +38,7 @@ pub(crate) fn above_select(fd: OwnedFd) -> OwnedFd {
 /// A second descriptor of the same file.
 ///
 /// # Errors
-/// As [`no_descriptor`].
+/// `OverBudget`, with a way out, when no more descriptors may be open; `Io`.
 pub fn duplicate(fd: impl AsFd) -> Result<OwnedFd> {
     fcntl_dupfd_cloexec(fd, 0).map_err(|error| no_descriptor("cannot duplicate a descriptor", error))
 }
