@@ -65,11 +65,12 @@ pub(crate) fn serve(
         let over_http = http.map(|http| daemon.serve_http(http, until_stopped(stopped.clone())));
         ready()?;
         let signalled = async {
-            let name = tokio::select! {
-                name = signals.received() => name,
+            tokio::select! {
+                () = signals.received() => {}
                 () = until_stopped(stopped.clone()) => return,
             };
-            tracing::info!("stopping on {name}");
+            // Not by which signal: the supervisor passes every one on as SIGTERM.
+            tracing::info!("stopping");
             stop.send_replace(true);
         };
         let on_socket = async {

@@ -22,8 +22,8 @@ impl StopSignals {
         Ok(Self { terminate: watch(SignalKind::terminate())?, interrupt: watch(SignalKind::interrupt())?, hangup })
     }
 
-    /// Waits for one of them; its name.
-    pub(crate) async fn received(&mut self) -> &'static str {
+    /// Waits for one of them.
+    pub(crate) async fn received(&mut self) {
         let Self { terminate, interrupt, hangup } = self;
         let hung_up = async {
             match hangup {
@@ -32,9 +32,9 @@ impl StopSignals {
             }
         };
         tokio::select! {
-            _ = terminate.recv() => "SIGTERM",
-            _ = interrupt.recv() => "SIGINT",
-            _ = hung_up => "SIGHUP",
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            _ = hung_up => {}
         }
     }
 }

@@ -13,6 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
+/// The most heads that an error lists.
+const HEADS_SHOWN_MAX: usize = 20;
+
 /// The head of a model that is not named.
 pub(crate) const OWN_HEAD: &str = "head";
 
@@ -133,6 +136,23 @@ impl Model {
         })
     }
 
+    /// The error of a head that is not there, with the heads that are: the graphs in `onnx/` that are no stage of the family.
+    pub(crate) fn no_head(&self) -> Error {
+        let stages: Vec<&str> = self.family.stages.iter().flat_map(|stage| &stage.files).map(String::as_str).collect();
+        let files = std::fs::read_dir(self.folder.join("onnx")).into_iter().flatten().flatten();
+        let names = files.filter_map(|file| file.file_name().into_string().ok());
+        let mut heads: Vec<String> = names
+            .filter(|name| !stages.contains(&format!("onnx/{name}").as_str()))
+            .filter_map(|name| name.strip_suffix(".onnx").map(str::to_owned))
+            .take(HEADS_SHOWN_MAX)
+            .collect();
+        heads.sort_unstable();
+        Error::not_found(match heads.as_slice() {
+            [] => "no such head: the model has no graph of a head".to_owned(),
+            heads => format!("no such head; the model has {}", heads.join(", ")),
+        })
+    }
+
     /// A head: `onnx/NAME.onnx` beside the model's own graphs.
     ///
     /// # Errors
@@ -145,7 +165,7 @@ impl Model {
         self.loaded(name, || {
             let path = self.head_file(name);
             if !path.is_file() {
-                return Err(Error::not_found("no such head").in_file(&path).in_field("head"));
+                return Err(self.no_head().in_file(&path).in_field("head"));
             }
             self.load(name, Kind::Other, &path, &[], Ok)
         })
@@ -172,7 +192,7 @@ impl Model {
             self.load(OWN_HEAD, Kind::Other, &path, &[], |graph| {
                 if has_result(def, &graph) {
                     let expected = self.head_file(OWN_HEAD);
-                    return Err(Error::not_found("no such head").in_file(&expected).in_field("head"));
+                    return Err(self.no_head().in_file(&expected).in_field("head"));
                 }
                 graph.rest(output, self.encoder_size(def)?)
             })

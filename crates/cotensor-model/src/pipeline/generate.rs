@@ -152,14 +152,25 @@ pub(super) fn transcribe(run: &mut Run<'_>, user: &User, inputs: &Inputs) -> Res
     })?;
     run.note(&with_past, &decoded, &format!("greedy:{}:{}", settings.finish().short(), encoder.identity().short()));
     let tokens = decoded.outputs.first().ok_or_else(|| Error::corrupt("decoding gave nothing"))?.as_i32()?;
-    let ids: Vec<u32> = tokens.iter().filter_map(|&token| u32::try_from(token).ok()).collect();
-    let text = run.tokenizer()?.decode(&ids)?;
+    let tokenizer = run.tokenizer()?;
+    let of_text = |token: &i32| !tokenizer.token(*token).is_some_and(|token| is_timestamp(&token));
+    let ids: Vec<u32> = tokens.iter().filter(|token| of_text(token)).filter_map(|&id| u32::try_from(id).ok()).collect();
+    let text = tokenizer.decode(&ids)?;
     if tokens.len() >= limits.max {
         run.notice(format!("decoding was stopped after {} tokens ({reason}); the text may go on", tokens.len()));
     }
     let values: Vec<f32> = tokens.iter().map(|&token| token as f32).collect();
     let output = Output::new("tokens", &[tokens.len()], &values);
     Ok((Answer::Transcript { text: text.trim().to_owned(), tokens: tokens.len() }, vec![output]))
+}
+
+/// Whether a token is one of Whisper's timestamps, such as `<|2.40|>`. transformers leaves them out of the text, too, although
+/// they are no special tokens.
+fn is_timestamp(token: &str) -> bool {
+    let number =
+        token.strip_prefix("<|").and_then(|rest| rest.strip_suffix("|>")).and_then(|number| number.split_once('.'));
+    let digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    number.is_some_and(|(seconds, fraction)| digits(seconds) && digits(fraction))
 }
 
 /// When greedy decoding ends.
@@ -280,6 +291,16 @@ fn argmax(values: &[f32]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn timestamps_are_no_text() {
+        for timestamp in ["<|0.00|>", "<|29.98|>"] {
+            assert!(is_timestamp(timestamp), "{timestamp}");
+        }
+        for text in ["<|en|>", "<|0|>", "<|.5|>", "<|1.|>", "0.00", "<|1.2.3|>", "<|-1.0|>"] {
+            assert!(!is_timestamp(text), "{text}");
+        }
+    }
 
     #[test]
     fn the_likeliest_allowed_token() {

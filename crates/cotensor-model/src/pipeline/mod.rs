@@ -128,9 +128,13 @@ impl User {
             return Err(Error::invalid(message).in_field(format!("{field}.texts")));
         }
         let (min, max) = (self.min_new_tokens.unwrap_or(0), self.max_new_tokens.unwrap_or(NEW_TOKENS_MAX));
-        if max == 0 || max > NEW_TOKENS_MAX || min > max {
-            let message = format!("{min} to {max} tokens; 1 to {NEW_TOKENS_MAX} are supported");
+        if max == 0 || max > NEW_TOKENS_MAX {
+            let message = format!("{max} tokens; 1 to {NEW_TOKENS_MAX} are supported");
             return Err(Error::invalid(message).in_field(format!("{field}.max_new_tokens")));
+        }
+        if min > max {
+            let message = format!("at least {min} tokens are asked for, and at most {max}");
+            return Err(Error::invalid(message).in_field(format!("{field}.min_new_tokens")));
         }
         Ok(())
     }
@@ -172,6 +176,7 @@ mod tests {
             (&format!("{good}colour='red'\n")[..], "colour"),
             (&format!("{good}max_new_tokens=0\n")[..], "max_new_tokens"),
             (&format!("{good}max_new_tokens=-1\n")[..], "max_new_tokens"),
+            (&format!("{good}max_new_tokens=3\nmin_new_tokens=4\n")[..], "min_new_tokens"),
             ("[[user", "TOML"),
         ] {
             let error = Pipeline::parse(bad).unwrap_err().to_string();

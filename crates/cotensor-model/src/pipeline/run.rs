@@ -177,7 +177,7 @@ impl<'a> Run<'a> {
             None => {
                 let trunk = task.stages.last().map_or("", String::as_str);
                 let found = self.model.own_head(trunk)?;
-                found.ok_or_else(|| Error::not_found("no such head").in_field(OWN_HEAD))?
+                found.ok_or_else(|| self.model.no_head().in_field(OWN_HEAD))?
             }
         };
         self.note_load(&stage.role, &stage, start);
