@@ -119,7 +119,12 @@ fn processes_that_start_together_compute_once() {
 fn a_model_that_one_process_serves_others_run() {
     let daemon = daemon_with_bert();
     daemon.refuses(&["call", "model.run"], 2, &["nobody provides"]);
+    // A call that waits is there before the function is.
+    let waits = ["call", "--wait", "60", "model.stage", "model=bert", "role=encoder"];
+    let waiting = daemon.command(&waits).stderr(Stdio::piped()).spawn().unwrap();
     let serving = Serving::start(&daemon);
+    let output = waiting.wait_with_output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).contains("absolute"), "{output:?}");
     let folder = daemon.path("bert").canonicalize().unwrap();
     let (model, text) = (format!("model={}", folder.display()), format!("text={TEXT}"));
     let call = ["call", "model.run", &model, "task=sentence-embedding", &text];

@@ -27,7 +27,7 @@ pub(crate) struct CallArgs {
     #[arg(value_name = "ARG|KEY=ARG", allow_negative_numbers = true)]
     pub(crate) arguments: Vec<String>,
     /// List functions and who provides them.
-    #[arg(long, conflicts_with_all = ["arguments", "output", "task", "timeout"])]
+    #[arg(long, conflicts_with_all = ["arguments", "output", "task", "timeout", "wait"])]
     pub(crate) list: bool,
     /// Write the result's tensors to a .npy, .safetensors or .raw file; a .safetensors file takes several, under their
     /// places in the result.
@@ -36,6 +36,9 @@ pub(crate) struct CallArgs {
     /// The longest that the call may take; it is asked to stop then [default: as long as its provider lives].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) timeout: Option<Duration>,
+    /// Wait so long for a process that offers the function [default: it has to be offered already].
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) wait: Option<Duration>,
     /// Do not wait: print a task that `cotensor tasks` waits for, cancels and takes the result of.
     #[arg(long)]
     pub(crate) task: bool,
@@ -81,7 +84,7 @@ pub(crate) struct TasksArgs {
 /// a reference or a folder's absolute path. What one caller had computed, the next one gets.
 #[derive(Args)]
 #[command(after_help = "Example:\n  cotensor serve-models &\n  \
-    cotensor call model.run model=$PWD/bert task=sentence-embedding 'text=hello, world' --output embedding.safetensors")]
+    cotensor call --wait 10 model.run model=$PWD/bert task=sentence-embedding 'text=hello, world' --output embedding.safetensors")]
 pub(crate) struct ServeModelsArgs {
     #[command(flatten)]
     pub(crate) client: Client,

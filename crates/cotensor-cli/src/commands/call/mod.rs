@@ -17,7 +17,11 @@ use cotensor_client::wire::rpc::kind_named;
 use serde::Serialize;
 use serde_json::{Map, json};
 use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
+/// Between two looks for a function that is waited for.
+const OFFER_INTERVAL: Duration = Duration::from_millis(50);
 /// The most names that an error proposes.
 const PROPOSED_MAX: usize = 3;
 /// How alike a name has to be to be proposed, from 0 to 1.
@@ -36,7 +40,7 @@ pub(crate) fn call(args: &CallArgs) -> Result<()> {
         return list(functions.list(name)?, args.client.json);
     }
     // Before anything is published for it.
-    functions.describe(name).map_err(|error| with_near_names(error, name, &functions))?;
+    offered(&functions, name, args.wait.unwrap_or_default())?;
     let arguments = Reader { holder: store.holder(""), store }.read(&args.arguments)?;
     if args.task {
         let task = functions.submit_within(name, &arguments, args.timeout).map_err(|error| mended(error, name))?;
@@ -45,6 +49,21 @@ pub(crate) fn call(args: &CallArgs) -> Result<()> {
     let value = functions.call_within(name, &arguments, args.timeout).map_err(|error| mended(error, name))?;
     let about = Map::from_iter([("function".to_owned(), json!(name))]);
     show(&value, about, args.client.json, args.output.as_deref())
+}
+
+/// Waits until a process offers the function, for `patience` at most.
+fn offered(functions: &Functions, name: &str, patience: Duration) -> Result<()> {
+    // Without an end where the time is beyond all clocks.
+    let end = Instant::now().checked_add(patience);
+    loop {
+        match functions.describe(name) {
+            Ok(_) => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::NotFound && end.is_none_or(|end| Instant::now() < end) => {
+                sleep(OFFER_INTERVAL);
+            }
+            Err(error) => return Err(with_near_names(error, name, functions)),
+        }
+    }
 }
 
 fn list(functions: Vec<FoundFunction>, as_json: bool) -> Result<()> {
