@@ -1,4 +1,4 @@
-"""Writes arrays in place for test_array_inplace.py: a forked child does each line "HOW SIZE" and waits for "end"."""
+"""Writes arrays in place for test_torch_array_inplace.py: a forked child does each line "HOW SIZE" and waits for "end"."""
 
 from __future__ import annotations
 
