@@ -280,9 +280,8 @@ def _everything(self, x, y=None):
     return x * total + GLOBAL + self.plain + self.buffer
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_what_happens_to_the_module_afterwards_has_no_effect(store, change, monkeypatch):
-    GLOBAL.fill_(1.0)
+def shared_with_everything(store):
+    """A shared module whose code reads all that the changes change."""
     module, shared = shared_by(
         store,
         _everything,
@@ -294,6 +293,13 @@ def test_what_happens_to_the_module_afterwards_has_no_effect(store, change, monk
         plain=torch.ones(4),
     )
     module.register_buffer("buffer", torch.ones(4))
+    return module, shared
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_happens_to_the_module_afterwards_has_no_effect(store, change, monkeypatch):
+    GLOBAL.fill_(1.0)
+    module, shared = shared_with_everything(store)
     shared.refresh()
     x = torch.randn(3, 4)
     before = module(x)
@@ -315,17 +321,7 @@ def test_what_happens_to_the_module_afterwards_has_no_effect(store, change, monk
 
 def share_of_before(store):
     """The module of the test above, as it was."""
-    module, _ = shared_by(
-        store,
-        _everything,
-        numbers={1.0},
-        queue=collections.deque([2.0]),
-        scale=3.0,
-        options=Options(4.0),
-        identity=nn.Identity(),
-        plain=torch.ones(4),
-    )
-    module.register_buffer("buffer", torch.ones(4))
+    module, _ = shared_with_everything(store)
     GLOBAL.fill_(1.0)
     return lambda x: type(module).forward(module, x)
 
