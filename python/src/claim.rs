@@ -12,6 +12,7 @@ use cotensor_core::{ContentHash, Hasher};
 use cotensor_store::{Claim, Holder, Key};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// The right and the duty to compute what was claimed: ``publish`` the results, or ``decline``. Dropped, it is declined, and
 /// one of those who wait computes.
@@ -62,8 +63,17 @@ pub(crate) enum Claimed {
     Compute(Ticket),
 }
 
-/// Claims a computation.
-pub(crate) fn claim(py: Python<'_>, store: Arc<dyn Store>, key: &str, holder: Holder) -> PyResult<Claimed> {
+/// One wait of a thread that claims. Between two of them the thread looks whether the caller still waits.
+const WAIT: Duration = Duration::from_secs(1);
+
+/// Claims a computation. Without a `timeout`, waits until the results are there or Ctrl-C ends it.
+pub(crate) fn claim(
+    py: Python<'_>,
+    store: Arc<dyn Store>,
+    key: &str,
+    holder: Holder,
+    timeout: Option<Duration>,
+) -> PyResult<Claimed> {
     let wrong = || Error::invalid("64 hexadecimal digits are expected").in_field("key");
     let key = Key(ContentHash::from_hex(key).ok_or_else(wrong).or_raise(py)?);
     // What is there is had at once, by this thread.
@@ -72,7 +82,16 @@ pub(crate) fn claim(py: Python<'_>, store: Arc<dyn Store>, key: &str, holder: Ho
     }
     let waiting = Arc::clone(&store);
     // A result that comes when nobody waits is dropped, and so given back.
-    let found = patiently(py, "cotensor-claim", move |_| waiting.claim(&key, &holder))?;
+    let found = patiently(py, "cotensor-claim", move |is_wanted| {
+        let started = Instant::now();
+        loop {
+            let left = timeout.map_or(WAIT, |timeout| timeout.saturating_sub(started.elapsed()));
+            match waiting.claim_within(&key, &holder, left.min(WAIT)) {
+                Err(error) if error.kind() == ErrorKind::TimedOut && left > Duration::ZERO && is_wanted() => {}
+                found => return found,
+            }
+        }
+    })?;
     claimed(py, found, &store)
 }
 

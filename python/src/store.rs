@@ -331,12 +331,14 @@ impl Store {
     }
 
     /// Claims the computation ``key`` (64 hexadecimal digits, see :func:`content_hash`): its results, leased, if they are there;
-    /// else a :class:`Ticket` to compute them, while others who claim it wait. Waits while another computes.
-    #[pyo3(signature = (key, holder=None))]
-    fn claim(&self, py: Python<'_>, key: &str, holder: Option<&str>) -> PyResult<Claimed> {
+    /// else a :class:`Ticket` to compute them, while others who claim it wait. While another holder computes, this waits
+    /// ``timeout`` seconds, without one until the holder is done, and then raises :class:`TimedOutError`.
+    #[pyo3(signature = (key, holder=None, timeout=None))]
+    fn claim(&self, py: Python<'_>, key: &str, holder: Option<&str>, timeout: Option<f64>) -> PyResult<Claimed> {
         let store = self.store(py)?;
         let holder = holding(py, &store, holder);
-        claim(py, store, key, holder)
+        let timeout = seconds(py, timeout)?;
+        claim(py, store, key, holder, timeout)
     }
 
     /// Forgets ``name``: nobody new can lease it, and its memory goes with the last lease.

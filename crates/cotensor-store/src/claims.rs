@@ -1,7 +1,7 @@
 //! Computing a thing once: who computes a key, who waits, and where the results are.
 
 use crate::record::Record;
-use crate::{Key, Lease, TensorId};
+use crate::{Holder, Key, Lease, TensorId};
 use cotensor_core::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -11,8 +11,11 @@ use std::time::Duration;
 const SHARDS: usize = 16;
 
 enum State {
-    /// Somebody computes; who waits without blocking is woken by these.
-    Computing(Vec<Waker>),
+    /// `holder` computes. The wakers are of the claims that wait without blocking.
+    Computing {
+        holder: Holder,
+        wakers: Vec<Waker>,
+    },
     Ready(Vec<Weak<Record>>),
 }
 
@@ -29,7 +32,7 @@ impl Shard {
     /// Tells all who wait that a claim is no longer as it was `before`. Not under the lock: whoever wakes looks at once.
     fn wake(&self, before: Option<State>) {
         self.changed.notify_all();
-        if let Some(State::Computing(wakers)) = before {
+        if let Some(State::Computing { wakers, .. }) = before {
             wakers.into_iter().for_each(Waker::wake);
         }
     }
@@ -61,25 +64,25 @@ impl Claims {
         shard.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leases the results for `holder`, or makes the caller compute, or waits for who computes.
-    pub(crate) fn claim(&self, key: Key, holder: u32) -> Result<Found> {
+    /// Leases the results for `holder`, or makes the caller compute, or waits at most `wait` while another holder computes.
+    pub(crate) fn claim(&self, key: Key, holder: &Holder, wait: Duration) -> Result<Found> {
         let shard = self.shard(&key);
         let mut claims = Self::lock(shard);
         let mut deadline = None;
         loop {
             match Self::look(claims, key, holder) {
                 Ok(found) => return Ok(found),
-                Err(computing) => claims = self.wait(shard, computing, &mut deadline, &key)?,
+                Err(computing) => claims = self.wait(shard, computing, (&mut deadline, wait), &key)?,
             }
         }
     }
 
     /// As [`claim`](Claims::claim), but where that waits, `waker` is woken when there is something new.
-    pub(crate) fn poll(&self, key: Key, holder: u32, waker: &Waker) -> Poll<Found> {
+    pub(crate) fn poll(&self, key: Key, holder: &Holder, waker: &Waker) -> Poll<Found> {
         match Self::look(Self::lock(self.shard(&key)), key, holder) {
             Ok(found) => Poll::Ready(found),
             Err(mut claims) => {
-                if let Some(State::Computing(wakers)) = claims.get_mut(&key)
+                if let Some(State::Computing { wakers, .. }) = claims.get_mut(&key)
                     && !wakers.iter().any(|known| known.will_wake(waker))
                 {
                     wakers.push(waker.clone());
@@ -90,14 +93,15 @@ impl Claims {
     }
 
     /// The results or the right to compute; the lock back while somebody else computes.
-    fn look(mut claims: Guard<'_>, key: Key, holder: u32) -> Result<Found, Guard<'_>> {
+    fn look<'a>(mut claims: Guard<'a>, key: Key, holder: &Holder) -> Result<Found, Guard<'a>> {
+        let mine = || State::Computing { holder: holder.clone(), wakers: Vec::new() };
         match claims.get(&key) {
-            Some(State::Computing(_)) => Err(claims),
-            Some(State::Ready(records)) => match lease_all(records, holder) {
+            Some(State::Computing { .. }) => Err(claims),
+            Some(State::Ready(records)) => match lease_all(records, holder.id) {
                 Ok(leases) => Ok(Found::Ready(leases)),
                 Err(partial) => {
                     // Evicted in part: made again as a whole.
-                    claims.insert(key, State::Computing(Vec::new()));
+                    claims.insert(key, mine());
                     // The last lease of a tensor comes back here to forget it: never under the lock.
                     drop(claims);
                     drop(partial);
@@ -105,7 +109,7 @@ impl Claims {
                 }
             },
             None => {
-                claims.insert(key, State::Computing(Vec::new()));
+                claims.insert(key, mine());
                 Ok(Found::Mine)
             }
         }
@@ -117,25 +121,45 @@ impl Claims {
         &self,
         shard: &'a Shard,
         claims: Guard<'a>,
-        deadline: &mut Option<std::time::Instant>,
+        (deadline, wait): (&mut Option<std::time::Instant>, Duration),
         key: &Key,
     ) -> Result<Guard<'a>> {
         use std::time::Instant;
         /// A wait that no clock overflows on.
         const WAIT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
         let now = Instant::now();
-        let left = deadline.get_or_insert_with(|| now + self.wait_max.min(WAIT_MAX)).saturating_duration_since(now);
+        let wait = wait.min(self.wait_max).min(WAIT_MAX);
+        let left = deadline.get_or_insert_with(|| now + wait).saturating_duration_since(now);
         if left.is_zero() {
-            let waited = self.wait_max.as_secs();
-            return Err(Error::new(ErrorKind::TimedOut, format!("another computes {:?} for over {waited} s", key.0)));
+            return Err(Self::late(&claims, key, wait));
         }
         Ok(shard.changed.wait_timeout(claims, left).unwrap_or_else(PoisonError::into_inner).0)
     }
 
     /// On one thread whoever computes is further up the stack, so waiting would never end.
     #[cfg(target_family = "wasm")]
-    fn wait<'a>(&self, _: &'a Shard, _: Guard<'a>, _: &mut Option<std::time::Instant>, key: &Key) -> Result<Guard<'a>> {
+    fn wait<'a>(
+        &self,
+        _: &'a Shard,
+        _: Guard<'a>,
+        _: (&mut Option<std::time::Instant>, Duration),
+        key: &Key,
+    ) -> Result<Guard<'a>> {
         Err(Error::new(ErrorKind::Conflict, format!("{:?} is being computed already", key.0)))
+    }
+
+    /// The error of a claim that has waited for `waited`. It names the holder that computes.
+    pub(crate) fn timed_out(&self, key: &Key, waited: Duration) -> Error {
+        Self::late(&Self::lock(self.shard(key)), key, waited)
+    }
+
+    fn late(claims: &Map, key: &Key, waited: Duration) -> Error {
+        let holder = match claims.get(key) {
+            Some(State::Computing { holder, .. }) => holder.name(),
+            _ => "another holder",
+        };
+        let message = format!("{holder} is still computing {} after {} s", key.0.short(), waited.as_secs_f64());
+        Error::new(ErrorKind::TimedOut, message)
     }
 
     /// Whether the results could be leased now.
@@ -169,7 +193,7 @@ impl Claims {
         let shard = self.shard(&key);
         let mut claims = Self::lock(shard);
         let before = match claims.get(&key) {
-            Some(State::Computing(_)) => claims.remove(&key),
+            Some(State::Computing { .. }) => claims.remove(&key),
             _ => None,
         };
         drop(claims);

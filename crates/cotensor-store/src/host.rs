@@ -120,10 +120,16 @@ impl EmbeddedStore {
     /// As [`Store::claim`](crate::Store::claim); where that waits, `waker` is woken when it is worth asking again.
     pub fn poll_claim(&self, key: &Key, holder: &Holder, waker: &Waker) -> Poll<Claim> {
         let _back = self.bring_claim_back(key, holder);
-        match self.claims.poll(*key, holder.id, waker) {
+        match self.claims.poll(*key, holder, waker) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(found) => Poll::Ready(self.claimed(*key, found)),
         }
+    }
+
+    /// The error of a claim that [`poll_claim`](Self::poll_claim) has not settled after `waited`.
+    #[must_use]
+    pub fn claim_timed_out(&self, key: &Key, waited: Duration) -> Error {
+        self.claims.timed_out(key, waited)
     }
 
     pub(crate) fn claimed(&self, key: Key, found: Found) -> Claim {

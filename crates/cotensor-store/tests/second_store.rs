@@ -163,7 +163,7 @@ impl Store for Client {
         self.reserve_as(spec, holder, true)
     }
     /// This client shares no computations: whoever asks computes.
-    fn claim(&self, key: &Key, _: &Holder) -> Result<Claim> {
+    fn claim_within(&self, key: &Key, _: &Holder, _: Duration) -> Result<Claim> {
         Ok(Claim::Compute(Ticket::new(*key, self.me.clone())))
     }
     fn is_computed(&self, _: &Key) -> bool {

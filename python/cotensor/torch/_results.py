@@ -17,6 +17,11 @@ from ._tree import NotShared
 _DESCRIPTION_BYTES_MAX = 1 << 20
 
 
+#: The longest wait for a result that another process computes, in seconds. Past it, the caller computes: the other process may
+#: be stopped.
+_WAIT_SECONDS_MAX = 60.0
+
+
 class Results:
     """Publishes outputs under one name, and opens them."""
 
@@ -31,7 +36,7 @@ class Results:
 
         Only that list has the ticket: a traceback that is kept must not keep other callers waiting.
         """
-        claimed = self._store.claim(key, self._holder)
+        claimed = self._store.claim(key, self._holder, _WAIT_SECONDS_MAX)
         if isinstance(claimed, Ticket):
             held.append(claimed)
             return []

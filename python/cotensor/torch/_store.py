@@ -8,7 +8,7 @@ from typing import Iterator, Optional
 
 from .. import _checks, connect
 from .._native import Store, Tensor, Ticket, content_hash
-from ..errors import ConflictError, InvalidError, TimedOutError
+from ..errors import ConflictError, InvalidError
 
 _lock = threading.Lock()
 _default: Optional[Store] = None
@@ -52,12 +52,7 @@ def claimed(store: Store, name: str) -> Iterator[None]:
     It is a claim that never has results: who dies or is done gives it up, and the next one has it.
     """
     key = content_hash("cotensor.torch: who loads the model", name)
-    while True:
-        try:
-            claim = store.claim(key)
-            break
-        except TimedOutError:
-            continue  # a model may take longer to load than a claim waits
+    claim = store.claim(key)
     try:
         yield
     finally:

@@ -254,6 +254,9 @@ message! {
         /// Who will hold the results.
         #[serde(default)]
         holder: String,
+        /// The longest to wait while another session computes, in milliseconds; without it, as long as the daemon allows.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        timeout_ms: Option<u64>,
     }
 
     /// A ticket.

@@ -375,8 +375,9 @@ impl Store for ClientStore {
         self.reserve_in_private(spec, layout, segment, holder)
     }
 
-    fn claim(&self, key: &Key, holder: &Holder) -> Result<Claim> {
-        let params = p::ClaimParams { key: key.0.to_string(), holder: holder.name().to_owned() };
+    fn claim_within(&self, key: &Key, holder: &Holder, wait: Duration) -> Result<Claim> {
+        let timeout_ms = u64::try_from(wait.as_millis()).ok();
+        let params = p::ClaimParams { key: key.0.to_string(), holder: holder.name().to_owned(), timeout_ms };
         self.attempt(|live| {
             let (claim, fds) = live.connection.call::<p::Claim>(&params, Vec::new(), Some(link::WORK_TIMEOUT))?;
             match claim {

@@ -5,10 +5,11 @@ use crate::dispatch::{Caller, Reply};
 use crate::keeper::Change;
 use crate::session::OPEN_MAX;
 use cotensor_client::protocol::{ClaimParams, ClaimResult, Computed, Empty, FinishParams, Id, KeyParams, TicketParams};
-use cotensor_core::{ContentHash, Error, ErrorKind, Hasher, Result};
+use cotensor_core::{ContentHash, Error, Hasher, Result};
 use cotensor_store::{Claim, Key, Store};
 use std::collections::HashSet;
 use std::future::poll_fn;
+use std::time::Duration;
 
 /// A key or a hash as messages write it.
 pub(super) fn key(hex: &str) -> Result<ContentHash> {
@@ -28,11 +29,9 @@ pub(super) async fn begin(caller: Caller, params: ClaimParams) -> Answer<ClaimRe
     let key = claim_key(&params.key)?;
     let holder = caller.holder(&params.holder)?;
     let store = &caller.daemon.store;
-    let wait = caller.daemon.config.claim_wait_max;
+    let wait = params.timeout_ms.map_or(Duration::MAX, Duration::from_millis).min(caller.daemon.config.claim_wait_max);
     let claim = poll_fn(|context| store.poll_claim(&key, &holder, context.waker()));
-    let claim = tokio::time::timeout(wait, claim).await.map_err(|_| {
-        Error::new(ErrorKind::TimedOut, format!("another session computes this for over {} s", wait.as_secs()))
-    })?;
+    let claim = tokio::time::timeout(wait, claim).await.map_err(|_| store.claim_timed_out(&key, wait))?;
     match claim {
         Claim::Compute(ticket) => {
             // Told before the session has it: with the session's end it is told that the claim is given up.

@@ -106,7 +106,7 @@ pub(super) const STEPS: &[Step] = &[
     }),
     Step("claiming sent", |socket| {
         let raw = Raw::greeted(socket);
-        let params = p::ClaimParams { key: super::key().0.to_string(), holder: String::new() };
+        let params = p::ClaimParams { key: super::key().0.to_string(), holder: String::new(), timeout_ms: None };
         raw.send(&frame::<p::Claim>(&params, Vec::new()));
         at(&raw)
     }),

@@ -20,7 +20,7 @@ use crate::{
     Claim, Clock, ContentSource, ContentSpec, CopyReason, Diagnostics, Holder, Key, Lease, OptimizeReport,
     Recommendations, Reservation, Retention, SharingConfig, Stats, Store, TensorId, TensorSpec, Watch,
 };
-use cotensor_core::{ContentCache, ContentHash, Error, ErrorKind, Layout, Memory, Result, Segment, SegmentMut};
+use cotensor_core::{ContentCache, ContentHash, Error, ErrorKind, Layout, Memory, Result, Segment, SegmentMut, size};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -142,7 +142,7 @@ impl EmbeddedStore {
     pub(crate) fn refuse(&self, spec: &TensorSpec, bytes: u64) -> Result<()> {
         let Some(refusal) = self.config.refuses(spec.kind, bytes) else { return Ok(()) };
         self.counters.refused[refusal as usize].fetch_add(1, Ordering::Relaxed);
-        let message = format!("{} ({}, {bytes} bytes) is not shared: {}", spec.name, spec.kind, refusal.name());
+        let message = format!("{} ({}, {}) is not shared: {}", spec.name, spec.kind, size(bytes), refusal.name());
         Err(Error::new(ErrorKind::Refused, message))
     }
 
@@ -271,9 +271,9 @@ impl Store for EmbeddedStore {
         self.reserve_as(spec, holder, true, |memory, len| memory.reserve(len))
     }
 
-    fn claim(&self, key: &Key, holder: &Holder) -> Result<Claim> {
+    fn claim_within(&self, key: &Key, holder: &Holder, wait: Duration) -> Result<Claim> {
         let _back = self.bring_claim_back(key, holder);
-        let found = self.claims.claim(*key, holder.id)?;
+        let found = self.claims.claim(*key, holder, wait)?;
         Ok(self.claimed(*key, found))
     }
 

@@ -25,7 +25,7 @@ pub(crate) const LARGE: usize = 1 << 20;
 /// # Panics
 /// When the place breaks a promise of [`Store`].
 pub fn conformance(make: &dyn Fn(u64) -> Place) {
-    let all: [(&str, Check); 15] = [
+    let all: [(&str, Check); 16] = [
         ("bytes pass from one user to the other", tensors::bytes_pass_from_one_user_to_the_other),
         ("readers keep the version they hold", tensors::readers_keep_the_version_they_hold),
         ("what nobody leases goes or stays", tensors::what_nobody_leases_goes_or_stays),
@@ -38,6 +38,7 @@ pub fn conformance(make: &dyn Fn(u64) -> Place) {
         ("reports say what happened", room::reports_say_what_happened),
         ("a thing is computed once", work::a_thing_is_computed_once),
         ("a claim that is given up passes on", work::a_claim_that_is_given_up_passes_on),
+        ("a claim waits as long as asked", work::a_claim_waits_as_long_as_asked),
         ("results that nobody could be given are refused", work::results_that_nobody_could_be_given_are_refused),
         ("contents are filled once", work::contents_are_filled_once),
         ("a source that fails leaves nothing", work::a_source_that_fails_leaves_nothing),

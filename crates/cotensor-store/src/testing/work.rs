@@ -4,6 +4,7 @@ use super::{LARGE, Place, all_are, cached, ends_empty, eventually};
 use crate::{Claim, ContentSource, ContentSpec, CopyReason, Key, Lease, Store, Ticket};
 use cotensor_core::{ContentHash, DType, Error, ErrorKind, Result};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 fn key() -> Key {
     Key(ContentHash::of(b"a computation"))
@@ -70,6 +71,25 @@ pub(super) fn a_claim_that_is_given_up_passes_on(make: &dyn Fn(u64) -> Place) {
     }
     drop(compute(&*one, ticket(&*one)));
     eventually("it is computed", || other.is_computed(&key()));
+}
+
+pub(super) fn a_claim_waits_as_long_as_asked(make: &dyn Fn(u64) -> Place) {
+    let open = make(u64::MAX);
+    let (one, other) = (open(), open());
+    let within = |wait| other.claim_within(&key(), &other.holder("waits"), wait);
+    let computing = ticket(&*one);
+    for wait in [Duration::ZERO, Duration::from_millis(30)] {
+        let error = within(wait).err().expect("another holder computes");
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert!(error.to_string().contains("stage"), "it names the holder: {error}");
+    }
+    drop(computing);
+    // A wait that has ended holds nothing: the claim is free, and stays so.
+    for _ in 0..2 {
+        eventually("the claim is free", || matches!(within(Duration::ZERO), Ok(Claim::Compute(_))));
+    }
+    drop(compute(&*one, ticket(&*one)));
+    eventually("results come without a wait", || matches!(within(Duration::ZERO), Ok(Claim::Ready(_))));
 }
 
 pub(super) fn results_that_nobody_could_be_given_are_refused(make: &dyn Fn(u64) -> Place) {

@@ -1,0 +1,35 @@
+"""Computing once: what a claim waits for, and how long."""
+
+from __future__ import annotations
+
+import threading
+
+import cotensor
+import pytest
+
+
+def test_a_claim_waits_as_long_as_asked():
+    store = cotensor.Store()
+    key = cotensor.content_hash("slow")
+    computing = store.claim(key, "encoder")
+    for timeout in (0, 0.05):
+        with pytest.raises(cotensor.TimedOutError, match="encoder"):
+            store.claim(key, timeout=timeout)
+    with pytest.raises(cotensor.InvalidError, match="timeout"):
+        store.claim(key, timeout=-1)
+    computing.decline()
+    assert isinstance(store.claim(key, timeout=0), cotensor.Ticket)
+
+
+def test_a_claim_without_a_timeout_waits_until_the_result_is_there():
+    store = cotensor.Store()
+    key = cotensor.content_hash("waits")
+    computing = store.claim(key)
+    found = []
+    waits = threading.Thread(target=lambda: found.extend(store.claim(key)))
+    waits.start()
+    draft = store.empty("result", (2,), "float32")
+    draft.numpy()[:] = 7
+    computing.publish([draft])
+    waits.join(60)
+    assert found[0].numpy().tolist() == [7, 7]
