@@ -38,7 +38,7 @@ class SharedTensorServer:
     The daemon is the one that answers there, or that of ``socket`` or ``COTENSOR_SOCKET``; where none is, this process
     becomes it. ``port`` is 2537 + ``RANK`` unless given (2537 where ``GPUS_PER_NODE`` says that one server is for all
     devices). HTTP clients need the token in :attr:`token_file`. One server runs at a port: a second one
-    is a :class:`~cotensor.errors.ConflictError`.
+    is a :class:`~cotensor.errors.ConflictError`, and so is a ``port`` at which a daemon that is joined does not answer.
 
     ``timeout`` is the longest that one run of a function may take, in seconds, unless the function says otherwise
     (``None``: as long as it takes); ``max_workers`` functions of a provider run at a time. With ``enable_cache=False``
@@ -70,6 +70,8 @@ class SharedTensorServer:
         self.max_workers = _checks.count(max_workers, "max_workers", 1, WORKERS_MAX)
         self.enable_cache = _checks.truth(enable_cache, "enable_cache")
         self.debug = debug
+        # Given, and not the system's choice: a daemon that is joined has to answer there.
+        self._asked_port = bool(port)
         self._socket = _checks.path(socket, "socket")
         self._embedding: Dict[str, Any] = {
             "token_file": token_file,
@@ -116,18 +118,19 @@ class SharedTensorServer:
                 self.port, self._socket, self._name, host=self.host, **self._embedding
             )
             try:
+                self._answers = embedded is not None or self._is_answered_by(store)
                 if embedded is None:
                     self._refuse_options_of_a_daemon(store)
                 elif embedded.http is not None:
                     self.port = int(embedded.http.rsplit(":", 1)[1])
                 mark = self._marked(store)
             except BaseException:
+                self._answers = False
                 store.close()
                 if embedded is not None:
                     embedded.close()
                 raise
             self._store, self._embedded, self._mark = store, embedded, mark
-            self._answers = embedded is not None or self._is_answered_by(store)
             _lifecycle.opened(self)
             self.provider._given, self.provider._attended = store, True
             self.provider.execution_mode = "server"
@@ -140,14 +143,18 @@ class SharedTensorServer:
 
     def _refuse_options_of_a_daemon(self, store: Store) -> None:
         """A daemon that runs already has options of its own: none of ours would have an effect."""
-        given = {"host": None if self.host == "127.0.0.1" else self.host, **self._embedding}
+        given = {
+            "host": None if self.host == "127.0.0.1" else self.host,
+            "port": self.port if self._asked_port and not self._answers else None,
+            **self._embedding,
+        }
         names = {"hosts": "allow_hosts"}
         for field, value in given.items():
             if value is not None:
                 field = names.get(field, field)
                 message = (
-                    f"{field}: a daemon runs at {store.socket} already, and this is an option of a new one: stop that "
-                    "daemon, or leave the option out"
+                    f"{field}: a daemon runs at {store.socket} already, without this option: stop that daemon, or leave "
+                    "the option out"
                 )
                 raise ConflictError(message, field=field)
 

@@ -309,7 +309,7 @@ def test_budgets_name_who_holds_what(small_store: cotensor.Store) -> None:
     with pytest.raises(MemoryError) as raised:
         small_store.put("more", np.zeros(5 << 20, "uint8"))
     assert isinstance(raised.value, cotensor.OverBudgetError)
-    assert "hoarder holds 5242880" in str(raised.value)
+    assert "hoarder holds 5.00 MiB" in str(raised.value)
     assert "more" not in small_store
     held.release()
     small_store.put("more", np.ones(5 << 20, "uint8"))

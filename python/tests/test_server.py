@@ -194,15 +194,20 @@ def test_wrong_options_of_providers_are_named(options, field):
         provider.share(name="")
 
 
-def test_a_server_says_where_it_answers(folder):
+def test_a_server_says_where_it_answers(folder, monkeypatch):
     server = SharedTensorServer(port=free_port(), socket=folder / "s")
     assert server.url is None
     with server:
         with urllib.request.urlopen(f"{server.url}/health", timeout=10) as answer:
             assert answer.status == 200
         # It joins the daemon at that socket, which answers at another port.
-        with SharedTensorServer(port=free_port(), socket=folder / "s") as joined:
+        monkeypatch.setenv("RANK", "7")
+        with SharedTensorServer(socket=folder / "s") as joined:
             assert joined.url is None and joined.socket == server.socket
+        elsewhere = SharedTensorServer(port=free_port(), socket=folder / "s")
+        with pytest.raises(ConflictError, match="without this option") as raised:
+            elsewhere.start()
+        assert raised.value.field == "port" and elsewhere.url is None
 
 
 def test_ports_of_ranks(monkeypatch):

@@ -43,17 +43,6 @@ impl Table {
     }
 }
 
-/// A size with three digits or so.
-pub(crate) fn size(bytes: u64) -> String {
-    let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    let Some(power) = bytes.checked_ilog2().map(|log| log as usize / 10).filter(|&power| power > 0) else {
-        return format!("{bytes} B");
-    };
-    let value = bytes as f64 / f64::from(1u32 << 10).powi(i32::try_from(power).unwrap_or(0));
-    let digits = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
-    format!("{value:.digits$} {}", units[power - 1])
-}
-
 /// A length of time in one unit.
 pub(crate) fn duration(seconds: f64) -> String {
     match seconds {
@@ -83,17 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_times_have_few_digits() {
-        for (bytes, text) in [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1024, "1.00 KiB"),
-            (10 << 10, "10.0 KiB"),
-            (500 << 20, "500 MiB"),
-            (u64::MAX, "16.0 EiB"),
-        ] {
-            assert_eq!(size(bytes), text);
-        }
+    fn times_have_one_unit() {
         assert_eq!([duration(0.25), duration(60.0), duration(600.0)], ["250 ms", "60 s", "10 min"]);
     }
 }

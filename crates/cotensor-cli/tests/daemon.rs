@@ -177,7 +177,7 @@ fn bad_files_and_arguments_are_refused_and_nothing_stays() {
     daemon.refuses(&["put", "x", "missing.npy"], 2, &["missing.npy"]);
     daemon.refuses(&["put", "x", "short.npy", "--dtype", "int32", "--shape", "1"], 2, &["dtype"]);
     fs::write(daemon.path("big.bin"), vec![0; 9 << 20]).unwrap();
-    daemon.refuses(&["put", "x", "big.bin", "--dtype", "uint8", "--shape", "9437184"], 2, &["9437184"]);
+    daemon.refuses(&["put", "x", "big.bin", "--dtype", "uint8", "--shape", "9437184"], 2, &["9.00 MiB do not fit"]);
     daemon.refuses(&["put", "x", "big.bin", "--dtype", "uint8", "--shape", "a,b"], 2, &["--shape"]);
     daemon.refuses(&["put", "x", "big.bin", "--dtype", "uint8", "--shape", "9"], 2, &["big.bin", "follow"]);
     fs::write(daemon.path("one.bin"), [1]).unwrap();

@@ -1,4 +1,4 @@
-use crate::{ALIGNMENT, Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, padded};
+use crate::{ALIGNMENT, Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, padded, size};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ impl Memory for HeapMemory {
         let mut buffer = Vec::new();
         buffer
             .try_reserve_exact(capacity)
-            .map_err(|_| Error::new(ErrorKind::Io, format!("the heap has no {len} bytes left")))?;
+            .map_err(|_| Error::new(ErrorKind::Io, format!("the heap has no {} left", size(len as u64))))?;
         buffer.resize(capacity, 0);
         let start = buffer.as_ptr().align_offset(ALIGNMENT);
         Ok(Box::new(HeapSegment { used: start..start + len, buffer }))

@@ -19,6 +19,7 @@ mod layout;
 mod segment;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+mod units;
 
 pub use content::{ContentCache, Located, PackMut};
 pub use device::Device;
@@ -29,3 +30,4 @@ pub use heap::HeapMemory;
 pub use kind::Kind;
 pub use layout::{Layout, RANK_MAX, Slice, TENSOR_BYTES_MAX};
 pub use segment::{ALIGNMENT, Memory, MemoryKind, Segment, SegmentMut, padded, range_within};
+pub use units::size;

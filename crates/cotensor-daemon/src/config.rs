@@ -1,5 +1,6 @@
 //! A daemon's settings.
 
+use cotensor_store::SharingConfig;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,6 +11,8 @@ pub struct Config {
     pub socket: PathBuf,
     /// The most bytes of all segments together, and [`METADATA_BYTES`](crate::METADATA_BYTES) for each tensor.
     pub max_memory_bytes: u64,
+    /// What clients may share. What they may not, they keep to themselves.
+    pub sharing: SharingConfig,
     /// The most bytes that one client's leases and reservations may come to.
     pub max_client_bytes: u64,
     /// Where tensors go that nobody leases when memory is wanted; without it they are dropped.
@@ -32,6 +35,7 @@ impl Default for Config {
         Self {
             socket: default_socket(),
             max_memory_bytes: u64::MAX,
+            sharing: SharingConfig::default(),
             max_client_bytes: u64::MAX,
             spill: None,
             max_spill_bytes: u64::MAX,

@@ -128,6 +128,7 @@ impl Daemon {
         }
         let store = store
             .max_memory_bytes(config.max_memory_bytes)
+            .config(config.sharing.clone())
             .metadata_bytes(METADATA_BYTES)
             .claim_wait_max(config.claim_wait_max)
             .seed(seed.iter().fold(0, |seed, &byte| seed << 8 | u64::from(byte)))

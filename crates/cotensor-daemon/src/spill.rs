@@ -3,7 +3,7 @@
 use crate::descriptors::{are_scarce, none_left};
 use crate::place::{Others, private_folder};
 use crate::segment::Sealed;
-use cotensor_core::{ContentHash, Error, ErrorKind, Hasher, Result, Segment, SegmentMut};
+use cotensor_core::{ContentHash, Error, ErrorKind, Hasher, Result, Segment, SegmentMut, size};
 use cotensor_memory::MemfdMut;
 use cotensor_store::{Spill, Spilled};
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, open};
@@ -133,7 +133,12 @@ impl Files {
     fn reserve(&self, bytes: u64) -> Result<u64> {
         let mut state = self.state();
         if state.bytes.checked_add(bytes).is_none_or(|total| total > self.bytes_max) {
-            let message = format!("{} bytes are spilled, {bytes} more are beyond the {}", state.bytes, self.bytes_max);
+            let message = format!(
+                "{} are spilled: {} more are beyond --max-spill {}",
+                size(state.bytes),
+                size(bytes),
+                size(self.bytes_max)
+            );
             return Err(Error::new(ErrorKind::OverBudget, message).in_file(&self.folder));
         }
         state.bytes += bytes;

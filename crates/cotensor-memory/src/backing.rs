@@ -4,7 +4,7 @@ use crate::copy::part_bytes;
 use crate::descriptors::{above_select, no_descriptor};
 use crate::map::{Access, Map};
 use crate::usage::givable_bytes;
-use cotensor_core::{Error, ErrorKind, Result, padded};
+use cotensor_core::{Error, ErrorKind, Result, padded, size};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,9 +23,10 @@ const LARGE_BYTES: usize = 64 << 20;
 pub(crate) fn create(len: usize, inherited: bool) -> Result<(OwnedFd, Map)> {
     padded(len)?;
     check_left(len)?;
-    let io = |what: &str, error: Errno| Error::io(format!("{what} {len} bytes of shared memory"), &error.into());
+    let io =
+        |what: &str, error: Errno| Error::io(format!("{what} {} of shared memory", size(len as u64)), &error.into());
     let fd = memfd_create("cotensor", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-        .map_err(|error| no_descriptor(&format!("cannot make {len} bytes of shared memory"), error))?;
+        .map_err(|error| no_descriptor(&format!("cannot make {} of shared memory", size(len as u64)), error))?;
     let fd = above_select(fd);
     ftruncate(&fd, len as u64).map_err(|error| io("cannot size", error))?;
     let mut map = Map::new(fd.as_fd(), len, Access::Write)?;
@@ -47,7 +48,8 @@ fn check_left(len: usize) -> Result<()> {
     }
     match givable_bytes() {
         Some(left) if (len as u64) > left => {
-            let message = format!("{len} bytes do not fit the {left} bytes of memory that the system has left");
+            let message =
+                format!("{} do not fit the {} of memory that the system has left", size(len as u64), size(left));
             Err(Error::new(ErrorKind::OverBudget, message))
         }
         _ => Ok(()),

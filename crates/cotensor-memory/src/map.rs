@@ -1,7 +1,7 @@
 //! One mapping, unmapped on drop.
 
 use crate::backing::huge_page_bytes;
-use cotensor_core::{ALIGNMENT, Error, Result};
+use cotensor_core::{ALIGNMENT, Error, Result, size};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use rustix::param::page_size;
@@ -71,7 +71,7 @@ impl Map {
             Some(page) if len >= page => room(len, offset, page).and_then(|room| map(room, flags | MapFlags::FIXED)),
             _ => map(std::ptr::null_mut(), flags),
         };
-        let start = start.map_err(|error| Error::io(format!("cannot map {len} bytes"), &error.into()))?;
+        let start = start.map_err(|error| Error::io(format!("cannot map {}", size(len as u64)), &error.into()))?;
         let start = NonNull::new(start.cast()).ok_or_else(|| Error::unsupported("the system mapped address zero"))?;
         Ok(Self { start, len, access })
     }
@@ -118,7 +118,7 @@ impl Map {
         // SAFETY: M1: the range is this mapping's own. The bytes do not change.
         match unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxPopulateWrite) } {
             Ok(()) | Err(Errno::INVAL) => Ok(()),
-            Err(error) => Err(Error::io(format!("cannot back {} bytes", self.len), &error.into())),
+            Err(error) => Err(Error::io(format!("cannot back {}", size(self.len as u64)), &error.into())),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Files of Cotensor's own cache, mapped. User files are never mapped: truncating one would kill its readers.
 
 use crate::map::{Access, Map};
-use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, padded};
+use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, padded, size};
 use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, open};
 use std::fs::{File, Metadata, OpenOptions};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -150,7 +150,7 @@ impl WritableFile {
         // A full disk is an error now, not a SIGBUS while writing.
         let backed = if len > 0 { fallocate(&file, FallocateFlags::empty(), 0, len as u64) } else { Ok(()) };
         let map = backed
-            .map_err(|error| Error::io(format!("cannot make a file of {len} bytes"), &error.into()))
+            .map_err(|error| Error::io(format!("cannot make a file of {}", size(len as u64)), &error.into()))
             .and_then(|()| Map::new(file.as_fd(), len, Access::Write));
         match map {
             Ok(map) => Ok(Self { map, file, path }),

@@ -1,7 +1,7 @@
 //! A model's folder on disk: its files read within bounds, and changes to them noticed.
 
 use crate::weights::Stamp;
-use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_core::{Error, ErrorKind, Result, size};
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -105,7 +105,7 @@ pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
     if !found.is_file() {
         return Err(Error::invalid("not a regular file").in_file(path));
     }
-    let too_long = || Error::invalid(format!("more than {bytes_max} bytes")).in_file(path);
+    let too_long = || Error::invalid(format!("more than {}", size(bytes_max))).in_file(path);
     if found.len() > bytes_max {
         return Err(too_long());
     }

@@ -52,8 +52,11 @@ pub struct Stats {
     pub total_models: usize,
     /// Bytes taken from the budget, private tensors and unpublished reservations included.
     pub memory_usage_bytes: u64,
+    /// The most bytes that the budget allows; `None` without a budget.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub max_memory_bytes: Option<u64>,
     /// Bytes that the budget counts for what is known about tensors: names, leases, and what a supervisor keeps of them.
-    /// `memory_usage_bytes` and this together are what the budget bounds.
+    /// `memory_usage_bytes` and this together are at most `max_memory_bytes`.
     #[cfg_attr(feature = "serde", serde(default))]
     pub metadata_bytes: u64,
     /// `memory_usage_bytes` in MiB.
@@ -231,6 +234,7 @@ fn stats_of(store: &EmbeddedStore, records: &[Arc<Record>]) -> Stats {
         counted_seconds: store.clock.now().saturating_sub(store.began).as_secs_f64(),
         total_models: models.len(),
         memory_usage_bytes: used,
+        max_memory_bytes: Some(store.budget.max()).filter(|&max| max != u64::MAX),
         metadata_bytes: store.budget.metadata(),
         memory_usage_mb: used as f64 / MIB,
         peak_memory_bytes: store.budget.peak(),

@@ -223,7 +223,7 @@ fn when_spilling_fails_nothing_is_lost_and_the_error_says_why() {
     elsewhere.full.store(true, Ordering::SeqCst);
     let error = put(&store, &holder, "c", 3).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OverBudget);
-    for word in ["m holds 100", "200 bytes", "no space left"] {
+    for word in ["m holds 100 B", "fit the budget of 200 B", "no space left"] {
         assert!(error.message().contains(word), "{error}");
     }
     assert_eq!(store.get("a", &holder).unwrap().bytes().unwrap(), [1; 100]);

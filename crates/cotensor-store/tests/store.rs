@@ -81,7 +81,13 @@ fn the_budget_names_who_holds_what() {
     let message = store.reserve(spec("d", &[21], 1), &small).unwrap_err();
     assert_eq!(message.kind(), ErrorKind::OverBudget);
     let text = message.to_string();
-    for part in ["d", "84 bytes", "400 bytes", "320 are in use", "big model holds 200", "small model holds 80", "40"] {
+    for part in [
+        "84 B do not fit the budget of 400 B",
+        "320 B are in use",
+        "big model holds 200 B",
+        "small model holds 80 B",
+        "40 B",
+    ] {
         assert!(text.contains(part), "{part:?} is not in {text:?}");
     }
     assert_eq!(store.reserve_private(spec("d", &[21], 1), &small).unwrap_err().kind(), ErrorKind::OverBudget);

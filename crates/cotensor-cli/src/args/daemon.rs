@@ -1,5 +1,6 @@
 //! The daemon's commands.
 
+use super::SharingArgs;
 use crate::environment;
 use clap::{Args, ValueEnum};
 use cotensor_client::files::Format;
@@ -77,6 +78,8 @@ pub(crate) struct ServeArgs {
     /// "token_file", "resumed"}. End the process `pid` to end the daemon.
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) sharing: SharingArgs,
     /// What this process is to the daemon, where the daemon itself started it.
     #[arg(long, hide = true, default_value = "foreground")]
     pub(crate) role: cotensor_daemon::keeper::Role,

@@ -3,10 +3,12 @@
 mod cache;
 mod calls;
 mod daemon;
+mod sharing;
 
 pub(crate) use cache::*;
 pub(crate) use calls::*;
 pub(crate) use daemon::*;
+pub(crate) use sharing::*;
 
 use crate::environment;
 use clap::{Args, Parser, Subcommand};
@@ -123,6 +125,8 @@ pub(crate) struct RunArgs {
     /// Run it without sharing too, and say how far the outputs differ. Ends with exit code 1 when they do.
     #[arg(long)]
     pub(crate) compare: bool,
+    #[command(flatten)]
+    pub(crate) sharing: SharingArgs,
 }
 
 #[derive(Args)]

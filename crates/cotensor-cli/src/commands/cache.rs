@@ -1,7 +1,6 @@
 use super::{print, print_json};
 use crate::args::{CacheAction, CacheArgs};
-use crate::table::size;
-use cotensor::core::{Error, ErrorKind, Result};
+use cotensor::core::{Error, ErrorKind, Result, size};
 use cotensor::memory::PackCache;
 use serde::Serialize;
 use std::path::PathBuf;

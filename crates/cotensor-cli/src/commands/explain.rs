@@ -1,5 +1,6 @@
 use super::{in_pipeline, open_models, print, print_json, progress, runtime};
 use crate::args::ExplainArgs;
+use cotensor::SharingConfig;
 use cotensor::core::Result;
 use cotensor::model::pipeline::{Explanation, Pipeline, explain as explain_pipeline};
 use std::fmt::Write;
@@ -8,7 +9,7 @@ use std::path::Path;
 pub(crate) fn explain(args: &ExplainArgs) -> Result<()> {
     let pipeline = Pipeline::open(&args.pipeline)?;
     let base = args.pipeline.parent().unwrap_or(Path::new("."));
-    let runtime = runtime(&args.common)?;
+    let runtime = runtime(&args.common, SharingConfig::default())?;
     // Kept, so that explaining opens the same models.
     let models = open_models(&pipeline, base, &runtime)?;
     let steps = progress(&pipeline, &models, &runtime, 0);

@@ -3,8 +3,8 @@
 use super::{connect, of_file, print, print_json};
 use crate::args::{GetArgs, PutArgs};
 use crate::output::{Bytes, Told};
-use crate::table::{plain, shape, size};
-use cotensor::core::{DType, Error, ErrorKind, Kind, Result};
+use crate::table::{plain, shape};
+use cotensor::core::{DType, Error, ErrorKind, Kind, Result, size};
 use cotensor::store::{Lease, Retention, Store};
 use cotensor_client::files::{Entry, Format, Put, TensorReader, write};
 use cotensor_client::protocol::{List, ListParams};

@@ -41,7 +41,7 @@ use clap::CommandFactory;
 use cotensor::Pipeline;
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor::model::model::Model;
-use cotensor::{LocalOptions, Runtime, memory, model};
+use cotensor::{LocalOptions, Runtime, SharingConfig, memory, model};
 use cotensor_client::ClientStore;
 use std::collections::{BTreeSet, HashMap};
 use std::io::Write;
@@ -55,12 +55,12 @@ fn cache_folder(common: &Common) -> Result<PathBuf> {
     }
 }
 
-fn runtime(common: &Common) -> Result<Arc<model::runtime::Runtime>> {
+fn runtime(common: &Common, sharing: SharingConfig) -> Result<Arc<model::runtime::Runtime>> {
     Runtime::local(&LocalOptions {
         cache: Some(cache_folder(common)?),
         max_memory_bytes: budget_bytes(common)?,
         threads: common.threads.map(usize::from),
-        ..LocalOptions::default()
+        sharing,
     })
 }
 

@@ -39,7 +39,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         inputs = inputs.with_audio(path)?;
     }
     let runtime = match args.daemon {
-        false => runtime(&args.common)?,
+        false => runtime(&args.common, args.sharing.config())?,
+        true if args.sharing.is_given() => {
+            return Err(Error::invalid("what is shared is the daemon's to say: `cotensor serve --allowed-types …`")
+                .in_field("--daemon"));
+        }
         true => {
             let store = ClientStore::connect(args.socket.as_deref(), "cotensor run")?;
             Runtime::over(store, args.common.threads.map(usize::from))

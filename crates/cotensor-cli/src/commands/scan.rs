@@ -1,8 +1,8 @@
 use super::{mib_to_bytes, print, print_json};
 use crate::args::ScanArgs;
 use crate::output::Steps;
-use crate::table::{Table, plain, size};
-use cotensor::core::{Error, Result};
+use crate::table::{Table, plain};
+use cotensor::core::{Error, Result, size};
 use cotensor_daemon::scan::{Scan, ScanOptions, scan as scan_processes};
 use cotensor_demo::Progress;
 use std::fmt::Write;

@@ -33,7 +33,7 @@ pub(crate) fn serve(args: &ServeArgs, program: &Program) -> Result<()> {
     let log = Log::to(std::io::stderr()).map_err(|error| Error::io("starting the log", &error))?;
     let lines = tracing_subscriber::fmt::layer().with_writer(log.clone()).with_target(false);
     tracing_subscriber::registry().with(lines.with_ansi(takes_colours(&std::io::stderr())).with_filter(filter)).init();
-    let mut config = Config { spill: args.spill.clone(), ..Config::default() };
+    let mut config = Config { spill: args.spill.clone(), sharing: args.sharing.config(), ..Config::default() };
     if let Some(socket) = &args.socket {
         config.socket.clone_from(socket);
     }

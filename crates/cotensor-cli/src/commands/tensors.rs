@@ -2,8 +2,8 @@
 
 use super::{connect, print, print_json};
 use crate::args::{Client, LsArgs, RmArgs, StatArgs, WhoArgs};
-use crate::table::{Table, duration, plain, shape, size};
-use cotensor::core::{Error, ErrorKind, Result};
+use crate::table::{Table, duration, plain, shape};
+use cotensor::core::{Error, ErrorKind, Result, size};
 use cotensor::store::{Stats, Store};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::{
@@ -232,6 +232,8 @@ fn stat_daemon(args: &StatArgs) -> Result<()> {
     row("spilled now", format!("{} ({})", stats.spilled_now, size(stats.spilled_now_bytes)));
     row("holders", stats.total_models.to_string());
     row("memory", size(stats.memory_usage_bytes));
+    row("memory of names and leases", size(stats.metadata_bytes));
+    row("budget for both", budget(stats));
     row("what follows counts since", format!("{} ago, when this server began", duration(stats.counted_seconds)));
     row("most memory so far", size(stats.peak_memory_bytes));
     row("lookups that found", format!("{} ({:.1} %)", stats.cache_hits, 100.0 * stats.hit_rate));
@@ -242,6 +244,11 @@ fn stat_daemon(args: &StatArgs) -> Result<()> {
         row(&format!("copies: {}", copy.reason), format!("{} ({})", copy.count, size(copy.bytes)));
     }
     print(&table.text())
+}
+
+/// The budget of a store, as text.
+pub(super) fn budget(stats: &Stats) -> String {
+    stats.max_memory_bytes.map_or_else(|| "none".to_owned(), size)
 }
 
 #[derive(Serialize)]

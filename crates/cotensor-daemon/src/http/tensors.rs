@@ -16,7 +16,7 @@ use axum::http::header::{
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use cotensor_client::protocol::{Id, Keep, Spec};
-use cotensor_core::{Error, Layout};
+use cotensor_core::{Error, Layout, size};
 use cotensor_store::home::Charge;
 use cotensor_store::{CopyReason, EmbeddedStore, Lease, Store};
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
@@ -121,7 +121,7 @@ pub(super) async fn put(
         return Err(Refusal::new(StatusCode::LENGTH_REQUIRED, "a tensor's Content-Length is required"));
     };
     if sent.max(bytes) > http.config.tensor_bytes_max {
-        let message = format!("a tensor has at most {} bytes here", http.config.tensor_bytes_max);
+        let message = format!("a tensor has at most {} here", size(http.config.tensor_bytes_max));
         return Err(Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, message));
     }
     if sent != bytes {

@@ -9,7 +9,7 @@ mod tally;
 
 pub use tally::{Holding, Total};
 
-use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_core::{Error, ErrorKind, Result, size};
 use pages::{Counted, Known, Page, Pages};
 use process::Process;
 use serde::Serialize;
@@ -218,7 +218,7 @@ impl Walk<'_> {
             let mut go_on = |read: u64| {
                 *read_bytes += read;
                 if *read_bytes >= options.bytes_max {
-                    *stopped = Some(format!("{} bytes were read, as many as allowed", options.bytes_max));
+                    *stopped = Some(format!("{} were read, as much as --max-read allows", size(options.bytes_max)));
                 } else if started.elapsed() >= options.time_max {
                     *stopped = Some(format!("{} s went by, as long as allowed", options.time_max.as_secs()));
                 }

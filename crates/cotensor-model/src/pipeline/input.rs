@@ -2,7 +2,7 @@ use crate::model::{Model, StageSource};
 use crate::preprocess::{audio_length, decode_audio_start, decode_image, resample};
 use crate::stage::compute_once;
 use crate::value::Value;
-use cotensor_core::{ContentHash, Error, Hasher, Kind, Result};
+use cotensor_core::{ContentHash, Error, Hasher, Kind, Result, size};
 use cotensor_store::{Holder, Key};
 use std::path::{Path, PathBuf};
 
@@ -32,7 +32,7 @@ impl InputFile {
 
     fn of(name: &str, bytes: Vec<u8>) -> Result<Self> {
         if bytes.len() as u64 > INPUT_BYTES_MAX {
-            let message = format!("{} bytes; at most {INPUT_BYTES_MAX}", bytes.len());
+            let message = format!("{}; at most {} are read", size(bytes.len() as u64), size(INPUT_BYTES_MAX));
             return Err(Error::invalid(message).in_field(name));
         }
         Ok(Self { path: PathBuf::from(name), hash: ContentHash::of(&bytes), bytes })

@@ -5,7 +5,7 @@ use crate::TensorSpec;
 use crate::budget::{Charge, TensorCharge};
 use crate::evict::{Group, candidates, charged_bytes};
 use crate::home::Home;
-use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_core::{Error, ErrorKind, Result, size};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -207,18 +207,24 @@ impl EmbeddedStore {
         let mut held: Vec<(u64, String)> =
             by_holder.into_iter().map(|(holder, bytes)| (bytes, self.holder_name(holder).to_string())).collect();
         held.sort_unstable_by(|a, b| b.cmp(a));
-        let mut held: Vec<String> = held.iter().take(5).map(|(bytes, name)| format!("{name} holds {bytes}")).collect();
+        let mut held: Vec<String> =
+            held.iter().take(5).map(|(bytes, name)| format!("{name} holds {}", size(*bytes))).collect();
         if unlisted > 0 {
-            held.push(format!("what is private, reserved or a slab without a tensor holds {unlisted}"));
+            held.push(format!("what is private, reserved or a slab without a tensor holds {}", size(unlisted)));
         }
         if metadata > 0 {
-            held.push(format!("names and leases of {} tensors take {metadata}", survey.records.len()));
+            held.push(format!("names and leases of {} tensors take {}", survey.records.len(), size(metadata)));
         }
         held.extend(self.watch.as_ref().and_then(|watch| watch.keeps_memory()));
         let held = if held.is_empty() { "nothing is leased".to_owned() } else { held.join(", ") };
         Error::new(
             ErrorKind::OverBudget,
-            format!("{bytes} bytes do not fit the budget of {max} bytes, of which {used} are in use ({held})"),
+            format!(
+                "{} do not fit the budget of {}, of which {} are in use ({held})",
+                size(bytes),
+                size(max),
+                size(used)
+            ),
         )
     }
 }

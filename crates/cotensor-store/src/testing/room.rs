@@ -2,7 +2,7 @@
 
 use super::{LARGE, Place, all_are, cached, ends_empty, eventually, put, spec};
 use crate::CopyReason;
-use cotensor_core::ErrorKind;
+use cotensor_core::{ErrorKind, size};
 
 /// Room for what a store counts as known about the few tensors here.
 const METADATA: u64 = LARGE as u64 / 16;
@@ -17,7 +17,7 @@ pub(super) fn the_budget_holds_and_names_who_holds(make: &dyn Fn(u64) -> Place) 
     let held = put(&*one, cached("held", 7 * LARGE, 1), 1);
     let error = other.reserve(spec("more", 4 * LARGE), &other.holder("m")).expect_err("there is no room");
     assert_eq!(error.kind(), ErrorKind::OverBudget);
-    for part in ["more", "writer", &(7 * LARGE).to_string(), &room(10).to_string()] {
+    for part in ["more", "writer", &size(7 * LARGE as u64), &size(room(10))] {
         assert!(error.to_string().contains(part), "{part:?} is not in {error}");
     }
     // A reservation counts before it is published, and no longer than it lives.

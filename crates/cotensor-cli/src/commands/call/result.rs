@@ -3,8 +3,8 @@
 use crate::commands::files::{export, is_stream};
 use crate::commands::{print, print_json};
 use crate::output::tell;
-use crate::table::{plain, shape, size};
-use cotensor::core::{Error, Result};
+use crate::table::{plain, shape};
+use cotensor::core::{Error, Result, size};
 use cotensor::store::Lease;
 use cotensor_client::files::Format;
 use cotensor_client::functions::Value;

@@ -1,7 +1,8 @@
 //! The picture.
 
 use super::snapshot::{Order, Snapshot, leases};
-use crate::table::{duration, plain, shape, size};
+use crate::table::{duration, plain, shape};
+use cotensor::core::size;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Style, Stylize};
@@ -63,10 +64,11 @@ impl View {
         let line = match &self.trouble {
             Some(trouble) => Line::from(plain(trouble)).red(),
             None => Line::from(format!(
-                "{} tensors   {} (most so far {})   {} holders   {:.0} lookups/s, {:.1} % found   {} evicted",
+                "{} tensors   {} (most so far {}, budget {})   {} holders   {:.0} lookups/s, {:.1} % found   {} evicted",
                 stats.total_tensors,
                 size(stats.memory_usage_bytes),
                 size(stats.peak_memory_bytes),
+                crate::commands::tensors::budget(stats),
                 stats.total_models,
                 self.rate,
                 100.0 * stats.hit_rate,

@@ -1,0 +1,42 @@
+//! What may be shared.
+
+use clap::Args;
+use cotensor::{Kind, SharingConfig};
+
+/// The sharing configuration, by the names of the API. Weights are always shared.
+#[derive(Args)]
+#[command(next_help_heading = "Sharing")]
+pub(crate) struct SharingArgs {
+    /// Share weights only: every other tensor is computed privately, and counted.
+    #[arg(long)]
+    pub(crate) disable_shared_tensors: bool,
+    /// Besides weights, share tensors of these kinds only: text_embedding, vision_embedding, audio_embedding,
+    /// vision_text_joint, audio_text_joint, other.
+    #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = kind)]
+    pub(crate) allowed_types: Option<Vec<Kind>>,
+    /// Besides weights, share tensors of at most this size only, in MiB.
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..1 << 44))]
+    pub(crate) max_shared_tensor_size: Option<u64>,
+}
+
+fn kind(name: &str) -> Result<Kind, String> {
+    name.parse().map_err(|_| {
+        let known: Vec<_> = Kind::ALL.iter().map(|kind| kind.name()).collect();
+        format!("the kinds are {}", known.join(", "))
+    })
+}
+
+impl SharingArgs {
+    pub(crate) fn config(&self) -> SharingConfig {
+        SharingConfig {
+            enable_shared_tensors: !self.disable_shared_tensors,
+            allowed_types: self.allowed_types.clone(),
+            max_shared_tensor_size_bytes: self.max_shared_tensor_size.map(|mib| mib << 20),
+        }
+    }
+
+    /// Whether any option is given.
+    pub(crate) fn is_given(&self) -> bool {
+        self.config() != SharingConfig::default()
+    }
+}
