@@ -5,6 +5,7 @@
 mod daemon;
 
 use cotensor::core::DType;
+use cotensor::store::Store;
 use daemon::Daemon;
 use serde_json::json;
 use std::fs;
@@ -289,7 +290,31 @@ fn a_takeover_by_a_daemon_with_too_little_memory_says_so() {
     let log = fs::File::create(daemon.path("log")).unwrap();
     let mut heir = daemon.command(&["serve", "--max-memory", "2"]).stderr(log).spawn().unwrap();
     let warned = || fs::read_to_string(daemon.path("log")).unwrap();
-    until("it warns", || warned().contains("3145728 bytes were taken over") && warned().contains("allows 2097152"));
+    until("it warns", || warned().contains("3.00 MiB were taken over") && warned().contains("allows 2.00 MiB"));
+    assert!(Command::new("kill").arg(heir.id().to_string()).status().unwrap().success());
+    assert!(heir.wait().unwrap().success());
+}
+
+#[test]
+fn a_takeover_counts_every_tensor_once() {
+    let mut daemon = Daemon::start(&["--max-memory", "4", "--spill", "spill"]);
+    fs::write(daemon.path("x.bin"), vec![0; 1 << 20]).unwrap();
+    let put = |name: &str| daemon.ok(&["put", name, "x.bin", "--dtype", "uint8", "--shape", "1048576"]);
+    // Of four tensors one is superseded and leased, and one is spilled.
+    put("leased");
+    let store = cotensor_client::ClientStore::connect(Some(&daemon.socket()), "reader").unwrap();
+    let leased = store.get("leased", &store.holder("")).unwrap();
+    ["leased", "a", "b"].map(put);
+    assert_eq!(daemon.signal("-KILL"), None);
+    until("it can be taken over", || daemon.path("cotensor.sock.heir").exists());
+    let log = fs::File::create(daemon.path("log")).unwrap();
+    let mut heir = daemon.command(&["serve", "--max-memory", "4", "--spill", "spill"]).stderr(log).spawn().unwrap();
+    let told = || fs::read_to_string(daemon.path("log")).unwrap();
+    until("it tells the counts", || {
+        told().contains("4 tensors were taken over: 2 current, 1 removed or superseded, 1 spilled, 0 lost")
+    });
+    until("it is ready", || told().contains("4 tensors came from the daemon before"));
+    drop(leased);
     assert!(Command::new("kill").arg(heir.id().to_string()).status().unwrap().success());
     assert!(heir.wait().unwrap().success());
 }

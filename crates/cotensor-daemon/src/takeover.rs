@@ -8,7 +8,7 @@ use crate::spill::{Files, SpillFile};
 use crate::{Config, Daemon};
 use cotensor_client::hex;
 use cotensor_client::protocol::{Id, RESUME_TOKEN, Resume};
-use cotensor_core::{ContentHash, Error, ErrorKind, Layout, Result, Segment};
+use cotensor_core::{ContentHash, Error, ErrorKind, Layout, Result, Segment, size};
 use cotensor_memory::Index;
 use cotensor_store::home::{Charge, Record};
 use cotensor_store::{
@@ -174,7 +174,9 @@ impl Daemon {
         let (used, max) = (daemon.store.memory_usage_bytes(), daemon.config.max_memory_bytes);
         if used > max {
             tracing::warn!(
-                "{used} bytes were taken over, and --max-memory allows {max}: nothing new fits until enough of that has gone"
+                "{} were taken over, and --max-memory allows {}: nothing new fits until enough of that has gone",
+                size(used),
+                size(max)
             );
         }
         let start = Instant::now();
@@ -314,8 +316,10 @@ fn restore(store: &EmbeddedStore, kept: &Kept, files: Option<&Arc<Files>>) -> Or
         state.ledger.notes().map(|(key, note)| (key.to_owned(), note.to_owned())).collect();
     drop(state);
 
+    let (refused_count, spilled_count) = (refused.len(), spilled.iter().filter(|entry| entry.current).count());
     refused.into_iter().for_each(|id| kept.tell(Change::Gone(id)));
     let spilled = restore_spilled(store, kept, files, spilled);
+    let lost = refused_count + spilled_count - spilled.len();
     for (key, ids) in claims {
         if ids.iter().any(|id| spilled.contains(id)) {
             store.restore_spilled_claim(Key(key), ids.into_iter().map(TensorId::from).collect());
@@ -331,6 +335,14 @@ fn restore(store: &EmbeddedStore, kept: &Kept, files: Option<&Arc<Files>>) -> Or
         if let (Some(key), Some(note)) = (ContentHash::from_hex(&key), hex::decode(&note)) {
             store.remember(&key, &note);
         }
+    }
+    let current = leases.values().filter(|lease| store.newest(lease.name()) == Some(lease.id())).count();
+    let (old, back) = (leases.len() - current, spilled.len());
+    let total = leases.len() + back + lost;
+    if total > 0 {
+        tracing::info!(
+            "{total} tensors were taken over: {current} current, {old} removed or superseded, {back} spilled, {lost} lost"
+        );
     }
     // What is kept anyway need not wait for anybody.
     let kept = |lease: &Lease| lease.is_cached() && store.newest(lease.name()) == Some(lease.id());

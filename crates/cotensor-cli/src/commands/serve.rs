@@ -72,7 +72,7 @@ fn announce(ready: &Ready<'_>, json: bool) {
         tracing::info!("HTTP clients need the token in {}", file.display());
     }
     if ready.resumed > 0 {
-        tracing::info!("{} tensors are there already", ready.resumed);
+        tracing::info!("{} tensors came from the daemon before", ready.resumed);
     }
     let started = Started {
         socket,

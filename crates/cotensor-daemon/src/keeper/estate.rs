@@ -158,7 +158,7 @@ impl Estate {
                         return Err(Error::new(ErrorKind::Io, "the server ended before it was ready"));
                     }
                     Ok(End::Died) => {
-                        tracing::warn!("the server died; the next one takes over {} tensors", self.tensors());
+                        tracing::warn!("the server died; the next one gets its {} tensors", self.tensors());
                     }
                     Err(error) if served.is_none() => return Err(error),
                     Err(error) => tracing::error!("the server was given up: {error}"),

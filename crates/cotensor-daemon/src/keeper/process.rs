@@ -86,7 +86,11 @@ impl Launch {
         let mut command = match image {
             Image::Installed => Command::new(&self.program),
             Image::Running => {
-                tracing::warn!("{} did not go on: starting what this process runs", self.program.display());
+                tracing::warn!(
+                    "{} was started last and ended within {} s: starting the program that this process runs",
+                    self.program.display(),
+                    LIVED.as_secs()
+                );
                 Command::new("/proc/self/exe")
             }
         };
