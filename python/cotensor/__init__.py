@@ -18,7 +18,7 @@ import os
 from typing import Optional, Union
 
 from . import errors
-from ._native import Draft, Store, Tensor, __version__, tensor_of
+from ._native import Draft, Store, Tensor, Ticket, __version__, content_hash, tensor_of
 from .errors import (
     CancelledError,
     ConflictError,
@@ -64,10 +64,12 @@ __all__ = [
     "Store",
     "SystemFailure",
     "Tensor",
+    "Ticket",
     "TimedOutError",
     "UnsupportedError",
     "__version__",
     "connect",
+    "content_hash",
     "errors",
     "tensor_of",
 ]

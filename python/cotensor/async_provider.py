@@ -69,10 +69,13 @@ class AsyncSharedTensorProvider(SharedTensorProvider):
 
     async def aserve(self) -> None:
         """Offers the functions until cancelled, then closes."""
-        await asyncio.get_running_loop().run_in_executor(None, self.start)
+        starting = asyncio.get_running_loop().run_in_executor(None, self.start)
         try:
+            await asyncio.shield(starting)
             await asyncio.Event().wait()
         finally:
+            # Cancelled while it starts: the thread that starts it would offer the functions after the end.
+            await asyncio.wait([starting])
             self.close()
 
     def close(self) -> None:

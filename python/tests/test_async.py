@@ -450,6 +450,32 @@ def test_an_async_provider_serves_in_a_loop(daemon):
     asyncio.run(main())
 
 
+def test_an_async_provider_that_is_cancelled_while_it_starts_offers_nothing(daemon, monkeypatch):
+    starting, go_on = threading.Event(), threading.Event()
+    start = AsyncSharedTensorProvider.start
+
+    def slowly(self):
+        starting.set()
+        assert go_on.wait(60)
+        start(self)
+
+    monkeypatch.setattr(AsyncSharedTensorProvider, "start", slowly)
+
+    async def main():
+        provider = AsyncSharedTensorProvider(socket=daemon.socket)
+        provider.share(name="here.cancelled")(lambda: 5)
+        serving = asyncio.ensure_future(provider.aserve())
+        await asyncio.get_running_loop().run_in_executor(None, starting.wait)
+        serving.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+        assert not provider.running
+
+    asyncio.run(main())
+
+
 def test_when_hearing_fails_those_who_wait_are_told_and_the_next_is_heard():
     class Fake:
         fail = True
