@@ -5,6 +5,7 @@
 #![allow(unsafe_code, reason = "the outermost layer: addresses come from and go to Python")]
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod arg;
 mod arrays;
 mod claim;
 mod command;

@@ -1,5 +1,6 @@
 //! A store: inside this process, or the daemon's.
 
+use crate::arg;
 use crate::arrays;
 use crate::claim::{Claimed, claim};
 use crate::dlpack;
@@ -126,18 +127,18 @@ impl Store {
         }
     }
 
-    fn spec(py: Python<'_>, name: &str, options: &Described<'_>) -> PyResult<TensorSpec> {
-        let kind: Kind = options.kind.unwrap_or("other").parse::<Kind>().or_raise(py)?;
+    fn spec(py: Python<'_>, name: &str, options: &Described) -> PyResult<TensorSpec> {
+        let kind: Kind = options.kind.as_deref().unwrap_or("other").parse::<Kind>().or_raise(py)?;
         let recompute = Duration::try_from_secs_f64(options.recompute_seconds)
             .map_err(|_| raise(py, &Error::invalid("a number of seconds is expected").in_field("recompute_seconds")))?;
         let hash = |text| {
             let wrong = || Error::invalid("64 hexadecimal digits are expected").in_field("provenance");
             ContentHash::from_hex(text).ok_or_else(wrong)
         };
-        let provenance = options.provenance.map(hash).transpose().or_raise(py)?;
+        let provenance = options.provenance.as_deref().map(hash).transpose().or_raise(py)?;
         Ok(TensorSpec {
             kind,
-            producer: options.producer.or(options.holder).map_or_else(|| program(py), str::to_owned),
+            producer: options.producer.clone().or_else(|| options.holder.clone()).unwrap_or_else(|| program(py)),
             retention: if options.keep { Retention::Cached { recompute } } else { Retention::WhileLeased },
             provenance,
             ..TensorSpec::new(name, cotensor::DType::U8, &[])
@@ -146,13 +147,13 @@ impl Store {
 }
 
 /// How a tensor is described when it is made.
-struct Described<'a> {
-    holder: Option<&'a str>,
-    kind: Option<&'a str>,
-    producer: Option<&'a str>,
+struct Described {
+    holder: Option<String>,
+    kind: Option<String>,
+    producer: Option<String>,
     keep: bool,
     recompute_seconds: f64,
-    provenance: Option<&'a str>,
+    provenance: Option<String>,
 }
 
 #[pymethods]
@@ -166,11 +167,11 @@ impl Store {
     #[pyo3(signature = (*, max_memory_mb=None, cache=None, enable_shared_tensors=true, allowed_types=None, max_shared_tensor_size=None))]
     fn new(
         py: Python<'_>,
-        max_memory_mb: Option<u64>,
-        cache: Option<PathBuf>,
-        enable_shared_tensors: bool,
-        allowed_types: Option<Vec<String>>,
-        max_shared_tensor_size: Option<u64>,
+        #[pyo3(from_py_with = arg::max_memory_mb)] max_memory_mb: Option<u64>,
+        #[pyo3(from_py_with = arg::cache)] cache: Option<PathBuf>,
+        #[pyo3(from_py_with = arg::enable_shared_tensors)] enable_shared_tensors: bool,
+        #[pyo3(from_py_with = arg::allowed_types)] allowed_types: Option<Vec<String>>,
+        #[pyo3(from_py_with = arg::max_shared_tensor_size)] max_shared_tensor_size: Option<u64>,
     ) -> PyResult<Self> {
         let kinds =
             allowed_types.map(|kinds| kinds.iter().map(|kind| kind.parse::<Kind>()).collect::<Result<Vec<_>, _>>());
@@ -196,9 +197,9 @@ impl Store {
     #[pyo3(signature = (socket=None, *, client=None, timeout=None))]
     fn connect(
         py: Python<'_>,
-        socket: Option<PathBuf>,
-        client: Option<String>,
-        timeout: Option<f64>,
+        #[pyo3(from_py_with = arg::socket)] socket: Option<PathBuf>,
+        #[pyo3(from_py_with = arg::client)] client: Option<String>,
+        #[pyo3(from_py_with = arg::timeout)] timeout: Option<f64>,
     ) -> PyResult<Self> {
         let timeout = seconds(py, timeout)?.unwrap_or(Duration::MAX);
         let client = client.unwrap_or_else(|| program(py));
@@ -249,18 +250,28 @@ impl Store {
 
     /// Leases the newest version of ``name``, for ``holder`` (this program, unless it says otherwise).
     #[pyo3(signature = (name, holder=None))]
-    fn get(&self, py: Python<'_>, name: &str, holder: Option<&str>) -> PyResult<Tensor> {
+    fn get(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arg::name)] name: String,
+        #[pyo3(from_py_with = arg::holder)] holder: Option<String>,
+    ) -> PyResult<Tensor> {
         let store = self.store(py)?;
-        let holder = holding(py, &store, holder);
-        let lease = py.detach(|| store.get(name, &holder)).or_raise(py)?;
+        let holder = holding(py, &store, holder.as_deref());
+        let lease = py.detach(|| store.get(&name, &holder)).or_raise(py)?;
         Ok(Tensor::new(lease, store))
     }
 
     /// Leases exactly one version, by its ``id``.
     #[pyo3(signature = (id, holder=None))]
-    fn lease(&self, py: Python<'_>, id: (u64, u64), holder: Option<&str>) -> PyResult<Tensor> {
+    fn lease(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arg::id)] id: (u64, u64),
+        #[pyo3(from_py_with = arg::holder)] holder: Option<String>,
+    ) -> PyResult<Tensor> {
         let store = self.store(py)?;
-        let holder = holding(py, &store, holder);
+        let holder = holding(py, &store, holder.as_deref());
         let id = TensorId { slot: id.0, version: id.1 };
         let lease = py.detach(|| store.lease(id, &holder)).or_raise(py)?;
         Ok(Tensor::new(lease, store))
@@ -277,23 +288,23 @@ impl Store {
     fn put(
         &self,
         py: Python<'_>,
-        name: &str,
+        #[pyo3(from_py_with = arg::name)] name: String,
         array: &Bound<'_, PyAny>,
-        holder: Option<&str>,
-        kind: Option<&str>,
-        producer: Option<&str>,
-        keep: bool,
-        recompute_seconds: f64,
-        provenance: Option<&str>,
-        from_device: bool,
+        #[pyo3(from_py_with = arg::holder)] holder: Option<String>,
+        #[pyo3(from_py_with = arg::kind)] kind: Option<String>,
+        #[pyo3(from_py_with = arg::producer)] producer: Option<String>,
+        #[pyo3(from_py_with = arg::keep)] keep: bool,
+        #[pyo3(from_py_with = arg::recompute_seconds)] recompute_seconds: f64,
+        #[pyo3(from_py_with = arg::provenance)] provenance: Option<String>,
+        #[pyo3(from_py_with = arg::from_device)] from_device: bool,
     ) -> PyResult<Tensor> {
         let store = self.store(py)?;
         let options = Described { holder, kind, producer, keep, recompute_seconds, provenance };
-        let spec = Self::spec(py, name, &options)?;
+        let spec = Self::spec(py, &name, &options)?;
         let here = if from_device { to_host(array)? } else { None };
         let source = Source::of(here.as_ref().unwrap_or(array), &"array")?;
         let spec = TensorSpec { dtype: source.dtype, shape: source.shape.clone(), ..spec };
-        let holder = holding(py, &store, holder);
+        let holder = holding(py, &store, options.holder.as_deref());
         let mut reservation = py.detach(|| store.reserve(spec, &holder)).or_raise(py)?;
         fill(py, &mut reservation, &source)?;
         if here.is_some() {
@@ -310,22 +321,22 @@ impl Store {
     fn empty(
         &self,
         py: Python<'_>,
-        name: &str,
+        #[pyo3(from_py_with = arg::name)] name: String,
         shape: &Bound<'_, PyAny>,
         dtype: Option<&Bound<'_, PyAny>>,
-        holder: Option<&str>,
-        kind: Option<&str>,
-        producer: Option<&str>,
-        keep: bool,
-        recompute_seconds: f64,
-        provenance: Option<&str>,
+        #[pyo3(from_py_with = arg::holder)] holder: Option<String>,
+        #[pyo3(from_py_with = arg::kind)] kind: Option<String>,
+        #[pyo3(from_py_with = arg::producer)] producer: Option<String>,
+        #[pyo3(from_py_with = arg::keep)] keep: bool,
+        #[pyo3(from_py_with = arg::recompute_seconds)] recompute_seconds: f64,
+        #[pyo3(from_py_with = arg::provenance)] provenance: Option<String>,
     ) -> PyResult<Draft> {
         let store = self.store(py)?;
         let options = Described { holder, kind, producer, keep, recompute_seconds, provenance };
-        let spec = Self::spec(py, name, &options)?;
+        let spec = Self::spec(py, &name, &options)?;
         let dtype = dtype.map_or(Ok(cotensor::DType::F32), arrays::dtype)?;
         let spec = TensorSpec { dtype, shape: arrays::shape(shape)?, ..spec };
-        let holder = holding(py, &store, holder);
+        let holder = holding(py, &store, options.holder.as_deref());
         let reservation = py.detach(|| store.reserve_exposed(spec, &holder)).or_raise(py)?;
         Draft::new(reservation, store).or_raise(py)
     }
@@ -334,23 +345,29 @@ impl Store {
     /// else a :class:`Ticket` to compute them, while others who claim it wait. While another holder computes, this waits
     /// ``timeout`` seconds, without one until the holder is done, and then raises :class:`TimedOutError`.
     #[pyo3(signature = (key, holder=None, timeout=None))]
-    fn claim(&self, py: Python<'_>, key: &str, holder: Option<&str>, timeout: Option<f64>) -> PyResult<Claimed> {
+    fn claim(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arg::key)] key: String,
+        #[pyo3(from_py_with = arg::holder)] holder: Option<String>,
+        #[pyo3(from_py_with = arg::timeout)] timeout: Option<f64>,
+    ) -> PyResult<Claimed> {
         let store = self.store(py)?;
-        let holder = holding(py, &store, holder);
+        let holder = holding(py, &store, holder.as_deref());
         let timeout = seconds(py, timeout)?;
-        claim(py, store, key, holder, timeout)
+        claim(py, store, &key, holder, timeout)
     }
 
     /// Forgets ``name``: nobody new can lease it, and its memory goes with the last lease.
-    fn remove(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+    fn remove(&self, py: Python<'_>, #[pyo3(from_py_with = arg::name)] name: String) -> PyResult<()> {
         let store = self.store(py)?;
-        py.detach(|| store.remove(name)).or_raise(py)
+        py.detach(|| store.remove(&name)).or_raise(py)
     }
 
-    fn __contains__(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
+    fn __contains__(&self, py: Python<'_>, #[pyo3(from_py_with = arg::name)] name: String) -> PyResult<bool> {
         let store = self.store(py)?;
         let holder = holding(py, &store, None);
-        match py.detach(|| store.get(name, &holder).map(drop)) {
+        match py.detach(|| store.get(&name, &holder).map(drop)) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
             outcome => outcome.or_raise(py).map(|()| true),
         }
@@ -390,7 +407,11 @@ impl Store {
     }
 
     /// Changes the most that a store inside this process may hold; a daemon's is set by `cotensor serve --max-memory`.
-    fn limit_memory(&self, py: Python<'_>, max_memory_mb: u64) -> PyResult<()> {
+    fn limit_memory(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arg::max_memory_mb)] max_memory_mb: u64,
+    ) -> PyResult<()> {
         let store = self.store(py)?;
         py.detach(|| store.limit_memory(max_memory_mb.saturating_mul(1 << 20))).or_raise(py)
     }
@@ -398,7 +419,12 @@ impl Store {
     /// Makes memory for ``count`` tensors of ``nbytes`` bytes ready, so that putting them takes the time of the copy: for moments
     /// with nothing better to do. Returns for how many there was room.
     #[pyo3(signature = (nbytes, count=1))]
-    fn prepare(&self, py: Python<'_>, nbytes: usize, count: usize) -> PyResult<usize> {
+    fn prepare(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arg::nbytes)] nbytes: usize,
+        #[pyo3(from_py_with = arg::count)] count: usize,
+    ) -> PyResult<usize> {
         let store = self.store(py)?;
         py.detach(|| store.prepare(nbytes, count)).or_raise(py)
     }

@@ -1,5 +1,6 @@
 //! A leased tensor.
 
+use crate::arg;
 use crate::dlpack::{self, Given};
 use crate::errors::{OrRaise, raise};
 use crate::handle::{self, Reduced};
@@ -346,10 +347,10 @@ impl Tensor {
     fn window(
         &self,
         py: Python<'_>,
-        offset: usize,
-        dtype: &str,
-        shape: Vec<usize>,
-        strides: Option<Vec<usize>>,
+        #[pyo3(from_py_with = arg::offset)] offset: usize,
+        #[pyo3(from_py_with = arg::dtype)] dtype: String,
+        #[pyo3(from_py_with = arg::shape)] shape: Vec<usize>,
+        #[pyo3(from_py_with = arg::strides)] strides: Option<Vec<usize>>,
     ) -> PyResult<Self> {
         let pages = self.pages(py)?;
         let layout = || {

@@ -304,7 +304,7 @@ fn a_takeover_counts_every_tensor_once() {
     put("leased");
     let store = cotensor_client::ClientStore::connect(Some(&daemon.socket()), "reader").unwrap();
     let leased = store.get("leased", &store.holder("")).unwrap();
-    ["leased", "a", "b"].map(put);
+    ["leased", "a", "b"].iter().for_each(|name| drop(put(name)));
     assert_eq!(daemon.signal("-KILL"), None);
     until("it can be taken over", || daemon.path("cotensor.sock.heir").exists());
     let log = fs::File::create(daemon.path("log")).unwrap();

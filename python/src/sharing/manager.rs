@@ -3,6 +3,7 @@
 use super::ours;
 use super::shared::SharedTensor;
 use super::view::SharedTensorView;
+use crate::arg;
 use crate::arrays;
 use crate::errors::OrRaise;
 use crate::process::Own;
@@ -43,7 +44,11 @@ impl TensorSharingManager {
 impl TensorSharingManager {
     #[new]
     #[pyo3(signature = (max_memory_mb=None, store=None))]
-    fn new(py: Python<'_>, max_memory_mb: Option<u64>, store: Option<Py<Store>>) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        #[pyo3(from_py_with = arg::max_memory_mb)] max_memory_mb: Option<u64>,
+        #[pyo3(from_py_with = arg::store)] store: Option<Py<Store>>,
+    ) -> PyResult<Self> {
         let store = store.map_or_else(|| Py::new(py, Store::in_process()), Ok)?;
         Self::over(py, store, max_memory_mb)
     }
@@ -65,20 +70,20 @@ impl TensorSharingManager {
     fn register_shared_tensor(
         &self,
         py: Python<'_>,
-        name: &str,
+        #[pyo3(from_py_with = arg::name)] name: String,
         shape: &Bound<'_, PyAny>,
         storage_type: &str,
-        producer_model: Option<&str>,
-        consumer_models: Option<Vec<String>>,
+        #[pyo3(from_py_with = arg::producer_model)] producer_model: Option<String>,
+        #[pyo3(from_py_with = arg::consumer_models)] consumer_models: Option<Vec<String>>,
         dtype: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<SharedTensor> {
         let manager = self.manager(py)?;
         let dtype = dtype.map_or(Ok(DType::F32), arrays::dtype)?;
         let shape = arrays::shape(shape)?;
-        let producer = producer_model.map_or_else(|| program(py), str::to_owned);
+        let producer = producer_model.unwrap_or_else(|| program(py));
         let consumers = consumer_models.unwrap_or_default();
         let consumers: Vec<&str> = consumers.iter().map(String::as_str).collect();
-        py.detach(|| manager.register_shared_tensor(name, &shape, storage_type, &producer, &consumers, dtype))
+        py.detach(|| manager.register_shared_tensor(&name, &shape, storage_type, &producer, &consumers, dtype))
             .or_raise(py)
             .map(SharedTensor::over)
     }
@@ -88,10 +93,15 @@ impl TensorSharingManager {
     /// Raises :class:`NotFoundError` when it is not registered or was freed, :class:`RefusedError` for another than its
     /// producer where the configuration keeps it private.
     #[pyo3(signature = (name, model_name=None))]
-    fn get_shared_tensor(&self, py: Python<'_>, name: &str, model_name: Option<&str>) -> PyResult<SharedTensor> {
+    fn get_shared_tensor(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arg::name)] name: String,
+        #[pyo3(from_py_with = arg::model_name)] model_name: Option<String>,
+    ) -> PyResult<SharedTensor> {
         let manager = self.manager(py)?;
-        let model = model_name.map_or_else(|| program(py), str::to_owned);
-        py.detach(|| manager.get_shared_tensor(name, &model)).or_raise(py).map(SharedTensor::over)
+        let model = model_name.unwrap_or_else(|| program(py));
+        py.detach(|| manager.get_shared_tensor(&name, &model)).or_raise(py).map(SharedTensor::over)
     }
 
     /// A window on a registered tensor: ``size`` elements from ``offset`` on, along each dimension.
@@ -99,13 +109,13 @@ impl TensorSharingManager {
     fn create_tensor_view(
         &self,
         py: Python<'_>,
-        tensor_name: &str,
-        view_name: &str,
-        offset: Vec<usize>,
-        size: Vec<usize>,
+        #[pyo3(from_py_with = arg::tensor_name)] tensor_name: String,
+        #[pyo3(from_py_with = arg::view_name)] view_name: String,
+        #[pyo3(from_py_with = arg::offsets)] offset: Vec<usize>,
+        #[pyo3(from_py_with = arg::size)] size: Vec<usize>,
     ) -> PyResult<SharedTensorView> {
         let manager = self.manager(py)?;
-        py.detach(|| manager.create_tensor_view(tensor_name, view_name, &offset, &size))
+        py.detach(|| manager.create_tensor_view(&tensor_name, &view_name, &offset, &size))
             .or_raise(py)
             .map(SharedTensorView::new)
     }
@@ -114,21 +124,25 @@ impl TensorSharingManager {
     fn share_tensor_between_models(
         &self,
         py: Python<'_>,
-        tensor_name: &str,
+        #[pyo3(from_py_with = arg::tensor_name)] tensor_name: String,
         from_model: &str,
         to_models: Vec<String>,
     ) -> PyResult<SharedTensor> {
         let manager = self.manager(py)?;
         let models: Vec<&str> = to_models.iter().map(String::as_str).collect();
-        py.detach(|| manager.share_tensor_between_models(tensor_name, from_model, &models))
+        py.detach(|| manager.share_tensor_between_models(&tensor_name, from_model, &models))
             .or_raise(py)
             .map(SharedTensor::over)
     }
 
     /// Releases everything that a model holds; how many acquires that were.
-    fn release_model_tensors(&self, py: Python<'_>, model_name: &str) -> PyResult<u32> {
+    fn release_model_tensors(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arg::model_name)] model_name: String,
+    ) -> PyResult<u32> {
         let manager = self.manager(py)?;
-        py.detach(|| manager.release_model_tensors(model_name)).or_raise(py)
+        py.detach(|| manager.release_model_tensors(&model_name)).or_raise(py)
     }
 
     /// Frees every tensor that nobody holds: ``initial_memory_bytes``, ``current_memory_bytes``, ``freed_memory_bytes``,
@@ -148,15 +162,23 @@ impl TensorSharingManager {
     }
 
     /// Bytes of a registered tensor.
-    fn get_tensor_memory_usage(&self, py: Python<'_>, tensor_name: &str) -> PyResult<usize> {
+    fn get_tensor_memory_usage(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arg::tensor_name)] tensor_name: String,
+    ) -> PyResult<usize> {
         let manager = self.manager(py)?;
-        py.detach(|| manager.get_tensor_memory_usage(tensor_name)).or_raise(py)
+        py.detach(|| manager.get_tensor_memory_usage(&tensor_name)).or_raise(py)
     }
 
     /// Bytes of all tensors that a model holds, each counted once.
-    fn get_model_memory_usage(&self, py: Python<'_>, model_name: &str) -> PyResult<usize> {
+    fn get_model_memory_usage(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arg::model_name)] model_name: String,
+    ) -> PyResult<usize> {
         let manager = self.manager(py)?;
-        Ok(py.detach(|| manager.get_model_memory_usage(model_name)))
+        Ok(py.detach(|| manager.get_model_memory_usage(&model_name)))
     }
 
     /// For every registered tensor, the models that were named as its consumers and do not hold it yet.

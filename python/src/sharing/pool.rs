@@ -2,6 +2,7 @@
 
 use super::manager::TensorSharingManager;
 use super::ours;
+use crate::arg;
 use crate::errors::{OrRaise, raise};
 use crate::interrupt::patiently;
 use crate::process::Own;
@@ -27,10 +28,10 @@ impl ResourcePool {
     #[pyo3(signature = (models, max_connections=4, store=None, threads=None))]
     fn new(
         py: Python<'_>,
-        models: PathBuf,
-        max_connections: usize,
-        store: Option<Py<Store>>,
-        threads: Option<usize>,
+        #[pyo3(from_py_with = arg::models)] models: PathBuf,
+        #[pyo3(from_py_with = arg::max_connections)] max_connections: usize,
+        #[pyo3(from_py_with = arg::store)] store: Option<Py<Store>>,
+        #[pyo3(from_py_with = arg::threads)] threads: Option<usize>,
     ) -> PyResult<Self> {
         let store = store.map_or_else(|| Py::new(py, Store::in_process()), Ok)?;
         let runtime = Runtime::over(store.get().store(py)?, threads);
@@ -46,7 +47,11 @@ impl ResourcePool {
 
     /// A manager of the tensors in the pool's store, which it limits to ``max_memory_mb`` MiB, weights included.
     #[pyo3(signature = (max_memory_mb=None))]
-    fn setup_tensor_sharing(&self, py: Python<'_>, max_memory_mb: Option<u64>) -> PyResult<TensorSharingManager> {
+    fn setup_tensor_sharing(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arg::max_memory_mb)] max_memory_mb: Option<u64>,
+    ) -> PyResult<TensorSharingManager> {
         ours(py, "pool", &self.pool)?;
         TensorSharingManager::over(py, self.store.clone_ref(py), max_memory_mb)
     }
@@ -57,14 +62,14 @@ impl ResourcePool {
     fn get_model(
         &self,
         py: Python<'_>,
-        model_type: &str,
-        model_name: &str,
-        priority_list: Option<Vec<String>>,
+        #[pyo3(from_py_with = arg::model_type)] model_type: String,
+        #[pyo3(from_py_with = arg::model_name)] model_name: String,
+        #[pyo3(from_py_with = arg::priority_list)] priority_list: Option<Vec<String>>,
     ) -> PyResult<PooledModel> {
         let pool = ours(py, "pool", &self.pool)?;
         let preferences = priority_list
             .map_or_else(HardwarePreferences::default, |priority_list| HardwarePreferences { priority_list });
-        let model = py.detach(|| pool.get_model(model_type, model_name, &preferences)).or_raise(py)?;
+        let model = py.detach(|| pool.get_model(&model_type, &model_name, &preferences)).or_raise(py)?;
         Ok(PooledModel { model: Own::new(model), store: Own::new(Arc::clone(pool.runtime().store())) })
     }
 }
@@ -122,15 +127,15 @@ impl PooledModel {
     fn run<'py>(
         &self,
         py: Python<'py>,
-        task: String,
-        user: String,
-        text: Option<String>,
+        #[pyo3(from_py_with = arg::task)] task: String,
+        #[pyo3(from_py_with = arg::user)] user: String,
+        #[pyo3(from_py_with = arg::text)] text: Option<String>,
         image: Option<&Bound<'py, PyAny>>,
         audio: Option<&Bound<'py, PyAny>>,
-        texts: Option<Vec<String>>,
-        head: Option<String>,
-        max_new_tokens: Option<usize>,
-        min_new_tokens: Option<usize>,
+        #[pyo3(from_py_with = arg::texts)] texts: Option<Vec<String>>,
+        #[pyo3(from_py_with = arg::head)] head: Option<String>,
+        #[pyo3(from_py_with = arg::max_new_tokens)] max_new_tokens: Option<usize>,
+        #[pyo3(from_py_with = arg::min_new_tokens)] min_new_tokens: Option<usize>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let model = ours(py, "model", &self.model)?;
         let (image, audio) = (image.map(File::of).transpose()?, audio.map(File::of).transpose()?);

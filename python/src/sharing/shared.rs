@@ -3,6 +3,7 @@
 use super::view::SharedTensorView;
 use super::written::shown;
 use super::{log, ours};
+use crate::arg;
 use crate::arrays;
 use crate::arrays::as_array;
 use crate::errors::OrRaise;
@@ -54,17 +55,17 @@ impl SharedTensor {
     #[pyo3(signature = (name, shape, dtype=None, storage_type="cpu", producer_model=None))]
     fn new(
         py: Python<'_>,
-        name: &str,
+        #[pyo3(from_py_with = arg::name)] name: String,
         shape: &Bound<'_, PyAny>,
         dtype: Option<&Bound<'_, PyAny>>,
         storage_type: &str,
-        producer_model: Option<&str>,
+        #[pyo3(from_py_with = arg::producer_model)] producer_model: Option<String>,
     ) -> PyResult<Self> {
         let dtype = dtype.map_or(Ok(DType::F32), arrays::dtype)?;
         let shape = arrays::shape(shape)?;
-        let producer = producer_model.map_or_else(|| program(py), str::to_owned);
+        let producer = producer_model.unwrap_or_else(|| program(py));
         let memory = Arc::new(ProcessMemory::default());
-        let made = cotensor_store::SharedTensor::exposing(memory, name, &shape, dtype, storage_type, &producer);
+        let made = cotensor_store::SharedTensor::exposing(memory, &name, &shape, dtype, storage_type, &producer);
         made.or_raise(py).map(Self::over)
     }
 
@@ -140,15 +141,15 @@ impl SharedTensor {
     /// Acquires it once more for a model. The first acquire by another than the producer publishes it.
     ///
     /// Raises :class:`NotFoundError` once it was freed, :class:`RefusedError` where the configuration keeps it private.
-    fn acquire(&self, py: Python<'_>, model_name: &str) -> PyResult<()> {
+    fn acquire(&self, py: Python<'_>, #[pyo3(from_py_with = arg::model_name)] model_name: String) -> PyResult<()> {
         let tensor = self.tensor(py)?;
-        py.detach(|| tensor.acquire(model_name)).or_raise(py)
+        py.detach(|| tensor.acquire(&model_name)).or_raise(py)
     }
 
     /// Gives one of the model's acquires back. Raises :class:`ConflictError` when it has none.
-    fn release(&self, py: Python<'_>, model_name: &str) -> PyResult<()> {
+    fn release(&self, py: Python<'_>, #[pyo3(from_py_with = arg::model_name)] model_name: String) -> PyResult<()> {
         let tensor = self.tensor(py)?;
-        py.detach(|| tensor.release(model_name)).or_raise(py)
+        py.detach(|| tensor.release(&model_name)).or_raise(py)
     }
 
     /// All acquires that were not released.
@@ -170,12 +171,12 @@ impl SharedTensor {
     fn create_view(
         &self,
         py: Python<'_>,
-        name: &str,
-        offset: Vec<usize>,
-        size: Vec<usize>,
+        #[pyo3(from_py_with = arg::name)] name: String,
+        #[pyo3(from_py_with = arg::offsets)] offset: Vec<usize>,
+        #[pyo3(from_py_with = arg::size)] size: Vec<usize>,
     ) -> PyResult<SharedTensorView> {
         let tensor = self.tensor(py)?;
-        py.detach(|| tensor.create_view(name, &offset, &size)).or_raise(py).map(SharedTensorView::new)
+        py.detach(|| tensor.create_view(&name, &offset, &size)).or_raise(py).map(SharedTensorView::new)
     }
 
     /// Copies an array of the same dtype and shape into it; counted. Raises :class:`ConflictError` once it is published.
@@ -220,14 +221,14 @@ impl SharedTensor {
     /// register, acquire, publish, release, view, evict, free. Off at first. What was said before is told when it returns.
     #[staticmethod]
     #[pyo3(signature = (verbose=true))]
-    fn set_verbose_logging(py: Python<'_>, verbose: bool) {
+    fn set_verbose_logging(py: Python<'_>, #[pyo3(from_py_with = arg::verbose)] verbose: bool) {
         log::set_verbose(py, verbose);
     }
 
     /// The same.
     #[staticmethod]
     #[pyo3(name = "setVerboseLogging", signature = (verbose=true))]
-    fn set_verbose_logging_of_js(py: Python<'_>, verbose: bool) {
+    fn set_verbose_logging_of_js(py: Python<'_>, #[pyo3(from_py_with = arg::verbose)] verbose: bool) {
         log::set_verbose(py, verbose);
     }
 
