@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-import cotensor
 import numpy as np
 import pytest
+
+import cotensor
 from cotensor.sharing import SharedTensor, TensorSharingManager
 
 A = np.ones(2, "float32")

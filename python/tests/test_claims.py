@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 
-import cotensor
 import pytest
+
+import cotensor
 
 
 def test_a_claim_waits_as_long_as_asked():
