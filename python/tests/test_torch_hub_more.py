@@ -163,7 +163,7 @@ def test_adapter_folders_share_the_base(store: Any, tmp_path: Path, how: str) ->
         assert torch.equal(weights[0], base["model.embed_tokens.weight"])
 
 
-def test_text_encoders_of_a_diffusers_pipeline(store: Any, tmp_path: Path) -> None:
+def test_the_parts_of_a_diffusers_pipeline(store: Any, tmp_path: Path) -> None:
     diffusers = pytest.importorskip("diffusers")
     text = transformers.CLIPTextConfig(
         vocab_size=97, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48
@@ -191,13 +191,21 @@ def test_text_encoders_of_a_diffusers_pipeline(store: Any, tmp_path: Path) -> No
     ids = torch.arange(9)[None]
     with torch.no_grad():
         want = digest(pipeline.text_encoder.eval()(ids))
+        latents, states = torch.randn(1, 4, 8, 8), torch.randn(1, 5, 32)
+        denoised = pipeline.unet(latents, 3, states).sample
+        decoded = pipeline.vae.decode(latents).sample
     for _ in range(2):
         with ct.shared_weights("pipeline", store):
             made = diffusers.StableDiffusionPipeline.from_pretrained(tmp_path / "pipeline")
         assert ct.attachment(made.text_encoder).version == 1
         with torch.no_grad():
             assert digest(made.text_encoder.eval()(ids)) == want
-    assert store.names() == ["pipeline"]
+            assert torch.equal(made.unet(latents, 3, states).sample, denoised)
+            assert torch.equal(made.vae.decode(latents).sample, decoded)
+        for part in (made.unet, made.vae):
+            assert ct.attachment(part).version == 1
+            assert ct.attachment(part).name.startswith(f"pipeline/{type(part).__name__}-")
+    assert len(store.names()) == 3 and "pipeline" in store.names()
 
 
 def test_a_block_that_shares_nothing_warns_when_it_ends(store: Any) -> None:

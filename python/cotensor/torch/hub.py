@@ -8,6 +8,7 @@ import functools
 import importlib
 import json
 import os
+import sys
 import threading
 import warnings
 from contextlib import ExitStack, contextmanager
@@ -94,9 +95,10 @@ def shared_weights(
     If not, it is loaded as usual, published, and attached, so that its own copy is freed. Of several processes that
     start together one does that while the others wait.
 
-    The block's first model has ``name``. Further ones that need other weights, such as the text encoders of a pipeline of
-    diffusers, have names of their own below it. A base class takes its part of a head's weights of the same files. The
-    folder of an adapter shares the base model; each process has the adapter for itself.
+    The block's first model has ``name``. Further ones that need other weights have names of their own below it. A base class
+    takes its part of a head's weights of the same files. The folder of an adapter shares the base model; each process has
+    the adapter for itself. Models of diffusers, such as the parts of a pipeline, are loaded as usual and then attached to
+    what has the same content, so that their own copies are freed; import diffusers before the block begins.
 
     Only models are meant that this thread makes, or that tasks and threads with its context make (``asyncio.to_thread``;
     a ``threading.Thread`` has none). If the block made none, as with ``Model(config)`` and other libraries, it warns when
@@ -142,9 +144,7 @@ def _patch() -> None:
             try:
                 from transformers.modeling_utils import PreTrainedModel
             except ImportError:
-                raise UnsupportedError(
-                    "shared_weights is for Hugging Face transformers, which is not installed"
-                ) from None
+                raise UnsupportedError("shared_weights is for Hugging Face transformers, which is not installed") from None
             wrappers: Dict[str, Callable[[Any], Any]] = {
                 "from_pretrained": _from_pretrained,
                 "_from_config": _from_config,
@@ -153,15 +153,19 @@ def _patch() -> None:
             }
             missing = [method for method in wrappers if method not in vars(PreTrainedModel)]
             if missing:
-                raise UnsupportedError(
-                    f"this needs transformers 5: there is no PreTrainedModel.{missing[0]} in this one"
-                )
-            for method, wrapper in wrappers.items():
-                original = vars(PreTrainedModel)[method]
-                _originals.append((PreTrainedModel, method, original))
-                wrapped: Any = type(original)(functools.wraps(original.__func__)(wrapper(original.__func__)))
-                setattr(PreTrainedModel, method, wrapped)
+                raise UnsupportedError(f"this needs transformers 5: there is no PreTrainedModel.{missing[0]} in this one")
+            _wrap(PreTrainedModel, wrappers)
+            if "diffusers" in sys.modules:
+                _wrap(importlib.import_module("diffusers.models.modeling_utils").ModelMixin, {"from_pretrained": _from_files})
         _patched += 1
+
+
+def _wrap(owner: Any, wrappers: Dict[str, Callable[[Any], Any]]) -> None:
+    for method, wrapper in wrappers.items():
+        original = vars(owner)[method]
+        _originals.append((owner, method, original))
+        wrapped: Any = type(original)(functools.wraps(original.__func__)(wrapper(original.__func__)))
+        setattr(owner, method, wrapped)
 
 
 def _unpatch() -> None:
@@ -203,6 +207,34 @@ def _from_pretrained(original: Any) -> Any:
     return from_pretrained
 
 
+def _from_files(original: Any) -> Any:
+    """A model of diffusers: it is loaded as usual, and then attached to what has the same content."""
+
+    def from_pretrained(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        with _one_model() as loading:
+            model = original(cls, *args, **kwargs)
+            if loading is not None:
+                _share_loaded(loading, model)
+            return model
+
+    return from_pretrained
+
+
+def _share_loaded(loading: _Loading, model: torch.nn.Module) -> None:
+    # Buffers that a state dict leaves out, too: they are published and attached with the rest.
+    state = [(name, tensor) for name, _, tensor in places(model)]
+    elsewhere = [name for name, tensor in state if tensor.device.type != "cpu"]
+    if elsewhere:
+        raise UnsupportedError(f"{elsewhere[0]} is on a device, and shared weights are the host's", field=elsewhere[0])
+    content = content_hash("cotensor.torch: loaded", *(part for name, tensor in state for part in (name, tensor.detach())))
+    name = f"{loading.session.name}/{type(model).__name__}-{content[:12]}"
+    loading.found = _turn(loading, _Found(name, False))
+    if loading.found.is_published:
+        _attach(loading, model, same_dtype=True)
+    else:
+        _publish(loading, model)
+
+
 def _from_config(original: Any) -> Any:
     def _from_config(cls: Any, config: Any, **kwargs: Any) -> Any:
         with _one_model() as loading:
@@ -235,9 +267,7 @@ def _load(original: Any) -> Any:
         devices = load_config.device_map or {}
         elsewhere = [str(device) for device in devices.values() if str(device) not in ("cpu", "meta")]
         if elsewhere:
-            raise UnsupportedError(
-                f"device_map asks for {elsewhere[0]}, and shared weights are the host's", field="device_map"
-            )
+            raise UnsupportedError(f"device_map asks for {elsewhere[0]}, and shared weights are the host's", field="device_map")
         loading.files = _files(checkpoint_files)
         loading.found = _find(loading, model, same_dtype=_is_same_dtype(load_config))
         if not loading.found.is_published:
@@ -245,9 +275,7 @@ def _load(original: Any) -> Any:
         from transformers.utils.loading_report import LoadStateDictInfo
 
         empty: Dict[str, Any] = {"error_msgs": [], "conversion_errors": {}}
-        info = LoadStateDictInfo(
-            **{field.name: empty.get(field.name, set()) for field in dataclasses.fields(LoadStateDictInfo)}
-        )
+        info = LoadStateDictInfo(**{field.name: empty.get(field.name, set()) for field in dataclasses.fields(LoadStateDictInfo)})
         return info, None
 
     return _load_pretrained_model
