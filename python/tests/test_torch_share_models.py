@@ -171,6 +171,29 @@ def test_sentence_transformers_are_shared(store, tmp_path):
     assert (shared.computed, shared.hits) == (1, 1), dict(shared.private)
 
 
+def test_models_of_diffusers_are_shared(store):
+    diffusers = pytest.importorskip("diffusers")
+
+    def unet():
+        torch.manual_seed(5)
+        return diffusers.UNet2DConditionModel(
+            block_out_channels=(32, 64),
+            layers_per_block=1,
+            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+            up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+            cross_attention_dim=32,
+        ).eval()
+
+    one, same = unet(), unet()
+    given = torch.randn(2, 4, 8, 8), 3, torch.randn(2, 5, 32)
+    expected = one(*given)
+    first, second = share(one, store=store), share(same, store=store)
+    for model in (one, same):
+        output = model(*given)
+        assert type(output) is type(expected) and torch.equal(output.sample, expected.sample)
+    assert (first.computed, second.computed, second.hits) == (1, 0, 1), (first, second)
+
+
 def test_a_model_with_adapters_is_shared(store):
     peft = pytest.importorskip("peft")
     wanted = peft.LoraConfig(target_modules=["query", "value"], r=2, init_lora_weights=False)
