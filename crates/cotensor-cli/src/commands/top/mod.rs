@@ -196,10 +196,11 @@ fn text(snapshot: Snapshot) -> String {
     }
     let stats = &report.stats;
     format!(
-        "{} tensors, {} in use, most so far {}, {:.1} % of lookups found what they asked for\n\n{}\n{}",
+        "{} tensors, {} in use, most so far {}, budget {}, {:.1} % of lookups found what they asked for\n\n{}\n{}",
         stats.total_tensors,
         size(stats.memory_usage_bytes),
         size(stats.peak_memory_bytes),
+        crate::commands::tensors::budget(stats),
         100.0 * stats.hit_rate,
         tensors.text(),
         holders.text()
