@@ -168,7 +168,7 @@ fn the_budget_is_the_daemons() {
     let held = put(&*one, "held", &vec![1; 7 << 20]);
     let error = other.reserve(spec("more", 4 << 20), &other.holder("")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OverBudget);
-    assert!(error.to_string().contains("one") && error.to_string().contains("7340032"), "{error}");
+    assert!(error.to_string().contains("one") && error.to_string().contains("7.00 MiB"), "{error}");
     // A reservation that is not published gives its room back, too.
     drop(one.reserve(spec("dropped", 3 << 20), &one.holder("")).unwrap());
     drop(held);

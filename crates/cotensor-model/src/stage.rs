@@ -3,7 +3,7 @@
 use crate::array::Array;
 use crate::engine::LoadedGraph;
 use crate::value::{Value, array_bytes};
-use cotensor_core::{ContentHash, ErrorKind, Hasher, Kind, Result, Space};
+use cotensor_core::{ContentHash, DType, ErrorKind, Hasher, Kind, Result, Space};
 use cotensor_store::{Claim, CopyReason, Holder, Key, Lease, Reservation, Retention, Store, TensorSpec};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -77,7 +77,7 @@ impl Stage {
     /// The key of this stage's result for these inputs; `None` for a private copy.
     pub fn key(&self, inputs: &[(&str, &Value)], outputs: &[&str]) -> Option<Key> {
         let sharing = self.sharing.as_ref()?;
-        let mut hasher = sharing.key_hasher("cotensor stage v1");
+        let mut hasher = sharing.key_hasher("cotensor stage v1", self.graph.precision());
         let mut inputs = inputs.to_vec();
         inputs.sort_by_key(|(name, _)| *name);
         hasher.number(inputs.len() as u64);
@@ -127,7 +127,7 @@ impl Stage {
         let compute = || compute().map_err(|error| error.in_file(&self.path));
         let (outputs, computed) = match &self.sharing {
             Some(sharing) => {
-                let mut hasher = sharing.key_hasher(label);
+                let mut hasher = sharing.key_hasher(label, self.graph.precision());
                 for part in extra {
                     hasher.field(part.as_bytes());
                 }
@@ -142,10 +142,10 @@ impl Stage {
 }
 
 impl Sharing {
-    fn key_hasher(&self, domain: &str) -> Hasher {
+    fn key_hasher(&self, domain: &str, precision: DType) -> Hasher {
         let mut hasher = Hasher::new(domain);
         hasher.field(self.space.0.as_bytes()).field(self.engine.0.as_bytes()).field(self.engine.1.as_bytes());
-        hasher.field(b"float32");
+        hasher.field(precision.name().as_bytes());
         hasher
     }
 }
@@ -276,6 +276,23 @@ mod tests {
                 });
             }
         });
+    }
+
+    #[test]
+    fn engine_and_precision_are_part_of_the_key() {
+        let key = |engine, precision| {
+            let space = Space(ContentHash::of(b"space"));
+            let store = store(SharingConfig::default(), u64::MAX);
+            let sharing = Sharing { store, space, engine, weights: Vec::new() };
+            sharing.key_hasher("stage", precision).finish()
+        };
+        let rten = key(("rten", "1"), DType::F32);
+        assert_eq!(rten, key(("rten", "1"), DType::F32));
+        for other in
+            [key(("rten", "1"), DType::F16), key(("rten", "2"), DType::F32), key(("onnxruntime", "1"), DType::F32)]
+        {
+            assert_ne!(rten, other);
+        }
     }
 
     #[test]

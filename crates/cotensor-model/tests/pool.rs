@@ -102,6 +102,10 @@ impl LoadedGraph for CountingGraph {
         outputs
     }
 
+    fn precision(&self) -> DType {
+        self.graph.precision()
+    }
+
     fn inputs(&self) -> &[String] {
         self.graph.inputs()
     }

@@ -16,7 +16,6 @@ pub use cotensor_store::{
 };
 
 use cotensor_memory::PackCache;
-use cotensor_model::engine::RtenEngine;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -61,7 +60,7 @@ impl Runtime {
     /// A runtime over a store that is there already: over the daemon's ([`client::ClientStore`]), weights and results are
     /// shared with every process that uses it. `threads` are the engine's; none lets it choose.
     pub fn over(store: Arc<dyn Store>, threads: Option<usize>) -> Arc<model::runtime::Runtime> {
-        model::runtime::Runtime::new(store, Arc::new(RtenEngine::new(threads)))
+        model::runtime::Runtime::new(store, model::engine::open_default(threads))
     }
 }
 

@@ -10,7 +10,7 @@ pub use onnxruntime::Onnxruntime;
 pub(crate) use onnxruntime::Peer;
 pub(crate) use record::Recorder;
 
-use cotensor::core::Result;
+use cotensor::core::{DType, Result};
 use cotensor::model::array::{Array, ArrayView};
 use cotensor::model::engine::{Capabilities, Engine, FileMode, LoadedGraph};
 use cotensor::model::graph::Graph;
@@ -95,6 +95,10 @@ impl LoadedGraph for Remembering {
             results.push(Kept { inputs, output: (*output).to_owned(), result: result.clone() });
         }
         Ok(computed)
+    }
+
+    fn precision(&self) -> DType {
+        self.graph.precision()
     }
 
     fn inputs(&self) -> &[String] {

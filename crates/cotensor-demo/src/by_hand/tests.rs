@@ -14,6 +14,10 @@ impl LoadedGraph for AddOne {
         outputs.iter().map(|_| Array::f32(shape, values.iter().map(|value| value + 1.0).collect())).collect()
     }
 
+    fn precision(&self) -> DType {
+        DType::F32
+    }
+
     fn inputs(&self) -> &[String] {
         &self.names
     }

@@ -2,13 +2,15 @@
 
 use crate::array::{Array, ArrayView};
 use crate::graph::Graph;
-use cotensor_core::Result;
+use cotensor_core::{DType, Result};
 use cotensor_store::Lease;
 use std::path::Path;
 use std::sync::Arc;
 
+mod registry;
 mod rten;
 
+pub use registry::{names, open, open_default};
 pub use rten::RtenEngine;
 
 /// Loads graphs and runs them. Small on purpose: the store decides what runs, the pipeline decides in which order.
@@ -64,6 +66,10 @@ pub trait LoadedGraph: Send + Sync {
     /// # Errors
     /// `Invalid` for a missing, unknown or misshapen input or an unknown output, naming it; `Engine` when the engine fails.
     fn run(&self, inputs: &[(&str, ArrayView<'_>)], outputs: &[&str]) -> Result<Vec<Array>>;
+
+    /// The type in which it computes, part of every stage key: a graph in float16 gives other numbers than the same one in
+    /// float32.
+    fn precision(&self) -> DType;
 
     /// Names of the graph's inputs, in its order.
     fn inputs(&self) -> &[String];

@@ -27,6 +27,9 @@ pub struct RtenEngine {
 }
 
 impl RtenEngine {
+    /// Its name among the [engines](super::names).
+    pub const NAME: &str = "rten";
+
     /// An engine with `threads` threads of its own (at least one), or with as many as `rten` finds best.
     pub fn new(threads: Option<usize>) -> Self {
         let pool = threads.map(|threads| Arc::new(ThreadPool::with_num_threads(threads.max(1))));
@@ -43,7 +46,7 @@ impl RtenEngine {
 
     /// Name and version, for people.
     pub fn describe() -> String {
-        format!("rten {VERSION}")
+        format!("{} {VERSION}", Self::NAME)
     }
 
     fn options(&self) -> RunOptions {
@@ -69,7 +72,7 @@ impl RtenEngine {
 
 impl Engine for RtenEngine {
     fn name(&self) -> &'static str {
-        "rten"
+        Self::NAME
     }
 
     fn version(&self) -> &'static str {
@@ -230,6 +233,11 @@ impl LoadedGraph for RtenGraph {
             .zip(outputs)
             .map(|(value, name)| to_array(value).map_err(|error| error.in_field(*name)))
             .collect()
+    }
+
+    /// `rten` widens what a file has in other types.
+    fn precision(&self) -> DType {
+        DType::F32
     }
 
     fn inputs(&self) -> &[String] {
