@@ -64,7 +64,7 @@ impl Runtime {
     }
 }
 
-/// The README's example compiles.
+/// The examples of docs/rust.md compile and run.
 #[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
+#[doc = include_str!("../../../docs/rust.md")]
 struct Readme;
