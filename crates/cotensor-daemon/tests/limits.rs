@@ -20,7 +20,7 @@ fn one_client_has_a_limit_of_its_own() {
     let first = put(&*one, "first", 5 * MIB).unwrap();
     let error = put(&*one, "second", 4 * MIB).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OverBudget);
-    for word in ["one", "5242880", "4194304", "8388608"] {
+    for word in ["one", "5.00 MiB", "4.00 MiB more", "8.00 MiB of one client"] {
         assert!(error.message().contains(word), "{error}");
     }
     // A reservation counts until it is dropped, and becomes the lease when it is published.

@@ -97,7 +97,11 @@ fn samples_estimate_and_limits_stop() {
     let limited = ScanOptions { pids: pids.clone(), bytes_max: 1 << 20, ..ScanOptions::default() };
     let found = scan(&limited, &mut |_| {}).unwrap();
     assert!(!found.complete && found.total.mapped_bytes < BYTES, "{:?}", found.total);
-    assert!(found.unread.iter().any(|unread| unread.why.contains("as many as allowed")), "{:?}", found.unread);
+    assert!(
+        found.unread.iter().any(|unread| unread.why.contains("as much as --max-read allows")),
+        "{:?}",
+        found.unread
+    );
 
     let large_only = ScanOptions { pids, range_bytes_min: 1 << 40, ..ScanOptions::default() };
     assert_eq!(scan(&large_only, &mut |_| {}).unwrap().total, Total::default());

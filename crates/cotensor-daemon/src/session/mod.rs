@@ -11,7 +11,7 @@ use cotensor_client::protocol::{
     Descriptor, FreedParams, Id, Published, SegmentInfo, SessionInfo, Spec, Transport, notice,
 };
 use cotensor_client::wire::{FRAME_FDS_MAX, Frame, Outbox, rpc};
-use cotensor_core::{Error, ErrorKind, MemoryKind, Result, Segment};
+use cotensor_core::{Error, ErrorKind, MemoryKind, Result, Segment, size};
 use cotensor_store::home::{Budget, Charge, TensorCharge};
 use cotensor_store::{Holder, Key, Lease, Pack, Share, Store, TensorId, TensorSpec, Ticket, check_name};
 use segments::Segments;
@@ -200,8 +200,11 @@ impl Session {
         self.budget.take(bytes).ok_or_else(|| {
             let (used, max) = (self.budget.used(), self.budget.max());
             let message = format!(
-                "{} leases and reserves {used} bytes, {bytes} more are beyond the {max} of one client",
-                self.client()
+                "{} leases and reserves {}, {} more are beyond the {} of one client",
+                self.client(),
+                size(used),
+                size(bytes),
+                size(max)
             );
             Error::new(ErrorKind::OverBudget, message)
         })
