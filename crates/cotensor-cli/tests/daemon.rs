@@ -324,7 +324,7 @@ fn a_client_has_a_budget_of_its_own() {
     let daemon = Daemon::start(&["--max-client-memory", "1"]);
     fs::write(daemon.path("x.bin"), vec![0; 2 << 20]).unwrap();
     let put = ["put", "x", "x.bin", "--dtype", "uint8", "--shape", "2097152"];
-    daemon.refuses(&put, 2, &["cotensor put", "2097152", "1048576 of one client"]);
+    daemon.refuses(&put, 2, &["cotensor put", "2.00 MiB more", "1.00 MiB of one client"]);
     daemon.refuses(&["serve", "--max-client-memory", "0"], 2, &["--max-client-memory"]);
 }
 
