@@ -140,8 +140,9 @@ def test_options_of_a_daemon_are_refused_where_one_runs(daemon, capsys, tmp_path
         (["--allow-host", "me"], "allow_hosts"),
         (["--token-file", str(tmp_path / "token")], "token_file"),
         (["--host", "127.0.0.2"], "host"),
+        (["--port", str(free_port())], "port"),
     ]:
-        assert main(["--socket", str(daemon.socket), "--port", str(free_port()), *options]) == 2
+        assert main(["--socket", str(daemon.socket), *options]) == 2
         said = capsys.readouterr().err
         assert field in said and "runs at" in said, said
 
@@ -164,8 +165,9 @@ def test_a_program_that_ends_without_serving_says_so(daemon):
 
 def test_a_module_that_offers_nothing_is_warned_about(daemon, tmp_path):
     (tmp_path / "empty.py").write_text("x = 1\n")
-    command = [sys.executable, "-m", "cotensor.server", "empty.py", "--socket", str(daemon.socket), "--port", str(free_port())]
-    running = Program("", command=command, cwd=tmp_path, env=environment())
+    command = [sys.executable, "-m", "cotensor.server", "empty.py", "--socket", str(daemon.socket)]
+    # A rank of its own: one server runs at a port.
+    running = Program("", command=command, cwd=tmp_path, env=environment(RANK="11"))
     assert running.process.stderr is not None
     said = ""
     while "until SIGINT" not in said:
