@@ -43,10 +43,10 @@ def socket_for(port: int) -> Path:
     return usual if port == PORT else usual.with_name(f"cotensor-{port}.sock")
 
 
-def _told(socket: Optional[Socket]) -> Optional[Path]:
+def named(socket: Optional[Socket]) -> Optional[Path]:
     """The socket that somebody named."""
-    named = socket if socket is not None else os.environ.get("COTENSOR_SOCKET") or None
-    return None if named is None else Path(named)
+    path = socket if socket is not None else os.environ.get("COTENSOR_SOCKET") or None
+    return None if path is None else Path(path)
 
 
 def answering(port: int) -> Optional[Path]:
@@ -69,7 +69,7 @@ def connect(
 
     Raises :class:`NoDaemonError` when there is none.
     """
-    told = _told(socket)
+    told = named(socket)
     if told is not None:
         return Store.connect(told, client=client, timeout=timeout)
     found = answering(port)
@@ -99,7 +99,7 @@ def connect_or_embed(
     It answers HTTP at ``host`` and that port, too: of this machine unless given, not at all at a socket that somebody
     named: the port may be another's.
     """
-    told = _told(socket)
+    told = named(socket)
     found = answering(port) if told is None else None
     if found is not None:
         return Store.connect(found, client=client), None

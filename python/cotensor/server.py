@@ -38,7 +38,7 @@ class SharedTensorServer:
     The daemon is the one that answers there, or that of ``socket`` or ``COTENSOR_SOCKET``; where none is, this process
     becomes it. ``port`` is 2537 + ``RANK`` unless given (2537 where ``GPUS_PER_NODE`` says that one server is for all
     devices). HTTP clients need the token in :attr:`token_file`. One server runs at a port: a second one
-    is a :class:`~cotensor.errors.ConflictError`, and so is a ``port`` at which a daemon that is joined does not answer.
+    is a :class:`~cotensor.errors.ConflictError`, and so is a ``port`` at which the daemon at a given socket does not answer.
 
     ``timeout`` is the longest that one run of a function may take, in seconds, unless the function says otherwise
     (``None``: as long as it takes); ``max_workers`` functions of a provider run at a time. With ``enable_cache=False``
@@ -70,9 +70,9 @@ class SharedTensorServer:
         self.max_workers = _checks.count(max_workers, "max_workers", 1, WORKERS_MAX)
         self.enable_cache = _checks.truth(enable_cache, "enable_cache")
         self.debug = debug
-        # Given, and not the system's choice: a daemon that is joined has to answer there.
-        self._asked_port = bool(port)
         self._socket = _checks.path(socket, "socket")
+        # A port finds a daemon, unless a socket does: then the daemon at that socket has to answer HTTP at the port. 0 is any.
+        self._asked_port = bool(port) and _discovery.named(self._socket) is not None
         self._embedding: Dict[str, Any] = {
             "token_file": token_file,
             "hosts": allow_hosts,

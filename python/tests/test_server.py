@@ -18,6 +18,7 @@ from typing import Iterator
 
 import numpy as np
 import pytest
+from conftest import command
 from functions_common import SERVE, Program, environment, free_port, program, run, until
 
 from cotensor import ConflictError, InvalidError, NotFoundError
@@ -208,6 +209,24 @@ def test_a_server_says_where_it_answers(folder, monkeypatch):
         with pytest.raises(ConflictError, match="without this option") as raised:
             elsewhere.start()
         assert raised.value.field == "port" and elsewhere.url is None
+
+
+def test_a_port_finds_the_daemon_that_is_there_for_it(folder, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    monkeypatch.delenv("COTENSOR_SOCKET", raising=False)
+    port = free_port()
+    socket_path = folder / f"cotensor-{port}.sock"
+    running = subprocess.Popen([*command(), "serve", "--socket", str(socket_path)], stderr=subprocess.DEVNULL)
+    try:
+        until(socket_path.exists)
+        with SharedTensorServer(port=port) as joined:
+            assert joined.url is None and joined.socket == str(socket_path)
+            joined.share(name="by.port")(lambda: 7)
+            with SharedTensorClient(server_port=port) as client:
+                assert client.call_function("by.port") == 7
+    finally:
+        running.terminate()
+        running.wait(60)
 
 
 def test_ports_of_ranks(monkeypatch):
