@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 CARGO ?= cargo
-MIN_TESTS := 680
+MIN_TESTS := 700
 
 .PHONY: test setup fmt lint deps doc unit gate test-python test-torch bench-peers bench soak loom valgrind miri fuzz fuzz-short wasm demo protocol test-dashboard
 
