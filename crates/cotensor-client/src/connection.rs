@@ -112,7 +112,7 @@ impl Connection {
             Error::new(kind, format!("no daemon answers here ({error}); `cotensor serve` starts one")).in_file(socket)
         })?;
         let peer = socket_peer(stream.as_fd()).map_err(|error| Error::io("looking at the daemon", &error))?;
-        if peer.uid != rustix::process::geteuid().as_raw() {
+        if !peer.is_own_user() {
             return Err(Error::new(ErrorKind::Refused, "the daemon here is another user's").in_file(socket));
         }
         Ok(Self::over(stream, on_notice))

@@ -58,7 +58,7 @@ impl Drop for Open {
 
 fn converse(daemon: &Arc<Daemon>, stream: UnixStream) {
     let pid = match socket_peer(stream.as_fd()) {
-        Ok(peer) if peer.uid == rustix::process::geteuid().as_raw() => peer.pid,
+        Ok(peer) if peer.is_own_user() => peer.pid,
         // The socket's mode keeps others out. This check is for a socket whose mode was changed.
         Ok(peer) => {
             if let Some(count) = daemon.strangers.note() {

@@ -11,6 +11,13 @@ pub struct Peer {
     pub pid: Option<i32>,
 }
 
+impl Peer {
+    /// Whether it is a process of the user that this process runs as.
+    pub fn is_own_user(&self) -> bool {
+        self.uid == rustix::process::geteuid().as_raw()
+    }
+}
+
 /// The credentials of the process at the other end of `socket`.
 ///
 /// rustix's `socket_peercred` is of no use here: its process number cannot be 0, which the kernel reports for a process of
@@ -53,6 +60,7 @@ mod tests {
         let (one, _two) = UnixStream::pair().unwrap();
         let me = Peer { uid: rustix::process::geteuid().as_raw(), pid: Some(std::process::id() as i32) };
         assert_eq!(socket_peer(one.as_fd()).unwrap(), me);
+        assert!(me.is_own_user() && !Peer { uid: u32::MAX, ..me }.is_own_user());
         let file = std::fs::File::open("/proc/self/exe").unwrap();
         assert!(socket_peer(file.as_fd()).is_err());
     }

@@ -18,7 +18,7 @@ fn beside(socket: &Path) -> PathBuf {
 }
 
 fn is_own(stream: &UnixStream) -> bool {
-    socket_peer(stream.as_fd()).is_ok_and(|peer| peer.uid == rustix::process::geteuid().as_raw())
+    socket_peer(stream.as_fd()).is_ok_and(|peer| peer.is_own_user())
 }
 
 /// Waits for an heir. The socket goes with this.
