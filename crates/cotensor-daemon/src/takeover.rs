@@ -336,17 +336,24 @@ fn restore(store: &EmbeddedStore, kept: &Kept, files: Option<&Arc<Files>>) -> Or
             store.remember(&key, &note);
         }
     }
-    let current = leases.values().filter(|lease| store.newest(lease.name()) == Some(lease.id())).count();
-    let (old, back) = (leases.len() - current, spilled.len());
-    let total = leases.len() + back + lost;
+    let (mut current, mut old, back) = (0, 0, spilled.len());
+    for lease in leases.into_values() {
+        let is_current = store.newest(lease.name()) == Some(lease.id());
+        match is_current {
+            true => current += 1,
+            false => old += 1,
+        }
+        // What is kept anyway need not wait for anybody.
+        if !(is_current && lease.is_cached()) {
+            orphans.leases.push(lease);
+        }
+    }
+    let total = current + old + back + lost;
     if total > 0 {
         tracing::info!(
             "{total} tensors were taken over: {current} current, {old} removed or superseded, {back} spilled, {lost} lost"
         );
     }
-    // What is kept anyway need not wait for anybody.
-    let kept = |lease: &Lease| lease.is_cached() && store.newest(lease.name()) == Some(lease.id());
-    orphans.leases = leases.into_values().filter(|lease| !kept(lease)).collect();
     orphans
 }
 
