@@ -131,7 +131,7 @@ impl Claims {
         let wait = wait.min(self.wait_max).min(WAIT_MAX);
         let left = deadline.get_or_insert_with(|| now + wait).saturating_duration_since(now);
         if left.is_zero() {
-            return Err(Self::late(&claims, key, wait));
+            return Err(Self::late(&claims, key));
         }
         Ok(shard.changed.wait_timeout(claims, left).unwrap_or_else(PoisonError::into_inner).0)
     }
@@ -148,18 +148,17 @@ impl Claims {
         Err(Error::new(ErrorKind::Conflict, format!("{:?} is being computed already", key.0)))
     }
 
-    /// The error of a claim that has waited for `waited`. It names the holder that computes.
-    pub(crate) fn timed_out(&self, key: &Key, waited: Duration) -> Error {
-        Self::late(&Self::lock(self.shard(key)), key, waited)
+    /// The error of a claim that has waited long enough. It names the holder that computes.
+    pub(crate) fn timed_out(&self, key: &Key) -> Error {
+        Self::late(&Self::lock(self.shard(key)), key)
     }
 
-    fn late(claims: &Map, key: &Key, waited: Duration) -> Error {
+    fn late(claims: &Map, key: &Key) -> Error {
         let holder = match claims.get(key) {
             Some(State::Computing { holder, .. }) => holder.name(),
             _ => "another holder",
         };
-        let message = format!("{holder} is still computing {} after {} s", key.0.short(), waited.as_secs_f64());
-        Error::new(ErrorKind::TimedOut, message)
+        Error::new(ErrorKind::TimedOut, format!("{holder} is still computing {}", key.0.short()))
     }
 
     /// Whether the results could be leased now.

@@ -126,10 +126,10 @@ impl EmbeddedStore {
         }
     }
 
-    /// The error of a claim that [`poll_claim`](Self::poll_claim) has not settled after `waited`.
+    /// The error of a claim that [`poll_claim`](Self::poll_claim) has not settled in time.
     #[must_use]
-    pub fn claim_timed_out(&self, key: &Key, waited: Duration) -> Error {
-        self.claims.timed_out(key, waited)
+    pub fn claim_timed_out(&self, key: &Key) -> Error {
+        self.claims.timed_out(key)
     }
 
     pub(crate) fn claimed(&self, key: Key, found: Found) -> Claim {

@@ -31,7 +31,7 @@ pub(super) async fn begin(caller: Caller, params: ClaimParams) -> Answer<ClaimRe
     let store = &caller.daemon.store;
     let wait = params.timeout_ms.map_or(Duration::MAX, Duration::from_millis).min(caller.daemon.config.claim_wait_max);
     let claim = poll_fn(|context| store.poll_claim(&key, &holder, context.waker()));
-    let claim = tokio::time::timeout(wait, claim).await.map_err(|_| store.claim_timed_out(&key, wait))?;
+    let claim = tokio::time::timeout(wait, claim).await.map_err(|_| store.claim_timed_out(&key))?;
     match claim {
         Claim::Compute(ticket) => {
             // Told before the session has it: with the session's end it is told that the claim is given up.
