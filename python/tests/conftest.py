@@ -11,7 +11,7 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator
+from typing import Any, Iterator
 
 import pytest
 from functions_common import Program, providing
@@ -105,6 +105,17 @@ def store(request: pytest.FixtureRequest) -> Iterator[cotensor.Store]:
         return
     with request.getfixturevalue("daemon").connect() as opened:
         yield opened
+
+
+def embedded_store(scope: str = "function") -> Any:
+    """The fixture of a store inside the test's process, for files whose tests need no daemon."""
+
+    @pytest.fixture(scope=scope)
+    def store() -> Iterator[cotensor.Store]:
+        with cotensor.Store() as opened:
+            yield opened
+
+    return store
 
 
 @pytest.fixture(scope="module")

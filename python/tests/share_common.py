@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Tuple
+from typing import Any, Callable, Iterator, Tuple
 
 import pytest
 import torch
@@ -47,10 +47,12 @@ def assert_refused(module: nn.Module, sharing: Shared, reason: str, *args: Any, 
     assert any(reason in known for known in sharing.private), dict(sharing.private)
 
 
-def no_gradients_fixture() -> Any:
+def no_gradients() -> Any:
+    """The fixture of a file whose tests all run without gradients."""
+
     @pytest.fixture(autouse=True)
-    def no_gradients():
+    def without_gradients() -> Iterator[None]:
         with torch.no_grad():
             yield
 
-    return no_gradients
+    return without_gradients

@@ -7,9 +7,10 @@ import os
 import threading
 import time
 import weakref
-from typing import Any, Callable, Iterator, Tuple
+from typing import Any, Callable, Tuple
 
 import pytest
+from conftest import embedded_store
 
 torch = pytest.importorskip("torch")
 
@@ -31,10 +32,7 @@ class Weighed(torch.nn.Module):
         return one, float(self.other)
 
 
-@pytest.fixture
-def store() -> Iterator[cotensor.Store]:
-    with cotensor.Store() as store:
-        yield store
+store = embedded_store()
 
 
 def follower(store: cotensor.Store) -> Weighed:

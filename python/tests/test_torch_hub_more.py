@@ -6,9 +6,10 @@ import asyncio
 import threading
 import warnings
 from pathlib import Path
-from typing import Any, Iterator, List
+from typing import Any, List
 
 import pytest
+from conftest import embedded_store
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -18,11 +19,7 @@ from torch_models import digest, family, run  # noqa: E402
 import cotensor  # noqa: E402
 import cotensor.torch as ct  # noqa: E402
 
-
-@pytest.fixture
-def store() -> Iterator[cotensor.Store]:
-    with cotensor.Store() as store:
-        yield store
+store = embedded_store()
 
 
 def is_shared(module: Any, store: cotensor.Store, name: str, prefix: str = "") -> None:

@@ -9,6 +9,7 @@ import threading
 from typing import Any, Callable, Iterator, List
 
 import pytest
+from conftest import embedded_store
 
 torch = pytest.importorskip("torch")
 
@@ -38,10 +39,7 @@ def line(value: float) -> torch.nn.Module:
     return module
 
 
-@pytest.fixture
-def store() -> Iterator[cotensor.Store]:
-    with cotensor.Store() as store:
-        yield store
+store = embedded_store()
 
 
 @pytest.fixture

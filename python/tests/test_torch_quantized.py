@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Callable, Dict, Iterator
+from typing import Any, Callable, Dict
 
 import pytest
+from conftest import embedded_store
 
 torch = pytest.importorskip("torch")
 quantization = pytest.importorskip("torch.ao.quantization")
@@ -13,11 +14,7 @@ quantization = pytest.importorskip("torch.ao.quantization")
 import cotensor  # noqa: E402
 import cotensor.torch as ct  # noqa: E402
 
-
-@pytest.fixture
-def store() -> Iterator[cotensor.Store]:
-    with cotensor.Store() as store:
-        yield store
+store = embedded_store()
 
 
 def dynamic(*modules: Any) -> Any:

@@ -10,9 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import embedded_store
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
+
+from share_common import no_gradients  # noqa: E402
 
 import cotensor  # noqa: E402
 from cotensor.torch import share, unshare  # noqa: E402
@@ -32,16 +35,8 @@ class Encoder(nn.Module):
         return {"last": y, "pooled": (y.mean(-1), [y.sum()]), "n": len(x)} if extra else y
 
 
-@pytest.fixture(autouse=True)
-def _no_gradients():
-    with torch.no_grad():
-        yield
-
-
-@pytest.fixture
-def store():
-    with cotensor.Store() as store:
-        yield store
+without_gradients = no_gradients()
+store = embedded_store()
 
 
 def test_the_second_model_with_the_same_encoder_computes_nothing(store):

@@ -11,26 +11,18 @@ import sys
 import types
 
 import pytest
+from conftest import embedded_store
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
+from share_common import no_gradients  # noqa: E402
 from share_common import shared as shared_by  # noqa: E402
 
-import cotensor  # noqa: E402
 from cotensor.torch import attach, publish, refresh, share  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def _no_gradients():
-    with torch.no_grad():
-        yield
-
-
-@pytest.fixture
-def store():
-    with cotensor.Store() as store:
-        yield store
+without_gradients = no_gradients()
+store = embedded_store()
 
 
 @dataclasses.dataclass

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from conftest import embedded_store
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
+
+from share_common import no_gradients  # noqa: E402
 
 import cotensor  # noqa: E402
 from cotensor.torch import publish, share  # noqa: E402
@@ -14,16 +17,8 @@ transformers = pytest.importorskip("transformers")
 SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
 
 
-@pytest.fixture(autouse=True)
-def _no_gradients():
-    with torch.no_grad():
-        yield
-
-
-@pytest.fixture(scope="module")
-def store():
-    with cotensor.Store() as store:
-        yield store
+without_gradients = no_gradients()
+store = embedded_store("module")
 
 
 def _bert(**more):

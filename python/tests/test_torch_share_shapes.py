@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from conftest import embedded_store
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
-from share_common import shared  # noqa: E402
+from share_common import no_gradients, shared  # noqa: E402
 
-import cotensor  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients():
-    with torch.no_grad():
-        yield
-
-
-@pytest.fixture(scope="module")
-def store():
-    with cotensor.Store() as store:
-        yield store
+without_gradients = no_gradients()
+store = embedded_store("module")
 
 
 SPECIAL_SIZES = frozenset({3})

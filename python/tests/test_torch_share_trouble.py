@@ -7,26 +7,18 @@ import threading
 
 import numpy
 import pytest
+from conftest import embedded_store
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
-from share_common import assert_refused, shared  # noqa: E402
+from share_common import assert_refused, no_gradients, shared  # noqa: E402
 
 import cotensor  # noqa: E402
 from cotensor.torch import share, unshare  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def _no_gradients():
-    with torch.no_grad():
-        yield
-
-
-@pytest.fixture
-def store():
-    with cotensor.Store() as store:
-        yield store
+without_gradients = no_gradients()
+store = embedded_store()
 
 
 def _restored_python_generator(self, x):
