@@ -17,8 +17,9 @@ fmt:
 lint:
 	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
 
-# The arrows of ARCHITECTURE.md.
+# Dependencies between the crates, and import circles among the files of each.
 deps:
+	cd scripts && python3 -m unittest -q
 	python3 scripts/check_dependencies.py
 
 # The gate: a run of fewer tests than there were ever meant to be has not tested anything.

@@ -1,8 +1,18 @@
 #!/usr/bin/env python3
-"""Holds the arrows of ARCHITECTURE.md: each crate may depend on those named here and on no other of ours."""
+"""Checks the dependencies between the crates, and finds import circles among the files of each crate.
+
+    check_dependencies.py [CRATE ...]    the named crates' circles are shown with the imports that make them
+
+Fails when a crate depends on a crate of the workspace that `ALLOWED` does not name for it, and when a crate in
+`FREE_OF_CIRCLES` has a circle of more than two files.
+"""
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
+
+from import_circles import Crate, shown
 
 ALLOWED = {
     "cotensor-core": set(),
@@ -26,15 +36,57 @@ ALLOWED = {
     "cotensor-attacks": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-client", "cotensor-daemon"},
 }
 
-metadata = json.loads(subprocess.check_output(["cargo", "metadata", "--format-version", "1", "--no-deps"]))
-packages = {package["name"]: package for package in metadata["packages"]}
-wrong = [f"{name}: not in the list of layers" for name in packages.keys() - ALLOWED.keys()]
-wrong += [f"{name}: no such crate any more" for name in ALLOWED.keys() - packages.keys()]
-for name, package in packages.items():
-    for dependency in package["dependencies"]:
-        # Development dependencies may look further: tests wire things up.
-        if dependency["kind"] != "dev" and dependency["name"] in packages:
-            if dependency["name"] not in ALLOWED.get(name, set()):
-                wrong.append(f"{name} must not depend on {dependency['name']}")
-print("\n".join(wrong) or f"{len(packages)} crates, every arrow as drawn")
-sys.exit(bool(wrong))
+# A crate is added here when its last circle is removed. The set goes when it names every crate.
+FREE_OF_CIRCLES = {"cotensor-core", "cotensor", "cotensor-soak", "cotensor-attacks"}
+
+
+def line_of(file, pattern):
+    """The number of the first line of `file` that `pattern` matches, or 1."""
+    lines = file.read_text().splitlines()
+    return next((number for number, line in enumerate(lines, 1) if re.search(pattern, line)), 1)
+
+
+def wrong_dependencies(packages):
+    script = shown(Path(__file__).resolve())
+    for name in sorted(ALLOWED.keys() - packages.keys()):
+        yield f'{script}:{line_of(Path(__file__), f"{name}.: ")}: the workspace has no crate {name}'
+    for name, package in packages.items():
+        manifest = Path(package["manifest_path"])
+        if name not in ALLOWED:
+            yield f"{shown(manifest)}:1: {script} does not name the crate {name}"
+        for dependency in package["dependencies"]:
+            # Development dependencies are free: tests wire things up.
+            if dependency["kind"] != "dev" and dependency["name"] in packages.keys() - ALLOWED.get(name, set()):
+                line = line_of(manifest, rf"^{dependency['name']}\b")
+                yield f"{shown(manifest)}:{line}: {name} must not depend on {dependency['name']}"
+
+
+def circles(package):
+    """The (crate root, circle) pairs of a package: its library's and its programs'."""
+    for target in package["targets"]:
+        if {"lib", "bin", "rlib", "cdylib"} & set(target["kind"]):
+            crate = Crate(target["src_path"])
+            for circle in crate.circles():
+                yield crate, circle
+
+
+def main():
+    command = ["cargo", "metadata", "--format-version", "1", "--no-deps"]
+    packages = {package["name"]: package for package in json.loads(subprocess.check_output(command))["packages"]}
+    wrong, known = list(wrong_dependencies(packages)), 0
+    for name, package in packages.items():
+        for crate, circle in circles(package):
+            fails = name in FREE_OF_CIRCLES
+            known += not fails
+            folder = Path(package["manifest_path"]).parent
+            print(f"{name}: a circle of {len(circle)} files: {', '.join(str(file.relative_to(folder)) for file in circle)}")
+            if fails or name in sys.argv:
+                print("\n".join(f"  {edge}" for edge in crate.describe(circle)))
+            if fails:
+                wrong.append(f"{shown(circle[0])}:1: {name} has an import circle of {len(circle)} files")
+    print("\n".join(wrong) or f"{len(packages)} crates, all dependencies allowed, {known} known import circles")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
