@@ -23,10 +23,11 @@ ALLOWED = {
     "cotensor-daemon": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-model", "cotensor-client"},
     "cotensor": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-model", "cotensor-client"},
     "cotensor-demo": {"cotensor"},
+    "cotensor-inspect": {"cotensor-core", "cotensor-memory", "cotensor-client"},
     "cotensor-soak": {
         "cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-model", "cotensor-client", "cotensor-daemon", "cotensor-demo"
     },
-    "cotensor-cli": {"cotensor", "cotensor-demo", "cotensor-client", "cotensor-daemon"},
+    "cotensor-cli": {"cotensor", "cotensor-demo", "cotensor-inspect", "cotensor-client", "cotensor-daemon"},
     # The extension: everything comes in by the library, its parts and the command.
     "cotensor-python": {
         "cotensor", "cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-model", "cotensor-client", "cotensor-cli",

@@ -5,7 +5,6 @@ mod connection;
 mod counters;
 mod descriptors;
 mod dispatch;
-pub mod doctor;
 mod embed;
 mod functions;
 #[cfg(feature = "fuzzing")]
@@ -18,7 +17,6 @@ mod models;
 mod place;
 mod refusals;
 mod run;
-pub mod scan;
 mod segment;
 mod session;
 mod signals;

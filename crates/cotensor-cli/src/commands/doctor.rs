@@ -2,7 +2,7 @@ use super::{print, print_json};
 use crate::args::DoctorArgs;
 use crate::table::plain;
 use cotensor::core::{Error, ErrorKind, Result};
-use cotensor_daemon::doctor::{Diagnosis, State, diagnose};
+use cotensor_inspect::doctor::{Diagnosis, State, diagnose};
 use std::fmt::Write;
 
 pub(crate) fn doctor(args: &DoctorArgs) -> Result<()> {

@@ -3,8 +3,8 @@ use crate::args::ScanArgs;
 use crate::output::Steps;
 use crate::table::{Table, plain};
 use cotensor::core::{Error, Result, size};
-use cotensor_daemon::scan::{Scan, ScanOptions, scan as scan_processes};
 use cotensor_demo::Progress;
+use cotensor_inspect::scan::{Scan, ScanOptions, scan as scan_processes};
 use std::fmt::Write;
 use std::time::Duration;
 

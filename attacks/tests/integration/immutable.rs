@@ -1,0 +1,187 @@
+//! Who reads a tensor cannot write it, whatever the way; who published a large one cannot either; and no memory is used
+//! again while somebody reads it. The attackers are processes of their own: this test's program, started again.
+
+use cotensor_attacks::{Target, content, put};
+use cotensor_client::ClientStore;
+use cotensor_core::{MemoryKind, Segment};
+use cotensor_memory::{Guarantee, Index, PrivateCopy, SealedMemfd, Slab};
+use cotensor_store::{CopyReason, Lease, Store};
+use rustix::fs::{
+    FallocateFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, ftruncate, open,
+};
+use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+const SOCKET: &str = "COTENSOR_ATTACKED_SOCKET";
+/// A table of words that [`Index::open`], which maps for writing, takes to be its own by its length.
+const INDEX_BYTES: usize = 1 << 20;
+const INDEX_SLOTS: u32 = (INDEX_BYTES / 8 - 1) as u32;
+
+/// Everything that could change the bytes behind a descriptor; what worked.
+fn changes(fd: &OwnedFd, bytes: usize) -> Vec<&'static str> {
+    let copy = || fd.try_clone().unwrap();
+    let mut worked = Vec::new();
+    let mut attempt = |what, outcome: bool| {
+        if outcome {
+            worked.push(what)
+        }
+    };
+    attempt("writing", rustix::io::pwrite(fd, b"x", 0).is_ok());
+    attempt("truncating", ftruncate(fd, 0).is_ok());
+    attempt("growing", ftruncate(fd, 2 * bytes as u64).is_ok());
+    attempt("punching a hole", fallocate(fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, 4096).is_ok());
+    attempt("zeroing", fallocate(fd, FallocateFlags::ZERO_RANGE, 0, 4096).is_ok());
+    attempt("mapping for writing", Index::open(copy(), INDEX_SLOTS).is_ok_and(|index| index.slots() > 0));
+    attempt("another seal", fcntl_add_seals(fd, SealFlags::WRITE).is_ok());
+    for flags in [OFlags::RDWR, OFlags::WRONLY, OFlags::RDWR | OFlags::TRUNC] {
+        let reopened = open(format!("/proc/self/fd/{}", fd.as_raw_fd()), flags, Mode::empty());
+        let Ok(reopened) = reopened else { continue };
+        attempt("writing after opening again", rustix::io::pwrite(&reopened, b"x", 0).is_ok());
+        attempt("truncating after opening again", ftruncate(&reopened, 0).is_ok());
+        attempt("mapping after opening again", Index::open(reopened, INDEX_SLOTS).is_ok());
+    }
+    worked
+}
+
+fn fd_of(lease: &Lease) -> OwnedFd {
+    lease.segment().fd().unwrap().try_clone_to_owned().unwrap()
+}
+
+/// What the attacker does, in a process of its own.
+#[test]
+#[ignore = "what the other test starts"]
+fn attacker() {
+    let Ok(socket) = std::env::var(SOCKET) else { panic!("started by the other test") };
+    let store = ClientStore::connect(Some(Path::new(&socket)), "attacker").unwrap();
+    for name in ["secret-small", "secret-large"] {
+        let lease = store.get(name, &store.holder("")).unwrap();
+        assert_eq!(changes(&fd_of(&lease), INDEX_BYTES), [] as [&str; 0], "{name}");
+        // What may be written in place is a copy of one's own.
+        let (start, len) = (lease.segment().fd_offset(), lease.bytes().unwrap().len());
+        let guarantee = if name == "secret-large" { Guarantee::Immutable } else { Guarantee::ProducerOnly };
+        let bytes = rustix::fs::fstat(fd_of(&lease)).unwrap().st_size as usize;
+        let sealed = SealedMemfd::open(fd_of(&lease), bytes, guarantee).unwrap();
+        let mut private = PrivateCopy::of(&sealed, start..start + len).unwrap();
+        private.bytes_mut().fill(255);
+        assert!(lease.bytes().unwrap() == content(len), "{name}");
+    }
+    // Its own, once it is published.
+    let mut reservation = store.reserve(cotensor_attacks::spec("own", INDEX_BYTES), &store.holder("")).unwrap();
+    reservation.write(&content(INDEX_BYTES), CopyReason::Put).unwrap();
+    let own = reservation.publish().unwrap();
+    assert_eq!(changes(&fd_of(&own), INDEX_BYTES), [] as [&str; 0]);
+    println!("\npublished");
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    // The system lets a process write its own read-only pages, through a file: they become its own by that.
+    let large = store.get("secret-large", &store.holder("")).unwrap();
+    for lease in [&large, &own] {
+        let at = lease.bytes().unwrap().as_ptr() as u64;
+        let mut memory = std::fs::OpenOptions::new().write(true).open("/proc/self/mem").unwrap();
+        memory.seek(SeekFrom::Start(at)).unwrap();
+        let _ = memory.write(&[255; 4096]);
+    }
+    println!("\nwritten");
+    std::io::stdin().read_line(&mut line).unwrap();
+}
+
+#[test]
+fn no_process_changes_what_others_read() {
+    let target = Target::start(|_| {});
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "immutable::attacker", "--nocapture"])
+        .env(SOCKET, &target.socket)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut said, mut tell) = (BufReader::new(child.stdout.take().unwrap()).lines(), child.stdin.take().unwrap());
+    let mut hears = |word: &str| assert!(said.by_ref().any(|line| line.unwrap() == word), "{word} was not said");
+    hears("published");
+    let reader = target.connect("reader");
+    let own = reader.get("own", &reader.holder("")).unwrap();
+    assert!(own.bytes().unwrap() == content(INDEX_BYTES));
+    tell.write_all(b"go on\n").unwrap();
+    hears("written");
+    assert!(own.bytes().unwrap() == content(INDEX_BYTES), "its producer cannot change it");
+    target.serves();
+    tell.write_all(b"end\n").unwrap();
+    assert!(child.wait().unwrap().success());
+    // What was read stays, although its producer is gone.
+    assert!(own.bytes().unwrap() == content(INDEX_BYTES));
+    drop((own, reader, said, tell));
+    target.is_unharmed();
+}
+
+#[test]
+fn without_slabs_no_producer_changes_a_small_tensor_either() {
+    let target = Target::start(|config| config.small_bytes_max = 0);
+    let producer = target.connect("producer");
+    for bytes in [0, 1, 100, 4096, 256 << 10] {
+        let made = put(&*producer, "small", &content(bytes));
+        assert_eq!(made.segment().kind(), MemoryKind::Memfd, "{bytes} bytes");
+        let seals = fcntl_get_seals(fd_of(&made)).unwrap();
+        assert!(seals.contains(SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL), "{seals:?}");
+        assert!(
+            target.connect("reader").get("small", &producer.holder("")).unwrap().bytes().unwrap() == content(bytes)
+        );
+    }
+    let (mut raw, slab) = (target.raw(), Slab::create(8192).unwrap());
+    let fd = slab.fd().try_clone_to_owned().unwrap();
+    let error = raw.refused("slab.open", serde_json::json!({"bytes": 8192}), &[fd]);
+    assert!(error.contains("no slabs"), "{error}");
+    drop((raw, slab, producer));
+    target.is_unharmed();
+}
+
+#[test]
+fn no_range_is_used_again_while_somebody_reads_it() {
+    let target = Target::start(|_| {});
+    let (writer, reader) = (target.connect("writer"), target.connect("reader"));
+    for bytes in [100, 4096, 64 << 10, 1 << 20] {
+        // As an array that was imported holds its memory, when its lease is dropped and the name forgotten.
+        let mut imported: Vec<(u8, Lease)> = Vec::new();
+        for round in 0..200u8 {
+            let name = format!("{round}");
+            let made = put(&*writer, &name, &vec![round; bytes]);
+            if round.is_multiple_of(20) {
+                imported.push((round, reader.get(&name, &reader.holder("")).unwrap()));
+                writer.remove(&name).unwrap();
+            }
+            drop(made);
+            for (byte, lease) in &imported {
+                assert!(lease.bytes().unwrap().iter().all(|found| found == byte), "{bytes} bytes of {byte}");
+            }
+        }
+    }
+    drop((writer, reader));
+    target.is_unharmed();
+}
+
+#[test]
+fn what_is_written_in_place_is_not_copied() {
+    let target = Target::start(|_| {});
+    let writer = target.connect("writer");
+    let copied = || writer.stats().copies.iter().map(|copies| copies.bytes).sum::<u64>();
+    let before = copied();
+    for bytes in [4096, 8 << 20] {
+        let mut reservation = writer.reserve(cotensor_attacks::spec("in place", bytes), &writer.holder("")).unwrap();
+        reservation.bytes_mut().unwrap().copy_from_slice(&content(bytes));
+        let address = reservation.bytes().unwrap().as_ptr();
+        let made = reservation.publish().unwrap();
+        assert!(made.bytes().unwrap() == content(bytes));
+        assert_eq!(made.bytes().unwrap().as_ptr(), address, "it stays where it was written");
+        // A view of another process's is the same memory, not a copy.
+        let segment: &dyn Segment = made.segment();
+        assert!(segment.fd().is_some());
+    }
+    assert_eq!(copied(), before);
+    let put = put(&*writer, "put", &content(4096));
+    cotensor_attacks::until("what was copied is counted", || copied() == before + 4096, || format!("{}", copied()));
+    drop((put, Arc::clone(&writer)));
+    drop(writer);
+    target.is_unharmed();
+}

@@ -1,0 +1,12 @@
+//! Attempts to abuse the daemon. Each ends in [`Target::is_unharmed`](cotensor_attacks::Target::is_unharmed).
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod descriptors;
+mod files;
+mod forged;
+mod frames;
+mod immutable;
+mod messages;
+mod other_user;
+mod readers;
+mod web;

@@ -1,0 +1,109 @@
+//! HTTP requests of another user of this machine, over loopback. Only root can become another user: without it these tests
+//! say so and pass.
+
+use cotensor_attacks::{Target, Web, fd_count, tells_nothing, until};
+use rustix::process::{Uid, geteuid};
+use rustix::thread::set_thread_res_uid;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+/// An account that every system has (`nobody`).
+const OTHER: u32 = 65534;
+const HEALTH: &[u8] = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n";
+
+/// Runs `attack` on a thread of another user; the sockets that it opens are that user's.
+fn as_another_user<T: Send>(attack: impl FnOnce() -> T + Send) -> Option<T> {
+    if !geteuid().is_root() {
+        eprintln!("not tried: only root can become another user");
+        return None;
+    }
+    let run = || {
+        let other = Uid::from_raw(OTHER);
+        set_thread_res_uid(other, other, other).unwrap();
+        attack()
+    };
+    std::thread::scope(|scope| Some(scope.spawn(run).join().unwrap()))
+}
+
+#[test]
+fn a_closed_connection_of_another_user_writes_nothing() {
+    let target = Target::start(|_| {});
+    let web = Web::start(&target, |_| {});
+    assert_eq!(web.request("GET /health HTTP/1.1", &[]).status, 200);
+    let open = fd_count();
+    // The kernel forgets the owner of a connection that its client has closed. A second request keeps the daemon from
+    // seeing the close before it has answered the first.
+    let put =
+        "PUT /tensors/secret-large?dtype=uint8&shape=4 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nevil";
+    let delete = "DELETE /tensors/secret-small HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    as_another_user(|| {
+        for _ in 0..50 {
+            for attempt in [put, delete] {
+                let mut stream = TcpStream::connect(web.address).unwrap();
+                stream.write_all(&[attempt.as_bytes(), HEALTH].concat()).unwrap();
+            }
+        }
+    });
+    // Connections are accepted in order, so all of the above are accepted by now; those that are answered are closed.
+    assert_eq!(web.request("GET /health HTTP/1.1", &[]).status, 200);
+    until("all are answered", || fd_count() <= open, || format!("{} descriptors instead of {open}", fd_count()));
+    target.serves();
+    drop(web);
+    target.is_unharmed();
+}
+
+#[test]
+fn another_user_cannot_use_up_the_connections() {
+    let target = Target::start(|_| {});
+    let web = Web::start(&target, |http| http.untrusted_connections_max = 4);
+    let held = as_another_user(|| {
+        let asked = (0..300).map(|_| {
+            let mut stream = TcpStream::connect(web.address).unwrap();
+            drop(stream.write_all(HEALTH));
+            stream
+        });
+        // Connections that say nothing would be waited for.
+        let silent = (0..300).map(|_| TcpStream::connect(web.address).unwrap());
+        let mut held: Vec<TcpStream> = asked.chain(silent).collect();
+        for stream in &mut held[..300] {
+            let mut answer = String::new();
+            drop(stream.read_to_string(&mut answer));
+            assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 200") && answer.contains("connection: close"));
+        }
+        held
+    });
+    // The connections before this one have been accepted, and those that were not refused are there.
+    assert_eq!(web.request("GET /metrics HTTP/1.1", &[]).status, 200);
+    drop((held, web));
+    target.is_unharmed();
+}
+
+#[test]
+fn a_token_that_another_user_has_found_is_no_use_on_loopback() {
+    let target = Target::start(|_| {});
+    let web = Web::start(&target, |_| {});
+    let attempts = as_another_user(|| {
+        ["GET /tensors/secret-small", "DELETE /tensors/secret-small", "GET /metrics"]
+            .map(|line| web.request(&format!("{line} HTTP/1.1"), &["Content-Length: 0"]))
+    });
+    for answer in attempts.into_iter().flatten() {
+        assert_eq!(answer.status, 403, "{}", answer.text);
+        tells_nothing(&answer.text);
+    }
+    drop(web);
+    target.is_unharmed();
+}
+
+#[test]
+fn a_token_that_was_given_to_another_user_serves_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    std::fs::write(&file, "a-token-for-two-users").unwrap();
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let target = Target::start(|_| {});
+    let web = Web::start(&target, |http| http.token_file = Some(file));
+    let ask = || web.request("GET /metrics HTTP/1.1", &[]).status;
+    assert_eq!((ask(), as_another_user(ask).unwrap_or(200)), (200, 200));
+    drop(web);
+    target.is_unharmed();
+}

@@ -1,0 +1,151 @@
+//! Clients that do not read what they asked for, or are told, and clients that ask for more than anybody can read.
+
+use cotensor_attacks::{Raw, Target, fd_count, spec};
+use cotensor_client::protocol as p;
+use cotensor_core::Memory;
+use cotensor_memory::{MemfdMemory, Slab};
+use serde_json::json;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+/// The most that may be kept for one who does not read, and what the sockets themselves hold.
+const KEPT_BYTES_MAX: u64 = (64 << 20) + (16 << 20);
+
+/// Physical memory of this process, and so of the daemon in it, in bytes.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
+}
+
+/// Says `text` until the daemon takes no more, or `count` times; whether it ended the connection.
+fn flood(raw: &Raw, count: usize, mut text: impl FnMut(usize) -> String) -> bool {
+    raw.socket.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+    (0..count).any(|index| !raw.say(&text(index)))
+}
+
+/// A slab of `bytes` bytes that `raw` may publish in, and its number.
+fn open_slab(raw: &mut Raw, bytes: usize) -> (Slab, serde_json::Value) {
+    let slab = Slab::create(bytes).unwrap();
+    let fd: OwnedFd = slab.fd().try_clone_to_owned().unwrap();
+    let number = raw.call("slab.open", json!({"bytes": bytes}), &[fd]).unwrap()["slab"].clone();
+    (slab, number)
+}
+
+/// A call that publishes one of many tensors whose description takes 12 KB.
+fn publish_described_at_length(slab: &serde_json::Value, index: usize) -> serde_json::Value {
+    let mut spec = p::Spec::from(&spec(&format!("0{}{index}", "\u{1}".repeat(1000)), 1));
+    spec.producer = "\u{1}".repeat(1000);
+    let params = json!({"slab": slab, "offset": 64 * index, "spec": spec, "holder": ""});
+    json!({"jsonrpc": "2.0", "id": 1, "method": "tensor.publish_slab", "params": params})
+}
+
+#[test]
+fn answers_that_nobody_reads_are_not_kept_for_ever() {
+    let target = Target::start(|_| {});
+    let mut reader = target.raw();
+    let (slab, number) = open_slab(&mut reader, 1 << 20);
+    for index in 0..90 {
+        reader.say(&publish_described_at_length(&number, index).to_string());
+        assert!(reader.hear().0["result"]["id"].is_object());
+    }
+    let long = json!({"jsonrpc": "2.0", "id": 1, "method": "tensor.list", "params": {"prefix": "0", "limit": 90}});
+    reader.say(&long.to_string());
+    assert!(reader.hear().0.to_string().len() > 1 << 20, "this answer is much longer than its call");
+    // What a call is named by is in its answer.
+    let named = json!({"jsonrpc": "2.0", "id": "x".repeat(250), "method": "ping"});
+    let short = json!({"jsonrpc": "2.0", "id": 1, "method": "ping"});
+    let before = resident();
+    for (what, call, count) in [
+        ("long answers", long, 1000),
+        ("answers to batches", json!(vec![named; 1024]), 1000),
+        ("many answers", short, 40_000),
+    ] {
+        let deaf: Vec<Raw> = (0..2).map(|_| target.raw()).collect();
+        let call = call.to_string();
+        for raw in &deaf {
+            assert!(flood(raw, count, |_| call.clone()), "{what}");
+            assert_eq!(reader.call("ping", json!({}), &[]), Ok(json!({})), "others are answered meanwhile");
+            let grown = resident().saturating_sub(before);
+            assert!(grown < deaf.len() as u64 * KEPT_BYTES_MAX, "{what}: {grown} bytes are kept");
+        }
+    }
+    drop((reader, slab));
+    target.is_unharmed();
+}
+
+#[test]
+fn notices_that_nobody_reads_do_not_pile_up() {
+    let target = Target::start(|_| {});
+    let mut raw = target.raw();
+    let (slab, number) = open_slab(&mut raw, 4096);
+    let spec = p::Spec::from(&spec("told", 1));
+    let publish = |offset| json!({"slab": number, "offset": offset, "spec": spec, "holder": ""});
+    // Held to the end, so that the name and its number stay.
+    let slot = raw.call("tensor.publish_slab", publish(64), &[]).unwrap()["id"]["slot"].clone();
+    let (mut version, before) = (1, resident());
+    // Neither is answered; each pair makes the daemon say that the range is free.
+    let ended = flood(&raw, 200_000, |index| {
+        if index % 2 == 0 {
+            return json!({"jsonrpc": "2.0", "method": "tensor.publish_slab", "params": publish(0)}).to_string();
+        }
+        version += 1;
+        let id = json!({"slot": slot, "version": version});
+        json!({"jsonrpc": "2.0", "method": "tensor.release", "params": {"leases": [{"id": id}]}}).to_string()
+    });
+    assert!(!ended, "a range that is free is said once, as long as nobody reads that");
+    let grown = resident().saturating_sub(before);
+    assert!(grown < KEPT_BYTES_MAX, "{grown} bytes are kept");
+    assert!(raw.call("ping", json!({}), &[]).is_ok());
+    drop((raw, slab));
+    target.is_unharmed();
+}
+
+#[test]
+fn descriptors_that_nobody_takes_do_not_use_up_the_daemons() {
+    let target = Target::start(|_| {});
+    let mut raw = target.raw();
+    let reservation = raw.reserve("asked-for", 1 << 20);
+    let sealed = MemfdMemory.reserve(1 << 20).unwrap().freeze().unwrap();
+    let fd = sealed.fd().unwrap().try_clone_to_owned().unwrap();
+    let made = raw.call("tensor.publish", json!({"reservation": reservation}), &[fd]).unwrap();
+    let before = fd_count();
+    let segment = json!({"segment": made["segment"]});
+    let call = json!({"jsonrpc": "2.0", "id": 1, "method": "segment.fd", "params": segment});
+    let batch = serde_json::to_string(&vec![call; 64]).unwrap();
+    // The daemon may see the end before this notices it.
+    let ended = flood(&raw, 1000, |_| {
+        let grown = fd_count().saturating_sub(before);
+        assert!(grown < 600, "{grown} descriptors are kept for one who does not read");
+        batch.clone()
+    });
+    assert!(ended);
+    drop((raw, sealed));
+    target.is_unharmed();
+}
+
+#[test]
+fn an_answer_longer_than_a_message_is_an_error() {
+    let target = Target::start(|_| {});
+    let mut raw = target.raw();
+    let (slab, number) = open_slab(&mut raw, 1 << 20);
+    // 1,600 tensors, 12 KB of description each: 19 MB in one list.
+    for batch in 0..4 {
+        let call = |index: usize| publish_described_at_length(&number, batch * 400 + index);
+        raw.say(&serde_json::to_string(&(0..400).map(call).collect::<Vec<_>>()).unwrap());
+        let (answers, _) = raw.hear();
+        assert!(answers.as_array().unwrap().iter().all(|answer| answer["result"]["id"].is_object()), "{answers}");
+    }
+    assert!(raw.refused("tensor.list", json!({"prefix": "0", "limit": 1600}), &[]).contains("ask for less"));
+    assert_eq!(raw.call("tensor.list", json!({"prefix": "0", "limit": 10}), &[]).unwrap()["left_off"], 1590);
+    // In a batch the answers that fit are there, and the rest is not even asked for.
+    let list = json!({"jsonrpc": "2.0", "id": 1, "method": "tensor.list", "params": {"prefix": "0", "limit": 100}});
+    raw.say(&serde_json::to_string(&vec![list; 500]).unwrap());
+    let (answers, _) = raw.hear();
+    let answers = answers.as_array().unwrap();
+    let (given, refused): (Vec<_>, Vec<_>) = answers.iter().partition(|answer| answer.get("result").is_some());
+    assert!(answers.len() == 500 && (1..30).contains(&given.len()), "{} of {}", given.len(), answers.len());
+    assert!(refused.iter().all(|answer| answer["error"]["message"].as_str().unwrap().contains("ask for less")));
+    drop((raw, slab));
+    target.is_unharmed();
+}

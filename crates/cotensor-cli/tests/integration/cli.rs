@@ -1,0 +1,208 @@
+//! The command as a user runs it: answers on good input, one clear error and exit code 2 on bad.
+
+use crate::support::{BERT, Place, copy, fixtures};
+use std::fs;
+
+#[test]
+fn three_users_share_an_encoder() {
+    let place = Place::with("bert");
+    let report = place.json(&["run", "pipeline.toml", "--text", "The harbour wakes.", "--compare", "--json"]);
+    assert_eq!(report["max_abs_diff"], 0.0);
+    let ran = |user: usize| report["users"][user]["stages"][0]["computed"].as_bool().unwrap();
+    assert_eq!([ran(0), ran(1), ran(2)], [true, false, false]);
+    assert_eq!(report["users"][2]["answer"]["type"], "embedding");
+    // What came before the stages is told too: every user's text, and the tokenizer where it was opened.
+    let roles = |user: usize| {
+        let prepared = report["users"][user]["prepared"].as_array().unwrap();
+        prepared.iter().map(|part| part["role"].as_str().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!([roles(0), roles(1)], [["tokenizer", "text"], ["tokenizer", "text"]]);
+    let words = place.run(&["run", "pipeline.toml", "--text", "The harbour wakes."]);
+    assert!(String::from_utf8(words.stdout).unwrap().contains("shared"));
+    // Progress as plain lines, away from the answer: each stage loads once.
+    let progress = String::from_utf8(words.stderr).unwrap();
+    let told = |line: &str| progress.lines().filter(|other| *other == line).count();
+    let (encoder, user) = (told("loading encoder of bert"), told("running embedding"));
+    assert_eq!((encoder, user), (1, 1), "{progress}");
+    let explained = place.run(&["explain", "pipeline.toml"]);
+    assert!(String::from_utf8(explained.stderr).unwrap().contains("loading head.entities of bert"));
+}
+
+#[test]
+fn explain_names_both_spaces() {
+    let place = Place::with("bert");
+    copy(&place.path("bert"), &place.path("other"));
+    let weights = place.path("other/onnx/model.onnx_data");
+    let mut bytes = fs::read(&weights).unwrap();
+    bytes[0] ^= 1;
+    fs::write(&weights, bytes).unwrap();
+    let second = "[[user]]\nname = \"other\"\nmodel = \"other\"\ntask = \"sentence-embedding\"\n";
+    fs::write(place.path("pipeline.toml"), format!("{BERT}\n{second}")).unwrap();
+    let explanation = place.json(&["explain", "pipeline.toml", "--json"]);
+    let stages = explanation["stages"].as_array().unwrap();
+    let encoder = |user: &str| stages.iter().find(|stage| stage["user"] == user && stage["role"] == "encoder").unwrap();
+    assert_eq!(encoder("sentiment")["shared_with"], serde_json::json!(["entities", "embedding"]));
+    let why = encoder("sentiment")["not_shared"][0].as_str().unwrap();
+    assert!(
+        why.contains(encoder("sentiment")["space"].as_str().unwrap())
+            && why.contains(encoder("other")["space"].as_str().unwrap())
+    );
+    let (unshared, shared) = (&explanation["weight_bytes_unshared"], &explanation["weight_bytes_shared"]);
+    assert!(unshared.as_u64().unwrap() > 3 * shared.as_u64().unwrap() / 2);
+}
+
+#[test]
+fn images_and_sounds_run_too() {
+    for (family, task, input, file) in [
+        ("clip", "image-classification", "--image", "media/photo.png"),
+        ("vit", "image-classification", "--image", "media/photo.png"),
+        ("whisper", "language-identification", "--audio", "media/speech.wav"),
+    ] {
+        let place = Place::with(family);
+        let user = |name: &str| format!("[[user]]\nname = \"{name}\"\nmodel = \"{family}\"\ntask = \"{task}\"\n");
+        fs::write(place.path("pipeline.toml"), user("a") + &user("b")).unwrap();
+        let file = fixtures().join(file);
+        let report = place.json(&["run", "pipeline.toml", input, file.to_str().unwrap(), "--compare", "--json"]);
+        assert_eq!(report["max_abs_diff"], 0.0, "{family}");
+        assert!(
+            report["users"][1]["stages"].as_array().unwrap().iter().all(|stage| stage["computed"] == false),
+            "{family}"
+        );
+    }
+}
+
+#[test]
+fn transcription_decodes_as_many_tokens_as_asked() {
+    let place = Place::with("whisper");
+    let user = "[[user]]\nname = \"t\"\nmodel = \"whisper\"\ntask = \"transcription\"\nmin_new_tokens = 6\nmax_new_tokens = 6\n";
+    fs::write(place.path("pipeline.toml"), user).unwrap();
+    let audio = fixtures().join("media/speech.wav");
+    let report = place.json(&["run", "pipeline.toml", "--audio", audio.to_str().unwrap(), "--compare", "--json"]);
+    assert_eq!((&report["users"][0]["answer"]["tokens"], &report["max_abs_diff"]), (&6.into(), &0.0.into()));
+}
+
+#[test]
+fn lists_and_completions() {
+    let place = Place::with("bert");
+    assert_eq!(place.json(&["models", "--json"])["families"].as_array().unwrap().len(), 12);
+    assert!(!place.run(&["completions", "bash"]).stdout.is_empty());
+    assert_eq!(place.run(&["no-such-command"]).status.code(), Some(2));
+}
+
+#[test]
+fn bad_pipelines_are_refused() {
+    let place = Place::with("bert");
+    place.refuses(&["run", "none.toml", "--text", "x"], &["none.toml"]);
+    place.refuses(&["run", "pipeline.toml"], &["--text"]);
+    place.refuses(&["run", "pipeline.toml", "--text", "x", "--max-memory", "0"], &["--max-memory"]);
+    place.refuses(&["demo", "--scenario", "opera"], &["--scenario", "opera"]);
+    place.refuses(&["demo", "--hardware", "webgpu"], &["--hardware", "browser"]);
+    for (pipeline, names) in [
+        ("[[user", &["pipeline.toml", "TOML"][..]),
+        ("[[user]]\nname='a'\nmodel='bert'\ntask='transcription'\n", &["a.task", "BERT"]),
+        ("[[user]]\nname='a'\nmodel='none'\ntask='sentence-embedding'\n", &["none"]),
+        ("[[user]]\nname='a'\nmodel='bert'\ntask='text-classification'\nhead='../head'\n", &["head"]),
+        ("[[user]]\nname='a'\nmodel='bert'\ntask='text-classification'\nhead='absent'\n", &["absent.onnx"]),
+    ] {
+        fs::write(place.path("pipeline.toml"), pipeline).unwrap();
+        place.refuses(&["run", "pipeline.toml", "--text", "x"], names);
+    }
+}
+
+#[test]
+fn bad_models_are_refused() {
+    let change = |file: &str, content: Option<&[u8]>, names: &[&str]| {
+        let place = Place::with("bert");
+        let path = place.path("bert").join(file);
+        match content {
+            Some(content) => fs::write(path, content).unwrap(),
+            None => fs::remove_file(path).unwrap(),
+        }
+        place.refuses(&["run", "pipeline.toml", "--text", "x"], names);
+    };
+    change("config.json", Some(b"{}"), &["config.json", "model_type"]);
+    change("config.json", Some(br#"{"model_type": "gpt_neox"}"#), &["config.json", "model_type", "gpt_neox"]);
+    change("config.json", None, &["config.json"]);
+    change("tokenizer.json", None, &["tokenizer.json"]);
+    change("tokenizer.json", Some(b"{\"model\": 3}"), &["tokenizer.json"]);
+    change("onnx/model.onnx", Some(b"not an onnx file"), &["model.onnx"]);
+    change("onnx/model.onnx", None, &["onnx/model.onnx"]);
+    change("onnx/model.onnx_data", None, &["model.onnx"]);
+    change("onnx/model.onnx_data", Some(b"short"), &["model.onnx"]);
+    let place = Place::with("bert");
+    let graph = place.path("bert/onnx/model.onnx");
+    let half = fs::read(&graph).unwrap();
+    fs::write(&graph, &half[..half.len() / 2]).unwrap();
+    place.refuses(&["run", "pipeline.toml", "--text", "x"], &["model.onnx"]);
+}
+
+#[test]
+fn bad_inputs_are_refused() {
+    let place = Place::with("clip");
+    fs::write(place.path("pipeline.toml"), "[[user]]\nname='a'\nmodel='clip'\ntask='image-classification'\n").unwrap();
+    let photo = fs::read(fixtures().join("media/photo.png")).unwrap();
+    for (name, bytes) in [("empty.png", &b""[..]), ("half.png", &photo[..photo.len() / 2]), ("text.png", b"no image")] {
+        fs::write(place.path(name), bytes).unwrap();
+        place.refuses(&["run", "pipeline.toml", "--image", name], &[name]);
+    }
+    place.refuses(&["run", "pipeline.toml", "--image", "absent.png"], &["absent.png"]);
+    let place = Place::with("whisper");
+    fs::write(place.path("pipeline.toml"), "[[user]]\nname='a'\nmodel='whisper'\ntask='audio-classification'\n")
+        .unwrap();
+    let clip = fs::read(fixtures().join("media/speech.wav")).unwrap();
+    for (name, bytes) in [("empty.wav", &b""[..]), ("half.wav", &clip[..clip.len() / 2]), ("header.wav", &clip[..44])] {
+        fs::write(place.path(name), bytes).unwrap();
+        place.refuses(&["run", "pipeline.toml", "--audio", name], &[name]);
+    }
+}
+
+#[test]
+fn external_data_outside_of_the_folder_is_refused() {
+    let place = Place::with("bert");
+    let graph = place.path("bert/onnx/model.onnx");
+    let mut bytes = fs::read(&graph).unwrap();
+    let (inside, outside) = (&b"model.onnx_data"[..], &b"../../../secret"[..]);
+    let found: Vec<usize> = (0..bytes.len() - inside.len()).filter(|&at| bytes[at..].starts_with(inside)).collect();
+    assert!(!found.is_empty());
+    found.into_iter().for_each(|at| bytes[at..at + outside.len()].copy_from_slice(outside));
+    fs::write(&graph, bytes).unwrap();
+    place.refuses(&["run", "pipeline.toml", "--text", "x"], &["model.onnx", "../../../secret"]);
+    place.refuses(&["explain", "pipeline.toml"], &["model.onnx", "../../../secret"]);
+}
+
+/// A WAV file of 32-bit floats, mono, 16 kHz.
+fn float_wav(samples: &[f32]) -> Vec<u8> {
+    let data: Vec<u8> = samples.iter().flat_map(|sample| sample.to_le_bytes()).collect();
+    let bytes = u32::try_from(data.len()).unwrap();
+    let mut file = [*b"RIFF", (36 + bytes).to_le_bytes(), *b"WAVE", *b"fmt ", 16u32.to_le_bytes()].concat();
+    // Format 3 is float; channels, rate, bytes per second, bytes per frame, bits per sample.
+    file.extend([3u16, 1].iter().flat_map(|field| field.to_le_bytes()));
+    file.extend([16_000u32, 64_000].iter().flat_map(|field| field.to_le_bytes()));
+    file.extend([4u16, 32].iter().flat_map(|field| field.to_le_bytes()));
+    file.extend([*b"data", bytes.to_le_bytes()].concat());
+    file.extend(data);
+    file
+}
+
+#[test]
+fn silence_runs_and_what_is_no_sound_is_refused() {
+    let place = Place::with("whisper");
+    let user = "[[user]]\nname = \"a\"\nmodel = \"whisper\"\ntask = \"audio-classification\"\n";
+    fs::write(place.path("pipeline.toml"), user).unwrap();
+    let run = |name: &'static str| ["run", "pipeline.toml", "--audio", name];
+    fs::write(place.path("silence.wav"), float_wav(&[0.0; 1600])).unwrap();
+    assert_eq!(place.run(&run("silence.wav")).status.code(), Some(0));
+    fs::write(place.path("nan.wav"), float_wav(&[0.0, f32::NAN, 0.5])).unwrap();
+    place.refuses(&run("nan.wav"), &["nan.wav"]);
+    fs::write(place.path("none.wav"), float_wav(&[])).unwrap();
+    place.refuses(&run("none.wav"), &["none.wav"]);
+    // Features of 30 s alone take 0.9 MiB.
+    place.refuses(&[&run("silence.wav")[..], &["--max-memory", "1"]].concat(), &["budget of 1.00 MiB"]);
+}
+
+#[test]
+fn an_input_that_no_user_reads_is_refused() {
+    let place = Place::with("bert");
+    fs::copy(fixtures().join("tiny/images/tall.png"), place.path("a.png")).unwrap();
+    place.refuses(&["run", "pipeline.toml", "--text", "a b", "--image", "a.png"], &["--image", "no user"]);
+}

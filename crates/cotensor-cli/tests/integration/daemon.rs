@@ -1,0 +1,433 @@
+//! The daemon's commands against a real `cotensor serve`, one for each test.
+
+use crate::support::Daemon;
+use cotensor::core::DType;
+use cotensor::store::Store;
+use serde_json::json;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+fn numbers(count: usize) -> Vec<u8> {
+    (0..count).map(|index| (index * 37 % 251) as u8).collect()
+}
+
+fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+fn until(what: &str, done: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < Duration::from_secs(60), "waited too long until {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn every_dtype_makes_the_round_trip_through_every_format() {
+    let daemon = Daemon::start(&[]);
+    for &dtype in DType::ALL {
+        let name = dtype.name();
+        let bytes = numbers(6 * dtype.size_bytes());
+        fs::write(daemon.path("in.bin"), &bytes).unwrap();
+        let put = daemon.json(&["put", name, "in.bin", "--dtype", name, "--shape", "2,3"]);
+        let expected = json!({"name": name, "version": 1, "dtype": name, "shape": [2, 3], "bytes": bytes.len()});
+        assert_eq!(put["tensors"], json!([expected]));
+        for file in ["out.npy", "out.safetensors", "out.raw"] {
+            if file == "out.npy" && dtype == DType::BF16 {
+                daemon.refuses(&["get", name, file], 2, &["out.npy", "bfloat16", "safetensors"]);
+                assert!(!daemon.path(file).exists());
+                continue;
+            }
+            daemon.ok(&["get", name, file]);
+            let raw = ["--dtype", dtype.safetensors_name(), "--shape", "2,3"];
+            let again = [&["put", "again", file][..], if file == "out.raw" { &raw } else { &[] }].concat();
+            daemon.ok(&again);
+            assert!(daemon.ok(&["get", "again", "-", "--format", "raw"]) == bytes, "{name} through {file}");
+            fs::remove_file(daemon.path(file)).unwrap();
+        }
+    }
+    let listing = daemon.json(&["ls"]);
+    assert_eq!(listing["tensors"].as_array().unwrap().len(), DType::ALL.len() + 1);
+    assert_eq!(listing["left_off"], 0);
+    let left: Vec<_> = fs::read_dir(daemon.folder.path()).unwrap().flatten().map(|entry| entry.file_name()).collect();
+    assert!(left.iter().all(|name| !name.to_string_lossy().contains("part")), "{left:?}");
+}
+
+#[test]
+fn a_big_file_goes_through_unchanged() {
+    let daemon = Daemon::start(&[]);
+    let bytes = numbers(96 << 20);
+    fs::write(daemon.path("big.bin"), &bytes).unwrap();
+    daemon.ok(&["put", "big", "big.bin", "--dtype", "float32", "--shape", "24,1048576"]);
+    daemon.ok(&["get", "big", "big.safetensors"]);
+    daemon.ok(&["put", "copy", "big.safetensors"]);
+    assert!(daemon.ok(&["get", "copy", "-", "--format", "raw"]) == bytes);
+    let stat = daemon.json(&["stat"]);
+    assert_eq!(stat["stats"]["memory_usage_bytes"], 2 * bytes.len());
+    // Read straight into the store's memory: one copy each.
+    let copies = &stat["stats"]["copies"];
+    assert_eq!(copies, &json!([{"reason": "file import", "count": 2, "bytes": 2 * bytes.len()}]));
+}
+
+#[test]
+fn names_may_be_odd_and_many_tensors_go_at_once() {
+    let daemon = Daemon::start(&[]);
+    fs::write(daemon.path("x.bin"), [1, 2, 3]).unwrap();
+    let names = ["a b", "ü/🦀", "new\nline", "\u{1b}[31mred", "'quoted\"", "--", "-x"];
+    for name in names {
+        daemon.ok(&["put", "--dtype", "uint8", "--shape", "3", "--", &format!("all/{name}"), "x.bin"]);
+    }
+    let listing = daemon.json(&["ls", "all/"]);
+    let mut listed: Vec<_> =
+        listing["tensors"].as_array().unwrap().iter().map(|tensor| tensor["name"].as_str().unwrap()).collect();
+    listed.sort_unstable();
+    let mut expected: Vec<_> = names.iter().map(|name| format!("all/{name}")).collect();
+    expected.sort_unstable();
+    assert_eq!(listed, expected);
+    let text = String::from_utf8(daemon.ok(&["ls"])).unwrap();
+    assert_eq!(text.lines().count(), 1 + names.len(), "{text}");
+    assert!(!text.contains('\u{1b}') && text.contains("new\\nline"), "{text}");
+
+    daemon.ok(&["get", "--all", "all/", "all.safetensors"]);
+    daemon.ok(&["put", "--all", "copy/", "all.safetensors"]);
+    for name in names {
+        assert_eq!(daemon.ok(&["get", "--format", "raw", "--", &format!("copy/{name}"), "-"]), [1, 2, 3]);
+    }
+    daemon.refuses(&["put", "one", "all.safetensors"], 2, &["all.safetensors", "--tensor", "7 tensors"]);
+    daemon.refuses(&["put", "one", "all.safetensors", "--tensor", "none"], 2, &["none"]);
+    daemon.ok(&["put", "one", "all.safetensors", "--tensor", "a b"]);
+    daemon.refuses(&["get", "--all", "nothing/", "x.safetensors"], 2, &["nothing/"]);
+    daemon.refuses(&["get", "--all", "all/", "x.npy"], 2, &["--all"]);
+}
+
+#[test]
+fn versions_holders_and_removal_are_shown() {
+    let daemon = Daemon::start(&[]);
+    for bytes in [[1, 2], [3, 4]] {
+        let output = daemon.feed(&["put", "x", "-", "--format", "raw", "--dtype", "u1x", "--shape", "2"], &bytes);
+        assert_eq!(output.status.code(), Some(2), "not a dtype");
+        let output = daemon.feed(&["put", "x", "-", "--format", "raw", "--dtype", "uint8", "--shape", "2"], &bytes);
+        assert!(output.status.success());
+    }
+    let stat = daemon.json(&["stat", "x"]);
+    let stat = &stat["tensors"][0];
+    assert_eq!((&stat["name"], &stat["versions"][0]["version"]), (&json!("x"), &json!(2)));
+    assert_eq!((&stat["versions"][0]["cached"], &stat["versions"][0]["bytes"]), (&json!(true), &json!(2)));
+    assert!(String::from_utf8(daemon.ok(&["who", "x"])).unwrap().contains("nobody"));
+
+    let store = cotensor_client::ClientStore::connect(Some(&daemon.socket()), "reader").unwrap();
+    let lease = cotensor::Store::get(&*store, "x", &cotensor::Store::holder(&*store, "the test")).unwrap();
+    let who = daemon.json(&["who", "x"]);
+    let holder = format!("reader[{}]/the test", std::process::id());
+    assert_eq!(who["tensors"][0]["versions"][0]["holders"], json!({ holder.as_str(): 1 }));
+    assert!(String::from_utf8(daemon.ok(&["who", "x"])).unwrap().contains(&holder));
+    let top = daemon.json(&["top"]);
+    assert_eq!(top["holders"], json!([{"name": holder.as_str(), "tensors": 1, "leases": 1, "bytes": 2}]));
+    assert_eq!((&top["tensors"][0]["name"], &top["tensors"][0]["leases"]), (&json!("x"), &json!(1)));
+    assert!(String::from_utf8(daemon.ok(&["top"])).unwrap().contains(&holder), "tables where there is no terminal");
+
+    assert_eq!(daemon.json(&["rm", "x"]), json!({"removed": ["x"], "missing": []}));
+    daemon.refuses(&["rm", "x"], 2, &["x"]);
+    daemon.refuses(&["stat", "never"], 2, &["never"]);
+    daemon.refuses(&["get", "x", "-"], 2, &["x"]);
+    assert_eq!(lease.bytes().unwrap(), [3, 4], "whoever holds it keeps it");
+    let state = |printed: &serde_json::Value| printed["tensors"][0]["state"].clone();
+    assert_eq!((state(&daemon.json(&["ls"])), state(&daemon.json(&["top"]))), (json!("removed"), json!("removed")));
+    assert_eq!(daemon.json(&["stat", "x"])["tensors"][0]["versions"][0]["state"], "removed");
+    for command in [&["ls"][..], &["stat", "x"], &["who", "x"], &["top"]] {
+        let printed = String::from_utf8(daemon.ok(command)).unwrap();
+        assert!(printed.contains("removed") && !printed.contains("kept until"), "{printed}");
+    }
+    drop(lease);
+}
+
+#[test]
+fn bad_files_and_arguments_are_refused_and_nothing_stays() {
+    let daemon = Daemon::start(&["--max-memory", "8"]);
+    for (file, bytes, words) in [
+        ("empty.npy", &b""[..], &["empty.npy", "magic"][..]),
+        ("text.npy", b"hello, world", &["text.npy", "magic"]),
+        ("text.safetensors", b"hello, world", &["text.safetensors", "header"]),
+        ("x.txt", b"1 2 3", &["x.txt", ".npy"]),
+        (
+            "short.npy",
+            b"\x93NUMPY\x01\x00\x3a\x00{'descr': '<i4', 'fortran_order': False, 'shape': (2,), }\n1234",
+            &["short.npy", "too early"],
+        ),
+        (
+            "cols.npy",
+            b"\x93NUMPY\x01\x00\x3b\x00{'descr': '<i4', 'fortran_order': True, 'shape': (2,2), }\n\n",
+            &["cols.npy", "too early"],
+        ),
+    ] {
+        fs::write(daemon.path(file), bytes).unwrap();
+        daemon.refuses(&["put", "x", file], 2, words);
+    }
+    daemon.refuses(&["put", "x", "missing.npy"], 2, &["missing.npy"]);
+    daemon.refuses(&["put", "x", "short.npy", "--dtype", "int32", "--shape", "1"], 2, &["dtype"]);
+    fs::write(daemon.path("big.bin"), vec![0; 9 << 20]).unwrap();
+    daemon.refuses(&["put", "x", "big.bin", "--dtype", "uint8", "--shape", "9437184"], 2, &["9.00 MiB do not fit"]);
+    daemon.refuses(&["put", "x", "big.bin", "--dtype", "uint8", "--shape", "a,b"], 2, &["--shape"]);
+    daemon.refuses(&["put", "x", "big.bin", "--dtype", "uint8", "--shape", "9"], 2, &["big.bin", "follow"]);
+    fs::write(daemon.path("one.bin"), [1]).unwrap();
+    daemon.refuses(&["put", "", "one.bin", "--dtype", "uint8", "--shape", ""], 2, &["name"]);
+    assert_eq!(daemon.json(&["ls"])["tensors"], json!([]));
+    // What the commands had reserved goes with their connections.
+    let start = Instant::now();
+    while daemon.json(&["stat"])["stats"]["memory_usage_bytes"] != 0 {
+        assert!(start.elapsed() < Duration::from_secs(30));
+    }
+}
+
+#[test]
+fn one_daemon_at_a_time_and_a_killed_one_is_taken_over() {
+    let mut daemon = Daemon::start(&["--listen", "127.0.0.1:0"]);
+    let (server, http) = (daemon.ready["server"].as_u64().unwrap(), daemon.ready["http"].as_str().unwrap().to_owned());
+    fs::write(daemon.path("x.bin"), [1, 2, 3]).unwrap();
+    let put = ["put", "x", "x.bin", "--dtype", "uint8", "--shape", "3"];
+    daemon.ok(&put);
+    let pid = daemon.ready["pid"].to_string();
+    daemon.refuses(&["serve"], 2, &["cotensor.sock", "another daemon", &pid]);
+
+    // The process that serves: the next one has everything, and listens where it did.
+    assert!(Command::new("kill").args(["-KILL", &server.to_string()]).status().unwrap().success());
+    assert_eq!(daemon.ok(&["get", "x", "-", "--format", "raw"]), [1, 2, 3]);
+    assert!(get(&http, "/health").starts_with("HTTP/1.1 200"));
+
+    // The process that was started: the daemon goes on, and whoever starts it again takes it over.
+    assert_eq!(daemon.signal("-KILL"), None);
+    assert_eq!(daemon.ok(&["get", "x", "-", "--format", "raw"]), [1, 2, 3]);
+    let heir = daemon.path("cotensor.sock.heir");
+    until("it can be taken over", || heir.exists());
+    daemon.serve(&["--listen", &http]);
+    assert_eq!((&daemon.ready["resumed"], &daemon.ready["http"]), (&json!(1), &json!(http)));
+    assert_eq!(daemon.ok(&["get", "x", "-", "--format", "raw"]), [1, 2, 3]);
+
+    for signal in ["-TERM", "-INT"] {
+        // A client that stays connected does not hold the daemon up.
+        let store = cotensor_client::ClientStore::connect(Some(&daemon.socket()), "stays").unwrap();
+        assert_eq!(daemon.signal(signal), Some(0), "{signal}");
+        assert!(!daemon.socket().exists() && !heir.exists(), "{signal}");
+        daemon.refuses(&["ls"], 1, &["cotensor.sock", "cotensor serve"]);
+        drop(store);
+        daemon.serve(&[]);
+        assert_eq!(daemon.ready["resumed"], 0, "a clean stop ends what there was");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_spilled_where_that_is_wanted() {
+    let mut daemon = Daemon::start(&["--max-memory", "4", "--spill", "spill"]);
+    let bytes = |value: u8| vec![value; 1 << 20];
+    for value in 0..5 {
+        fs::write(daemon.path("x.bin"), bytes(value)).unwrap();
+        daemon.ok(&["put", &format!("t{value}"), "x.bin", "--dtype", "uint8", "--shape", "1048576"]);
+    }
+    let listing = daemon.json(&["ls"]);
+    let names = |spilled: bool| -> Vec<&str> {
+        let tensors = listing["tensors"].as_array().unwrap().iter();
+        tensors
+            .filter(|tensor| (tensor["state"] == "spilled") == spilled)
+            .map(|tensor| tensor["name"].as_str().unwrap())
+            .collect()
+    };
+    assert_eq!((names(true), names(false)), (vec!["t0", "t1"], vec!["t2", "t3", "t4"]));
+    assert!(String::from_utf8(daemon.ok(&["ls"])).unwrap().contains("spilled"));
+    let stats = &daemon.json(&["stat"])["stats"];
+    assert_eq!((&stats["spilled_now"], &stats["spilled_now_bytes"]), (&json!(2), &json!(2 << 20)));
+    let stat = String::from_utf8(daemon.ok(&["stat"])).unwrap();
+    assert!(stat.contains("spilled now") && stat.contains("counts since"), "{stat}");
+    for command in ["stat", "who"] {
+        assert_eq!(daemon.json(&[command, "t0"])["tensors"][0]["versions"][0]["state"], "spilled");
+        assert!(String::from_utf8(daemon.ok(&[command, "t0"])).unwrap().contains("spilled to disk"), "{command}");
+    }
+    for value in 0..5 {
+        assert!(daemon.ok(&["get", &format!("t{value}"), "-", "--format", "raw"]) == bytes(value), "t{value}");
+    }
+    daemon.ok(&["rm", "t0", "t1", "t2", "t3", "t4"]);
+    let folder = fs::read_dir(daemon.path("spill")).unwrap().next().unwrap().unwrap().path();
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "only whose it is");
+    assert_eq!(daemon.signal("-TERM"), Some(0));
+    assert!(!folder.exists());
+    daemon.refuses(&["serve", "--max-spill", "1"], 2, &["--spill"]);
+    fs::write(daemon.path("file"), "").unwrap();
+    daemon.refuses(&["serve", "--spill", "file"], 1, &["file"]);
+}
+
+#[test]
+fn whoever_waits_for_a_daemon_that_stands_still_is_told() {
+    let daemon = Daemon::start(&[]);
+    let server = daemon.ready["server"].to_string();
+    let signal = |name: &str| assert!(Command::new("kill").args([name, &server]).status().unwrap().success());
+    signal("-STOP");
+    let mut waiting = daemon.command(&["ls"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    BufReader::new(waiting.stderr.take().unwrap()).read_line(&mut said).unwrap();
+    signal("-CONT");
+    assert!(said.contains("cotensor.sock: the daemon does not answer"), "{said}");
+    assert!(waiting.wait().unwrap().success(), "it waits on");
+}
+
+#[test]
+fn a_takeover_by_a_daemon_with_too_little_memory_says_so() {
+    let mut daemon = Daemon::start(&[]);
+    fs::write(daemon.path("x.bin"), vec![0; 3 << 20]).unwrap();
+    daemon.ok(&["put", "x", "x.bin", "--dtype", "uint8", "--shape", "3145728"]);
+    assert_eq!(daemon.signal("-KILL"), None);
+    until("it can be taken over", || daemon.path("cotensor.sock.heir").exists());
+    let log = fs::File::create(daemon.path("log")).unwrap();
+    let mut heir = daemon.command(&["serve", "--max-memory", "2"]).stderr(log).spawn().unwrap();
+    let warned = || fs::read_to_string(daemon.path("log")).unwrap();
+    until("it warns", || warned().contains("3.00 MiB were taken over") && warned().contains("allows 2.00 MiB"));
+    assert!(Command::new("kill").arg(heir.id().to_string()).status().unwrap().success());
+    assert!(heir.wait().unwrap().success());
+}
+
+#[test]
+fn a_takeover_counts_every_tensor_once() {
+    let mut daemon = Daemon::start(&["--max-memory", "4", "--spill", "spill"]);
+    fs::write(daemon.path("x.bin"), vec![0; 1 << 20]).unwrap();
+    let put = |name: &str| daemon.ok(&["put", name, "x.bin", "--dtype", "uint8", "--shape", "1048576"]);
+    // Of four tensors one is superseded and leased, and one is spilled.
+    put("leased");
+    let store = cotensor_client::ClientStore::connect(Some(&daemon.socket()), "reader").unwrap();
+    let leased = store.get("leased", &store.holder("")).unwrap();
+    ["leased", "a", "b"].iter().for_each(|name| drop(put(name)));
+    assert_eq!(daemon.signal("-KILL"), None);
+    until("it can be taken over", || daemon.path("cotensor.sock.heir").exists());
+    let log = fs::File::create(daemon.path("log")).unwrap();
+    let mut heir = daemon.command(&["serve", "--max-memory", "4", "--spill", "spill"]).stderr(log).spawn().unwrap();
+    let told = || fs::read_to_string(daemon.path("log")).unwrap();
+    until("it tells the counts", || {
+        told().contains("4 tensors were taken over: 2 current, 1 removed or superseded, 1 spilled, 0 lost")
+    });
+    until("it is ready", || told().contains("4 tensors came from the daemon before"));
+    drop(leased);
+    assert!(Command::new("kill").arg(heir.id().to_string()).status().unwrap().success());
+    assert!(heir.wait().unwrap().success());
+}
+
+#[test]
+fn a_client_has_a_budget_of_its_own() {
+    let daemon = Daemon::start(&["--max-client-memory", "1"]);
+    fs::write(daemon.path("x.bin"), vec![0; 2 << 20]).unwrap();
+    let put = ["put", "x", "x.bin", "--dtype", "uint8", "--shape", "2097152"];
+    daemon.refuses(&put, 2, &["cotensor put", "2.00 MiB more", "1.00 MiB of one client"]);
+    daemon.refuses(&["serve", "--max-client-memory", "0"], 2, &["--max-client-memory"]);
+}
+
+#[test]
+fn a_clean_stop_waits_for_nobody() {
+    let mut daemon = Daemon::start(&["--listen", "127.0.0.1:0"]);
+    let http = daemon.ready["http"].as_str().unwrap().to_owned();
+    fs::write(daemon.path("x.bin"), vec![7; 64 << 20]).unwrap();
+    daemon.ok(&["put", "x", "x.bin", "--dtype", "uint8", "--shape", "67108864"]);
+    let stores = ["a", "b"].map(|name| cotensor_client::ClientStore::connect(Some(&daemon.socket()), name).unwrap());
+    let leases = stores
+        .each_ref()
+        .map(|store| cotensor::Store::get(&**store, "x", &cotensor::Store::holder(&**store, "reader")).unwrap());
+    // One that asks for much and reads nothing, one that has sent half a request, one that computes what another waits for.
+    let mut slow = TcpStream::connect(&http).unwrap();
+    let token = daemon.authorization();
+    write!(slow, "GET /tensors/x HTTP/1.1\r\nHost: {http}\r\n{token}\r\n").unwrap();
+    let mut half = TcpStream::connect(&http).unwrap();
+    let put = "PUT /tensors/y?dtype=uint8&shape=1000 HTTP/1.1";
+    write!(half, "{put}\r\nHost: {http}\r\n{token}Content-Length: 1000\r\n\r\nx").unwrap();
+    let key = cotensor::store::Key(cotensor::core::ContentHash::of(b"key"));
+    let [one, two] = &stores;
+    let ticket = cotensor::Store::claim(&**one, &key, &cotensor::Store::holder(&**one, "")).unwrap();
+    std::thread::scope(|scope| {
+        let waiting =
+            scope.spawn(|| cotensor::Store::claim(&**two, &key, &cotensor::Store::holder(&**two, "")).is_err());
+        assert_eq!(daemon.signal("-TERM"), Some(0));
+        assert!(!daemon.socket().exists());
+        drop(ticket);
+        waiting.join().unwrap();
+    });
+    assert!(leases.iter().all(|lease| lease.bytes().unwrap()[..10] == [7; 10]), "what is mapped stays readable");
+}
+
+#[test]
+fn a_token_file_is_its_owners_alone() {
+    let mut daemon = Daemon::start(&[]);
+    assert_eq!(daemon.signal("-TERM"), Some(0));
+    let given = daemon.path("given");
+    fs::write(&given, "a-secret-of-one's-own\n").unwrap();
+    fs::set_permissions(&given, std::os::unix::fs::PermissionsExt::from_mode(0o640)).unwrap();
+    daemon.refuses(&["serve", "--listen", "--token-file", "given"], 2, &["given", "600"]);
+    fs::set_permissions(&given, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    daemon.serve(&["--listen", "127.0.0.1:0", "--token-file", "given"]);
+    let http = daemon.ready["http"].as_str().unwrap();
+    assert!(get(http, "/metrics").starts_with("HTTP/1.1 401"));
+    assert_eq!(daemon.ok(&["token"]), b"a-secret-of-one's-own\n");
+}
+
+#[test]
+fn the_doctor_finds_the_daemon_and_says_what_is_broken() {
+    let mut daemon = Daemon::start(&[]);
+    let state = |diagnosis: &serde_json::Value, name: &str| {
+        let findings = diagnosis["findings"].as_array().unwrap();
+        findings.iter().find(|finding| finding["name"] == name).unwrap()["state"].clone()
+    };
+    let diagnosis = daemon.json(&["doctor"]);
+    assert_eq!([state(&diagnosis, "daemon"), state(&diagnosis, "sealed memory")], ["ok", "ok"]);
+    assert_eq!(diagnosis["broken"], false);
+    assert_eq!(daemon.signal("-TERM"), Some(0));
+    assert_eq!(state(&daemon.json(&["doctor"]), "daemon"), "note");
+    fs::write(daemon.socket(), "in the way").unwrap();
+    daemon.refuses(&["doctor"], 1, &["does not work"]);
+}
+
+#[test]
+fn a_scan_finds_what_two_processes_hold() {
+    let daemon = Daemon::start(&[]);
+    // Two commands that have read all of a tensor but its last byte: each holds it in memory of its own.
+    let bytes: Vec<u8> = (0..4u32 << 20).flat_map(|index| index.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    let len = (bytes.len() + 1).to_string();
+    let mut waiting: Vec<_> = ["a", "b"]
+        .iter()
+        .map(|name| {
+            let put = ["put", name, "-", "--format", "raw", "--dtype", "uint8", "--shape", &len];
+            let mut child = daemon.command(&put).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+            child.stdin.as_mut().unwrap().write_all(&bytes).unwrap();
+            child
+        })
+        .collect();
+    let pids: Vec<String> = waiting.iter().map(|child| child.id().to_string()).collect();
+    let arguments = ["scan", "--pid", &pids[0], "--pid", &pids[1]];
+    let found = daemon.json(&arguments);
+    let total = bytes.len() as u64;
+    // What is still in the pipe is not in memory yet.
+    let between = found["total"]["between_processes_bytes"].as_u64().unwrap();
+    assert!((total - (1 << 20)..total + (8 << 20)).contains(&between), "{found}");
+    assert_eq!(found["pairs"][0]["pids"].as_array().unwrap().len(), 2);
+    assert!(found["ranges"][0]["name"].as_str().unwrap().contains("memfd"), "{found}");
+    let text = String::from_utf8(daemon.ok(&arguments)).unwrap();
+    assert!(text.contains("held more than once") && text.contains(&pids[1]), "{text}");
+    for child in &mut waiting {
+        child.stdin.take().unwrap().write_all(&[0]).unwrap();
+        assert!(child.wait().unwrap().success());
+    }
+    daemon.refuses(&["scan", "--pid", "4294967295"], 2, &["--pid"]);
+}
+
+#[test]
+fn http_is_answered_where_it_was_asked_for() {
+    let mut daemon = Daemon::start(&["--listen", "127.0.0.1:0"]);
+    let address = daemon.ready["http"].as_str().unwrap().to_owned();
+    let health = get(&address, "/health");
+    assert!(health.starts_with("HTTP/1.1 200") && health.contains(daemon.socket().to_str().unwrap()), "{health}");
+    assert_eq!(daemon.signal("-TERM"), Some(0));
+    assert!(TcpStream::connect(&address).is_err());
+    daemon.refuses(&["serve", "--listen", "nowhere"], 2, &["--listen", "nowhere"]);
+    daemon.refuses(&["serve", "--listen", "8.8.8.8:1"], 1, &["8.8.8.8:1"]);
+    assert!(!daemon.socket().exists());
+}

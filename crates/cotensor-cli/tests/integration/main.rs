@@ -1,0 +1,16 @@
+//! Runs the `cotensor` command as a user does: as processes of their own, against real daemons.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod cache;
+mod calls;
+mod cli;
+mod daemon;
+mod demo;
+mod embedded;
+mod hostile;
+mod mistakes;
+mod models;
+mod serve;
+mod sharing;
+mod support;
+mod terminal;

@@ -1,0 +1,173 @@
+//! What a new user gets wrong: every error names what is wrong, and its exit code says whether the user can mend it.
+
+use crate::support::Daemon;
+use serde_json::json;
+use std::fs;
+use std::process::{Command, Stdio};
+
+fn with(names: &[&str]) -> Daemon {
+    let daemon = Daemon::start(&[]);
+    fs::write(daemon.path("x.bin"), [1, 2]).unwrap();
+    names.iter().for_each(|name| drop(daemon.ok(&["put", name, "x.bin", "--dtype", "uint8", "--shape", "2"])));
+    daemon
+}
+
+#[test]
+fn of_several_names_those_that_are_there_are_dealt_with() {
+    let daemon = with(&["a", "b", "c"]);
+    for command in ["stat", "who"] {
+        let found = daemon.json(&[command, "a", "b"]);
+        let names: Vec<_> = found["tensors"].as_array().unwrap().iter().map(|tensor| tensor["name"].clone()).collect();
+        assert_eq!(names, ["a", "b"]);
+        let output = daemon.run(&[command, "none", "a", "\u{1b}[2J", "b"]);
+        let (shown, complaint) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+        assert_eq!(output.status.code(), Some(2));
+        assert!(shown.contains('a') && shown.contains('b') && !shown.contains("none"), "{shown}");
+        assert_eq!(complaint, "error: no tensor is named \"none\", \"\\u{1b}[2J\"\n");
+    }
+    let output = daemon.run(&["rm", "a", "none", "b", "--json"]);
+    assert_eq!(output.status.code(), Some(2));
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(said, json!({"removed": ["a", "b"], "missing": ["none"]}));
+    daemon.refuses(&["rm", ""], 2, &["no tensor is named \"\""]);
+    assert_eq!(daemon.json(&["ls"])["tensors"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn a_file_of_tensors_that_is_wrong_is_named_with_its_tensor() {
+    let daemon = with(&[]);
+    let file = |header: &str, bytes: usize| {
+        let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![0; bytes]].concat();
+        fs::write(daemon.path("f.safetensors"), bytes).unwrap();
+    };
+    for (header, bytes, words) in [
+        (
+            r#"{"deep.w":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#,
+            4,
+            &["deep.w", "8 bytes by dtype and shape"][..],
+        ),
+        (r#"{"deep.w":{"dtype":"F8_E5M2","shape":[2],"data_offsets":[0,2]}}"#, 2, &["deep.w", "F8_E5M2"]),
+        (r#"{"deep.w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#, 7, &["deep.w", "too early"]),
+        (r#"{"deep.w":{"dtype":"F32","shape":"2","data_offsets":[0,8]}}"#, 8, &["deep.w", "invalid type"]),
+    ] {
+        file(header, bytes);
+        let words = [&["f.safetensors"], words].concat();
+        daemon.refuses(&["put", "x", "f.safetensors"], 2, &words);
+        daemon.refuses(&["put", "--all", "x/", "f.safetensors"], 2, &words);
+    }
+    fs::create_dir(daemon.path("folder.npy")).unwrap();
+    let output = daemon.run(&["put", "x", "folder.npy"]);
+    assert_eq!(output.status.code(), Some(2));
+    let complaint = String::from_utf8(output.stderr).unwrap();
+    assert!(complaint.starts_with("error: folder.npy: cannot read: Is a directory"), "{complaint}");
+    daemon.refuses(&["get", "x", "folder.npy"], 2, &["x"]);
+}
+
+#[test]
+fn help_says_what_the_program_is() {
+    let daemon = with(&[]);
+    assert!(String::from_utf8(daemon.ok(&["--help"])).unwrap().starts_with("One copy of every tensor per machine"));
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_ends_commands_quietly() {
+    let daemon = with(&["a", "b"]);
+    for words in [
+        &["ls"][..],
+        &["ls", "--json"],
+        &["stat"],
+        &["stat", "a"],
+        &["get", "a", "-"],
+        &["completions", "bash"],
+        &["--help"],
+    ] {
+        let mut child = daemon.command(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // Gone before anything is written.
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        let complaint = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success() && !complaint.contains("error"), "{words:?}: {complaint}");
+    }
+}
+
+#[test]
+fn completions_know_every_command_and_option() {
+    let daemon = with(&[]);
+    let help = String::from_utf8(daemon.ok(&["--help"])).unwrap();
+    let commands: Vec<&str> = help
+        .lines()
+        .skip_while(|line| *line != "Commands:")
+        .skip(1)
+        .take_while(|line| !line.is_empty())
+        .filter_map(|line| line.strip_prefix("  ")?.split_whitespace().next().filter(|_| !line.starts_with("   ")))
+        .collect();
+    assert!(commands.len() > 15, "{help}");
+    for shell in ["bash", "zsh", "fish"] {
+        let script = String::from_utf8(daemon.ok(&["completions", shell])).unwrap();
+        for command in &commands {
+            assert!(script.contains(command), "{shell} lacks {command}");
+        }
+        for option in ["allow-host", "token-file", "max-spill", "safetensors"] {
+            assert!(script.contains(option), "{shell} lacks {option}");
+        }
+    }
+}
+
+#[test]
+fn the_reader_of_the_protocols_document_reads() {
+    let daemon = with(&[]);
+    fs::write(daemon.path("two.bin"), [1f32, 2.0].map(f32::to_le_bytes).concat()).unwrap();
+    daemon.ok(&["put", "query", "two.bin", "--dtype", "float32", "--shape", "2"]);
+    let document = include_str!("../../../../docs/protocol.md");
+    let program = document.split_once("```python\n").unwrap().1.split_once("```").unwrap().0;
+    let output = Command::new("python3").args(["-c", program]).current_dir(daemon.folder.path()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "[2] (1.0, 2.0)\n");
+}
+
+#[test]
+fn a_daemon_that_does_not_answer_is_no_bad_input() {
+    let folder = tempfile::tempdir().unwrap();
+    for command in [&["ls"][..], &["get", "x", "x.npy"], &["call", "f"], &["tasks"], &["stat", "x"]] {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_cotensor"));
+        program.args(command).current_dir(folder.path()).env("COTENSOR_SOCKET", folder.path().join("nowhere.sock"));
+        let output = program.stdin(Stdio::null()).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(1) && said.contains("no daemon answers"), "{command:?}: {said}");
+    }
+}
+
+#[test]
+fn a_variable_that_is_set_to_nothing_counts_as_not_set() {
+    let daemon = with(&["a"]);
+    for name in ["COTENSOR_THREADS", "COTENSOR_MAX_MEMORY", "COTENSOR_CACHE"] {
+        let output = daemon.command(&["demo", "--scenario", "none"]).env(name, "").output().unwrap();
+        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(complaint.contains("unknown scenario"), "{name}: {complaint}");
+    }
+    let listed = daemon.command(&["ls", "--json"]).env("COTENSOR_LOG", "").output().unwrap();
+    assert!(listed.status.success());
+}
+
+#[test]
+fn a_usage_error_does_not_list_options_that_variables_stand_for() {
+    let daemon = with(&[]);
+    let output = daemon.run(&["put", "only-a-name"]);
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(complaint.contains("<FILE>") && !complaint.contains("--socket"), "{complaint}");
+    // An error of the variable itself is shown.
+    let output = daemon.command(&["demo"]).env("COTENSOR_THREADS", "many").output().unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(complaint.contains("many") && complaint.contains("--threads"), "{complaint}");
+}
+
+#[test]
+fn options_that_would_change_nothing_are_refused() {
+    let daemon = with(&[]);
+    fs::write(daemon.path("p.toml"), "").unwrap();
+    daemon.refuses(&["run", "p.toml", "--socket", "s"], 2, &["--daemon"]);
+    for (option, value) in [("--cache", "c"), ("--max-memory", "5")] {
+        daemon.refuses(&["run", "p.toml", "--daemon", option, value], 2, &[option, "cannot be used with --daemon"]);
+    }
+}

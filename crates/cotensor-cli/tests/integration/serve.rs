@@ -1,0 +1,192 @@
+//! How `cotensor serve` is set up: names over HTTP, tokens, logs.
+
+use crate::support::Daemon;
+use serde_json::json;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::OpenOptionsExt;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The answer to a request for `/metrics` under the name `host`, with more lines of a head.
+fn ask(daemon: &Daemon, host: &str, head: &str) -> String {
+    let mut stream = TcpStream::connect(daemon.ready["http"].as_str().unwrap()).unwrap();
+    write!(stream, "GET /metrics HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{head}\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn host_names_that_are_allowed_are_answered() {
+    let mut daemon = Daemon::start(&["--listen", "127.0.0.1:0"]);
+    let answer = ask(&daemon, "tensors.example", &daemon.authorization());
+    assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("--allow-host"), "{answer}");
+    assert_eq!(daemon.signal("-TERM"), Some(0));
+    daemon.serve(&["--listen", "127.0.0.1:0", "--allow-host", "tensors.example", "--allow-host", "b,c"]);
+    for (host, code) in [
+        ("Tensors.Example:80", 200),
+        ("b", 200),
+        ("c:1", 200),
+        ("127.0.0.1", 200),
+        ("other.example", 403),
+        ("b.c", 403),
+    ] {
+        let answer = ask(&daemon, host, &daemon.authorization());
+        assert!(answer.starts_with(&format!("HTTP/1.1 {code}")), "{host}: {answer}");
+    }
+    for wrong in ["http://b", "b:80", "", "a..b", "a b", "*"] {
+        daemon.refuses(
+            &["serve", "--listen", "0", "--allow-host", wrong],
+            2,
+            &["--allow-host", "without scheme and port"],
+        );
+    }
+}
+
+#[test]
+fn what_is_for_http_alone_is_refused_without_it() {
+    let daemon = Daemon::start(&[]);
+    daemon.refuses(&["serve", "--allow-host", "b"], 2, &["--listen"]);
+    daemon.refuses(&["serve", "--token-file", "token"], 2, &["--listen"]);
+}
+
+#[test]
+fn host_names_come_from_the_environment_too() {
+    let daemon = Daemon::start(&[]);
+    let socket = daemon.path("other.sock");
+    let mut serving = daemon.command(&["serve", "--listen", "127.0.0.1:0", "--socket", socket.to_str().unwrap()]);
+    let output = serving.env("COTENSOR_ALLOW_HOST", "b,http://c").output().unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{complaint}");
+    assert!(complaint.contains("http://c") && complaint.contains("--allow-host"), "{complaint}");
+}
+
+#[test]
+fn a_filter_that_says_nothing_is_refused() {
+    let daemon = Daemon::start(&[]);
+    let other = daemon.path("other.sock");
+    for wrong in ["nonsense", "cotensor_daemon=loud", ""] {
+        let serve = ["serve", "--socket", other.to_str().unwrap(), "--log", wrong];
+        daemon.refuses(&serve, 2, &["--log", "off, error, warn, info, debug, trace"]);
+    }
+}
+
+/// Waits for a command's success, and not for ever: a daemon that hangs is what is looked for.
+fn succeeds(daemon: &Daemon, arguments: &[&str]) {
+    let mut command = daemon.command(arguments);
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    let start = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return assert!(status.success(), "{arguments:?}");
+        }
+        if start.elapsed() > Duration::from_secs(60) {
+            drop(child.kill());
+            panic!("the daemon does not answer {arguments:?}");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_full_standard_error_stops_the_log_and_not_the_daemon() {
+    let (unread, errors) = std::io::pipe().unwrap();
+    let mut daemon = Daemon::stopped();
+    daemon.serve_with(&["--listen", "127.0.0.1:0", "--log", "trace"], |serve| {
+        serve.stderr(errors);
+    });
+    // Fills what is left of the pipe, so that the next line would wait for a reader.
+    let mut filler = std::fs::OpenOptions::new()
+        .write(true)
+        .custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32)
+        .open(format!("/proc/{}/fd/2", daemon.ready["pid"]))
+        .unwrap();
+    while filler.write(&[b'.'; 4096]).is_ok() || filler.write(b".").is_ok() {}
+    for _ in 0..20 {
+        succeeds(&daemon, &["stat"]);
+    }
+    // The next server's log is the same pipe, and so is the supervisor's, which says that the first died.
+    let server = daemon.ready["server"].to_string();
+    assert!(Command::new("kill").args(["-KILL", &server]).status().unwrap().success());
+    for _ in 0..5 {
+        succeeds(&daemon, &["stat"]);
+    }
+    assert_eq!(daemon.signal("-TERM"), Some(0));
+    drop(unread);
+}
+
+#[test]
+fn the_token_is_printed_for_programs_that_send_it() {
+    let mut daemon = Daemon::start(&["--listen", "127.0.0.1:0"]);
+    let file = daemon.path("cotensor.sock.token");
+    assert_eq!(daemon.ready["token_file"], json!(file));
+    assert_eq!(std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&file).unwrap()) & 0o777, 0o600);
+    let secret = std::fs::read_to_string(&file).unwrap();
+    assert_eq!(daemon.ok(&["token"]), secret.as_bytes());
+    let header = String::from_utf8(daemon.ok(&["token", "--header"])).unwrap();
+    assert_eq!(header, format!("Authorization: Bearer {secret}"));
+    let shown = daemon.json(&["token"]);
+    assert_eq!((&shown["http"], &shown["token"]), (&daemon.ready["http"], &json!(secret.trim())));
+    assert!(ask(&daemon, "localhost", "").starts_with("HTTP/1.1 401"));
+    assert!(ask(&daemon, "localhost", &header.replace('\n', "\r\n")).starts_with("HTTP/1.1 200"));
+
+    // It stays the same: programs that read it once go on with it.
+    assert_eq!(daemon.signal("-TERM"), Some(0));
+    daemon.serve(&["--listen", "127.0.0.1:0"]);
+    assert_eq!(daemon.ok(&["token"]), secret.as_bytes());
+    assert_eq!(daemon.signal("-TERM"), Some(0));
+    daemon.serve(&[]);
+    daemon.refuses(&["token"], 2, &["does not answer HTTP", "--listen"]);
+    daemon.refuses(&["dashboard"], 2, &["does not answer HTTP", "--listen"]);
+}
+
+#[test]
+fn a_pipe_for_a_token_file_is_refused_at_once() {
+    let daemon = Daemon::stopped();
+    let made = Command::new("mkfifo").args(["-m", "600"]).arg(daemon.path("fifo")).status().unwrap();
+    assert!(made.success());
+    daemon.refuses(&["serve", "--listen", "127.0.0.1:0", "--token-file", "fifo"], 2, &["fifo", "regular file"]);
+}
+
+#[test]
+fn the_dashboard_is_opened_by_a_file_that_has_no_secret_in_its_name() {
+    let daemon = Daemon::start(&["--listen", "127.0.0.1:0"]);
+    let secret = std::fs::read_to_string(daemon.path("cotensor.sock.token")).unwrap();
+    // A desktop that keeps what it is given.
+    let opener = daemon.path("xdg-open");
+    std::fs::write(
+        &opener,
+        "#!/bin/sh\ncp \"$1\" opened.html; echo \"$@\" > arguments.new; mv arguments.new arguments\n",
+    )
+    .unwrap();
+    std::fs::set_permissions(&opener, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let path = format!("{}:/usr/bin:/bin", daemon.folder.path().display());
+    let output = daemon.command(&["dashboard", "--json"]).env("PATH", &path).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&said["opened"], &said["http"]), (&json!(true), &daemon.ready["http"]));
+    let start = Instant::now();
+    while !daemon.path("arguments").exists() {
+        assert!(start.elapsed() < Duration::from_secs(60), "nothing was opened");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let arguments = std::fs::read_to_string(daemon.path("arguments")).unwrap();
+    assert_eq!(arguments.trim(), said["file"].as_str().unwrap());
+    let page = std::fs::read_to_string(daemon.path("opened.html")).unwrap();
+    let code = page.split("?code=").nth(1).unwrap().split('"').next().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    for secret in [code, secret.trim()] {
+        assert!(!arguments.contains(secret) && !text.contains(secret));
+    }
+    let mut stream = TcpStream::connect(daemon.ready["http"].as_str().unwrap()).unwrap();
+    write!(stream, "GET /?code={code} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains(secret.trim()));
+
+    // Without a desktop the file is named.
+    let output = daemon.command(&["dashboard"]).env("PATH", "/nowhere").output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && text.contains("cotensor.sock.dashboard.html"), "{text}");
+}

@@ -1,0 +1,83 @@
+//! A folder with a tiny model, and the command run in it.
+
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+pub(crate) fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
+}
+
+/// A folder with a copy of a tiny model, a pipeline of three users, and a cache.
+pub(crate) struct Place {
+    root: tempfile::TempDir,
+}
+
+pub(crate) const BERT: &str = r#"
+[[user]]
+name = "sentiment"
+model = "bert"
+task = "text-classification"
+
+[[user]]
+name = "entities"
+model = "bert"
+task = "token-classification"
+head = "head.entities"
+
+[[user]]
+name = "embedding"
+model = "bert"
+task = "sentence-embedding"
+"#;
+
+impl Place {
+    pub(crate) fn with(family: &str) -> Self {
+        let place = Self { root: tempfile::tempdir().unwrap() };
+        copy(&fixtures().join("tiny").join(family), &place.path(family));
+        fs::write(place.path("pipeline.toml"), BERT).unwrap();
+        place
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.root.path().join(name)
+    }
+
+    pub(crate) fn run(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cotensor"));
+        command.current_dir(self.root.path()).env("COTENSOR_CACHE", self.path("cache")).args(arguments);
+        command.output().unwrap()
+    }
+
+    /// Runs the pipeline, which has to fail with exit code 2 and an error that names all of `names`.
+    pub(crate) fn refuses(&self, arguments: &[&str], names: &[&str]) {
+        let output = self.run(arguments);
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {complaint}");
+        assert!(output.stdout.is_empty());
+        for name in names {
+            assert!(complaint.contains(name), "{arguments:?} should name {name}: {complaint}");
+        }
+        assert!(!complaint.contains("panicked"), "{complaint}");
+    }
+
+    pub(crate) fn json(&self, arguments: &[&str]) -> Value {
+        let output = self.run(arguments);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).expect("one JSON object and nothing else")
+    }
+}
+
+/// Copies a folder with all that is in it.
+pub(crate) fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().flatten() {
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! Inspection of a running system: duplicate memory in its processes ([`scan`]), and health checks of the system ([`doctor`]).
+
+pub mod doctor;
+pub mod scan;
