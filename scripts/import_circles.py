@@ -63,8 +63,8 @@ def leaves(tree, prefix=()):
             parts, part = [*parts, part], ""
         else:
             part += char
-    for part in filter(None, (part.strip() for part in [*parts, part])):
-        head, brace, group = part.partition("{")
+    for branch in filter(None, (branch.strip() for branch in [*parts, part])):
+        head, brace, group = branch.partition("{")
         names = tuple(name.strip() for name in head.split("::") if name.strip())
         if brace:
             yield from leaves(group.rstrip()[:-1], prefix + names)
