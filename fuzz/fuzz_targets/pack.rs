@@ -2,7 +2,7 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    if let Ok(entries) = cotensor::memory::parse_table(bytes) {
+    if let Ok(entries) = cotensor::memory::parse_pack_table(bytes) {
         for pair in entries.windows(2) {
             assert!(pair[0].range.end <= pair[1].range.start);
         }

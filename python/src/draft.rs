@@ -38,7 +38,7 @@ struct Memory {
 
 enum Content {
     Open(Own<Reservation>),
-    /// The memory stays as long as the lease; see [`Store::reserve_exposed`].
+    /// The memory stays as long as the lease; see [`Store::reserve_aliased`].
     Published(#[allow(dead_code, reason = "kept, not used")] Own<Lease>),
     /// Arrays may be left that still show the memory, so it is kept, unpublished.
     Discarded(#[allow(dead_code, reason = "kept, not used")] Own<Reservation>),
@@ -58,7 +58,7 @@ impl Draft {
         let bytes = reservation.bytes_mut().ok_or_else(|| Error::unsupported("the host cannot write this memory"))?;
         let address = NonNull::from(bytes).cast();
         let unkept = || Error::unsupported("the store's memory does not outlive its tensors");
-        let _address = reservation.keep_address().ok_or_else(unkept)?;
+        let _address = reservation.pin_address().ok_or_else(unkept)?;
         let content = Mutex::new(Content::Open(Own::new(reservation)));
         Ok(Self { name, layout, memory: Arc::new(Memory { address, content, _address }), store: Own::new(store) })
     }

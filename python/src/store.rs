@@ -15,7 +15,7 @@ use cotensor::{EmbeddedStore, Error, ErrorKind, Kind, SharingConfig};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol as p;
 use cotensor_core::ContentHash;
-use cotensor_memory::{PackCache, ProcessMemory};
+use cotensor_memory::{EmbeddedMemory, PackCache};
 use cotensor_store::{CopyReason, Diagnostics, Holder, Retention, TensorId, TensorSpec};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -58,7 +58,7 @@ impl Opened {
 impl Store {
     /// A store inside this process, without limits.
     pub(crate) fn in_process() -> Self {
-        Self::over(Opened::Embedded(EmbeddedStore::builder().memory(Arc::new(ProcessMemory::default())).build()))
+        Self::over(Opened::Embedded(EmbeddedStore::builder().memory(Arc::new(EmbeddedMemory::default())).build()))
     }
 
     pub(crate) fn over(store: Opened) -> Self {
@@ -181,7 +181,7 @@ impl Store {
             allowed_types,
             max_shared_tensor_size_bytes: max_shared_tensor_size,
         };
-        let mut builder = EmbeddedStore::builder().memory(Arc::new(ProcessMemory::default())).config(sharing);
+        let mut builder = EmbeddedStore::builder().memory(Arc::new(EmbeddedMemory::default())).config(sharing);
         if let Some(mb) = max_memory_mb {
             builder = builder.max_memory_bytes(mb.saturating_mul(1 << 20));
         }
@@ -337,7 +337,7 @@ impl Store {
         let dtype = dtype.map_or(Ok(cotensor::DType::F32), arrays::dtype)?;
         let spec = TensorSpec { dtype, shape: arrays::shape(shape)?, ..spec };
         let holder = holding(py, &store, options.holder.as_deref());
-        let reservation = py.detach(|| store.reserve_exposed(spec, &holder)).or_raise(py)?;
+        let reservation = py.detach(|| store.reserve_aliased(spec, &holder)).or_raise(py)?;
         Draft::new(reservation, store).or_raise(py)
     }
 
@@ -426,7 +426,7 @@ impl Store {
         #[pyo3(from_py_with = arg::count)] count: usize,
     ) -> PyResult<usize> {
         let store = self.store(py)?;
-        py.detach(|| store.prepare(nbytes, count)).or_raise(py)
+        py.detach(|| store.prefault(nbytes, count)).or_raise(py)
     }
 
     /// Lets go of the store. The connection to a daemon ends with the last tensor or array that came over it, since others may use

@@ -4,7 +4,7 @@ use crate::process::Own;
 use cotensor::core::Segment;
 use cotensor::{Error, ErrorKind, Lease, Store};
 use cotensor_core::Result;
-use cotensor_memory::PrivateCopy;
+use cotensor_memory::PrivateMapping;
 use cotensor_store::CopyReason;
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -96,7 +96,7 @@ pub(crate) struct Writable {
 }
 
 enum Memory {
-    Mapped(PrivateCopy),
+    Mapped(PrivateMapping),
     /// For memory that cannot be mapped again. Eight bytes each, so that any element is aligned.
     Copied(#[allow(dead_code, reason = "used by its address")] Box<[u64]>),
 }
@@ -113,7 +113,7 @@ impl Writable {
         let range = lease.layout().byte_range();
         let segment: &dyn Segment = lease.segment();
         let len = range.len();
-        let (memory, address) = match PrivateCopy::of(segment, range.clone()) {
+        let (memory, address) = match PrivateMapping::of(segment, range.clone()) {
             Ok(copy) => {
                 let address = copy.address();
                 (Memory::Mapped(copy), address)
@@ -144,14 +144,14 @@ impl Writable {
     /// Bytes of the pages that were written.
     fn written_bytes(&self) -> u64 {
         match &self.memory {
-            Some(Memory::Mapped(copy)) => copy.written_bytes().unwrap_or(0),
+            Some(Memory::Mapped(copy)) => copy.dirty_bytes().unwrap_or(0),
             _ => 0,
         }
     }
 
     /// Whether the bytes are still the tensor's, as far as is known.
     fn is_unwritten(&self) -> bool {
-        matches!(&self.memory, Some(Memory::Mapped(copy)) if copy.written_bytes().is_ok_and(|bytes| bytes == 0))
+        matches!(&self.memory, Some(Memory::Mapped(copy)) if copy.dirty_bytes().is_ok_and(|bytes| bytes == 0))
     }
 }
 
@@ -170,7 +170,7 @@ impl Drop for Writable {
             known().remove(&(self.address.as_ptr() as usize));
         }
         let Some(Memory::Mapped(copy)) = self.memory.take() else { return };
-        if let Ok(written @ 1..) = copy.end()
+        if let Ok(written @ 1..) = copy.close()
             && let Some(store) = self.held.store()
         {
             store.record_copy(self.held.lease().name(), CopyReason::CopyOnWrite, written as usize);
@@ -202,6 +202,6 @@ pub(crate) fn published_at(address: usize, len: usize) -> Option<(Arc<Held>, usi
     let offset = address - start;
     let end = offset.checked_add(len).filter(|end| *end <= window.len)?;
     let Some(Memory::Mapped(copy)) = &window.memory else { return None };
-    let unwritten = copy.written_bytes_in(offset..end).is_ok_and(|bytes| bytes == 0);
+    let unwritten = copy.dirty_bytes_in(offset..end).is_ok_and(|bytes| bytes == 0);
     (unwritten && window.held.store().is_some()).then(|| (Arc::clone(&window.held), offset))
 }

@@ -4,7 +4,7 @@
 use cotensor_attacks::{Target, content, put};
 use cotensor_client::ClientStore;
 use cotensor_core::{MemoryKind, Segment};
-use cotensor_memory::{Guarantee, Index, PrivateCopy, SealedMemfd, Slab};
+use cotensor_memory::{Guarantee, PrivateMapping, SealedMemfd, SharedIndex, Slab};
 use cotensor_store::{CopyReason, Lease, Store};
 use rustix::fs::{
     FallocateFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, ftruncate, open,
@@ -16,7 +16,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 const SOCKET: &str = "COTENSOR_ATTACKED_SOCKET";
-/// A table of words that [`Index::open`], which maps for writing, takes to be its own by its length.
+/// A table of words that [`SharedIndex::open`], which maps for writing, takes to be its own by its length.
 const INDEX_BYTES: usize = 1 << 20;
 const INDEX_SLOTS: u32 = (INDEX_BYTES / 8 - 1) as u32;
 
@@ -34,14 +34,14 @@ fn changes(fd: &OwnedFd, bytes: usize) -> Vec<&'static str> {
     attempt("growing", ftruncate(fd, 2 * bytes as u64).is_ok());
     attempt("punching a hole", fallocate(fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, 4096).is_ok());
     attempt("zeroing", fallocate(fd, FallocateFlags::ZERO_RANGE, 0, 4096).is_ok());
-    attempt("mapping for writing", Index::open(copy(), INDEX_SLOTS).is_ok_and(|index| index.slots() > 0));
+    attempt("mapping for writing", SharedIndex::open(copy(), INDEX_SLOTS).is_ok_and(|index| index.slots() > 0));
     attempt("another seal", fcntl_add_seals(fd, SealFlags::WRITE).is_ok());
     for flags in [OFlags::RDWR, OFlags::WRONLY, OFlags::RDWR | OFlags::TRUNC] {
         let reopened = open(format!("/proc/self/fd/{}", fd.as_raw_fd()), flags, Mode::empty());
         let Ok(reopened) = reopened else { continue };
         attempt("writing after opening again", rustix::io::pwrite(&reopened, b"x", 0).is_ok());
         attempt("truncating after opening again", ftruncate(&reopened, 0).is_ok());
-        attempt("mapping after opening again", Index::open(reopened, INDEX_SLOTS).is_ok());
+        attempt("mapping after opening again", SharedIndex::open(reopened, INDEX_SLOTS).is_ok());
     }
     worked
 }
@@ -64,7 +64,7 @@ fn attacker() {
         let guarantee = if name == "secret-large" { Guarantee::Immutable } else { Guarantee::ProducerOnly };
         let bytes = rustix::fs::fstat(fd_of(&lease)).unwrap().st_size as usize;
         let sealed = SealedMemfd::open(fd_of(&lease), bytes, guarantee).unwrap();
-        let mut private = PrivateCopy::of(&sealed, start..start + len).unwrap();
+        let mut private = PrivateMapping::of(&sealed, start..start + len).unwrap();
         private.bytes_mut().fill(255);
         assert!(lease.bytes().unwrap() == content(len), "{name}");
     }

@@ -8,7 +8,7 @@ use crate::protocol::Method;
 use crate::wire::rpc::{self, Said};
 use crate::wire::{Decoder, Frame, Spin};
 use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_memory::socket_peer;
+use cotensor_memory::process::peer_credentials;
 use rustix::event::{PollFd, PollFlags, poll};
 use sending::Sending;
 use serde_json::value::RawValue;
@@ -111,7 +111,7 @@ impl Connection {
             };
             Error::new(kind, format!("no daemon answers here ({error}); `cotensor serve` starts one")).in_file(socket)
         })?;
-        let peer = socket_peer(stream.as_fd()).map_err(|error| Error::io("looking at the daemon", &error))?;
+        let peer = peer_credentials(stream.as_fd()).map_err(|error| Error::io("looking at the daemon", &error))?;
         if !peer.is_own_user() {
             return Err(Error::new(ErrorKind::Refused, "the daemon here is another user's").in_file(socket));
         }

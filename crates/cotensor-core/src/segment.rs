@@ -77,7 +77,7 @@ pub trait Memory: Send + Sync {
     /// # Errors
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for memory that has no such protection; else as
     /// [`reserve`](Memory::reserve).
-    fn reserve_exposed(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
+    fn reserve_aliased(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
         Err(Error::unsupported(format!(
             "{} bytes of {} memory cannot be given away by their address",
             len,
@@ -90,7 +90,7 @@ pub trait Memory: Send + Sync {
     ///
     /// # Errors
     /// As [`reserve`](Memory::reserve).
-    fn prepare(&self, len: usize, count: usize) -> Result<usize> {
+    fn prefault(&self, len: usize, count: usize) -> Result<usize> {
         let _ = (len, count);
         Ok(0)
     }
@@ -130,8 +130,8 @@ pub trait SegmentMut: Send + Sync {
     }
 
     /// For those who know the address of the bytes: it stays good as long as they keep this, whatever becomes of the segment.
-    /// None where memory has no such protection, as all has that was not [reserved](Memory::reserve_exposed) for it.
-    fn keep_address(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+    /// None where memory has no such protection, as all has that was not [reserved](Memory::reserve_aliased) for it.
+    fn pin_address(&self) -> Option<Arc<dyn Any + Send + Sync>> {
         None
     }
 

@@ -173,7 +173,7 @@ fn large(echo_at: &Path, daemon_at: &Path) {
     for _ in 0..LARGE_ROUNDS {
         copies.push(timed(|| copy_parallel(&mut target, source)));
         // What a publisher does ahead of time, when it has nothing better to do.
-        store.prepare(LARGE_BYTES, 1).unwrap();
+        store.prefault(LARGE_BYTES, 1).unwrap();
         let start = Instant::now();
         let lease = put(&store, "large", source);
         warm.push(start.elapsed());

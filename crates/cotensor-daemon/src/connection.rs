@@ -6,7 +6,7 @@ use crate::dispatch::Reply;
 use crate::session::Session;
 use cotensor_client::wire::{Decoder, Frame, Outbox, Spin, rpc};
 use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_memory::socket_peer;
+use cotensor_memory::process::peer_credentials;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use std::future::Future;
@@ -57,7 +57,7 @@ impl Drop for Open {
 }
 
 fn converse(daemon: &Arc<Daemon>, stream: UnixStream) {
-    let pid = match socket_peer(stream.as_fd()) {
+    let pid = match peer_credentials(stream.as_fd()) {
         Ok(peer) if peer.is_own_user() => peer.pid,
         // The socket's mode keeps others out. This check is for a socket whose mode was changed.
         Ok(peer) => {

@@ -2,7 +2,7 @@
 
 use cotensor_client::protocol::IndexSlot;
 use cotensor_core::{Error, Result};
-use cotensor_memory::Index;
+use cotensor_memory::SharedIndex;
 use cotensor_store::home::Record;
 use cotensor_store::slots::{self, Place, Words};
 use cotensor_store::{EmbeddedStore, Lease};
@@ -15,7 +15,7 @@ pub(crate) const INDEX_SLOTS: u32 = 1 << 16;
 pub(crate) struct Slots(slots::Slots<Shared>);
 
 /// The index, which clients map.
-struct Shared(Index);
+struct Shared(SharedIndex);
 
 impl Words for Shared {
     fn count(&self) -> u32 {
@@ -32,7 +32,7 @@ impl Slots {
     ///
     /// # Errors
     /// `Io` when the system refuses.
-    pub(crate) fn new(index: Index) -> Result<Self> {
+    pub(crate) fn new(index: SharedIndex) -> Result<Self> {
         index.seal()?;
         Ok(Self(slots::Slots::new(Shared(index))))
     }
@@ -69,7 +69,7 @@ impl Slots {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cotensor_memory::IndexReader;
+    use cotensor_memory::SharedIndexReader;
     use cotensor_store::{Store, TensorSpec};
 
     fn put(store: &EmbeddedStore, name: &str) -> Lease {
@@ -79,8 +79,8 @@ mod tests {
 
     #[test]
     fn slots_are_used_again_and_generations_never() {
-        let (store, slots) = (EmbeddedStore::builder().build(), Slots::new(Index::create(2).unwrap()).unwrap());
-        let reader = IndexReader::open(&slots.fd().unwrap(), 2).unwrap();
+        let (store, slots) = (EmbeddedStore::builder().build(), Slots::new(SharedIndex::create(2).unwrap()).unwrap());
+        let reader = SharedIndexReader::open(&slots.fd().unwrap(), 2).unwrap();
         let (a, b, c) = (put(&store, "a"), put(&store, "b"), put(&store, "c"));
         let first = slots.slot_of(&store, &a).unwrap();
         assert_eq!(slots.slot_of(&store, &a), Some(first));

@@ -43,7 +43,7 @@ use crate::takeover::{Changes, Orphans};
 use cotensor_client::protocol::SessionInfo;
 use cotensor_client::wire::{FrameRoom, Outbox};
 use cotensor_core::{Error, ErrorKind, Hasher, Result};
-use cotensor_memory::Index;
+use cotensor_memory::SharedIndex;
 use cotensor_store::{EmbeddedStore, Watch};
 use std::collections::HashMap;
 use std::future::Future;
@@ -99,10 +99,10 @@ impl Daemon {
     /// # Errors
     /// `Io` when the system has no random numbers.
     pub fn new(config: Config) -> Result<Arc<Self>> {
-        Self::with(config, Index::create(INDEX_SLOTS)?, None)
+        Self::with(config, SharedIndex::create(INDEX_SLOTS)?, None)
     }
 
-    fn with(config: Config, index: Index, kept: Option<Arc<Kept>>) -> Result<Arc<Self>> {
+    fn with(config: Config, index: SharedIndex, kept: Option<Arc<Kept>>) -> Result<Arc<Self>> {
         let mut secret = [0; 32];
         let mut epoch = [0; 8];
         getrandom::fill(&mut secret)

@@ -4,7 +4,7 @@ use crate::http::{HttpConfig, HttpListening};
 use crate::signals::StopSignals;
 use crate::{Config, Daemon, Listening, TIDY_AFTER};
 use cotensor_core::{Error, Result};
-use cotensor_memory::trim_heap;
+use cotensor_memory::process::trim_heap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::PathBuf;

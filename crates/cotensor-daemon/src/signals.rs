@@ -17,7 +17,7 @@ impl StopSignals {
     /// `Io` when the system refuses.
     pub(crate) fn new() -> Result<Self> {
         let watch = |kind| signal(kind).map_err(|error| Error::io("watching for signals", &error));
-        let ignored = cotensor_memory::is_ignored(SignalKind::hangup().as_raw_value());
+        let ignored = cotensor_memory::process::is_signal_ignored(SignalKind::hangup().as_raw_value());
         let hangup = if ignored { None } else { Some(watch(SignalKind::hangup())?) };
         Ok(Self { terminate: watch(SignalKind::terminate())?, interrupt: watch(SignalKind::interrupt())?, hangup })
     }

@@ -9,7 +9,7 @@ use crate::{Config, Daemon};
 use cotensor_client::hex;
 use cotensor_client::protocol::{Id, RESUME_TOKEN, Resume};
 use cotensor_core::{ContentHash, Error, ErrorKind, Layout, Result, Segment, size};
-use cotensor_memory::Index;
+use cotensor_memory::SharedIndex;
 use cotensor_store::home::{Charge, Record};
 use cotensor_store::{
     Absent, Claim, EmbeddedStore, Holder, Key, Lease, Restored, Share, Spilled, Store, TensorId, Ticket, Watch,
@@ -168,7 +168,7 @@ impl Daemon {
     ///
     /// # Errors
     /// `Io`.
-    pub(crate) fn take_over(config: Config, index: Index, kept: Arc<Kept>) -> Result<Arc<Self>> {
+    pub(crate) fn take_over(config: Config, index: SharedIndex, kept: Arc<Kept>) -> Result<Arc<Self>> {
         let daemon = Self::with(config, index, Some(Arc::clone(&kept)))?;
         let mut orphans = restore(&daemon.store, &kept, daemon.changes.files.as_ref());
         let (used, max) = (daemon.store.memory_usage_bytes(), daemon.config.max_memory_bytes);

@@ -1,48 +1,31 @@
-//! Memory that processes share: sealed memfds, mapped files of Cotensor's own cache, and the cache itself.
+//! Host memory that processes share: sealed memfds, slabs, mapped cache files, and the pack cache on top of them.
 //!
-//! The only crate below the bindings that may use `unsafe`: mapping memory is unsafe by nature. Every block says
-//! which guard, which bounds check and which keep-alive it relies on.
+//! | module | contents |
+//! |---|---|
+//! | `mapping` | one `mmap` and what belongs to it: huge pages, aliased mappings, cached mappings, dirty pages |
+//! | `host` | the kinds of host memory: memfd, slab, mapped file; private mappings and the shared index over them |
+//! | `reuse` | allocators that reuse memory: the memfd pool, prefaulting, the memory of embedded stores |
+//! | `pack_cache` | the on-disk cache of weights |
+//! | [`process`] | this process and others: memory use, descriptors, credentials, signals |
+//!
+//! Each module uses only those above it in this order: `process`, `mapping`, `host`, `reuse` and `pack_cache`. Memory of a
+//! device belongs into a module `device`, beside `host`.
+//!
+//! This is the only crate below the bindings that may use `unsafe`. The comment of each block names the guard, the bounds
+//! check and the keep-alive that it relies on.
 #![allow(unsafe_code)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
-mod ahead;
-mod backing;
-mod cache;
-mod copy;
-mod descriptors;
-mod exposed;
-mod free;
-mod heap;
-mod idle;
-mod index;
-mod inherited;
-mod map;
-mod mapped_file;
-mod memfd;
-mod pack;
-mod peer;
-mod pool;
-mod private;
-mod process;
-mod seal;
-mod signals;
-mod slab;
-pub mod usage;
-mod written;
+mod host;
+mod mapping;
+mod pack_cache;
+pub mod process;
+mod reuse;
 
-pub use cache::PackCache;
-pub use copy::{PARALLEL_COPY_BYTES_MIN, copy_parallel};
-pub use descriptors::{duplicate, out_of_descriptors, raise_descriptor_limit};
-pub use heap::trim_heap;
-pub use index::{INDEX_SLOTS_MAX, Index, IndexReader};
-pub use inherited::inherited_descriptors;
-pub use mapped_file::{MappedFile, MappedFileMemory};
-pub use memfd::{MemfdMemory, MemfdMut, SealedMemfd};
-pub use pack::{Entry, parse_table};
-pub use peer::{Peer, socket_peer};
-pub use pool::{MemfdPool, PoolUsage};
-pub use private::PrivateCopy;
-pub use process::ProcessMemory;
-pub use seal::{Guarantee, check_no_holes, check_sealed};
-pub use signals::{ignore_file_size_signal, is_ignored};
-pub use slab::Slab;
+pub use host::{
+    Guarantee, MappedFile, MappedFileMemory, MemfdMemory, MemfdMut, PARALLEL_COPY_BYTES_MIN, PrivateMapping,
+    SHARED_INDEX_SLOTS_MAX, SealedMemfd, SharedIndex, SharedIndexReader, Slab, check_no_holes, check_sealed,
+    copy_parallel,
+};
+pub use pack_cache::{PackCache, PackEntry, parse_pack_table};
+pub use reuse::{EmbeddedMemory, MemfdPool, PoolStats};

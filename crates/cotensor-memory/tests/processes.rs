@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use cotensor_core::{Memory, Segment, SegmentMut};
-use cotensor_memory::{Guarantee, MemfdMut, PrivateCopy, SealedMemfd, Slab};
+use cotensor_memory::{Guarantee, MemfdMut, PrivateMapping, SealedMemfd, Slab};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
@@ -42,13 +42,13 @@ fn is_receiver(guarantee: Guarantee) -> bool {
     let [len, start, tensor_len] = numbers[..] else { panic!("{expected}") };
     let descriptor = || -> OwnedFd { std::io::stdin().as_fd().try_clone_to_owned().unwrap() };
     let received = Arc::new(SealedMemfd::open(descriptor(), len, guarantee).unwrap());
-    let tensor = received.window(start..start + tensor_len).unwrap();
+    let tensor = received.slice(start..start + tensor_len).unwrap();
     println!("\nmapped");
     std::io::stdout().flush().unwrap();
 
     let right = |bytes: &[u8]| bytes.iter().enumerate().all(|(i, &byte)| byte == (i % 251) as u8);
     assert!(right(tensor.bytes().unwrap()));
-    let mut private = PrivateCopy::of(&*received, start..start + tensor_len).unwrap();
+    let mut private = PrivateMapping::of(&*received, start..start + tensor_len).unwrap();
     assert!(right(private.bytes()));
     private.bytes_mut().fill(0);
     assert!(right(tensor.bytes().unwrap()), "what is written in place stays private");

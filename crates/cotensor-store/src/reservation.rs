@@ -43,9 +43,9 @@ impl Reservation {
     }
 
     /// For programs that keep the address of the bytes: it stays good as long as they keep this, even when publishing fails.
-    /// None for what was not reserved by [`Store::reserve_exposed`](crate::Store::reserve_exposed).
-    pub fn keep_address(&self) -> Option<Arc<dyn Any + Send + Sync>> {
-        self.draft.segment.keep_address()
+    /// None for what was not reserved by [`Store::reserve_aliased`](crate::Store::reserve_aliased).
+    pub fn pin_address(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        self.draft.segment.pin_address()
     }
 
     /// Copies `bytes` to the start of the tensor, and counts the copy under `reason`.

@@ -40,7 +40,7 @@ pub trait Store: Any + Send + Sync {
     ///
     /// # Errors
     /// As [`reserve`](Store::reserve); `Unsupported` where the store's memory cannot protect itself from that.
-    fn reserve_exposed(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation>;
+    fn reserve_aliased(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation>;
 
     /// Like [`reserve`](Store::reserve) for a tensor that stays private: unnamed, unlisted, freed with its last
     /// lease. The budget applies, the sharing configuration does not.
@@ -102,7 +102,7 @@ pub trait Store: Any + Send + Sync {
     ///
     /// # Errors
     /// `Io` when the system has no more memory.
-    fn prepare(&self, bytes: usize, count: usize) -> Result<usize> {
+    fn prefault(&self, bytes: usize, count: usize) -> Result<usize> {
         let _ = (bytes, count);
         Ok(0)
     }

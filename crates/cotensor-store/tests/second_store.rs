@@ -156,7 +156,7 @@ impl Store for Client {
     fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
         self.reserve_as(spec, holder, false)
     }
-    fn reserve_exposed(&self, _: TensorSpec, _: &Holder) -> Result<Reservation> {
+    fn reserve_aliased(&self, _: TensorSpec, _: &Holder) -> Result<Reservation> {
         Err(Error::unsupported("this client's memory is the heap"))
     }
     fn reserve_private(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {

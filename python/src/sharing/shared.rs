@@ -11,7 +11,7 @@ use crate::process::Own;
 use crate::source::Source;
 use crate::store::{program, report};
 use cotensor::DType;
-use cotensor_memory::ProcessMemory;
+use cotensor_memory::EmbeddedMemory;
 use cotensor_store::CopyReason;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -64,7 +64,7 @@ impl SharedTensor {
         let dtype = dtype.map_or(Ok(DType::F32), arrays::dtype)?;
         let shape = arrays::shape(shape)?;
         let producer = producer_model.unwrap_or_else(|| program(py));
-        let memory = Arc::new(ProcessMemory::default());
+        let memory = Arc::new(EmbeddedMemory::default());
         let made = cotensor_store::SharedTensor::exposing(memory, &name, &shape, dtype, storage_type, &producer);
         made.or_raise(py).map(Self::over)
     }

@@ -2,7 +2,7 @@
 //! Ratios of one run, interleaved, medians. Uses the seeded BERT-base of the demo (made at first use).
 #![allow(clippy::unwrap_used)]
 
-use cotensor::memory::{PackCache, usage};
+use cotensor::memory::{PackCache, process};
 use cotensor::model::array::Array;
 use cotensor::model::engine::{Engine, FileMode, RtenEngine};
 use cotensor::model::value::Value;
@@ -46,7 +46,7 @@ fn memory(cache: &Path, folder: &Path, weights: u64) {
     let inputs = [("input_ids", &ids), ("attention_mask", &ones), ("token_type_ids", &zeros)];
     let first = runtime.open(folder).unwrap().stage("encoder").unwrap();
     first.run(&inputs, &["last_hidden_state"], &holder).unwrap();
-    let one = usage::process_pss_bytes(pid).unwrap();
+    let one = process::pss_bytes(pid).unwrap();
     // Another folder with the same files: nothing is known to be the same but the content.
     let twin = tempfile::tempdir_in(cache).unwrap();
     let twin_folder = twin.path().join("twin");
@@ -56,12 +56,12 @@ fn memory(cache: &Path, folder: &Path, weights: u64) {
     let other = Value::from(Array::i32([1, 128], (0..128).map(|i| 2000 + i).collect()).unwrap());
     let inputs = [("input_ids", &other), ("attention_mask", &ones), ("token_type_ids", &zeros)];
     assert!(stage.run(&inputs, &["last_hidden_state"], &holder).unwrap().computed);
-    let two = usage::process_pss_bytes(pid).unwrap();
+    let two = process::pss_bytes(pid).unwrap();
     report(
         "a second model in the process adds, share of the weights (at most 0.03)",
         two.saturating_sub(one) as f64 / weights as f64,
     );
-    let alone = usage::process_pss_bytes(pid).unwrap();
+    let alone = process::pss_bytes(pid).unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
         .arg("--second-process")
         .env("COTENSOR_CACHE", cache)
@@ -71,7 +71,7 @@ fn memory(cache: &Path, folder: &Path, weights: u64) {
         .unwrap();
     let mut line = String::new();
     std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line).unwrap();
-    let both = usage::process_pss_bytes(pid).unwrap() + usage::process_pss_bytes(child.id()).unwrap();
+    let both = process::pss_bytes(pid).unwrap() + process::pss_bytes(child.id()).unwrap();
     drop(child.stdin.take());
     child.wait().unwrap();
     report(

@@ -2,7 +2,7 @@
 
 use crate::worker::{WorkerOptions, WorkerReport};
 use cotensor::core::{Error, ErrorKind, Result};
-use cotensor::memory::usage;
+use cotensor::memory::process;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -100,7 +100,7 @@ pub(crate) fn watch_process(
             let _ = child.wait();
             return Err(failed(if stopped { "was stopped" } else { "took too long" }));
         }
-        if watch && let Ok(bytes) = usage::process_pss_bytes(child.id()) {
+        if watch && let Ok(bytes) = process::pss_bytes(child.id()) {
             samples.push((started.elapsed().as_secs_f64(), bytes));
         }
         std::thread::sleep(SAMPLE_EVERY);

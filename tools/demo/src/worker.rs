@@ -5,7 +5,7 @@ use crate::resident::resident_bytes;
 use crate::savings::Avoidable;
 use crate::scenario::Scenario;
 use cotensor::core::{Error, Result};
-use cotensor::memory::usage;
+use cotensor::memory::process;
 use cotensor::model::engine::{Engine, FileMode, RtenEngine};
 use cotensor::model::model::{Model, StageSource};
 use cotensor::model::pipeline::{Pipeline, UserReport, run_user};
@@ -230,7 +230,7 @@ impl Run {
     fn report(self, report_ms: f64, weights: Option<WeightBytes>) -> Result<WorkerReport> {
         Ok(WorkerReport {
             time_ms: self.time_ms - report_ms,
-            pss_bytes: usage::process_pss_bytes(std::process::id())?,
+            pss_bytes: process::pss_bytes(std::process::id())?,
             users: self.users,
             open_ms: self.open_ms,
             weights,

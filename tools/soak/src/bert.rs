@@ -3,7 +3,7 @@
 use crate::daemon::{Machine, io, this_program};
 use cotensor_client::ClientStore;
 use cotensor_core::{Error, Result};
-use cotensor_memory::{PackCache, usage};
+use cotensor_memory::{PackCache, process};
 use cotensor_model::array::Array;
 use cotensor_model::engine::{FileMode, RtenEngine};
 use cotensor_model::model::{Model, StageSource};
@@ -82,7 +82,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
 /// The memory of processes that have a copy each.
 fn measure_copies(folder: &Path, processes: usize) -> Result<u64> {
     let running = run_processes(folder, processes, None)?;
-    let total = running.iter().map(|running| usage::process_pss_bytes(running.0.id())).sum::<Result<u64>>()?;
+    let total = running.iter().map(|running| process::pss_bytes(running.0.id())).sum::<Result<u64>>()?;
     eprintln!("{processes} processes with a copy each: {} MiB", total >> 20);
     Ok(total)
 }
@@ -127,7 +127,7 @@ fn measure(folder: &Path, processes: usize) -> Result<Memory> {
     let running = run_processes(folder, processes, Some(&machine.socket))?;
     let [server, keeper] = machine.processes()?;
     let pids: Vec<u32> = running.iter().map(|running| running.0.id()).collect();
-    let clients = pids.iter().map(|&pid| usage::process_pss_bytes(pid)).collect::<Result<Vec<_>>>()?;
+    let clients = pids.iter().map(|&pid| process::pss_bytes(pid)).collect::<Result<Vec<_>>>()?;
     let mut mapped = BTreeMap::new();
     for &pid in pids.iter().chain(&[server, keeper]) {
         for (inode, bytes) in mapped_segments(pid)? {
@@ -138,7 +138,7 @@ fn measure(folder: &Path, processes: usize) -> Result<Memory> {
         .into_iter()
         .map(|(inode, bytes)| bytes.saturating_sub(mapped.get(&inode).copied().unwrap_or(0)));
     let unmapped = unmapped.sum();
-    let (server, keeper) = (usage::process_pss_bytes(server)?, usage::process_pss_bytes(keeper)?);
+    let (server, keeper) = (process::pss_bytes(server)?, process::pss_bytes(keeper)?);
     let total = clients.iter().sum::<u64>() + server + keeper + unmapped;
     eprintln!("{processes} processes: {} MiB, {} of them in segments that nobody maps", total >> 20, unmapped >> 20);
     Ok(Memory { clients, server, keeper, unmapped, total })

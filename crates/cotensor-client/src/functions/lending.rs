@@ -90,7 +90,7 @@ impl Lending {
             return Ok(None);
         }
         let mut lent = lock(&self.lent);
-        let found = lent.slabs.iter().find_map(|slab| slab.reserve_as_it_is(len).ok());
+        let found = lent.slabs.iter().find_map(|slab| slab.reserve_unzeroed(len).ok());
         if found.is_some() {
             return Ok(found);
         }
@@ -103,7 +103,7 @@ impl Lending {
         let fd = slab.fd().try_clone_to_owned().map_err(|error| Error::io("duplicating a descriptor", &error))?;
         // Under the lock: no message names a slab before the one that opens it.
         self.say::<p::OpenLent>(&p::OpenLentParams { slab: lent.slabs.len() as u64, bytes: bytes as u64 }, vec![fd])?;
-        let segment = slab.reserve_as_it_is(len)?;
+        let segment = slab.reserve_unzeroed(len)?;
         lent.slabs.push(slab);
         Ok(Some(segment))
     }
@@ -179,7 +179,7 @@ impl Lending {
         let layout = Layout::contiguous(spec.dtype, &spec.shape)?;
         let start = usize::try_from(lent.range.offset).map_err(|_| Error::invalid("an offset beyond the slab"))?;
         let range = range_within(start, layout.size_bytes(), slab.len())?;
-        let segment = Borrowed { part: slab.window(range)?, range: lent.range, lending: Arc::downgrade(self) };
+        let segment = Borrowed { part: slab.slice(range)?, range: lent.range, lending: Arc::downgrade(self) };
         store.keep_private(spec, layout, Arc::new(segment), holder)
     }
 

@@ -5,7 +5,7 @@ use crate::connection::{Connection, OnNotice};
 use crate::functions::Deadline;
 use crate::protocol::{self as p, Method};
 use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_memory::IndexReader;
+use cotensor_memory::SharedIndexReader;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,7 +34,7 @@ pub(super) struct Live {
     pub(super) token: String,
     /// The daemon's.
     pub(super) epoch: u64,
-    pub(super) index: Option<Arc<IndexReader>>,
+    pub(super) index: Option<Arc<SharedIndexReader>>,
     /// Whether this end ended it, while the daemon was there.
     left: AtomicBool,
 }
@@ -89,7 +89,7 @@ impl Live {
 pub(super) struct Greeted {
     pub(super) connection: Connection,
     pub(super) hello: p::HelloResult,
-    index: Option<Arc<IndexReader>>,
+    index: Option<Arc<SharedIndexReader>>,
 }
 
 impl Greeted {
@@ -164,7 +164,7 @@ impl Link {
         let greeted = connection.call::<p::Hello>(&hello, Vec::new(), Some(timeout));
         let (hello, fds) = greeted.map_err(|error| error.in_file(socket))?;
         let index = match fds.first() {
-            Some(fd) if hello.index_slots > 0 => Some(Arc::new(IndexReader::open(fd, hello.index_slots)?)),
+            Some(fd) if hello.index_slots > 0 => Some(Arc::new(SharedIndexReader::open(fd, hello.index_slots)?)),
             _ => None,
         };
         Ok(Greeted { connection, hello, index })

@@ -4,7 +4,8 @@ use super::link::{Link, Live};
 use super::{ClientStore, lock};
 use crate::protocol::{self as p, Published, Spec};
 use cotensor_core::{Error, ErrorKind, Memory, Result, Segment, SegmentMut};
-use cotensor_memory::{MemfdPool, Slab, duplicate};
+use cotensor_memory::process::duplicate_fd;
+use cotensor_memory::{MemfdPool, Slab};
 use cotensor_store::TensorSpec;
 use rustix::param::page_size;
 use std::collections::HashMap;
@@ -203,7 +204,7 @@ fn whole_pages(len: usize) -> usize {
 }
 
 fn open(live: &Live, slab: &Slab) -> Result<p::SlabResult> {
-    let fd = duplicate(slab.fd())?;
+    let fd = duplicate_fd(slab.fd())?;
     Ok(live.call_long::<p::OpenSlab>(&p::SlabParams { bytes: slab.len() as u64 }, vec![fd])?.0)
 }
 
@@ -297,5 +298,5 @@ fn reserve(live: &Live, params: &p::ReserveParams) -> Result<u64> {
 /// A descriptor of a segment, to send.
 pub(super) fn descriptor_of(segment: &dyn Segment) -> Result<OwnedFd> {
     let fd = segment.fd().ok_or_else(|| Error::unsupported("this memory has no descriptor"))?;
-    duplicate(fd)
+    duplicate_fd(fd)
 }

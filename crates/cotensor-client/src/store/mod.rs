@@ -12,7 +12,7 @@ use crate::place::default_socket;
 use crate::protocol::{self as p, Method, Spec};
 use copies::Unsaid;
 use cotensor_core::{ContentHash, Device, Error, ErrorKind, HeapMemory, Layout, Memory, Result, Segment, SegmentMut};
-use cotensor_memory::raise_descriptor_limit;
+use cotensor_memory::process::raise_fd_limit;
 use cotensor_store::home::{Budget, Draft, Holders, Home, Record, RecordParts, TensorCharge};
 use cotensor_store::{
     Claim, ContentSource, ContentSpec, CopyReason, Diagnostics, Holder, Key, Lease, OptimizeReport, Recommendations,
@@ -76,7 +76,7 @@ impl ClientStore {
     /// # Errors
     /// As [`connect`](Self::connect); `TimedOut` when it does not answer in time.
     pub fn connect_within(socket: Option<&Path>, client: &str, timeout: Duration) -> Result<Arc<Self>> {
-        raise_descriptor_limit();
+        raise_fd_limit();
         let socket = socket.map_or_else(default_socket, Path::to_path_buf);
         let slabs = Slabs::default();
         let greeted = Link::greet_first(&socket, client, &slabs.freed(), timeout.min(ANSWER_TIMEOUT))?;
@@ -365,8 +365,8 @@ impl Store for ClientStore {
     }
 
     /// In memory of its own, however small: in a slab, whoever kept the address could go on writing.
-    fn reserve_exposed(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
-        self.reserve_in(spec, holder, |params, len| Place::reserved(self, params, |pool| pool.reserve_exposed(len)))
+    fn reserve_aliased(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
+        self.reserve_in(spec, holder, |params, len| Place::reserved(self, params, |pool| pool.reserve_aliased(len)))
     }
 
     fn reserve_private(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
@@ -428,9 +428,9 @@ impl Store for ClientStore {
         &self.config
     }
 
-    fn prepare(&self, bytes: usize, count: usize) -> Result<usize> {
+    fn prefault(&self, bytes: usize, count: usize) -> Result<usize> {
         // Small ones lie in slabs, which are ready anyway.
-        if bytes > self.small_bytes_max { self.slabs.pool.memory().prepare(bytes, count) } else { Ok(count) }
+        if bytes > self.small_bytes_max { self.slabs.pool.memory().prefault(bytes, count) } else { Ok(count) }
     }
 
     fn limit_memory(&self, _: u64) -> Result<()> {

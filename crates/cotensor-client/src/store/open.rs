@@ -5,7 +5,8 @@ use super::link::{Link, Live};
 use super::lock;
 use crate::protocol::{self as p, Descriptor, Id, IndexSlot};
 use cotensor_core::{Error, ErrorKind, Layout, Result, Segment};
-use cotensor_memory::{Guarantee, IndexReader, SealedMemfd, out_of_descriptors};
+use cotensor_memory::process::fd_limit_error;
+use cotensor_memory::{Guarantee, SealedMemfd, SharedIndexReader};
 use cotensor_store::home::{Budget, Home, Record, RecordParts};
 use cotensor_store::{Holder, Key, Lease, TensorId, TensorSpec};
 use std::collections::{HashMap, HashSet};
@@ -35,7 +36,7 @@ struct Tensors {
 /// Names that this process holds the newest version of, as long as the index says so.
 #[derive(Default)]
 struct Newest {
-    index: Option<Arc<IndexReader>>,
+    index: Option<Arc<SharedIndexReader>>,
     names: HashMap<Box<str>, (IndexSlot, Weak<Record>)>,
 }
 
@@ -103,7 +104,7 @@ impl Opened {
 
     fn remember_newest(&self, live: &Live, name: &str, place: IndexSlot, record: &Arc<Record>) {
         let mut newest = self.newest.write().unwrap_or_else(PoisonError::into_inner);
-        let same = |index: &Arc<IndexReader>| live.index.as_ref().is_some_and(|mine| Arc::ptr_eq(mine, index));
+        let same = |index: &Arc<SharedIndexReader>| live.index.as_ref().is_some_and(|mine| Arc::ptr_eq(mine, index));
         if newest.index.as_ref().is_some_and(same) {
             newest.names.insert(name.into(), (place, Arc::downgrade(record)));
         }
@@ -270,7 +271,7 @@ impl Opened {
             None => {
                 let (_, fds) = live.call::<p::SegmentFd>(&p::SegmentParams { segment: info.id }, Vec::new())?;
                 // The connection drops what this process may not open.
-                fds.into_iter().next().ok_or_else(out_of_descriptors)?
+                fds.into_iter().next().ok_or_else(fd_limit_error)?
             }
         };
         let len = usize::try_from(info.bytes).map_err(|_| Error::unsupported("a segment beyond this process"))?;

@@ -9,7 +9,8 @@ use crate::signals::StopSignals;
 use crate::spill::remove_folder;
 use crate::{PLACE_INTERVAL, TIDY_AFTER};
 use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_memory::{Index, raise_descriptor_limit, trim_heap};
+use cotensor_memory::SharedIndex;
+use cotensor_memory::process::{raise_fd_limit, trim_heap};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -35,7 +36,7 @@ pub(super) struct Estate {
     pub(super) birth: Birth,
     pub(super) sockets: Sockets,
     /// The index of the server that lives, where this process can write it.
-    index: Option<Index>,
+    index: Option<SharedIndex>,
     ledger: Ledger,
     /// Where servers spill, if they do.
     pub(super) spill: Option<PathBuf>,
@@ -121,7 +122,7 @@ impl Estate {
         mut heirs: Option<Heirs>,
         mut ready: impl FnMut(u64, Option<u32>),
     ) -> Result<()> {
-        raise_descriptor_limit();
+        raise_fd_limit();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| Error::io("starting the keeper", &error))?;
         let mut serving = first.is_some();
@@ -196,7 +197,7 @@ impl Estate {
         }
         let io = |error| Error::io("starting a server", &error);
         let (ours, theirs) = UnixStream::pair().map_err(io)?;
-        let index = Index::create(INDEX_SLOTS)?;
+        let index = SharedIndex::create(INDEX_SLOTS)?;
         let mut server = launch.server(image, theirs)?;
         let birth = Birth { server: server.pid, index_slots: index.slots(), ..self.birth.clone() };
         let fd = index.fd().try_clone_to_owned().map_err(io)?;
@@ -264,7 +265,7 @@ impl Estate {
         let end = self.follow(&server, receiver, stop, heirs, ready).await;
         // Before anybody can ask the next server: nobody answers himself from this one's index.
         if let Some(index) = self.index.take() {
-            index.end();
+            index.invalidate();
         }
         match end {
             // Nobody follows it, so nobody has to wait for what it does in the kernel still.

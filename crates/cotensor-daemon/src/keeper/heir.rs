@@ -5,7 +5,7 @@ use super::channel::{Message, PATIENCE, Receiver, Sockets, say};
 use super::estate::Estate;
 use crate::socket::Bound;
 use cotensor_core::{Error, Result};
-use cotensor_memory::socket_peer;
+use cotensor_memory::process::peer_credentials;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ fn beside(socket: &Path) -> PathBuf {
 }
 
 fn is_own(stream: &UnixStream) -> bool {
-    socket_peer(stream.as_fd()).is_ok_and(|peer| peer.is_own_user())
+    peer_credentials(stream.as_fd()).is_ok_and(|peer| peer.is_own_user())
 }
 
 /// Waits for an heir. The socket goes with this.

@@ -5,7 +5,7 @@ use crate::spill::SpillFile;
 use cotensor_client::protocol::{Id, SegmentInfo, Spec};
 use cotensor_client::wire::FRAME_FDS_MAX;
 use cotensor_core::{ContentHash, Error, Result};
-use cotensor_memory::duplicate;
+use cotensor_memory::process::duplicate_fd;
 use cotensor_store::home::VersionState;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap, HashSet, hash_map};
@@ -397,7 +397,7 @@ impl Ledger {
 
 impl Segment {
     fn descriptor(&self) -> Result<OwnedFd> {
-        duplicate(&*self.file)
+        duplicate_fd(&*self.file)
     }
 }
 

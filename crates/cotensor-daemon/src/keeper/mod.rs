@@ -32,7 +32,7 @@ use crate::spill::{Files, folder_of};
 use crate::{Listening, Ready, Service};
 use channel::{Receiver, Sockets};
 use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_memory::ignore_file_size_signal;
+use cotensor_memory::process::ignore_sigxfsz;
 use estate::Estate;
 use process::Server;
 use std::net::TcpListener;
@@ -95,7 +95,7 @@ pub fn run(role: Role, service: Service, ready: impl FnOnce(Ready<'_>)) -> Resul
 /// Those of [`run`].
 pub fn run_as(launch: Launch, role: Role, service: Service, ready: impl FnOnce(Ready<'_>)) -> Result<()> {
     // Writing a file that grows too long, such as a spilled tensor, is an error, and not the end.
-    ignore_file_size_signal();
+    ignore_sigxfsz();
     match role {
         Role::Foreground => foreground(&service, &launch, ready),
         Role::Server => server::serve(service, launch),

@@ -2,7 +2,7 @@
 
 use super::Role;
 use cotensor_core::{Error, Result};
-use cotensor_memory::socket_peer;
+use cotensor_memory::process::peer_credentials;
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
@@ -178,7 +178,7 @@ pub(super) struct Parent(Pid);
 impl Parent {
     /// The process that made the pair whose end `socket` is, while it is this one's parent: dead, it is not.
     pub(super) fn at_the_other_end(socket: &UnixStream) -> Option<Self> {
-        let pid = Pid::from_raw(socket_peer(socket.as_fd()).ok()?.pid?)?;
+        let pid = Pid::from_raw(peer_credentials(socket.as_fd()).ok()?.pid?)?;
         Some(Self(pid)).filter(Self::lives)
     }
 

@@ -9,7 +9,8 @@ use crate::spill::SpillFile;
 use crate::{Config, Daemon, Listening, Service};
 use cotensor_client::protocol::{SegmentInfo, Spec};
 use cotensor_core::{Error, MemoryKind, Result};
-use cotensor_memory::{Index, duplicate, raise_descriptor_limit};
+use cotensor_memory::SharedIndex;
+use cotensor_memory::process::{duplicate_fd, raise_fd_limit};
 use cotensor_store::home::Record;
 use std::collections::HashMap;
 use std::fs::File;
@@ -50,14 +51,14 @@ pub(super) fn serve(service: Service, launch: Launch) -> Result<()> {
 
 /// A daemon with everything that the keeper which started this process has kept, and the sockets to serve.
 fn take_over(config: Config, launch: Launch) -> Result<(Arc<Daemon>, Sockets, Arc<Kept>)> {
-    raise_descriptor_limit();
+    raise_fd_limit();
     let mut receiver = Receiver::new(standard_input()?);
     let handover = receiver.take_over()?;
     let socket = receiver.socket;
     let keeper = Keeper::Parent(Parent::at_the_other_end(&socket));
     let index = match handover.index {
-        Some(fd) => Index::open(fd, handover.birth.index_slots)?,
-        None => Index::create(crate::index::INDEX_SLOTS)?,
+        Some(fd) => SharedIndex::open(fd, handover.birth.index_slots)?,
+        None => SharedIndex::create(crate::index::INDEX_SLOTS)?,
     };
     let io = |error| Error::io("taking over", &error);
     socket.set_write_timeout(Some(KEEPER_LOOK)).map_err(io)?;
@@ -340,7 +341,7 @@ impl State {
     /// written; `Io` when descriptors cannot be duplicated. None when the keeper is gone: the next one is told.
     pub(crate) fn tell(&mut self, change: Change, file: Option<Arc<File>>) -> Result<()> {
         // Until it is sent.
-        let copies = file.iter().map(|file| duplicate(&**file)).collect::<Result<_>>()?;
+        let copies = file.iter().map(|file| duplicate_fd(&**file)).collect::<Result<_>>()?;
         let message = Message::Change(change);
         self.send(&message, copies)?;
         let Message::Change(change) = message else { return Ok(()) };

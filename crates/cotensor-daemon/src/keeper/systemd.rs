@@ -8,7 +8,7 @@ use super::channel::{Birth, Sockets};
 use super::{Change, Ledger};
 use crate::Listening;
 use cotensor_core::{Error, Result};
-use cotensor_memory::inherited_descriptors;
+use cotensor_memory::process::listen_fds_with_names;
 use rustix::fs::{FlockOperation, MemfdFlags, flock, memfd_create};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -73,7 +73,7 @@ impl Manager {
         socket.set_write_timeout(Some(PATIENCE)).map_err(io)?;
         let mut this =
             Self { socket, stalled: Cell::new(false), ledger: memfd()?, number: 0, written: 0, rewrite_at: 0 };
-        let mut fds: HashMap<String, OwnedFd> = inherited_descriptors()?.into_iter().collect();
+        let mut fds: HashMap<String, OwnedFd> = listen_fds_with_names()?.into_iter().collect();
         let numbers = fds.keys().filter_map(|name| name.strip_prefix(LEDGER)?.parse().ok());
         this.number = numbers.max().unwrap_or(0);
         let held = this.read(&mut fds).unwrap_or_else(|error| {

@@ -263,8 +263,8 @@ impl Store for EmbeddedStore {
         self.reserve_as(spec, holder, false, |memory, len| memory.reserve(len))
     }
 
-    fn reserve_exposed(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
-        self.reserve_as(spec, holder, false, |memory, len| memory.reserve_exposed(len))
+    fn reserve_aliased(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
+        self.reserve_as(spec, holder, false, |memory, len| memory.reserve_aliased(len))
     }
 
     fn reserve_private(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
@@ -311,8 +311,8 @@ impl Store for EmbeddedStore {
         &self.config
     }
 
-    fn prepare(&self, bytes: usize, count: usize) -> Result<usize> {
-        self.memory.prepare(bytes, count)
+    fn prefault(&self, bytes: usize, count: usize) -> Result<usize> {
+        self.memory.prefault(bytes, count)
     }
 
     fn limit_memory(&self, max_bytes: u64) -> Result<()> {

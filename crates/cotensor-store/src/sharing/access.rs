@@ -50,7 +50,7 @@ impl Inner {
         let State { content, views, .. } = &mut *state;
         match content {
             Content::Writable { reservation, .. } => {
-                let keep = reservation.keep_address();
+                let keep = reservation.pin_address();
                 if keep.is_none() && self.residence != Residence::Private {
                     let message = format!("{} was not made for programs that keep its address", self.spec.name);
                     return Err(Error::unsupported(message));

@@ -65,7 +65,7 @@ impl Inner {
         let reservation = match (residence, written) {
             (Residence::Private, _) => store.reserve_private(spec.clone(), &holder)?,
             (Residence::Own | Residence::Store, Written::InPlace) => store.reserve(spec.clone(), &holder)?,
-            (Residence::Own | Residence::Store, Written::ByAddress) => store.reserve_exposed(spec.clone(), &holder)?,
+            (Residence::Own | Residence::Store, Written::ByAddress) => store.reserve_aliased(spec.clone(), &holder)?,
         };
         let (layout, device) = (reservation.layout().clone(), reservation.device());
         let state = RwLock::new(State::new(reservation));

@@ -1,7 +1,7 @@
 //! The kernel and its limits.
 
 use super::{Finding, State, mib, number, read};
-use cotensor_memory::usage;
+use cotensor_memory::process;
 use rustix::process::{Resource, getrlimit};
 
 /// `MADV_COLLAPSE`, which makes huge pages of shared memory, came with 6.1.
@@ -109,7 +109,7 @@ fn huge_pages() -> Option<Finding> {
 }
 
 fn cgroup() -> Finding {
-    match usage::memory_limit() {
+    match process::cgroup_memory_limit() {
         None => Finding::ok("memory limit", "none"),
         Some((max, used)) if max.saturating_sub(used) < MEMORY_MIN_BYTES => Finding::new(
             "memory limit",
@@ -123,7 +123,7 @@ fn cgroup() -> Finding {
 }
 
 fn available() -> Finding {
-    match usage::available_bytes() {
+    match process::available_bytes() {
         Some(bytes) if bytes < MEMORY_MIN_BYTES => Finding::new(
             "memory",
             State::Slow,

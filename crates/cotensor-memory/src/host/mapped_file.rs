@@ -1,0 +1,277 @@
+//! Files of Cotensor's own cache, mapped. User files are never mapped: truncating one would kill its readers.
+
+use crate::mapping::{Access, Mapping};
+use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, padded, size};
+use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, open};
+use std::fs::{File, Metadata, OpenOptions};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A file, mapped read-only. Its descriptor stays open, so that a reader can map private pages of it.
+pub struct MappedFile {
+    map: Mapping,
+    file: File,
+    id: FileId,
+}
+
+/// What tells a file from another one under the same path, and from itself after a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FileId {
+    device: u64,
+    inode: u64,
+    len: u64,
+    modified: (i64, i64),
+}
+
+impl FileId {
+    pub(crate) fn of(file: &Metadata) -> Self {
+        let modified = (file.mtime(), file.mtime_nsec());
+        Self { device: file.dev(), inode: file.ino(), len: file.len(), modified }
+    }
+
+    /// The file's length in bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+}
+
+impl MappedFile {
+    /// Maps a regular file that belongs to this user. Links are not followed.
+    ///
+    /// # Errors
+    /// `Refused` for a link, another kind of file or another owner; `Io`.
+    pub fn open(path: &Path) -> Result<Self> {
+        let io = |error: std::io::Error| Error::io("cannot map", &error).in_file(path);
+        // Not blocking, so that a pipe in the file's place is refused and not waited for.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = File::from(open(path, flags, Mode::empty()).map_err(|error| io(error.into()))?);
+        let found = file.metadata().map_err(io)?;
+        if !found.is_file() || found.uid() != rustix::process::geteuid().as_raw() {
+            return Err(Error::new(ErrorKind::Refused, "not a regular file of this user").in_file(path));
+        }
+        let len = usize::try_from(found.len()).ok().filter(|&len| padded(len).is_ok());
+        let len = len.ok_or_else(|| Error::corrupt("impossible size").in_file(path))?;
+        let map = Mapping::new(file.as_fd(), len, Access::Read).map_err(|error| error.in_file(path))?;
+        Ok(Self { map, file, id: FileId::of(&found) })
+    }
+
+    /// Which file it is.
+    pub(crate) fn id(&self) -> FileId {
+        self.id
+    }
+}
+
+impl Segment for MappedFile {
+    fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::MappedFile
+    }
+
+    fn device(&self) -> Device {
+        Device::Cpu
+    }
+
+    fn bytes(&self) -> Option<&[u8]> {
+        Some(self.map.bytes())
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.file.as_fd())
+    }
+}
+
+/// Memory in files of a folder; each file goes when its segment does.
+#[derive(Debug)]
+pub struct MappedFileMemory {
+    folder: PathBuf,
+    next: AtomicU64,
+}
+
+impl MappedFileMemory {
+    /// Keeps its files in `folder`, which has to exist.
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
+        Self { folder: folder.into(), next: AtomicU64::new(0) }
+    }
+}
+
+impl Memory for MappedFileMemory {
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::MappedFile
+    }
+
+    fn device(&self) -> Device {
+        Device::Cpu
+    }
+
+    fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
+        let name = || format!("{}-{}.segment", std::process::id(), self.next.fetch_add(1, Ordering::Relaxed));
+        let file = MappedFileMut::create(&self.folder, name, len)?;
+        // From here on the file lives through its descriptor and mapping alone.
+        std::fs::remove_file(&file.path).map_err(|error| Error::io("cannot unlink", &error).in_file(&file.path))?;
+        Ok(Box::new(file))
+    }
+}
+
+/// How many names are tried for a new file: containers repeat process ids, and a killed process leaves its files.
+const NAMES_TRIED_MAX: usize = 10_000;
+
+/// A new file, mapped for writing.
+pub(crate) struct MappedFileMut {
+    map: Mapping,
+    file: File,
+    path: PathBuf,
+}
+
+impl MappedFileMut {
+    /// Creates a file of `len` bytes, all of them backed by disk, in `folder` under the first of the names that is free.
+    /// Leaves no file when it fails.
+    pub(crate) fn create(folder: &Path, mut name: impl FnMut() -> String, len: usize) -> Result<Self> {
+        padded(len)?;
+        for _ in 0..NAMES_TRIED_MAX {
+            let path = folder.join(name());
+            match OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path) {
+                Ok(file) => return Self::prepare(file, path, len),
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(Error::io("cannot make a file", &error).in_file(path)),
+            }
+        }
+        Err(Error::new(ErrorKind::Io, "no name for a new file is free; remove abandoned ones").in_file(folder))
+    }
+
+    fn prepare(file: File, path: PathBuf, len: usize) -> Result<Self> {
+        // Shows others that its writer lives; where there are no locks, they wait longer.
+        let _ = file.try_lock();
+        // A full disk is an error now, not a SIGBUS while writing.
+        let backed = if len > 0 { fallocate(&file, FallocateFlags::empty(), 0, len as u64) } else { Ok(()) };
+        let map = backed
+            .map_err(|error| Error::io(format!("cannot make a file of {}", size(len as u64)), &error.into()))
+            .and_then(|()| Mapping::new(file.as_fd(), len, Access::Write));
+        match map {
+            Ok(map) => Ok(Self { map, file, path }),
+            Err(error) => {
+                // The error that matters is the first.
+                let _ = std::fs::remove_file(&path);
+                Err(error.in_file(path))
+            }
+        }
+    }
+
+    /// Where it was made.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The bytes for writing.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        self.map.bytes_mut().unwrap_or_default()
+    }
+
+    /// Waits until the bytes are on the disk.
+    pub(crate) fn sync(&self) -> Result<()> {
+        // Pages that were written through the mapping count as the file's.
+        self.file.sync_data().map_err(|error| Error::io("cannot write to disk", &error).in_file(&self.path))
+    }
+
+    /// Ends writing.
+    pub(crate) fn into_mapped(self) -> Result<MappedFile> {
+        let len = self.map.len();
+        let map = self.map.remap_private(self.file.as_fd(), len, Access::Read)?;
+        let found = self.file.metadata().map_err(|error| Error::io("cannot look at", &error).in_file(&self.path))?;
+        // The lock says that a writer lives.
+        let _ = self.file.unlock();
+        Ok(MappedFile { map, file: self.file, id: FileId::of(&found) })
+    }
+}
+
+impl SegmentMut for MappedFileMut {
+    fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    fn bytes(&self) -> Option<&[u8]> {
+        Some(self.map.bytes())
+    }
+
+    fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        self.map.bytes_mut()
+    }
+
+    fn freeze(self: Box<Self>) -> Result<Arc<dyn Segment>> {
+        Ok(Arc::new(self.into_mapped()?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{Resource, Rlimit};
+
+    #[test]
+    fn conforms_and_leaves_no_file() {
+        let folder = tempfile::tempdir().unwrap();
+        cotensor_core::testing::conformance(&MappedFileMemory::new(folder.path()));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_reader_writes_private_pages_of_a_mapped_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let mapped = MappedFileMemory::new(folder.path()).copy_of(&[7; 5000]).unwrap().freeze().unwrap();
+        let mut copy = crate::PrivateMapping::of(&*mapped, 64..5000).unwrap();
+        copy.bytes_mut().fill(8);
+        assert!(copy.bytes().iter().all(|&byte| byte == 8));
+        assert_eq!(mapped.bytes().unwrap(), [7; 5000]);
+    }
+
+    #[test]
+    fn links_and_folders_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, b"data").unwrap();
+        assert_eq!(MappedFile::open(&file).unwrap().bytes().unwrap(), b"data");
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert!(MappedFile::open(&link).is_err());
+        assert!(MappedFile::open(folder.path()).is_err());
+        assert!(MappedFile::open(&folder.path().join("none")).is_err());
+    }
+
+    #[test]
+    fn names_that_a_killed_process_left_are_passed_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let left: Vec<_> = (0..3).map(|i| folder.path().join(format!("{}-{i}.segment", std::process::id()))).collect();
+        left.iter().for_each(|path| std::fs::write(path, b"left").unwrap());
+        assert!(MappedFileMemory::new(folder.path()).reserve(100).is_ok());
+        assert!(left.iter().all(|path| std::fs::read(path).unwrap() == b"left"));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_mapped_does_not_stay() {
+        const CHILD: &str = "COTENSOR_TEST_SMALL_FOLDER";
+        const LEN: usize = 64 << 20;
+        if let Some(folder) = std::env::var_os(CHILD) {
+            // In a process of its own, because the limit holds for the whole process.
+            let little = Some(LEN as u64 / 2);
+            rustix::process::setrlimit(Resource::As, Rlimit { current: little, maximum: little }).unwrap();
+            let refused = MappedFileMemory::new(folder).reserve(LEN).err().unwrap();
+            assert!(refused.to_string().contains("cannot map"), "{refused}");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let module = module_path!().split_once("::").map_or("", |(_crate, path)| path);
+        let test = format!("{module}::a_file_that_cannot_be_mapped_does_not_stay");
+        child.args(["--exact", &test, "--test-threads=1"]);
+        let output = child.env(CHILD, folder.path()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}

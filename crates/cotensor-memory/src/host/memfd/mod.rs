@@ -1,0 +1,13 @@
+//! Anonymous files (`memfd_create`) that any process can map and no process can write once they are published.
+
+mod allocate;
+mod seal;
+mod sealed;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use allocate::allocate;
+pub(crate) use seal::seal;
+pub use seal::{Guarantee, check_no_holes, check_sealed};
+pub(crate) use sealed::MemfdSlice;
+pub use sealed::{MemfdMemory, MemfdMut, SealedMemfd};

@@ -1,0 +1,12 @@
+//! The size of a huge page.
+
+use std::sync::OnceLock;
+
+/// Bytes of a huge page, if the kernel has them.
+pub(crate) fn huge_page_bytes() -> Option<usize> {
+    static BYTES: OnceLock<Option<usize>> = OnceLock::new();
+    *BYTES.get_or_init(|| {
+        let text = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").ok()?;
+        text.trim().parse().ok().filter(|bytes: &usize| bytes.is_power_of_two())
+    })
+}

@@ -1,0 +1,13 @@
+//! One `mmap` of a file and what belongs to it.
+
+mod aliased;
+mod cache;
+mod dirty_pages;
+mod huge_pages;
+mod mmap;
+
+pub(crate) use aliased::{AddressPin, AliasedMapping};
+pub(crate) use cache::MappingCache;
+pub(crate) use dirty_pages::dirty_bytes;
+pub(crate) use huge_pages::huge_page_bytes;
+pub(crate) use mmap::{Access, Mapping};

@@ -1,0 +1,285 @@
+use super::*;
+use crate::process::mapping_at;
+use format::write_table;
+use notes::NOTE_BYTES_MAX;
+use std::os::unix::fs::PermissionsExt;
+
+/// A pack with `contents`, written and not committed.
+fn begin(cache: &PackCache, contents: &[&[u8]]) -> Box<dyn PackMut> {
+    let entries: Vec<_> = contents.iter().map(|bytes| (ContentHash::of(bytes), bytes.len())).collect();
+    let mut pack = cache.begin(&entries).unwrap();
+    for (index, bytes) in contents.iter().enumerate() {
+        pack.entry_mut(index).copy_from_slice(bytes);
+    }
+    pack
+}
+
+fn put(cache: &PackCache, contents: &[&[u8]]) -> Vec<ContentHash> {
+    for ((segment, range), bytes) in begin(cache, contents).commit().unwrap().into_iter().zip(contents) {
+        assert_eq!(&segment.bytes().unwrap()[range], *bytes);
+    }
+    contents.iter().map(|bytes| ContentHash::of(bytes)).collect()
+}
+
+fn found(cache: &PackCache, hash: &ContentHash) -> Option<Vec<u8>> {
+    cache.find(hash).map(|(segment, range)| segment.bytes().unwrap()[range].to_vec())
+}
+
+fn only_pack(folder: &Path) -> PathBuf {
+    let packs: Vec<_> = pack_files(&folder.join("packs")).map(|(path, _)| path).collect();
+    assert_eq!(packs.len(), 1, "{packs:?}");
+    packs[0].clone()
+}
+
+#[test]
+fn what_one_cache_keeps_another_finds() {
+    let folder = tempfile::tempdir().unwrap();
+    let (one, other) = (PackCache::open(folder.path()).unwrap(), PackCache::open(folder.path()).unwrap());
+    let hashes = put(&one, &[b"first", b"", &[9; 5000]]);
+    for (hash, bytes) in hashes.iter().zip([&b"first"[..], b"", &[9; 5000]]) {
+        let (segment, range) = other.find(hash).unwrap();
+        assert_eq!(&segment.bytes().unwrap()[range.clone()], bytes);
+        assert_eq!(range.start % cotensor_core::ALIGNMENT, 0);
+    }
+    let (a, b) = (other.find(&hashes[0]).unwrap().0, other.find(&hashes[2]).unwrap().0);
+    assert!(Arc::ptr_eq(&a, &b), "one mapping for a pack");
+    assert!(other.find(&ContentHash::of(b"unknown")).is_none());
+    assert!(one.verify().0 == 3 && one.verify().1.is_empty() && one.usage().0 == 1);
+}
+
+#[test]
+fn an_abandoned_pack_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = PackCache::open(folder.path()).unwrap();
+    drop(cache.begin(&[(ContentHash::of(b"x"), 1)]).unwrap());
+    assert_eq!(std::fs::read_dir(folder.path().join("packs")).unwrap().count(), 0);
+}
+
+#[test]
+fn what_a_killed_writer_left_goes_and_what_a_living_one_writes_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let packs = folder.path().join("packs");
+    let cache = PackCache::open(folder.path()).unwrap();
+    let pack = cache.begin(&[(ContentHash::of(b"x"), 1)]).unwrap();
+    std::fs::write(packs.join(".tmp-left"), b"half").unwrap();
+    std::fs::write(packs.join(".tmp-new"), b"half").unwrap();
+    let names = || {
+        let entries = std::fs::read_dir(&packs).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        entries.collect::<Vec<_>>()
+    };
+    for name in names().iter().filter(|name| *name != ".tmp-new") {
+        let old = SystemTime::now() - 2 * UNLOCKED_AFTER;
+        std::fs::File::options().write(true).open(packs.join(name)).unwrap().set_modified(old).unwrap();
+    }
+    PackCache::open(folder.path()).unwrap();
+    assert!(names().len() == 2 && !names().contains(&".tmp-left".to_owned()), "{:?}", names());
+    pack.commit().unwrap();
+}
+
+#[test]
+fn a_file_in_place_of_the_folder_is_told() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let error = PackCache::open(file.path()).err().unwrap();
+    assert_eq!((error.kind(), error.file()), (ErrorKind::Refused, Some(file.path())), "{error}");
+}
+
+#[test]
+fn damaged_and_removed_packs_are_ignored_with_a_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = PackCache::open(folder.path()).unwrap();
+    let hash = put(&cache, &[b"content"])[0];
+    std::fs::write(folder.path().join("packs/bad.pack"), b"not a pack at all").unwrap();
+    let fresh = PackCache::open(folder.path()).unwrap();
+    assert!(fresh.problems()[0].to_string().contains("bad.pack"));
+    assert!(fresh.find(&hash).is_some());
+    for (path, _) in pack_files(&folder.path().join("packs")) {
+        std::fs::remove_file(path).unwrap();
+    }
+    assert!(fresh.find(&hash).is_none());
+}
+
+#[test]
+fn notes_are_kept_and_bounded() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = PackCache::open(folder.path()).unwrap();
+    let key = ContentHash::of(b"key");
+    assert_eq!(cache.recall(&key), None);
+    cache.remember(&key, b"one").unwrap();
+    cache.remember(&key, b"two").unwrap();
+    assert_eq!(PackCache::open(folder.path()).unwrap().recall(&key).unwrap(), b"two");
+    assert!(cache.remember(&key, &vec![0; NOTE_BYTES_MAX + 1]).is_err());
+}
+
+#[test]
+fn a_folder_that_others_may_enter_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("cache");
+    let set = |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    PackCache::open(&cache).unwrap();
+    assert_eq!(std::fs::metadata(&cache).unwrap().mode() & 0o777, 0o700);
+    for (part, mode) in [("packs", 0o755), ("notes", 0o710), ("", 0o777), ("", 0o720)] {
+        let part = cache.join(part);
+        set(&part, mode);
+        let refused = PackCache::open(&cache).err().unwrap();
+        assert_eq!(refused.kind(), ErrorKind::Refused);
+        assert!(refused.to_string().contains(&format!("{mode:04o}")), "{refused}");
+        set(&part, 0o700);
+    }
+    set(&cache, 0o755);
+    PackCache::open(&cache).unwrap();
+}
+
+#[test]
+fn of_two_writers_of_one_pack_the_first_serves_both() {
+    let folder = tempfile::tempdir().unwrap();
+    let (one, other) = (PackCache::open(folder.path()).unwrap(), PackCache::open(folder.path()).unwrap());
+    let contents: [&[u8]; 2] = [&[1; 5000], b"two"];
+    let (first, second) = (begin(&one, &contents), begin(&other, &contents));
+    let first = first.commit().unwrap();
+    let inode = std::fs::metadata(only_pack(folder.path())).unwrap().ino();
+    let second = second.commit().unwrap();
+    assert_eq!(std::fs::metadata(only_pack(folder.path())).unwrap().ino(), inode, "nobody is left with an orphan");
+    for located in [first, second] {
+        for ((segment, range), bytes) in located.into_iter().zip(contents) {
+            assert_eq!(&segment.bytes().unwrap()[range], bytes);
+            assert_eq!(mapping_at(segment.bytes().unwrap().as_ptr()).unwrap().inode, inode);
+        }
+    }
+    assert_eq!(std::fs::read_dir(folder.path().join("packs")).unwrap().count(), 1, "no temporary file stays");
+}
+
+#[test]
+fn a_damaged_pack_is_replaced_and_found_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let hash = put(&PackCache::open(folder.path()).unwrap(), &[b"content"])[0];
+    std::fs::write(only_pack(folder.path()), b"not a pack at all").unwrap();
+    let (cache, other) = (PackCache::open(folder.path()).unwrap(), PackCache::open(folder.path()).unwrap());
+    assert_eq!((found(&cache, &hash), cache.problems().len()), (None, 1));
+    put(&cache, &[b"content"]);
+    for cache in [&cache, &other] {
+        assert_eq!(found(cache, &hash).unwrap(), b"content");
+        assert!(cache.problems().is_empty());
+    }
+}
+
+#[test]
+fn what_two_packs_hold_outlives_either() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = PackCache::open(folder.path()).unwrap();
+    let hash = put(&cache, &[b"shared"])[0];
+    let first = only_pack(folder.path());
+    put(&cache, &[b"shared", b"more"]);
+    let fresh = PackCache::open(folder.path()).unwrap();
+    std::fs::remove_file(first).unwrap();
+    for cache in [&cache, &fresh] {
+        assert_eq!(found(cache, &hash).unwrap(), b"shared");
+    }
+    std::fs::remove_file(only_pack(folder.path())).unwrap();
+    for cache in [&cache, &fresh] {
+        assert_eq!(found(cache, &hash), None);
+    }
+}
+
+#[test]
+fn a_replaced_pack_is_read_by_its_own_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = PackCache::open(folder.path()).unwrap();
+    let hashes = put(&cache, &[&[1; 100], &[2; 100]]);
+    // The same contents the other way round.
+    let (entries, len) = plan(&[(hashes[1], 100), (hashes[0], 100)]).unwrap();
+    let mut file = vec![0; len];
+    write_table(&entries, &mut file);
+    file[entries[0].range.clone()].fill(2);
+    file[entries[1].range.clone()].fill(1);
+    let other = folder.path().join("other");
+    std::fs::write(&other, file).unwrap();
+    std::fs::rename(&other, only_pack(folder.path())).unwrap();
+    assert_eq!(found(&cache, &hashes[0]).unwrap(), [1; 100]);
+    assert_eq!(found(&cache, &hashes[1]).unwrap(), [2; 100]);
+}
+
+/// Changes the last byte of the only pack.
+fn damage(folder: &Path) -> PathBuf {
+    let path = only_pack(folder);
+    let mut bytes = std::fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+#[test]
+fn verifying_finds_and_removes_a_pack_with_a_changed_byte() {
+    let folder = tempfile::tempdir().unwrap();
+    let hash = put(&PackCache::open(folder.path()).unwrap(), &[b"content"])[0];
+    let path = damage(folder.path());
+    let cache = PackCache::open(folder.path()).unwrap();
+    let (right, wrong) = cache.verify();
+    assert_eq!((right, wrong.len(), path.exists()), (0, 1, false));
+    assert_eq!((wrong[0].kind(), wrong[0].file()), (ErrorKind::Corrupt, Some(&*path)));
+    assert_eq!(wrong[0].field(), Some(&*hash.to_string()));
+    assert_eq!(cache.verify().1.len(), 0);
+}
+
+#[test]
+fn a_pack_that_was_changed_is_not_found_but_removed_and_made_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (first, fresh) = (PackCache::open(folder.path()).unwrap(), PackCache::open(folder.path()).unwrap());
+    let hash = put(&first, &[b"content"])[0];
+    assert_eq!(found(&fresh, &hash).unwrap(), b"content");
+    let path = damage(folder.path());
+    let later = PackCache::open(folder.path()).unwrap();
+    assert_eq!((found(&later, &hash), path.exists()), (None, false));
+    assert!(later.problems()[0].to_string().contains("does not have its hash"));
+    put(&later, &[b"content"]);
+    assert_eq!(found(&PackCache::open(folder.path()).unwrap(), &hash).unwrap(), b"content");
+}
+
+#[test]
+fn a_pack_is_hashed_once_for_all_processes_since_the_machine_started() {
+    let folder = tempfile::tempdir().unwrap();
+    let hash = put(&PackCache::open(folder.path()).unwrap(), &[b"content"])[0];
+    let path = only_pack(folder.path());
+    let written = std::fs::metadata(&path).unwrap().modified().unwrap();
+    damage(folder.path());
+    // With its old times it is the file that was verified: nothing hashes it again.
+    std::fs::File::options().write(true).open(&path).unwrap().set_modified(written).unwrap();
+    assert_ne!(found(&PackCache::open(folder.path()).unwrap(), &hash).unwrap(), b"content");
+    // Without the notes, as after a start of the machine, the next user hashes it.
+    for note in std::fs::read_dir(folder.path().join("notes")).unwrap().flatten() {
+        std::fs::remove_file(note.path()).unwrap();
+    }
+    assert_eq!(found(&PackCache::open(folder.path()).unwrap(), &hash), None);
+}
+
+#[test]
+fn pruning_removes_what_nobody_used_for_long() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = PackCache::open(folder.path()).unwrap();
+    let old = put(&cache, &[b"old"])[0];
+    let path = only_pack(folder.path());
+    let long_ago = std::fs::FileTimes::new()
+        .set_accessed(SystemTime::now() - Duration::from_secs(90 * 86_400))
+        .set_modified(SystemTime::now() - Duration::from_secs(90 * 86_400));
+    std::fs::File::options().write(true).open(&path).unwrap().set_times(long_ago).unwrap();
+    let new = put(&cache, &[b"new"])[0];
+    assert_eq!(cache.prune(Duration::from_secs(30 * 86_400)).unwrap().0, 1);
+    assert!(!path.exists() && found(&cache, &old).is_none() && found(&cache, &new).is_some());
+    let (count, bytes) = cache.prune(Duration::ZERO).unwrap();
+    assert!(count == 1 && bytes > 0 && cache.usage() == (0, 0));
+    assert_eq!(std::fs::read_dir(folder.path().join("notes")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_named_pack_is_on_the_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = PackCache::open(folder.path()).unwrap();
+    let (segment, _) = begin(&cache, &[&[1; 1 << 20]]).commit().unwrap().pop().unwrap();
+    let bytes = segment.bytes().unwrap();
+    // Touched, so that the pages are this mapping's to report.
+    assert!(bytes.iter().map(|&byte| usize::from(byte)).sum::<usize>() > 1 << 20);
+    let mapping = mapping_at(bytes.as_ptr()).unwrap();
+    assert!(mapping.resident_bytes >= 1 << 20);
+    let on_disk = rustix::fs::statfs(folder.path()).unwrap().f_type != 0x0102_1994;
+    // A tmpfs never writes its pages anywhere.
+    assert!(mapping.dirty_bytes == 0 || !on_disk, "{mapping:?}");
+}

@@ -1,0 +1,69 @@
+//! Verifying packs: the contents of each are hashed once after the machine started.
+
+use super::format::PackEntry;
+use super::notes::Notes;
+use crate::host::FileId;
+use cotensor_core::{ContentHash, Hasher};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::available_parallelism;
+
+/// Threads that hash one pack.
+const THREADS_MAX: usize = 4;
+
+/// Remembers in notes which packs were verified, so that a second process does not hash them again. A note holds for one
+/// file (device, inode, length, time of the last write) and one start of the machine.
+pub(super) struct Verified {
+    notes: Notes,
+    /// The kernel's identifier of this start; without it, every process verifies.
+    boot: Option<String>,
+}
+
+impl Verified {
+    pub(super) fn new(notes: Notes) -> Self {
+        Self { notes, boot: std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok() }
+    }
+
+    /// Whether the pack at `path` was verified as the file that it is.
+    pub(super) fn contains(&self, path: &Path, id: FileId) -> bool {
+        let note = self.note(id);
+        note.is_some() && self.notes.recall(&key(path)) == note
+    }
+
+    pub(super) fn insert(&self, path: &Path, id: FileId) {
+        if let Some(note) = self.note(id) {
+            // Best effort: without the note the next process verifies again.
+            let _ = self.notes.remember(&key(path), &note);
+        }
+    }
+
+    fn note(&self, id: FileId) -> Option<Vec<u8>> {
+        Some(format!("{} {id:?}", self.boot.as_ref()?.trim()).into_bytes())
+    }
+}
+
+/// One note for each pack: the next start of the machine replaces it.
+fn key(path: &Path) -> ContentHash {
+    let mut hasher = Hasher::new("cotensor verified pack v1");
+    hasher.field(path.file_name().unwrap_or_default().as_encoded_bytes());
+    hasher.finish()
+}
+
+/// The first of `entries` whose bytes in `pack` do not have their hash.
+pub(super) fn damaged<'a>(pack: &[u8], entries: &'a [PackEntry]) -> Option<&'a PackEntry> {
+    let next = AtomicUsize::new(0);
+    let search = || loop {
+        let entry = entries.get(next.fetch_add(1, Ordering::Relaxed))?;
+        if pack.get(entry.range.clone()).map(ContentHash::of) != Some(entry.hash) {
+            return Some(entry);
+        }
+    };
+    let threads = available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(search)).collect();
+        let own = search();
+        let found =
+            others.into_iter().map(|other| other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        found.flatten().chain(own).min_by_key(|entry| entry.range.start)
+    })
+}
