@@ -14,7 +14,7 @@ pub use raw::Raw;
 use cotensor_client::ClientStore;
 use cotensor_core::DType;
 use cotensor_daemon::{Config, Daemon, Embedded};
-use cotensor_store::{CopyReason, Lease, Store, TensorSpec};
+use cotensor_store::{CopyReason, Lease, Store, StoreReports, TensorSpec, TensorStore};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

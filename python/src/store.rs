@@ -378,7 +378,7 @@ impl Store {
         let store = self.opened(py)?;
         let found = py.detach(|| match &store {
             Opened::Client(store) => store.report::<p::Diagnostics, Diagnostics>(),
-            Opened::Embedded(store) => Ok(cotensor::Store::diagnostics(&**store)),
+            Opened::Embedded(store) => Ok(cotensor::StoreReports::diagnostics(&**store)),
         });
         let mut names: Vec<_> = found.or_raise(py)?.tensors.into_iter().map(|tensor| tensor.name).collect();
         names.sort_unstable();
@@ -449,7 +449,7 @@ impl Store {
         match self.opened(py) {
             Ok(Opened::Client(store)) => format!("<Store of the daemon at {}>", store.socket().display()),
             Ok(Opened::Embedded(store)) => {
-                let stats = cotensor::Store::stats(&*store);
+                let stats = cotensor::StoreReports::stats(&*store);
                 format!("<Store in this process, {} tensors, {} bytes>", stats.total_tensors, stats.memory_usage_bytes)
             }
             Err(_) => "<Store, closed>".to_owned(),

@@ -4,7 +4,7 @@ use cotensor_attacks::{Raw, Target, content, put, spec, tells_nothing};
 use cotensor_client::{ClientStore, protocol as p};
 use cotensor_core::{ErrorKind, Memory};
 use cotensor_memory::{MemfdMemory, Slab};
-use cotensor_store::{Lease, Store};
+use cotensor_store::{Lease, TensorStore};
 use rustix::fs::{
     FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create, open,
 };

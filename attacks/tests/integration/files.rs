@@ -3,7 +3,7 @@
 use cotensor_attacks::{Target, content};
 use cotensor_client::files::{Entry, Format, Put, TensorReader, write};
 use cotensor_core::{DType, ErrorKind, Kind};
-use cotensor_store::{Retention, Store};
+use cotensor_store::{Retention, TensorStore};
 use std::fs::File;
 use std::io::Read;
 use std::time::Duration;

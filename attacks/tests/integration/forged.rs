@@ -4,7 +4,7 @@ use cotensor_attacks::{Raw, Target, spec, tells_nothing};
 use cotensor_client::protocol as p;
 use cotensor_core::{ContentHash, Memory};
 use cotensor_memory::MemfdMemory;
-use cotensor_store::{Claim, Key, Store};
+use cotensor_store::{Claim, ComputationStore, Key, TensorStore};
 use serde_json::{Value, json};
 use std::os::fd::OwnedFd;
 

@@ -5,7 +5,7 @@ use cotensor_attacks::{Target, content, put};
 use cotensor_client::ClientStore;
 use cotensor_core::{MemoryKind, Segment};
 use cotensor_memory::{Guarantee, PrivateMapping, SealedMemfd, SharedIndex, Slab};
-use cotensor_store::{CopyReason, Lease, Store};
+use cotensor_store::{CopyReason, Lease, StoreReports, TensorStore};
 use rustix::fs::{
     FallocateFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, ftruncate, open,
 };

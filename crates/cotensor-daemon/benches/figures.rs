@@ -9,7 +9,7 @@ use cotensor_core::{DType, Kind, Segment};
 use cotensor_daemon::keeper::{self, Role};
 use cotensor_daemon::{Config, Service};
 use cotensor_memory::{Guarantee, MemfdMut, SealedMemfd, copy_parallel};
-use cotensor_store::{CopyReason, Retention, Store, TensorSpec};
+use cotensor_store::{CopyReason, MemoryControl, Retention, TensorSpec, TensorStore};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{Read, Write};
 use std::os::fd::AsFd;

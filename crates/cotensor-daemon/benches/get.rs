@@ -6,7 +6,7 @@
 mod support;
 
 use cotensor_client::protocol as p;
-use cotensor_store::{CopyReason, Store};
+use cotensor_store::{CopyReason, TensorStore};
 use criterion::{Criterion, criterion_group, criterion_main};
 use support::{Running, spec};
 

@@ -3,8 +3,8 @@
 use cotensor_client::protocol::IndexSlot;
 use cotensor_core::{Error, Result};
 use cotensor_memory::SharedIndex;
-use cotensor_store::home::Record;
-use cotensor_store::slots::{self, Place, Words};
+use cotensor_store::backend::Record;
+use cotensor_store::{self as store, Place, Words};
 use cotensor_store::{EmbeddedStore, Lease};
 use std::os::fd::OwnedFd;
 
@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 pub(crate) const INDEX_SLOTS: u32 = 1 << 16;
 
 /// Who has which slot of the index.
-pub(crate) struct Slots(slots::Slots<Shared>);
+pub(crate) struct Slots(store::Slots<Shared>);
 
 /// The index, which clients map.
 struct Shared(SharedIndex);
@@ -34,7 +34,7 @@ impl Slots {
     /// `Io` when the system refuses.
     pub(crate) fn new(index: SharedIndex) -> Result<Self> {
         index.seal()?;
-        Ok(Self(slots::Slots::new(Shared(index))))
+        Ok(Self(store::Slots::new(Shared(index))))
     }
 
     pub(crate) fn count(&self) -> u32 {
@@ -70,7 +70,7 @@ impl Slots {
 mod tests {
     use super::*;
     use cotensor_memory::SharedIndexReader;
-    use cotensor_store::{Store, TensorSpec};
+    use cotensor_store::{TensorSpec, TensorStore};
 
     fn put(store: &EmbeddedStore, name: &str) -> Lease {
         let spec = TensorSpec::new(name, cotensor_core::DType::U8, &[1]);

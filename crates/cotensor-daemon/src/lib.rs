@@ -64,8 +64,8 @@ const MISPLACED_LOOKS: u32 = 3;
 /// may begin.
 pub(crate) const TIDY_AFTER: Duration = Duration::from_secs(1);
 /// What the budget counts for a tensor beside its memory: names, records, entries and one lease, which the server and its
-/// supervisor keep in their heaps. More for its texts ([`TEXT_COPIES`](cotensor_store::home::TEXT_COPIES)) and dimensions
-/// ([`DIMENSION_BYTES`](cotensor_store::home::DIMENSION_BYTES)).
+/// supervisor keep in their heaps. More for its texts ([`TEXT_COPIES`](cotensor_store::backend::TEXT_COPIES)) and dimensions
+/// ([`DIMENSION_BYTES`](cotensor_store::backend::DIMENSION_BYTES)).
 pub const METADATA_BYTES: u64 = 864;
 /// Numbers in JSON are exact up to 2^53, and a session's has the server's above 32 bits.
 const SERVERS_MASK: u64 = (1 << 20) - 1;

@@ -5,7 +5,7 @@ use crate::takeover::Inode;
 use cotensor_core::{Device, Error, ErrorKind, MemoryKind, Result, Segment};
 use cotensor_memory::{Guarantee, MemfdMut, check_no_holes, check_sealed};
 use cotensor_store::Share;
-use cotensor_store::home::Charge;
+use cotensor_store::backend::Charge;
 use std::any::Any;
 use std::collections::HashMap;
 use std::fs::File;

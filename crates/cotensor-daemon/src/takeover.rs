@@ -10,9 +10,10 @@ use cotensor_client::hex;
 use cotensor_client::protocol::{Id, RESUME_TOKEN, Resume};
 use cotensor_core::{ContentHash, Error, ErrorKind, Layout, Result, Segment, size};
 use cotensor_memory::SharedIndex;
-use cotensor_store::home::{Charge, Record};
+use cotensor_store::backend::{Charge, Record};
 use cotensor_store::{
-    Absent, Claim, EmbeddedStore, Holder, Key, Lease, Restored, Share, Spilled, Store, TensorId, Ticket, Watch,
+    Absent, BlobStore, Claim, EmbeddedStore, Holder, Key, Lease, Restored, Share, Spilled, TensorId, TensorStore,
+    Ticket, Watch,
 };
 use rustix::process::{Pid, test_kill_process};
 use std::collections::{BTreeSet, HashMap, HashSet};

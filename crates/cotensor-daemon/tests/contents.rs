@@ -5,7 +5,7 @@ mod support;
 
 use cotensor_client::ClientStore;
 use cotensor_core::{ContentHash, DType, ErrorKind, Hasher, Result};
-use cotensor_store::{Claim, ContentSource, ContentSpec, CopyReason, Key, Store};
+use cotensor_store::{BlobStore, Claim, ComputationStore, ContentSource, ContentSpec, CopyReason, Key, TensorStore};
 use std::sync::Arc;
 use support::{Running, spec};
 

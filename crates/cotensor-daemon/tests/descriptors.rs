@@ -3,7 +3,7 @@
 
 mod support;
 
-use cotensor_store::{Retention, Store};
+use cotensor_store::{Retention, StoreReports, TensorStore};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::time::Duration;
 use support::Running;

@@ -3,7 +3,7 @@
 
 mod support;
 
-use cotensor_store::{Retention, Store};
+use cotensor_store::{Retention, StoreReports, TensorStore};
 use rustix::process::Signal;
 use std::time::Duration;
 use support::processes::{Processes, children, content, put, settles_empty, signal, until, with_argument};

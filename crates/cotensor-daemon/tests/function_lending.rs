@@ -4,7 +4,7 @@
 mod support;
 
 use cotensor_client::functions::{Arguments, Cache, Context, Failure, Functions, Options, Outlet, Provider, Value};
-use cotensor_store::{CopyReason, Lease, Store};
+use cotensor_store::{CopyReason, Lease, StoreReports, TensorStore};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};

@@ -5,7 +5,7 @@ mod support;
 
 use cotensor_client::functions::{Functions, Limits, Options, Provider, Value};
 use cotensor_core::{DType, ErrorKind};
-use cotensor_store::{ManualClock, Store, TensorId};
+use cotensor_store::{ManualClock, StoreReports, TensorId};
 use std::sync::Arc;
 use std::time::Duration;
 use support::Running;

@@ -5,7 +5,7 @@ mod support;
 
 use cotensor_client::functions::{Arguments, Functions, Options, Provider, Value};
 use cotensor_core::{DType, ErrorKind};
-use cotensor_store::Store;
+use cotensor_store::StoreReports;
 use std::sync::Arc;
 use support::Running;
 use support::calls::{Door, int, none};

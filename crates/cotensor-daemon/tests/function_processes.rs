@@ -10,7 +10,7 @@ use cotensor_client::functions::{
 };
 use cotensor_core::{DType, ErrorKind};
 use cotensor_daemon::{Config, Embedded, connect_or_embed};
-use cotensor_store::{CopyReason, Store};
+use cotensor_store::{CopyReason, StoreReports, TensorStore};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};

@@ -6,7 +6,7 @@ mod support;
 use cotensor_client::functions::{Arguments, Failure, Functions, Limits, Options, Provider, Value};
 use cotensor_client::protocol::provider::TaskState;
 use cotensor_core::{DType, ErrorKind};
-use cotensor_store::{ManualClock, Store};
+use cotensor_store::{ManualClock, StoreReports, TensorStore};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

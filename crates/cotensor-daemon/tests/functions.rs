@@ -6,7 +6,7 @@ mod support;
 use cotensor_client::functions::{Arguments, Entries, Failure, Functions, Limits, Options, Provider, Value};
 use cotensor_client::protocol::provider::TaskState;
 use cotensor_core::{DType, ErrorKind};
-use cotensor_store::{Lease, ManualClock, Store};
+use cotensor_store::{Lease, ManualClock, StoreReports, TensorStore};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;

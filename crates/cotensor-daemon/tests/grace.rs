@@ -6,7 +6,7 @@ mod support;
 use cotensor_client::functions::{Functions, Options, Provider};
 use cotensor_client::{ClientStore, Connection, protocol as p};
 use cotensor_core::ErrorKind;
-use cotensor_store::{CopyReason, Retention, Store};
+use cotensor_store::{CopyReason, Retention, TensorStore};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::calls::none;

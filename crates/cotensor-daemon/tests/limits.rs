@@ -5,7 +5,7 @@ mod support;
 
 use cotensor_client::protocol as p;
 use cotensor_core::{ContentHash, ErrorKind};
-use cotensor_store::{Lease, Store};
+use cotensor_store::{Lease, Store, TensorStore};
 use support::{Running, spec};
 
 fn put(store: &dyn Store, name: &str, bytes: usize) -> cotensor_core::Result<Lease> {

@@ -4,7 +4,7 @@
 mod support;
 
 use cotensor_client::ClientStore;
-use cotensor_store::{Retention, Store};
+use cotensor_store::{Retention, TensorStore};
 use rustix::process::Signal;
 use std::path::Path;
 use std::time::Duration;

@@ -101,7 +101,7 @@ fn the_minimal_client_publishes_gets_maps_calls_and_releases() {
             run().ends_with("no function nobody provides a function \"double\"\n")
         });
     }
-    cotensor_store::Store::remove(&*running.connect("last"), "minimal/x").unwrap();
+    cotensor_store::TensorStore::remove(&*running.connect("last"), "minimal/x").unwrap();
     running.settles_at(0);
 }
 
@@ -113,8 +113,8 @@ fn the_reader_in_the_document_survives_a_notification_and_an_error() {
     let client = running.connect("publisher");
     let floats: Vec<u8> = [1.0_f32, 2.0].iter().flat_map(|value| value.to_le_bytes()).collect();
     let spec = cotensor_store::TensorSpec::new("query", DType::F32, &[2]);
-    let holder = cotensor_store::Store::holder(&*client, "");
-    let mut reservation = cotensor_store::Store::reserve(&*client, spec, &holder).unwrap();
+    let holder = cotensor_store::TensorStore::holder(&*client, "");
+    let mut reservation = cotensor_store::TensorStore::reserve(&*client, spec, &holder).unwrap();
     reservation.write(&floats, cotensor_store::CopyReason::Put).unwrap();
     let _lease = reservation.publish().unwrap();
     // It offers a function, so that another client's lookup is a notification to it.

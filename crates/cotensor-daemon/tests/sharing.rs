@@ -4,7 +4,10 @@
 mod support;
 
 use cotensor_core::{ContentHash, DType, ErrorKind, Result};
-use cotensor_store::{Claim, ContentSource, ContentSpec, CopyReason, Key, Lease, Store};
+use cotensor_store::{
+    BlobStore, Claim, ComputationStore, ContentSource, ContentSpec, CopyReason, Key, Lease, MemoryControl,
+    StoreReports, TensorStore,
+};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use support::calls::put;
 use support::{Running, spec};

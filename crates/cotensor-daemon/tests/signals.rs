@@ -4,7 +4,7 @@
 mod support;
 
 use cotensor_core::ErrorKind;
-use cotensor_store::{CopyReason, Retention, Store};
+use cotensor_store::{CopyReason, Retention, TensorStore};
 use rustix::process::Signal;
 use std::ffi::OsString;
 use std::path::Path;

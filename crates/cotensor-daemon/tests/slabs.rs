@@ -7,7 +7,7 @@ use cotensor_client::ClientStore;
 use cotensor_client::protocol::{Empty, Sessions};
 use cotensor_core::ErrorKind;
 use cotensor_daemon::METADATA_BYTES;
-use cotensor_store::{Lease, Retention, Store};
+use cotensor_store::{Lease, Retention, StoreReports, TensorStore};
 use rustix::param::page_size;
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;

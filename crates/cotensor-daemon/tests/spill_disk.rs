@@ -5,7 +5,7 @@ mod support;
 
 use cotensor_client::{ClientStore, protocol as p};
 use cotensor_core::ErrorKind;
-use cotensor_store::{CopyReason, Retention, Store};
+use cotensor_store::{CopyReason, Retention, StoreReports, TensorStore};
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;

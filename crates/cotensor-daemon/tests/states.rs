@@ -5,7 +5,7 @@ mod support;
 
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::{List, ListParams, NameParams, TensorState, Who};
-use cotensor_store::{Retention, Store};
+use cotensor_store::{Retention, TensorStore};
 use std::time::Duration;
 use support::processes::{Processes, content, put, settles_empty, until};
 

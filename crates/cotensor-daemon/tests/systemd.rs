@@ -5,7 +5,7 @@ mod support;
 
 use command_fds::{CommandFdExt, FdMapping};
 use cotensor_client::ClientStore;
-use cotensor_store::{Retention, Store};
+use cotensor_store::{Retention, TensorStore};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::Signal;
 use std::collections::BTreeMap;

@@ -5,7 +5,9 @@ mod support;
 
 use cotensor_client::{ClientStore, protocol as p};
 use cotensor_core::{ContentHash, ErrorKind};
-use cotensor_store::{Claim, CopyReason, Key, Lease, Retention, Store};
+use cotensor_store::{
+    BlobStore, Claim, ComputationStore, CopyReason, Key, Lease, Retention, StoreReports, TensorStore,
+};
 use rustix::process::Signal;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -3,7 +3,7 @@
 
 mod support;
 
-use cotensor_store::{Retention, Store};
+use cotensor_store::{Retention, TensorStore};
 use rustix::process::Signal;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;

@@ -91,7 +91,7 @@ impl ResourcePool {
     /// Limits the pool's store to `max_memory_mb` MiB, weights included, and gives a manager of the tensors in it.
     ///
     /// # Errors
-    /// As [`cotensor_store::Store::limit_memory`].
+    /// As [`cotensor_store::MemoryControl::limit_memory`].
     pub fn setup_tensor_sharing(&self, max_memory_mb: u64) -> Result<TensorSharingManager> {
         let store = self.runtime.store();
         store.limit_memory(max_memory_mb.saturating_mul(1 << 20))?;
@@ -132,7 +132,7 @@ impl ResourcePool {
     /// Publishes `tensor_data` under `tensor_name` and leases it to every consumer.
     ///
     /// # Errors
-    /// `Invalid` when data and shape differ in size, `Unsupported` for a storage type that is not here, or as [`cotensor_store::Store::reserve`].
+    /// `Invalid` when data and shape differ in size, `Unsupported` for a storage type that is not here, or as [`cotensor_store::TensorStore::reserve`].
     #[allow(clippy::too_many_arguments, reason = "the documented call has these arguments")]
     pub fn share_tensor_between_models(
         &self,

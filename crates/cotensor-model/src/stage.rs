@@ -94,7 +94,7 @@ impl Stage {
     /// inputs compute it once.
     ///
     /// # Errors
-    /// As [`LoadedGraph::run`] and [`Store::claim`]; `OverBudget` when the outputs do not fit the store.
+    /// As [`LoadedGraph::run`] and [`ComputationStore::claim`]; `OverBudget` when the outputs do not fit the store.
     pub fn run(&self, inputs: &[(&str, &Value)], outputs: &[&str], holder: &Holder) -> Result<StageRun> {
         let start = Instant::now();
         let compute = || {
@@ -115,7 +115,7 @@ impl Stage {
     /// A private copy always computes.
     ///
     /// # Errors
-    /// What `compute` returns, or as [`Store::claim`].
+    /// What `compute` returns, or as [`ComputationStore::claim`].
     pub fn run_once(
         &self,
         label: &str,
@@ -226,6 +226,7 @@ fn filled(
 mod tests {
     use super::*;
     use cotensor_store::{EmbeddedStore, SharingConfig};
+    use cotensor_store::{StoreReports, TensorStore};
     use std::sync::Barrier;
 
     fn once(store: &EmbeddedStore, compute: impl FnOnce() -> Result<Vec<Array>>) -> Result<(Vec<Value>, bool)> {

@@ -9,7 +9,7 @@ use cotensor_core::{DType, ErrorKind};
 use cotensor_model::array::ArrayView;
 use cotensor_model::engine::{Engine, FileMode, RtenEngine};
 use cotensor_model::graph::Graph;
-use cotensor_store::{CopyReason, EmbeddedStore, Store};
+use cotensor_store::{CopyReason, EmbeddedStore, StoreReports};
 use engine_support::*;
 use rten_onnx::onnx::{DataType, GraphProto, ModelProto};
 use std::sync::Arc;

@@ -6,7 +6,7 @@ mod engine_support;
 
 use cotensor_core::ErrorKind;
 use cotensor_model::engine::{Engine, FileMode, RtenEngine};
-use cotensor_store::Store;
+use cotensor_store::{MemoryControl, StoreReports};
 use engine_support::*;
 
 /// Rows of the weight here: 4 MiB in all, so that a hundred leaked copies could not hide.

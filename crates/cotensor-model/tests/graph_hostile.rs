@@ -9,7 +9,7 @@ use cotensor_model::array::ArrayView;
 use cotensor_model::engine::{Engine, RtenEngine};
 use cotensor_model::graph::{DEPTH_MAX, Graph};
 use cotensor_model::weights::load_weights;
-use cotensor_store::Store;
+use cotensor_store::{StoreReports, TensorStore};
 use engine_support::*;
 use rten_onnx::onnx::{AttributeProto, DataType, GraphProto, ModelProto, TensorProto, TypeProto, TypeProtoSequence};
 use std::path::Path;

@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 use cotensor_core::{ContentHash, DType, Kind};
-use cotensor_store::{Claim, EmbeddedStore, Holder, Key, Retention, Store, TensorSpec};
+use cotensor_store::{Claim, ComputationStore, EmbeddedStore, Holder, Key, Retention, Store, TensorSpec, TensorStore};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 use std::sync::{Arc, Barrier};

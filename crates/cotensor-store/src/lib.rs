@@ -2,48 +2,40 @@
 //!
 //! Everything above uses the trait [`Store`] only, so that the embedded store and a client of the
 //! daemon can take each other's place. Atomics and locks follow one rule: a counter that only informs is
-//! `Relaxed`; whatever decides a tensor's life is behind the lock of its [`count::LeaseCount`].
+//! `Relaxed`; whatever decides a tensor's life is behind the lock of its [`LeaseCount`](leases::LeaseCount).
 
+mod api;
+pub mod backend;
+mod blobs;
 mod budget;
-mod claims;
-mod clock;
-mod config;
-mod contents;
-mod copies;
-pub mod count;
+mod computations;
 mod embedded;
-mod evict;
-mod holders;
-pub mod home;
-mod host;
-mod lease;
+mod eviction;
+mod leases;
 mod names;
-mod notes;
-mod record;
-mod report;
-mod reservation;
+mod persist;
+mod publish;
+mod reports;
 mod sharing;
-pub mod slots;
 mod spill;
-mod store;
-mod swap;
 mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
-mod watch;
+mod types;
 
-pub use clock::{Clock, ManualClock, SystemClock};
-pub use config::{Refusal, SharingConfig};
-pub use contents::{Begun, Pack};
-pub use embedded::{EmbeddedStore, EmbeddedStoreBuilder};
-pub use host::Share;
-pub use lease::{Lease, TensorView};
-pub use report::{Copies, Diagnostics, OptimizeReport, RecentCopy, Recommendations, Stats, TensorInfo};
-pub use reservation::{Reservation, Ticket};
+pub use api::{BlobStore, Claim, ComputationStore, MemoryControl, Store, StoreReports, TensorStore};
+pub use blobs::{Begun, Pack};
+pub use embedded::{Clock, EmbeddedStore, EmbeddedStoreBuilder, ManualClock, Share, SystemClock};
+pub use leases::{Lease, TensorView};
+pub use names::{Place, Slots, Words};
+pub use persist::{Restored, Watch};
+pub use publish::{Reservation, Ticket};
+pub use reports::LISTED;
 pub use sharing::{Exposed, LogSink, SharedTensor, SharedTensorView, TensorSharingManager};
 pub use spill::{Absent, Spill, Spilled, SpilledTensor};
-pub use store::{
-    Claim, ContentSource, ContentSpec, CopyReason, Holder, Key, NAME_BYTES_MAX, Retention, Store, TensorId, TensorSpec,
+pub use types::{
+    ContentSource, ContentSpec, Copies, CopyReason, Diagnostics, Holder, Key, NAME_BYTES_MAX, OptimizeReport,
+    RecentCopy, Recommendations, Refusal, Retention, SharingConfig, Stats, TensorId, TensorInfo, TensorSpec,
     check_name,
 };
-pub use watch::{Restored, Watch};
+use {leases as record, reports as report};

@@ -1,8 +1,8 @@
 //! Every interleaving of the lease count's operations, and of the slots by which readers know their versions. Run with `RUSTFLAGS="--cfg loom"`.
 #![cfg(loom)]
 
-use cotensor_store::count::{LeaseCount, Released};
-use cotensor_store::slots::{Place, Slots, Words};
+use cotensor_store::backend::{LeaseCount, Released};
+use cotensor_store::{Place, Slots, Words};
 use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread;

@@ -5,7 +5,7 @@
 use cotensor::client::ClientStore;
 use cotensor::client::functions::{Arguments, CallError, Functions, Value};
 use cotensor::store::{CopyReason, Retention, TensorSpec};
-use cotensor::{DType, Kind, Lease, Store};
+use cotensor::{DType, Kind, Lease, TensorStore};
 use std::path::PathBuf;
 use std::sync::Arc;
 

@@ -5,7 +5,7 @@
 
 use cotensor::client::{ClientStore, default_socket};
 use cotensor::store::{CopyReason, Retention, TensorSpec};
-use cotensor::{DType, Error, Inputs, Kind, Pipeline, Result, Runtime, Store, run_user};
+use cotensor::{DType, Error, Inputs, Kind, Pipeline, Result, Runtime, TensorStore, run_user};
 use cotensor_daemon::{Config, connect_or_embed};
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -12,7 +12,8 @@ pub use cotensor_core::{DType, Device, Error, ErrorKind, Kind, Layout, Result, S
 pub use cotensor_model::pipeline::{Inputs, Pipeline, User, run_user};
 pub use cotensor_model::pool::{HardwarePreferences, ResourcePool};
 pub use cotensor_store::{
-    EmbeddedStore, Lease, SharedTensor, SharedTensorView, SharingConfig, Store, TensorSharingManager, TensorView,
+    BlobStore, ComputationStore, EmbeddedStore, Lease, MemoryControl, SharedTensor, SharedTensorView, SharingConfig,
+    Store, StoreReports, TensorSharingManager, TensorStore, TensorView,
 };
 
 use cotensor_memory::PackCache;

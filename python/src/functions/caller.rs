@@ -40,7 +40,7 @@ impl Inner {
     fn new(py: Python<'_>, store: &Store, options: &Options) -> PyResult<Self> {
         let store = store.client_store(py)?;
         let name = program(py);
-        let holder = cotensor::Store::holder(&*store, &name);
+        let holder = cotensor::TensorStore::holder(&*store, &name);
         let terms = Terms {
             outlet: Arc::clone(&store).into(),
             holder,

@@ -138,7 +138,7 @@ impl Provider {
         };
         let client = self.store.get().client_store(py)?;
         let (tensors, pickle) = (self.tensors, self.pickle);
-        let holder = cotensor::Store::holder(&*client, name);
+        let holder = cotensor::TensorStore::holder(&*client, name);
         let terms =
             Terms { outlet: client.into(), holder, name: format!("result of {name}"), tensors, pickle, keeps: true };
         let run = move |arguments: &Arguments, context: &Context| -> Result<Value, Failure> {

@@ -8,7 +8,7 @@ use crate::daemon::{Machine, Process, Usage, until};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::{Empty, ListParams, SessionInfo, Sessions};
 use cotensor_core::{Error, Result};
-use cotensor_store::Store;
+use cotensor_store::StoreReports;
 use crowd::Crowd;
 use serde::Serialize;
 use std::collections::BTreeMap;

@@ -4,7 +4,9 @@ use crate::content::{BYTES_MIN, Random, fill, is_whole};
 use crate::daemon::{Machine, Process, Usage, until};
 use cotensor_client::ClientStore;
 use cotensor_core::{ContentHash, DType, Error, ErrorKind, Result};
-use cotensor_store::{Claim, Holder, Key, Lease, Retention, Store, TensorSpec};
+use cotensor_store::{
+    Claim, ComputationStore, Holder, Key, Lease, MemoryControl, Retention, StoreReports, TensorSpec, TensorStore,
+};
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::path::Path;

@@ -3,7 +3,7 @@
 use crate::daemon::{Machine, now_ns, until};
 use cotensor_client::ClientStore;
 use cotensor_core::{DType, Error, ErrorKind, Result};
-use cotensor_store::{CopyReason, Lease, Retention, Store, TensorSpec};
+use cotensor_store::{CopyReason, Lease, Retention, StoreReports, TensorSpec, TensorStore};
 use serde::Serialize;
 use std::time::Duration;
 

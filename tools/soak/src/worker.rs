@@ -4,7 +4,7 @@ use crate::content::{BYTES_MIN, Random, fill, is_whole};
 use crate::daemon::now_ns;
 use cotensor_client::ClientStore;
 use cotensor_core::{ContentHash, DType, Error, ErrorKind, Result};
-use cotensor_store::{Claim, Holder, Key, Lease, Retention, Store, TensorSpec};
+use cotensor_store::{Claim, ComputationStore, Holder, Key, Lease, Retention, TensorSpec, TensorStore};
 use std::collections::{HashSet, VecDeque};
 use std::io::Write;
 use std::path::PathBuf;

@@ -5,7 +5,7 @@ use crate::args::{GetArgs, PutArgs};
 use crate::output::{Bytes, Told};
 use crate::table::{plain, shape};
 use cotensor::core::{DType, Error, ErrorKind, Kind, Result, size};
-use cotensor::store::{Lease, Retention, Store};
+use cotensor::store::{Lease, Retention, TensorStore};
 use cotensor_client::files::{Entry, Format, Put, TensorReader, write};
 use cotensor_client::protocol::{List, ListParams};
 use serde::Serialize;

@@ -4,7 +4,7 @@ use super::{connect, print, print_json};
 use crate::args::{Client, LsArgs, RmArgs, StatArgs, WhoArgs};
 use crate::table::{Table, duration, plain, shape};
 use cotensor::core::{Error, ErrorKind, Result, size};
-use cotensor::store::{Stats, Store};
+use cotensor::store::{Stats, StoreReports, TensorStore};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::{
     Hello, HelloParams, Keep, List, ListParams, NameParams, PROTOCOL, Spec, TensorInfo, TensorState, Who,

@@ -2,7 +2,7 @@
 
 use crate::support::Daemon;
 use cotensor::core::DType;
-use cotensor::store::Store;
+use cotensor::store::TensorStore;
 use serde_json::json;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -124,7 +124,7 @@ fn versions_holders_and_removal_are_shown() {
     assert!(String::from_utf8(daemon.ok(&["who", "x"])).unwrap().contains("nobody"));
 
     let store = cotensor_client::ClientStore::connect(Some(&daemon.socket()), "reader").unwrap();
-    let lease = cotensor::Store::get(&*store, "x", &cotensor::Store::holder(&*store, "the test")).unwrap();
+    let lease = cotensor::TensorStore::get(&*store, "x", &cotensor::TensorStore::holder(&*store, "the test")).unwrap();
     let who = daemon.json(&["who", "x"]);
     let holder = format!("reader[{}]/the test", std::process::id());
     assert_eq!(who["tensors"][0]["versions"][0]["holders"], json!({ holder.as_str(): 1 }));
@@ -331,9 +331,9 @@ fn a_clean_stop_waits_for_nobody() {
     fs::write(daemon.path("x.bin"), vec![7; 64 << 20]).unwrap();
     daemon.ok(&["put", "x", "x.bin", "--dtype", "uint8", "--shape", "67108864"]);
     let stores = ["a", "b"].map(|name| cotensor_client::ClientStore::connect(Some(&daemon.socket()), name).unwrap());
-    let leases = stores
-        .each_ref()
-        .map(|store| cotensor::Store::get(&**store, "x", &cotensor::Store::holder(&**store, "reader")).unwrap());
+    let leases = stores.each_ref().map(|store| {
+        cotensor::TensorStore::get(&**store, "x", &cotensor::TensorStore::holder(&**store, "reader")).unwrap()
+    });
     // One that asks for much and reads nothing, one that has sent half a request, one that computes what another waits for.
     let mut slow = TcpStream::connect(&http).unwrap();
     let token = daemon.authorization();
@@ -343,10 +343,11 @@ fn a_clean_stop_waits_for_nobody() {
     write!(half, "{put}\r\nHost: {http}\r\n{token}Content-Length: 1000\r\n\r\nx").unwrap();
     let key = cotensor::store::Key(cotensor::core::ContentHash::of(b"key"));
     let [one, two] = &stores;
-    let ticket = cotensor::Store::claim(&**one, &key, &cotensor::Store::holder(&**one, "")).unwrap();
+    let ticket = cotensor::ComputationStore::claim(&**one, &key, &cotensor::TensorStore::holder(&**one, "")).unwrap();
     std::thread::scope(|scope| {
-        let waiting =
-            scope.spawn(|| cotensor::Store::claim(&**two, &key, &cotensor::Store::holder(&**two, "")).is_err());
+        let waiting = scope.spawn(|| {
+            cotensor::ComputationStore::claim(&**two, &key, &cotensor::TensorStore::holder(&**two, "")).is_err()
+        });
         assert_eq!(daemon.signal("-TERM"), Some(0));
         assert!(!daemon.socket().exists());
         drop(ticket);

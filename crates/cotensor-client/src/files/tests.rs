@@ -1,5 +1,6 @@
 use super::*;
 use cotensor_store::EmbeddedStore;
+use cotensor_store::{StoreReports, TensorStore};
 use std::time::Duration;
 
 fn put(name: &str) -> Put<'_> {

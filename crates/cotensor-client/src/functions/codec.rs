@@ -8,7 +8,7 @@ use crate::store::ClientStore;
 use crate::wire::FRAME_BYTES_MAX;
 use crate::wire::rpc::TENSORS_INSTEAD;
 use cotensor_core::{DType, Error, Result};
-use cotensor_store::{ContentSpec, CopyReason, Holder, Lease, Store, TensorSpec};
+use cotensor_store::{ContentSpec, CopyReason, Holder, Lease, TensorSpec, TensorStore};
 use serde_json::{Map, Value as Json, json};
 use std::sync::Arc;
 

@@ -16,7 +16,7 @@ use crate::store::ClientStore;
 use crate::wire::rpc;
 use cotensor_core::{DType, Device, Error, Layout, MemoryKind, Result, Segment, range_within};
 use cotensor_memory::{Guarantee, SealedMemfd, Slab, check_no_holes, check_sealed};
-use cotensor_store::{Holder, Lease, Reservation, Store, TensorSpec};
+use cotensor_store::{Holder, Lease, Reservation, TensorSpec, TensorStore};
 use rustix::param::page_size;
 use std::any::Any;
 use std::collections::HashMap;
@@ -303,7 +303,7 @@ impl Outlet {
     /// is for, is copied once more.
     ///
     /// # Errors
-    /// As [`Store::reserve`].
+    /// As [`TensorStore::reserve`].
     pub fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
         let Some(lending) = &self.lending else { return self.store.reserve(spec, holder) };
         let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field(spec.name.as_str()))?;

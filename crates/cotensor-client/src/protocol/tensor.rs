@@ -1,7 +1,7 @@
 //! Tensors as messages describe them; conversions check everything.
 
 use cotensor_core::{ContentHash, DType, Error, Kind, Layout, Result, Space};
-use cotensor_store::home::VersionState;
+use cotensor_store::backend::VersionState;
 use cotensor_store::{Retention, TensorId, TensorSpec};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! A [`Store`] whose tensors the daemon keeps: the same for its users as one inside their process.
+//! A [`Store`](cotensor_store::Store) whose tensors the daemon keeps: the same for its users as one inside their process.
 
 mod contents;
 mod copies;
@@ -13,10 +13,11 @@ use crate::protocol::{self as p, Method, Spec};
 use copies::Unsaid;
 use cotensor_core::{ContentHash, Device, Error, ErrorKind, HeapMemory, Layout, Memory, Result, Segment, SegmentMut};
 use cotensor_memory::process::raise_fd_limit;
-use cotensor_store::home::{Budget, Draft, Holders, Home, Record, RecordParts, TensorCharge};
+use cotensor_store::backend::{Budget, Draft, Holders, Home, Record, RecordParts, TensorCharge};
 use cotensor_store::{
-    Claim, ContentSource, ContentSpec, CopyReason, Diagnostics, Holder, Key, Lease, OptimizeReport, Recommendations,
-    Reservation, SharingConfig, Stats, Store, TensorId, TensorSpec, Ticket,
+    BlobStore, Claim, ComputationStore, ContentSource, ContentSpec, CopyReason, Diagnostics, Holder, Key, Lease,
+    MemoryControl, OptimizeReport, Recommendations, Reservation, SharingConfig, Stats, StoreReports, TensorId,
+    TensorSpec, TensorStore, Ticket,
 };
 use link::{ANSWER_TIMEOUT, Link, Live};
 use memory::{Place, Slabs, Terms};
@@ -214,7 +215,7 @@ impl ClientStore {
     /// Publishes a copy of a tensor that is its process's alone.
     ///
     /// # Errors
-    /// `Invalid` for one that another store lists; as [`Store::reserve`].
+    /// `Invalid` for one that another store lists; as [`TensorStore::reserve`].
     pub(crate) fn publish_private(&self, lease: &Lease, holder: &Holder) -> Result<Lease> {
         let bytes = lease.bytes().filter(|_| lease.is_private() && lease.layout().is_contiguous());
         let bytes = bytes.ok_or_else(|| {
@@ -326,7 +327,7 @@ impl Home for ClientStore {
     }
 }
 
-impl Store for ClientStore {
+impl TensorStore for ClientStore {
     fn holder(&self, name: &str) -> Holder {
         self.holders.holder(name, || self.opened.holders())
     }
@@ -375,6 +376,20 @@ impl Store for ClientStore {
         self.reserve_in_private(spec, layout, segment, holder)
     }
 
+    fn remove(&self, name: &str) -> Result<()> {
+        let (params, mut again) = (p::NameParams { name: name.to_owned() }, false);
+        self.attempt(|live| match live.call::<p::Remove>(&params, Vec::new()) {
+            // Removed the first time, when the answer was lost.
+            Err(error) if again && error.kind() == ErrorKind::NotFound => Ok(()),
+            outcome => {
+                again = true;
+                outcome.map(drop)
+            }
+        })
+    }
+}
+
+impl ComputationStore for ClientStore {
     fn claim_within(&self, key: &Key, holder: &Holder, wait: Duration) -> Result<Claim> {
         let timeout_ms = u64::try_from(wait.as_millis()).ok();
         let params = p::ClaimParams { key: key.0.to_string(), holder: holder.name().to_owned(), timeout_ms };
@@ -397,7 +412,9 @@ impl Store for ClientStore {
     fn is_computed(&self, key: &Key) -> bool {
         self.call::<p::IsComputed>(&p::KeyParams { key: key.0.to_string() }).is_ok_and(|(answer, _)| answer.computed)
     }
+}
 
+impl BlobStore for ClientStore {
     fn contents(&self, specs: &[ContentSpec], source: &mut dyn ContentSource, holder: &Holder) -> Result<Vec<Lease>> {
         contents::lease(self, specs, source, holder)
     }
@@ -411,23 +428,9 @@ impl Store for ClientStore {
         let params = p::RememberParams { key: key.to_string(), note: crate::hex::encode(note) };
         self.link.live().tell::<p::Remember>(&params);
     }
+}
 
-    fn remove(&self, name: &str) -> Result<()> {
-        let (params, mut again) = (p::NameParams { name: name.to_owned() }, false);
-        self.attempt(|live| match live.call::<p::Remove>(&params, Vec::new()) {
-            // Removed the first time, when the answer was lost.
-            Err(error) if again && error.kind() == ErrorKind::NotFound => Ok(()),
-            outcome => {
-                again = true;
-                outcome.map(drop)
-            }
-        })
-    }
-
-    fn config(&self) -> &SharingConfig {
-        &self.config
-    }
-
+impl MemoryControl for ClientStore {
     fn prefault(&self, bytes: usize, count: usize) -> Result<usize> {
         // Small ones lie in slabs, which are ready anyway.
         if bytes > self.small_bytes_max { self.slabs.pool.memory().prefault(bytes, count) } else { Ok(count) }
@@ -437,12 +440,18 @@ impl Store for ClientStore {
         Err(Error::unsupported("the budget is the daemon's: `cotensor serve --max-memory`"))
     }
 
-    fn record_copy(&self, tensor: &str, reason: CopyReason, bytes: usize) {
-        self.copies.add(&self.link.live(), tensor, reason, bytes);
-    }
-
     fn optimize(&self) -> OptimizeReport {
         self.report::<p::Optimize, _>().unwrap_or_default()
+    }
+}
+
+impl StoreReports for ClientStore {
+    fn config(&self) -> &SharingConfig {
+        &self.config
+    }
+
+    fn record_copy(&self, tensor: &str, reason: CopyReason, bytes: usize) {
+        self.copies.add(&self.link.live(), tensor, reason, bytes);
     }
 
     fn stats(&self) -> Stats {

@@ -7,7 +7,7 @@ use crate::protocol::{self as p, Descriptor, Id, IndexSlot};
 use cotensor_core::{Error, ErrorKind, Layout, Result, Segment};
 use cotensor_memory::process::fd_limit_error;
 use cotensor_memory::{Guarantee, SealedMemfd, SharedIndexReader};
-use cotensor_store::home::{Budget, Home, Record, RecordParts};
+use cotensor_store::backend::{Budget, Home, Record, RecordParts};
 use cotensor_store::{Holder, Key, Lease, TensorId, TensorSpec};
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;

@@ -6,7 +6,7 @@ use crate::keeper::Change;
 use crate::session::OPEN_MAX;
 use cotensor_client::protocol::{ClaimParams, ClaimResult, Computed, Empty, FinishParams, Id, KeyParams, TicketParams};
 use cotensor_core::{ContentHash, Error, Hasher, Result};
-use cotensor_store::{Claim, Key, Store};
+use cotensor_store::{Claim, ComputationStore, Key};
 use std::collections::HashSet;
 use std::future::poll_fn;
 use std::time::Duration;

@@ -11,8 +11,8 @@ use cotensor_client::protocol::{
     TensorInfo, TensorState, WhoResult,
 };
 use cotensor_core::{Device, Error, Result};
-use cotensor_store::home::{Home, Record};
-use cotensor_store::{CopyReason, EmbeddedStore, SpilledTensor, Store, check_name};
+use cotensor_store::backend::{Home, Record};
+use cotensor_store::{BlobStore, CopyReason, EmbeddedStore, MemoryControl, SpilledTensor, StoreReports, check_name};
 use std::collections::BTreeMap;
 
 /// Copies that one publication may say.

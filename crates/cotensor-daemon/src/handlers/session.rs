@@ -4,7 +4,7 @@ use super::{Answer, NOTHING};
 use crate::dispatch::{Caller, Reply};
 use cotensor_client::protocol::{Empty, HelloParams, HelloResult, PROTOCOL, Sharing};
 use cotensor_core::Error;
-use cotensor_store::Store;
+use cotensor_store::StoreReports;
 
 pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloResult> {
     if params.protocol != PROTOCOL {

@@ -11,7 +11,7 @@ use cotensor_client::protocol::{
     Published, ReleaseParams, ReservationParams, ReserveParams, ReserveResult, SegmentParams, SlabParams, SlabResult,
 };
 use cotensor_core::{Error, ErrorKind, Layout, Result};
-use cotensor_store::{Holder, Lease, Store};
+use cotensor_store::{Holder, Lease, TensorStore};
 use std::sync::Arc;
 
 /// Slabs that one session may have.

@@ -4,7 +4,7 @@
 use crate::segment::Sealed;
 use cotensor_core::{Error, Result};
 use cotensor_store::EmbeddedStore;
-use cotensor_store::home::Charge;
+use cotensor_store::backend::Charge;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::fs::File;
 use std::os::unix::fs::FileExt;

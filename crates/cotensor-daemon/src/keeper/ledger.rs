@@ -6,7 +6,7 @@ use cotensor_client::protocol::{Id, SegmentInfo, Spec};
 use cotensor_client::wire::FRAME_FDS_MAX;
 use cotensor_core::{ContentHash, Error, Result};
 use cotensor_memory::process::duplicate_fd;
-use cotensor_store::home::VersionState;
+use cotensor_store::backend::VersionState;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap, HashSet, hash_map};
 use std::fs::File;

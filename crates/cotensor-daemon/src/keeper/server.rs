@@ -11,7 +11,7 @@ use cotensor_client::protocol::{SegmentInfo, Spec};
 use cotensor_core::{Error, MemoryKind, Result};
 use cotensor_memory::SharedIndex;
 use cotensor_memory::process::{duplicate_fd, raise_fd_limit};
-use cotensor_store::home::Record;
+use cotensor_store::backend::Record;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{ErrorKind, Read};

@@ -12,8 +12,8 @@ use cotensor_client::protocol::{
 };
 use cotensor_client::wire::{FRAME_FDS_MAX, Frame, Outbox, rpc};
 use cotensor_core::{Error, ErrorKind, MemoryKind, Result, Segment, size};
-use cotensor_store::home::{Budget, Charge, TensorCharge};
-use cotensor_store::{Holder, Key, Lease, Pack, Share, Store, TensorId, TensorSpec, Ticket, check_name};
+use cotensor_store::backend::{Budget, Charge, TensorCharge};
+use cotensor_store::{Holder, Key, Lease, Pack, Share, TensorId, TensorSpec, TensorStore, Ticket, check_name};
 use segments::Segments;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet};

@@ -9,7 +9,7 @@ mod support;
 mod survivor;
 
 use cotensor_core::{ContentHash, DType};
-use cotensor_store::{ContentSource, ContentSpec, Key, Store};
+use cotensor_store::{ContentSource, ContentSpec, Key, TensorStore};
 use rustix::process::Signal;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;

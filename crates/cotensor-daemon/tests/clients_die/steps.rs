@@ -4,7 +4,9 @@ use super::{Half, Step, key, reached, specs, waited_for};
 use crate::support::processes::{content, put};
 use crate::support::spec;
 use cotensor_client::ClientStore;
-use cotensor_store::{Claim, CopyReason, Lease, Reservation, Retention, Store, Ticket};
+use cotensor_store::{
+    BlobStore, Claim, ComputationStore, CopyReason, Lease, Reservation, Retention, TensorStore, Ticket,
+};
 use std::path::Path;
 use std::sync::Arc;
 

@@ -7,7 +7,9 @@ use cotensor_client::ClientStore;
 use cotensor_client::functions::{Functions, Limits, Object, Options, Provider, Value};
 use cotensor_client::protocol as p;
 use cotensor_core::DType;
-use cotensor_store::{Claim, Lease, ManualClock, Retention, Store, Ticket};
+use cotensor_store::{
+    BlobStore, Claim, ComputationStore, Lease, ManualClock, Retention, StoreReports, TensorStore, Ticket,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};

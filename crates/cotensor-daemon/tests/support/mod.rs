@@ -48,7 +48,7 @@ impl Running {
     pub(crate) fn settles_at(&self, bytes: u64) {
         let start = Instant::now();
         loop {
-            let used = cotensor_store::Store::stats(&**self.daemon.store()).memory_usage_bytes;
+            let used = cotensor_store::StoreReports::stats(&**self.daemon.store()).memory_usage_bytes;
             if used == bytes {
                 return;
             }

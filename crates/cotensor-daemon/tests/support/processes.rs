@@ -2,7 +2,7 @@
 
 use cotensor_client::ClientStore;
 use cotensor_client::protocol as p;
-use cotensor_store::{CopyReason, Lease, Retention, Store};
+use cotensor_store::{CopyReason, Lease, Retention, StoreReports, TensorStore};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeSet;
 use std::ffi::OsString;

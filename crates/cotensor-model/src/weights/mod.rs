@@ -34,7 +34,7 @@ const CHUNK_BYTES: usize = 8 << 20;
 /// process reads nothing but a note.
 ///
 /// # Errors
-/// `Conflict` naming a file that changed while it was read, `Io`, or as [`Store::contents`].
+/// `Conflict` naming a file that changed while it was read, `Io`, or as [`BlobStore::contents`].
 pub fn load_weights(graph: &Graph, store: &dyn Store, holder: &Holder, producer: &str) -> Result<LoadedWeights> {
     load_at(graph, store, holder, producer, SystemTime::now())
 }
@@ -242,6 +242,7 @@ mod tests {
     use crate::graph::WeightSource;
     use cotensor_core::DType;
     use cotensor_store::EmbeddedStore;
+    use cotensor_store::{BlobStore, TensorStore};
     use std::io::Write;
 
     const BYTES: usize = 4096;

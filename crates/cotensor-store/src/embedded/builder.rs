@@ -1,9 +1,9 @@
 //! Setting a store up.
 
-use super::{Counters, EmbeddedStore};
 use crate::budget::Budget;
-use crate::claims::Claims;
-use crate::holders::Holders;
+use crate::computations::Claims;
+use crate::embedded::{Counters, EmbeddedStore};
+use crate::names::Holders;
 use crate::names::{Names, SHARDS};
 use crate::spill::Spilling;
 use crate::{Clock, SharingConfig, Spill, SystemClock, Watch};

@@ -2,7 +2,7 @@
 
 use crate::commands::of_file;
 use cotensor::core::{Error, Kind, Result};
-use cotensor::store::{Holder, Retention, Store};
+use cotensor::store::{Holder, Retention, TensorStore};
 use cotensor_client::ClientStore;
 use cotensor_client::files::{Format, Put, TensorReader};
 use cotensor_client::functions::{Arguments, Value};

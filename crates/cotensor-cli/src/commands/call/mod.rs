@@ -10,7 +10,7 @@ use crate::args::CallArgs;
 use crate::table::{Table, plain};
 use arguments::Reader;
 use cotensor::core::{Error, ErrorKind, Result};
-use cotensor::store::Store;
+use cotensor::store::TensorStore;
 use cotensor_client::functions::{CallError, Functions};
 use cotensor_client::protocol::FoundFunction;
 use cotensor_client::wire::rpc::kind_named;

@@ -1,7 +1,7 @@
 //! What the daemon had at one moment, and the order to show it in.
 
 use cotensor::core::Result;
-use cotensor::store::{Stats, Store};
+use cotensor::store::{Stats, StoreReports};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::{List, ListParams, TensorInfo};
 use std::collections::BTreeMap;

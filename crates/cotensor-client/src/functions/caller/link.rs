@@ -12,7 +12,7 @@ use crate::store::ClientStore;
 use crate::wire::rpc::TENSORS_INSTEAD;
 use crate::wire::{Frame, check_integers};
 use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_store::{Holder, Store};
+use cotensor_store::{Holder, TensorStore};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;

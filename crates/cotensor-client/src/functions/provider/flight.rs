@@ -2,7 +2,7 @@
 
 use crate::functions::{Context, Failure, Outlet, Value};
 use cotensor_core::ContentHash;
-use cotensor_store::Store;
+use cotensor_store::TensorStore;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};

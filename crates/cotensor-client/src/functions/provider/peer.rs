@@ -14,7 +14,7 @@ use crate::store::ClientStore;
 use crate::wire::rpc::Response;
 use crate::wire::{FRAME_BYTES_MAX, Frame, Outbox, WAITING_FRAMES_MAX, rpc};
 use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_store::{Holder, Store};
+use cotensor_store::{Holder, TensorStore};
 use serde_json::{Map, Value as Json};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;

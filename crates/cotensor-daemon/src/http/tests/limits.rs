@@ -1,7 +1,7 @@
 //! Clients that send too much, too slowly, or not at all.
 
 use super::{Answer, Running};
-use cotensor_store::Store;
+use cotensor_store::StoreReports;
 use std::io::{BufReader, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};

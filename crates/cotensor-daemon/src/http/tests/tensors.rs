@@ -1,7 +1,7 @@
 //! Tensors' bytes up and down.
 
 use super::Running;
-use cotensor_store::Store;
+use cotensor_store::{StoreReports, TensorStore};
 use serde_json::json;
 use std::os::fd::AsFd;
 

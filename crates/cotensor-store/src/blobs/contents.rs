@@ -1,0 +1,317 @@
+//! Contents by hash: each held once, however many ask, packed into one segment when they come together.
+
+use crate::budget::TensorCharge;
+use crate::embedded::EmbeddedStore;
+use crate::{
+    Claim, ComputationStore, ContentSource, ContentSpec, CopyReason, Holder, Key, Lease, Retention, StoreReports,
+    TensorSpec, Ticket,
+};
+use cotensor_core::{
+    ALIGNMENT, ContentHash, DType, Error, Hasher, Kind, Layout, Located, Result, Segment, SegmentMut, TENSOR_BYTES_MAX,
+};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+/// A content that this request has to provide.
+struct Missing {
+    ticket: Ticket,
+    hash: ContentHash,
+    /// Its first place in the request.
+    index: usize,
+    len: usize,
+}
+
+/// Each content once, with its first place in the request, in the order of the hashes: two requests that claim in one
+/// order cannot wait for each other in a ring.
+fn distinct(specs: &[ContentSpec]) -> Result<BTreeMap<ContentHash, (usize, usize)>> {
+    let mut wanted = BTreeMap::new();
+    for (index, spec) in specs.iter().enumerate() {
+        let len = Layout::contiguous(spec.dtype, &spec.shape)?.size_bytes();
+        let (_, first) = *wanted.entry(spec.hash).or_insert((index, len));
+        if first != len {
+            return Err(Error::invalid(format!("one content ({}) asked for in two sizes", spec.hash.short())));
+        }
+    }
+    Ok(wanted)
+}
+
+fn only(mut leases: Vec<Lease>, hash: &ContentHash) -> Result<Lease> {
+    leases.pop().ok_or_else(|| Error::not_found(format!("content {} was lost", hash.short())))
+}
+
+pub(crate) fn lease_contents(
+    store: &EmbeddedStore,
+    specs: &[ContentSpec],
+    source: &mut dyn ContentSource,
+    holder: &Holder,
+) -> Result<Vec<Lease>> {
+    let mut held: HashMap<ContentHash, Lease> = HashMap::new();
+    let mut missing = Vec::new();
+    for (hash, (index, len)) in distinct(specs)? {
+        match store.claim(&key(&hash), holder)? {
+            Claim::Ready(leases) => drop(held.insert(hash, only(leases, &hash)?)),
+            Claim::Compute(ticket) => missing.push(Missing { ticket, hash, index, len }),
+        }
+    }
+    provide(store, specs, missing, source, holder, &mut held)?;
+    specs.iter().map(|spec| held[&spec.hash].look_at(spec)).collect()
+}
+
+fn key(hash: &ContentHash) -> Key {
+    Key(Hasher::new("cotensor weight v1").field(hash.as_bytes()).finish())
+}
+
+/// Gets what is missing: from the cache where it has it, else from `source` into one new pack.
+fn provide(
+    store: &EmbeddedStore,
+    specs: &[ContentSpec],
+    missing: Vec<Missing>,
+    source: &mut dyn ContentSource,
+    holder: &Holder,
+    held: &mut HashMap<ContentHash, Lease>,
+) -> Result<()> {
+    let mut adopted = Vec::new();
+    let mut unknown = Vec::new();
+    for each in missing {
+        match store.cache.as_ref().and_then(|cache| cache.find(&each.hash)) {
+            Some(located) if located.1.len() == each.len => adopted.push((each, located)),
+            _ => unknown.push(each),
+        }
+    }
+    if !adopted.is_empty() {
+        let bytes = adopted.iter().fold(0u64, |total, (each, _)| total.saturating_add(each.len as u64));
+        let charges = charges(store, bytes, specs, adopted.iter().map(|(each, _)| each))?;
+        for ((each, located), charge) in adopted.into_iter().zip(charges) {
+            list(store, specs, each, located, charge, Duration::ZERO, holder, held)?;
+        }
+    }
+    if unknown.is_empty() {
+        return Ok(());
+    }
+    let (ranges, total) = packed(unknown.iter().map(|each| each.len))?;
+    let charges = charges(store, total as u64, specs, &unknown)?;
+    let start = store.clock.now();
+    let located = fill(store, &unknown, ranges, total, source)?;
+    let each_took = store.clock.now().saturating_sub(start) / unknown.len() as u32;
+    for ((each, located), charge) in unknown.into_iter().zip(located).zip(charges) {
+        list(store, specs, each, located, charge, each_took, holder, held)?;
+    }
+    Ok(())
+}
+
+/// What contents in one segment of `bytes` bytes take from the budget.
+fn charges<'a>(
+    store: &EmbeddedStore,
+    bytes: u64,
+    specs: &[ContentSpec],
+    contents: impl IntoIterator<Item = &'a Missing>,
+) -> Result<Vec<TensorCharge>> {
+    let segment = store.charge(bytes)?;
+    let charge = |each: &Missing| {
+        let asked = &specs[each.index];
+        let text = name_of(each).len() + asked.producer.len();
+        store.metadata_charge(&segment, store.budget.metadata_of(text, asked.shape.len()))
+    };
+    contents.into_iter().map(charge).collect()
+}
+
+/// Fills a pack of the cache, or a segment of `total` bytes whose `ranges` are the contents.
+fn fill(
+    store: &EmbeddedStore,
+    unknown: &[Missing],
+    ranges: Vec<Range<usize>>,
+    total: usize,
+    source: &mut dyn ContentSource,
+) -> Result<Vec<Located>> {
+    let entries: Vec<(ContentHash, usize)> = unknown.iter().map(|each| (each.hash, each.len)).collect();
+    // Without room in the cache the weights still load, into memory of this process.
+    if let Some(cache) = &store.cache
+        && let Some(mut pack) = store.unless_cache_fails(cache.begin(&entries))
+    {
+        for (index, each) in unknown.iter().enumerate() {
+            source.fill(each.index, pack.entry_mut(index))?;
+        }
+        if let Some(located) = store.unless_cache_fails(pack.commit()) {
+            return Ok(located);
+        }
+    }
+    let mut segment = store.memory.reserve(total)?;
+    for (each, range) in unknown.iter().zip(&ranges) {
+        write(store, &mut *segment, range.start, each, source)?;
+    }
+    let segment = segment.freeze()?;
+    Ok(ranges.into_iter().map(|range| (Arc::clone(&segment), range)).collect())
+}
+
+fn write(
+    store: &EmbeddedStore,
+    segment: &mut dyn SegmentMut,
+    offset: usize,
+    each: &Missing,
+    source: &mut dyn ContentSource,
+) -> Result<()> {
+    if let Some(bytes) = segment.bytes_mut() {
+        return source.fill(each.index, &mut bytes[offset..offset + each.len]);
+    }
+    let mut copy = vec![0; each.len];
+    source.fill(each.index, &mut copy)?;
+    store.record_copy(&name_of(each), CopyReason::DeviceTransfer, each.len);
+    segment.write_at(offset, &copy)
+}
+
+#[allow(clippy::too_many_arguments, reason = "one step of provide, called at its two ends")]
+fn list(
+    store: &EmbeddedStore,
+    specs: &[ContentSpec],
+    mut each: Missing,
+    (segment, range): Located,
+    charge: TensorCharge,
+    recompute: Duration,
+    holder: &Holder,
+    held: &mut HashMap<ContentHash, Lease>,
+) -> Result<()> {
+    let asked = &specs[each.index];
+    let aligned = range.start.is_multiple_of(asked.dtype.size_bytes());
+    let (dtype, shape) = if aligned { (asked.dtype, asked.shape.clone()) } else { (DType::U8, vec![each.len]) };
+    let layout = Layout::contiguous(dtype, &shape)?.moved(range.start)?;
+    let listed = ContentSpec { hash: each.hash, dtype, shape, producer: asked.producer.clone() };
+    let spec = TensorSpec {
+        name: name_of(&each),
+        provenance: Some(listed.identity()),
+        dtype,
+        shape: listed.shape,
+        kind: Kind::Weight,
+        space: None,
+        producer: listed.producer,
+        retention: Retention::Cached { recompute },
+    };
+    let lease = store.list(spec, layout, segment, charge, Some(each.ticket.key()), holder.id)?;
+    each.ticket.finish(std::slice::from_ref(&lease));
+    held.insert(each.hash, lease);
+    Ok(())
+}
+
+/// The name that a content is published under.
+fn name_of(each: &Missing) -> String {
+    format!("weight/{}", each.hash)
+}
+
+/// What came of asking for contents without waiting.
+pub struct Begun {
+    /// Those that are there, by their places in the request.
+    pub ready: Vec<(usize, Lease)>,
+    /// Places whose contents somebody else provides at the moment.
+    pub busy: Vec<usize>,
+    /// What the caller is to provide.
+    pub pack: Option<Pack>,
+}
+
+/// Contents that their claimer is to provide in one segment. Dropping it leaves them to others who want them.
+pub struct Pack {
+    specs: Vec<ContentSpec>,
+    missing: Vec<Missing>,
+    ranges: Vec<Range<usize>>,
+    bytes: usize,
+    charges: Vec<TensorCharge>,
+    holder: Holder,
+}
+
+impl Pack {
+    /// Length of the segment, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Places in the request, and the bytes of the segment that each one's content fills.
+    pub fn places(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
+        self.missing.iter().map(|each| each.index).zip(self.ranges.iter().cloned())
+    }
+
+    /// The hash of each content, and the bytes of the segment that it fills.
+    pub fn hashes(&self) -> impl Iterator<Item = (&ContentHash, Range<usize>)> {
+        self.missing.iter().map(|each| &each.hash).zip(self.ranges.iter().cloned())
+    }
+
+    /// Who will hold them.
+    pub fn holder(&self) -> &Holder {
+        &self.holder
+    }
+}
+
+pub(crate) fn begin(store: &EmbeddedStore, specs: &[ContentSpec], holder: &Holder, waker: &Waker) -> Result<Begun> {
+    let (mut held, mut waiting, mut missing) = (HashMap::new(), HashSet::new(), Vec::new());
+    for (hash, (index, len)) in distinct(specs)? {
+        match store.poll_claim(&key(&hash), holder, waker) {
+            Poll::Ready(Claim::Ready(leases)) => drop(held.insert(hash, only(leases, &hash)?)),
+            Poll::Ready(Claim::Compute(ticket)) => missing.push(Missing { ticket, hash, index, len }),
+            Poll::Pending => drop(waiting.insert(hash)),
+        }
+    }
+    let mut begun = Begun { ready: Vec::new(), busy: Vec::new(), pack: None };
+    for (index, spec) in specs.iter().enumerate() {
+        if let Some(lease) = held.get(&spec.hash) {
+            begun.ready.push((index, lease.look_at(spec)?));
+        } else if waiting.contains(&spec.hash) {
+            begun.busy.push(index);
+        }
+    }
+    if !missing.is_empty() {
+        let (ranges, bytes) = packed(missing.iter().map(|each| each.len))?;
+        let charges = charges(store, bytes as u64, specs, &missing)?;
+        begun.pack = Some(Pack { specs: specs.to_vec(), missing, ranges, bytes, charges, holder: holder.clone() });
+    }
+    Ok(begun)
+}
+
+/// Leases of the pack's contents, in the order of its places, now that `segment` holds them.
+pub(crate) fn publish(
+    store: &EmbeddedStore,
+    pack: Pack,
+    segment: &Arc<dyn Segment>,
+    took: Duration,
+) -> Result<Vec<Lease>> {
+    let Pack { specs, missing, ranges, charges, holder, .. } = pack;
+    let each_took = took / u32::try_from(missing.len()).unwrap_or(u32::MAX).max(1);
+    let mut held = HashMap::new();
+    let hashes: Vec<ContentHash> = missing.iter().map(|each| each.hash).collect();
+    for ((each, range), charge) in missing.into_iter().zip(ranges).zip(charges) {
+        let located = (Arc::clone(segment), range);
+        list(store, &specs, each, located, charge, each_took, &holder, &mut held)?;
+    }
+    Ok(hashes.iter().filter_map(|hash| held.remove(hash)).collect())
+}
+
+/// Where in one segment each content lies, at multiples of [`ALIGNMENT`], and the bytes of the whole.
+fn packed(lens: impl IntoIterator<Item = usize>) -> Result<(Vec<Range<usize>>, usize)> {
+    let mut ranges = Vec::new();
+    let mut total = 0usize;
+    for len in lens {
+        let next = len.checked_next_multiple_of(ALIGNMENT).and_then(|padded| total.checked_add(padded));
+        let next = next.filter(|&next| next as u64 <= TENSOR_BYTES_MAX);
+        let too_many = || Error::invalid(format!("contents together exceed {TENSOR_BYTES_MAX} bytes"));
+        // Not longer than what it is padded to, so this sum fits where that does.
+        ranges.push(total..total.saturating_add(len));
+        total = next.ok_or_else(too_many)?;
+    }
+    Ok((ranges, total))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cotensor_core::ErrorKind;
+
+    #[test]
+    fn packing_pads_and_never_overflows() {
+        let (ranges, total) = packed([5, 0, 64, 65]).unwrap();
+        assert_eq!((ranges, total), (vec![0..5, 64..64, 64..128, 128..193], 256));
+        let max = TENSOR_BYTES_MAX as usize;
+        assert_eq!(packed([max]).unwrap().1, max);
+        for lens in [&[usize::MAX][..], &[usize::MAX - 62], &[max, 1], &[64, usize::MAX - 64 - 63]] {
+            assert_eq!(packed(lens.iter().copied()).unwrap_err().kind(), ErrorKind::Invalid);
+        }
+    }
+}

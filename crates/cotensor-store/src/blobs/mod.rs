@@ -1,0 +1,8 @@
+//! Contents and notes by hash.
+
+mod contents;
+mod notes;
+
+pub use contents::{Begun, Pack};
+pub(crate) use contents::{begin, lease_contents, publish};
+pub(crate) use notes::Notes;

@@ -1,0 +1,5 @@
+//! Results that are computed once.
+
+mod claims;
+
+pub(crate) use claims::{Claims, Found};

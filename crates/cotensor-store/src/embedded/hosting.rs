@@ -1,0 +1,181 @@
+//! What a service that keeps tensors for others needs of an embedded store, beyond the trait: memory that came from
+//! elsewhere, claims that wait without a thread, contents in two steps.
+
+use crate::backend::{Charge, Record, TensorCharge};
+use crate::blobs::{self, Begun, Pack};
+use crate::computations::Found;
+use crate::{Claim, ContentSpec, EmbeddedStore, Holder, Key, Lease, TensorSpec, Ticket};
+use cotensor_core::{Error, Layout, Result, Segment};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+/// Bytes of the budget for a segment that is not full yet.
+#[derive(Debug)]
+pub struct Share(Arc<Charge>);
+
+impl Share {
+    /// For a tensor in the segment.
+    pub fn charge(&self) -> Arc<Charge> {
+        Arc::clone(&self.0)
+    }
+}
+
+impl Share {
+    pub(crate) fn new(charge: Arc<Charge>) -> Self {
+        charge.opened();
+        Self(charge)
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.0.closed();
+    }
+}
+
+impl EmbeddedStore {
+    /// Takes a tensor's bytes, and what is known about it, from the budget, evicting if it must, for memory that somebody else will make.
+    ///
+    /// # Errors
+    /// As [`TensorStore::reserve`](crate::TensorStore::reserve).
+    pub fn grant(&self, spec: &TensorSpec) -> Result<TensorCharge> {
+        let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field("shape"))?;
+        let bytes = layout.size_bytes() as u64;
+        self.refuse(spec, bytes)?;
+        let charge = self.charge(bytes).and_then(|segment| self.tensor_charge(&segment, spec));
+        charge.map_err(|error| error.in_field(spec.name.as_str()))
+    }
+
+    /// Takes what is known about one more tensor of a segment from the budget, evicting if it must.
+    ///
+    /// # Errors
+    /// `OverBudget` when eviction could not make room.
+    pub fn grant_in(&self, segment: &Arc<Charge>, spec: &TensorSpec) -> Result<TensorCharge> {
+        self.tensor_charge(segment, spec).map_err(|error| error.in_field(spec.name.as_str()))
+    }
+
+    /// As [`grant`](Self::grant) for memory that grows: takes nothing yet, evicts nothing, and refuses what can never fit.
+    /// [`grant_more`](Self::grant_more) takes the bytes as they are needed.
+    ///
+    /// # Errors
+    /// As [`grant`](Self::grant).
+    pub fn grant_growing(&self, spec: &TensorSpec) -> Result<Arc<Charge>> {
+        let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field("shape"))?;
+        let bytes = layout.size_bytes() as u64;
+        self.refuse(spec, bytes)?;
+        if bytes > self.budget.max() {
+            return Err(self.over_budget(bytes).in_field(spec.name.as_str()));
+        }
+        self.charge(0)
+    }
+
+    /// Adds `bytes` to a charge that nobody else has, evicting if it must.
+    ///
+    /// # Errors
+    /// `OverBudget` when eviction could not make room.
+    pub fn grant_more(&self, charge: Arc<Charge>, bytes: u64) -> Result<Arc<Charge>> {
+        charge.join(self.charge(bytes)?).ok_or_else(|| Error::invalid("this charge is shared"))
+    }
+
+    /// Takes `bytes` from the budget for a segment that tensors come to share one by one. As long as the share lives,
+    /// evicting those does not count as giving anything back.
+    ///
+    /// # Errors
+    /// `OverBudget` when eviction could not make room.
+    pub fn share(&self, bytes: u64) -> Result<Share> {
+        Ok(Share::new(self.charge(bytes)?))
+    }
+
+    /// Refuses, and counts, what the configuration does not let be shared: for a tensor in a [`Share`]d segment.
+    ///
+    /// # Errors
+    /// `Refused`.
+    pub fn check_shared(&self, spec: &TensorSpec) -> Result<()> {
+        let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field("shape"))?;
+        self.refuse(spec, layout.size_bytes() as u64)
+    }
+
+    /// Makes a tensor visible whose immutable memory came from elsewhere, and leases it; as part of the results of claim
+    /// `key` if there is one, which [`Ticket::finish`] then ends.
+    ///
+    /// # Errors
+    /// `Invalid` when the layout reaches beyond the segment.
+    pub fn adopt(
+        &self,
+        spec: TensorSpec,
+        layout: Layout,
+        segment: Arc<dyn Segment>,
+        charge: TensorCharge,
+        key: Option<Key>,
+        holder: &Holder,
+    ) -> Result<Lease> {
+        if layout.byte_range().end > segment.len() {
+            return Err(Error::invalid(format!("{} reaches beyond its segment", spec.name)));
+        }
+        self.list(spec, layout, segment, charge, key, holder.id)
+    }
+
+    /// As [`ComputationStore::claim`](crate::ComputationStore::claim); where that waits, `waker` is woken when it is worth asking again.
+    pub fn poll_claim(&self, key: &Key, holder: &Holder, waker: &Waker) -> Poll<Claim> {
+        let _back = self.bring_claim_back(key, holder);
+        match self.claims.poll(*key, holder, waker) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(found) => Poll::Ready(self.claimed(*key, found)),
+        }
+    }
+
+    /// The error of a claim that [`poll_claim`](Self::poll_claim) has not settled in time.
+    #[must_use]
+    pub fn claim_timed_out(&self, key: &Key) -> Error {
+        self.claims.timed_out(key)
+    }
+
+    pub(crate) fn claimed(&self, key: Key, found: Found) -> Claim {
+        match found {
+            Found::Ready(leases) => {
+                self.counters.claim_hits.fetch_add(1, Ordering::Relaxed);
+                let now = self.clock.recent();
+                leases.iter().for_each(|lease| lease.record.used(now));
+                Claim::Ready(leases)
+            }
+            Found::Mine => {
+                self.counters.claim_misses.fetch_add(1, Ordering::Relaxed);
+                Claim::Compute(Ticket::new(key, self.me.clone()))
+            }
+        }
+    }
+
+    /// The first half of [`BlobStore::contents`](crate::BlobStore::contents): what is there, and what the caller is to provide.
+    /// `waker` is woken when something that is busy is there.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn begin_contents(&self, specs: &[ContentSpec], holder: &Holder, waker: &Waker) -> Result<Begun> {
+        blobs::begin(self, specs, holder, waker)
+    }
+
+    /// The second half: leases of the pack's contents, which `segment` holds now. Providing them took `took`.
+    ///
+    /// # Errors
+    /// `Invalid` for a segment of another length.
+    pub fn publish_pack(&self, pack: Pack, segment: &Arc<dyn Segment>, took: Duration) -> Result<Vec<Lease>> {
+        if segment.len() != pack.bytes() {
+            return Err(Error::invalid(format!("{} bytes for a pack of {}", segment.len(), pack.bytes())));
+        }
+        blobs::publish(self, pack, segment, took)
+    }
+
+    /// How long ago a record was made.
+    pub fn age(&self, record: &Record) -> Duration {
+        self.clock.now().saturating_sub(record.created)
+    }
+
+    /// Every live tensor whose name starts with `prefix`, by name and version.
+    pub fn records(&self, prefix: &str) -> Vec<Arc<Record>> {
+        let mut records = std::mem::take(&mut self.names.survey().records);
+        records.retain(|record| record.name().starts_with(prefix));
+        records
+    }
+}

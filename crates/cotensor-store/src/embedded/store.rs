@@ -1,0 +1,304 @@
+//! The store inside a process.
+
+use crate::backend::{Draft, Home, RecordParts};
+use crate::budget::TensorCharge;
+use crate::embedded::EmbeddedStore;
+use crate::eviction::Want;
+use crate::leases::Record;
+use crate::names::Superseded;
+use crate::spill::Whereabouts;
+use crate::{
+    BlobStore, Claim, ComputationStore, ContentSource, ContentSpec, CopyReason, Diagnostics, Holder, Key, Lease,
+    MemoryControl, OptimizeReport, Recommendations, Reservation, Retention, SharingConfig, Stats, StoreReports,
+    TensorId, TensorSpec, TensorStore,
+};
+use cotensor_core::{ContentHash, Error, ErrorKind, Layout, Memory, Result, Segment, SegmentMut, size};
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError, Weak};
+use std::time::Duration;
+
+impl EmbeddedStore {
+    pub(crate) fn drop_closed(&self, records: &[Arc<Record>]) {
+        crate::sharing::log::tell_gone(records);
+        for record in records {
+            self.names.forget(record, |record| self.tell(|watch| watch.gone(record)));
+            if let Some(key) = &record.key() {
+                self.claims.forget(key, record);
+                if let Some(spilling) = &self.spilling {
+                    spilling.claims().remove(key);
+                }
+            }
+        }
+    }
+
+    /// What the cache gave. Without the cache everything still works, so its errors are told in the diagnostics alone.
+    pub(crate) fn unless_cache_fails<T>(&self, given: Result<T>) -> Option<T> {
+        given
+            .inspect_err(|error| {
+                self.counters.cache_errors.fetch_add(1, Ordering::Relaxed);
+                let mut last = self.counters.last_cache_error.lock().unwrap_or_else(PoisonError::into_inner);
+                *last = Some(error.to_string());
+            })
+            .ok()
+    }
+
+    fn let_go(&self, record: &Arc<Record>) {
+        record.let_go();
+        self.forget(record);
+    }
+
+    /// No name means this any more.
+    fn supersede(&self, superseded: Superseded) {
+        match superseded {
+            Superseded::Listed(record) => self.let_go(&record),
+            Superseded::Away(away, id) => self.drop_away(&away, id),
+        }
+    }
+
+    fn home(&self) -> Result<Arc<dyn Home>> {
+        let me = self.me.upgrade().ok_or_else(|| Error::new(ErrorKind::Conflict, "the store is closed"))?;
+        Ok(me)
+    }
+
+    /// Makes a record visible under its name and leases it.
+    pub(crate) fn list(
+        &self,
+        spec: TensorSpec,
+        layout: Layout,
+        segment: Arc<dyn Segment>,
+        charge: TensorCharge,
+        key: Option<Key>,
+        holder: u32,
+    ) -> Result<Lease> {
+        let name = spec.name.clone();
+        let created = self.clock.now();
+        let home: Weak<dyn Home> = self.me.clone();
+        let (record, superseded) = self.names.publish(&name, |id| {
+            let kept = matches!(spec.retention, Retention::Cached { .. });
+            let parts = RecordParts { id, spec, layout, segment, charge, kept, private: None, key, created };
+            let record = Record::new(parts, home);
+            // Before anybody can see it: a tensor that is not kept must not go between publishing and leasing.
+            record.leases.acquire(holder);
+            self.tell(|watch| watch.listing(&record));
+            record
+        });
+        if let Some(superseded) = superseded {
+            self.supersede(superseded);
+        }
+        Ok(Lease { record, holder, look: None })
+    }
+
+    /// Refuses, and counts, what the configuration does not let be shared.
+    pub(crate) fn refuse(&self, spec: &TensorSpec, bytes: u64) -> Result<()> {
+        let Some(refusal) = self.config.refuses(spec.kind, bytes) else { return Ok(()) };
+        self.counters.refused[refusal as usize].fetch_add(1, Ordering::Relaxed);
+        let message = format!("{} ({}, {}) is not shared: {}", spec.name, spec.kind, size(bytes), refusal.name());
+        Err(Error::new(ErrorKind::Refused, message))
+    }
+
+    fn reserve_as(
+        &self,
+        spec: TensorSpec,
+        holder: &Holder,
+        private: bool,
+        memory: impl FnOnce(&dyn Memory, usize) -> Result<Box<dyn SegmentMut>>,
+    ) -> Result<Reservation> {
+        let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field(spec.name.as_str()))?;
+        let bytes = layout.size_bytes() as u64;
+        if !private {
+            spec.check_names()?;
+            self.refuse(&spec, bytes)?;
+        }
+        let charge = self.charge(bytes).and_then(|segment| match private {
+            true => Ok(segment.into()),
+            false => self.tensor_charge(&segment, &spec),
+        });
+        let charge = charge.map_err(|error| error.in_field(spec.name.as_str()))?;
+        let segment = memory(&*self.memory, layout.size_bytes())?;
+        let (device, home) = (self.memory.device(), self.home()?);
+        let (holder, tag) = (holder.clone(), Box::new(()));
+        Ok(Reservation::new(Draft { spec, layout, segment, device, charge, holder, private, tag }, home))
+    }
+}
+
+impl Home for EmbeddedStore {
+    fn publish(&self, draft: Draft, key: Option<Key>) -> Result<Lease> {
+        let Draft { spec, layout, segment, charge, holder, private, .. } = draft;
+        let segment = segment.freeze()?;
+        if !private {
+            return self.list(spec, layout, segment, charge, key, holder.id);
+        }
+        let (id, created) = (self.names.private_id(), self.clock.now());
+        let (id_of_holder, private) = (holder.id, Some(holder));
+        let parts = RecordParts { id, spec, layout, segment, charge, kept: false, private, key: None, created };
+        let record = Record::new(parts, self.me.clone());
+        record.leases.acquire(id_of_holder);
+        Ok(Lease { record, holder: id_of_holder, look: None })
+    }
+
+    fn forget(&self, record: &Arc<Record>) {
+        if record.close() {
+            self.drop_closed(std::slice::from_ref(record));
+        }
+    }
+
+    fn finish(&self, key: Key, results: &[&Lease]) {
+        self.claims.finish(key, results.iter().map(|lease| Arc::downgrade(&lease.record)).collect());
+        self.tell(|watch| watch.finished(&key, &results.iter().map(|lease| lease.id()).collect::<Vec<_>>()));
+    }
+
+    fn abandon(&self, key: Key) {
+        self.tell(|watch| watch.abandoned(&key));
+        self.claims.abandon(key);
+    }
+
+    fn holder_name(&self, id: u32) -> Arc<str> {
+        self.holders.name(id)
+    }
+
+    fn copied(&self, tensor: &str, reason: CopyReason, bytes: usize) {
+        self.counters.copies.record(tensor, reason, bytes as u64, self.clock.now());
+    }
+}
+
+impl TensorStore for EmbeddedStore {
+    fn holder(&self, name: &str) -> Holder {
+        self.holders.holder(name, || {
+            let survey = self.names.survey();
+            let holders = survey.records.iter().flat_map(|record| record.leases.holders());
+            holders.map(|(holder, _)| holder).collect::<HashSet<u32>>()
+        })
+    }
+
+    fn get(&self, name: &str, holder: &Holder) -> Result<Lease> {
+        // Before the lock: others wait for that.
+        let now = self.clock.recent();
+        let take = |record: &Arc<Record>| {
+            let lease = Lease::find(record, holder.id)?;
+            record.used(now);
+            Some(lease)
+        };
+        let missing = || Error::not_found(format!("no tensor is named {name:?}"));
+        match self.names.find(name, take) {
+            Some(lease) => Ok(lease),
+            None => {
+                let find = || self.names.find(name, take);
+                self.find_away(holder, || self.names.whereabouts(name), find)?.ok_or_else(missing)
+            }
+        }
+    }
+
+    fn lease(&self, id: TensorId, holder: &Holder) -> Result<Lease> {
+        let now = self.clock.recent();
+        let take = |record: &Arc<Record>| {
+            let lease = Lease::take(record, holder.id)?;
+            record.used(now);
+            Some(lease)
+        };
+        let lease = match self.names.by_id(id, take) {
+            None => {
+                let find = || self.names.by_id(id, take);
+                self.find_away(holder, || self.names.whereabouts_of(id), find)?
+            }
+            lease => lease,
+        };
+        lease.ok_or_else(|| Error::not_found(format!("version {} of tensor {} is gone", id.version, id.slot)))
+    }
+
+    fn has(&self, id: TensorId) -> bool {
+        self.names.by_id(id, |_| Some(())).is_some() || matches!(self.names.whereabouts_of(id), Whereabouts::Away(_))
+    }
+
+    fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
+        self.reserve_as(spec, holder, false, |memory, len| memory.reserve(len))
+    }
+
+    fn reserve_aliased(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
+        self.reserve_as(spec, holder, false, |memory, len| memory.reserve_aliased(len))
+    }
+
+    fn reserve_private(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
+        self.reserve_as(spec, holder, true, |memory, len| memory.reserve(len))
+    }
+
+    fn remove(&self, name: &str) -> Result<()> {
+        let hidden = |record: &Record| self.tell(|watch| watch.hidden(record));
+        let removed = self.names.remove(name, hidden);
+        self.supersede(removed.ok_or_else(|| Error::not_found(format!("no tensor is named {name:?}")))?);
+        Ok(())
+    }
+}
+
+impl ComputationStore for EmbeddedStore {
+    fn claim_within(&self, key: &Key, holder: &Holder, wait: Duration) -> Result<Claim> {
+        let _back = self.bring_claim_back(key, holder);
+        let found = self.claims.claim(*key, holder, wait)?;
+        Ok(self.claimed(*key, found))
+    }
+
+    fn is_computed(&self, key: &Key) -> bool {
+        self.claims.is_ready(key) || self.claim_is_away(key)
+    }
+}
+
+impl BlobStore for EmbeddedStore {
+    fn contents(&self, specs: &[ContentSpec], source: &mut dyn ContentSource, holder: &Holder) -> Result<Vec<Lease>> {
+        crate::blobs::lease_contents(self, specs, source, holder)
+    }
+
+    fn recall(&self, key: &ContentHash) -> Option<Vec<u8>> {
+        match &self.cache {
+            Some(cache) => cache.recall(key),
+            None => self.notes.lock().unwrap_or_else(PoisonError::into_inner).recall(key),
+        }
+    }
+
+    fn remember(&self, key: &ContentHash, note: &[u8]) {
+        match &self.cache {
+            // A lost note costs time, never correctness.
+            Some(cache) => drop(self.unless_cache_fails(cache.remember(key, note))),
+            None => self.notes.lock().unwrap_or_else(PoisonError::into_inner).remember(key, note),
+        }
+    }
+}
+
+impl MemoryControl for EmbeddedStore {
+    fn prefault(&self, bytes: usize, count: usize) -> Result<usize> {
+        self.memory.prefault(bytes, count)
+    }
+
+    fn limit_memory(&self, max_bytes: u64) -> Result<()> {
+        self.budget.set_max(max_bytes);
+        if self.budget.total() > max_bytes {
+            self.evict(0, Want::Memory)?;
+        }
+        Ok(())
+    }
+
+    fn optimize(&self) -> OptimizeReport {
+        crate::reports::optimize(self)
+    }
+}
+
+impl StoreReports for EmbeddedStore {
+    fn config(&self) -> &SharingConfig {
+        &self.config
+    }
+
+    fn record_copy(&self, tensor: &str, reason: CopyReason, bytes: usize) {
+        self.copied(tensor, reason, bytes);
+    }
+
+    fn stats(&self) -> Stats {
+        crate::reports::stats(self)
+    }
+
+    fn recommendations(&self) -> Recommendations {
+        crate::reports::recommendations(self)
+    }
+
+    fn diagnostics(&self) -> Diagnostics {
+        crate::reports::diagnostics(self)
+    }
+}

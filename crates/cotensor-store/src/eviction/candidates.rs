@@ -1,0 +1,87 @@
+//! What goes first when memory is wanted.
+
+use crate::leases::LeaseCount;
+use crate::leases::Record;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The tensors of one segment: they go together or not at all. Or one tensor of a segment that stays, such as a slab that is
+/// written still: of that one, what is known about it alone comes back.
+pub(crate) struct Group {
+    pub(crate) records: Vec<Arc<Record>>,
+    /// What their memory takes from the budget.
+    pub(crate) bytes: u64,
+    /// The same of what is known about them.
+    pub(crate) metadata: u64,
+    /// Whether the memory stays.
+    pub(crate) in_part: bool,
+    pub(crate) recompute: Duration,
+    last_used: Duration,
+}
+
+impl Group {
+    fn of(records: Vec<Arc<Record>>, in_part: bool) -> Self {
+        let bytes = records.first().filter(|_| !in_part).map_or(0, |record| record.charge.segment().bytes);
+        Self {
+            bytes,
+            metadata: records.iter().map(|record| record.charge.metadata()).sum(),
+            in_part,
+            recompute: records.iter().map(|record| record.recompute()).sum(),
+            last_used: records.iter().map(|record| record.last_used()).max().unwrap_or_default(),
+            records,
+        }
+    }
+
+    /// Seconds that it takes to make a byte again.
+    fn cost(&self) -> f64 {
+        self.recompute.as_secs_f64() / (self.bytes + self.metadata).max(1) as f64
+    }
+
+    /// Closes every tensor of the group, or none.
+    pub(crate) fn close(&self) -> bool {
+        let closed = LeaseCount::close_all(&self.records.iter().map(|record| &record.leases).collect::<Vec<_>>());
+        if closed {
+            self.records.iter().for_each(|record| record.charge.closed());
+        }
+        closed
+    }
+}
+
+/// Groups that nobody leases, the first to go first: least time to make again per byte, then longest unused,
+/// then oldest.
+pub(crate) fn candidates(records: Vec<Arc<Record>>) -> Vec<Group> {
+    let mut segments: HashMap<usize, Vec<Arc<Record>>> = HashMap::new();
+    for record in records {
+        segments.entry(Arc::as_ptr(record.charge.segment()) as usize).or_default().push(record);
+    }
+    let mut groups = Vec::new();
+    for records in segments.into_values() {
+        // Memory that somebody else uses too, such as a slab that is written still, would not come back.
+        let is_all = records.first().is_none_or(|record| record.charge.segment().open() == records.len());
+        if is_all && records.iter().all(is_unleased) {
+            groups.push(Group::of(records, false));
+        } else {
+            let counted = records.into_iter().filter(|record| record.charge.metadata() > 0 && is_unleased(record));
+            groups.extend(counted.map(|record| Group::of(vec![record], true)));
+        }
+    }
+    // Ties must not depend on the order of a hash table.
+    let first = |group: &Group| group.records.iter().map(|record| (record.created, record.id)).min();
+    groups.sort_by(|a, b| {
+        let by_cost = a.cost().total_cmp(&b.cost());
+        by_cost.then(a.last_used.cmp(&b.last_used)).then_with(|| first(a).cmp(&first(b)))
+    });
+    groups
+}
+
+fn is_unleased(record: &Arc<Record>) -> bool {
+    record.leases.total() == 0
+}
+
+/// The bytes that `records` take from the budget, each segment counted once.
+pub(crate) fn charged_bytes(records: &[Arc<Record>]) -> u64 {
+    let mut seen = HashSet::new();
+    let first = |record: &&Arc<Record>| seen.insert(Arc::as_ptr(record.charge.segment()));
+    records.iter().filter(first).map(|record| record.charge.segment().bytes).sum()
+}

@@ -1,0 +1,5 @@
+//! Services whose tensors outlive the store.
+
+mod observer;
+
+pub use observer::{Restored, Watch};

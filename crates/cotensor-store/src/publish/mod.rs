@@ -1,0 +1,5 @@
+//! Tensors before they are published.
+
+mod reservation;
+
+pub use reservation::{Reservation, Ticket};

@@ -1,0 +1,181 @@
+//! What the store says of itself. Every figure is counted, none is estimated.
+
+use crate::TensorId;
+use crate::backend::Home;
+use crate::embedded::EmbeddedStore;
+use crate::eviction::candidates;
+use crate::leases::Record;
+use crate::{Diagnostics, OptimizeReport, Recommendations, Refusal, Stats, TensorInfo};
+use cotensor_core::{ContentHash, Kind};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+const MIB: f64 = (1 << 20) as f64;
+/// How many tensors a recommendation lists.
+pub const LISTED: usize = 10;
+
+pub(crate) fn optimize(store: &EmbeddedStore) -> OptimizeReport {
+    let initial_memory_bytes = store.budget.used();
+    let mut freed_tensors = Vec::new();
+    let mut freed_memory_bytes = 0;
+    let mut survey = store.names.survey();
+    let mut remaining_tensor_count = survey.records.len();
+    for group in candidates(std::mem::take(&mut survey.records)) {
+        if group.close() {
+            store.drop_closed(&group.records);
+            freed_memory_bytes += group.bytes;
+            remaining_tensor_count -= group.records.len();
+            freed_tensors.extend(group.records.iter().map(|record| record.name().to_owned()));
+        }
+    }
+    drop(survey);
+    OptimizeReport {
+        initial_memory_bytes,
+        current_memory_bytes: store.budget.used(),
+        freed_memory_bytes,
+        freed_tensors_count: freed_tensors.len(),
+        memory_reduction_percent: if initial_memory_bytes == 0 {
+            0.0
+        } else {
+            100.0 * freed_memory_bytes as f64 / initial_memory_bytes as f64
+        },
+        remaining_tensor_count,
+        freed_tensors,
+    }
+}
+
+pub(crate) fn stats(store: &EmbeddedStore) -> Stats {
+    stats_of(store, &store.names.survey().records)
+}
+
+fn stats_of(store: &EmbeddedStore, records: &[Arc<Record>]) -> Stats {
+    let models: BTreeSet<String> = records.iter().flat_map(|record| holders(store, record).into_keys()).collect();
+    let (name_hits, name_misses) = store.names.hits_and_misses();
+    let cache_hits = name_hits + store.counters.claim_hits.load(Ordering::Relaxed);
+    let cache_misses = name_misses + store.counters.claim_misses.load(Ordering::Relaxed);
+    let lookups = cache_hits + cache_misses;
+    let used = store.budget.used();
+    let (spilled_now, spilled_now_bytes) = store.spilled_now();
+    Stats {
+        total_tensors: records.len(),
+        spilled_now,
+        spilled_now_bytes,
+        counted_seconds: store.clock.now().saturating_sub(store.began).as_secs_f64(),
+        total_models: models.len(),
+        memory_usage_bytes: used,
+        max_memory_bytes: Some(store.budget.max()).filter(|&max| max != u64::MAX),
+        metadata_bytes: store.budget.metadata(),
+        memory_usage_mb: used as f64 / MIB,
+        peak_memory_bytes: store.budget.peak(),
+        cache_hits,
+        cache_misses,
+        hit_rate: if lookups == 0 { 0.0 } else { cache_hits as f64 / lookups as f64 },
+        models: models.into_iter().collect(),
+        sharing_opportunities: opportunities(store, records),
+        refused: Refusal::ALL
+            .iter()
+            .map(|&refusal| {
+                (refusal.name().to_owned(), store.counters.refused[refusal as usize].load(Ordering::Relaxed))
+            })
+            .filter(|(_, count)| *count > 0)
+            .collect(),
+        copies: store.counters.copies.totals(),
+        evictions: store.counters.evictions.load(Ordering::Relaxed),
+        evicted_bytes: store.counters.evicted_bytes.load(Ordering::Relaxed),
+        spills: store.counters.spills.load(Ordering::Relaxed),
+        spilled_bytes: store.counters.spilled_bytes.load(Ordering::Relaxed),
+        restores: store.counters.restores.load(Ordering::Relaxed),
+    }
+}
+
+pub(crate) fn recommendations(store: &EmbeddedStore) -> Recommendations {
+    let survey = store.names.survey();
+    let records = &survey.records;
+    let mut largest_tensors: Vec<(String, u64)> =
+        records.iter().map(|record| (record.name().to_owned(), record.layout.size_bytes() as u64)).collect();
+    largest_tensors.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    largest_tensors.truncate(LISTED);
+    let mut low_reference_tensors: Vec<(String, u64)> = records
+        .iter()
+        .map(|record| (record.name().to_owned(), record.leases.total()))
+        .filter(|(_, leases)| *leases <= 1)
+        .collect();
+    low_reference_tensors.sort_by(|a, b| a.1.cmp(&b.1).then_with(|| a.0.cmp(&b.0)));
+    low_reference_tensors.truncate(LISTED);
+    let savings = savings(records);
+    let stats = stats_of(store, records);
+    Recommendations {
+        largest_tensors,
+        low_reference_tensors,
+        sharing_opportunities: stats.sharing_opportunities,
+        total_memory_mb: stats.memory_usage_mb,
+        potential_savings_mb: savings as f64 / MIB,
+        cache_efficiency: stats.hit_rate,
+    }
+}
+
+/// What [`optimize`] would free, and of what stays, all but one of each known identity.
+fn savings(records: &[Arc<Record>]) -> u64 {
+    let unleased = candidates(records.to_vec());
+    let freed: BTreeSet<TensorId> = unleased.iter().flat_map(|group| &group.records).map(|record| record.id).collect();
+    let mut seen: BTreeSet<ContentHash> = BTreeSet::new();
+    let repeated = records.iter().filter(|record| {
+        !freed.contains(&record.id) && record.known_identity().is_some_and(|identity| !seen.insert(identity))
+    });
+    unleased.iter().map(|group| group.bytes).chain(repeated.map(|record| record.layout.size_bytes() as u64)).sum()
+}
+
+pub(crate) fn diagnostics(store: &EmbeddedStore) -> Diagnostics {
+    let now = store.clock.now();
+    let info = |record: &Arc<Record>| TensorInfo {
+        name: record.name().to_owned(),
+        version: record.id.version,
+        dtype: record.layout.dtype().to_string(),
+        shape: record.layout.shape().to_vec(),
+        bytes: record.layout.size_bytes() as u64,
+        device: record.segment.device().to_string(),
+        memory: record.segment.kind().to_string(),
+        kind: record.kind.name().to_owned(),
+        space: record.space().map(|space| space.to_string()),
+        producer: record.producer().to_owned(),
+        holders: holders(store, record),
+        age_seconds: now.saturating_sub(record.created).as_secs_f64(),
+        hits: record.leases.hits(),
+        cached: record.kept.load(Ordering::Relaxed),
+    };
+    Diagnostics {
+        tensors: store.names.survey().records.iter().map(info).collect(),
+        copies: store.counters.copies.totals(),
+        recent_copies: store.counters.copies.recent(now),
+        cache_errors: store.counters.cache_errors.load(Ordering::Relaxed),
+        last_cache_error: store.counters.last_cache_error.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+    }
+}
+
+fn holders(store: &EmbeddedStore, record: &Record) -> BTreeMap<String, u32> {
+    record.leases.holders().into_iter().map(|(id, count)| (store.holder_name(id).to_string(), count)).collect()
+}
+
+/// Kinds of which two or more tensors are held, by two or more holders between them: these may share, equal spaces
+/// given. Holders of one tensor share it already; weights, and what has no kind, are left out.
+fn opportunities(store: &EmbeddedStore, records: &[Arc<Record>]) -> BTreeMap<String, Vec<String>> {
+    let mut by_kind: BTreeMap<&str, (usize, BTreeSet<String>)> = BTreeMap::new();
+    for record in records.iter().filter(|record| !matches!(record.kind, Kind::Weight | Kind::Other)) {
+        let held = holders(store, record);
+        if !held.is_empty() {
+            let (tensors, holders) = by_kind.entry(record.kind.name()).or_default();
+            *tensors += 1;
+            holders.extend(held.into_keys());
+        }
+    }
+    by_kind.retain(|_, (tensors, holders)| *tensors > 1 && holders.len() > 1);
+    by_kind.into_iter().map(|(kind, (_, holders))| (kind.to_owned(), holders.into_iter().collect())).collect()
+}
+
+impl EmbeddedStore {
+    /// Bytes in use, for tests and displays that want no more: see [`crate::StoreReports::stats`].
+    pub fn memory_usage_bytes(&self) -> u64 {
+        self.budget.used()
+    }
+}

@@ -1,0 +1,7 @@
+//! The key of a computation.
+
+use cotensor_core::ContentHash;
+
+/// What identifies a computation: stage fingerprint, engine and its version, precision, and inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key(pub ContentHash);

@@ -1,0 +1,17 @@
+//! The data types of the API, without behaviour.
+
+mod blob;
+mod computation;
+mod config;
+mod copy_reason;
+mod holder;
+mod report;
+mod tensor;
+
+pub use blob::{ContentSource, ContentSpec};
+pub use computation::Key;
+pub use config::{Refusal, SharingConfig};
+pub use copy_reason::CopyReason;
+pub use holder::Holder;
+pub use report::{Copies, Diagnostics, OptimizeReport, RecentCopy, Recommendations, Stats, TensorInfo};
+pub use tensor::{NAME_BYTES_MAX, Retention, TensorId, TensorSpec, check_name};

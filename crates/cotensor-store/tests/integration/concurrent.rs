@@ -1,0 +1,248 @@
+//! Many threads at one store: things are computed once, handed over, and never freed under a reader.
+
+use cotensor_core::testing::FakeDevice;
+use cotensor_core::{ContentHash, DType, Error, ErrorKind, Result};
+use cotensor_store::{
+    BlobStore, Claim, ComputationStore, ContentSource, ContentSpec, CopyReason, EmbeddedStore, Key, MemoryControl,
+    Retention, StoreReports, TensorSpec, TensorStore,
+};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+
+fn spec(name: &str, bytes: usize) -> TensorSpec {
+    TensorSpec {
+        retention: Retention::Cached { recompute: Duration::from_millis(1) },
+        ..TensorSpec::new(name, DType::U8, &[bytes])
+    }
+}
+
+fn on_threads(count: usize, work: impl Fn(usize) + Sync) {
+    let start = Barrier::new(count);
+    std::thread::scope(|scope| {
+        for thread in 0..count {
+            let (start, work) = (&start, &work);
+            scope.spawn(move || {
+                start.wait();
+                work(thread);
+            });
+        }
+    });
+}
+
+#[test]
+fn one_computes_and_all_get_the_same() {
+    let store = EmbeddedStore::builder().build();
+    let computed = AtomicUsize::new(0);
+    for round in 0..50u8 {
+        let key = Key(ContentHash::of(&[round]));
+        on_threads(8, |thread| {
+            let holder = store.holder(&format!("model {thread}"));
+            let leases = match store.claim(&key, &holder).unwrap() {
+                Claim::Ready(leases) => leases,
+                Claim::Compute(ticket) => {
+                    computed.fetch_add(1, Ordering::SeqCst);
+                    let mut result = store.reserve(spec(&format!("result {round}"), 64), &holder).unwrap();
+                    result.bytes_mut().unwrap().fill(round);
+                    ticket.publish(vec![result]).unwrap()
+                }
+            };
+            assert_eq!(leases[0].bytes().unwrap(), [round; 64]);
+        });
+        assert_eq!(computed.load(Ordering::SeqCst), usize::from(round) + 1);
+    }
+}
+
+#[test]
+fn who_panics_or_gives_up_hands_over() {
+    let store = EmbeddedStore::builder().build();
+    let key = Key(ContentHash::of(b"key"));
+    let turns = AtomicUsize::new(0);
+    let died = AtomicUsize::new(0);
+    on_threads(6, |_| {
+        let holder = store.holder("m");
+        let attempt = || match store.claim(&key, &holder).unwrap() {
+            Claim::Ready(leases) => Some(leases),
+            Claim::Compute(ticket) => match turns.fetch_add(1, Ordering::SeqCst) {
+                0 => panic!("the first computer dies"),
+                1 => {
+                    drop(ticket);
+                    None
+                }
+                2 => {
+                    ticket.decline();
+                    None
+                }
+                3 => {
+                    let mut result = store.reserve(spec("result", 4), &holder).unwrap();
+                    result.write(&[7; 4], CopyReason::Put).unwrap();
+                    Some(ticket.publish(vec![result]).unwrap())
+                }
+                _ => unreachable!("computed twice"),
+            },
+        };
+        match std::panic::catch_unwind(std::panic::AssertUnwindSafe(attempt)) {
+            Ok(Some(leases)) => assert_eq!(leases[0].bytes().unwrap(), [7; 4]),
+            Ok(None) => {}
+            Err(_) => {
+                died.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+    });
+    assert_eq!(died.load(Ordering::SeqCst), 1, "only who was meant to");
+    assert_eq!(turns.load(Ordering::SeqCst), 4);
+    assert!(store.is_computed(&key));
+}
+
+#[test]
+fn waiting_ends() {
+    let store = EmbeddedStore::builder().claim_wait_max(Duration::from_millis(20)).build();
+    let (key, holder) = (Key(ContentHash::of(b"slow")), store.holder("m"));
+    let Claim::Compute(ticket) = store.claim(&key, &holder).unwrap() else { panic!("nothing is computed yet") };
+    assert_eq!(store.claim(&key, &holder).err().unwrap().kind(), ErrorKind::TimedOut);
+    drop(ticket);
+    assert!(matches!(store.claim(&key, &holder).unwrap(), Claim::Compute(_)));
+}
+
+/// Fills each content with its own number and counts; fails at `fails_at`.
+struct Source<'a> {
+    numbers: Vec<usize>,
+    filled: &'a [AtomicUsize],
+    fails_at: Option<usize>,
+}
+
+impl ContentSource for Source<'_> {
+    fn fill(&mut self, index: usize, target: &mut [u8]) -> Result<()> {
+        let number = self.numbers[index];
+        if self.fails_at == Some(number) {
+            return Err(Error::corrupt("damaged"));
+        }
+        self.filled[number].fetch_add(1, Ordering::SeqCst);
+        target.fill(number as u8);
+        Ok(())
+    }
+}
+
+fn content(number: usize) -> ContentSpec {
+    let bytes = vec![number as u8; number * 10];
+    ContentSpec { hash: ContentHash::of(&bytes), dtype: DType::U8, shape: vec![number * 10], producer: "m".to_owned() }
+}
+
+#[test]
+fn contents_are_filled_once_however_many_ask() {
+    const CONTENTS: usize = 40;
+    let store = EmbeddedStore::builder().build();
+    let filled: Vec<AtomicUsize> = (0..CONTENTS).map(|_| AtomicUsize::new(0)).collect();
+    on_threads(8, |thread| {
+        let holder = store.holder(&format!("model {thread}"));
+        // Everybody asks in an order of his own, and for some contents twice.
+        let numbers: Vec<usize> = (0..CONTENTS + 5).map(|i| (i * 7 + thread * 11) % CONTENTS).collect();
+        let specs: Vec<ContentSpec> = numbers.iter().map(|&number| content(number)).collect();
+        let mut source = Source { numbers: numbers.clone(), filled: &filled, fails_at: None };
+        let leases = store.contents(&specs, &mut source, &holder).unwrap();
+        for (lease, &number) in leases.iter().zip(&numbers) {
+            assert_eq!(lease.bytes().unwrap(), vec![number as u8; number * 10]);
+            assert_eq!(lease.identity(), content(number).identity());
+        }
+    });
+    assert!(filled.iter().all(|times| times.load(Ordering::SeqCst) == 1));
+    assert_eq!(store.stats().total_tensors, CONTENTS);
+}
+
+#[test]
+fn a_failing_source_keeps_nothing_and_others_get_their_turn() {
+    let store = EmbeddedStore::builder().build();
+    let filled: Vec<AtomicUsize> = (0..10).map(|_| AtomicUsize::new(0)).collect();
+    let specs: Vec<ContentSpec> = (0..10).map(content).collect();
+    let mut failing = Source { numbers: (0..10).collect(), filled: &filled, fails_at: Some(5) };
+    let error = store.contents(&specs, &mut failing, &store.holder("m")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+    let before: usize = filled.iter().map(|times| times.load(Ordering::SeqCst)).sum();
+    assert!(before > 0, "some were filled before it failed");
+    assert_eq!((store.stats().total_tensors, store.stats().memory_usage_bytes), (0, 0), "and are not kept");
+
+    let successes = AtomicUsize::new(0);
+    on_threads(4, |thread| {
+        let fails_at = (thread != 0).then_some(5);
+        let mut source = Source { numbers: (0..10).collect(), filled: &filled, fails_at };
+        match store.contents(&specs, &mut source, &store.holder("m")) {
+            Ok(leases) => {
+                assert_eq!(leases[5].bytes().unwrap(), [5; 50]);
+                successes.fetch_add(1, Ordering::SeqCst);
+            }
+            // Who came before thread 0, which succeeds whoever comes first.
+            Err(error) => assert!(thread != 0 && error.kind() == ErrorKind::Corrupt, "{error}"),
+        }
+    });
+    assert!(successes.load(Ordering::SeqCst) > 0);
+    assert_eq!(store.stats().total_tensors, 10);
+    store.optimize();
+    assert_eq!(store.stats().memory_usage_bytes, 0);
+}
+
+#[test]
+fn readers_keep_what_they_hold_while_everything_else_is_evicted_and_superseded() {
+    let device = FakeDevice::default();
+    let store = EmbeddedStore::builder().memory(Arc::new(device.clone())).max_memory_bytes(4000).build();
+    let (reserved, found) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    on_threads(6, |thread| {
+        let holder = store.holder(&format!("model {thread}"));
+        for i in 0..400usize {
+            let name = format!("tensor {}", (i + thread) % 5);
+            let value = (i % 251) as u8;
+            match store.reserve(spec(&name, 500), &holder) {
+                Ok(mut reservation) => {
+                    reserved.fetch_add(1, Ordering::SeqCst);
+                    reservation.write(&[value; 500], CopyReason::Put).unwrap();
+                    let lease = reservation.publish().unwrap();
+                    let mut read = [0; 500];
+                    lease.segment().read_at(0, &mut read).unwrap();
+                    assert_eq!(read, [value; 500], "the version that is held does not change");
+                    assert!(lease.bytes().is_none(), "a device has no host bytes");
+                }
+                Err(error) => assert_eq!(error.kind(), ErrorKind::OverBudget, "{error}"),
+            }
+            if let Ok(lease) = store.get(&name, &holder) {
+                found.fetch_add(1, Ordering::SeqCst);
+                let mut read = [0; 500];
+                lease.segment().read_at(0, &mut read).unwrap();
+                assert!(read.iter().all(|byte| *byte == read[0]));
+            }
+            assert!(device.live_bytes() <= 4000, "more memory than the budget");
+            if i % 50 == 0 {
+                store.optimize();
+                store.diagnostics();
+            }
+        }
+    });
+    assert!(reserved.load(Ordering::SeqCst) > 0 && found.load(Ordering::SeqCst) > 0);
+    store.optimize();
+    assert_eq!((store.stats().memory_usage_bytes, device.live_bytes()), (0, 0));
+}
+
+#[test]
+fn nothing_is_over_budget_while_everything_can_be_evicted() {
+    let store = EmbeddedStore::builder().max_memory_bytes(100).build();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    on_threads(3, |thread| {
+        let holder = store.holder(&format!("model {thread}"));
+        if thread > 0 {
+            while !done.load(Ordering::SeqCst) {
+                drop(store.get("a", &holder));
+            }
+            return;
+        }
+        let mut wrong = Vec::new();
+        for _ in 0..20_000 {
+            match store.reserve(spec("a", 100), &holder) {
+                Ok(reservation) => drop(reservation.publish().unwrap()),
+                // Right only while a reader does hold it.
+                Err(error) if !error.to_string().contains("unpublished tensors hold 100") => {}
+                Err(error) => wrong.push(error.to_string()),
+            }
+        }
+        // The readers end before anything fails.
+        done.store(true, Ordering::SeqCst);
+        assert!(wrong.is_empty(), "{} times: {}", wrong.len(), wrong[0]);
+    });
+}

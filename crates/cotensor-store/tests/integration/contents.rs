@@ -1,0 +1,250 @@
+//! Contents by hash: packed, adopted from a cache, looked at in several ways, on the host and on a device.
+
+use cotensor_core::testing::FakeDevice;
+use cotensor_core::{
+    ALIGNMENT, ContentCache, ContentHash, DType, Error, ErrorKind, HeapMemory, Located, Memory, PackMut, Result,
+    SegmentMut,
+};
+use cotensor_store::{
+    BlobStore, ContentSource, ContentSpec, EmbeddedStore, Lease, MemoryControl, StoreReports, TensorStore,
+};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Weights by value, as a file would give them; counts how often it was asked.
+#[derive(Default)]
+struct Source {
+    contents: Vec<Vec<u8>>,
+    filled: usize,
+}
+
+impl Source {
+    fn new(contents: &[&[u8]]) -> (Self, Vec<ContentSpec>) {
+        let contents: Vec<Vec<u8>> = contents.iter().map(|bytes| bytes.to_vec()).collect();
+        let spec = |bytes: &Vec<u8>| ContentSpec {
+            hash: ContentHash::of(bytes),
+            dtype: DType::U8,
+            shape: vec![bytes.len()],
+            producer: "bert".to_owned(),
+        };
+        let specs = contents.iter().map(spec).collect();
+        (Self { contents, filled: 0 }, specs)
+    }
+}
+
+impl ContentSource for Source {
+    fn fill(&mut self, index: usize, target: &mut [u8]) -> Result<()> {
+        self.filled += 1;
+        target.copy_from_slice(&self.contents[index]);
+        Ok(())
+    }
+}
+
+/// A cache in memory whose disk can be full, when beginning or when committing.
+#[derive(Clone, Default)]
+struct FakeCache(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    kept: Mutex<HashMap<ContentHash, Located>>,
+    notes: Mutex<HashMap<ContentHash, Vec<u8>>>,
+    full: AtomicBool,
+    breaks: AtomicBool,
+}
+
+struct FakePack {
+    cache: FakeCache,
+    entries: Vec<(ContentHash, Box<dyn SegmentMut>)>,
+}
+
+fn no_room() -> Error {
+    Error::new(ErrorKind::Io, "no room")
+}
+
+impl ContentCache for FakeCache {
+    fn find(&self, hash: &ContentHash) -> Option<Located> {
+        self.0.kept.lock().unwrap().get(hash).cloned()
+    }
+
+    fn begin(&self, entries: &[(ContentHash, usize)]) -> Result<Box<dyn PackMut>> {
+        if self.0.full.load(Ordering::SeqCst) {
+            return Err(no_room());
+        }
+        let reserve = |&(hash, len): &(ContentHash, usize)| Ok((hash, HeapMemory.reserve(len)?));
+        Ok(Box::new(FakePack { cache: self.clone(), entries: entries.iter().map(reserve).collect::<Result<_>>()? }))
+    }
+
+    fn recall(&self, key: &ContentHash) -> Option<Vec<u8>> {
+        self.0.notes.lock().unwrap().get(key).cloned()
+    }
+
+    fn remember(&self, key: &ContentHash, note: &[u8]) -> Result<()> {
+        if self.0.full.load(Ordering::SeqCst) {
+            return Err(no_room());
+        }
+        self.0.notes.lock().unwrap().insert(*key, note.to_vec());
+        Ok(())
+    }
+}
+
+impl PackMut for FakePack {
+    fn entry_mut(&mut self, index: usize) -> &mut [u8] {
+        self.entries[index].1.bytes_mut().unwrap()
+    }
+
+    fn commit(self: Box<Self>) -> Result<Vec<Located>> {
+        if self.cache.0.breaks.load(Ordering::SeqCst) {
+            return Err(no_room());
+        }
+        let mut kept = self.cache.0.kept.lock().unwrap();
+        let keep = |(hash, segment): (ContentHash, Box<dyn SegmentMut>)| {
+            let len = segment.len();
+            let located: Located = (segment.freeze()?, 0..len);
+            kept.insert(hash, located.clone());
+            Ok(located)
+        };
+        self.entries.into_iter().map(keep).collect()
+    }
+}
+
+fn address(lease: &Lease) -> usize {
+    lease.bytes().unwrap().as_ptr() as usize
+}
+
+#[test]
+fn one_pack_aligned_and_each_content_once() {
+    let store = EmbeddedStore::builder().build();
+    let holder = store.holder("bert");
+    let (mut source, specs) = Source::new(&[b"first", &[7; 100], b"", b"first"]);
+    let leases = store.contents(&specs, &mut source, &holder).unwrap();
+    assert_eq!(source.filled, 3, "equal contents are filled once");
+    assert!(leases.iter().all(|lease| std::ptr::addr_eq(lease.segment(), leases[0].segment())));
+    assert!(leases.iter().all(|lease| address(lease).is_multiple_of(ALIGNMENT)));
+    assert_eq!(address(&leases[0]), address(&leases[3]));
+    assert_eq!((leases[0].bytes().unwrap(), leases[2].bytes().unwrap()), (&b"first"[..], &b""[..]));
+    assert_eq!(leases[0].name(), format!("weight/{}", specs[0].hash));
+    let used = store.stats().memory_usage_bytes;
+    assert_eq!(used, 64 + 128, "the budget counts capacity");
+    drop(leases);
+
+    // Kept for the next model, which fills nothing.
+    let again = store.contents(&specs, &mut source, &store.holder("other")).unwrap();
+    assert_eq!((source.filled, store.stats().memory_usage_bytes), (3, used));
+    assert_eq!(store.optimize().freed_tensors_count, 0);
+    // A pack goes as a whole: one lease on it keeps it all.
+    let one = again.into_iter().next().unwrap();
+    assert_eq!(store.optimize().freed_tensors_count, 0);
+    drop(one);
+    assert_eq!((store.optimize().freed_tensors_count, store.stats().memory_usage_bytes), (3, 0));
+}
+
+#[test]
+fn one_content_in_two_shapes() {
+    let store = EmbeddedStore::builder().build();
+    let holder = store.holder("bert");
+    let bytes = [0u8; 24];
+    let spec = |dtype, shape: &[usize]| ContentSpec {
+        hash: ContentHash::of(&bytes),
+        dtype,
+        shape: shape.to_vec(),
+        producer: "bert".to_owned(),
+    };
+    let mut source = Source { contents: vec![bytes.to_vec(); 3], filled: 0 };
+    let specs = [spec(DType::F32, &[6]), spec(DType::F32, &[1, 6]), spec(DType::I64, &[3])];
+    let leases = store.contents(&specs, &mut source, &holder).unwrap();
+    assert_eq!(source.filled, 1);
+    assert_eq!((leases[1].shape(), leases[2].shape(), leases[2].dtype()), (&[1, 6][..], &[3][..], DType::I64));
+    assert_eq!(leases[2].typed::<i64>().unwrap(), [0; 3]);
+    assert!(leases[2].typed::<f32>().is_err());
+    assert_eq!(address(&leases[0]), address(&leases[2]));
+    assert_eq!(leases[1].try_clone().unwrap().shape(), [1, 6]);
+    // One content, three values; which of them was asked for first does not matter to what they are.
+    let identities: Vec<_> = leases.iter().map(Lease::identity).collect();
+    assert!(identities[0] != identities[1] && identities[0] != identities[2] && identities[1] != identities[2]);
+    assert_eq!(leases[1].try_clone().unwrap().identity(), identities[1]);
+    let other = EmbeddedStore::builder().build();
+    for (spec, identity) in specs.iter().zip(&identities).rev() {
+        let leases = other.contents(std::slice::from_ref(spec), &mut source, &other.holder("clip")).unwrap();
+        assert_eq!(leases[0].identity(), *identity);
+    }
+    let other_size = [spec(DType::U8, &[24]), spec(DType::U8, &[25])];
+    assert_eq!(store.contents(&other_size, &mut source, &holder).unwrap_err().kind(), ErrorKind::Invalid);
+    let wrong_size = [spec(DType::U8, &[23])];
+    assert_eq!(store.contents(&wrong_size, &mut source, &holder).unwrap_err().kind(), ErrorKind::Invalid);
+}
+
+#[test]
+fn a_cache_is_adopted_without_a_copy() {
+    let cache = FakeCache::default();
+    let (mut source, specs) = Source::new(&[&[1; 1000], &[2; 500]]);
+    {
+        let store = EmbeddedStore::builder().cache(Arc::new(cache.clone())).build();
+        store.contents(&specs, &mut source, &store.holder("first process")).unwrap();
+    }
+    assert_eq!(source.filled, 2);
+    let store = EmbeddedStore::builder().cache(Arc::new(cache.clone())).max_memory_bytes(1500).build();
+    let leases = store.contents(&specs, &mut source, &store.holder("second process")).unwrap();
+    assert_eq!(source.filled, 2, "nothing is read again");
+    assert_eq!(address(&leases[0]), cache.find(&specs[0].hash).unwrap().0.bytes().unwrap().as_ptr() as usize);
+    assert_eq!(store.stats().memory_usage_bytes, 1500);
+    let (mut more, more_specs) = Source::new(&[&[3; 10]]);
+    let error = store.contents(&more_specs, &mut more, &store.holder("third")).unwrap_err();
+    assert_eq!((error.kind(), more.filled), (ErrorKind::OverBudget, 0));
+    store.remember(&specs[0].hash, b"note");
+    assert_eq!(cache.recall(&specs[0].hash).unwrap(), b"note");
+}
+
+#[test]
+fn a_full_disk_costs_the_cache_and_nothing_else() {
+    let cache = FakeCache::default();
+    let store = EmbeddedStore::builder().cache(Arc::new(cache.clone())).build();
+    let holder = store.holder("bert");
+    assert_eq!((store.diagnostics().cache_errors, store.diagnostics().last_cache_error), (0, None));
+    for (flag, content) in [(&cache.0.full, 1u8), (&cache.0.breaks, 2)] {
+        flag.store(true, Ordering::SeqCst);
+        let bytes = [content; 32];
+        let (mut source, specs) = Source::new(&[&bytes]);
+        let leases = store.contents(&specs, &mut source, &holder).unwrap();
+        assert_eq!(leases[0].bytes().unwrap(), bytes);
+        assert!(cache.find(&specs[0].hash).is_none());
+        flag.store(false, Ordering::SeqCst);
+        let diagnostics = store.diagnostics();
+        assert_eq!(diagnostics.cache_errors, u64::from(content), "told, though nothing failed");
+        assert!(diagnostics.last_cache_error.unwrap().contains("no room"));
+    }
+    cache.0.full.store(true, Ordering::SeqCst);
+    store.remember(&ContentHash::of(b"key"), b"note");
+    assert_eq!(store.diagnostics().cache_errors, 3);
+}
+
+#[test]
+fn a_device_is_filled_through_a_counted_copy() {
+    let device = FakeDevice::default();
+    let store = EmbeddedStore::builder().memory(Arc::new(device.clone())).build();
+    let (mut source, specs) = Source::new(&[b"weights", b"bias"]);
+    let leases = store.contents(&specs, &mut source, &store.holder("bert")).unwrap();
+    let mut read = [0; 4];
+    leases[1].segment().read_at(leases[1].layout().offset_bytes(), &mut read).unwrap();
+    assert_eq!(&read, b"bias");
+    let copies = store.diagnostics().copies;
+    assert_eq!((&*copies[0].reason, copies[0].count, copies[0].bytes), ("device transfer", 2, 11));
+    drop(leases);
+    store.optimize();
+    assert_eq!(device.live_bytes(), 0);
+}
+
+#[test]
+fn savings_are_what_optimizing_would_free() {
+    let store = EmbeddedStore::builder().build();
+    let holder = store.holder("bert");
+    let (mut source, specs) = Source::new(&[&[1; 64], &[2; 6400]]);
+    let savings = || (store.recommendations().potential_savings_mb * f64::from(1 << 20)) as u64;
+    let mut leases = store.contents(&specs, &mut source, &holder).unwrap();
+    leases.truncate(1);
+    assert_eq!(savings(), 0, "a pack of which one content is leased stays");
+    leases.clear();
+    assert_eq!(savings(), 6464);
+    assert_eq!(store.optimize().freed_memory_bytes, 6464);
+    assert_eq!(savings(), 0);
+}

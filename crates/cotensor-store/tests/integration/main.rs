@@ -1,0 +1,12 @@
+//! The store from outside, and a second store built on its backend API.
+#![cfg(not(loom))]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod concurrent;
+mod conformance;
+mod contents;
+mod model;
+mod restore;
+mod second_store;
+mod spill;
+mod store;

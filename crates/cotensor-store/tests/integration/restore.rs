@@ -1,0 +1,158 @@
+//! A store that takes over what a former one listed, from what a watcher was told.
+
+use cotensor_core::{ContentHash, DType, ErrorKind, Layout, Segment};
+use cotensor_store::backend::{Record, VersionState};
+use cotensor_store::{
+    Claim, ComputationStore, EmbeddedStore, Key, Lease, ManualClock, MemoryControl, Restored, Retention, Spilled,
+    StoreReports, TensorId, TensorSpec, TensorStore, Watch,
+};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+#[derive(Default)]
+struct Told(Mutex<Vec<String>>);
+
+impl Told {
+    fn note(&self, what: &str, record: &Record) {
+        self.0.lock().unwrap().push(format!("{what} {} {}", record.name(), record.id().version));
+    }
+
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+impl Watch for Told {
+    fn listing(&self, record: &Record) {
+        self.note("listing", record);
+    }
+
+    fn hidden(&self, record: &Record) {
+        self.note("hidden", record);
+    }
+
+    fn gone(&self, record: &Record) {
+        self.note("gone", record);
+    }
+
+    fn spilled(&self, record: &Record, _: &dyn Spilled) {
+        self.note("spilled", record);
+    }
+
+    fn dropped(&self, id: TensorId) {
+        self.0.lock().unwrap().push(format!("dropped {}", id.version));
+    }
+
+    fn finished(&self, _: &Key, results: &[TensorId]) {
+        self.0.lock().unwrap().push(format!("finished {}", results.len()));
+    }
+
+    fn abandoned(&self, _: &Key) {
+        self.0.lock().unwrap().push("abandoned".to_owned());
+    }
+}
+
+fn spec(name: &str, retention: Retention) -> TensorSpec {
+    TensorSpec { retention, ..TensorSpec::new(name, DType::U8, &[100]) }
+}
+
+const KEPT: Retention = Retention::Cached { recompute: Duration::ZERO };
+
+fn put(store: &EmbeddedStore, name: &str, retention: Retention) -> Lease {
+    store.reserve(spec(name, retention), &store.holder("m")).unwrap().publish().unwrap()
+}
+
+#[test]
+fn a_watcher_is_told_of_every_change_in_its_order() {
+    let told = Arc::new(Told::default());
+    let store = EmbeddedStore::builder().watch(told.clone()).build();
+    let first = put(&store, "x", KEPT);
+    let second = put(&store, "x", KEPT);
+    drop(first);
+    store.remove("x").unwrap();
+    assert_eq!(told.take(), ["listing x 1", "listing x 2", "gone x 1", "hidden x 2"]);
+    drop(second);
+    drop(put(&store, "y", Retention::WhileLeased));
+    assert_eq!(told.take(), ["gone x 2", "listing y 1", "gone y 1"]);
+    let Claim::Compute(ticket) = store.claim(&Key(ContentHash::of(b"k")), &store.holder("m")).unwrap() else {
+        panic!()
+    };
+    let result = store.reserve(spec("z", KEPT), &store.holder("m")).unwrap();
+    drop(ticket.publish(vec![result]).unwrap());
+    assert_eq!(told.take(), ["listing z 1", "finished 1"]);
+    store.optimize();
+    assert_eq!(told.take(), ["gone z 1"]);
+    drop(store.claim(&Key(ContentHash::of(b"other")), &store.holder("m")).unwrap());
+    assert_eq!(told.take(), ["abandoned"]);
+}
+
+fn restored(store: &EmbeddedStore, (name, id): (&str, TensorId), versions: u64, current: bool) -> Restored {
+    let charge = store.take_over(100);
+    let mut memory = cotensor_core::Memory::reserve(&cotensor_core::HeapMemory, 100).unwrap();
+    memory.write_at(0, &[id.version as u8; 100]).unwrap();
+    let segment: Arc<dyn Segment> = memory.freeze().unwrap();
+    let layout = Layout::contiguous(DType::U8, &[100]).unwrap();
+    let key = Some(Key(ContentHash::of(name.as_bytes())));
+    let state = if current { VersionState::Published } else { VersionState::Superseded };
+    Restored { id, spec: spec(name, KEPT), layout, segment, charge, key, versions, state, created: None }
+}
+
+#[test]
+fn what_is_restored_is_as_old_as_it_was() {
+    let clock = Arc::new(ManualClock::default());
+    clock.advance(Duration::from_secs(100));
+    let store = EmbeddedStore::builder().clock(clock.clone()).build();
+    let holder = store.holder("m");
+    let ages =
+        [("of then", Some(Duration::from_secs(70))), ("of now", None), ("ahead", Some(Duration::from_secs(101)))];
+    let leases = ages.map(|(name, created)| {
+        // Published once for a slot that the name can have.
+        let id = put(&store, name, Retention::WhileLeased).id();
+        store.restore(Restored { created, ..restored(&store, (name, id), 1, true) }, &holder).unwrap()
+    });
+    clock.advance(Duration::from_secs(5));
+    let found = leases.each_ref().map(|lease| {
+        let tensors = store.diagnostics().tensors;
+        tensors.iter().find(|tensor| tensor.name == lease.name()).unwrap().age_seconds
+    });
+    assert_eq!(found, [35.0, 5.0, 5.0]);
+    assert_eq!(store.stats().counted_seconds, 5.0, "since the store was made");
+}
+
+#[test]
+fn what_is_restored_keeps_its_identity_and_versions_go_on() {
+    let former = EmbeddedStore::builder().seed(7).build();
+    let (one, two) = (put(&former, "x", KEPT), put(&former, "x", KEPT));
+    let other = put(&former, "y", KEPT);
+    let (one, two, other) = (one.id(), two.id(), other.id());
+
+    let store = EmbeddedStore::builder().seed(7).max_memory_bytes(250).build();
+    let holder = store.holder("m");
+    store.skip_slots(other.slot);
+    let old = store.restore(restored(&store, ("x", one), 2, false), &holder).unwrap();
+    let new = store.restore(restored(&store, ("x", two), 2, true), &holder).unwrap();
+    assert_eq!(store.restore(restored(&store, ("x", two), 2, true), &holder).unwrap_err().kind(), ErrorKind::Conflict);
+    assert_eq!(store.get("x", &holder).unwrap().id(), two);
+    assert_eq!(store.lease(one, &holder).unwrap().bytes().unwrap()[0], 1);
+    assert_eq!(store.lease_version("x", 1, &holder).unwrap().id(), one);
+    assert!(store.lease_version("x", 3, &holder).is_err());
+    let key = new.key().unwrap();
+    store.restore_claim(key, std::slice::from_ref(&new));
+    assert!(matches!(store.claim(&key, &holder).unwrap(), Claim::Ready(leases) if leases[0].id() == two));
+    drop(old);
+    assert!(!store.has(one), "a superseded version goes with its last lease");
+    drop(new);
+    assert!(store.has(two), "the newest stays");
+    // The budget counts what was taken over, and evicts it when it must.
+    assert_eq!(store.stats().memory_usage_bytes, 100);
+    assert_eq!(put(&store, "x", KEPT).id(), TensorId { version: 3, ..two });
+    assert_ne!(put(&store, "z", KEPT).id().slot, other.slot);
+
+    let foreign = EmbeddedStore::builder().seed(8).build();
+    let refused = (0..20u64).filter(|n| {
+        let id = TensorId { slot: two.slot + n, version: 1 };
+        foreign.restore(restored(&foreign, ("x", id), 1, true), &foreign.holder("m")).is_err()
+    });
+    assert!(refused.count() >= 19, "a name belongs to one of the shards");
+    assert_eq!(foreign.stats().memory_usage_bytes, 0);
+}

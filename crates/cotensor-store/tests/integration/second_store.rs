@@ -1,0 +1,297 @@
+//! A store made outside the crate, from what `home` offers: a client, whose tensors another store keeps. The other
+//! store stands for the daemon: it has the budget and the memory; the client uploads what it publishes, leases each
+//! tensor once for itself, and hands out leases of its own.
+
+use cotensor_core::{
+    ContentHash, DType, Device, Error, ErrorKind, HeapMemory, Kind, Layout, Memory, MemoryKind, Result,
+};
+use cotensor_core::{Segment, Slice};
+use cotensor_store::backend::{Budget, Draft, Home, Record, RecordParts};
+use cotensor_store::*;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+/// The daemon's memory, as long as the client's lease lives.
+struct Mapped(Lease);
+
+impl Segment for Mapped {
+    fn len(&self) -> usize {
+        self.0.segment().len()
+    }
+    fn kind(&self) -> MemoryKind {
+        self.0.segment().kind()
+    }
+    fn device(&self) -> Device {
+        self.0.segment().device()
+    }
+    fn bytes(&self) -> Option<&[u8]> {
+        self.0.segment().bytes()
+    }
+}
+
+struct Client {
+    daemon: Arc<EmbeddedStore>,
+    session: Holder,
+    holders: Mutex<Vec<Arc<str>>>,
+    open: Mutex<HashMap<TensorId, Arc<Record>>>,
+    me: Weak<Client>,
+}
+
+impl Client {
+    fn connect(daemon: &Arc<EmbeddedStore>) -> Arc<Self> {
+        Arc::new_cyclic(|me| Client {
+            daemon: Arc::clone(daemon),
+            session: daemon.holder("session"),
+            holders: Mutex::default(),
+            open: Mutex::default(),
+            me: me.clone(),
+        })
+    }
+
+    /// A lease of the client's own on a tensor that the daemon leased to the session.
+    fn open(&self, lease: Lease, holder: &Holder, key: Option<Key>) -> Result<Lease> {
+        let mut open = self.open.lock().unwrap();
+        if let Some(lease) = open.get(&lease.id()).and_then(|record| record.find(holder)) {
+            return Ok(lease);
+        }
+        let spec = TensorSpec {
+            name: lease.name().to_owned(),
+            dtype: lease.dtype(),
+            shape: lease.shape().to_vec(),
+            kind: lease.kind(),
+            space: lease.space(),
+            producer: lease.producer().to_owned(),
+            retention: Retention::WhileLeased,
+            provenance: Some(lease.identity()),
+        };
+        let id = lease.id();
+        let parts = RecordParts {
+            id,
+            spec,
+            layout: lease.layout().clone(),
+            charge: Budget::new(u64::MAX).take(lease.layout().size_bytes() as u64).unwrap().into(),
+            segment: Arc::new(Mapped(lease)),
+            kept: false,
+            private: None,
+            key,
+            created: Duration::ZERO,
+        };
+        let record = Record::new(parts, self.me.clone());
+        let first = record.lease(holder).unwrap();
+        open.insert(id, record);
+        Ok(first)
+    }
+
+    fn reserve_as(&self, spec: TensorSpec, holder: &Holder, private: bool) -> Result<Reservation> {
+        // Refused or over budget over there is so here.
+        let there = match private {
+            true => self.daemon.reserve_private(spec.clone(), &self.session)?,
+            false => self.daemon.reserve(spec.clone(), &self.session)?,
+        };
+        let layout = Layout::contiguous(spec.dtype, &spec.shape)?;
+        let draft = Draft {
+            spec,
+            segment: HeapMemory.reserve(layout.size_bytes())?,
+            device: Device::Cpu,
+            charge: Budget::new(u64::MAX).take(layout.size_bytes() as u64).unwrap().into(),
+            layout,
+            holder: holder.clone(),
+            private,
+            tag: Box::new(there),
+        };
+        Ok(Reservation::new(draft, self.me.upgrade().unwrap()))
+    }
+}
+
+impl Home for Client {
+    fn publish(&self, draft: Draft, key: Option<Key>) -> Result<Lease> {
+        let mut there = *draft.tag.downcast::<Reservation>().unwrap();
+        there.write(draft.segment.bytes().unwrap(), CopyReason::Put)?;
+        self.open(there.publish()?, &draft.holder, key)
+    }
+
+    fn forget(&self, record: &Arc<Record>) {
+        if record.close() {
+            let mut open = self.open.lock().unwrap();
+            // The tensor may have been opened anew since it was closed.
+            if open.get(&record.id()).is_some_and(|known| Arc::ptr_eq(known, record)) {
+                open.remove(&record.id());
+            }
+        }
+    }
+
+    fn finish(&self, _: Key, _: &[&Lease]) {}
+
+    fn abandon(&self, _: Key) {}
+
+    fn holder_name(&self, id: u32) -> Arc<str> {
+        Arc::clone(&self.holders.lock().unwrap()[id as usize])
+    }
+
+    fn copied(&self, tensor: &str, reason: CopyReason, bytes: usize) {
+        self.daemon.record_copy(tensor, reason, bytes);
+    }
+}
+
+impl TensorStore for Client {
+    fn holder(&self, name: &str) -> Holder {
+        let mut holders = self.holders.lock().unwrap();
+        let id = holders.iter().position(|known| &**known == name).unwrap_or(holders.len());
+        if id == holders.len() {
+            holders.push(name.into());
+        }
+        Holder::new(id as u32, Arc::clone(&holders[id]))
+    }
+    fn get(&self, name: &str, holder: &Holder) -> Result<Lease> {
+        self.open(self.daemon.get(name, &self.session)?, holder, None)
+    }
+    fn lease(&self, id: TensorId, holder: &Holder) -> Result<Lease> {
+        self.open(self.daemon.lease(id, &self.session)?, holder, None)
+    }
+    fn has(&self, id: TensorId) -> bool {
+        self.daemon.has(id)
+    }
+    fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
+        self.reserve_as(spec, holder, false)
+    }
+    fn reserve_aliased(&self, _: TensorSpec, _: &Holder) -> Result<Reservation> {
+        Err(Error::unsupported("this client's memory is the heap"))
+    }
+    fn reserve_private(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
+        self.reserve_as(spec, holder, true)
+    }
+    fn remove(&self, name: &str) -> Result<()> {
+        self.daemon.remove(name)
+    }
+}
+
+impl ComputationStore for Client {
+    /// This client shares no computations: whoever asks computes.
+    fn claim_within(&self, key: &Key, _: &Holder, _: Duration) -> Result<Claim> {
+        Ok(Claim::Compute(Ticket::new(*key, self.me.clone())))
+    }
+    fn is_computed(&self, _: &Key) -> bool {
+        false
+    }
+}
+
+impl BlobStore for Client {
+    fn contents(&self, specs: &[ContentSpec], source: &mut dyn ContentSource, holder: &Holder) -> Result<Vec<Lease>> {
+        let leases = self.daemon.contents(specs, source, &self.session)?;
+        let each = leases.into_iter().zip(specs);
+        each.map(|(lease, spec)| self.open(lease, holder, None)?.look_at(spec)).collect()
+    }
+    fn recall(&self, key: &ContentHash) -> Option<Vec<u8>> {
+        self.daemon.recall(key)
+    }
+    fn remember(&self, key: &ContentHash, note: &[u8]) {
+        self.daemon.remember(key, note);
+    }
+}
+
+impl MemoryControl for Client {
+    fn limit_memory(&self, _: u64) -> Result<()> {
+        Err(Error::new(ErrorKind::Unsupported, "the daemon's budget is not a client's to set"))
+    }
+    fn optimize(&self) -> OptimizeReport {
+        self.daemon.optimize()
+    }
+}
+
+impl StoreReports for Client {
+    fn config(&self) -> &SharingConfig {
+        self.daemon.config()
+    }
+    fn record_copy(&self, tensor: &str, reason: CopyReason, bytes: usize) {
+        self.daemon.record_copy(tensor, reason, bytes);
+    }
+    fn stats(&self) -> Stats {
+        self.daemon.stats()
+    }
+    fn recommendations(&self) -> Recommendations {
+        self.daemon.recommendations()
+    }
+    fn diagnostics(&self) -> Diagnostics {
+        self.daemon.diagnostics()
+    }
+}
+
+fn spec(name: &str, bytes: usize) -> TensorSpec {
+    TensorSpec {
+        name: name.to_owned(),
+        dtype: DType::U8,
+        shape: vec![bytes],
+        kind: Kind::TextEmbedding,
+        space: None,
+        producer: "bert".to_owned(),
+        retention: Retention::Cached { recompute: Duration::from_millis(1) },
+        provenance: None,
+    }
+}
+
+#[test]
+fn tensors_pass_from_client_to_client_and_go_with_their_leases() {
+    let daemon = EmbeddedStore::builder().max_memory_bytes(100).build();
+    let (one, other) = (Client::connect(&daemon), Client::connect(&daemon));
+    let (bert, t5) = (one.holder("bert"), other.holder("t5"));
+    let mut reservation = one.reserve(spec("x", 60), &bert).unwrap();
+    assert_eq!(other.reserve(spec("y", 41), &t5).unwrap_err().kind(), ErrorKind::OverBudget);
+    reservation.bytes_mut().unwrap().fill(7);
+    let first = reservation.publish().unwrap();
+    assert_eq!((&*first.holder(), first.bytes().unwrap()), ("bert", &[7; 60][..]));
+
+    let found = other.get("x", &t5).unwrap();
+    assert_eq!(found.bytes().unwrap().as_ptr(), first.bytes().unwrap().as_ptr(), "the same memory");
+    assert_eq!((found.id(), found.identity()), (first.id(), first.identity()));
+    let view = found.view(&[Slice { start: 1, len: 2, step: 1 }]).unwrap();
+    let again = other.lease(first.id(), &t5).unwrap();
+    drop((first, found, again));
+    assert_eq!(daemon.optimize().freed_tensors_count, 0, "a view in one client holds it");
+    drop(view);
+    assert_eq!(daemon.optimize().freed_tensors, ["x"]);
+    assert!(one.open.lock().unwrap().is_empty() && other.open.lock().unwrap().is_empty());
+    assert_eq!(other.get("x", &t5).unwrap_err().kind(), ErrorKind::NotFound);
+
+    drop(one.reserve(spec("never published", 100), &bert).unwrap());
+    assert_eq!(daemon.stats().memory_usage_bytes, 0);
+}
+
+#[test]
+fn what_builds_on_the_trait_runs_on_it() {
+    struct Fill;
+    impl ContentSource for Fill {
+        fn fill(&mut self, index: usize, target: &mut [u8]) -> Result<()> {
+            if index > 0 {
+                return Err(Error::corrupt("one content was asked for twice"));
+            }
+            target.fill(3);
+            Ok(())
+        }
+    }
+    let daemon = EmbeddedStore::builder().build();
+    let client = Client::connect(&daemon);
+    let content = |dtype, shape: &[usize]| ContentSpec {
+        hash: ContentHash::of(&[3; 8]),
+        dtype,
+        shape: shape.to_vec(),
+        producer: "bert".to_owned(),
+    };
+    let specs = [content(DType::U8, &[8]), content(DType::F32, &[1, 2])];
+    let leases = client.contents(&specs, &mut Fill, &client.holder("bert")).unwrap();
+    assert_eq!((leases[1].shape(), leases[1].dtype()), (&[1, 2][..], DType::F32));
+    assert_eq!(leases[1].identity(), specs[1].identity());
+
+    let Claim::Compute(ticket) = client.claim(&Key(ContentHash::of(b"k")), &client.holder("bert")).unwrap() else {
+        panic!("this client always computes")
+    };
+    let results = vec![client.reserve(spec("result", 4), &client.holder("bert")).unwrap()];
+    assert_eq!(ticket.publish(results).unwrap()[0].name(), "result");
+
+    // The manager and its tensors know no other store than the trait.
+    let manager = TensorSharingManager::with_store(client);
+    let tensor = manager.register_shared_tensor("shared", &[4], "cpu", "bert", &["t5"], DType::U8).unwrap();
+    tensor.write(|bytes| bytes.fill(9)).unwrap();
+    let same = manager.get_shared_tensor("shared", "t5").unwrap();
+    assert_eq!(same.read(<[u8]>::to_vec).unwrap(), [9; 4]);
+}

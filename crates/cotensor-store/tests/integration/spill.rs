@@ -1,0 +1,348 @@
+//! What nobody leases goes elsewhere when memory is wanted, and comes back when it is asked for.
+
+use cotensor_core::{ContentHash, DType, Error, ErrorKind, HeapMemory, Kind, Memory, Result, Segment};
+use cotensor_store::{
+    Claim, ComputationStore, CopyReason, EmbeddedStore, Holder, Key, Lease, Retention, Spill, Spilled, SpilledTensor,
+    StoreReports, TensorSpec, TensorStore,
+};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Elsewhere: a table of bytes, which can be full or damaged.
+#[derive(Default)]
+struct Elsewhere {
+    kept: Arc<Mutex<Vec<u64>>>,
+    next: AtomicU64,
+    full: AtomicBool,
+    /// Bytes that are taken, and the most that may be; zero is no limit.
+    taken: Arc<AtomicU64>,
+    room: AtomicU64,
+    damaged: Arc<AtomicBool>,
+    /// So many are refused when they are to come back.
+    crowded: Arc<AtomicU64>,
+}
+
+struct There {
+    number: u64,
+    bytes: Vec<u8>,
+    kept: Arc<Mutex<Vec<u64>>>,
+    taken: Arc<AtomicU64>,
+    damaged: Arc<AtomicBool>,
+    crowded: Arc<AtomicU64>,
+}
+
+impl Spill for Elsewhere {
+    fn spill(&self, segment: &dyn Segment) -> Result<Arc<dyn Spilled>> {
+        if self.full.load(Ordering::SeqCst) {
+            return Err(Error::new(ErrorKind::Io, "no space left"));
+        }
+        let bytes = segment.bytes().unwrap().to_vec();
+        let (room, len) = (self.room.load(Ordering::SeqCst), bytes.len() as u64);
+        if room > 0 && self.taken.load(Ordering::SeqCst) + len > room {
+            return Err(Error::new(ErrorKind::OverBudget, "no space left"));
+        }
+        self.taken.fetch_add(len, Ordering::SeqCst);
+        let number = self.next.fetch_add(1, Ordering::SeqCst);
+        self.kept.lock().unwrap().push(number);
+        let (kept, damaged, crowded) = (Arc::clone(&self.kept), Arc::clone(&self.damaged), Arc::clone(&self.crowded));
+        Ok(Arc::new(There { number, bytes, kept, taken: Arc::clone(&self.taken), damaged, crowded }))
+    }
+}
+
+impl Spilled for There {
+    fn number(&self) -> u64 {
+        self.number
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    fn restore(&self) -> Result<Arc<dyn Segment>> {
+        if self.damaged.load(Ordering::SeqCst) {
+            return Err(Error::corrupt("damaged"));
+        }
+        if self.crowded.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| count.checked_sub(1)).is_ok() {
+            return Err(Error::new(ErrorKind::OverBudget, "no descriptor is left"));
+        }
+        let mut segment = HeapMemory.reserve(self.bytes.len())?;
+        segment.write_at(0, &self.bytes)?;
+        segment.freeze()
+    }
+}
+
+impl Drop for There {
+    fn drop(&mut self) {
+        self.taken.fetch_sub(self.bytes.len() as u64, Ordering::SeqCst);
+        self.kept.lock().unwrap().retain(|number| *number != self.number);
+    }
+}
+
+fn store(max: u64) -> (Arc<Elsewhere>, Arc<EmbeddedStore>, Holder) {
+    struct Shared(Arc<Elsewhere>);
+    impl Spill for Shared {
+        fn spill(&self, segment: &dyn Segment) -> Result<Arc<dyn Spilled>> {
+            self.0.spill(segment)
+        }
+    }
+    let elsewhere = Arc::new(Elsewhere::default());
+    let store = EmbeddedStore::builder().max_memory_bytes(max).spill(Arc::new(Shared(Arc::clone(&elsewhere)))).build();
+    let holder = store.holder("m");
+    (elsewhere, store, holder)
+}
+
+fn spec(name: &str, bytes: usize, recompute: Duration) -> TensorSpec {
+    TensorSpec {
+        name: name.to_owned(),
+        dtype: DType::U8,
+        shape: vec![bytes],
+        kind: Kind::Other,
+        space: None,
+        producer: "test".to_owned(),
+        retention: Retention::Cached { recompute },
+        provenance: None,
+    }
+}
+
+fn put_as(store: &EmbeddedStore, holder: &Holder, spec: TensorSpec, value: u8) -> Result<Lease> {
+    let len = spec.shape[0];
+    let mut reservation = store.reserve(spec, holder)?;
+    reservation.write(&vec![value; len], CopyReason::Put)?;
+    reservation.publish()
+}
+
+fn put(store: &EmbeddedStore, holder: &Holder, name: &str, value: u8) -> Result<Lease> {
+    put_as(store, holder, spec(name, 100, Duration::ZERO), value)
+}
+
+#[test]
+fn what_nobody_leases_goes_and_comes_back_as_what_it_was() {
+    let (elsewhere, store, holder) = store(250);
+    let a = put(&store, &holder, "a", 1).unwrap();
+    let id = a.id();
+    drop(a);
+    let held = put(&store, &holder, "b", 2).unwrap();
+    drop(put(&store, &holder, "c", 3).unwrap());
+    let stats = store.stats();
+    assert_eq!((stats.spills, stats.spilled_bytes, stats.evictions, stats.memory_usage_bytes), (1, 100, 0, 200));
+    assert_eq!((stats.total_tensors, stats.spilled_now, stats.spilled_now_bytes), (2, 1, 100));
+    let away: Vec<_> =
+        store.spilled("").into_iter().map(|SpilledTensor { tensor, .. }| (tensor.id, tensor.spec.name)).collect();
+    assert_eq!(away, [(id, "a".to_owned())]);
+    assert!(store.has(id) && store.spilled("b").is_empty());
+
+    // Both ways to ask bring it back; c has to go for it.
+    let back = store.get("a", &holder).unwrap();
+    assert_eq!((back.id(), back.bytes().unwrap()), (id, &[1; 100][..]));
+    assert_eq!(store.spilled("")[0].tensor.spec.name, "c");
+    assert_eq!(elsewhere.kept.lock().unwrap().len(), 1, "what is back is nowhere else");
+    let c = store.spilled("")[0].tensor.id;
+    assert_eq!(store.lease(c, &holder).unwrap_err().kind(), ErrorKind::OverBudget, "a and b are leased");
+    drop(back);
+    assert_eq!(store.lease(c, &holder).unwrap().bytes().unwrap(), [3; 100]);
+    assert_eq!(store.stats().restores, 2);
+    assert_eq!(held.bytes().unwrap(), [2; 100]);
+}
+
+#[test]
+fn a_name_that_is_published_anew_or_removed_ends_what_was_spilled() {
+    let (elsewhere, store, holder) = store(100);
+    for name in ["a", "b", "c"] {
+        drop(put(&store, &holder, name, 1).unwrap());
+    }
+    assert_eq!(elsewhere.kept.lock().unwrap().len(), 2);
+    let newer = put(&store, &holder, "a", 9).unwrap();
+    assert_eq!(
+        (newer.id().version, elsewhere.kept.lock().unwrap().len()),
+        (2, 2),
+        "c went for it, the first a is gone"
+    );
+    drop(newer);
+    store.remove("b").unwrap();
+    assert_eq!(store.get("b", &holder).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(store.remove("b").unwrap_err().kind(), ErrorKind::NotFound);
+    store.remove("c").unwrap();
+    assert!(elsewhere.kept.lock().unwrap().is_empty());
+    assert_eq!(store.get("a", &holder).unwrap().bytes().unwrap(), [9; 100]);
+}
+
+#[test]
+fn what_is_made_again_faster_than_read_back_is_dropped() {
+    let (elsewhere, store, holder) = store(300);
+    drop(put_as(&store, &holder, spec("quick", 100, Duration::from_nanos(1)), 1).unwrap());
+    drop(put_as(&store, &holder, spec("slow", 100, Duration::from_secs(1)), 2).unwrap());
+    drop(put_as(&store, &holder, spec("slower", 100, Duration::from_secs(2)), 3).unwrap());
+    let big = put_as(&store, &holder, spec("big", 200, Duration::ZERO), 4).unwrap();
+    assert_eq!((store.stats().evictions, store.stats().spills), (1, 1));
+    assert_eq!(store.get("quick", &holder).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(store.spilled("")[0].tensor.spec.name, "slow", "the cheapest per byte went first");
+    drop(big);
+    assert_eq!(store.get("slow", &holder).unwrap().bytes().unwrap(), [2; 100]);
+    drop((elsewhere, store));
+}
+
+#[test]
+fn what_is_wanted_beside_memory_is_made_room_for_in_the_same_order() {
+    let (elsewhere, store, holder) = store(1000);
+    for (name, recompute) in
+        [("slow", Duration::from_secs(9)), ("quick", Duration::from_nanos(1)), ("any", Duration::ZERO)]
+    {
+        drop(put_as(&store, &holder, spec(name, 100, recompute), 1).unwrap());
+    }
+    let held = put(&store, &holder, "held", 2).unwrap();
+    let mut wanted = 3;
+    let enough = |wanted: &mut i32| {
+        *wanted -= 1;
+        *wanted == 0
+    };
+    assert!(store.shed_until(&mut || enough(&mut wanted)).unwrap());
+    let stats = store.stats();
+    assert_eq!((stats.spills, stats.evictions, stats.total_tensors), (1, 1, 2), "slow and held stay");
+    assert_eq!(store.spilled("")[0].tensor.spec.name, "any");
+    assert!(!store.shed_until(&mut || false).unwrap(), "all that can go is not enough");
+    assert_eq!((store.stats().spilled_now, store.stats().total_tensors), (2, 1));
+
+    // What is to come back may want it, too.
+    drop(held);
+    elsewhere.crowded.store(2, Ordering::SeqCst);
+    assert_eq!(store.get("any", &holder).unwrap().bytes().unwrap(), [1; 100]);
+    assert_eq!(store.stats().spilled_now, 2, "held went for it");
+    let any = store.get("any", &holder).unwrap();
+    elsewhere.crowded.store(9, Ordering::SeqCst);
+    let error = store.get("slow", &holder).unwrap_err();
+    assert_eq!((error.kind(), error.message()), (ErrorKind::OverBudget, "no descriptor is left"));
+    drop(any);
+}
+
+#[test]
+fn when_spilling_fails_nothing_is_lost_and_the_error_says_why() {
+    let (elsewhere, store, holder) = store(200);
+    drop(put(&store, &holder, "a", 1).unwrap());
+    let held = put(&store, &holder, "b", 2).unwrap();
+    elsewhere.full.store(true, Ordering::SeqCst);
+    let error = put(&store, &holder, "c", 3).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OverBudget);
+    for word in ["m holds 100 B", "fit the budget of 200 B", "no space left"] {
+        assert!(error.message().contains(word), "{error}");
+    }
+    assert_eq!(store.get("a", &holder).unwrap().bytes().unwrap(), [1; 100]);
+    elsewhere.full.store(false, Ordering::SeqCst);
+    drop(put(&store, &holder, "c", 3).unwrap());
+    drop(held);
+    // Damage is told to whoever asks, and does not spread.
+    elsewhere.damaged.store(true, Ordering::SeqCst);
+    for _ in 0..2 {
+        let error = store.get("a", &holder).unwrap_err();
+        assert_eq!((error.kind(), error.field()), (ErrorKind::Corrupt, Some("a")));
+        assert!(store.spilled("a")[0].lost.as_ref().is_some_and(|why| why.contains("damaged")), "listed as lost");
+    }
+    elsewhere.damaged.store(false, Ordering::SeqCst);
+    for (name, value) in [("a", 1), ("b", 2), ("c", 3)] {
+        assert_eq!(store.get(name, &holder).unwrap().bytes().unwrap(), [value; 100]);
+    }
+}
+
+#[test]
+fn on_a_full_disk_what_is_read_changes_places_with_what_nobody_leases() {
+    let (elsewhere, store, holder) = store(200);
+    elsewhere.room.store(100, Ordering::SeqCst);
+    for (name, value) in [("a", 1), ("b", 2), ("c", 3)] {
+        drop(put(&store, &holder, name, value).unwrap());
+    }
+    for _ in 0..3 {
+        for (name, value) in [("a", 1), ("b", 2), ("c", 3)] {
+            assert_eq!(store.get(name, &holder).unwrap().bytes().unwrap(), [value; 100], "{name}");
+            assert_eq!((store.stats().memory_usage_bytes, store.spilled("").len()), (200, 1));
+        }
+    }
+    // A new one has no place, and costs none of the others.
+    assert_eq!(put(&store, &holder, "d", 4).unwrap_err().kind(), ErrorKind::OverBudget);
+    for (name, value) in [("a", 1), ("b", 2), ("c", 3)] {
+        assert_eq!(store.get(name, &holder).unwrap().bytes().unwrap(), [value; 100], "{name}");
+    }
+    assert_eq!(store.stats().evictions, 0);
+}
+
+#[test]
+fn a_spilled_tensor_for_which_nothing_can_go_stays_spilled() {
+    let (elsewhere, store, holder) = store(200);
+    elsewhere.room.store(50, Ordering::SeqCst);
+    drop(put_as(&store, &holder, spec("small", 50, Duration::ZERO), 1).unwrap());
+    drop(put_as(&store, &holder, spec("big", 200, Duration::ZERO), 2).unwrap());
+    for _ in 0..2 {
+        let error = store.get("small", &holder).unwrap_err();
+        assert_eq!((error.kind(), error.field()), (ErrorKind::OverBudget, Some("small")));
+        assert!(error.message().contains("no space left"), "{error}");
+        assert_eq!((store.stats().memory_usage_bytes, store.spilled("")[0].tensor.spec.name.as_str()), (200, "small"));
+    }
+    assert_eq!(store.get("big", &holder).unwrap().bytes().unwrap(), [2; 200]);
+    store.remove("big").unwrap();
+    assert_eq!(store.get("small", &holder).unwrap().bytes().unwrap(), [1; 50]);
+}
+
+#[test]
+fn on_a_full_disk_what_can_be_made_again_is_dropped_and_the_rest_stays() {
+    let (elsewhere, store, holder) = store(300);
+    elsewhere.room.store(1, Ordering::SeqCst);
+    let hour = Duration::from_secs(3600);
+    for (name, recompute) in [("put", Duration::ZERO), ("result", hour), ("dear", 2 * hour)] {
+        drop(put_as(&store, &holder, spec(name, 100, recompute), 1).unwrap());
+    }
+    for (names, gone) in [(["new", "put", "dear"], "result"), (["newer", "new", "put"], "dear")] {
+        drop(put(&store, &holder, names[0], 1).unwrap());
+        assert_eq!(store.get(gone, &holder).unwrap_err().kind(), ErrorKind::NotFound);
+        assert!(names.iter().all(|name| store.get(name, &holder).is_ok()));
+    }
+    assert_eq!(put(&store, &holder, "newest", 1).unwrap_err().kind(), ErrorKind::OverBudget);
+}
+
+#[test]
+fn results_of_claims_come_back_instead_of_being_computed_again() {
+    let (_elsewhere, store, holder) = store(200);
+    let key = Key(ContentHash::of(b"stage"));
+    let Claim::Compute(ticket) = store.claim(&key, &holder).unwrap() else { panic!("nothing is there") };
+    let results = ["x", "y"].map(|name| {
+        let mut result = store.reserve(spec(name, 100, Duration::from_secs(1)), &holder).unwrap();
+        result.write(&[name.as_bytes()[0]; 100], CopyReason::Put).unwrap();
+        result
+    });
+    drop(ticket.publish(results.into()).unwrap());
+    drop(put_as(&store, &holder, spec("other", 150, Duration::ZERO), 1).unwrap());
+    assert_eq!(store.spilled("").len(), 2);
+    assert!(store.is_computed(&key));
+    let Claim::Ready(leases) = store.claim(&key, &holder).unwrap() else { panic!("they were spilled, not lost") };
+    let firsts: Vec<u8> = leases.iter().map(|lease| lease.bytes().unwrap()[0]).collect();
+    assert_eq!(firsts, *b"xy");
+    drop(leases);
+    // Without one of them the claim is nobody's.
+    drop(put_as(&store, &holder, spec("other", 150, Duration::ZERO), 1).unwrap());
+    store.remove("y").unwrap();
+    assert!(!store.is_computed(&key));
+    assert!(matches!(store.claim(&key, &holder).unwrap(), Claim::Compute(_)));
+}
+
+#[test]
+fn many_threads_find_everything_under_pressure() {
+    const NAMES: u8 = 12;
+    let (elsewhere, store, holder) = store(700);
+    for name in 0..NAMES {
+        drop(put(&store, &holder, &name.to_string(), name).unwrap());
+    }
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (store, holder) = (&store, store.holder(&format!("thread {thread}")));
+            scope.spawn(move || {
+                for turn in 0..300u32 {
+                    let name = (turn.wrapping_mul(7 + thread) % u32::from(NAMES)) as u8;
+                    let lease = store.get(&name.to_string(), &holder).unwrap();
+                    assert_eq!(lease.bytes().unwrap(), [name; 100]);
+                }
+            });
+        }
+    });
+    let stats = store.stats();
+    assert!(stats.memory_usage_bytes <= 700 && stats.restores > 0 && stats.evictions == 0, "{stats:?}");
+    assert_eq!(elsewhere.kept.lock().unwrap().len(), store.spilled("").len());
+    drop(holder);
+}
