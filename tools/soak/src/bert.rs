@@ -144,30 +144,14 @@ fn measure(folder: &Path, processes: usize) -> Result<Memory> {
     Ok(Memory { clients, server, keeper, unmapped, total })
 }
 
-/// The proportional set size of every memfd that a process maps, by inode.
+/// The proportional set size in bytes of every memfd mapping of a process, with the inode of the memfd.
 fn mapped_segments(pid: u32) -> Result<Vec<(u64, u64)>> {
-    let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).map_err(io("reading smaps"))?;
-    Ok(segments_of(&smaps))
+    Ok(segments_of(&process::range_usage(pid)?))
 }
 
-fn segments_of(smaps: &str) -> Vec<(u64, u64)> {
-    let (mut found, mut inode) = (Vec::new(), None);
-    for line in smaps.lines() {
-        let mut words = line.split_whitespace();
-        match (words.next(), inode) {
-            (Some("Pss:"), Some(inode)) => {
-                let kib: u64 = words.next().and_then(|kib| kib.parse().ok()).unwrap_or(0);
-                found.push((inode, kib << 10));
-            }
-            // A mapping begins: its range, four columns, and what is mapped.
-            (Some(first), _) if !first.ends_with(':') => {
-                let memfd = line.contains(" /memfd:");
-                inode = words.nth(3).and_then(|inode| inode.parse().ok()).filter(|_| memfd);
-            }
-            _ => {}
-        }
-    }
-    found
+fn segments_of(ranges: &[process::RangeUsage]) -> Vec<(u64, u64)> {
+    let memfds = ranges.iter().filter(|usage| usage.range.name.starts_with("/memfd:"));
+    memfds.map(|usage| (usage.range.inode, usage.pss_bytes)).collect()
 }
 
 /// The pages of every memfd that a process has open, by inode.
@@ -223,11 +207,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn segments_are_read_from_smaps() {
-        let smaps = "7f00-7f10 r--p 00000000 00:01 42   /memfd:cotensor (deleted)\nSize: 64 kB\nPss: 12 kB\n\
-                     7f10-7f20 rw-p 00000000 00:00 0 \nPss: 100 kB\n\
-                     7f20-7f30 r--s 00000000 fe:00 43   /lib/c\nPss: 7 kB\n\
-                     7f30-7f40 r--s 00000000 00:01 44   /memfd:x (deleted)\nPss: 3 kB\nPss_Dirty: 9 kB\n";
-        assert_eq!(segments_of(smaps), [(42, 12 << 10), (44, 3 << 10)]);
+    fn memfd_mappings_are_found_by_name() {
+        let mapped = |inode, name: &str, pss_bytes| process::RangeUsage {
+            range: process::MappedRange { inode, name: name.to_owned(), ..process::MappedRange::default() },
+            pss_bytes,
+            ..process::RangeUsage::default()
+        };
+        let ranges = [
+            mapped(42, "/memfd:cotensor (deleted)", 12),
+            mapped(0, "", 100),
+            mapped(43, "/lib/c", 7),
+            mapped(44, "/memfd:x (deleted)", 3),
+        ];
+        assert_eq!(segments_of(&ranges), [(42, 12), (44, 3)]);
     }
 }

@@ -4,6 +4,7 @@ use cotensor_client::ClientStore;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_daemon::keeper::{self, Role};
 use cotensor_daemon::{Config, Service};
+use cotensor_memory::process;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
@@ -84,7 +85,7 @@ impl Machine {
     pub(crate) fn server(&self) -> Result<u32> {
         let mut found = None;
         until("there is a server", || {
-            found = child_of(self.keeper.id());
+            found = process::children(self.keeper.id()).first().copied();
             found.is_some()
         })?;
         found.ok_or_else(|| Error::not_found("there is no server"))
@@ -95,7 +96,7 @@ impl Machine {
         let server = self.server()?;
         let killed_ns = now_ns();
         kill(server);
-        until("the server is dead", || parent_of(server).is_none())?;
+        until("the server is dead", || process::parent(server).is_none())?;
         Ok(Death { killed_ns, dead_ns: now_ns() })
     }
 
@@ -139,32 +140,14 @@ pub(crate) struct Process {
 
 impl Process {
     /// # Errors
-    /// `Io` when it is gone.
+    /// `NotFound` when the process does not exist, `Io`.
     pub(crate) fn of(pid: u32) -> Result<Self> {
-        let read = |name: &str| {
-            let path = format!("/proc/{pid}/{name}");
-            std::fs::read_to_string(&path).map_err(|error| Error::io("reading", &error).in_file(&path))
-        };
-        let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).map_err(io("listing descriptors"))?.count();
-        let status = read("status")?;
-        let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:")?.trim().strip_suffix("kB"));
-        let kib: u64 = anonymous.and_then(|kib| kib.trim().parse().ok()).unwrap_or(0);
-        Ok(Self { private_bytes: kib << 10, descriptors, mappings: read("maps")?.lines().count() })
+        Ok(Self {
+            private_bytes: process::anonymous_rss_bytes(pid)?,
+            descriptors: process::fd_count(pid)?,
+            mappings: process::mapping_count(pid)?,
+        })
     }
-}
-
-/// The parent of a process that lives.
-fn parent_of(pid: u32) -> Option<u32> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let mut fields = stat.rsplit(')').next()?.split_whitespace();
-    let state = fields.next()?;
-    if matches!(state, "Z" | "X") { None } else { fields.next()?.parse().ok() }
-}
-
-fn child_of(parent: u32) -> Option<u32> {
-    let processes = std::fs::read_dir("/proc").ok()?.flatten();
-    let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.find(|&pid| parent_of(pid) == Some(parent))
 }
 
 /// The daemon's part of this program.

@@ -20,8 +20,8 @@ mod process;
 mod server;
 mod systemd;
 
+pub(crate) use cotensor_memory::process::state as process_state;
 pub use process::Launch;
-pub(crate) use process::state as process_state;
 
 pub(crate) use ledger::{Change, Entry, Ledger, Member, Segment};
 pub(crate) use server::Kept;

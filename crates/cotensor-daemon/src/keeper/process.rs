@@ -108,13 +108,6 @@ fn installed(program: PathBuf) -> PathBuf {
     }
 }
 
-/// The state of a process, as /proc names it: `T` for one that is stopped, `Z` for one that is dead and was not waited for.
-/// `None` for a process that is not known here.
-pub(crate) fn state(pid: u32) -> Option<char> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit(')').next()?.trim_start().chars().next()
-}
-
 /// A server as its keeper sees it.
 pub(super) struct Server {
     /// Unless another keeper started it.
@@ -218,6 +211,7 @@ pub(super) fn stop_this_process() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cotensor_memory::process;
 
     #[test]
     fn a_program_that_fails_at_once_is_followed_by_the_running_one() {
@@ -243,12 +237,12 @@ mod tests {
         let pid = Pid::from_raw(child.id() as i32).unwrap();
         kill_process(pid, Signal::STOP).unwrap();
         let start = Instant::now();
-        while state(child.id()) != Some('T') && start.elapsed() < Duration::from_secs(60) {
+        while process::state(child.id()) != Some('T') && start.elapsed() < Duration::from_secs(60) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert_eq!(state(child.id()), Some('T'));
+        assert_eq!(process::state(child.id()), Some('T'));
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(state(child.id()), None);
+        assert_eq!(process::state(child.id()), None);
     }
 }

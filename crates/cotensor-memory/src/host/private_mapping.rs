@@ -124,7 +124,7 @@ fn mapping_cache(segment: &dyn Segment) -> Option<&Arc<MappingCache>> {
 #[cfg(test)]
 mod tests {
     use super::PrivateMapping;
-    use crate::{MemfdMut, Slab, process::mapping_at};
+    use crate::{MemfdMut, Slab, process::range_at};
     use cotensor_core::{Memory, Segment, SegmentMut};
     use rustix::param::page_size;
     use std::sync::Arc;
@@ -143,8 +143,8 @@ mod tests {
         copy.bytes_mut()[10 * page] = 8;
         assert_eq!(copy.bytes()[10 * page], 8);
         assert!(sealed.bytes().unwrap().iter().all(|&byte| byte == 7), "nobody else sees it");
-        let mapping = mapping_at(copy.bytes().as_ptr().wrapping_sub(64)).unwrap();
-        assert_eq!((mapping.protection.as_str(), mapping.anonymous_bytes), ("rw-p", page as u64));
+        let mapping = range_at(copy.bytes().as_ptr().wrapping_sub(64)).unwrap();
+        assert_eq!((mapping.range.permissions.as_str(), mapping.anonymous_bytes), ("rw-p", page as u64));
         assert_eq!(copy.dirty_bytes().unwrap(), page as u64);
         drop(sealed);
         assert_eq!(copy.bytes()[59 * page - 65], 7, "it outlives the segment's own mapping");

@@ -1,5 +1,5 @@
 use super::*;
-use crate::process::mapping_at;
+use crate::process::range_at;
 use format::write_table;
 use notes::NOTE_BYTES_MAX;
 use std::os::unix::fs::PermissionsExt;
@@ -142,7 +142,7 @@ fn of_two_writers_of_one_pack_the_first_serves_both() {
     for located in [first, second] {
         for ((segment, range), bytes) in located.into_iter().zip(contents) {
             assert_eq!(&segment.bytes().unwrap()[range], bytes);
-            assert_eq!(mapping_at(segment.bytes().unwrap().as_ptr()).unwrap().inode, inode);
+            assert_eq!(range_at(segment.bytes().unwrap().as_ptr()).unwrap().range.inode, inode);
         }
     }
     assert_eq!(std::fs::read_dir(folder.path().join("packs")).unwrap().count(), 1, "no temporary file stays");
@@ -277,8 +277,8 @@ fn a_named_pack_is_on_the_disk() {
     let bytes = segment.bytes().unwrap();
     // Touched, so that the pages are this mapping's to report.
     assert!(bytes.iter().map(|&byte| usize::from(byte)).sum::<usize>() > 1 << 20);
-    let mapping = mapping_at(bytes.as_ptr()).unwrap();
-    assert!(mapping.resident_bytes >= 1 << 20);
+    let mapping = range_at(bytes.as_ptr()).unwrap();
+    assert!(mapping.rss_bytes >= 1 << 20);
     let on_disk = rustix::fs::statfs(folder.path()).unwrap().f_type != 0x0102_1994;
     // A tmpfs never writes its pages anywhere.
     assert!(mapping.dirty_bytes == 0 || !on_disk, "{mapping:?}");

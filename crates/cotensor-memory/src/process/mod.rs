@@ -1,20 +1,25 @@
-//! This process and others: memory use, descriptors, credentials, signals.
+//! Processes as `/proc` shows them, and the calls that set up this process: descriptors, credentials, signals, heap.
 
 mod credentials;
 mod descriptors;
 mod heap;
+mod limits;
 mod listen_fds;
+mod mappings;
+mod procfs;
 mod signals;
+mod status;
 mod usage;
 
 pub use credentials::{PeerCredentials, peer_credentials};
 pub use descriptors::{duplicate_fd, fd_limit_error, raise_fd_limit};
 pub(crate) use descriptors::{fd_error, move_above_select};
 pub use heap::trim_heap;
+pub use limits::{available_bytes, available_with_swap_bytes, cgroup_memory_limit};
 pub use listen_fds::listen_fds_with_names;
-pub use signals::{ignore_sigxfsz, is_signal_ignored};
 #[cfg(test)]
-pub(crate) use usage::mapping_at;
-pub use usage::{
-    available_bytes, available_with_swap_bytes, cgroup_memory_limit, fd_count, mapping_count, peak_rss_bytes, pss_bytes,
-};
+pub(crate) use mappings::range_at;
+pub use mappings::{MappedRange, RangeUsage, mapped_ranges, range_usage};
+pub use signals::{ignore_sigxfsz, is_signal_ignored};
+pub use status::{children, parent, state};
+pub use usage::{anonymous_rss_bytes, fd_count, mapping_count, pss_bytes, rss_bytes};

@@ -84,10 +84,14 @@ mod tests {
     #[test]
     fn many_small_tensors_are_few_descriptors() {
         let memory = EmbeddedMemory::default();
-        let before = fd_count().unwrap();
+        let before = fd_count(std::process::id()).unwrap();
         let segments: Vec<Arc<dyn Segment>> =
             (0..5000u32).map(|i| memory.copy_of(&i.to_ne_bytes().repeat(250)).unwrap().freeze().unwrap()).collect();
-        assert!(fd_count().unwrap() - before < 20, "{} descriptors", fd_count().unwrap() - before);
+        assert!(
+            fd_count(std::process::id()).unwrap() - before < 20,
+            "{} descriptors",
+            fd_count(std::process::id()).unwrap() - before
+        );
         for (i, segment) in segments.iter().enumerate() {
             assert_eq!(segment.bytes().unwrap(), (i as u32).to_ne_bytes().repeat(250));
         }

@@ -208,8 +208,9 @@ impl Walk<'_> {
             if range.end - range.start < options.range_bytes_min {
                 continue;
             }
-            let name = *numbers.entry(range.name.clone()).or_insert_with(|| {
-                names.push(range.name.clone());
+            let name = process::name(&range);
+            let name = *numbers.entry(name.to_owned()).or_insert_with(|| {
+                names.push(name.to_owned());
                 u32::try_from(names.len() - 1).unwrap_or(u32::MAX)
             });
             let process = u32::try_from(number).unwrap_or(u32::MAX);

@@ -1,8 +1,9 @@
 //! The resident pages of a process: which they are, and what is in them. Nothing is written, and no page is brought in.
 
 use super::PAGE_BYTES;
-use super::process::{Process, Range};
+use super::process::Process;
 use cotensor_core::{ContentHash, Error, Hasher, Result};
+use cotensor_memory::process::MappedRange;
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -120,7 +121,7 @@ impl Pages {
     /// `Io` when pages cannot be looked up any more: the process has ended.
     pub(super) fn visit(
         &self,
-        range: &Range,
+        range: &MappedRange,
         known: &mut Known,
         counted: &mut Counted,
         go_on: &mut dyn FnMut(u64) -> bool,
@@ -160,16 +161,15 @@ impl Pages {
     }
 
     /// Which physical page an entry stands for: by its frame number, by file and offset, or by nobody else having it.
-    fn identify(&self, entry: u64, address: u64, range: &Range, known: &mut Known) -> Resident {
+    fn identify(&self, entry: u64, address: u64, range: &MappedRange, known: &mut Known) -> Resident {
         let number = entry & FRAME_NUMBER;
         let exclusive = entry & EXCLUSIVE != 0;
         let frame = if self.frame_numbers && number != 0 {
             Some(named(By::FrameNumber, number))
-        } else if entry & FILE_OR_SHARED != 0 && range.file.1 != 0 {
+        } else if entry & FILE_OR_SHARED != 0 && range.inode != 0 {
             known.hidden = true;
-            let (device, inode) = range.file;
             let mut hasher = Hasher::new("cotensor scan v1");
-            hasher.number(device).number(inode).number(range.offset + (address - range.start));
+            hasher.number(range.device).number(range.inode).number(range.offset + (address - range.start));
             Some(named(By::File, first_word(hasher.finish())))
         } else if exclusive {
             known.own += 1;

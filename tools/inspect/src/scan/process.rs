@@ -1,6 +1,7 @@
 //! Running processes and what they have mapped, from /proc.
 
 use cotensor_core::{Error, Result};
+use cotensor_memory::process::{self, MappedRange};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
@@ -17,19 +18,6 @@ pub(super) struct Process {
     pub(super) resident_bytes: u64,
 }
 
-/// A part of a process's address space that can be read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Range {
-    pub(super) start: u64,
-    pub(super) end: u64,
-    /// Where in the file it starts, in bytes.
-    pub(super) offset: u64,
-    /// Device and inode of the file; the file `0:0 0` is none.
-    pub(super) file: (u64, u64),
-    /// The file's path, or what the kernel calls the range.
-    pub(super) name: String,
-}
-
 impl Process {
     fn open(pid: u32) -> Option<Self> {
         let path = format!("/proc/{pid}");
@@ -40,9 +28,7 @@ impl Process {
             // The kernel's own threads have none, and no memory either.
             return None;
         }
-        let pages = std::fs::read_to_string(format!("{path}/statm")).ok()?;
-        let resident = pages.split(' ').nth(1)?.parse::<u64>().ok()?;
-        Some(Self { pid, command, resident_bytes: resident * super::PAGE_BYTES as u64 })
+        Some(Self { pid, command, resident_bytes: process::rss_bytes(pid).ok()? })
     }
 
     pub(super) fn path(&self, file: &str) -> PathBuf {
@@ -53,37 +39,21 @@ impl Process {
     ///
     /// # Errors
     /// `NotFound` when it has ended, `Io` when it may not be looked at.
-    pub(super) fn ranges(&self) -> Result<Vec<Range>> {
-        let path = self.path("maps");
-        let text = std::fs::read(&path).map_err(|error| Error::io("cannot read", &error).in_file(&path))?;
-        Ok(String::from_utf8_lossy(&text).lines().filter_map(parse).collect())
+    pub(super) fn ranges(&self) -> Result<Vec<MappedRange>> {
+        Ok(process::mapped_ranges(self.pid)?.into_iter().filter(is_memory).collect())
     }
 }
 
-/// One line of maps: `start-end perms offset major:minor inode path`.
-fn parse(line: &str) -> Option<Range> {
-    let hex = |text: &str| u64::from_str_radix(text, 16).ok();
-    let (range, rest) = line.split_once(' ')?;
-    let (start, end) = range.split_once('-')?;
-    let (permissions, rest) = rest.split_once(' ')?;
-    let (offset, rest) = rest.split_once(' ')?;
-    let (device, rest) = rest.split_once(' ')?;
-    let (major, minor) = device.split_once(':')?;
-    let (inode, name) = rest.split_once(' ').unwrap_or((rest, ""));
-    let name = name.trim_start();
+fn is_memory(range: &MappedRange) -> bool {
+    let name = &range.name;
     let memory = !name.starts_with("/dev/") || name.starts_with("/dev/zero") || name.starts_with("/dev/shm/");
     let made_up = ["[v", "anon_inode:"].iter().any(|prefix| name.starts_with(prefix));
-    if !permissions.starts_with('r') || !memory || made_up {
-        return None;
-    }
-    let range = Range {
-        start: hex(start)?,
-        end: hex(end)?,
-        offset: hex(offset)?,
-        file: (hex(major)? << 32 | hex(minor)?, inode.parse().ok()?),
-        name: if name.is_empty() { "[anonymous]".to_owned() } else { name.to_owned() },
-    };
-    (range.start < range.end).then_some(range)
+    range.permissions.starts_with('r') && memory && !made_up
+}
+
+/// The name of a range in a report.
+pub(super) fn name(range: &MappedRange) -> &str {
+    if range.name.is_empty() { "[anonymous]" } else { &range.name }
 }
 
 /// What there is to look at.
@@ -126,25 +96,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_maps_are_read() {
-        let line = "7f00-8f00 r-xp 00001000 fe:01 42                         /usr/lib/a b.so (deleted)";
-        let range = parse(line).unwrap();
-        assert_eq!((range.start, range.end, range.offset), (0x7f00, 0x8f00, 0x1000));
-        assert_eq!((range.file, &range.name[..]), ((0xfe << 32 | 1, 42), "/usr/lib/a b.so (deleted)"));
-        assert_eq!(parse("1000-2000 rw-p 00000000 00:00 0 ").unwrap().name, "[anonymous]");
-        assert_eq!(parse("1000-2000 rw-p 00000000 00:00 0 [heap]").unwrap().name, "[heap]");
-        assert!(parse("1000-2000 rw-s 00000000 00:01 7 /memfd:cotensor (deleted)").is_some());
-        for left_out in [
-            "1000-2000 ---p 00000000 00:00 0 ",
-            "1000-2000 r--p 00000000 00:00 0 [vvar]",
-            "1000-2000 rw-s 00000000 00:06 7 /dev/nvidia0",
-            "1000-2000 rw-s 00000000 00:06 7 anon_inode:[io_uring]",
-            "2000-1000 rw-p 00000000 00:00 0 ",
-            "nonsense",
-            "",
-        ] {
-            assert_eq!(parse(left_out), None, "{left_out}");
+    fn devices_and_kernel_ranges_are_left_out() {
+        let range = |permissions: &str, name: &str| MappedRange {
+            permissions: permissions.to_owned(),
+            name: name.to_owned(),
+            ..MappedRange::default()
+        };
+        for kept in ["/usr/lib/a b.so (deleted)", "", "[heap]", "/memfd:cotensor (deleted)", "/dev/shm/x"] {
+            assert!(is_memory(&range("rw-p", kept)), "{kept}");
         }
+        for left_out in ["[vvar]", "/dev/nvidia0", "anon_inode:[io_uring]"] {
+            assert!(!is_memory(&range("rw-p", left_out)), "{left_out}");
+        }
+        assert!(!is_memory(&range("---p", "")));
+        assert_eq!(name(&range("rw-p", "")), "[anonymous]");
     }
 
     #[test]

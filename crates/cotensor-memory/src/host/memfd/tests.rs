@@ -1,7 +1,7 @@
 use super::{Guarantee, MemfdMemory, MemfdMut, SealedMemfd};
 use crate::PrivateMapping;
 use crate::mapping::{Access, Mapping};
-use crate::process::mapping_at;
+use crate::process::range_at;
 use cotensor_core::{ErrorKind, Memory, MemoryKind, Segment, SegmentMut, TENSOR_BYTES_MAX};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create, open};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -43,9 +43,9 @@ fn a_second_holder_maps_the_same_pages() {
     let copy = SealedMemfd::open(received(&*segment), 8192, Guarantee::Immutable).unwrap();
     let inode = fstat(segment.fd().unwrap()).unwrap().st_ino;
     for bytes in [segment.bytes().unwrap(), copy.bytes().unwrap()] {
-        let mapping = mapping_at(bytes.as_ptr()).unwrap();
-        assert_eq!(mapping.inode, inode, "the file itself, no copy of it");
-        assert_eq!(mapping.protection, "r--p", "kernels before 6.7 refuse a shared map of a write-sealed file");
+        let mapping = range_at(bytes.as_ptr()).unwrap();
+        assert_eq!(mapping.range.inode, inode, "the file itself, no copy of it");
+        assert_eq!(mapping.range.permissions, "r--p", "kernels before 6.7 refuse a shared map of a write-sealed file");
     }
     drop(segment);
     assert_eq!(copy.bytes().unwrap(), [7; 8192]);
@@ -54,10 +54,10 @@ fn a_second_holder_maps_the_same_pages() {
 #[test]
 fn a_segment_that_this_process_has_open_is_not_opened_twice() {
     let made = published();
-    let before = crate::process::fd_count().unwrap();
+    let before = crate::process::fd_count(std::process::id()).unwrap();
     let open = || SealedMemfd::open_once(received(&*made), 8192, Guarantee::Immutable).unwrap();
     let copies: Vec<_> = (0..100).map(|_| open()).collect();
-    assert_eq!(crate::process::fd_count().unwrap(), before, "one descriptor");
+    assert_eq!(crate::process::fd_count(std::process::id()).unwrap(), before, "one descriptor");
     assert!(copies.iter().all(|copy| copy.bytes().unwrap().as_ptr() == made.bytes().unwrap().as_ptr()), "one mapping");
     let kept = received(&*made);
     drop((made, copies));
@@ -184,7 +184,7 @@ fn a_mapping_that_can_write_delays_sealing_and_prevents_it_if_it_stays() {
 fn a_part_that_is_used_is_all_that_is_published() {
     let mut memfd = MemfdMut::create(100_000).unwrap();
     memfd.prefault().unwrap();
-    let present = mapping_at(SegmentMut::bytes(&memfd).unwrap().as_ptr()).unwrap().resident_bytes;
+    let present = range_at(SegmentMut::bytes(&memfd).unwrap().as_ptr()).unwrap().rss_bytes;
     assert!(present >= 100_000, "{present}");
     memfd.resize(5000);
     memfd.write_at(0, &[3; 5000]).unwrap();
@@ -205,6 +205,6 @@ fn dropping_returns_descriptor_and_mapping() {
         let sealed = memfd.seal().unwrap();
         assert!(sealed.bytes().is_some() && PrivateMapping::of(&sealed, 0..10).is_ok());
     }
-    assert!(crate::process::fd_count().unwrap() < 500);
-    assert!(crate::process::mapping_count().unwrap() < 1000);
+    assert!(crate::process::fd_count(std::process::id()).unwrap() < 500);
+    assert!(crate::process::mapping_count(std::process::id()).unwrap() < 1000);
 }

@@ -1,7 +1,7 @@
 use super::Slab;
 use crate::host::memfd::Guarantee;
 use crate::mapping::{Access, Mapping};
-use crate::process::mapping_at;
+use crate::process::range_at;
 use crate::{PrivateMapping, SealedMemfd};
 use cotensor_core::{ErrorKind, Memory, Segment, SegmentMut};
 use rustix::fs::{FallocateFlags, Mode, OFlags, SealFlags, fallocate, fcntl_get_seals, ftruncate, open};
@@ -121,12 +121,16 @@ fn published_parts_are_read_through_a_mapping_that_cannot_write() {
     let mut part = slab.reserve(8192).unwrap();
     let target = part.bytes_mut().unwrap();
     target.fill(7);
-    let written = mapping_at(target.as_ptr()).unwrap();
-    assert_eq!((written.protection.as_str(), written.inherited), ("rw-s", false));
+    let written = range_at(target.as_ptr()).unwrap();
+    assert_eq!((written.range.permissions.as_str(), written.inherited_on_fork), ("rw-s", false));
     let published = part.freeze().unwrap();
-    let read = mapping_at(published.bytes().unwrap().as_ptr()).unwrap();
-    assert_eq!((read.protection.as_str(), read.inherited), ("r--p", true));
-    assert_eq!((read.inode, published.bytes().unwrap()), (written.inode, &[7; 8192][..]), "the same memory");
+    let read = range_at(published.bytes().unwrap().as_ptr()).unwrap();
+    assert_eq!((read.range.permissions.as_str(), read.inherited_on_fork), ("r--p", true));
+    assert_eq!(
+        (read.range.inode, published.bytes().unwrap()),
+        (written.range.inode, &[7; 8192][..]),
+        "the same memory"
+    );
 }
 
 #[test]
