@@ -2,12 +2,14 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 
-mod engine_support;
+#[allow(dead_code, unreachable_pub, reason = "the other test program uses the rest")]
+#[path = "integration/support/onnx.rs"]
+mod onnx;
 
 use cotensor_core::ErrorKind;
 use cotensor_model::engine::{Engine, FileMode, RtenEngine};
 use cotensor_store::{MemoryControl, StoreReports};
-use engine_support::*;
+use onnx::*;
 
 /// Rows of the weight here: 4 MiB in all, so that a hundred leaked copies could not hide.
 const ROWS: usize = 32 * 1024;

@@ -1,5 +1,6 @@
 //! Tiny models, the shipped media and pipelines over them.
-#![allow(dead_code, reason = "every test file uses a part")]
+
+pub(crate) mod onnx;
 
 use cotensor_model::engine::RtenEngine;
 use cotensor_model::pipeline::{Inputs, Pipeline, User};

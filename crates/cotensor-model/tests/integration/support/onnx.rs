@@ -1,8 +1,5 @@
 //! Small ONNX files and stores for the tests of graphs and engines.
 
-// Each test file uses its own part of this one.
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
-
 use cotensor_model::array::{Array, ArrayView};
 use cotensor_model::engine::{Engine, FileMode, LoadedGraph, RtenEngine};
 use cotensor_model::graph::Graph;
@@ -18,14 +15,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Rows and columns of the test model's weight; 4 KiB of `float32`.
-pub const SIZE: usize = 32;
+pub(crate) const SIZE: usize = 32;
 
-pub fn f32_bytes(values: &[f32]) -> Vec<u8> {
+pub(crate) fn f32_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
 /// `count` numbers that look like noise in -1..1 and are always the same.
-pub fn noise(count: usize, seed: u32) -> Vec<f32> {
+pub(crate) fn noise(count: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
     let next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -34,7 +31,7 @@ pub fn noise(count: usize, seed: u32) -> Vec<f32> {
     std::iter::repeat_with(next).take(count).collect()
 }
 
-pub fn raw_tensor(name: &str, dtype: DataType, dims: &[i64], bytes: Vec<u8>) -> TensorProto {
+pub(crate) fn raw_tensor(name: &str, dtype: DataType, dims: &[i64], bytes: Vec<u8>) -> TensorProto {
     TensorProto {
         name: Some(name.to_owned()),
         dims: dims.to_vec(),
@@ -44,12 +41,12 @@ pub fn raw_tensor(name: &str, dtype: DataType, dims: &[i64], bytes: Vec<u8>) -> 
     }
 }
 
-pub fn f32_tensor(name: &str, dims: &[i64], values: &[f32]) -> TensorProto {
+pub(crate) fn f32_tensor(name: &str, dims: &[i64], values: &[f32]) -> TensorProto {
     raw_tensor(name, DataType::FLOAT, dims, f32_bytes(values))
 }
 
 /// An initializer whose bytes are in another file.
-pub fn external_tensor(name: &str, dims: &[i64], entries: &[(&str, &str)]) -> TensorProto {
+pub(crate) fn external_tensor(name: &str, dims: &[i64], entries: &[(&str, &str)]) -> TensorProto {
     let entry = |&(key, value): &(&str, &str)| StringStringEntryProto {
         key: Some(key.to_owned()),
         value: Some(value.to_owned()),
@@ -64,7 +61,7 @@ pub fn external_tensor(name: &str, dims: &[i64], entries: &[(&str, &str)]) -> Te
     }
 }
 
-pub fn node(op: &str, inputs: &[&str], outputs: &[&str], attributes: Vec<AttributeProto>) -> NodeProto {
+pub(crate) fn node(op: &str, inputs: &[&str], outputs: &[&str], attributes: Vec<AttributeProto>) -> NodeProto {
     NodeProto {
         op_type: Some(op.to_owned()),
         name: Some(format!("{op} node")),
@@ -75,7 +72,7 @@ pub fn node(op: &str, inputs: &[&str], outputs: &[&str], attributes: Vec<Attribu
     }
 }
 
-pub fn int_attribute(name: &str, value: i64) -> AttributeProto {
+pub(crate) fn int_attribute(name: &str, value: i64) -> AttributeProto {
     AttributeProto {
         name: Some(name.to_owned()),
         i: Some(value),
@@ -84,7 +81,7 @@ pub fn int_attribute(name: &str, value: i64) -> AttributeProto {
     }
 }
 
-pub fn string_attribute(name: &str, value: &str) -> AttributeProto {
+pub(crate) fn string_attribute(name: &str, value: &str) -> AttributeProto {
     AttributeProto {
         name: Some(name.to_owned()),
         s: Some(value.to_owned()),
@@ -94,7 +91,7 @@ pub fn string_attribute(name: &str, value: &str) -> AttributeProto {
 }
 
 /// A `None` dimension may vary.
-pub fn value(name: &str, dtype: DataType, dims: &[Option<i64>]) -> ValueInfoProto {
+pub(crate) fn value(name: &str, dtype: DataType, dims: &[Option<i64>]) -> ValueInfoProto {
     let dim = |&dim: &Option<i64>| match dim {
         Some(size) => Dimension { dim_value: Some(size), dim_param: None },
         None => Dimension { dim_value: None, dim_param: Some("n".to_owned()) },
@@ -111,7 +108,7 @@ pub fn value(name: &str, dtype: DataType, dims: &[Option<i64>]) -> ValueInfoProt
     }
 }
 
-pub fn model(graph: GraphProto) -> ModelProto {
+pub(crate) fn model(graph: GraphProto) -> ModelProto {
     ModelProto {
         ir_version: Some(8),
         opset_import: vec![OperatorSetIdProto { domain: None, version: Some(18) }],
@@ -121,7 +118,7 @@ pub fn model(graph: GraphProto) -> ModelProto {
 }
 
 /// `y = softmax(relu(x · w + b))`, x and y [n, SIZE].
-pub fn linear(weight: TensorProto) -> GraphProto {
+pub(crate) fn linear(weight: TensorProto) -> GraphProto {
     let name = weight.name.clone().unwrap();
     GraphProto {
         node: vec![
@@ -138,43 +135,43 @@ pub fn linear(weight: TensorProto) -> GraphProto {
 }
 
 /// [`linear`] with its weight inside the file.
-pub fn embedded_linear() -> ModelProto {
+pub(crate) fn embedded_linear() -> ModelProto {
     model(linear(f32_tensor("w", &[SIZE as i64, SIZE as i64], &noise(SIZE * SIZE, 1))))
 }
 
 /// [`linear`] with its weight in `weights.data`, as given by `entries`.
-pub fn external_linear(entries: &[(&str, &str)]) -> ModelProto {
+pub(crate) fn external_linear(entries: &[(&str, &str)]) -> ModelProto {
     model(linear(external_tensor("w", &[SIZE as i64, SIZE as i64], entries)))
 }
 
-pub fn save(folder: &Path, name: &str, model: &ModelProto) -> PathBuf {
+pub(crate) fn save(folder: &Path, name: &str, model: &ModelProto) -> PathBuf {
     let path = folder.join(name);
     std::fs::write(&path, model.write_buf().unwrap()).unwrap();
     path
 }
 
-pub fn store() -> Arc<EmbeddedStore> {
+pub(crate) fn store() -> Arc<EmbeddedStore> {
     EmbeddedStore::builder().build()
 }
 
-pub fn weights(graph: &Graph, store: &dyn Store) -> LoadedWeights {
+pub(crate) fn weights(graph: &Graph, store: &dyn Store) -> LoadedWeights {
     load_weights(graph, store, &store.holder("test"), "test").unwrap()
 }
 
 /// Opens the graph over `store`.
-pub fn load(path: &Path, store: &dyn Store) -> Arc<dyn LoadedGraph> {
+pub(crate) fn load(path: &Path, store: &dyn Store) -> Arc<dyn LoadedGraph> {
     let graph = Graph::open(path).unwrap();
     let weights = weights(&graph, store);
     RtenEngine::new(Some(1)).load(&graph, weights.leases).unwrap()
 }
 
 /// Opens the graph as the engine does by itself.
-pub fn load_plain(path: &Path) -> Arc<dyn LoadedGraph> {
+pub(crate) fn load_plain(path: &Path) -> Arc<dyn LoadedGraph> {
     RtenEngine::new(Some(1)).load_file(path, FileMode::Read).unwrap()
 }
 
 /// Runs [`linear`] on two rows.
-pub fn run_linear(graph: &dyn LoadedGraph) -> Array {
+pub(crate) fn run_linear(graph: &dyn LoadedGraph) -> Array {
     let x = noise(2 * SIZE, 3);
     graph.run(&[("x", ArrayView::F32(&[2, SIZE], &x))], &["y"]).unwrap().remove(0)
 }

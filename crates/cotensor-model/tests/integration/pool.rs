@@ -1,5 +1,4 @@
 //! The resource pool: one loaded copy however many ask, bounded calls, devices by preference, tensors by name.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use cotensor_core::{DType, Device, ErrorKind, Result};
 use cotensor_model::array::{Array, ArrayView};

@@ -1,5 +1,4 @@
 //! Greedy decoding against the tokens that the reference implementation decodes with the same weights.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use cotensor_model::array::Array;
 use cotensor_model::engine::{Engine, FileMode, LoadedGraph, RtenEngine};

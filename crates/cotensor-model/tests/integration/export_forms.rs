@@ -1,8 +1,6 @@
 //! The forms in which models are exported (fixtures/forms): each gives the right answer, or an error that says why it cannot.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod support;
-
+use crate::support::{copy, fixtures, runtime, tiny, user};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_model::pipeline::{Answer, Inputs, UserReport, run_user};
 use cotensor_store::EmbeddedStore;
@@ -10,7 +8,6 @@ use safetensors::SafeTensors;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use support::{copy, fixtures, runtime, tiny, user};
 
 const TEXT: &str = "The Harbour wakes before the city does.";
 

@@ -1,12 +1,8 @@
 //! What a graph's fingerprint sees, and where its weights are found.
 
-#![allow(clippy::unwrap_used)]
-
-mod engine_support;
-
+use crate::support::onnx::*;
 use cotensor_core::{ContentHash, DType};
 use cotensor_model::graph::{Graph, SHARED_BYTES_MIN};
-use engine_support::*;
 use rten_onnx::onnx::{AttributeProto, DataType, GraphProto, ModelProto, OperatorSetIdProto};
 use std::io::Cursor;
 use std::path::Path;

@@ -1,13 +1,10 @@
 //! Image and sound files as cameras and recorders write them.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod support;
-
+use crate::support::fixtures;
 use cotensor_core::ErrorKind;
 use cotensor_model::preprocess::{audio_length, decode_audio, decode_audio_start, decode_image};
 use safetensors::SafeTensors;
 use std::fs;
-use support::fixtures;
 
 #[test]
 fn exif_orientation_is_applied_as_transformers_applies_it() {

@@ -1,16 +1,12 @@
 //! The engine over a store: same bits as by itself, weights shared, nothing wrong let through.
 
-#![allow(clippy::unwrap_used)]
-
-mod engine_support;
-
+use crate::support::onnx::*;
 use cotensor_core::testing::FakeDevice;
 use cotensor_core::{DType, ErrorKind};
 use cotensor_model::array::ArrayView;
 use cotensor_model::engine::{Engine, FileMode, RtenEngine};
 use cotensor_model::graph::Graph;
 use cotensor_store::{CopyReason, EmbeddedStore, StoreReports};
-use engine_support::*;
 use rten_onnx::onnx::{DataType, GraphProto, ModelProto};
 use std::sync::Arc;
 

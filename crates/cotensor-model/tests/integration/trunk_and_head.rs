@@ -1,8 +1,6 @@
 //! Graphs that are trunk and head in one file, as most hubs have them: the trunk is shared, the answers stay the same.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod engine_support;
-
+use crate::support::onnx::*;
 use cotensor_core::{ErrorKind, Result};
 use cotensor_model::engine::{FileMode, RtenEngine};
 use cotensor_model::graph::{EncoderSize, Graph};
@@ -10,7 +8,6 @@ use cotensor_model::model::{Model, StageSource};
 use cotensor_model::pipeline::{Inputs, Pipeline, User, UserReport, explain, run_user};
 use cotensor_model::runtime::Runtime;
 use cotensor_store::Holder;
-use engine_support::*;
 use rten_onnx::onnx::{DataType, GraphProto, ModelProto};
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,14 +1,11 @@
 //! Inputs and options as people give them: what is unusual is said, what is wrong is refused by name.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod support;
-
+use crate::support::{inputs, runtime, tiny, user};
 use cotensor_core::{ErrorKind, Result};
 use cotensor_model::pipeline::{Inputs, User, UserReport, run_user};
 use cotensor_store::EmbeddedStore;
 use std::path::Path;
 use std::process::Command;
-use support::{inputs, runtime, tiny, user};
 
 fn run(family: &str, user: &User, inputs: &Inputs) -> Result<UserReport> {
     let runtime = runtime(EmbeddedStore::builder());

@@ -1,5 +1,4 @@
 //! Preprocessing against what transformers makes of the same inputs (fixtures/tiny/*/preprocess.*).
-#![allow(clippy::unwrap_used)]
 
 use cotensor_model::preprocess::{Audio, AudioProcessor, ImageProcessor, TextProcessor, decode_audio, decode_image};
 use safetensors::SafeTensors;

@@ -1,8 +1,6 @@
 //! Pipelines over one store: what is computed once, what is held once, what is refused, and that no answer changes by it.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod support;
-
+use crate::support::{TEXT, change_a_weight, copy, inputs, runtime, tiny, user};
 use cotensor_core::{ErrorKind, Kind};
 use cotensor_model::engine::{FileMode, RtenEngine};
 use cotensor_model::model::{Model, StageSource};
@@ -11,7 +9,6 @@ use cotensor_model::runtime::Runtime;
 use cotensor_store::{EmbeddedStore, SharingConfig};
 use std::path::Path;
 use std::sync::{Arc, Barrier};
-use support::{TEXT, change_a_weight, copy, inputs, runtime, tiny, user};
 
 /// Three users of one tiny model.
 fn three_users(family: &str) -> [User; 3] {

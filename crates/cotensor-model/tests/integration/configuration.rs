@@ -1,8 +1,6 @@
 //! What a model's configuration files say is what is done.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod support;
-
+use crate::support::{change_a_weight, copy, fixtures, inputs, runtime, tiny, user};
 use cotensor_core::{ErrorKind, Result};
 use cotensor_model::engine::RtenEngine;
 use cotensor_model::pipeline::{Answer, Inputs, User, UserReport, run_user};
@@ -14,7 +12,6 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use support::{change_a_weight, copy, fixtures, inputs, runtime, tiny, user};
 
 /// A copy of a tiny model.
 fn folder(family: &str) -> tempfile::TempDir {

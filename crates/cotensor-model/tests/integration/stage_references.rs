@@ -1,7 +1,5 @@
 //! Every stage of every family against the outputs that the reference implementation gave for the same weights and inputs.
 
-#![allow(clippy::unwrap_used)]
-
 use cotensor_model::array::Array;
 use cotensor_model::engine::{Engine, LoadedGraph, RtenEngine};
 use cotensor_model::graph::Graph;

@@ -1,16 +1,12 @@
 //! Damaged and hostile files: each gives an error that names the file, and nothing panics or escapes.
 
-#![allow(clippy::unwrap_used)]
-
-mod engine_support;
-
+use crate::support::onnx::*;
 use cotensor_core::{Error, ErrorKind};
 use cotensor_model::array::ArrayView;
 use cotensor_model::engine::{Engine, RtenEngine};
 use cotensor_model::graph::{DEPTH_MAX, Graph};
 use cotensor_model::weights::load_weights;
 use cotensor_store::{StoreReports, TensorStore};
-use engine_support::*;
 use rten_onnx::onnx::{AttributeProto, DataType, GraphProto, ModelProto, TensorProto, TypeProto, TypeProtoSequence};
 use std::path::Path;
 

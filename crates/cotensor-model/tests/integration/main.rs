@@ -1,0 +1,17 @@
+//! The crate's integration tests, in one program. `engine_leaks.rs` is a program of its own: it counts the mappings of its process.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod configuration;
+mod engine;
+mod export_forms;
+mod graph_fingerprint;
+mod graph_hostile;
+mod greedy_decoding;
+mod media_files;
+mod pipeline;
+mod pipeline_inputs;
+mod pool;
+mod preprocess;
+mod stage_references;
+mod support;
+mod trunk_and_head;
