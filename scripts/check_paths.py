@@ -1,0 +1,52 @@
+#!/usr/bin/env python3
+"""Fails when a document names a path that does not exist.
+
+Checked are the links of every document, and in ARCHITECTURE.md, SECURITY.md, attacks/ and docs/decisions/ the paths in backticks: those
+that end in `/` or in the name of a source file. A path begins at the repository's root or at the document's folder. `store/leases/`
+stands for `crates/cotensor-store/src/leases/`, and `{a,b}.rs` for `a.rs` and `b.rs`.
+"""
+import re
+import sys
+from itertools import chain
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = ["*.md", "docs/*.md", "docs/decisions/*.md", "attacks/*.md", "python/*.md", "fixtures/*.md"]
+WITH_PATHS = re.compile(r"ARCHITECTURE|SECURITY|attacks/|docs/decisions/")
+LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+PATH = re.compile(r"`([\w.{},-]+(?:/[\w.{},-]+)*(?:/|\.(?:rs|py|toml|md|json|sh|service)))`")
+BRACES = re.compile(r"\{([^{}]*)\}")
+
+
+def spelt_out(path):
+    """`path` with each of its braces' alternatives."""
+    braces = BRACES.search(path)
+    if not braces:
+        return [path]
+    return chain.from_iterable(spelt_out(path.replace(braces[0], each, 1)) for each in braces[1].split(","))
+
+
+def exists(document, path):
+    crate, _, rest = path.partition("/")
+    return any(place.exists() for place in (ROOT / path, document.parent / path, ROOT / f"crates/cotensor-{crate}/src" / rest))
+
+
+def dead(document):
+    """The (line, path) pairs of paths in `document` that do not exist."""
+    for number, line in enumerate(document.read_text().splitlines(), 1):
+        for path in LINK.findall(line):
+            if not (document.parent / path).exists():
+                yield number, path
+        for path in PATH.findall(line) if WITH_PATHS.search(str(document.relative_to(ROOT))) else ():
+            yield from ((number, each) for each in spelt_out(path) if "/" in each and not exists(document, each))
+
+
+def main():
+    documents = sorted(set(chain.from_iterable(ROOT.glob(pattern) for pattern in DOCUMENTS)))
+    wrong = [f"{document.relative_to(ROOT)}:{line}: {path} does not exist" for document in documents for line, path in dead(document)]
+    print("\n".join(wrong) or f"{len(documents)} documents, all paths exist")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
