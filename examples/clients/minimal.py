@@ -36,7 +36,7 @@ class Connection:
         self.id += 1
         self.send({"id": self.id, "method": method, "params": params}, fds)
         message, fds = self.receive()
-        while "method" in message:  # a notification, which may come before the answer
+        while "method" in message:  # a notification, which may arrive before the answer
             self.notified(message["method"], message["params"], fds)
             message, fds = self.receive()
         if "error" in message:
@@ -55,10 +55,10 @@ class Daemon(Connection):
         self.stream.connect(path)
         self.segments = {}
         _, fds = self.call("session.hello", {"protocol": PROTOCOL, "client": "minimal"})
-        os.close(fds[0])  # the index of names, which a client can do without
+        os.close(fds[0])  # the index of names, which a client does not need
 
     def publish(self, name, dtype, shape, data):
-        """Publishes bytes as a tensor; its id, leased to this session."""
+        """Publishes bytes as a tensor and returns its id, leased to this session."""
         spec = {"name": name, "dtype": dtype, "shape": shape}
         reserved, _ = self.call("tensor.reserve", {"spec": spec, "holder": ""})
         fd = os.memfd_create(name, os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
@@ -98,7 +98,7 @@ class Provider(Connection):
             self.slabs[params["slab"]] = mapped(fds[0], params["bytes"])
 
     def run(self, function, *args):
-        """Calls a function. Tensors in the result are copied to lists and given back."""
+        """Calls a function. Tensors in the result are copied to lists and released."""
         result, _ = self.call("call", {"function": function, "args": list(args), "timeout_ms": 10_000})
         value = self.value(result["value"])
         if "taken" in result:

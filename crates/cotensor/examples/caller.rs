@@ -1,6 +1,6 @@
-//! Calls what the example `provider` offers: directly, as a task, and through an object that stays there.
+//! Calls the functions of the example `provider`: directly, as a task, and through an object that stays with the provider.
 //!
-//! `cargo run --example caller`, while the other runs
+//! `cargo run --example caller`, while `provider` runs
 
 use cotensor::client::ClientStore;
 use cotensor::client::functions::{Arguments, CallError, Functions, Value};
@@ -17,21 +17,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("{} of {}: {}", found.function.name, found.provider.client, found.function.summary);
     }
 
-    // The tensor stays where it is: its handle is what crosses, and the provider maps the same pages.
+    // The tensor stays in place: its handle travels, and the provider maps the same pages.
     let tensor = Arc::new(publish(&store, "numbers", &[1.0, 2.0, 3.0, 6.0])?);
     let mean = functions.call("mean", &Arguments::new().arg(Arc::clone(&tensor)))?;
     println!("mean: {}", mean.as_float()?);
     let scaled = functions.call("scale", &Arguments::new().arg(tensor).named("by", 10.0))?;
     println!("scaled: {:?}", scaled.as_tensor()?.typed::<f32>()?);
 
-    // A task can be waited for, listed and cancelled, by this process and by others.
+    // Any process can wait for a task, list it and cancel it.
     let task = functions.submit("wait", &Arguments::new().arg(0.01))?;
     println!("the task has {}", task.wait(None)?.state.name());
     println!("its result: {}", task.result()?.as_str()?);
     let long = functions.submit("wait", &Arguments::new().arg(3600.0))?;
     println!("the other is {}", long.cancel()?.state.name());
 
-    // An object stays with its provider, until its reference is dropped.
+    // An object stays with its provider until its reference is dropped.
     let Value::Remote(counter) = functions.call("counter", &Arguments::new())? else {
         return Err("the counter is no object".into());
     };
@@ -45,7 +45,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Publishes numbers for as long as somebody leases them.
+/// Publishes numbers; the tensor ends with its last lease.
 fn publish(store: &ClientStore, name: &str, numbers: &[f32]) -> cotensor::Result<Lease> {
     let spec = TensorSpec {
         name: name.to_owned(),

@@ -1,4 +1,4 @@
-//! Offers functions to other processes until its input ends. Becomes the daemon, too, if none runs.
+//! Offers functions to other processes until its input ends. Starts a daemon in this process if none runs.
 //!
 //! ```sh
 //! cargo run --example provider                       # in one terminal
@@ -16,7 +16,7 @@ use std::time::Duration;
 fn main() -> Result<()> {
     let socket = std::env::args_os().nth(1).map_or_else(default_socket, Into::into);
     let config = Config { socket, ..Config::default() };
-    // Lives as long as the variable: what was started here serves everybody.
+    // A daemon that was started here serves all processes until this variable is dropped.
     let (store, daemon) = connect_or_embed(&config, "provider")?;
 
     let _provider = Provider::builder(store)
@@ -51,7 +51,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The numbers where they lie: in memory that every process maps.
+/// The numbers in place, in memory that every process maps.
 fn numbers(tensor: &Lease) -> std::result::Result<&[f32], Failure> {
     Ok(tensor.typed::<f32>()?)
 }

@@ -1,5 +1,5 @@
-//! A model behind the daemon: this process has it open, another runs it by a call. `cotensor serve-models` is the same as a
-//! command. A daemon is started here if none runs.
+//! A served model: this process opens it, and another process runs it by a call. `cotensor serve-models` is the same as a
+//! command. The example starts a daemon if none runs.
 //!
 //! `cargo run --example serve_model`
 
@@ -36,7 +36,7 @@ fn main() -> Result<(), CallError> {
     Ok(())
 }
 
-/// Another process: it loads nothing, and what a former one had computed is there already.
+/// Another process: it loads nothing, and earlier results are in the store.
 fn call(store: Arc<ClientStore>) -> Result<(), CallError> {
     let functions = Functions::new(store);
     let folder = Path::new(MODEL).canonicalize().map_err(|error| Error::io("no model", &error).in_file(MODEL))?;

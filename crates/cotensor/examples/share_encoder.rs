@@ -1,5 +1,5 @@
 //! Two models with one encoder: a text classifier and an entity tagger. The encoder is loaded once and runs once;
-//! each model's own head reads its output where it lies.
+//! each model's own head reads its output in place.
 //!
 //! `cargo run --example share_encoder`
 

@@ -1,5 +1,5 @@
-//! One tensor and one model for two processes, through the daemon: the second maps what the first published, and finds
-//! what the first computed. A daemon is started here if none runs.
+//! One tensor and one model for two processes, through the daemon: the second process maps the tensor and reuses the results
+//! of the first. The example starts a daemon if none runs.
 //!
 //! `cargo run --example share_processes`
 
@@ -45,7 +45,7 @@ fn main() -> Result<()> {
     second_process(&socket)
 }
 
-/// Runs a model over the daemon's store: weights and results are everybody's.
+/// Runs a model over the daemon's store, which shares weights and results with all processes.
 fn embed(who: &str, store: Arc<ClientStore>) -> Result<()> {
     let pipeline = Pipeline::parse("[[user]]\nname = 'search'\nmodel = 'bert'\ntask = 'sentence-embedding'\n")?;
     let runtime = Runtime::over(store, Some(1));

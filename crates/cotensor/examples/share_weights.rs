@@ -48,7 +48,7 @@ fn open_and_tell(who: &str, cache: &Path, meanwhile: impl FnOnce() -> Result<()>
     meanwhile()
 }
 
-/// Device and inode of every file below `folder` that this process has mapped, as the kernel says.
+/// Device and inode of every file below `folder` that this process has mapped, from /proc.
 fn mapped_files(folder: &Path) -> Result<BTreeSet<String>> {
     const MAPS: &str = "/proc/self/maps";
     let maps = std::fs::read_to_string(MAPS).map_err(|error| Error::io("cannot read", &error).in_file(MAPS))?;
