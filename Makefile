@@ -1,12 +1,19 @@
-# What a contributor runs. `make test` is everything that has to hold.
+# Entry points for contributors. `make test` must pass before a change lands; `.ci/run` runs it and the slower checks.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 CARGO ?= cargo
+TARGET := $(or $(CARGO_TARGET_DIR),target)
 MIN_TESTS := 700
+TEST_STEPS := setup fmt lint deps unit doc loom
 
-.PHONY: test setup fmt lint deps doc unit gate test-python test-torch bench-peers bench soak loom valgrind miri fuzz fuzz-short wasm demo protocol test-dashboard
+.PHONY: test test-steps $(TEST_STEPS) slowest-tests test-python test-torch bench-peers test-dashboard bench soak demo protocol \
+  valgrind miri fuzz fuzz-short wasm
 
-test: setup fmt lint deps unit doc loom
+test: $(TEST_STEPS)
+
+# Prints the steps of `make test`; `.ci/run` times each of them.
+test-steps:
+	@echo $(TEST_STEPS)
 
 setup:
 	@command -v cargo-nextest >/dev/null || $(CARGO) install --locked cargo-nextest
@@ -22,38 +29,42 @@ deps:
 	cd scripts && python3 -m unittest -q
 	python3 scripts/check_dependencies.py
 
-# The gate: a run of fewer tests than there were ever meant to be has not tested anything.
+# Fails when fewer than MIN_TESTS tests pass: a run that selects no tests proves nothing.
 unit:
-	$(CARGO) nextest run --workspace --no-tests=fail --no-fail-fast 2>&1 | tee target-nextest.log
-	@python3 scripts/check_test_count.py target-nextest.log $(MIN_TESTS)
-	@rm -f target-nextest.log
+	@mkdir -p $(TARGET)
+	$(CARGO) nextest run --workspace --no-tests=fail --no-fail-fast 2>&1 | tee $(TARGET)/nextest.log
+	@python3 scripts/check_test_count.py $(TARGET)/nextest.log $(MIN_TESTS)
+
+# The slowest tests of the last `make unit`.
+slowest-tests:
+	@python3 scripts/check_test_count.py --slowest 15 $(TARGET)/nextest.log
 
 doc:
 	$(CARGO) test --workspace --doc --quiet
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --quiet
 
-# The files in protocol/, from the code; a test compares them.
+# Regenerates the files in protocol/ from the code; a test compares them.
 protocol:
-	COTENSOR_WRITE_PROTOCOL=1 $(CARGO) test -p cotensor-client --test golden --quiet
+	COTENSOR_WRITE_PROTOCOL=1 $(CARGO) test --workspace --test golden --quiet
 
-# The Python package: first without torch, then with it. Each makes its own virtual environment below target/python.
+# The Python package, without torch and with it. Each uses a virtual environment of its own below target/python.
 test-python:
 	scripts/test_python.sh numpy
 
 test-torch:
 	scripts/test_python.sh torch
 
-# Cotensor and its peers in one run on this machine: ratios. Ray and torch are large downloads.
+# Compares Cotensor with other libraries in one run on this machine. Ray and torch are large downloads.
 bench-peers:
 	scripts/bench_peers.sh
 
-# The daemon's page in a headless Chromium; installs what it needs.
+# The dashboard in a headless Chromium; installs Node and Chromium if they are missing.
 test-dashboard:
 	CARGO="$(CARGO)" scripts/test_dashboard.sh
 
-# Every interleaving of the lease count, and of the slots of the index.
+# Model-checks every interleaving of the lease count and of the index slots.
 loom:
-	RUSTFLAGS="--cfg loom" $(CARGO) test -p cotensor-store --test loom --target-dir $${CARGO_TARGET_DIR:-target}/loom
+	RUSTFLAGS="--cfg loom" $(CARGO) test -p cotensor-store --test loom --target-dir $(TARGET)/loom
 
 # The criterion benches, then the figures of the whole system.
 bench:
@@ -61,7 +72,7 @@ bench:
 	$(CARGO) run --release -p cotensor-soak -- figures --cycles 100000
 	$(CARGO) run --release -- demo
 
-# Clients and daemon killed at random for SOAK_SECONDS, then CYCLES of put, get and release: what the short tests do, long.
+# Kills clients and the daemon at random for SOAK_SECONDS, then runs SOAK_CYCLES cycles of put, get and release.
 SOAK_SECONDS ?= 1800
 SOAK_CYCLES ?= 1000000
 soak:
@@ -73,28 +84,30 @@ soak:
 demo:
 	$(CARGO) run --release -- demo
 
-# Leaks and invalid accesses of the crate that maps memory.
+# Invalid accesses and leaks in the crate that maps memory.
 valgrind:
 	scripts/valgrind.sh
 
-# The parsers of untrusted bytes, SECONDS each. cargo-fuzz wants nightly's flags; RUSTC_BOOTSTRAP=1 lets a stable toolchain take them.
+# Fuzzes the parsers of untrusted bytes, each for SECONDS_EACH. RUSTC_BOOTSTRAP=1 makes a stable compiler accept cargo-fuzz's flags.
 FUZZ_TARGETS := onnx pack pipeline image wav frame rpc tensor files ledger
 SECONDS_EACH ?= 600
 FUZZ_LENGTH ?= -max_total_time=$(SECONDS_EACH)
+fuzz: export RUSTC_BOOTSTRAP := 1
 fuzz:
 	@command -v cargo-fuzz >/dev/null || $(CARGO) install --locked cargo-fuzz
+	$(CARGO) fuzz build --sanitizer none
 	for target in $(FUZZ_TARGETS); do \
-	  RUSTC_BOOTSTRAP=1 $(CARGO) fuzz run --sanitizer none $$target -- $(FUZZ_LENGTH) -rss_limit_mb=4096; \
+	  $(CARGO) fuzz run --sanitizer none $$target -- $(FUZZ_LENGTH) -rss_limit_mb=4096; \
 	done
 
-# The same inputs every time: what CI says of a change does not depend on luck.
+# A fixed seed and number of inputs, so that the result of CI does not depend on chance.
 fuzz-short:
 	$(MAKE) fuzz FUZZ_LENGTH="-runs=50000 -seed=1"
 
-# Needs a nightly toolchain with miri; cannot be installed everywhere.
+# Needs a nightly toolchain with miri.
 miri:
 	$(CARGO) +nightly miri test -p cotensor-core -p cotensor-store --lib
 
-# The browser's crates build for wasm32 (needs that target).
+# Builds the browser's crates; needs the target wasm32-unknown-unknown.
 wasm:
 	$(CARGO) build -p cotensor-core -p cotensor-store --target wasm32-unknown-unknown

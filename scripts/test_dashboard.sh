@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The daemon's page in a real headless Chromium. Needs node and Chromium; as root on Debian it installs them.
+# Tests the dashboard in a headless Chromium. Needs Node and Chromium; installs them when run as root on Debian.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,7 +15,7 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 export CHROMIUM="${CHROMIUM:-$(browser)}"
 
-# All of the workspace's, as its tests have them: what those built is not built again.
+# The workspace's examples, with the features of its tests, so that nothing is compiled again.
 ${CARGO:-cargo} build --quiet --workspace --examples
 export EXAMPLES="${CARGO_TARGET_DIR:-$PWD/target}/debug/examples"
 cd tests/dashboard
