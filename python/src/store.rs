@@ -413,7 +413,7 @@ impl Store {
         #[pyo3(from_py_with = arg::max_memory_mb)] max_memory_mb: u64,
     ) -> PyResult<()> {
         let store = self.store(py)?;
-        py.detach(|| store.limit_memory(max_memory_mb.saturating_mul(1 << 20))).or_raise(py)
+        py.detach(|| store.limit_memory(cotensor_core::Device::Cpu, max_memory_mb.saturating_mul(1 << 20))).or_raise(py)
     }
 
     /// Makes memory for ``count`` tensors of ``nbytes`` bytes ready, so that putting them takes the time of the copy: for moments
@@ -426,7 +426,7 @@ impl Store {
         #[pyo3(from_py_with = arg::count)] count: usize,
     ) -> PyResult<usize> {
         let store = self.store(py)?;
-        py.detach(|| store.prefault(nbytes, count)).or_raise(py)
+        py.detach(|| store.prefault(cotensor_core::Device::Cpu, nbytes, count)).or_raise(py)
     }
 
     /// Lets go of the store. The connection to a daemon ends with the last tensor or array that came over it, since others may use

@@ -1,4 +1,4 @@
-use crate::{ContentHash, Result, Segment};
+use crate::{ContentHash, Device, Result, Segment};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -8,6 +8,11 @@ pub type Located = (Arc<dyn Segment>, Range<usize>);
 /// Keeps contents (weights) under their hash beyond the life of a process, so that every
 /// process that wants the same bytes reads the same pages.
 pub trait ContentCache: Send + Sync {
+    /// The device of the segments that the cache returns.
+    fn device(&self) -> Device {
+        Device::Cpu
+    }
+
     /// The content with this hash, if it is kept. Length and hash table are verified, the bytes are
     /// those that were committed.
     fn find(&self, hash: &ContentHash) -> Option<Located>;

@@ -125,7 +125,7 @@ pub trait SegmentMut: Send + Sync {
                 bytes[range].copy_from_slice(source);
                 Ok(())
             }
-            None => Err(Error::unsupported("this device cannot be written from the host")),
+            None => Err(Error::unsupported("the host cannot write this segment's memory")),
         }
     }
 
@@ -166,6 +166,17 @@ pub trait Segment: Send + Sync {
     /// The bytes, where the host can address them. Their address never changes while the segment lives.
     fn bytes(&self) -> Option<&[u8]>;
 
+    /// The bytes, as [`bytes`](Segment::bytes) gives them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where the host cannot address them, as on a device.
+    fn host_bytes(&self) -> Result<&[u8]> {
+        self.bytes().ok_or_else(|| {
+            let device = self.device();
+            Error::unsupported(format!("the host cannot address {device} memory; copy the tensor to the host first"))
+        })
+    }
+
     /// Copies bytes from `offset` on into `target`: the way to read a device, and never the way to share.
     ///
     /// # Errors
@@ -177,7 +188,7 @@ pub trait Segment: Send + Sync {
                 target.copy_from_slice(&bytes[range]);
                 Ok(())
             }
-            None => Err(Error::unsupported("this device cannot be read by the host")),
+            None => Err(Error::unsupported(format!("the host cannot read {} memory", self.device()))),
         }
     }
 

@@ -102,15 +102,23 @@ fn shares_between_threads(memory: &dyn Memory) {
 /// is an error and not an abort.
 const FAKE_DEVICE_BYTES_MAX: usize = 1 << 30;
 
-/// A device whose segments the host cannot address: only explicit copies reach them.
-/// Counts what is alive, so that tests can prove that nothing leaks.
+/// The memory of [`Device::Fake`]: the host cannot address its segments, and only explicit copies reach them.
+///
+/// It counts the bytes of live segments, so that tests find leaks.
 #[derive(Clone, Debug, Default)]
 pub struct FakeDevice {
+    index: u32,
     live_bytes: Arc<AtomicUsize>,
 }
 
 impl FakeDevice {
-    /// Bytes of all segments that are alive.
+    /// The memory of `Device::Fake(index)`. The default is device 0.
+    #[must_use]
+    pub fn new(index: u32) -> Self {
+        Self { index, live_bytes: Arc::default() }
+    }
+
+    /// Bytes of all live segments.
     pub fn live_bytes(&self) -> usize {
         self.live_bytes.load(Ordering::SeqCst)
     }
@@ -122,7 +130,7 @@ impl Memory for FakeDevice {
     }
 
     fn device(&self) -> Device {
-        Device::Cuda(0)
+        Device::Fake(self.index)
     }
 
     fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
@@ -130,18 +138,18 @@ impl Memory for FakeDevice {
             return Err(Error::invalid(format!("{len} bytes; the fake device has {FAKE_DEVICE_BYTES_MAX}")));
         }
         self.live_bytes.fetch_add(len, Ordering::SeqCst);
-        Ok(Box::new(FakeSegment { data: vec![0; len], live_bytes: Arc::clone(&self.live_bytes) }))
+        Ok(Box::new(FakeSegment { data: vec![0; len], memory: self.clone() }))
     }
 }
 
 struct FakeSegment {
     data: Vec<u8>,
-    live_bytes: Arc<AtomicUsize>,
+    memory: FakeDevice,
 }
 
 impl Drop for FakeSegment {
     fn drop(&mut self) {
-        self.live_bytes.fetch_sub(self.data.len(), Ordering::SeqCst);
+        self.memory.live_bytes.fetch_sub(self.data.len(), Ordering::SeqCst);
     }
 }
 
@@ -179,7 +187,7 @@ impl Segment for FakeSegment {
     }
 
     fn device(&self) -> Device {
-        Device::Cuda(0)
+        self.memory.device()
     }
 
     fn bytes(&self) -> Option<&[u8]> {

@@ -173,7 +173,7 @@ fn large(echo_at: &Path, daemon_at: &Path) {
     for _ in 0..LARGE_ROUNDS {
         copies.push(timed(|| copy_parallel(&mut target, source)));
         // What a publisher does ahead of time, when it has nothing better to do.
-        store.prefault(LARGE_BYTES, 1).unwrap();
+        store.prefault(cotensor_core::Device::Cpu, LARGE_BYTES, 1).unwrap();
         let start = Instant::now();
         let lease = put(&store, "large", source);
         warm.push(start.elapsed());
@@ -207,6 +207,7 @@ fn large(echo_at: &Path, daemon_at: &Path) {
 
 fn put(store: &Arc<ClientStore>, name: &str, bytes: &[u8]) -> cotensor_store::Lease {
     let spec = TensorSpec {
+        device: cotensor_core::Device::Cpu,
         name: name.to_owned(),
         dtype: DType::U8,
         shape: vec![bytes.len()],

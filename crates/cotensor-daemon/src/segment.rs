@@ -157,7 +157,7 @@ impl Slabs {
             return Ok(found);
         }
         // May take long, where others' tensors have to go to disk first: nobody waits for that here.
-        let share = session.daemon.store.share(len as u64)?;
+        let share = session.daemon.store.share(Device::Cpu, len as u64)?;
         let slab = Arc::new(Slab::new(Arc::new(fd.into()), len, share.charge())?);
         check_no_holes(slab.fd(), len)?;
         slab.belongs(session, 0);
@@ -310,7 +310,10 @@ mod tests {
         let inode = inode(made.fd()).unwrap();
         for leased in [true, false] {
             // As a former daemon knew it, whose session is not waited for any more.
-            let known = Arc::new(Slab::new(Arc::new(fd().into()), 1 << 20, daemon.store.take_over(1 << 20)).unwrap());
+            let known = Arc::new(
+                Slab::new(Arc::new(fd().into()), 1 << 20, daemon.store.take_over(Device::Cpu, 1 << 20).unwrap())
+                    .unwrap(),
+            );
             daemon.slabs.restore(inode, &known);
             let part = leased.then(|| Part::new(Arc::clone(&known), 128, 64).unwrap());
             drop(known);

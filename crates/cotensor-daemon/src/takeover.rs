@@ -8,7 +8,7 @@ use crate::spill::{Files, SpillFile};
 use crate::{Config, Daemon};
 use cotensor_client::hex;
 use cotensor_client::protocol::{Id, RESUME_TOKEN, Resume};
-use cotensor_core::{ContentHash, Error, ErrorKind, Layout, Result, Segment, size};
+use cotensor_core::{ContentHash, Device, Error, ErrorKind, Layout, Result, Segment, size};
 use cotensor_memory::SharedIndex;
 use cotensor_store::backend::{Charge, Record};
 use cotensor_store::{
@@ -277,9 +277,9 @@ fn restore(store: &EmbeddedStore, kept: &Kept, files: Option<&Arc<Files>>) -> Or
     let holder = store.holder("taken over");
     let mut state = kept.state();
     for segment in state.ledger.segments() {
-        let charge = store.take_over(segment.info.bytes);
-        match take(segment, &charge) {
-            Ok(taken) => drop(segments.insert(segment.info.id, (taken, charge))),
+        let charge = store.take_over(Device::Cpu, segment.info.bytes);
+        match charge.and_then(|charge| Ok((take(segment, &charge)?, charge))) {
+            Ok(taken) => drop(segments.insert(segment.info.id, taken)),
             Err(error) => tracing::error!("a segment was not taken over: {error}"),
         }
     }

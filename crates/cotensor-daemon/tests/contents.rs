@@ -22,7 +22,13 @@ impl ContentSource for Bytes {
 /// A content of `len` bytes, all of them `byte`.
 fn content(byte: u8, len: usize) -> ContentSpec {
     let hash = ContentHash::of(&vec![byte; len]);
-    ContentSpec { hash, dtype: DType::U8, shape: vec![len], producer: "model".to_owned() }
+    ContentSpec {
+        device: cotensor_core::Device::Cpu,
+        hash,
+        dtype: DType::U8,
+        shape: vec![len],
+        producer: "model".to_owned(),
+    }
 }
 
 fn assert_provides(store: &Arc<ClientStore>, specs: &[ContentSpec], bytes: &[u8]) {

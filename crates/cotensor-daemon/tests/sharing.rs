@@ -137,7 +137,13 @@ impl ContentSource for &Numbers {
 
 fn content(len: usize) -> ContentSpec {
     let hash = ContentHash::of(&vec![len as u8; len]);
-    ContentSpec { hash, dtype: DType::U8, shape: vec![len], producer: "model".to_owned() }
+    ContentSpec {
+        device: cotensor_core::Device::Cpu,
+        hash,
+        dtype: DType::U8,
+        shape: vec![len],
+        producer: "model".to_owned(),
+    }
 }
 
 #[test]
@@ -178,7 +184,7 @@ fn the_budget_is_the_daemons() {
     running.settles_at(0);
     put(&*other, "more", &vec![2; 10 << 20]);
     assert_eq!(other.stats().peak_memory_bytes, 10 << 20);
-    assert!(other.limit_memory(1).is_err());
+    assert!(other.limit_memory(cotensor_core::Device::Cpu, 1).is_err());
 }
 
 #[test]

@@ -94,7 +94,7 @@ impl ResourcePool {
     /// As [`cotensor_store::MemoryControl::limit_memory`].
     pub fn setup_tensor_sharing(&self, max_memory_mb: u64) -> Result<TensorSharingManager> {
         let store = self.runtime.store();
-        store.limit_memory(max_memory_mb.saturating_mul(1 << 20))?;
+        store.limit_memory(Device::Cpu, max_memory_mb.saturating_mul(1 << 20))?;
         Ok(TensorSharingManager::with_store(Arc::clone(store)).with_model_kinds(kinds_by_name))
     }
 
@@ -156,6 +156,7 @@ impl ResourcePool {
         }
         let store = self.runtime.store();
         let spec = TensorSpec {
+            device: cotensor_core::Device::Cpu,
             name: tensor_name.to_owned(),
             dtype,
             shape: shape.to_vec(),

@@ -176,6 +176,7 @@ pub(crate) fn compute_once(
     let arrays = compute()?;
     let recompute = start.elapsed();
     let spec = |(index, array): (usize, &Array)| TensorSpec {
+        device: cotensor_core::Device::Cpu,
         name: format!("{}/{}", labels.get(index).map_or("output", String::as_str), key.0.short()),
         dtype: array.dtype(),
         shape: array.shape().to_vec(),

@@ -5,7 +5,7 @@
 #![allow(missing_docs, reason = "criterion's macros make public functions")]
 #![allow(clippy::unwrap_used)]
 
-use cotensor_core::{ContentHash, DType, Kind};
+use cotensor_core::{ContentHash, DType, Device, Kind};
 use cotensor_store::{Claim, ComputationStore, EmbeddedStore, Holder, Key, Retention, Store, TensorSpec, TensorStore};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
@@ -17,6 +17,7 @@ const THREADS: usize = 4;
 
 fn spec(name: String) -> TensorSpec {
     TensorSpec {
+        device: Device::Cpu,
         name,
         dtype: DType::F32,
         shape: vec![1, 768],

@@ -13,7 +13,7 @@
 //!    [closes](Record::close) it and lets go of it.
 
 use crate::{CopyReason, Holder, Key, Lease, TensorId, TensorSpec};
-use cotensor_core::{Device, Layout, Result, Segment, SegmentMut};
+use cotensor_core::{Layout, Result, Segment, SegmentMut};
 use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,8 +58,6 @@ pub struct Draft {
     pub layout: Layout,
     /// The memory.
     pub segment: Box<dyn SegmentMut>,
-    /// Where it lies.
-    pub device: Device,
     /// What it takes from the budget.
     pub charge: TensorCharge,
     /// Who writes it.

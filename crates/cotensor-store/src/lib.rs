@@ -34,8 +34,8 @@ pub use reports::LISTED;
 pub use sharing::{Exposed, LogSink, SharedTensor, SharedTensorView, TensorSharingManager};
 pub use spill::{Absent, Spill, Spilled, SpilledTensor};
 pub use types::{
-    ContentSource, ContentSpec, Copies, CopyReason, Diagnostics, Holder, Key, NAME_BYTES_MAX, OptimizeReport,
-    RecentCopy, Recommendations, Refusal, Retention, SharingConfig, Stats, TensorId, TensorInfo, TensorSpec,
-    check_name,
+    ContentSource, ContentSpec, Copies, CopyReason, DeviceStats, Diagnostics, Holder, Key, NAME_BYTES_MAX,
+    OptimizeReport, RecentCopy, Recommendations, Refusal, Retention, SharingConfig, Stats, TensorId, TensorInfo,
+    TensorSpec, check_name,
 };
 use {leases as record, reports as report};

@@ -48,6 +48,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// Publishes numbers; the tensor ends with its last lease.
 fn publish(store: &ClientStore, name: &str, numbers: &[f32]) -> cotensor::Result<Lease> {
     let spec = TensorSpec {
+        device: cotensor_core::Device::Cpu,
         name: name.to_owned(),
         dtype: DType::F32,
         shape: vec![numbers.len()],

@@ -29,6 +29,7 @@ fn main() -> Result<()> {
     }
     let (store, _daemon) = connect_or_embed(&Config { socket: socket.clone(), ..Config::default() }, "first")?;
     let spec = TensorSpec {
+        device: cotensor_core::Device::Cpu,
         name: "page".to_owned(),
         dtype: DType::U8,
         shape: vec![8 << 20],

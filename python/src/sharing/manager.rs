@@ -29,7 +29,7 @@ impl TensorSharingManager {
     pub(super) fn over(py: Python<'_>, store: Py<Store>, max_memory_mb: Option<u64>) -> PyResult<Self> {
         let inner = store.get().store(py)?;
         if let Some(mb) = max_memory_mb {
-            py.detach(|| inner.limit_memory(mb.saturating_mul(1 << 20))).or_raise(py)?;
+            py.detach(|| inner.limit_memory(cotensor_core::Device::Cpu, mb.saturating_mul(1 << 20))).or_raise(py)?;
         }
         let manager = Own::new(cotensor::tensor_sharing_manager(inner).exposing());
         Ok(Self { manager, store })

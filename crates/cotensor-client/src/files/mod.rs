@@ -164,6 +164,7 @@ impl<R: Read> TensorReader<R> {
     pub fn put(&mut self, index: usize, store: &dyn Store, holder: &Holder, put: &Put<'_>) -> Result<Lease> {
         let entry = self.entries.get(index).ok_or_else(|| Error::not_found("the file has no such tensor"))?;
         let spec = TensorSpec {
+            device: cotensor_core::Device::Cpu,
             name: put.name.to_owned(),
             dtype: entry.dtype,
             shape: entry.shape.clone(),

@@ -342,5 +342,5 @@ fn lease(wanted: &TensorRef, edge: &dyn Edge) -> Result<Lease> {
     }
     // The value is what the tensor is and how it is looked at.
     let (hash, producer) = (lease.identity(), lease.producer().to_owned());
-    lease.look_at(&ContentSpec { hash, dtype, shape: wanted.shape.clone(), producer })
+    lease.look_at(&ContentSpec { device: lease.device(), hash, dtype, shape: wanted.shape.clone(), producer })
 }

@@ -66,6 +66,7 @@ impl Context {
     /// As [`Outlet::reserve`]; `Invalid` when there are more or fewer bytes than the shape wants.
     pub fn tensor(&self, name: &str, dtype: DType, shape: &[usize], bytes: &[u8]) -> Result<Lease> {
         let spec = TensorSpec {
+            device: cotensor_core::Device::Cpu,
             name: name.to_owned(),
             dtype,
             shape: shape.to_vec(),

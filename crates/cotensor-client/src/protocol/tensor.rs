@@ -119,6 +119,7 @@ impl Spec {
             Keep::CachedMicros(micros) => Some(micros),
         };
         let spec = TensorSpec {
+            device: cotensor_core::Device::Cpu,
             name: self.name.clone(),
             dtype: self.dtype.parse::<DType>().map_err(|error| error.in_field("dtype"))?,
             shape: self.shape.clone(),

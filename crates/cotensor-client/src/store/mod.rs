@@ -181,8 +181,8 @@ impl ClientStore {
         self.refuse(&spec, len)?;
         let (place, segment) = place(&reserve_params(&spec, holder.name()), len)?;
         let charge = self.private.take(0).ok_or_else(|| Error::new(ErrorKind::OverBudget, "no memory"))?.into();
-        let (device, holder, tag) = (Device::Cpu, holder.clone(), Box::new(place));
-        let draft = Draft { spec, layout, segment, device, charge, holder, private: false, tag };
+        let (holder, tag) = (holder.clone(), Box::new(place));
+        let draft = Draft { spec, layout, segment, charge, holder, private: false, tag };
         Ok(Reservation::new(draft, self.home()?))
     }
 
@@ -195,8 +195,8 @@ impl ClientStore {
         holder: &Holder,
     ) -> Result<Reservation> {
         let charge = self.charge_private(&layout)?;
-        let (device, holder, tag) = (Device::Cpu, holder.clone(), Box::new(()));
-        let draft = Draft { spec, layout, segment, device, charge, holder, private: true, tag };
+        let (holder, tag) = (holder.clone(), Box::new(()));
+        let draft = Draft { spec, layout, segment, charge, holder, private: true, tag };
         Ok(Reservation::new(draft, self.home()?))
     }
 
@@ -431,12 +431,12 @@ impl BlobStore for ClientStore {
 }
 
 impl MemoryControl for ClientStore {
-    fn prefault(&self, bytes: usize, count: usize) -> Result<usize> {
+    fn prefault(&self, _: Device, bytes: usize, count: usize) -> Result<usize> {
         // Small ones lie in slabs, which are ready anyway.
         if bytes > self.small_bytes_max { self.slabs.pool.memory().prefault(bytes, count) } else { Ok(count) }
     }
 
-    fn limit_memory(&self, _: u64) -> Result<()> {
+    fn limit_memory(&self, _: Device, _: u64) -> Result<()> {
         Err(Error::unsupported("the budget is the daemon's: `cotensor serve --max-memory`"))
     }
 

@@ -28,6 +28,7 @@ pub(super) async fn begin(caller: Caller, params: ContentsParams) -> Answer<Cont
         .iter()
         .map(|content| {
             Ok(ContentSpec {
+                device: cotensor_core::Device::Cpu,
                 hash: key(&content.hash)?,
                 dtype: content.dtype.parse::<DType>()?,
                 shape: content.shape.clone(),

@@ -58,6 +58,7 @@ impl ContentSource for Half {
 
 fn specs() -> Vec<ContentSpec> {
     let spec = |len: usize| ContentSpec {
+        device: cotensor_core::Device::Cpu,
         hash: ContentHash::of(&vec![1; len]),
         dtype: DType::U8,
         shape: vec![len],

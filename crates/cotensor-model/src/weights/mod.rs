@@ -68,6 +68,7 @@ fn load_at(
         .iter()
         .zip(&hashes)
         .map(|(weight, &hash)| ContentSpec {
+            device: cotensor_core::Device::Cpu,
             hash,
             dtype: weight.dtype,
             shape: weight.shape.clone(),

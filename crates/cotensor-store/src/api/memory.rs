@@ -1,24 +1,24 @@
 //! The memory of a store.
 
 use crate::OptimizeReport;
-use cotensor_core::Result;
+use cotensor_core::{Device, Result};
 
 /// Limits, frees and prepares the memory of a store.
 pub trait MemoryControl: Send + Sync {
-    /// Changes the most bytes that the store may hold, and evicts what nobody leases until it holds no more if that will
-    /// do. What is leased stays.
+    /// Sets the most bytes that the store may hold on `device`. Evicts unleased tensors until the limit holds; leased
+    /// tensors stay.
     ///
     /// # Errors
-    /// `Unsupported` for a store whose budget is not this process's to set.
-    fn limit_memory(&self, max_bytes: u64) -> Result<()>;
+    /// `Unsupported` for a device that the store does not have, and for a store whose budget belongs to another process.
+    fn limit_memory(&self, device: Device, max_bytes: u64) -> Result<()>;
 
-    /// Makes memory for `count` tensors of `bytes` bytes ready, so that putting them takes the time of the copy; returns for
-    /// how many there was room. To be called when there is nothing better to do: it takes longer than it spares.
+    /// Prefaults memory of `device` for `count` tensors of `bytes` bytes each, so that publishing them takes only the time
+    /// of the copy. Returns for how many there was room. The call takes longer than it saves; call it while idle.
     ///
     /// # Errors
-    /// `Io` when the system has no more memory.
-    fn prefault(&self, bytes: usize, count: usize) -> Result<usize> {
-        let _ = (bytes, count);
+    /// `Io` when the system has no more memory; `Unsupported` for a device that the store does not have.
+    fn prefault(&self, device: Device, bytes: usize, count: usize) -> Result<usize> {
+        let _ = (device, bytes, count);
         Ok(0)
     }
 

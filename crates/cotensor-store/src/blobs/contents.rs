@@ -7,7 +7,8 @@ use crate::{
     TensorSpec, Ticket,
 };
 use cotensor_core::{
-    ALIGNMENT, ContentHash, DType, Error, Hasher, Kind, Layout, Located, Result, Segment, SegmentMut, TENSOR_BYTES_MAX,
+    ALIGNMENT, ContentHash, DType, Device, Error, Hasher, Kind, Layout, Located, Result, Segment, SegmentMut,
+    TENSOR_BYTES_MAX,
 };
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -26,9 +27,16 @@ struct Missing {
 
 /// Each content once, with its first place in the request, in the order of the hashes: two requests that claim in one
 /// order cannot wait for each other in a ring.
+///
+/// # Errors
+/// `Invalid` for a content in two sizes, or on two devices in one request.
 fn distinct(specs: &[ContentSpec]) -> Result<BTreeMap<ContentHash, (usize, usize)>> {
     let mut wanted = BTreeMap::new();
     for (index, spec) in specs.iter().enumerate() {
+        if spec.device != specs[0].device {
+            let message = format!("contents on {} and on {} in one request", specs[0].device, spec.device);
+            return Err(Error::invalid(message).in_field("device"));
+        }
         let len = Layout::contiguous(spec.dtype, &spec.shape)?.size_bytes();
         let (_, first) = *wanted.entry(spec.hash).or_insert((index, len));
         if first != len {
@@ -51,7 +59,7 @@ pub(crate) fn lease_contents(
     let mut held: HashMap<ContentHash, Lease> = HashMap::new();
     let mut missing = Vec::new();
     for (hash, (index, len)) in distinct(specs)? {
-        match store.claim(&key(&hash), holder)? {
+        match store.claim(&key(&hash, specs[index].device), holder)? {
             Claim::Ready(leases) => drop(held.insert(hash, only(leases, &hash)?)),
             Claim::Compute(ticket) => missing.push(Missing { ticket, hash, index, len }),
         }
@@ -60,8 +68,14 @@ pub(crate) fn lease_contents(
     specs.iter().map(|spec| held[&spec.hash].look_at(spec)).collect()
 }
 
-fn key(hash: &ContentHash) -> Key {
-    Key(Hasher::new("cotensor weight v1").field(hash.as_bytes()).finish())
+/// The claim of a content on a device.
+fn key(hash: &ContentHash, device: Device) -> Key {
+    let mut hasher = Hasher::new("cotensor weight v1");
+    hasher.field(hash.as_bytes());
+    if !device.is_host() {
+        hasher.field(device.to_string().as_bytes());
+    }
+    Key(hasher.finish())
 }
 
 /// Gets what is missing: from the cache where it has it, else from `source` into one new pack.
@@ -73,17 +87,18 @@ fn provide(
     holder: &Holder,
     held: &mut HashMap<ContentHash, Lease>,
 ) -> Result<()> {
+    let Some(device) = missing.first().map(|each| specs[each.index].device) else { return Ok(()) };
     let mut adopted = Vec::new();
     let mut unknown = Vec::new();
     for each in missing {
-        match store.cache.as_ref().and_then(|cache| cache.find(&each.hash)) {
-            Some(located) if located.1.len() == each.len => adopted.push((each, located)),
+        match cached(store, &each) {
+            Some(located) if located.0.device() == device => adopted.push((each, located)),
             _ => unknown.push(each),
         }
     }
     if !adopted.is_empty() {
         let bytes = adopted.iter().fold(0u64, |total, (each, _)| total.saturating_add(each.len as u64));
-        let charges = charges(store, bytes, specs, adopted.iter().map(|(each, _)| each))?;
+        let charges = charges(store, device, bytes, specs, adopted.iter().map(|(each, _)| each))?;
         for ((each, located), charge) in adopted.into_iter().zip(charges) {
             list(store, specs, each, located, charge, Duration::ZERO, holder, held)?;
         }
@@ -92,9 +107,9 @@ fn provide(
         return Ok(());
     }
     let (ranges, total) = packed(unknown.iter().map(|each| each.len))?;
-    let charges = charges(store, total as u64, specs, &unknown)?;
+    let charges = charges(store, device, total as u64, specs, &unknown)?;
     let start = store.clock.now();
-    let located = fill(store, &unknown, ranges, total, source)?;
+    let located = fill(store, device, &unknown, ranges, total, source)?;
     let each_took = store.clock.now().saturating_sub(start) / unknown.len() as u32;
     for ((each, located), charge) in unknown.into_iter().zip(located).zip(charges) {
         list(store, specs, each, located, charge, each_took, holder, held)?;
@@ -102,18 +117,24 @@ fn provide(
     Ok(())
 }
 
+/// A content in the cache.
+fn cached(store: &EmbeddedStore, each: &Missing) -> Option<Located> {
+    store.cache.as_ref()?.find(&each.hash).filter(|(_, range)| range.len() == each.len)
+}
+
 /// What contents in one segment of `bytes` bytes take from the budget.
 fn charges<'a>(
     store: &EmbeddedStore,
+    device: Device,
     bytes: u64,
     specs: &[ContentSpec],
     contents: impl IntoIterator<Item = &'a Missing>,
 ) -> Result<Vec<TensorCharge>> {
-    let segment = store.charge(bytes)?;
+    let segment = store.charge(device, bytes)?;
     let charge = |each: &Missing| {
         let asked = &specs[each.index];
-        let text = name_of(each).len() + asked.producer.len();
-        store.metadata_charge(&segment, store.budget.metadata_of(text, asked.shape.len()))
+        let text = name_of(each, asked.device).len() + asked.producer.len();
+        store.metadata_charge(&segment, store.devices.host().metadata_of(text, asked.shape.len()))
     };
     contents.into_iter().map(charge).collect()
 }
@@ -121,6 +142,7 @@ fn charges<'a>(
 /// Fills a pack of the cache, or a segment of `total` bytes whose `ranges` are the contents.
 fn fill(
     store: &EmbeddedStore,
+    device: Device,
     unknown: &[Missing],
     ranges: Vec<Range<usize>>,
     total: usize,
@@ -129,6 +151,7 @@ fn fill(
     let entries: Vec<(ContentHash, usize)> = unknown.iter().map(|each| (each.hash, each.len)).collect();
     // Without room in the cache the weights still load, into memory of this process.
     if let Some(cache) = &store.cache
+        && cache.device() == device
         && let Some(mut pack) = store.unless_cache_fails(cache.begin(&entries))
     {
         for (index, each) in unknown.iter().enumerate() {
@@ -138,9 +161,9 @@ fn fill(
             return Ok(located);
         }
     }
-    let mut segment = store.memory.reserve(total)?;
+    let mut segment = store.devices.memory(device)?.reserve(total)?;
     for (each, range) in unknown.iter().zip(&ranges) {
-        write(store, &mut *segment, range.start, each, source)?;
+        write(store, device, &mut *segment, range.start, each, source)?;
     }
     let segment = segment.freeze()?;
     Ok(ranges.into_iter().map(|range| (Arc::clone(&segment), range)).collect())
@@ -148,6 +171,7 @@ fn fill(
 
 fn write(
     store: &EmbeddedStore,
+    device: Device,
     segment: &mut dyn SegmentMut,
     offset: usize,
     each: &Missing,
@@ -156,9 +180,14 @@ fn write(
     if let Some(bytes) = segment.bytes_mut() {
         return source.fill(each.index, &mut bytes[offset..offset + each.len]);
     }
+    store.record_copy(&name_of(each, device), CopyReason::DeviceTransfer, each.len);
+    if let Some((found, range)) = cached(store, each)
+        && let Some(bytes) = found.bytes().and_then(|bytes| bytes.get(range))
+    {
+        return segment.write_at(offset, bytes);
+    }
     let mut copy = vec![0; each.len];
     source.fill(each.index, &mut copy)?;
-    store.record_copy(&name_of(each), CopyReason::DeviceTransfer, each.len);
     segment.write_at(offset, &copy)
 }
 
@@ -177,12 +206,14 @@ fn list(
     let aligned = range.start.is_multiple_of(asked.dtype.size_bytes());
     let (dtype, shape) = if aligned { (asked.dtype, asked.shape.clone()) } else { (DType::U8, vec![each.len]) };
     let layout = Layout::contiguous(dtype, &shape)?.moved(range.start)?;
-    let listed = ContentSpec { hash: each.hash, dtype, shape, producer: asked.producer.clone() };
+    let device = asked.device;
+    let listed = ContentSpec { hash: each.hash, dtype, shape, device, producer: asked.producer.clone() };
     let spec = TensorSpec {
-        name: name_of(&each),
+        name: name_of(&each, device),
         provenance: Some(listed.identity()),
         dtype,
         shape: listed.shape,
+        device,
         kind: Kind::Weight,
         space: None,
         producer: listed.producer,
@@ -194,9 +225,10 @@ fn list(
     Ok(())
 }
 
-/// The name that a content is published under.
-fn name_of(each: &Missing) -> String {
-    format!("weight/{}", each.hash)
+/// The name that a content is published under, which says the device unless that is the host.
+fn name_of(each: &Missing, device: Device) -> String {
+    let hash = &each.hash;
+    if device.is_host() { format!("weight/{hash}") } else { format!("weight/{hash}@{device}") }
 }
 
 /// What came of asking for contents without waiting.
@@ -244,7 +276,7 @@ impl Pack {
 pub(crate) fn begin(store: &EmbeddedStore, specs: &[ContentSpec], holder: &Holder, waker: &Waker) -> Result<Begun> {
     let (mut held, mut waiting, mut missing) = (HashMap::new(), HashSet::new(), Vec::new());
     for (hash, (index, len)) in distinct(specs)? {
-        match store.poll_claim(&key(&hash), holder, waker) {
+        match store.poll_claim(&key(&hash, specs[index].device), holder, waker) {
             Poll::Ready(Claim::Ready(leases)) => drop(held.insert(hash, only(leases, &hash)?)),
             Poll::Ready(Claim::Compute(ticket)) => missing.push(Missing { ticket, hash, index, len }),
             Poll::Pending => drop(waiting.insert(hash)),
@@ -260,7 +292,7 @@ pub(crate) fn begin(store: &EmbeddedStore, specs: &[ContentSpec], holder: &Holde
     }
     if !missing.is_empty() {
         let (ranges, bytes) = packed(missing.iter().map(|each| each.len))?;
-        let charges = charges(store, bytes as u64, specs, &missing)?;
+        let charges = charges(store, specs[0].device, bytes as u64, specs, &missing)?;
         begun.pack = Some(Pack { specs: specs.to_vec(), missing, ranges, bytes, charges, holder: holder.clone() });
     }
     Ok(begun)

@@ -1,6 +1,7 @@
 //! The memory budget: counted when memory is reserved, given back when its last user is gone. What a store needs to know
 //! about a tensor counts too: of small tensors it takes more than their bytes.
 
+use cotensor_core::Device;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -9,9 +10,12 @@ pub const TEXT_COPIES: u64 = 4;
 /// What a dimension takes: it and its stride in a layout, and in two ledgers.
 pub const DIMENSION_BYTES: u64 = 32;
 
-/// Bytes in use against the most that may be.
+/// Bytes of one device in use against the most that may be.
 #[derive(Debug)]
 pub struct Budget {
+    device: Device,
+    /// The budget of the host, which holds the metadata. None in that budget itself.
+    host: Option<Arc<Budget>>,
     used: AtomicU64,
     /// Of these, what is not memory of tensors but what is known about them.
     metadata: AtomicU64,
@@ -24,7 +28,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// A budget of `max` bytes; `u64::MAX` is no limit.
+    /// A budget of `max` bytes of host memory; `u64::MAX` is no limit.
     pub fn new(max: u64) -> Arc<Self> {
         Self::with_metadata(max, 0)
     }
@@ -32,7 +36,25 @@ impl Budget {
     /// A budget of `max` bytes, of which what is known about a tensor takes `each`, and more for what is written in it.
     pub fn with_metadata(max: u64, each: u64) -> Arc<Self> {
         let [used, metadata, leaving, peak] = [(); 4].map(|()| AtomicU64::new(0));
-        Arc::new(Self { used, metadata, metadata_each: each, leaving, peak, max: max.into() })
+        let (device, host) = (Device::Cpu, None);
+        Arc::new(Self { device, host, used, metadata, metadata_each: each, leaving, peak, max: max.into() })
+    }
+
+    /// A budget of `max` bytes of `device`. The metadata of its tensors is host memory, so `host` counts it.
+    pub(crate) fn of_device(device: Device, max: u64, host: &Arc<Self>) -> Arc<Self> {
+        let [used, metadata, leaving, peak] = [(); 4].map(|()| AtomicU64::new(0));
+        let host = Some(Arc::clone(host));
+        Arc::new(Self { device, host, used, metadata, metadata_each: 0, leaving, peak, max: max.into() })
+    }
+
+    /// The device whose memory it counts.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// The budget that counts the metadata of this one's tensors.
+    fn metadata_budget(&self) -> &Self {
+        self.host.as_deref().unwrap_or(self)
     }
 
     /// The most bytes that may be in use.
@@ -142,6 +164,11 @@ pub struct Charge {
 }
 
 impl Charge {
+    /// The budget that it was taken from.
+    pub(crate) fn budget(&self) -> &Arc<Budget> {
+        &self.budget
+    }
+
     /// How many bytes it took.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -216,14 +243,14 @@ impl TensorCharge {
     pub(crate) fn closed(&self) {
         self.segment.closed();
         if !self.left.swap(true, Ordering::SeqCst) {
-            self.segment.budget.leaving.fetch_add(self.metadata(), Ordering::SeqCst);
+            self.segment.budget.metadata_budget().leaving.fetch_add(self.metadata(), Ordering::SeqCst);
         }
     }
 }
 
 impl Drop for TensorCharge {
     fn drop(&mut self) {
-        let (budget, bytes) = (&self.segment.budget, self.metadata());
+        let (budget, bytes) = (self.segment.budget.metadata_budget(), self.metadata());
         budget.metadata.fetch_sub(bytes, Ordering::SeqCst);
         budget.used.fetch_sub(bytes, Ordering::SeqCst);
         if *self.left.get_mut() {

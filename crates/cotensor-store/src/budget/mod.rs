@@ -1,6 +1,8 @@
 //! The memory budget.
 
 mod charge;
+mod devices;
 
 pub(crate) use charge::SpilledCharge;
 pub use charge::{Budget, Charge, DIMENSION_BYTES, TEXT_COPIES, TensorCharge};
+pub(crate) use devices::Devices;

@@ -1,13 +1,13 @@
 //! Setting a store up.
 
-use crate::budget::Budget;
+use crate::budget::{Budget, Devices};
 use crate::computations::Claims;
 use crate::embedded::{Counters, EmbeddedStore};
-use crate::names::Holders;
-use crate::names::{Names, SHARDS};
+use crate::names::{Holders, Names, SHARDS};
 use crate::spill::Spilling;
 use crate::{Clock, SharingConfig, Spill, SystemClock, Watch};
-use cotensor_core::{ContentCache, HeapMemory, Memory};
+use cotensor_core::{ContentCache, Device, HeapMemory, Memory};
+use std::collections::BTreeMap;
 use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -19,7 +19,8 @@ const CLAIM_WAIT_MAX: Duration = Duration::from_secs(600);
 pub struct EmbeddedStoreBuilder {
     max_memory_bytes: u64,
     metadata_bytes: u64,
-    memory: Arc<dyn Memory>,
+    memories: BTreeMap<Device, Arc<dyn Memory>>,
+    device_limits: BTreeMap<Device, u64>,
     cache: Option<Arc<dyn ContentCache>>,
     clock: Arc<dyn Clock>,
     config: SharingConfig,
@@ -37,7 +38,7 @@ impl EmbeddedStoreBuilder {
         self
     }
 
-    /// The most bytes of all segments together. Without it there is no limit.
+    /// The most bytes of all segments in host memory, and of the metadata of all tensors. Without it there is no limit.
     #[must_use]
     pub fn max_memory_bytes(mut self, bytes: u64) -> Self {
         self.max_memory_bytes = bytes;
@@ -52,10 +53,21 @@ impl EmbeddedStoreBuilder {
         self
     }
 
-    /// Where segments are reserved; the heap by default.
+    /// The memory of one device, which [`Memory::device`] names. For the host it is the heap by default.
     #[must_use]
     pub fn memory(mut self, memory: Arc<dyn Memory>) -> Self {
-        self.memory = memory;
+        self.memories.insert(memory.device(), memory);
+        self
+    }
+
+    /// The most bytes of all segments on `device`; without it there is no limit. For a device without a
+    /// [`memory`](Self::memory), the store then adopts memory that other processes make.
+    #[must_use]
+    pub fn max_device_bytes(mut self, device: Device, bytes: u64) -> Self {
+        if device.is_host() {
+            return self.max_memory_bytes(bytes);
+        }
+        self.device_limits.insert(device, bytes);
         self
     }
 
@@ -111,12 +123,14 @@ impl EmbeddedStoreBuilder {
 
     /// The store.
     pub fn build(self) -> Arc<EmbeddedStore> {
+        let host = Budget::with_metadata(self.max_memory_bytes, self.metadata_bytes);
+        let mut memories = self.memories;
+        memories.entry(host.device()).or_insert_with(|| Arc::new(HeapMemory));
         let seed = self.seed.unwrap_or_else(|| foldhash::fast::RandomState::default().hash_one(0));
         Arc::new_cyclic(|me| EmbeddedStore {
             names: Names::new(self.shards, seed),
             claims: Claims::new(self.claim_wait_max),
-            budget: Budget::with_metadata(self.max_memory_bytes, self.metadata_bytes),
-            memory: self.memory,
+            devices: Devices::new(memories, self.device_limits, host),
             cache: self.cache,
             began: self.clock.now(),
             clock: self.clock,
@@ -137,7 +151,8 @@ impl EmbeddedStore {
         EmbeddedStoreBuilder {
             max_memory_bytes: u64::MAX,
             metadata_bytes: 0,
-            memory: Arc::new(HeapMemory),
+            memories: BTreeMap::new(),
+            device_limits: BTreeMap::new(),
             cache: None,
             clock: Arc::new(SystemClock::default()),
             config: SharingConfig::default(),

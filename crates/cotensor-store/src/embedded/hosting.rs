@@ -5,7 +5,7 @@ use crate::backend::{Charge, Record, TensorCharge};
 use crate::blobs::{self, Begun, Pack};
 use crate::computations::Found;
 use crate::{Claim, ContentSpec, EmbeddedStore, Holder, Key, Lease, TensorSpec, Ticket};
-use cotensor_core::{Error, Layout, Result, Segment};
+use cotensor_core::{Device, Error, Layout, Result, Segment};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Poll, Waker};
@@ -44,7 +44,7 @@ impl EmbeddedStore {
         let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field("shape"))?;
         let bytes = layout.size_bytes() as u64;
         self.refuse(spec, bytes)?;
-        let charge = self.charge(bytes).and_then(|segment| self.tensor_charge(&segment, spec));
+        let charge = self.charge(spec.device, bytes).and_then(|segment| self.tensor_charge(&segment, spec));
         charge.map_err(|error| error.in_field(spec.name.as_str()))
     }
 
@@ -65,10 +65,11 @@ impl EmbeddedStore {
         let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field("shape"))?;
         let bytes = layout.size_bytes() as u64;
         self.refuse(spec, bytes)?;
-        if bytes > self.budget.max() {
-            return Err(self.over_budget(bytes).in_field(spec.name.as_str()));
+        let budget = self.devices.budget(spec.device)?;
+        if bytes > budget.max() {
+            return Err(self.over_budget(budget, bytes).in_field(spec.name.as_str()));
         }
-        self.charge(0)
+        self.charge(spec.device, 0)
     }
 
     /// Adds `bytes` to a charge that nobody else has, evicting if it must.
@@ -76,16 +77,17 @@ impl EmbeddedStore {
     /// # Errors
     /// `OverBudget` when eviction could not make room.
     pub fn grant_more(&self, charge: Arc<Charge>, bytes: u64) -> Result<Arc<Charge>> {
-        charge.join(self.charge(bytes)?).ok_or_else(|| Error::invalid("this charge is shared"))
+        let more = self.charge(charge.budget().device(), bytes)?;
+        charge.join(more).ok_or_else(|| Error::invalid("this charge is shared"))
     }
 
-    /// Takes `bytes` from the budget for a segment that tensors come to share one by one. As long as the share lives,
+    /// Takes `bytes` from the budget of `device` for a segment that tensors come to share one by one. As long as the share lives,
     /// evicting those does not count as giving anything back.
     ///
     /// # Errors
     /// `OverBudget` when eviction could not make room.
-    pub fn share(&self, bytes: u64) -> Result<Share> {
-        Ok(Share::new(self.charge(bytes)?))
+    pub fn share(&self, device: Device, bytes: u64) -> Result<Share> {
+        Ok(Share::new(self.charge(device, bytes)?))
     }
 
     /// Refuses, and counts, what the configuration does not let be shared: for a tensor in a [`Share`]d segment.
@@ -101,7 +103,7 @@ impl EmbeddedStore {
     /// `key` if there is one, which [`Ticket::finish`] then ends.
     ///
     /// # Errors
-    /// `Invalid` when the layout reaches beyond the segment.
+    /// `Invalid` when the layout reaches beyond the segment, or the segment is on another device than `spec` says.
     pub fn adopt(
         &self,
         spec: TensorSpec,
@@ -114,6 +116,7 @@ impl EmbeddedStore {
         if layout.byte_range().end > segment.len() {
             return Err(Error::invalid(format!("{} reaches beyond its segment", spec.name)));
         }
+        check_device(&spec, &*segment)?;
         self.list(spec, layout, segment, charge, key, holder.id)
     }
 
@@ -178,4 +181,14 @@ impl EmbeddedStore {
         records.retain(|record| record.name().starts_with(prefix));
         records
     }
+}
+
+/// `Invalid` where a tensor's segment is on another device than the tensor's description says.
+pub(crate) fn check_device(spec: &TensorSpec, segment: &dyn Segment) -> Result<()> {
+    let (said, found) = (spec.device, segment.device());
+    if said == found {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("{} is described as on {said}, its segment is on {found}", spec.name))
+        .in_field("device"))
 }

@@ -9,5 +9,6 @@ mod store;
 pub use builder::EmbeddedStoreBuilder;
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use hosting::Share;
+pub(crate) use hosting::check_device;
 pub(crate) use state::Counters;
 pub use state::EmbeddedStore;

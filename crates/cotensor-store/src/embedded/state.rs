@@ -1,13 +1,13 @@
 //! The fields of the embedded store.
 
 use crate::blobs::Notes;
-use crate::budget::Budget;
+use crate::budget::Devices;
 use crate::computations::Claims;
 use crate::names::{Holders, Names};
 use crate::reports::CopyLog;
 use crate::spill::Spilling;
 use crate::{Clock, Refusal, SharingConfig, Watch};
-use cotensor_core::{ContentCache, Memory};
+use cotensor_core::ContentCache;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -16,8 +16,7 @@ use std::time::Duration;
 pub struct EmbeddedStore {
     pub(crate) names: Names,
     pub(crate) claims: Claims,
-    pub(crate) budget: Arc<Budget>,
-    pub(crate) memory: Arc<dyn Memory>,
+    pub(crate) devices: Devices,
     pub(crate) cache: Option<Arc<dyn ContentCache>>,
     pub(crate) clock: Arc<dyn Clock>,
     /// When it was made, by the clock.

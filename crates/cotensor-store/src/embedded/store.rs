@@ -12,7 +12,7 @@ use crate::{
     MemoryControl, OptimizeReport, Recommendations, Reservation, Retention, SharingConfig, Stats, StoreReports,
     TensorId, TensorSpec, TensorStore,
 };
-use cotensor_core::{ContentHash, Error, ErrorKind, Layout, Memory, Result, Segment, SegmentMut, size};
+use cotensor_core::{ContentHash, Device, Error, ErrorKind, Layout, Memory, Result, Segment, SegmentMut, size};
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, Weak};
@@ -110,15 +110,14 @@ impl EmbeddedStore {
             spec.check_names()?;
             self.refuse(&spec, bytes)?;
         }
-        let charge = self.charge(bytes).and_then(|segment| match private {
+        let charge = self.charge(spec.device, bytes).and_then(|segment| match private {
             true => Ok(segment.into()),
             false => self.tensor_charge(&segment, &spec),
         });
         let charge = charge.map_err(|error| error.in_field(spec.name.as_str()))?;
-        let segment = memory(&*self.memory, layout.size_bytes())?;
-        let (device, home) = (self.memory.device(), self.home()?);
-        let (holder, tag) = (holder.clone(), Box::new(()));
-        Ok(Reservation::new(Draft { spec, layout, segment, device, charge, holder, private, tag }, home))
+        let segment = memory(self.devices.memory(spec.device)?, layout.size_bytes())?;
+        let (home, holder, tag) = (self.home()?, holder.clone(), Box::new(()));
+        Ok(Reservation::new(Draft { spec, layout, segment, charge, holder, private, tag }, home))
     }
 }
 
@@ -264,14 +263,15 @@ impl BlobStore for EmbeddedStore {
 }
 
 impl MemoryControl for EmbeddedStore {
-    fn prefault(&self, bytes: usize, count: usize) -> Result<usize> {
-        self.memory.prefault(bytes, count)
+    fn prefault(&self, device: Device, bytes: usize, count: usize) -> Result<usize> {
+        self.devices.memory(device)?.prefault(bytes, count)
     }
 
-    fn limit_memory(&self, max_bytes: u64) -> Result<()> {
-        self.budget.set_max(max_bytes);
-        if self.budget.total() > max_bytes {
-            self.evict(0, Want::Memory)?;
+    fn limit_memory(&self, device: Device, max_bytes: u64) -> Result<()> {
+        let budget = self.devices.budget(device)?;
+        budget.set_max(max_bytes);
+        if budget.total() > max_bytes {
+            self.evict(budget, 0, Want::Memory)?;
         }
         Ok(())
     }

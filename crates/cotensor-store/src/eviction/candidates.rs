@@ -1,5 +1,6 @@
 //! What goes first when memory is wanted.
 
+use crate::budget::Budget;
 use crate::leases::LeaseCount;
 use crate::leases::Record;
 use std::collections::{HashMap, HashSet};
@@ -31,6 +32,11 @@ impl Group {
             last_used: records.iter().map(|record| record.last_used()).max().unwrap_or_default(),
             records,
         }
+    }
+
+    /// Whether its memory is counted in `budget`.
+    pub(crate) fn is_of(&self, budget: &Arc<Budget>) -> bool {
+        self.records.first().is_some_and(|record| Arc::ptr_eq(record.charge.segment().budget(), budget))
     }
 
     /// Seconds that it takes to make a byte again.
@@ -80,8 +86,8 @@ fn is_unleased(record: &Arc<Record>) -> bool {
 }
 
 /// The bytes that `records` take from the budget, each segment counted once.
-pub(crate) fn charged_bytes(records: &[Arc<Record>]) -> u64 {
+pub(crate) fn charged_bytes<'a>(records: impl Iterator<Item = &'a Arc<Record>>) -> u64 {
     let mut seen = HashSet::new();
     let first = |record: &&Arc<Record>| seen.insert(Arc::as_ptr(record.charge.segment()));
-    records.iter().filter(first).map(|record| record.charge.segment().bytes).sum()
+    records.filter(first).map(|record| record.charge.segment().bytes).sum()
 }

@@ -3,9 +3,9 @@
 use crate::EmbeddedStore;
 use crate::TensorSpec;
 use crate::backend::Home;
-use crate::budget::{Charge, TensorCharge};
+use crate::budget::{Budget, Charge, TensorCharge};
 use crate::eviction::{Group, candidates, charged_bytes};
-use cotensor_core::{Error, ErrorKind, Result, size};
+use cotensor_core::{Device, Error, ErrorKind, Result, size};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -43,14 +43,16 @@ pub(crate) fn pause(round: u32) {
 }
 
 impl EmbeddedStore {
-    /// Takes `bytes` from the budget, evicting what nobody leases if it must, and nothing if that would not do.
-    pub(crate) fn charge(&self, bytes: u64) -> Result<Arc<Charge>> {
-        self.taken(bytes, Want::Memory, || self.budget.take(bytes))
+    /// Takes `bytes` from the budget of `device`. Evicts unleased tensors if that makes enough room, else none.
+    pub(crate) fn charge(&self, device: Device, bytes: u64) -> Result<Arc<Charge>> {
+        let budget = self.devices.budget(device)?;
+        self.taken(budget, bytes, Want::Memory, || budget.take(bytes))
     }
 
     /// The same for what was spilled.
-    pub(crate) fn restored_charge(&self, bytes: u64) -> Result<Arc<Charge>> {
-        self.taken(bytes, Want::Restored, || self.budget.take(bytes))
+    pub(crate) fn restored_charge(&self, device: Device, bytes: u64) -> Result<Arc<Charge>> {
+        let budget = self.devices.budget(device)?;
+        self.taken(budget, bytes, Want::Restored, || budget.take(bytes))
     }
 
     /// The same of what is known about a tensor of `segment`.
@@ -60,20 +62,21 @@ impl EmbeddedStore {
 
     /// The same where that takes `bytes`.
     pub(crate) fn metadata_charge(&self, segment: &Arc<Charge>, bytes: u64) -> Result<TensorCharge> {
-        self.taken(bytes, Want::Metadata, || self.budget.take_metadata(segment, bytes))
+        let budget = self.devices.host();
+        self.taken(budget, bytes, Want::Metadata, || budget.take_metadata(segment, bytes))
     }
 
     /// What is known about a tensor, in bytes.
     pub(crate) fn metadata_of(&self, spec: &TensorSpec) -> u64 {
-        self.budget.metadata_of(spec.text_bytes(), spec.shape.len())
+        self.devices.host().metadata_of(spec.text_bytes(), spec.shape.len())
     }
 
-    fn taken<T>(&self, bytes: u64, want: Want, take: impl Fn() -> Option<T>) -> Result<T> {
+    fn taken<T>(&self, budget: &Arc<Budget>, bytes: u64, want: Want, take: impl Fn() -> Option<T>) -> Result<T> {
         for round in 0..ROUNDS_MAX {
             if let Some(charge) = take() {
                 return Ok(charge);
             }
-            if !self.budget.will_fit(bytes, 0) && !self.evict(bytes, want)? {
+            if !budget.will_fit(bytes, 0) && !self.evict(budget, bytes, want)? {
                 break;
             }
             if round > 0 {
@@ -82,14 +85,14 @@ impl EmbeddedStore {
                 pause(round);
             }
         }
-        take().ok_or_else(|| self.over_budget(bytes))
+        take().ok_or_else(|| self.over_budget(budget, bytes))
     }
 
-    /// Evicts until `bytes` will fit; false, and nothing goes, when all that nobody leases would not make the room.
+    /// Evicts until `bytes` will fit `budget`; false, and nothing goes, when all that nobody leases would not make the room.
     ///
     /// # Errors
     /// `OverBudget` when what would have to be spilled cannot be.
-    pub(crate) fn evict(&self, bytes: u64, want: Want) -> Result<bool> {
+    pub(crate) fn evict(&self, budget: &Arc<Budget>, bytes: u64, want: Want) -> Result<bool> {
         let mut outcome = Ok(false);
         self.with_unleased(&mut |mut groups| {
             let goal = match want {
@@ -97,16 +100,20 @@ impl EmbeddedStore {
                     groups.sort_by_key(|group| group.in_part);
                     bytes
                 }
-                Want::Metadata => bytes.max(METADATA_AT_ONCE.1.min(self.budget.max() / METADATA_AT_ONCE.0)),
+                Want::Metadata => bytes.max(METADATA_AT_ONCE.1.min(budget.max() / METADATA_AT_ONCE.0)),
             };
+            // Only tensors of its own device give a device memory back. To the host, the others give their metadata: they
+            // go last.
+            groups.retain(|group| budget.device().is_host() || group.is_of(budget));
+            groups.sort_by_key(|group| !group.is_of(budget));
             // Others may have given memory back, or taken what was given, since the last look.
-            let fits = || self.budget.will_fit(bytes, 0);
-            let mut enough = || self.budget.will_fit(goal, 0);
-            let freed = groups.iter().map(|group| self.freed_by(group)).sum();
-            outcome = match self.budget.will_fit(bytes, freed) {
+            let fits = || budget.will_fit(bytes, 0);
+            let mut enough = || budget.will_fit(goal, 0);
+            let freed = groups.iter().map(|group| self.freed_by(group, budget)).sum();
+            outcome = match budget.will_fit(bytes, freed) {
                 false => Ok(fits()),
                 true => match self.shed(groups, &mut enough, !matches!(want, Want::Restored)) {
-                    Err(error) if !fits() => Err(self.not_spilled(bytes, &error)),
+                    Err(error) if !fits() => Err(self.not_spilled(budget, bytes, &error)),
                     _ => Ok(true),
                 },
             };
@@ -114,10 +121,11 @@ impl EmbeddedStore {
         outcome
     }
 
-    /// What comes back to the budget when a group goes: of what is spilled, all that is known about it stays.
-    fn freed_by(&self, group: &Group) -> u64 {
+    /// What comes back to `budget` when a group goes: of what is spilled, all that is known about it stays.
+    fn freed_by(&self, group: &Group, budget: &Arc<Budget>) -> u64 {
         let is_spilled = self.spilling.is_some() && group.worth_spilling().is_some();
-        group.bytes + if is_spilled { 0 } else { group.metadata }
+        let memory = if group.is_of(budget) { group.bytes } else { 0 };
+        memory + if is_spilled || !budget.device().is_host() { 0 } else { group.metadata }
     }
 
     /// Evicts, or spills where tensors are, what nobody leases until there is `enough` of whatever is wanted: one segment
@@ -194,16 +202,18 @@ impl EmbeddedStore {
         }
     }
 
-    pub(crate) fn over_budget(&self, bytes: u64) -> Error {
+    pub(crate) fn over_budget(&self, budget: &Arc<Budget>, bytes: u64) -> Error {
         let survey = self.names.survey();
         let mut by_holder: HashMap<u32, u64> = HashMap::new();
-        for record in &survey.records {
+        let on_device: Vec<_> =
+            survey.records.iter().filter(|record| Arc::ptr_eq(record.charge.segment().budget(), budget)).collect();
+        for record in &on_device {
             for (holder, _) in record.leases.holders() {
                 *by_holder.entry(holder).or_default() += record.layout.size_bytes() as u64;
             }
         }
-        let (used, max, metadata) = (self.budget.total(), self.budget.max(), self.budget.metadata());
-        let unlisted = self.budget.used().saturating_sub(charged_bytes(&survey.records));
+        let (used, max, metadata) = (budget.total(), budget.max(), budget.metadata());
+        let unlisted = budget.used().saturating_sub(charged_bytes(on_device.iter().copied()));
         let mut held: Vec<(u64, String)> =
             by_holder.into_iter().map(|(holder, bytes)| (bytes, self.holder_name(holder).to_string())).collect();
         held.sort_unstable_by(|a, b| b.cmp(a));
@@ -220,8 +230,9 @@ impl EmbeddedStore {
         Error::new(
             ErrorKind::OverBudget,
             format!(
-                "{} do not fit the budget of {}, of which {} are in use ({held})",
+                "{} do not fit the {}budget of {}, of which {} are in use ({held})",
                 size(bytes),
+                if budget.device().is_host() { String::new() } else { format!("{} ", budget.device()) },
                 size(max),
                 size(used)
             ),

@@ -1,7 +1,7 @@
 use crate::leases::Record;
 use crate::leases::Released;
-use crate::{ContentSpec, Holder, Key, Retention, TensorId, TensorSpec};
-use cotensor_core::{ContentHash, DType, Error, ErrorKind, Kind, Layout, Result, Segment, Slice, Space};
+use crate::{ContentSpec, CopyReason, Holder, Key, Retention, TensorId, TensorSpec};
+use cotensor_core::{ContentHash, DType, Device, Error, ErrorKind, Kind, Layout, Result, Segment, Slice, Space};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -98,6 +98,42 @@ impl Lease {
     /// For a strided tensor that includes the gaps.
     pub fn bytes(&self) -> Option<&[u8]> {
         spanned(&self.record, self.layout())
+    }
+
+    /// The bytes that [`bytes`](Self::bytes) gives.
+    ///
+    /// # Errors
+    /// `Unsupported` where the host cannot address them, as on a device; [`copy_to_host`](Self::copy_to_host) copies them.
+    pub fn host_bytes(&self) -> Result<&[u8]> {
+        self.record
+            .segment
+            .host_bytes()
+            .map(|bytes| &bytes[self.layout().byte_range()])
+            .map_err(|error| self.named(error))
+    }
+
+    /// A copy of the bytes from the first element to the end of the last. The copy is counted as
+    /// [`CopyReason::DeviceTransfer`].
+    ///
+    /// # Errors
+    /// `Unsupported` where the host cannot read the memory.
+    pub fn copy_to_host(&self) -> Result<Vec<u8>> {
+        let range = self.layout().byte_range();
+        let mut copy = vec![0; range.len()];
+        self.record.segment.read_at(range.start, &mut copy).map_err(|error| self.named(error))?;
+        if let Some(home) = self.record.home.upgrade() {
+            home.copied(self.name(), CopyReason::DeviceTransfer, copy.len());
+        }
+        Ok(copy)
+    }
+
+    fn named(&self, error: Error) -> Error {
+        error.in_field(self.name())
+    }
+
+    /// The device whose memory holds the tensor.
+    pub fn device(&self) -> Device {
+        self.record.device()
     }
 
     /// The elements as numbers, where they lie.
@@ -264,8 +300,7 @@ fn typed<'a, T: bytemuck::AnyBitPattern>(record: &'a Record, layout: &Layout) ->
     if !layout.is_contiguous() {
         return Err(Error::invalid(format!("{name} is strided; its elements do not lie side by side")));
     }
-    let bytes = spanned(record, layout).ok_or_else(|| {
-        Error::unsupported(format!("{name} is on {}, the host cannot address it", record.segment.device()))
-    })?;
+    let bytes = record.segment.host_bytes().map_err(|error| error.in_field(name))?;
+    let bytes = &bytes[layout.byte_range()];
     bytemuck::try_cast_slice(bytes).map_err(|error| Error::invalid(format!("{name}: {error}")))
 }

@@ -4,7 +4,7 @@ use crate::backend::{Home, RecordParts};
 use crate::budget::TensorCharge;
 use crate::leases::LeaseCount;
 use crate::{CopyReason, Holder, Key, Lease, Retention, TensorId, TensorSpec};
-use cotensor_core::{ContentHash, Hasher, Kind, Layout, Segment, Space};
+use cotensor_core::{ContentHash, Device, Hasher, Kind, Layout, Segment, Space};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -60,7 +60,7 @@ impl Record {
     /// A record that nobody leases yet. `home` is asked when its last lease goes, as long as it lives.
     pub fn new(parts: RecordParts, home: Weak<dyn Home>) -> Arc<Self> {
         let RecordParts { id, spec, layout, segment, charge, kept, private, key, created } = parts;
-        let TensorSpec { name, dtype: _, shape: _, kind, space, producer, retention, provenance } = spec;
+        let TensorSpec { name, dtype: _, shape: _, device: _, kind, space, producer, retention, provenance } = spec;
         let is_plain = space.is_none() && provenance.is_none() && key.is_none() && private.is_none();
         charge.segment().opened();
         Arc::new(Self {
@@ -94,6 +94,7 @@ impl Record {
             name: self.name.to_string(),
             dtype: self.layout.dtype(),
             shape: self.layout.shape().to_vec(),
+            device: self.segment.device(),
             kind: self.kind,
             space: self.space(),
             producer: self.producer.to_string(),
@@ -164,6 +165,11 @@ impl Record {
     /// The allocation.
     pub fn segment(&self) -> &Arc<dyn Segment> {
         &self.segment
+    }
+
+    /// The device whose memory holds it.
+    pub fn device(&self) -> Device {
+        self.segment.device()
     }
 
     /// When it was published, by the store's clock.

@@ -2,9 +2,10 @@
 
 use crate::Share;
 use crate::backend::{Charge, Home, Record, RecordParts, VersionState};
+use crate::embedded::check_device;
 use crate::names::Restored as Place;
 use crate::{EmbeddedStore, Holder, Key, Lease, Retention, Spilled, TensorId, TensorSpec};
-use cotensor_core::{Error, Layout, Result, Segment};
+use cotensor_core::{Device, Error, Layout, Result, Segment};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -73,8 +74,9 @@ impl EmbeddedStore {
         if layout.byte_range().end > segment.len() {
             return Err(Error::invalid(format!("{} reaches beyond its segment", spec.name)));
         }
+        check_device(&spec, &*segment)?;
         let (name, created) = (spec.name.clone(), self.created(created));
-        let charge = self.budget.take_over_metadata(&charge, self.metadata_of(&spec));
+        let charge = self.devices.host().take_over_metadata(&charge, self.metadata_of(&spec));
         let home: Weak<dyn Home> = self.me.clone();
         let place = Place { id, versions: versions.max(id.version), state };
         let record = self.names.restore(&name, place, || {
@@ -103,9 +105,13 @@ impl EmbeddedStore {
         self.names.skip(slot);
     }
 
-    /// Takes `bytes` from the budget for a segment that a former store held, even if there is no room: it is there.
-    pub fn take_over(&self, bytes: u64) -> Arc<Charge> {
-        self.budget.take_over(bytes)
+    /// Takes `bytes` from the budget of `device` for a segment that a former store held, even if there is no room: it
+    /// exists.
+    ///
+    /// # Errors
+    /// `Unsupported` for a device that the store does not have.
+    pub fn take_over(&self, device: Device, bytes: u64) -> Result<Arc<Charge>> {
+        Ok(self.devices.budget(device)?.take_over(bytes))
     }
 
     /// A share in a segment that has its charge already.

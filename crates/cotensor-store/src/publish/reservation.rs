@@ -29,7 +29,7 @@ impl Reservation {
 
     /// Where it lies.
     pub fn device(&self) -> Device {
-        self.draft.device
+        self.draft.spec.device
     }
 
     /// The bytes so far, where the host can address them.

@@ -2,10 +2,11 @@
 
 use crate::TensorId;
 use crate::backend::Home;
+use crate::budget::Budget;
 use crate::embedded::EmbeddedStore;
 use crate::eviction::candidates;
 use crate::leases::Record;
-use crate::{Diagnostics, OptimizeReport, Recommendations, Refusal, Stats, TensorInfo};
+use crate::{DeviceStats, Diagnostics, OptimizeReport, Recommendations, Refusal, Stats, TensorInfo};
 use cotensor_core::{ContentHash, Kind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -16,7 +17,7 @@ const MIB: f64 = (1 << 20) as f64;
 pub const LISTED: usize = 10;
 
 pub(crate) fn optimize(store: &EmbeddedStore) -> OptimizeReport {
-    let initial_memory_bytes = store.budget.used();
+    let initial_memory_bytes = store.devices.used();
     let mut freed_tensors = Vec::new();
     let mut freed_memory_bytes = 0;
     let mut survey = store.names.survey();
@@ -32,7 +33,7 @@ pub(crate) fn optimize(store: &EmbeddedStore) -> OptimizeReport {
     drop(survey);
     OptimizeReport {
         initial_memory_bytes,
-        current_memory_bytes: store.budget.used(),
+        current_memory_bytes: store.devices.used(),
         freed_memory_bytes,
         freed_tensors_count: freed_tensors.len(),
         memory_reduction_percent: if initial_memory_bytes == 0 {
@@ -55,7 +56,8 @@ fn stats_of(store: &EmbeddedStore, records: &[Arc<Record>]) -> Stats {
     let cache_hits = name_hits + store.counters.claim_hits.load(Ordering::Relaxed);
     let cache_misses = name_misses + store.counters.claim_misses.load(Ordering::Relaxed);
     let lookups = cache_hits + cache_misses;
-    let used = store.budget.used();
+    let budget = store.devices.host();
+    let used = budget.used();
     let (spilled_now, spilled_now_bytes) = store.spilled_now();
     Stats {
         total_tensors: records.len(),
@@ -64,10 +66,11 @@ fn stats_of(store: &EmbeddedStore, records: &[Arc<Record>]) -> Stats {
         counted_seconds: store.clock.now().saturating_sub(store.began).as_secs_f64(),
         total_models: models.len(),
         memory_usage_bytes: used,
-        max_memory_bytes: Some(store.budget.max()).filter(|&max| max != u64::MAX),
-        metadata_bytes: store.budget.metadata(),
+        max_memory_bytes: limit(budget),
+        metadata_bytes: budget.metadata(),
         memory_usage_mb: used as f64 / MIB,
-        peak_memory_bytes: store.budget.peak(),
+        peak_memory_bytes: budget.peak(),
+        devices: store.devices.budgets().map(|budget| device_stats(budget, records)).collect(),
         cache_hits,
         cache_misses,
         hit_rate: if lookups == 0 { 0.0 } else { cache_hits as f64 / lookups as f64 },
@@ -87,6 +90,21 @@ fn stats_of(store: &EmbeddedStore, records: &[Arc<Record>]) -> Stats {
         spilled_bytes: store.counters.spilled_bytes.load(Ordering::Relaxed),
         restores: store.counters.restores.load(Ordering::Relaxed),
     }
+}
+
+fn device_stats(budget: &Arc<Budget>, records: &[Arc<Record>]) -> DeviceStats {
+    let is_there = |record: &&Arc<Record>| Arc::ptr_eq(record.charge.segment().budget(), budget);
+    DeviceStats {
+        device: budget.device().to_string(),
+        tensors: records.iter().filter(is_there).count(),
+        memory_usage_bytes: budget.used(),
+        max_memory_bytes: limit(budget),
+        peak_memory_bytes: budget.peak(),
+    }
+}
+
+fn limit(budget: &Budget) -> Option<u64> {
+    Some(budget.max()).filter(|&max| max != u64::MAX)
 }
 
 pub(crate) fn recommendations(store: &EmbeddedStore) -> Recommendations {
@@ -109,7 +127,7 @@ pub(crate) fn recommendations(store: &EmbeddedStore) -> Recommendations {
         largest_tensors,
         low_reference_tensors,
         sharing_opportunities: stats.sharing_opportunities,
-        total_memory_mb: stats.memory_usage_mb,
+        total_memory_mb: store.devices.used() as f64 / MIB,
         potential_savings_mb: savings as f64 / MIB,
         cache_efficiency: stats.hit_rate,
     }
@@ -134,7 +152,7 @@ pub(crate) fn diagnostics(store: &EmbeddedStore) -> Diagnostics {
         dtype: record.layout.dtype().to_string(),
         shape: record.layout.shape().to_vec(),
         bytes: record.layout.size_bytes() as u64,
-        device: record.segment.device().to_string(),
+        device: record.device().to_string(),
         memory: record.segment.kind().to_string(),
         kind: record.kind.name().to_owned(),
         space: record.space().map(|space| space.to_string()),
@@ -176,6 +194,6 @@ fn opportunities(store: &EmbeddedStore, records: &[Arc<Record>]) -> BTreeMap<Str
 impl EmbeddedStore {
     /// Bytes in use, for tests and displays that want no more: see [`crate::StoreReports::stats`].
     pub fn memory_usage_bytes(&self) -> u64 {
-        self.budget.used()
+        self.devices.host().used()
     }
 }

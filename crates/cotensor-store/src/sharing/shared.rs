@@ -64,8 +64,9 @@ impl SharedTensor {
         written: Written,
     ) -> Result<Self> {
         stored_on(memory.device(), storage_type)?;
+        let device = memory.device();
         let store = EmbeddedStore::builder().memory(memory).small().build();
-        let spec = spec(name, shape, dtype, Kind::Other, producer_model, Retention::WhileLeased);
+        let spec = spec(name, shape, dtype, Kind::Other, producer_model, Retention::WhileLeased).on(device);
         Inner::new(store, spec, Residence::Own, written).map(Self)
     }
 
@@ -211,7 +212,8 @@ pub(super) fn spec(
     retention: Retention,
 ) -> TensorSpec {
     let (name, producer) = (name.to_owned(), producer.to_owned());
-    TensorSpec { name, dtype, shape: shape.to_vec(), kind, space: None, producer, retention, provenance: None }
+    let device = Device::Cpu;
+    TensorSpec { name, dtype, shape: shape.to_vec(), device, kind, space: None, producer, retention, provenance: None }
 }
 
 /// `Unsupported` unless `storage_type` names `device`, where the memory at hand lies.
@@ -256,8 +258,8 @@ mod tests {
     #[test]
     fn freed_at_zero_returns_the_memory() {
         let device = FakeDevice::default();
-        let tensor = SharedTensor::in_memory(Arc::new(device.clone()), "x", &[256], DType::F32, "cuda", "a").unwrap();
-        assert_eq!((device.live_bytes(), tensor.storage_type()), (1024, Device::Cuda(0)));
+        let tensor = SharedTensor::in_memory(Arc::new(device.clone()), "x", &[256], DType::F32, "fake", "a").unwrap();
+        assert_eq!((device.live_bytes(), tensor.storage_type()), (1024, Device::Fake(0)));
         assert_eq!(tensor.write(|_| ()).unwrap_err().kind(), ErrorKind::Unsupported);
         tensor.acquire("b").unwrap();
         tensor.release("a").unwrap();

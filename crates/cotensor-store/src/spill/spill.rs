@@ -4,10 +4,10 @@
 //! eviction, and the tensors of one segment together. A tensor keeps its name and its identity.
 
 use crate::backend::{Home, Record, RecordParts};
-use crate::budget::{Charge, SpilledCharge};
+use crate::budget::{Budget, Charge, SpilledCharge};
 use crate::eviction::Group;
-use crate::{EmbeddedStore, Holder, Key, Lease, TensorId, TensorSpec};
-use cotensor_core::{Error, ErrorKind, Layout, Result, Segment};
+use crate::{CopyReason, EmbeddedStore, Holder, Key, Lease, TensorId, TensorSpec};
+use cotensor_core::{Device, Error, ErrorKind, HeapMemory, Layout, Memory, Result, Segment};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -105,6 +105,11 @@ impl Away {
         self.tensors.iter().find(|tensor| tensor.id == id)
     }
 
+    /// The device that its tensors were on, and will be on again.
+    pub(crate) fn device(&self) -> Device {
+        self.tensors.first().map(|tensor| tensor.spec.device).unwrap_or_default()
+    }
+
     fn new(spilled: Arc<dyn Spilled>, tensors: Vec<Absent>, charge: SpilledCharge) -> Self {
         let (bytes, place) = (spilled.bytes(), Mutex::new(Some(spilled)));
         Self { bytes, place, tensors, lost: Mutex::default(), _charge: charge }
@@ -198,7 +203,10 @@ impl EmbeddedStore {
     pub(crate) fn put_away(&self, spilling: &Spilling, group: &Group, segment: &Arc<dyn Segment>) -> Result<bool> {
         let tensors = group.records.iter().map(|record| Absent::of(record)).collect::<Result<Vec<_>>>()?;
         // Its content cannot change, so it can be written before it is known that nobody wants it.
-        let spilled = spilling.spill.spill(&**segment)?;
+        let spilled = match segment.device().is_host() {
+            true => spilling.spill.spill(&**segment)?,
+            false => spilling.spill.spill(&*self.copied_to_host(group, &**segment)?)?,
+        };
         if !group.close() {
             return Ok(false);
         }
@@ -228,8 +236,37 @@ impl EmbeddedStore {
         Ok(true)
     }
 
+    /// A copy in host memory of a device's segment, which is counted.
+    fn copied_to_host(&self, group: &Group, segment: &dyn Segment) -> Result<Arc<dyn Segment>> {
+        let mut copy = HeapMemory.reserve(segment.len())?;
+        if let Some(bytes) = copy.bytes_mut() {
+            segment.read_at(0, bytes)?;
+        }
+        self.count_transfer(group.records.first().map(|record| record.name()), segment.len());
+        copy.freeze()
+    }
+
+    /// A copy of a host's segment in the memory of `device`, which is counted.
+    fn copied_to_device(&self, away: &Away, segment: &dyn Segment) -> Result<Arc<dyn Segment>> {
+        /// Bytes that are copied at a time.
+        const PIECE_BYTES: usize = 1 << 20;
+        let mut copy = self.devices.memory(away.device())?.reserve(segment.len())?;
+        let mut piece = vec![0; segment.len().min(PIECE_BYTES)];
+        for offset in (0..segment.len()).step_by(PIECE_BYTES) {
+            let piece = &mut piece[..PIECE_BYTES.min(segment.len() - offset)];
+            segment.read_at(offset, piece)?;
+            copy.write_at(offset, piece)?;
+        }
+        self.count_transfer(away.tensors.first().map(|tensor| tensor.spec.name.as_str()), segment.len());
+        copy.freeze()
+    }
+
+    fn count_transfer(&self, tensor: Option<&str>, bytes: usize) {
+        self.copied(tensor.unwrap_or_default(), CopyReason::DeviceTransfer, bytes);
+    }
+
     fn spilled_charge(&self, tensors: &[Absent]) -> SpilledCharge {
-        self.budget.take_over_spilled(self.metadata_of_all(tensors))
+        self.devices.host().take_over_spilled(self.metadata_of_all(tensors))
     }
 
     /// What is known about tensors without memory, in bytes.
@@ -277,10 +314,10 @@ impl EmbeddedStore {
         // Somebody else was faster.
         let Some(spilled) = place.as_ref() else { return Ok(Vec::new()) };
         // Nothing has to go for what cannot be read.
-        let room = spilled.check().and_then(|()| self.restored_charge(away.bytes));
+        let room = spilled.check().and_then(|()| self.restored_charge(away.device(), away.bytes));
         let back = match room {
             Ok(charge) => {
-                let segment = self.restored(&**spilled);
+                let segment = self.restored(away, &**spilled);
                 segment.and_then(|segment| self.list_again(away, &segment, &charge, holder))
             }
             Err(refused) if refused.kind() == ErrorKind::OverBudget => self.swap_in(away, &mut place, holder, refused),
@@ -316,7 +353,7 @@ impl EmbeddedStore {
             let Absent { id, spec, layout, key, created } = tensor.clone();
             let home: Weak<dyn Home> = self.me.clone();
             let (segment, created) = (Arc::clone(segment), self.created(created));
-            let charge = self.budget.take_over_metadata(charge, self.metadata_of(&spec));
+            let charge = self.devices.host().take_over_metadata(charge, self.metadata_of(&spec));
             let record = self.names.bring_back(&tensor.spec.name, id, away, || {
                 let parts = RecordParts { id, spec, layout, segment, charge, kept: true, private: None, key, created };
                 let record = Record::new(parts, home);
@@ -331,7 +368,7 @@ impl EmbeddedStore {
     }
 
     /// What was spilled. Where it lacks anything but memory, others go for it.
-    fn restored(&self, spilled: &dyn Spilled) -> Result<Arc<dyn Segment>> {
+    fn restored(&self, away: &Away, spilled: &dyn Spilled) -> Result<Arc<dyn Segment>> {
         let lacking =
             |restored: &Result<_>| restored.as_ref().is_err_and(|error: &Error| error.kind() == ErrorKind::OverBudget);
         let mut restored = spilled.restore();
@@ -341,7 +378,15 @@ impl EmbeddedStore {
                 !lacking(&restored)
             })?;
         }
-        restored
+        self.on_its_device(away, restored?)
+    }
+
+    /// A restored segment, copied to the device that its tensors were on.
+    pub(crate) fn on_its_device(&self, away: &Away, segment: Arc<dyn Segment>) -> Result<Arc<dyn Segment>> {
+        match segment.device() == away.device() {
+            true => Ok(segment),
+            false => self.copied_to_device(away, &*segment),
+        }
     }
 
     /// Makes results of a claim that are away its results again, as long as the leases live.
@@ -422,8 +467,8 @@ impl EmbeddedStore {
     }
 
     /// As [`over_budget`](Self::over_budget), and why spilling did not help.
-    pub(crate) fn not_spilled(&self, bytes: u64, error: &Error) -> Error {
-        let over = self.over_budget(bytes);
+    pub(crate) fn not_spilled(&self, budget: &Arc<Budget>, bytes: u64, error: &Error) -> Error {
+        let over = self.over_budget(budget, bytes);
         Error::new(ErrorKind::OverBudget, format!("{}; spilling failed: {error}", over.message()))
     }
 }

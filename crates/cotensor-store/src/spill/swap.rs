@@ -19,33 +19,39 @@ impl EmbeddedStore {
         holder: &Holder,
         refused: Error,
     ) -> Result<Vec<Lease>> {
+        let budget = self.devices.budget(away.device())?;
         let mut outcome = Err(refused);
         let mut exceeded = false;
         self.with_unleased(&mut |groups| {
+            let groups: Vec<_> = groups.into_iter().filter(|group| group.is_of(budget)).collect();
             let unleased = groups.iter().map(|group| group.bytes).sum();
-            if !self.budget.will_fit(away.bytes, unleased) {
+            if !budget.will_fit(away.bytes, unleased) {
                 return;
             }
             let Some(spilled) = place.as_ref() else { return };
-            let charge = self.budget.take_over(away.bytes);
-            outcome = spilled.restore().and_then(|segment| self.list_again(away, &segment, &charge, holder));
+            let charge = budget.take_over(away.bytes);
+            let segment = spilled.restore().and_then(|segment| self.on_its_device(away, segment));
+            outcome = segment.and_then(|segment| self.list_again(away, &segment, &charge, holder));
             if outcome.is_err() {
                 return;
             }
             // Its file goes with it.
             *place = None;
             // It is known twice until `away` goes: in its place on the disk, and in memory.
-            let known = self.metadata_of_all(&away.tensors);
-            let made = self.shed(groups, &mut || self.budget.will_fit(0, known), true);
+            let known = if budget.device().is_host() { self.metadata_of_all(&away.tensors) } else { 0 };
+            let made = self.shed(groups, &mut || budget.will_fit(0, known), true);
             if !matches!(made, Ok(true)) {
                 exceeded = true;
                 let why = made.err().unwrap_or_else(|| Error::new(ErrorKind::OverBudget, "nothing else could go"));
-                outcome = Err(self.not_spilled(away.bytes, &why));
+                outcome = Err(self.not_spilled(budget, away.bytes, &why));
             }
         });
         if exceeded {
             // What came back goes where it was. Nobody leases it any more: an error holds no lease.
-            drop(self.shed_until(&mut || self.budget.will_fit(0, 0)));
+            self.with_unleased(&mut |groups| {
+                let groups = groups.into_iter().filter(|group| group.is_of(budget)).collect();
+                drop(self.shed(groups, &mut || budget.will_fit(0, 0), true));
+            });
         }
         outcome
     }

@@ -1,8 +1,11 @@
 //! What every [`Store`] is held to, wherever its tensors are kept.
 
+mod devices;
 mod room;
 mod tensors;
 mod work;
+
+pub use devices::device_conformance;
 
 use crate::{CopyReason, Lease, Retention, Store, TensorSpec};
 use cotensor_core::{DType, Kind};

@@ -2,7 +2,7 @@
 
 use super::{LARGE, Place, all_are, cached, ends_empty, eventually};
 use crate::{Claim, ContentSource, ContentSpec, CopyReason, Key, Lease, Store, Ticket};
-use cotensor_core::{ContentHash, DType, Error, ErrorKind, Result};
+use cotensor_core::{ContentHash, DType, Device, Error, ErrorKind, Result};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -131,6 +131,7 @@ impl ContentSource for Lengths<'_> {
 
 fn contents(lens: impl IntoIterator<Item = usize>) -> Vec<ContentSpec> {
     let spec = |len: usize| ContentSpec {
+        device: Device::Cpu,
         hash: ContentHash::of(&vec![len as u8; len]),
         dtype: DType::U8,
         shape: vec![len],

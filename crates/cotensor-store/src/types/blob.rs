@@ -1,6 +1,6 @@
 //! Contents that are found by their hash.
 
-use cotensor_core::{ContentHash, DType, Hasher, Result};
+use cotensor_core::{ContentHash, DType, Device, Hasher, Result};
 
 /// A content to lease: its hash, and how to look at its bytes. Row-major.
 #[derive(Clone, Debug)]
@@ -11,6 +11,8 @@ pub struct ContentSpec {
     pub dtype: DType,
     /// Dimensions, in elements.
     pub shape: Vec<usize>,
+    /// The device whose memory holds it.
+    pub device: Device,
     /// Who wants it, for people.
     pub producer: String,
 }

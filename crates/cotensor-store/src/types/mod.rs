@@ -13,5 +13,5 @@ pub use computation::Key;
 pub use config::{Refusal, SharingConfig};
 pub use copy_reason::CopyReason;
 pub use holder::Holder;
-pub use report::{Copies, Diagnostics, OptimizeReport, RecentCopy, Recommendations, Stats, TensorInfo};
+pub use report::{Copies, DeviceStats, Diagnostics, OptimizeReport, RecentCopy, Recommendations, Stats, TensorInfo};
 pub use tensor::{NAME_BYTES_MAX, Retention, TensorId, TensorSpec, check_name};

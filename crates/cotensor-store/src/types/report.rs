@@ -37,9 +37,9 @@ pub struct Stats {
     pub counted_seconds: f64,
     /// Distinct holders with a lease.
     pub total_models: usize,
-    /// Bytes taken from the budget, private tensors and unpublished reservations included.
+    /// Bytes taken from the budget of the host, private tensors and unpublished reservations included.
     pub memory_usage_bytes: u64,
-    /// The most bytes that the budget allows; `None` without a budget.
+    /// The most bytes that the budget of the host allows; `None` without a limit.
     #[cfg_attr(feature = "serde", serde(default))]
     pub max_memory_bytes: Option<u64>,
     /// Bytes that the budget counts for what is known about tensors: names, leases, and what a supervisor keeps of them.
@@ -48,8 +48,11 @@ pub struct Stats {
     pub metadata_bytes: u64,
     /// `memory_usage_bytes` in MiB.
     pub memory_usage_mb: f64,
-    /// The most that was taken at a time.
+    /// The most bytes of the host that were taken at a time.
     pub peak_memory_bytes: u64,
+    /// The memory of each device, the host included.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub devices: Vec<DeviceStats>,
     /// Lookups and claims that found what they asked for.
     pub cache_hits: u64,
     /// Those that did not.
@@ -74,6 +77,22 @@ pub struct Stats {
     pub spilled_bytes: u64,
     /// Tensors that came back from there.
     pub restores: u64,
+}
+
+/// The memory of one device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct DeviceStats {
+    /// The device, such as `cpu` or `cuda:0`.
+    pub device: String,
+    /// Live tensors on it, without private ones.
+    pub tensors: usize,
+    /// Bytes taken from its budget, private tensors and unpublished reservations included.
+    pub memory_usage_bytes: u64,
+    /// The most bytes that its budget allows; `None` without a limit.
+    pub max_memory_bytes: Option<u64>,
+    /// The most bytes that were taken at a time.
+    pub peak_memory_bytes: u64,
 }
 
 /// Copies made for one reason.

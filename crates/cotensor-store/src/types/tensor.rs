@@ -1,6 +1,6 @@
 //! Tensors: their identity and their description.
 
-use cotensor_core::{ContentHash, DType, Error, Kind, Result, Space};
+use cotensor_core::{ContentHash, DType, Device, Error, Kind, Result, Space};
 use std::time::Duration;
 
 /// One version of one tensor in one store.
@@ -33,6 +33,8 @@ pub struct TensorSpec {
     pub dtype: DType,
     /// Dimensions, in elements.
     pub shape: Vec<usize>,
+    /// The device whose memory holds it.
+    pub device: Device,
     /// What the tensor means.
     pub kind: Kind,
     /// Which encoder made it, when one did.
@@ -50,18 +52,25 @@ pub struct TensorSpec {
 pub const NAME_BYTES_MAX: usize = 1024;
 
 impl TensorSpec {
-    /// A tensor of any kind, made by nobody in particular, that goes with its last lease. Shape in elements.
+    /// A tensor of kind [`Kind::Other`] in host memory, without a producer, that is freed with its last lease. Shape in elements.
     pub fn new(name: impl Into<String>, dtype: DType, shape: &[usize]) -> Self {
         Self {
             name: name.into(),
             dtype,
             shape: shape.to_vec(),
+            device: Device::Cpu,
             kind: Kind::Other,
             space: None,
             producer: String::new(),
             retention: Retention::WhileLeased,
             provenance: None,
         }
+    }
+
+    /// The same tensor in the memory of `device`.
+    #[must_use]
+    pub fn on(self, device: Device) -> Self {
+        Self { device, ..self }
     }
 
     /// Bytes of its name and its producer.

@@ -1,10 +1,10 @@
 //! Many threads at one store: things are computed once, handed over, and never freed under a reader.
 
 use cotensor_core::testing::FakeDevice;
-use cotensor_core::{ContentHash, DType, Error, ErrorKind, Result};
+use cotensor_core::{ContentHash, DType, Device, Error, ErrorKind, Memory, Result};
 use cotensor_store::{
-    BlobStore, Claim, ComputationStore, ContentSource, ContentSpec, CopyReason, EmbeddedStore, Key, MemoryControl,
-    Retention, StoreReports, TensorSpec, TensorStore,
+    BlobStore, Claim, ComputationStore, ContentSource, ContentSpec, CopyReason, DeviceStats, EmbeddedStore, Key,
+    MemoryControl, Retention, StoreReports, TensorSpec, TensorStore,
 };
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
@@ -125,7 +125,13 @@ impl ContentSource for Source<'_> {
 
 fn content(number: usize) -> ContentSpec {
     let bytes = vec![number as u8; number * 10];
-    ContentSpec { hash: ContentHash::of(&bytes), dtype: DType::U8, shape: vec![number * 10], producer: "m".to_owned() }
+    ContentSpec {
+        device: Device::Cpu,
+        hash: ContentHash::of(&bytes),
+        dtype: DType::U8,
+        shape: vec![number * 10],
+        producer: "m".to_owned(),
+    }
 }
 
 #[test]
@@ -183,14 +189,15 @@ fn a_failing_source_keeps_nothing_and_others_get_their_turn() {
 #[test]
 fn readers_keep_what_they_hold_while_everything_else_is_evicted_and_superseded() {
     let device = FakeDevice::default();
-    let store = EmbeddedStore::builder().memory(Arc::new(device.clone())).max_memory_bytes(4000).build();
+    let store = EmbeddedStore::builder().memory(Arc::new(device.clone()));
+    let store = store.max_device_bytes(device.device(), 4000).build();
     let (reserved, found) = (AtomicUsize::new(0), AtomicUsize::new(0));
     on_threads(6, |thread| {
         let holder = store.holder(&format!("model {thread}"));
         for i in 0..400usize {
             let name = format!("tensor {}", (i + thread) % 5);
             let value = (i % 251) as u8;
-            match store.reserve(spec(&name, 500), &holder) {
+            match store.reserve(spec(&name, 500).on(device.device()), &holder) {
                 Ok(mut reservation) => {
                     reserved.fetch_add(1, Ordering::SeqCst);
                     reservation.write(&[value; 500], CopyReason::Put).unwrap();
@@ -217,7 +224,8 @@ fn readers_keep_what_they_hold_while_everything_else_is_evicted_and_superseded()
     });
     assert!(reserved.load(Ordering::SeqCst) > 0 && found.load(Ordering::SeqCst) > 0);
     store.optimize();
-    assert_eq!((store.stats().memory_usage_bytes, device.live_bytes()), (0, 0));
+    let used = |stats: &DeviceStats| stats.memory_usage_bytes;
+    assert_eq!((store.stats().devices.iter().map(used).sum::<u64>(), device.live_bytes()), (0, 0));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! The embedded store keeps what [`Store`](cotensor_store::Store) promises.
 
+use cotensor_core::Device;
+use cotensor_core::testing::FakeDevice;
 use cotensor_store::{EmbeddedStore, Store};
 use std::sync::Arc;
 
@@ -9,4 +11,15 @@ fn the_embedded_store_conforms() {
         let store = EmbeddedStore::builder().max_memory_bytes(max_bytes).build();
         Box::new(move || Arc::clone(&store) as Arc<dyn Store>)
     });
+}
+
+#[test]
+fn a_device_of_the_embedded_store_conforms() {
+    let memory = FakeDevice::new(1);
+    cotensor_store::testing::device_conformance(Device::Fake(1), &|max_bytes| {
+        let memory = Arc::new(memory.clone());
+        let store = EmbeddedStore::builder().memory(memory).max_device_bytes(Device::Fake(1), max_bytes).build();
+        Box::new(move || Arc::clone(&store) as Arc<dyn Store>)
+    });
+    assert_eq!(memory.live_bytes(), 0);
 }

@@ -2,8 +2,8 @@
 
 use cotensor_core::testing::FakeDevice;
 use cotensor_core::{
-    ALIGNMENT, ContentCache, ContentHash, DType, Error, ErrorKind, HeapMemory, Located, Memory, PackMut, Result,
-    SegmentMut,
+    ALIGNMENT, ContentCache, ContentHash, DType, Device, Error, ErrorKind, HeapMemory, Located, Memory, PackMut,
+    Result, SegmentMut,
 };
 use cotensor_store::{
     BlobStore, ContentSource, ContentSpec, EmbeddedStore, Lease, MemoryControl, StoreReports, TensorStore,
@@ -23,6 +23,7 @@ impl Source {
     fn new(contents: &[&[u8]]) -> (Self, Vec<ContentSpec>) {
         let contents: Vec<Vec<u8>> = contents.iter().map(|bytes| bytes.to_vec()).collect();
         let spec = |bytes: &Vec<u8>| ContentSpec {
+            device: Device::Cpu,
             hash: ContentHash::of(bytes),
             dtype: DType::U8,
             shape: vec![bytes.len()],
@@ -145,6 +146,7 @@ fn one_content_in_two_shapes() {
     let holder = store.holder("bert");
     let bytes = [0u8; 24];
     let spec = |dtype, shape: &[usize]| ContentSpec {
+        device: Device::Cpu,
         hash: ContentHash::of(&bytes),
         dtype,
         shape: shape.to_vec(),
@@ -222,8 +224,16 @@ fn a_full_disk_costs_the_cache_and_nothing_else() {
 fn a_device_is_filled_through_a_counted_copy() {
     let device = FakeDevice::default();
     let store = EmbeddedStore::builder().memory(Arc::new(device.clone())).build();
-    let (mut source, specs) = Source::new(&[b"weights", b"bias"]);
+    let (mut source, mut specs) = Source::new(&[b"weights", b"bias"]);
+    let on_host = store.contents(&specs, &mut source, &store.holder("bert")).unwrap();
+    specs[0].device = Device::Fake(0);
+    let error = store.contents(&specs, &mut source, &store.holder("bert")).unwrap_err();
+    assert_eq!((error.kind(), error.field()), (ErrorKind::Invalid, Some("device")), "one request is for one device");
+    specs[1].device = Device::Fake(0);
     let leases = store.contents(&specs, &mut source, &store.holder("bert")).unwrap();
+    assert_eq!(on_host[1].bytes().unwrap(), b"bias");
+    assert_eq!(leases[1].name(), format!("{}@fake:0", on_host[1].name()));
+    drop(on_host);
     let mut read = [0; 4];
     leases[1].segment().read_at(leases[1].layout().offset_bytes(), &mut read).unwrap();
     assert_eq!(&read, b"bias");

@@ -1,6 +1,6 @@
 //! Drives the store and a simple model of it with the same steps, and compares after each.
 
-use cotensor_core::{ContentHash, DType, ErrorKind, Kind, Slice};
+use cotensor_core::{ContentHash, DType, Device, ErrorKind, Kind, Slice};
 use cotensor_store::{
     Claim, ComputationStore, EmbeddedStore, Holder, Key, Lease, ManualClock, MemoryControl, Retention, StoreReports,
     TensorSpec, TensorStore, TensorView,
@@ -188,6 +188,7 @@ struct Both {
 
 fn spec(name: &str, bytes: u64, cost: Option<u32>) -> TensorSpec {
     TensorSpec {
+        device: Device::Cpu,
         name: name.to_owned(),
         dtype: DType::U8,
         shape: vec![bytes as usize],

@@ -1,6 +1,6 @@
 //! A store that takes over what a former one listed, from what a watcher was told.
 
-use cotensor_core::{ContentHash, DType, ErrorKind, Layout, Segment};
+use cotensor_core::{ContentHash, DType, Device, ErrorKind, Layout, Segment};
 use cotensor_store::backend::{Record, VersionState};
 use cotensor_store::{
     Claim, ComputationStore, EmbeddedStore, Key, Lease, ManualClock, MemoryControl, Restored, Retention, Spilled,
@@ -87,7 +87,7 @@ fn a_watcher_is_told_of_every_change_in_its_order() {
 }
 
 fn restored(store: &EmbeddedStore, (name, id): (&str, TensorId), versions: u64, current: bool) -> Restored {
-    let charge = store.take_over(100);
+    let charge = store.take_over(Device::Cpu, 100).unwrap();
     let mut memory = cotensor_core::Memory::reserve(&cotensor_core::HeapMemory, 100).unwrap();
     memory.write_at(0, &[id.version as u8; 100]).unwrap();
     let segment: Arc<dyn Segment> = memory.freeze().unwrap();

@@ -59,6 +59,7 @@ impl Client {
             name: lease.name().to_owned(),
             dtype: lease.dtype(),
             shape: lease.shape().to_vec(),
+            device: lease.device(),
             kind: lease.kind(),
             space: lease.space(),
             producer: lease.producer().to_owned(),
@@ -93,7 +94,6 @@ impl Client {
         let draft = Draft {
             spec,
             segment: HeapMemory.reserve(layout.size_bytes())?,
-            device: Device::Cpu,
             charge: Budget::new(u64::MAX).take(layout.size_bytes() as u64).unwrap().into(),
             layout,
             holder: holder.clone(),
@@ -191,7 +191,7 @@ impl BlobStore for Client {
 }
 
 impl MemoryControl for Client {
-    fn limit_memory(&self, _: u64) -> Result<()> {
+    fn limit_memory(&self, _: Device, _: u64) -> Result<()> {
         Err(Error::new(ErrorKind::Unsupported, "the daemon's budget is not a client's to set"))
     }
     fn optimize(&self) -> OptimizeReport {
@@ -219,6 +219,7 @@ impl StoreReports for Client {
 
 fn spec(name: &str, bytes: usize) -> TensorSpec {
     TensorSpec {
+        device: Device::Cpu,
         name: name.to_owned(),
         dtype: DType::U8,
         shape: vec![bytes],
@@ -272,6 +273,7 @@ fn what_builds_on_the_trait_runs_on_it() {
     let daemon = EmbeddedStore::builder().build();
     let client = Client::connect(&daemon);
     let content = |dtype, shape: &[usize]| ContentSpec {
+        device: Device::Cpu,
         hash: ContentHash::of(&[3; 8]),
         dtype,
         shape: shape.to_vec(),

@@ -1,9 +1,10 @@
 //! What nobody leases goes elsewhere when memory is wanted, and comes back when it is asked for.
 
-use cotensor_core::{ContentHash, DType, Error, ErrorKind, HeapMemory, Kind, Memory, Result, Segment};
+use cotensor_core::testing::FakeDevice;
+use cotensor_core::{ContentHash, DType, Device, Error, ErrorKind, HeapMemory, Kind, Memory, Result, Segment};
 use cotensor_store::{
-    Claim, ComputationStore, CopyReason, EmbeddedStore, Holder, Key, Lease, Retention, Spill, Spilled, SpilledTensor,
-    StoreReports, TensorSpec, TensorStore,
+    Claim, ComputationStore, CopyReason, EmbeddedStore, Holder, Key, Lease, MemoryControl, Retention, Spill, Spilled,
+    SpilledTensor, StoreReports, TensorSpec, TensorStore,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -79,13 +80,15 @@ impl Drop for There {
     }
 }
 
-fn store(max: u64) -> (Arc<Elsewhere>, Arc<EmbeddedStore>, Holder) {
-    struct Shared(Arc<Elsewhere>);
-    impl Spill for Shared {
-        fn spill(&self, segment: &dyn Segment) -> Result<Arc<dyn Spilled>> {
-            self.0.spill(segment)
-        }
+struct Shared(Arc<Elsewhere>);
+
+impl Spill for Shared {
+    fn spill(&self, segment: &dyn Segment) -> Result<Arc<dyn Spilled>> {
+        self.0.spill(segment)
     }
+}
+
+fn store(max: u64) -> (Arc<Elsewhere>, Arc<EmbeddedStore>, Holder) {
     let elsewhere = Arc::new(Elsewhere::default());
     let store = EmbeddedStore::builder().max_memory_bytes(max).spill(Arc::new(Shared(Arc::clone(&elsewhere)))).build();
     let holder = store.holder("m");
@@ -94,6 +97,7 @@ fn store(max: u64) -> (Arc<Elsewhere>, Arc<EmbeddedStore>, Holder) {
 
 fn spec(name: &str, bytes: usize, recompute: Duration) -> TensorSpec {
     TensorSpec {
+        device: Device::Cpu,
         name: name.to_owned(),
         dtype: DType::U8,
         shape: vec![bytes],
@@ -345,4 +349,34 @@ fn many_threads_find_everything_under_pressure() {
     assert!(stats.memory_usage_bytes <= 700 && stats.restores > 0 && stats.evictions == 0, "{stats:?}");
     assert_eq!(elsewhere.kept.lock().unwrap().len(), store.spilled("").len());
     drop(holder);
+}
+
+#[test]
+fn device_tensors_are_spilled_and_restored_by_counted_copies() {
+    let device = FakeDevice::default();
+    let elsewhere = Arc::new(Elsewhere::default());
+    let store = EmbeddedStore::builder().memory(Arc::new(device.clone())).max_device_bytes(device.device(), 250);
+    let store = store.spill(Arc::new(Shared(Arc::clone(&elsewhere)))).build();
+    let holder = store.holder("m");
+    let put = |name: &str, value| put_as(&store, &holder, spec(name, 100, Duration::ZERO).on(device.device()), value);
+    let transferred =
+        || store.stats().copies.iter().map(|copies| (copies.reason.clone(), copies.bytes)).collect::<Vec<_>>();
+    let id = put("a", 1).unwrap().id();
+    drop(put("b", 2).unwrap());
+    drop(put("c", 3).unwrap());
+    assert_eq!((store.stats().spills, store.stats().spilled_bytes, device.live_bytes()), (1, 100, 200));
+    assert_eq!(transferred(), [("put".to_owned(), 300), ("device transfer".to_owned(), 100)]);
+    let back = store.get("a", &holder).unwrap();
+    assert_eq!((back.id(), back.device(), device.live_bytes()), (id, device.device(), 200));
+    assert_eq!(store.stats().restores, 1);
+    // "b" was copied out, and "a" in.
+    assert_eq!(transferred()[1].1, 300);
+    assert_eq!(back.copy_to_host().unwrap(), [1; 100]);
+    assert_eq!(store.get("b", &holder).unwrap().copy_to_host().unwrap(), [2; 100]);
+    drop(back);
+    store.optimize();
+    for name in ["a", "b", "c"] {
+        drop(store.remove(name));
+    }
+    assert_eq!((device.live_bytes(), elsewhere.taken.load(Ordering::SeqCst)), (0, 0));
 }

@@ -1,6 +1,6 @@
 //! What one caller sees: versions, views, budget, refusals, private tensors and the figures of the reports.
 
-use cotensor_core::{ContentHash, DType, ErrorKind, Kind, Slice};
+use cotensor_core::{ContentHash, DType, Device, ErrorKind, Kind, Slice};
 use cotensor_store::{
     Claim, ComputationStore, CopyReason, EmbeddedStore, Holder, Key, Lease, ManualClock, MemoryControl, Retention,
     SharingConfig, StoreReports, TensorSpec, TensorStore,
@@ -10,6 +10,7 @@ use std::time::Duration;
 
 fn spec(name: &str, shape: &[usize], recompute_ms: u64) -> TensorSpec {
     TensorSpec {
+        device: Device::Cpu,
         name: name.to_owned(),
         dtype: DType::F32,
         shape: shape.to_vec(),
@@ -296,7 +297,7 @@ fn copies_to_and_from_a_device_are_counted() {
     let device = cotensor_core::testing::FakeDevice::default();
     let store = EmbeddedStore::builder().memory(Arc::new(device)).build();
     let holder = store.holder("m");
-    let lease = put(&store, spec("x", &[2], 1), &holder, &[1.0, 2.0]);
+    let lease = put(&store, spec("x", &[2], 1).on(Device::Fake(0)), &holder, &[1.0, 2.0]);
     // Hashed on the host, once.
     assert_eq!(lease.identity(), lease.identity());
     let copies = store.diagnostics().copies;
