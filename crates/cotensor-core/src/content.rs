@@ -7,7 +7,7 @@ pub type Located = (Arc<dyn Segment>, Range<usize>);
 
 /// Keeps contents (weights) under their hash beyond the life of a process, so that every
 /// process that wants the same bytes reads the same pages.
-pub trait ContentCache: Send + Sync {
+pub trait BlobCache: Send + Sync {
     /// The device of the segments that the cache returns.
     fn device(&self) -> Device {
         Device::Cpu
@@ -23,14 +23,14 @@ pub trait ContentCache: Send + Sync {
     /// [`ErrorKind::Io`](crate::ErrorKind::Io) when there is no room, [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) past the limits.
     fn begin(&self, entries: &[(ContentHash, usize)]) -> Result<Box<dyn PackMut>>;
 
-    /// A small note kept under `key` by [`remember`](ContentCache::remember).
-    fn recall(&self, key: &ContentHash) -> Option<Vec<u8>>;
+    /// A small note kept under `key` by [`remember`](BlobCache::put_note).
+    fn get_note(&self, key: &ContentHash) -> Option<Vec<u8>>;
 
     /// Keeps a small note (at most 1 MiB); the newest under a key wins. Losing one costs time, never correctness.
     ///
     /// # Errors
     /// [`ErrorKind::Io`](crate::ErrorKind::Io) when it cannot be written.
-    fn remember(&self, key: &ContentHash, note: &[u8]) -> Result<()>;
+    fn put_note(&self, key: &ContentHash, note: &[u8]) -> Result<()>;
 }
 
 /// A pack that is being written. Dropping it leaves nothing behind.

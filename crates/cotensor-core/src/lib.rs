@@ -21,7 +21,7 @@ mod segment;
 pub mod testing;
 mod units;
 
-pub use content::{ContentCache, Located, PackMut};
+pub use content::{BlobCache, Located, PackMut};
 pub use device::Device;
 pub use dtype::DType;
 pub use error::{Error, ErrorKind, Result};

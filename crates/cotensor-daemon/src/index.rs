@@ -4,7 +4,7 @@ use cotensor_client::protocol::IndexSlot;
 use cotensor_core::{Error, Result};
 use cotensor_memory::SharedIndex;
 use cotensor_store::backend::Record;
-use cotensor_store::{self as store, Place, Words};
+use cotensor_store::{self as store, VersionWord, WordTable};
 use cotensor_store::{EmbeddedStore, Lease};
 use std::os::fd::OwnedFd;
 
@@ -12,12 +12,12 @@ use std::os::fd::OwnedFd;
 pub(crate) const INDEX_SLOTS: u32 = 1 << 16;
 
 /// Who has which slot of the index.
-pub(crate) struct Slots(store::Slots<Shared>);
+pub(crate) struct Slots(store::VersionWords<Shared>);
 
 /// The index, which clients map.
 struct Shared(SharedIndex);
 
-impl Words for Shared {
+impl WordTable for Shared {
     fn count(&self) -> u32 {
         self.0.slots()
     }
@@ -34,7 +34,7 @@ impl Slots {
     /// `Io` when the system refuses.
     pub(crate) fn new(index: SharedIndex) -> Result<Self> {
         index.seal()?;
-        Ok(Self(store::Slots::new(Shared(index))))
+        Ok(Self(store::VersionWords::new(Shared(index))))
     }
 
     pub(crate) fn count(&self) -> u32 {
@@ -52,7 +52,7 @@ impl Slots {
     pub(crate) fn slot_of(&self, store: &EmbeddedStore, lease: &Lease) -> Option<IndexSlot> {
         let id = lease.id();
         let place = self.0.place(id.slot, id.version, || store.newest(lease.name()) == Some(id));
-        place.map(|Place { word, generation }| IndexSlot { slot: word, generation })
+        place.map(|VersionWord { word, generation }| IndexSlot { slot: word, generation })
     }
 
     /// The name that has this slot of the store means something else from now on.

@@ -44,7 +44,7 @@ use cotensor_client::protocol::SessionInfo;
 use cotensor_client::wire::{FrameRoom, Outbox};
 use cotensor_core::{Error, ErrorKind, Hasher, Result};
 use cotensor_memory::SharedIndex;
-use cotensor_store::{EmbeddedStore, Watch};
+use cotensor_store::{EmbeddedStore, StoreObserver};
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -130,7 +130,7 @@ impl Daemon {
             .metadata_bytes(METADATA_BYTES)
             .claim_wait_max(config.claim_wait_max)
             .seed(seed.iter().fold(0, |seed, &byte| seed << 8 | u64::from(byte)))
-            .watch(Arc::clone(&changes) as Arc<dyn Watch>)
+            .observer(Arc::clone(&changes) as Arc<dyn StoreObserver>)
             .build();
         Ok(Arc::new(Self {
             store,

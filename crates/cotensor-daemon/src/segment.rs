@@ -4,7 +4,7 @@ use crate::session::Session;
 use crate::takeover::Inode;
 use cotensor_core::{Device, Error, ErrorKind, MemoryKind, Result, Segment};
 use cotensor_memory::{Guarantee, MemfdMut, check_no_holes, check_sealed};
-use cotensor_store::Share;
+use cotensor_store::SegmentCharge;
 use cotensor_store::backend::Charge;
 use std::any::Any;
 use std::collections::HashMap;
@@ -152,12 +152,12 @@ impl Slabs {
         (fd, inode): (OwnedFd, Inode),
         len: usize,
         session: &Arc<Session>,
-    ) -> Result<(Arc<Slab>, Share)> {
+    ) -> Result<(Arc<Slab>, SegmentCharge)> {
         if let Some(found) = self.find(inode, len, session)? {
             return Ok(found);
         }
         // May take long, where others' tensors have to go to disk first: nobody waits for that here.
-        let share = session.daemon.store.share(Device::Cpu, len as u64)?;
+        let share = session.daemon.store.charge_segment(Device::Cpu, len as u64)?;
         let slab = Arc::new(Slab::new(Arc::new(fd.into()), len, share.charge())?);
         check_no_holes(slab.fd(), len)?;
         slab.belongs(session, 0);
@@ -171,7 +171,7 @@ impl Slabs {
     }
 
     /// A slab that is known, for `session`.
-    fn find(&self, inode: Inode, len: usize, session: &Arc<Session>) -> Result<Option<(Arc<Slab>, Share)>> {
+    fn find(&self, inode: Inode, len: usize, session: &Arc<Session>) -> Result<Option<(Arc<Slab>, SegmentCharge)>> {
         let known = self.known();
         if let Some(slab) = known.get(&inode).and_then(Weak::upgrade) {
             let owner = slab.uses().owner.as_ref().and_then(|(owner, _)| owner.upgrade());
@@ -180,7 +180,7 @@ impl Slabs {
             }
             // Its number there is yet to come; what is freed meanwhile is not among what is live then.
             slab.belongs(session, 0);
-            let share = session.daemon.store.share_of(&slab.charge);
+            let share = session.daemon.store.reopen_segment(&slab.charge);
             return Ok(Some((slab, share)));
         }
         Ok(None)
@@ -311,7 +311,7 @@ mod tests {
         for leased in [true, false] {
             // As a former daemon knew it, whose session is not waited for any more.
             let known = Arc::new(
-                Slab::new(Arc::new(fd().into()), 1 << 20, daemon.store.take_over(Device::Cpu, 1 << 20).unwrap())
+                Slab::new(Arc::new(fd().into()), 1 << 20, daemon.store.charge_existing(Device::Cpu, 1 << 20).unwrap())
                     .unwrap(),
             );
             daemon.slabs.restore(inode, &known);

@@ -5,7 +5,7 @@ use crate::place::{Others, private_folder};
 use crate::segment::Sealed;
 use cotensor_core::{ContentHash, Error, ErrorKind, Hasher, Result, Segment, SegmentMut, size};
 use cotensor_memory::MemfdMut;
-use cotensor_store::{Spill, Spilled};
+use cotensor_store::{SpillStorage, SpilledSegment};
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, open};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -97,7 +97,7 @@ impl Files {
     }
 
     /// Takes up what a former server spilled; the other files are removed.
-    pub(crate) fn take_up(self: &Arc<Self>, files: Vec<SpillFile>) -> Vec<Arc<dyn Spilled>> {
+    pub(crate) fn take_up(self: &Arc<Self>, files: Vec<SpillFile>) -> Vec<Arc<dyn SpilledSegment>> {
         let mut state = self.state();
         for file in &files {
             state.next = state.next.max(file.number);
@@ -111,7 +111,7 @@ impl Files {
                 drop(std::fs::remove_file(path));
             }
         }
-        let spilled = |file| -> Arc<dyn Spilled> { Arc::new(OnDisk { file, files: Arc::clone(self) }) };
+        let spilled = |file| -> Arc<dyn SpilledSegment> { Arc::new(OnDisk { file, files: Arc::clone(self) }) };
         files.into_iter().map(spilled).collect()
     }
 
@@ -178,8 +178,8 @@ fn is_full(error: &std::io::Error) -> bool {
 /// Spills into a folder's files.
 pub(crate) struct IntoFiles(pub(crate) Arc<Files>);
 
-impl Spill for IntoFiles {
-    fn spill(&self, segment: &dyn Segment) -> Result<Arc<dyn Spilled>> {
+impl SpillStorage for IntoFiles {
+    fn spill(&self, segment: &dyn Segment) -> Result<Arc<dyn SpilledSegment>> {
         let files = &self.0;
         let io = |error: std::io::Error| Error::io("spilling", &error).in_file(&files.folder);
         let fd = segment.fd().ok_or_else(|| Error::unsupported("this segment has no descriptor"))?;
@@ -224,7 +224,7 @@ struct OnDisk {
     files: Arc<Files>,
 }
 
-impl Spilled for OnDisk {
+impl SpilledSegment for OnDisk {
     fn number(&self) -> u64 {
         self.file.number
     }

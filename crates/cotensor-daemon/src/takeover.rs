@@ -12,8 +12,8 @@ use cotensor_core::{ContentHash, Device, Error, ErrorKind, Layout, Result, Segme
 use cotensor_memory::SharedIndex;
 use cotensor_store::backend::{Charge, Record};
 use cotensor_store::{
-    Absent, BlobStore, Claim, EmbeddedStore, Holder, Key, Lease, Restored, Share, Spilled, TensorId, TensorStore,
-    Ticket, Watch,
+    BlobStore, Claim, EmbeddedStore, Holder, Key, Lease, RestoredTensor, SegmentCharge, SpilledSegment, SpilledTensor,
+    StoreObserver, TensorId, TensorStore, Ticket,
 };
 use rustix::process::{Pid, test_kill_process};
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -44,27 +44,27 @@ pub(crate) struct Changes {
     pub(crate) orphans: Mutex<Orphans>,
 }
 
-impl Watch for Changes {
-    fn listing(&self, record: &Record) {
+impl StoreObserver for Changes {
+    fn on_publish(&self, record: &Record) {
         self.slots.end(record.id().slot);
         if let Some(kept) = &self.kept {
             kept.listing(record);
         }
     }
 
-    fn hidden(&self, record: &Record) {
+    fn on_unlist(&self, record: &Record) {
         self.slots.end(record.id().slot);
         self.tell(Change::Hidden(record.id().into()));
     }
 
-    fn gone(&self, record: &Record) {
+    fn on_free(&self, record: &Record) {
         self.slots.gone(record);
         if let Some(kept) = &self.kept {
             kept.gone(record);
         }
     }
 
-    fn spilled(&self, record: &Record, spilled: &dyn Spilled) {
+    fn on_spill(&self, record: &Record, spilled: &dyn SpilledSegment) {
         self.slots.gone(record);
         let file = self.files.as_ref().and_then(|files| files.file(spilled.number()));
         if let (Some(kept), Some(file)) = (&self.kept, file) {
@@ -72,20 +72,20 @@ impl Watch for Changes {
         }
     }
 
-    fn dropped(&self, id: TensorId) {
+    fn on_spilled_free(&self, id: TensorId) {
         self.tell(Change::Gone(id.into()));
     }
 
-    fn abandoned(&self, key: &Key) {
+    fn on_abandon(&self, key: &Key) {
         self.tell(Change::Abandoned(key.0.to_string()));
     }
 
-    fn finished(&self, key: &Key, results: &[TensorId]) {
+    fn on_results(&self, key: &Key, results: &[TensorId]) {
         let results = results.iter().map(|id| (*id).into()).collect();
         self.tell(Change::Finished { key: key.0.to_string(), results });
     }
 
-    fn keeps_memory(&self) -> Option<String> {
+    fn retained_memory(&self) -> Option<String> {
         self.orphans().reason(Instant::now())
     }
 }
@@ -119,7 +119,7 @@ pub(crate) fn inode(fd: impl AsFd) -> Result<Inode> {
 pub(crate) struct Orphans {
     leases: Vec<Lease>,
     /// Slabs whose sessions have not come back.
-    slabs: HashMap<Inode, (Arc<Slab>, Share)>,
+    slabs: HashMap<Inode, (Arc<Slab>, SegmentCharge)>,
     /// Claims whose sessions have not come back: nobody else computes them meanwhile.
     tickets: HashMap<Key, Ticket>,
     /// Sessions that have not come back, and their processes.
@@ -133,7 +133,7 @@ pub(crate) type TakenUp = (Vec<Option<Id>>, Vec<Option<u64>>);
 
 impl Orphans {
     /// The slab that waited, if one did: its session has it now.
-    pub(crate) fn take_slab(&mut self, inode: Inode) -> Option<(Arc<Slab>, Share)> {
+    pub(crate) fn take_slab(&mut self, inode: Inode) -> Option<(Arc<Slab>, SegmentCharge)> {
         self.slabs.remove(&inode)
     }
 
@@ -277,7 +277,7 @@ fn restore(store: &EmbeddedStore, kept: &Kept, files: Option<&Arc<Files>>) -> Or
     let holder = store.holder("taken over");
     let mut state = kept.state();
     for segment in state.ledger.segments() {
-        let charge = store.take_over(Device::Cpu, segment.info.bytes);
+        let charge = store.charge_existing(Device::Cpu, segment.info.bytes);
         match charge.and_then(|charge| Ok((take(segment, &charge)?, charge))) {
             Ok(taken) => drop(segments.insert(segment.info.id, taken)),
             Err(error) => tracing::error!("a segment was not taken over: {error}"),
@@ -289,7 +289,7 @@ fn restore(store: &EmbeddedStore, kept: &Kept, files: Option<&Arc<Files>>) -> Or
             Taken::Slab(slab) => {
                 state.number(slab.fd().as_raw_fd(), *number);
                 if let Ok(inode) = inode(slab.fd()) {
-                    orphans.slabs.insert(inode, (Arc::clone(slab), store.share_of(charge)));
+                    orphans.slabs.insert(inode, (Arc::clone(slab), store.reopen_segment(charge)));
                 }
             }
         }
@@ -334,7 +334,7 @@ fn restore(store: &EmbeddedStore, kept: &Kept, files: Option<&Arc<Files>>) -> Or
     orphans.tickets = claimed.into_iter().filter_map(|key| Some((key, claim(store, &key, &holder)?))).collect();
     for (key, note) in notes {
         if let (Some(key), Some(note)) = (ContentHash::from_hex(&key), hex::decode(&note)) {
-            store.remember(&key, &note);
+            store.put_note(&key, &note);
         }
     }
     let (mut current, mut old, back) = (0, 0, spilled.len());
@@ -390,11 +390,11 @@ fn restore_spilled(store: &EmbeddedStore, kept: &Kept, files: Option<&Arc<Files>
     restored
 }
 
-fn absent(entry: Entry) -> Result<(Absent, u64)> {
+fn absent(entry: Entry) -> Result<(SpilledTensor, u64)> {
     let spec = entry.spec.to_domain()?;
     let layout = Layout::contiguous(spec.dtype, &spec.shape)?.moved(entry.offset)?;
     let key = entry.key.as_deref().and_then(ContentHash::from_hex).map(Key);
-    Ok((Absent { id: entry.id.into(), spec, layout, key, created: entry.created() }, entry.versions))
+    Ok((SpilledTensor { id: entry.id.into(), spec, layout, key, created: entry.created() }, entry.versions))
 }
 
 fn list(
@@ -414,7 +414,7 @@ fn list(
     let key = entry.key.as_deref().and_then(ContentHash::from_hex).map(Key);
     let (id, created, charge) = (entry.id.into(), entry.created(), Arc::clone(charge));
     let (versions, state) = (entry.versions, entry.state());
-    store.restore(Restored { id, spec, layout, segment, charge, key, versions, state, created }, holder)
+    store.restore(RestoredTensor { id, spec, layout, segment, charge, key, versions, state, created }, holder)
 }
 
 #[cfg(test)]

@@ -5,14 +5,14 @@ mod support;
 
 use cotensor_client::ClientStore;
 use cotensor_core::{ContentHash, DType, ErrorKind, Hasher, Result};
-use cotensor_store::{BlobStore, Claim, ComputationStore, ContentSource, ContentSpec, CopyReason, Key, TensorStore};
+use cotensor_store::{BlobSource, BlobSpec, BlobStore, Claim, ComputationStore, CopyReason, Key, TensorStore};
 use std::sync::Arc;
 use support::{Running, spec};
 
 /// Contents, the first of these bytes, the second of those, and so on.
 struct Bytes(Vec<u8>);
 
-impl ContentSource for Bytes {
+impl BlobSource for Bytes {
     fn fill(&mut self, index: usize, target: &mut [u8]) -> Result<()> {
         target.fill(self.0[index]);
         Ok(())
@@ -20,9 +20,9 @@ impl ContentSource for Bytes {
 }
 
 /// A content of `len` bytes, all of them `byte`.
-fn content(byte: u8, len: usize) -> ContentSpec {
+fn content(byte: u8, len: usize) -> BlobSpec {
     let hash = ContentHash::of(&vec![byte; len]);
-    ContentSpec {
+    BlobSpec {
         device: cotensor_core::Device::Cpu,
         hash,
         dtype: DType::U8,
@@ -31,8 +31,8 @@ fn content(byte: u8, len: usize) -> ContentSpec {
     }
 }
 
-fn assert_provides(store: &Arc<ClientStore>, specs: &[ContentSpec], bytes: &[u8]) {
-    let leases = store.contents(specs, &mut Bytes(bytes.to_vec()), &store.holder("")).unwrap();
+fn assert_provides(store: &Arc<ClientStore>, specs: &[BlobSpec], bytes: &[u8]) {
+    let leases = store.blobs(specs, &mut Bytes(bytes.to_vec()), &store.holder("")).unwrap();
     for (lease, byte) in leases.iter().zip(bytes) {
         assert!(lease.bytes().unwrap().iter().all(|found| found == byte));
     }
@@ -45,16 +45,16 @@ fn contents_that_do_not_match_their_hashes_are_refused() {
     // The second is longer than what is hashed at a time, and differs in its last byte alone.
     let specs = [content(1, 5000), content(2, 1_000_001)];
     struct LastByte;
-    impl ContentSource for LastByte {
+    impl BlobSource for LastByte {
         fn fill(&mut self, index: usize, target: &mut [u8]) -> Result<()> {
             target.fill(index as u8 + 1);
             target[target.len() - 1] ^= u8::from(index == 1);
             Ok(())
         }
     }
-    let forged: [&mut dyn ContentSource; 3] = [&mut Bytes(vec![9, 2]), &mut Bytes(vec![2, 1]), &mut LastByte];
+    let forged: [&mut dyn BlobSource; 3] = [&mut Bytes(vec![9, 2]), &mut Bytes(vec![2, 1]), &mut LastByte];
     for source in forged {
-        let error = hostile.contents(&specs, source, &hostile.holder("")).unwrap_err();
+        let error = hostile.blobs(&specs, source, &hostile.holder("")).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
     }
     assert_provides(&honest, &specs, &[1, 2]);

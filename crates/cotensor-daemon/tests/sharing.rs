@@ -5,8 +5,8 @@ mod support;
 
 use cotensor_core::{ContentHash, DType, ErrorKind, Result};
 use cotensor_store::{
-    BlobStore, Claim, ComputationStore, ContentSource, ContentSpec, CopyReason, Key, Lease, MemoryControl,
-    StoreReports, TensorStore,
+    BlobSource, BlobSpec, BlobStore, Claim, ComputationStore, CopyReason, Key, Lease, MemoryControl, StoreReports,
+    TensorStore,
 };
 use std::sync::atomic::{AtomicUsize, Ordering};
 use support::calls::put;
@@ -126,7 +126,7 @@ fn a_claim_passes_on_when_its_session_dies() {
 
 struct Numbers(AtomicUsize);
 
-impl ContentSource for &Numbers {
+impl BlobSource for &Numbers {
     fn fill(&mut self, _: usize, target: &mut [u8]) -> Result<()> {
         self.0.fetch_add(1, Ordering::SeqCst);
         let len = target.len();
@@ -135,9 +135,9 @@ impl ContentSource for &Numbers {
     }
 }
 
-fn content(len: usize) -> ContentSpec {
+fn content(len: usize) -> BlobSpec {
     let hash = ContentHash::of(&vec![len as u8; len]);
-    ContentSpec {
+    BlobSpec {
         device: cotensor_core::Device::Cpu,
         hash,
         dtype: DType::U8,
@@ -157,8 +157,8 @@ fn contents_are_provided_once_whoever_asks() {
                 let store = running.connect(&format!("client {index}"));
                 // Lists that overlap, each in an order of its own, one content twice.
                 let lens: Vec<usize> = (0..20).map(|place| 10 + (place * (index + 3)) % 20).chain([10]).collect();
-                let specs: Vec<ContentSpec> = lens.iter().map(|&len| content(len)).collect();
-                let leases = store.contents(&specs, &mut &*filled, &store.holder("model")).unwrap();
+                let specs: Vec<BlobSpec> = lens.iter().map(|&len| content(len)).collect();
+                let leases = store.blobs(&specs, &mut &*filled, &store.holder("model")).unwrap();
                 for (len, lease) in lens.iter().zip(&leases) {
                     assert!(lease.bytes().unwrap() == vec![*len as u8; *len] && lease.shape() == [*len]);
                 }

@@ -29,9 +29,9 @@ fn published_tensors_and_leases_outlive_the_server() {
     let newer = put(&one, "100 true", &content(8, 100), KEPT);
     let (kept_id, newer_id) = (old.id(), newer.id());
     drop((kept, newer));
-    one.remember(&ContentHash::of(b"note"), b"a note");
+    one.put_note(&ContentHash::of(b"note"), b"a note");
     // Nobody answers that; who asks for it afterwards knows that it was heard.
-    assert!(one.recall(&ContentHash::of(b"note")).is_some());
+    assert!(one.get_note(&ContentHash::of(b"note")).is_some());
     processes.kill_server();
 
     let two = processes.connect("two");
@@ -44,7 +44,7 @@ fn published_tensors_and_leases_outlive_the_server() {
         let number = if bytes == 100 { 8 } else { 7 };
         assert_eq!(two.get(&format!("{bytes} true"), &holder).unwrap().bytes().unwrap(), content(number, bytes));
     }
-    assert_eq!(two.recall(&ContentHash::of(b"note")).as_deref(), Some(&b"a note"[..]));
+    assert_eq!(two.get_note(&ContentHash::of(b"note")).as_deref(), Some(&b"a note"[..]));
     assert_eq!(two.lease(kept_id, &holder).unwrap().bytes().unwrap(), content(7, 100), "a version that is only leased");
     assert_eq!(two.get("100 true", &holder).unwrap().id(), newer_id);
     let newest = put(&two, "100 true", &content(9, 100), KEPT);

@@ -24,18 +24,18 @@ pub mod testing;
 mod types;
 
 pub use api::{BlobStore, Claim, ComputationStore, MemoryControl, Store, StoreReports, TensorStore};
-pub use blobs::{Begun, Pack};
-pub use embedded::{Clock, EmbeddedStore, EmbeddedStoreBuilder, ManualClock, Share, SystemClock};
+pub use blobs::{BlobPack, UploadPlan};
+pub use embedded::{Clock, EmbeddedStore, EmbeddedStoreBuilder, ManualClock, SegmentCharge, SystemClock};
 pub use leases::{Lease, TensorView};
-pub use names::{Place, Slots, Words};
-pub use persist::{Restored, Watch};
+pub use names::{VersionWord, VersionWords, WordTable};
+pub use persist::{RestoredTensor, StoreObserver};
 pub use publish::{Reservation, Ticket};
 pub use reports::LISTED;
 pub use sharing::{Exposed, LogSink, SharedTensor, SharedTensorView, TensorSharingManager};
-pub use spill::{Absent, Spill, Spilled, SpilledTensor};
+pub use spill::{SpillStorage, SpilledSegment, SpilledTensor, SpilledTensorInfo};
 pub use types::{
-    ContentSource, ContentSpec, Copies, CopyReason, DeviceStats, Diagnostics, Holder, Key, NAME_BYTES_MAX,
-    OptimizeReport, RecentCopy, Recommendations, Refusal, Retention, SharingConfig, Stats, TensorId, TensorInfo,
-    TensorSpec, check_name,
+    BlobSource, BlobSpec, Copies, CopyReason, DeviceStats, Diagnostics, Holder, Key, NAME_BYTES_MAX, OptimizeReport,
+    RecentCopy, Recommendations, Refusal, Retention, SharingConfig, Stats, TensorId, TensorInfo, TensorSpec,
+    check_name,
 };
 use {leases as record, reports as report};

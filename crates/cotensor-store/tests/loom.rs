@@ -2,7 +2,7 @@
 #![cfg(loom)]
 
 use cotensor_store::backend::{LeaseCount, Released};
-use cotensor_store::{Place, Slots, Words};
+use cotensor_store::{VersionWord, VersionWords, WordTable};
 use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
@@ -98,7 +98,7 @@ fn two_evictors_free_once() {
 /// The words of an index, as another process maps them.
 struct Table([AtomicU64; 2]);
 
-impl Words for Table {
+impl WordTable for Table {
     fn count(&self) -> u32 {
         2
     }
@@ -110,13 +110,13 @@ impl Words for Table {
 
 /// Two names and the newest version of each, behind its lock as the store has it.
 struct Names {
-    slots: Slots<Table>,
+    slots: VersionWords<Table>,
     newest: [Mutex<u64>; 2],
 }
 
 impl Names {
     fn new() -> Arc<Self> {
-        let slots = Slots::new(Table([AtomicU64::new(0), AtomicU64::new(0)]));
+        let slots = VersionWords::new(Table([AtomicU64::new(0), AtomicU64::new(0)]));
         Arc::new(Self { slots, newest: [Mutex::new(1), Mutex::new(1)] })
     }
 
@@ -128,17 +128,17 @@ impl Names {
     }
 
     /// What a get does: a version, and where it can be seen to be the newest.
-    fn get(&self, name: u64) -> (u64, Option<Place>) {
+    fn get(&self, name: u64) -> (u64, Option<VersionWord>) {
         let version = *self.newest[name as usize].lock().unwrap();
         (version, self.place(name, version))
     }
 
-    fn place(&self, name: u64, version: u64) -> Option<Place> {
+    fn place(&self, name: u64, version: u64) -> Option<VersionWord> {
         self.slots.place(name, version, || *self.newest[name as usize].lock().unwrap() == version)
     }
 
     /// What a client does that asks nobody.
-    fn is_valid(&self, place: Place) -> bool {
+    fn is_valid(&self, place: VersionWord) -> bool {
         self.slots.words().0[place.word as usize].load(Ordering::Acquire) == place.generation
     }
 }

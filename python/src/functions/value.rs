@@ -236,7 +236,7 @@ impl Terms {
     fn held(&self, py: Python<'_>, held: &Held) -> PyResult<Option<Value>> {
         let lease = held.lease();
         let lease = if self.store().holds(lease) {
-            Some(lease.another(&self.holder).or_raise(py)?)
+            Some(lease.lease_for(&self.holder).or_raise(py)?)
         } else if lease.layout().size_bytes() > COPIED_BYTES_MAX {
             py.detach(|| self.store().join(lease, &self.holder))
         } else {
@@ -341,7 +341,7 @@ impl Terms {
     }
 
     fn tensor(&self, py: Python<'_>, lease: &Lease) -> PyResult<Py<PyAny>> {
-        let lease = lease.another(&self.holder).or_raise(py)?;
+        let lease = lease.lease_for(&self.holder).or_raise(py)?;
         let tensor = Bound::new(py, Tensor::new(lease, Arc::clone(self.store()) as Arc<dyn Store>))?;
         let made = match self.tensors {
             Tensors::Auto if Torch::imported(py)?.is_some() => Tensor::torch(&tensor),

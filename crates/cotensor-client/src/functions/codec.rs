@@ -8,7 +8,7 @@ use crate::store::ClientStore;
 use crate::wire::FRAME_BYTES_MAX;
 use crate::wire::rpc::TENSORS_INSTEAD;
 use cotensor_core::{DType, Error, Result};
-use cotensor_store::{ContentSpec, CopyReason, Holder, Lease, TensorSpec, TensorStore};
+use cotensor_store::{BlobSpec, CopyReason, Holder, Lease, TensorSpec, TensorStore};
 use serde_json::{Map, Value as Json, json};
 use std::sync::Arc;
 
@@ -342,5 +342,5 @@ fn lease(wanted: &TensorRef, edge: &dyn Edge) -> Result<Lease> {
     }
     // The value is what the tensor is and how it is looked at.
     let (hash, producer) = (lease.identity(), lease.producer().to_owned());
-    lease.look_at(&ContentSpec { device: lease.device(), hash, dtype, shape: wanted.shape.clone(), producer })
+    lease.view_as(&BlobSpec { device: lease.device(), hash, dtype, shape: wanted.shape.clone(), producer })
 }

@@ -5,13 +5,13 @@ use super::link::{Live, WORK_TIMEOUT};
 use super::memory::descriptor_of;
 use crate::protocol as p;
 use cotensor_core::{Error, Result};
-use cotensor_store::{ContentSource, ContentSpec, Holder, Lease};
+use cotensor_store::{BlobSource, BlobSpec, Holder, Lease};
 use std::time::Instant;
 
 pub(super) fn lease(
     store: &ClientStore,
-    specs: &[ContentSpec],
-    source: &mut dyn ContentSource,
+    specs: &[BlobSpec],
+    source: &mut dyn BlobSource,
     holder: &Holder,
 ) -> Result<Vec<Lease>> {
     let mut leases: Vec<Option<Lease>> = specs.iter().map(|_| None).collect();
@@ -27,7 +27,7 @@ pub(super) fn lease(
             Ok(found)
         })?;
         for (place, lease) in found {
-            leases[place] = Some(lease.look_at(&specs[place])?);
+            leases[place] = Some(lease.view_as(&specs[place])?);
         }
         // What others provide is there in a later round, and so is a content that was asked for twice.
         left.retain(|&place| leases[place].is_none());
@@ -42,9 +42,9 @@ struct Answer {
 }
 
 /// Asks for the contents at the places `left`; places of the answer are those of `specs`.
-fn ask(store: &ClientStore, live: &Live, specs: &[ContentSpec], left: &[usize], holder: &Holder) -> Result<Answer> {
+fn ask(store: &ClientStore, live: &Live, specs: &[BlobSpec], left: &[usize], holder: &Holder) -> Result<Answer> {
     let content = |&place: &usize| {
-        let ContentSpec { hash, dtype, shape, .. } = &specs[place];
+        let BlobSpec { hash, dtype, shape, .. } = &specs[place];
         p::ContentParams { hash: hash.to_string(), dtype: dtype.name().to_owned(), shape: shape.clone() }
     };
     let params = p::ContentsParams {
@@ -75,7 +75,7 @@ fn provide(
     store: &ClientStore,
     live: &Live,
     wanted: &p::Wanted,
-    source: &mut dyn ContentSource,
+    source: &mut dyn BlobSource,
     holder: &Holder,
 ) -> Result<Vec<(usize, Lease)>> {
     let start = Instant::now();
@@ -98,7 +98,7 @@ fn provide(
 fn fill(
     store: &ClientStore,
     wanted: &p::Wanted,
-    source: &mut dyn ContentSource,
+    source: &mut dyn BlobSource,
 ) -> Result<std::sync::Arc<dyn cotensor_core::Segment>> {
     let len = usize::try_from(wanted.bytes).map_err(|_| Error::unsupported("contents beyond this process"))?;
     let mut memory = store.slabs.pool.memory().reserve(len)?;

@@ -13,9 +13,9 @@ use crate::protocol::{self as p, Method, Spec};
 use copies::Unsaid;
 use cotensor_core::{ContentHash, Device, Error, ErrorKind, HeapMemory, Layout, Memory, Result, Segment, SegmentMut};
 use cotensor_memory::process::raise_fd_limit;
-use cotensor_store::backend::{Budget, Draft, Holders, Home, Record, RecordParts, TensorCharge};
+use cotensor_store::backend::{Budget, Holders, Record, RecordParts, StoreBackend, TensorCharge, UnpublishedTensor};
 use cotensor_store::{
-    BlobStore, Claim, ComputationStore, ContentSource, ContentSpec, CopyReason, Diagnostics, Holder, Key, Lease,
+    BlobSource, BlobSpec, BlobStore, Claim, ComputationStore, CopyReason, Diagnostics, Holder, Key, Lease,
     MemoryControl, OptimizeReport, Recommendations, Reservation, SharingConfig, Stats, StoreReports, TensorId,
     TensorSpec, TensorStore, Ticket,
 };
@@ -182,7 +182,7 @@ impl ClientStore {
         let (place, segment) = place(&reserve_params(&spec, holder.name()), len)?;
         let charge = self.private.take(0).ok_or_else(|| Error::new(ErrorKind::OverBudget, "no memory"))?.into();
         let (holder, tag) = (holder.clone(), Box::new(place));
-        let draft = Draft { spec, layout, segment, charge, holder, private: false, tag };
+        let draft = UnpublishedTensor { spec, layout, segment, charge, holder, private: false, tag };
         Ok(Reservation::new(draft, self.home()?))
     }
 
@@ -196,7 +196,7 @@ impl ClientStore {
     ) -> Result<Reservation> {
         let charge = self.charge_private(&layout)?;
         let (holder, tag) = (holder.clone(), Box::new(()));
-        let draft = Draft { spec, layout, segment, charge, holder, private: true, tag };
+        let draft = UnpublishedTensor { spec, layout, segment, charge, holder, private: true, tag };
         Ok(Reservation::new(draft, self.home()?))
     }
 
@@ -246,7 +246,7 @@ impl ClientStore {
         record.lease(holder).ok_or_else(|| Error::new(ErrorKind::Conflict, "a new tensor is closed"))
     }
 
-    fn home(&self) -> Result<Arc<dyn Home>> {
+    fn home(&self) -> Result<Arc<dyn StoreBackend>> {
         let me = self.me.upgrade().ok_or_else(|| Error::new(ErrorKind::Conflict, "the store is closed"))?;
         Ok(me)
     }
@@ -279,9 +279,9 @@ fn reserve_params(spec: &TensorSpec, holder: &str) -> p::ReserveParams {
     p::ReserveParams { spec: Spec::from(spec), holder: holder.to_owned() }
 }
 
-impl Home for ClientStore {
-    fn publish(&self, draft: Draft, key: Option<Key>) -> Result<Lease> {
-        let Draft { spec, layout, segment, charge, holder, private, tag, .. } = draft;
+impl StoreBackend for ClientStore {
+    fn publish(&self, draft: UnpublishedTensor, key: Option<Key>) -> Result<Lease> {
+        let UnpublishedTensor { spec, layout, segment, charge, holder, private, tag, .. } = draft;
         let segment = segment.freeze()?;
         if private {
             return self.lease_private(spec, layout, segment, charge, &holder);
@@ -299,20 +299,20 @@ impl Home for ClientStore {
         })
     }
 
-    fn forget(&self, record: &Arc<Record>) {
+    fn release(&self, record: &Arc<Record>) {
         if record.close() {
             self.opened.forget(record);
         }
     }
 
-    fn finish(&self, key: Key, results: &[&Lease]) {
+    fn finish_computation(&self, key: Key, results: &[&Lease]) {
         if let Some(ticket) = self.tickets.take(key) {
             let results = results.iter().map(|lease| lease.id().into()).collect();
             self.link.live().tell::<p::Finish>(&p::FinishParams { ticket, results });
         }
     }
 
-    fn abandon(&self, key: Key) {
+    fn abandon_computation(&self, key: Key) {
         if let Some(ticket) = self.tickets.take(key) {
             self.link.live().tell::<p::Decline>(&p::TicketParams { ticket });
         }
@@ -322,7 +322,7 @@ impl Home for ClientStore {
         self.holders.name(id)
     }
 
-    fn copied(&self, tensor: &str, reason: CopyReason, bytes: usize) {
+    fn count_copy(&self, tensor: &str, reason: CopyReason, bytes: usize) {
         self.record_copy(tensor, reason, bytes);
     }
 }
@@ -415,16 +415,16 @@ impl ComputationStore for ClientStore {
 }
 
 impl BlobStore for ClientStore {
-    fn contents(&self, specs: &[ContentSpec], source: &mut dyn ContentSource, holder: &Holder) -> Result<Vec<Lease>> {
+    fn blobs(&self, specs: &[BlobSpec], source: &mut dyn BlobSource, holder: &Holder) -> Result<Vec<Lease>> {
         contents::lease(self, specs, source, holder)
     }
 
-    fn recall(&self, key: &ContentHash) -> Option<Vec<u8>> {
+    fn get_note(&self, key: &ContentHash) -> Option<Vec<u8>> {
         let note = self.call::<p::Recall>(&p::KeyParams { key: key.to_string() }).ok()?.0.note?;
         crate::hex::decode(&note)
     }
 
-    fn remember(&self, key: &ContentHash, note: &[u8]) {
+    fn put_note(&self, key: &ContentHash, note: &[u8]) {
         let params = p::RememberParams { key: key.to_string(), note: crate::hex::encode(note) };
         self.link.live().tell::<p::Remember>(&params);
     }

@@ -7,7 +7,7 @@ use crate::protocol::{self as p, Descriptor, Id, IndexSlot};
 use cotensor_core::{Error, ErrorKind, Layout, Result, Segment};
 use cotensor_memory::process::fd_limit_error;
 use cotensor_memory::{Guarantee, SealedMemfd, SharedIndexReader};
-use cotensor_store::backend::{Budget, Home, Record, RecordParts};
+use cotensor_store::backend::{Budget, Record, RecordParts, StoreBackend};
 use cotensor_store::{Holder, Key, Lease, TensorId, TensorSpec};
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -56,7 +56,7 @@ struct Open {
     /// Under whose name the daemon leases it to this process.
     holder: Arc<str>,
     /// The store lives, and with it the daemon's lease, until the last lease here goes and this with it.
-    _home: Arc<dyn Home>,
+    _home: Arc<dyn StoreBackend>,
 }
 
 impl Opened {
@@ -154,7 +154,7 @@ impl Opened {
         descriptor: Descriptor,
         fds: &mut std::vec::IntoIter<OwnedFd>,
         holder: &Holder,
-        home: Weak<dyn Home>,
+        home: Weak<dyn StoreBackend>,
     ) -> Result<Lease> {
         let fd = if descriptor.fd { fds.next() } else { None };
         match self.segment(live, &descriptor, fd) {
@@ -173,7 +173,7 @@ impl Opened {
         descriptor: &Descriptor,
         segment: Arc<dyn Segment>,
         holder: &Holder,
-        home: Weak<dyn Home>,
+        home: Weak<dyn StoreBackend>,
     ) -> Result<Lease> {
         let (id, index) = (descriptor.id.into(), descriptor.index);
         match descriptor.spec.to_domain().and_then(|spec| Ok((spec, descriptor.layout()?))) {
@@ -188,7 +188,13 @@ impl Opened {
     }
 
     /// A lease of what the daemon just leased to this process under `holder`'s name.
-    pub(super) fn enter(&self, live: &Live, opening: Opening, holder: &Holder, home: Weak<dyn Home>) -> Result<Lease> {
+    pub(super) fn enter(
+        &self,
+        live: &Live,
+        opening: Opening,
+        holder: &Holder,
+        home: Weak<dyn StoreBackend>,
+    ) -> Result<Lease> {
         let Opening { id, index, spec, layout, segment, key } = opening;
         let make = || {
             let charge = self.budget.take(0).ok_or_else(|| Error::new(ErrorKind::OverBudget, "no memory"))?;
@@ -212,7 +218,7 @@ impl Opened {
             give_back(live, id, holder.name());
             return Ok(lease);
         }
-        let entered = make().and_then(|(record, home): (Arc<Record>, Arc<dyn Home>)| {
+        let entered = make().and_then(|(record, home): (Arc<Record>, Arc<dyn StoreBackend>)| {
             let lease = record.find(holder).ok_or_else(|| Error::new(ErrorKind::Conflict, "a new tensor is closed"))?;
             if let Some(place) = index {
                 self.remember_newest(live, lease.name(), place, &record);

@@ -8,7 +8,7 @@ use cotensor_client::protocol::{
     ContentsParams, ContentsResult, Descriptors, Empty, ProvideParams, ReservationParams, Wanted,
 };
 use cotensor_core::{ContentHash, DType, Error, ErrorKind, Result, Segment};
-use cotensor_store::{Begun, ContentSpec, Pack, check_name};
+use cotensor_store::{BlobPack, BlobSpec, UploadPlan, check_name};
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
@@ -23,11 +23,11 @@ pub(super) async fn begin(caller: Caller, params: ContentsParams) -> Answer<Cont
         return Err(Error::invalid(message).in_field("contents"));
     }
     check_name(&params.producer, "producer")?;
-    let specs: Vec<ContentSpec> = params
+    let specs: Vec<BlobSpec> = params
         .contents
         .iter()
         .map(|content| {
-            Ok(ContentSpec {
+            Ok(BlobSpec {
                 device: cotensor_core::Device::Cpu,
                 hash: key(&content.hash)?,
                 dtype: content.dtype.parse::<DType>()?,
@@ -39,12 +39,12 @@ pub(super) async fn begin(caller: Caller, params: ContentsParams) -> Answer<Cont
     let holder = caller.holder(&params.holder)?;
     let store = &caller.daemon.store;
     // Nothing is held back from others while this waits: a request waits only when it has nothing to provide itself.
-    let begun = poll_fn(|context| match store.begin_contents(&specs, &holder, context.waker()) {
+    let begun = poll_fn(|context| match store.plan_upload(&specs, &holder, context.waker()) {
         Ok(begun) if begun.pack.is_none() && begun.ready.is_empty() && !begun.busy.is_empty() => Poll::Pending,
         begun => Poll::Ready(begun),
     });
     let wait = caller.daemon.config.claim_wait_max;
-    let Begun { ready, busy, pack } = tokio::time::timeout(wait, begun).await.map_err(|_| {
+    let UploadPlan { ready, busy, pack } = tokio::time::timeout(wait, begun).await.map_err(|_| {
         Error::new(ErrorKind::TimedOut, format!("another session loads these for over {} s", wait.as_secs()))
     })??;
     let mut fds = Vec::new();
@@ -81,7 +81,7 @@ pub(super) async fn finish(mut caller: Caller, params: ProvideParams) -> Answer<
 }
 
 /// Reads every content once: another client leases it for its hash. The segment is sealed, so the bytes stay what they are.
-fn verify(pack: &Pack, segment: &dyn Segment) -> Result<()> {
+fn verify(pack: &BlobPack, segment: &dyn Segment) -> Result<()> {
     for (hash, range) in pack.hashes() {
         let found = ContentHash::of_pieces(range.len(), |at, piece| segment.read_at(range.start + at, piece))?;
         if found != *hash {

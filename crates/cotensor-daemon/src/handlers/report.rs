@@ -11,8 +11,10 @@ use cotensor_client::protocol::{
     TensorInfo, TensorState, WhoResult,
 };
 use cotensor_core::{Device, Error, Result};
-use cotensor_store::backend::{Home, Record};
-use cotensor_store::{BlobStore, CopyReason, EmbeddedStore, MemoryControl, SpilledTensor, StoreReports, check_name};
+use cotensor_store::backend::{Record, StoreBackend};
+use cotensor_store::{
+    BlobStore, CopyReason, EmbeddedStore, MemoryControl, SpilledTensorInfo, StoreReports, check_name,
+};
 use std::collections::BTreeMap;
 
 /// Copies that one publication may say.
@@ -35,7 +37,7 @@ fn describe(store: &EmbeddedStore, record: &Record) -> TensorInfo {
     }
 }
 
-fn describe_spilled(SpilledTensor { tensor, age, lost }: &SpilledTensor) -> TensorInfo {
+fn describe_spilled(SpilledTensorInfo { tensor, age, lost }: &SpilledTensorInfo) -> TensorInfo {
     TensorInfo {
         id: tensor.id.into(),
         spec: Spec::from(&tensor.spec),
@@ -74,15 +76,15 @@ pub(super) async fn who(caller: Caller, params: NameParams) -> Answer<WhoResult>
     Ok(WhoResult { versions }.into())
 }
 
-pub(super) async fn recall(caller: Caller, params: KeyParams) -> Answer<Note> {
-    let note = caller.daemon.store.recall(&key(&params.key)?);
+pub(super) async fn get_note(caller: Caller, params: KeyParams) -> Answer<Note> {
+    let note = caller.daemon.store.get_note(&key(&params.key)?);
     Ok(Note { note: note.map(|bytes| hex::encode(&bytes)) }.into())
 }
 
-pub(super) async fn remember(caller: Caller, params: RememberParams) -> Answer<Empty> {
+pub(super) async fn put_note(caller: Caller, params: RememberParams) -> Answer<Empty> {
     let note =
         hex::decode(&params.note).ok_or_else(|| Error::invalid("hexadecimal digits expected").in_field("note"))?;
-    caller.daemon.store.remember(&key(&params.key)?, &note);
+    caller.daemon.store.put_note(&key(&params.key)?, &note);
     caller.daemon.changes.tell(Change::Noted { key: params.key, note: params.note });
     Ok(NOTHING.into())
 }

@@ -13,7 +13,9 @@ use cotensor_client::protocol::{
 use cotensor_client::wire::{FRAME_FDS_MAX, Frame, Outbox, rpc};
 use cotensor_core::{Error, ErrorKind, MemoryKind, Result, Segment, size};
 use cotensor_store::backend::{Budget, Charge, TensorCharge};
-use cotensor_store::{Holder, Key, Lease, Pack, Share, TensorId, TensorSpec, TensorStore, Ticket, check_name};
+use cotensor_store::{
+    BlobPack, Holder, Key, Lease, SegmentCharge, TensorId, TensorSpec, TensorStore, Ticket, check_name,
+};
 use segments::Segments;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -55,7 +57,7 @@ pub(crate) struct State {
     leases: HashMap<(TensorId, u32), Held>,
     segments: Segments,
     pub(crate) reservations: Open<Reserved>,
-    pub(crate) packs: Open<(Pack, Arc<Charge>)>,
+    pub(crate) packs: Open<(BlobPack, Arc<Charge>)>,
     pub(crate) tickets: Open<Ticket>,
     pub(crate) slabs: HashMap<u64, OwnSlab>,
 }
@@ -76,7 +78,7 @@ impl State {
 pub(crate) struct OwnSlab {
     pub(crate) slab: Arc<Slab>,
     /// As long as the client can write it, its memory does not come back.
-    _share: Share,
+    _share: SegmentCharge,
     /// What it takes from the session's budget.
     _charge: Arc<Charge>,
 }
@@ -436,7 +438,7 @@ impl Session {
     ///
     /// # Errors
     /// `Io` when the system does not say what it is.
-    pub(crate) fn keep_slab(&self, slab: Arc<Slab>, share: Share, charge: Arc<Charge>) -> Result<u64> {
+    pub(crate) fn keep_slab(&self, slab: Arc<Slab>, share: SegmentCharge, charge: Arc<Charge>) -> Result<u64> {
         let mut state = self.lock();
         let known = state.segments.hold(slab.fd())?;
         known.sent = true;

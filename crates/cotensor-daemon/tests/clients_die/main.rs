@@ -9,7 +9,7 @@ mod support;
 mod survivor;
 
 use cotensor_core::{ContentHash, DType};
-use cotensor_store::{ContentSource, ContentSpec, Key, TensorStore};
+use cotensor_store::{BlobSource, BlobSpec, Key, TensorStore};
 use rustix::process::Signal;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -46,7 +46,7 @@ fn waited_for() -> Key {
 /// Contents, of which so many are provided.
 struct Half(usize);
 
-impl ContentSource for Half {
+impl BlobSource for Half {
     fn fill(&mut self, index: usize, target: &mut [u8]) -> cotensor_core::Result<()> {
         if index >= self.0 {
             reached();
@@ -56,8 +56,8 @@ impl ContentSource for Half {
     }
 }
 
-fn specs() -> Vec<ContentSpec> {
-    let spec = |len: usize| ContentSpec {
+fn specs() -> Vec<BlobSpec> {
+    let spec = |len: usize| BlobSpec {
         device: cotensor_core::Device::Cpu,
         hash: ContentHash::of(&vec![1; len]),
         dtype: DType::U8,

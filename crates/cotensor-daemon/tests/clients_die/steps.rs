@@ -125,5 +125,5 @@ fn claimed(store: &ClientStore) -> Ticket {
 }
 
 fn contents(store: &ClientStore, provided: usize) -> Vec<Lease> {
-    store.contents(&specs(), &mut Half(provided), &store.holder("")).unwrap()
+    store.blobs(&specs(), &mut Half(provided), &store.holder("")).unwrap()
 }

@@ -88,7 +88,7 @@ impl Survivor {
             }
             Claim::Ready(_) => false,
         });
-        let contents = store.contents(&specs(), &mut Half(3), &holder).unwrap();
+        let contents = store.blobs(&specs(), &mut Half(3), &holder).unwrap();
         assert!(contents.iter().all(|lease| lease.bytes().unwrap().iter().all(|&byte| byte == 1)), "{step}");
         let names: Vec<String> = contents.iter().map(|lease| lease.name().to_owned()).collect();
         drop(contents);

@@ -9,7 +9,7 @@ mod verified;
 mod writer;
 
 use crate::host::MappedFileMut;
-use cotensor_core::{ContentCache, ContentHash, Error, ErrorKind, Hasher, Located, PackMut, Result};
+use cotensor_core::{BlobCache, ContentHash, Error, ErrorKind, Hasher, Located, PackMut, Result};
 use format::plan;
 pub use format::{PackEntry, parse_pack_table};
 use index::{PackIndex, pack_files};
@@ -173,7 +173,7 @@ fn temporary_name() -> String {
     format!(".tmp-{}-{number}-{nanos}", std::process::id())
 }
 
-impl ContentCache for PackCache {
+impl BlobCache for PackCache {
     fn find(&self, hash: &ContentHash) -> Option<Located> {
         self.index().find(hash)
     }
@@ -189,11 +189,11 @@ impl ContentCache for PackCache {
         Ok(Box::new(NewPack::new(file, entries, target, Arc::clone(&self.index))))
     }
 
-    fn recall(&self, key: &ContentHash) -> Option<Vec<u8>> {
-        self.notes.recall(key)
+    fn get_note(&self, key: &ContentHash) -> Option<Vec<u8>> {
+        self.notes.get_note(key)
     }
 
-    fn remember(&self, key: &ContentHash, note: &[u8]) -> Result<()> {
-        self.notes.remember(key, note)
+    fn put_note(&self, key: &ContentHash, note: &[u8]) -> Result<()> {
+        self.notes.put_note(key, note)
     }
 }

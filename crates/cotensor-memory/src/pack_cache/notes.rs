@@ -23,13 +23,13 @@ impl Notes {
         std::fs::read_dir(&self.folder).into_iter().flatten().flatten().map(|entry| entry.path())
     }
 
-    pub(super) fn recall(&self, key: &ContentHash) -> Option<Vec<u8>> {
+    pub(super) fn get_note(&self, key: &ContentHash) -> Option<Vec<u8>> {
         let path = self.folder.join(key.to_string());
         let small = std::fs::metadata(&path).is_ok_and(|file| file.len() <= NOTE_BYTES_MAX as u64);
         small.then(|| std::fs::read(&path).ok()).flatten()
     }
 
-    pub(super) fn remember(&self, key: &ContentHash, note: &[u8]) -> Result<()> {
+    pub(super) fn put_note(&self, key: &ContentHash, note: &[u8]) -> Result<()> {
         if note.len() > NOTE_BYTES_MAX {
             return Err(Error::invalid(format!("a note of {} bytes; at most {NOTE_BYTES_MAX}", note.len())));
         }

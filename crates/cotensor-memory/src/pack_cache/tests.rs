@@ -103,11 +103,11 @@ fn notes_are_kept_and_bounded() {
     let folder = tempfile::tempdir().unwrap();
     let cache = PackCache::open(folder.path()).unwrap();
     let key = ContentHash::of(b"key");
-    assert_eq!(cache.recall(&key), None);
-    cache.remember(&key, b"one").unwrap();
-    cache.remember(&key, b"two").unwrap();
-    assert_eq!(PackCache::open(folder.path()).unwrap().recall(&key).unwrap(), b"two");
-    assert!(cache.remember(&key, &vec![0; NOTE_BYTES_MAX + 1]).is_err());
+    assert_eq!(cache.get_note(&key), None);
+    cache.put_note(&key, b"one").unwrap();
+    cache.put_note(&key, b"two").unwrap();
+    assert_eq!(PackCache::open(folder.path()).unwrap().get_note(&key).unwrap(), b"two");
+    assert!(cache.put_note(&key, &vec![0; NOTE_BYTES_MAX + 1]).is_err());
 }
 
 #[test]

@@ -27,13 +27,13 @@ impl Verified {
     /// Whether the pack at `path` was verified as the file that it is.
     pub(super) fn contains(&self, path: &Path, id: FileId) -> bool {
         let note = self.note(id);
-        note.is_some() && self.notes.recall(&key(path)) == note
+        note.is_some() && self.notes.get_note(&key(path)) == note
     }
 
     pub(super) fn insert(&self, path: &Path, id: FileId) {
         if let Some(note) = self.note(id) {
             // Best effort: without the note the next process verifies again.
-            let _ = self.notes.remember(&key(path), &note);
+            let _ = self.notes.put_note(&key(path), &note);
         }
     }
 

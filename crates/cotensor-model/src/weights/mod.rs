@@ -6,7 +6,7 @@ mod file;
 use crate::graph::{Graph, Weight};
 use convert::{to_f32, transpose};
 use cotensor_core::{ContentHash, Error, ErrorKind, Hasher, Result};
-use cotensor_store::{ContentSource, ContentSpec, CopyReason, Holder, Lease, Store};
+use cotensor_store::{BlobSource, BlobSpec, CopyReason, Holder, Lease, Store};
 pub(crate) use file::Stamp;
 use file::WeightFile;
 use std::collections::HashMap;
@@ -34,7 +34,7 @@ const CHUNK_BYTES: usize = 8 << 20;
 /// process reads nothing but a note.
 ///
 /// # Errors
-/// `Conflict` naming a file that changed while it was read, `Io`, or as [`BlobStore::contents`].
+/// `Conflict` naming a file that changed while it was read, `Io`, or as [`BlobStore::blobs`].
 pub fn load_weights(graph: &Graph, store: &dyn Store, holder: &Holder, producer: &str) -> Result<LoadedWeights> {
     load_at(graph, store, holder, producer, SystemTime::now())
 }
@@ -53,21 +53,21 @@ fn load_at(
     }
     let key = files.identity(graph);
     let count = graph.weights().len();
-    let hashes = match store.recall(&key).and_then(|note| read_note(&note, count)) {
+    let hashes = match store.get_note(&key).and_then(|note| read_note(&note, count)) {
         Some(hashes) => hashes,
         None => {
             let hashes = hash_all(graph.weights(), &files)?;
             if files.settled(now) {
-                store.remember(&key, &write_note(&hashes));
+                store.put_note(&key, &write_note(&hashes));
             }
             hashes
         }
     };
-    let specs: Vec<ContentSpec> = graph
+    let specs: Vec<BlobSpec> = graph
         .weights()
         .iter()
         .zip(&hashes)
-        .map(|(weight, &hash)| ContentSpec {
+        .map(|(weight, &hash)| BlobSpec {
             device: cotensor_core::Device::Cpu,
             hash,
             dtype: weight.dtype,
@@ -76,7 +76,7 @@ fn load_at(
         })
         .collect();
     let mut source = Source { weights: graph.weights(), hashes: &hashes, files: &files, store, now };
-    let leases = store.contents(&specs, &mut source, holder)?;
+    let leases = store.blobs(&specs, &mut source, holder)?;
     if leases.len() != count {
         return Err(Error::new(
             ErrorKind::Conflict,
@@ -185,7 +185,7 @@ struct Source<'a> {
     now: SystemTime,
 }
 
-impl ContentSource for Source<'_> {
+impl BlobSource for Source<'_> {
     fn fill(&mut self, index: usize, target: &mut [u8]) -> Result<()> {
         let weight = &self.weights[index];
         let file = self.files.of(weight);
@@ -335,17 +335,17 @@ mod tests {
         let store = EmbeddedStore::builder().build();
         let holder = store.holder("test");
         let hashes = load_at(&graph, &*store, &holder, "test", SystemTime::now()).unwrap().hashes;
-        assert_eq!(store.recall(&key), None);
+        assert_eq!(store.get_note(&key), None);
         let later = SystemTime::now() + Duration::from_secs(60);
         assert_eq!(load_at(&graph, &*store, &holder, "test", later).unwrap().hashes, hashes);
-        assert_eq!(store.recall(&key), Some(write_note(&hashes)));
+        assert_eq!(store.get_note(&key), Some(write_note(&hashes)));
         // The note is what the next load goes by; a damaged one is not believed.
         let others: Vec<_> = hashes.iter().map(|hash| ContentHash::of(hash.as_bytes())).collect();
-        store.remember(&key, &write_note(&others));
+        store.put_note(&key, &write_note(&others));
         assert_eq!(load_at(&graph, &*store, &holder, "test", later).unwrap().hashes, others);
         let mut damaged = write_note(&others);
         damaged[0] ^= 1;
-        store.remember(&key, &damaged);
+        store.put_note(&key, &damaged);
         assert_eq!(load_at(&graph, &*store, &holder, "test", later).unwrap().hashes, hashes);
     }
 

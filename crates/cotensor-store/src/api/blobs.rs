@@ -1,6 +1,6 @@
 //! Contents and notes by hash.
 
-use crate::{ContentSource, ContentSpec, Holder, Lease};
+use crate::{BlobSource, BlobSpec, Holder, Lease};
 use cotensor_core::{ContentHash, Result};
 
 /// Keeps contents (weights) and small notes under hashes.
@@ -11,11 +11,11 @@ pub trait BlobStore: Send + Sync {
     /// # Errors
     /// What `source` returns, or as [`reserve`](TensorStore::reserve). Nothing that `source` was to fill is kept then;
     /// contents that were found elsewhere (in the cache) stay, unleased.
-    fn contents(&self, specs: &[ContentSpec], source: &mut dyn ContentSource, holder: &Holder) -> Result<Vec<Lease>>;
+    fn blobs(&self, specs: &[BlobSpec], source: &mut dyn BlobSource, holder: &Holder) -> Result<Vec<Lease>>;
 
     /// A small note kept under `key`, beyond this process where the store can.
-    fn recall(&self, key: &ContentHash) -> Option<Vec<u8>>;
+    fn get_note(&self, key: &ContentHash) -> Option<Vec<u8>>;
 
     /// Keeps a small note; losing one costs time, never correctness.
-    fn remember(&self, key: &ContentHash, note: &[u8]);
+    fn put_note(&self, key: &ContentHash, note: &[u8]);
 }

@@ -3,8 +3,8 @@
 use crate::budget::TensorCharge;
 use crate::embedded::EmbeddedStore;
 use crate::{
-    Claim, ComputationStore, ContentSource, ContentSpec, CopyReason, Holder, Key, Lease, Retention, StoreReports,
-    TensorSpec, Ticket,
+    BlobSource, BlobSpec, Claim, ComputationStore, CopyReason, Holder, Key, Lease, Retention, StoreReports, TensorSpec,
+    Ticket,
 };
 use cotensor_core::{
     ALIGNMENT, ContentHash, DType, Device, Error, Hasher, Kind, Layout, Located, Result, Segment, SegmentMut,
@@ -30,7 +30,7 @@ struct Missing {
 ///
 /// # Errors
 /// `Invalid` for a content in two sizes, or on two devices in one request.
-fn distinct(specs: &[ContentSpec]) -> Result<BTreeMap<ContentHash, (usize, usize)>> {
+fn distinct(specs: &[BlobSpec]) -> Result<BTreeMap<ContentHash, (usize, usize)>> {
     let mut wanted = BTreeMap::new();
     for (index, spec) in specs.iter().enumerate() {
         if spec.device != specs[0].device {
@@ -52,8 +52,8 @@ fn only(mut leases: Vec<Lease>, hash: &ContentHash) -> Result<Lease> {
 
 pub(crate) fn lease_contents(
     store: &EmbeddedStore,
-    specs: &[ContentSpec],
-    source: &mut dyn ContentSource,
+    specs: &[BlobSpec],
+    source: &mut dyn BlobSource,
     holder: &Holder,
 ) -> Result<Vec<Lease>> {
     let mut held: HashMap<ContentHash, Lease> = HashMap::new();
@@ -65,7 +65,7 @@ pub(crate) fn lease_contents(
         }
     }
     provide(store, specs, missing, source, holder, &mut held)?;
-    specs.iter().map(|spec| held[&spec.hash].look_at(spec)).collect()
+    specs.iter().map(|spec| held[&spec.hash].view_as(spec)).collect()
 }
 
 /// The claim of a content on a device.
@@ -81,9 +81,9 @@ fn key(hash: &ContentHash, device: Device) -> Key {
 /// Gets what is missing: from the cache where it has it, else from `source` into one new pack.
 fn provide(
     store: &EmbeddedStore,
-    specs: &[ContentSpec],
+    specs: &[BlobSpec],
     missing: Vec<Missing>,
-    source: &mut dyn ContentSource,
+    source: &mut dyn BlobSource,
     holder: &Holder,
     held: &mut HashMap<ContentHash, Lease>,
 ) -> Result<()> {
@@ -127,7 +127,7 @@ fn charges<'a>(
     store: &EmbeddedStore,
     device: Device,
     bytes: u64,
-    specs: &[ContentSpec],
+    specs: &[BlobSpec],
     contents: impl IntoIterator<Item = &'a Missing>,
 ) -> Result<Vec<TensorCharge>> {
     let segment = store.charge(device, bytes)?;
@@ -146,7 +146,7 @@ fn fill(
     unknown: &[Missing],
     ranges: Vec<Range<usize>>,
     total: usize,
-    source: &mut dyn ContentSource,
+    source: &mut dyn BlobSource,
 ) -> Result<Vec<Located>> {
     let entries: Vec<(ContentHash, usize)> = unknown.iter().map(|each| (each.hash, each.len)).collect();
     // Without room in the cache the weights still load, into memory of this process.
@@ -175,7 +175,7 @@ fn write(
     segment: &mut dyn SegmentMut,
     offset: usize,
     each: &Missing,
-    source: &mut dyn ContentSource,
+    source: &mut dyn BlobSource,
 ) -> Result<()> {
     if let Some(bytes) = segment.bytes_mut() {
         return source.fill(each.index, &mut bytes[offset..offset + each.len]);
@@ -194,7 +194,7 @@ fn write(
 #[allow(clippy::too_many_arguments, reason = "one step of provide, called at its two ends")]
 fn list(
     store: &EmbeddedStore,
-    specs: &[ContentSpec],
+    specs: &[BlobSpec],
     mut each: Missing,
     (segment, range): Located,
     charge: TensorCharge,
@@ -207,7 +207,7 @@ fn list(
     let (dtype, shape) = if aligned { (asked.dtype, asked.shape.clone()) } else { (DType::U8, vec![each.len]) };
     let layout = Layout::contiguous(dtype, &shape)?.moved(range.start)?;
     let device = asked.device;
-    let listed = ContentSpec { hash: each.hash, dtype, shape, device, producer: asked.producer.clone() };
+    let listed = BlobSpec { hash: each.hash, dtype, shape, device, producer: asked.producer.clone() };
     let spec = TensorSpec {
         name: name_of(&each, device),
         provenance: Some(listed.identity()),
@@ -232,18 +232,18 @@ fn name_of(each: &Missing, device: Device) -> String {
 }
 
 /// What came of asking for contents without waiting.
-pub struct Begun {
+pub struct UploadPlan {
     /// Those that are there, by their places in the request.
     pub ready: Vec<(usize, Lease)>,
     /// Places whose contents somebody else provides at the moment.
     pub busy: Vec<usize>,
     /// What the caller is to provide.
-    pub pack: Option<Pack>,
+    pub pack: Option<BlobPack>,
 }
 
 /// Contents that their claimer is to provide in one segment. Dropping it leaves them to others who want them.
-pub struct Pack {
-    specs: Vec<ContentSpec>,
+pub struct BlobPack {
+    specs: Vec<BlobSpec>,
     missing: Vec<Missing>,
     ranges: Vec<Range<usize>>,
     bytes: usize,
@@ -251,7 +251,7 @@ pub struct Pack {
     holder: Holder,
 }
 
-impl Pack {
+impl BlobPack {
     /// Length of the segment, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -273,7 +273,7 @@ impl Pack {
     }
 }
 
-pub(crate) fn begin(store: &EmbeddedStore, specs: &[ContentSpec], holder: &Holder, waker: &Waker) -> Result<Begun> {
+pub(crate) fn begin(store: &EmbeddedStore, specs: &[BlobSpec], holder: &Holder, waker: &Waker) -> Result<UploadPlan> {
     let (mut held, mut waiting, mut missing) = (HashMap::new(), HashSet::new(), Vec::new());
     for (hash, (index, len)) in distinct(specs)? {
         match store.poll_claim(&key(&hash, specs[index].device), holder, waker) {
@@ -282,10 +282,10 @@ pub(crate) fn begin(store: &EmbeddedStore, specs: &[ContentSpec], holder: &Holde
             Poll::Pending => drop(waiting.insert(hash)),
         }
     }
-    let mut begun = Begun { ready: Vec::new(), busy: Vec::new(), pack: None };
+    let mut begun = UploadPlan { ready: Vec::new(), busy: Vec::new(), pack: None };
     for (index, spec) in specs.iter().enumerate() {
         if let Some(lease) = held.get(&spec.hash) {
-            begun.ready.push((index, lease.look_at(spec)?));
+            begun.ready.push((index, lease.view_as(spec)?));
         } else if waiting.contains(&spec.hash) {
             begun.busy.push(index);
         }
@@ -293,7 +293,7 @@ pub(crate) fn begin(store: &EmbeddedStore, specs: &[ContentSpec], holder: &Holde
     if !missing.is_empty() {
         let (ranges, bytes) = packed(missing.iter().map(|each| each.len))?;
         let charges = charges(store, specs[0].device, bytes as u64, specs, &missing)?;
-        begun.pack = Some(Pack { specs: specs.to_vec(), missing, ranges, bytes, charges, holder: holder.clone() });
+        begun.pack = Some(BlobPack { specs: specs.to_vec(), missing, ranges, bytes, charges, holder: holder.clone() });
     }
     Ok(begun)
 }
@@ -301,11 +301,11 @@ pub(crate) fn begin(store: &EmbeddedStore, specs: &[ContentSpec], holder: &Holde
 /// Leases of the pack's contents, in the order of its places, now that `segment` holds them.
 pub(crate) fn publish(
     store: &EmbeddedStore,
-    pack: Pack,
+    pack: BlobPack,
     segment: &Arc<dyn Segment>,
     took: Duration,
 ) -> Result<Vec<Lease>> {
-    let Pack { specs, missing, ranges, charges, holder, .. } = pack;
+    let BlobPack { specs, missing, ranges, charges, holder, .. } = pack;
     let each_took = took / u32::try_from(missing.len()).unwrap_or(u32::MAX).max(1);
     let mut held = HashMap::new();
     let hashes: Vec<ContentHash> = missing.iter().map(|each| each.hash).collect();

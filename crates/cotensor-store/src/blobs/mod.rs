@@ -3,6 +3,6 @@
 mod contents;
 mod notes;
 
-pub use contents::{Begun, Pack};
+pub use contents::{BlobPack, UploadPlan};
 pub(crate) use contents::{begin, lease_contents, publish};
 pub(crate) use notes::Notes;

@@ -3,7 +3,7 @@
 use cotensor_core::ContentHash;
 use std::collections::HashMap;
 
-/// The longest note, as a [`ContentCache`](cotensor_core::ContentCache) has it.
+/// The longest note, as a [`BlobCache`](cotensor_core::BlobCache) has it.
 const NOTE_BYTES_MAX: usize = 1 << 20;
 /// All notes together; past that they are forgotten, which costs time and nothing else.
 const NOTES_BYTES_MAX: usize = 16 << 20;
@@ -17,11 +17,11 @@ pub(crate) struct Notes {
 }
 
 impl Notes {
-    pub(crate) fn recall(&self, key: &ContentHash) -> Option<Vec<u8>> {
+    pub(crate) fn get_note(&self, key: &ContentHash) -> Option<Vec<u8>> {
         self.notes.get(key).cloned()
     }
 
-    pub(crate) fn remember(&mut self, key: &ContentHash, note: &[u8]) {
+    pub(crate) fn put_note(&mut self, key: &ContentHash, note: &[u8]) {
         if note.len() > NOTE_BYTES_MAX {
             return;
         }
@@ -44,17 +44,17 @@ mod tests {
     fn the_newest_note_wins_and_all_are_bounded() {
         let mut notes = Notes::default();
         let key = |i: u32| ContentHash::of(&i.to_le_bytes());
-        notes.remember(&key(0), b"old");
-        notes.remember(&key(0), b"new");
-        assert_eq!(notes.recall(&key(0)).unwrap(), b"new");
+        notes.put_note(&key(0), b"old");
+        notes.put_note(&key(0), b"new");
+        assert_eq!(notes.get_note(&key(0)).unwrap(), b"new");
         assert_eq!(notes.bytes, 3 + OVERHEAD_BYTES);
-        notes.remember(&key(1), &vec![0; NOTE_BYTES_MAX + 1]);
-        assert_eq!(notes.recall(&key(1)), None);
+        notes.put_note(&key(1), &vec![0; NOTE_BYTES_MAX + 1]);
+        assert_eq!(notes.get_note(&key(1)), None);
         for i in 2..40 {
-            notes.remember(&key(i), &vec![0; NOTE_BYTES_MAX]);
+            notes.put_note(&key(i), &vec![0; NOTE_BYTES_MAX]);
             assert!(notes.bytes <= NOTES_BYTES_MAX);
-            assert!(notes.recall(&key(i)).is_some());
+            assert!(notes.get_note(&key(i)).is_some());
         }
-        assert_eq!(notes.recall(&key(0)), None);
+        assert_eq!(notes.get_note(&key(0)), None);
     }
 }

@@ -5,8 +5,8 @@ use crate::computations::Claims;
 use crate::embedded::{Counters, EmbeddedStore};
 use crate::names::{Holders, Names, SHARDS};
 use crate::spill::Spilling;
-use crate::{Clock, SharingConfig, Spill, SystemClock, Watch};
-use cotensor_core::{ContentCache, Device, HeapMemory, Memory};
+use crate::{Clock, SharingConfig, SpillStorage, StoreObserver, SystemClock};
+use cotensor_core::{BlobCache, Device, HeapMemory, Memory};
 use std::collections::BTreeMap;
 use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex};
@@ -21,14 +21,14 @@ pub struct EmbeddedStoreBuilder {
     metadata_bytes: u64,
     memories: BTreeMap<Device, Arc<dyn Memory>>,
     device_limits: BTreeMap<Device, u64>,
-    cache: Option<Arc<dyn ContentCache>>,
+    cache: Option<Arc<dyn BlobCache>>,
     clock: Arc<dyn Clock>,
     config: SharingConfig,
     claim_wait_max: Duration,
     shards: usize,
     seed: Option<u64>,
-    watch: Option<Arc<dyn Watch>>,
-    spill: Option<Arc<dyn Spill>>,
+    observer: Option<Arc<dyn StoreObserver>>,
+    spill: Option<Arc<dyn SpillStorage>>,
 }
 
 impl EmbeddedStoreBuilder {
@@ -73,7 +73,7 @@ impl EmbeddedStoreBuilder {
 
     /// Where weights are kept beyond this process.
     #[must_use]
-    pub fn cache(mut self, cache: Arc<dyn ContentCache>) -> Self {
+    pub fn cache(mut self, cache: Arc<dyn BlobCache>) -> Self {
         self.cache = Some(cache);
         self
     }
@@ -109,14 +109,14 @@ impl EmbeddedStoreBuilder {
 
     /// Who is told of what changes.
     #[must_use]
-    pub fn watch(mut self, watch: Arc<dyn Watch>) -> Self {
-        self.watch = Some(watch);
+    pub fn observer(mut self, observer: Arc<dyn StoreObserver>) -> Self {
+        self.observer = Some(observer);
         self
     }
 
     /// Where tensors that nobody leases go when their memory is wanted. Without it they are dropped.
     #[must_use]
-    pub fn spill(mut self, spill: Arc<dyn Spill>) -> Self {
+    pub fn spill(mut self, spill: Arc<dyn SpillStorage>) -> Self {
         self.spill = Some(spill);
         self
     }
@@ -138,7 +138,7 @@ impl EmbeddedStoreBuilder {
             config: self.config,
             holders: Holders::default(),
             notes: Mutex::default(),
-            watch: self.watch,
+            observer: self.observer,
             spilling: self.spill.map(Spilling::new),
             me: me.clone(),
         })
@@ -159,7 +159,7 @@ impl EmbeddedStore {
             claim_wait_max: CLAIM_WAIT_MAX,
             shards: SHARDS,
             seed: None,
-            watch: None,
+            observer: None,
             spill: None,
         }
     }

@@ -2,9 +2,9 @@
 //! elsewhere, claims that wait without a thread, contents in two steps.
 
 use crate::backend::{Charge, Record, TensorCharge};
-use crate::blobs::{self, Begun, Pack};
+use crate::blobs::{self, BlobPack, UploadPlan};
 use crate::computations::Found;
-use crate::{Claim, ContentSpec, EmbeddedStore, Holder, Key, Lease, TensorSpec, Ticket};
+use crate::{BlobSpec, Claim, EmbeddedStore, Holder, Key, Lease, TensorSpec, Ticket};
 use cotensor_core::{Device, Error, Layout, Result, Segment};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,23 +13,23 @@ use std::time::Duration;
 
 /// Bytes of the budget for a segment that is not full yet.
 #[derive(Debug)]
-pub struct Share(Arc<Charge>);
+pub struct SegmentCharge(Arc<Charge>);
 
-impl Share {
+impl SegmentCharge {
     /// For a tensor in the segment.
     pub fn charge(&self) -> Arc<Charge> {
         Arc::clone(&self.0)
     }
 }
 
-impl Share {
+impl SegmentCharge {
     pub(crate) fn new(charge: Arc<Charge>) -> Self {
         charge.opened();
         Self(charge)
     }
 }
 
-impl Drop for Share {
+impl Drop for SegmentCharge {
     fn drop(&mut self) {
         self.0.closed();
     }
@@ -86,11 +86,11 @@ impl EmbeddedStore {
     ///
     /// # Errors
     /// `OverBudget` when eviction could not make room.
-    pub fn share(&self, device: Device, bytes: u64) -> Result<Share> {
-        Ok(Share::new(self.charge(device, bytes)?))
+    pub fn charge_segment(&self, device: Device, bytes: u64) -> Result<SegmentCharge> {
+        Ok(SegmentCharge::new(self.charge(device, bytes)?))
     }
 
-    /// Refuses, and counts, what the configuration does not let be shared: for a tensor in a [`Share`]d segment.
+    /// Refuses, and counts, what the configuration does not let be shared: for a tensor in a [`SegmentCharge`]d segment.
     ///
     /// # Errors
     /// `Refused`.
@@ -150,12 +150,12 @@ impl EmbeddedStore {
         }
     }
 
-    /// The first half of [`BlobStore::contents`](crate::BlobStore::contents): what is there, and what the caller is to provide.
+    /// The first half of [`BlobStore::blobs`](crate::BlobStore::blobs): what is there, and what the caller is to provide.
     /// `waker` is woken when something that is busy is there.
     ///
     /// # Errors
     /// As there.
-    pub fn begin_contents(&self, specs: &[ContentSpec], holder: &Holder, waker: &Waker) -> Result<Begun> {
+    pub fn plan_upload(&self, specs: &[BlobSpec], holder: &Holder, waker: &Waker) -> Result<UploadPlan> {
         blobs::begin(self, specs, holder, waker)
     }
 
@@ -163,7 +163,7 @@ impl EmbeddedStore {
     ///
     /// # Errors
     /// `Invalid` for a segment of another length.
-    pub fn publish_pack(&self, pack: Pack, segment: &Arc<dyn Segment>, took: Duration) -> Result<Vec<Lease>> {
+    pub fn publish_pack(&self, pack: BlobPack, segment: &Arc<dyn Segment>, took: Duration) -> Result<Vec<Lease>> {
         if segment.len() != pack.bytes() {
             return Err(Error::invalid(format!("{} bytes for a pack of {}", segment.len(), pack.bytes())));
         }

@@ -8,7 +8,7 @@ mod store;
 
 pub use builder::EmbeddedStoreBuilder;
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use hosting::Share;
+pub use hosting::SegmentCharge;
 pub(crate) use hosting::check_device;
 pub(crate) use state::Counters;
 pub use state::EmbeddedStore;

@@ -6,8 +6,8 @@ use crate::computations::Claims;
 use crate::names::{Holders, Names};
 use crate::reports::CopyLog;
 use crate::spill::Spilling;
-use crate::{Clock, Refusal, SharingConfig, Watch};
-use cotensor_core::ContentCache;
+use crate::{Clock, Refusal, SharingConfig, StoreObserver};
+use cotensor_core::BlobCache;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub struct EmbeddedStore {
     pub(crate) names: Names,
     pub(crate) claims: Claims,
     pub(crate) devices: Devices,
-    pub(crate) cache: Option<Arc<dyn ContentCache>>,
+    pub(crate) cache: Option<Arc<dyn BlobCache>>,
     pub(crate) clock: Arc<dyn Clock>,
     /// When it was made, by the clock.
     pub(crate) began: Duration,
@@ -25,7 +25,7 @@ pub struct EmbeddedStore {
     pub(crate) config: SharingConfig,
     pub(crate) holders: Holders,
     pub(crate) notes: Mutex<Notes>,
-    pub(crate) watch: Option<Arc<dyn Watch>>,
+    pub(crate) observer: Option<Arc<dyn StoreObserver>>,
     pub(crate) spilling: Option<Spilling>,
     pub(crate) me: Weak<EmbeddedStore>,
 }
@@ -47,8 +47,8 @@ pub(crate) struct Counters {
 }
 
 impl EmbeddedStore {
-    pub(crate) fn tell(&self, what: impl FnOnce(&dyn Watch)) {
-        if let Some(watch) = &self.watch {
+    pub(crate) fn tell(&self, what: impl FnOnce(&dyn StoreObserver)) {
+        if let Some(watch) = &self.observer {
             what(&**watch);
         }
     }

@@ -1,6 +1,6 @@
 //! The store inside a process.
 
-use crate::backend::{Draft, Home, RecordParts};
+use crate::backend::{RecordParts, StoreBackend, UnpublishedTensor};
 use crate::budget::TensorCharge;
 use crate::embedded::EmbeddedStore;
 use crate::eviction::Want;
@@ -8,7 +8,7 @@ use crate::leases::Record;
 use crate::names::Superseded;
 use crate::spill::Whereabouts;
 use crate::{
-    BlobStore, Claim, ComputationStore, ContentSource, ContentSpec, CopyReason, Diagnostics, Holder, Key, Lease,
+    BlobSource, BlobSpec, BlobStore, Claim, ComputationStore, CopyReason, Diagnostics, Holder, Key, Lease,
     MemoryControl, OptimizeReport, Recommendations, Reservation, Retention, SharingConfig, Stats, StoreReports,
     TensorId, TensorSpec, TensorStore,
 };
@@ -22,7 +22,7 @@ impl EmbeddedStore {
     pub(crate) fn drop_closed(&self, records: &[Arc<Record>]) {
         crate::sharing::log::tell_gone(records);
         for record in records {
-            self.names.forget(record, |record| self.tell(|watch| watch.gone(record)));
+            self.names.forget(record, |record| self.tell(|observer| observer.on_free(record)));
             if let Some(key) = &record.key() {
                 self.claims.forget(key, record);
                 if let Some(spilling) = &self.spilling {
@@ -45,7 +45,7 @@ impl EmbeddedStore {
 
     fn let_go(&self, record: &Arc<Record>) {
         record.let_go();
-        self.forget(record);
+        self.release(record);
     }
 
     /// No name means this any more.
@@ -56,7 +56,7 @@ impl EmbeddedStore {
         }
     }
 
-    fn home(&self) -> Result<Arc<dyn Home>> {
+    fn home(&self) -> Result<Arc<dyn StoreBackend>> {
         let me = self.me.upgrade().ok_or_else(|| Error::new(ErrorKind::Conflict, "the store is closed"))?;
         Ok(me)
     }
@@ -73,14 +73,14 @@ impl EmbeddedStore {
     ) -> Result<Lease> {
         let name = spec.name.clone();
         let created = self.clock.now();
-        let home: Weak<dyn Home> = self.me.clone();
+        let home: Weak<dyn StoreBackend> = self.me.clone();
         let (record, superseded) = self.names.publish(&name, |id| {
             let kept = matches!(spec.retention, Retention::Cached { .. });
             let parts = RecordParts { id, spec, layout, segment, charge, kept, private: None, key, created };
             let record = Record::new(parts, home);
             // Before anybody can see it: a tensor that is not kept must not go between publishing and leasing.
             record.leases.acquire(holder);
-            self.tell(|watch| watch.listing(&record));
+            self.tell(|observer| observer.on_publish(&record));
             record
         });
         if let Some(superseded) = superseded {
@@ -117,13 +117,13 @@ impl EmbeddedStore {
         let charge = charge.map_err(|error| error.in_field(spec.name.as_str()))?;
         let segment = memory(self.devices.memory(spec.device)?, layout.size_bytes())?;
         let (home, holder, tag) = (self.home()?, holder.clone(), Box::new(()));
-        Ok(Reservation::new(Draft { spec, layout, segment, charge, holder, private, tag }, home))
+        Ok(Reservation::new(UnpublishedTensor { spec, layout, segment, charge, holder, private, tag }, home))
     }
 }
 
-impl Home for EmbeddedStore {
-    fn publish(&self, draft: Draft, key: Option<Key>) -> Result<Lease> {
-        let Draft { spec, layout, segment, charge, holder, private, .. } = draft;
+impl StoreBackend for EmbeddedStore {
+    fn publish(&self, draft: UnpublishedTensor, key: Option<Key>) -> Result<Lease> {
+        let UnpublishedTensor { spec, layout, segment, charge, holder, private, .. } = draft;
         let segment = segment.freeze()?;
         if !private {
             return self.list(spec, layout, segment, charge, key, holder.id);
@@ -136,19 +136,19 @@ impl Home for EmbeddedStore {
         Ok(Lease { record, holder: id_of_holder, look: None })
     }
 
-    fn forget(&self, record: &Arc<Record>) {
+    fn release(&self, record: &Arc<Record>) {
         if record.close() {
             self.drop_closed(std::slice::from_ref(record));
         }
     }
 
-    fn finish(&self, key: Key, results: &[&Lease]) {
+    fn finish_computation(&self, key: Key, results: &[&Lease]) {
         self.claims.finish(key, results.iter().map(|lease| Arc::downgrade(&lease.record)).collect());
-        self.tell(|watch| watch.finished(&key, &results.iter().map(|lease| lease.id()).collect::<Vec<_>>()));
+        self.tell(|observer| observer.on_results(&key, &results.iter().map(|lease| lease.id()).collect::<Vec<_>>()));
     }
 
-    fn abandon(&self, key: Key) {
-        self.tell(|watch| watch.abandoned(&key));
+    fn abandon_computation(&self, key: Key) {
+        self.tell(|observer| observer.on_abandon(&key));
         self.claims.abandon(key);
     }
 
@@ -156,7 +156,7 @@ impl Home for EmbeddedStore {
         self.holders.name(id)
     }
 
-    fn copied(&self, tensor: &str, reason: CopyReason, bytes: usize) {
+    fn count_copy(&self, tensor: &str, reason: CopyReason, bytes: usize) {
         self.counters.copies.record(tensor, reason, bytes as u64, self.clock.now());
     }
 }
@@ -222,7 +222,7 @@ impl TensorStore for EmbeddedStore {
     }
 
     fn remove(&self, name: &str) -> Result<()> {
-        let hidden = |record: &Record| self.tell(|watch| watch.hidden(record));
+        let hidden = |record: &Record| self.tell(|observer| observer.on_unlist(record));
         let removed = self.names.remove(name, hidden);
         self.supersede(removed.ok_or_else(|| Error::not_found(format!("no tensor is named {name:?}")))?);
         Ok(())
@@ -242,22 +242,22 @@ impl ComputationStore for EmbeddedStore {
 }
 
 impl BlobStore for EmbeddedStore {
-    fn contents(&self, specs: &[ContentSpec], source: &mut dyn ContentSource, holder: &Holder) -> Result<Vec<Lease>> {
+    fn blobs(&self, specs: &[BlobSpec], source: &mut dyn BlobSource, holder: &Holder) -> Result<Vec<Lease>> {
         crate::blobs::lease_contents(self, specs, source, holder)
     }
 
-    fn recall(&self, key: &ContentHash) -> Option<Vec<u8>> {
+    fn get_note(&self, key: &ContentHash) -> Option<Vec<u8>> {
         match &self.cache {
-            Some(cache) => cache.recall(key),
-            None => self.notes.lock().unwrap_or_else(PoisonError::into_inner).recall(key),
+            Some(cache) => cache.get_note(key),
+            None => self.notes.lock().unwrap_or_else(PoisonError::into_inner).get_note(key),
         }
     }
 
-    fn remember(&self, key: &ContentHash, note: &[u8]) {
+    fn put_note(&self, key: &ContentHash, note: &[u8]) {
         match &self.cache {
             // A lost note costs time, never correctness.
-            Some(cache) => drop(self.unless_cache_fails(cache.remember(key, note))),
-            None => self.notes.lock().unwrap_or_else(PoisonError::into_inner).remember(key, note),
+            Some(cache) => drop(self.unless_cache_fails(cache.put_note(key, note))),
+            None => self.notes.lock().unwrap_or_else(PoisonError::into_inner).put_note(key, note),
         }
     }
 }
@@ -287,7 +287,7 @@ impl StoreReports for EmbeddedStore {
     }
 
     fn record_copy(&self, tensor: &str, reason: CopyReason, bytes: usize) {
-        self.copied(tensor, reason, bytes);
+        self.count_copy(tensor, reason, bytes);
     }
 
     fn stats(&self) -> Stats {

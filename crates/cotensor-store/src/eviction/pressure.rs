@@ -2,7 +2,7 @@
 
 use crate::EmbeddedStore;
 use crate::TensorSpec;
-use crate::backend::Home;
+use crate::backend::StoreBackend;
 use crate::budget::{Budget, Charge, TensorCharge};
 use crate::eviction::{Group, candidates, charged_bytes};
 use cotensor_core::{Device, Error, ErrorKind, Result, size};
@@ -225,7 +225,7 @@ impl EmbeddedStore {
         if metadata > 0 {
             held.push(format!("names and leases of {} tensors take {}", survey.records.len(), size(metadata)));
         }
-        held.extend(self.watch.as_ref().and_then(|watch| watch.keeps_memory()));
+        held.extend(self.observer.as_ref().and_then(|observer| observer.retained_memory()));
         let held = if held.is_empty() { "nothing is leased".to_owned() } else { held.join(", ") };
         Error::new(
             ErrorKind::OverBudget,

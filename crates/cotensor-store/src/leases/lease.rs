@@ -1,6 +1,6 @@
 use crate::leases::Record;
 use crate::leases::Released;
-use crate::{ContentSpec, CopyReason, Holder, Key, Retention, TensorId, TensorSpec};
+use crate::{BlobSpec, CopyReason, Holder, Key, Retention, TensorId, TensorSpec};
 use cotensor_core::{ContentHash, DType, Device, Error, ErrorKind, Kind, Layout, Result, Segment, Slice, Space};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -122,7 +122,7 @@ impl Lease {
         let mut copy = vec![0; range.len()];
         self.record.segment.read_at(range.start, &mut copy).map_err(|error| self.named(error))?;
         if let Some(home) = self.record.home.upgrade() {
-            home.copied(self.name(), CopyReason::DeviceTransfer, copy.len());
+            home.count_copy(self.name(), CopyReason::DeviceTransfer, copy.len());
         }
         Ok(copy)
     }
@@ -173,7 +173,7 @@ impl Lease {
     ///
     /// # Errors
     /// `Invalid` when `content` has another size.
-    pub fn look_at(&self, content: &ContentSpec) -> Result<Lease> {
+    pub fn view_as(&self, content: &BlobSpec) -> Result<Lease> {
         let layout = Layout::contiguous(content.dtype, &content.shape)?;
         let (asked, held) = (layout.size_bytes(), self.record.layout.size_bytes());
         if asked != held {
@@ -197,7 +197,7 @@ impl Lease {
     ///
     /// # Errors
     /// As [`try_clone`](Lease::try_clone).
-    pub fn another(&self, holder: &Holder) -> Result<Lease> {
+    pub fn lease_for(&self, holder: &Holder) -> Result<Lease> {
         self.lease_as(holder.id)
     }
 
@@ -228,7 +228,7 @@ impl Drop for Lease {
             && !self.record.kept.load(std::sync::atomic::Ordering::SeqCst)
             && let Some(home) = self.record.home.upgrade()
         {
-            home.forget(&self.record);
+            home.release(&self.record);
         }
     }
 }

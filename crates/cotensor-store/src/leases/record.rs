@@ -1,6 +1,6 @@
 //! One published tensor, as the store and its leases see it.
 
-use crate::backend::{Home, RecordParts};
+use crate::backend::{RecordParts, StoreBackend};
 use crate::budget::TensorCharge;
 use crate::leases::LeaseCount;
 use crate::{CopyReason, Holder, Key, Lease, Retention, TensorId, TensorSpec};
@@ -43,7 +43,7 @@ pub struct Record {
     pub(crate) created: Duration,
     last_used_ns: AtomicU64,
     identity: OnceLock<Box<ContentHash>>,
-    pub(crate) home: Weak<dyn Home>,
+    pub(crate) home: Weak<dyn StoreBackend>,
 }
 
 /// What few tensors have.
@@ -58,7 +58,7 @@ struct Rare {
 
 impl Record {
     /// A record that nobody leases yet. `home` is asked when its last lease goes, as long as it lives.
-    pub fn new(parts: RecordParts, home: Weak<dyn Home>) -> Arc<Self> {
+    pub fn new(parts: RecordParts, home: Weak<dyn StoreBackend>) -> Arc<Self> {
         let RecordParts { id, spec, layout, segment, charge, kept, private, key, created } = parts;
         let TensorSpec { name, dtype: _, shape: _, device: _, kind, space, producer, retention, provenance } = spec;
         let is_plain = space.is_none() && provenance.is_none() && key.is_none() && private.is_none();
@@ -218,7 +218,7 @@ impl Record {
     }
 
     /// From now on it goes with its last lease: for one that was superseded or removed. If nobody leases it already,
-    /// nobody will ask: call [`Home::forget`] afterwards.
+    /// nobody will ask: call [`StoreBackend::release`] afterwards.
     pub fn let_go(&self) {
         self.kept.store(false, Ordering::SeqCst);
     }
@@ -249,7 +249,7 @@ impl Record {
         match self.segment.read_at(range.start, &mut copy) {
             Ok(()) => {
                 if let Some(home) = self.home.upgrade() {
-                    home.copied(&self.name, CopyReason::DeviceTransfer, copy.len());
+                    home.count_copy(&self.name, CopyReason::DeviceTransfer, copy.len());
                 }
                 self.layout.identity(&copy)
             }

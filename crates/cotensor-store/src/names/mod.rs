@@ -5,5 +5,5 @@ mod table;
 mod version_words;
 
 pub use holders::Holders;
-pub(crate) use table::{Names, Restored, SHARDS, Superseded};
-pub use version_words::{Place, Slots, Words};
+pub(crate) use table::{Names, RestoredVersion, SHARDS, Superseded};
+pub use version_words::{VersionWord, VersionWords, WordTable};

@@ -72,7 +72,7 @@ pub(crate) struct Names {
 }
 
 /// Where a record of a former store belongs.
-pub(crate) struct Restored {
+pub(crate) struct RestoredVersion {
     pub(crate) id: TensorId,
     pub(crate) versions: u64,
     pub(crate) state: VersionState,
@@ -196,10 +196,10 @@ impl Names {
     pub(crate) fn restore(
         &self,
         name: &str,
-        place: Restored,
+        place: RestoredVersion,
         make: impl FnOnce() -> Arc<Record>,
     ) -> Result<Arc<Record>> {
-        let Restored { id, versions, state } = place;
+        let RestoredVersion { id, versions, state } = place;
         let current = state == VersionState::Published;
         let (index, hash) = self.locate(name);
         if id.slot % self.shards.len() as u64 != index as u64 {

@@ -4,7 +4,7 @@ use crate::sync::{Mutex, lock};
 use std::collections::HashMap;
 
 /// The words that readers see, all zero at first.
-pub trait Words: Send + Sync {
+pub trait WordTable: Send + Sync {
     /// How many there are.
     fn count(&self) -> u32;
 
@@ -14,7 +14,7 @@ pub trait Words: Send + Sync {
 
 /// A word, and what it holds as long as the version is the newest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct VersionWord {
     /// Number of the word.
     pub word: u32,
     /// What it holds; never zero.
@@ -23,7 +23,7 @@ pub struct Place {
 
 /// Who has which word. A word's generation never comes back: what a reader remembers of a word that was given to another
 /// name is never what it finds there.
-pub struct Slots<W> {
+pub struct VersionWords<W> {
     words: W,
     table: Mutex<Table>,
 }
@@ -36,17 +36,17 @@ struct Table {
     /// By the store's slot of the name.
     taken: HashMap<u64, Taken>,
     free: Vec<u32>,
-    /// Words that were in use at some time: all below this.
+    /// WordTable that were in use at some time: all below this.
     used: u32,
     generation: u64,
 }
 
 struct Taken {
     version: u64,
-    place: Place,
+    place: VersionWord,
 }
 
-impl<W: Words> Slots<W> {
+impl<W: WordTable> VersionWords<W> {
     /// Nobody has a word yet.
     pub fn new(words: W) -> Self {
         Self { words, table: Mutex::new(Table::default()) }
@@ -60,7 +60,7 @@ impl<W: Words> Slots<W> {
     /// Where a reader of this version of `name` sees whether it is still the newest; `None` when it is not, or no word is
     /// free. Asks `is_newest` after a word is taken: a newer version that came before has told nobody of it, and one that
     /// comes later ends the word.
-    pub fn place(&self, name: u64, version: u64, is_newest: impl FnOnce() -> bool) -> Option<Place> {
+    pub fn place(&self, name: u64, version: u64, is_newest: impl FnOnce() -> bool) -> Option<VersionWord> {
         let mut table = lock(&self.table);
         if let Some(taken) = table.taken.get(&name) {
             return (taken.version == version).then_some(taken.place);
@@ -74,7 +74,7 @@ impl<W: Words> Slots<W> {
         None
     }
 
-    fn take(&self, table: &mut Table, name: u64, version: u64) -> Option<Place> {
+    fn take(&self, table: &mut Table, name: u64, version: u64) -> Option<VersionWord> {
         let word = match table.free.pop() {
             Some(word) => word,
             None if table.used < self.words.count() => {
@@ -84,7 +84,7 @@ impl<W: Words> Slots<W> {
             None => return None,
         };
         table.generation += 1;
-        let place = Place { word, generation: table.generation };
+        let place = VersionWord { word, generation: table.generation };
         self.words.set(word, place.generation);
         table.taken.insert(name, Taken { version, place });
         Some(place)

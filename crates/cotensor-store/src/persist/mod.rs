@@ -2,4 +2,4 @@
 
 mod observer;
 
-pub use observer::{Restored, Watch};
+pub use observer::{RestoredTensor, StoreObserver};

@@ -1,47 +1,47 @@
 //! Being told what a store lists, and taking up what a former one listed: for a service whose tensors outlive it.
 
-use crate::Share;
-use crate::backend::{Charge, Home, Record, RecordParts, VersionState};
+use crate::SegmentCharge;
+use crate::backend::{Charge, Record, RecordParts, StoreBackend, VersionState};
 use crate::embedded::check_device;
-use crate::names::Restored as Place;
-use crate::{EmbeddedStore, Holder, Key, Lease, Retention, Spilled, TensorId, TensorSpec};
+use crate::names::RestoredVersion;
+use crate::{EmbeddedStore, Holder, Key, Lease, Retention, SpilledSegment, TensorId, TensorSpec};
 use cotensor_core::{Device, Error, Layout, Result, Segment};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// Told of every change, while the name concerned is locked: changes of one name come in their order, before anybody
 /// can act on them. Must not call the store.
-pub trait Watch: Send + Sync {
+pub trait StoreObserver: Send + Sync {
     /// This becomes the newest version of its name.
-    fn listing(&self, record: &Record);
+    fn on_publish(&self, record: &Record);
 
     /// This can no longer be found by its name, though it may still be leased.
-    fn hidden(&self, record: &Record);
+    fn on_unlist(&self, record: &Record);
 
     /// This is out of the store.
-    fn gone(&self, record: &Record);
+    fn on_free(&self, record: &Record);
 
     /// The memory of this, which is leased by nobody, went to `spilled`. When it comes back, it is
-    /// [listed](Watch::listing) anew.
-    fn spilled(&self, record: &Record, spilled: &dyn Spilled);
+    /// [listed](StoreObserver::on_publish) anew.
+    fn on_spill(&self, record: &Record, spilled: &dyn SpilledSegment);
 
     /// This is out of the store, from where it was spilled to.
-    fn dropped(&self, id: TensorId);
+    fn on_spilled_free(&self, id: TensorId);
 
     /// These are the results of a claim, all of them listed.
-    fn finished(&self, key: &Key, results: &[TensorId]);
+    fn on_results(&self, key: &Key, results: &[TensorId]);
 
     /// A claim is given up: others can have it from now on.
-    fn abandoned(&self, key: &Key);
+    fn on_abandon(&self, key: &Key);
 
     /// What keeps memory for now beside those who lease it, if anything does: told to whoever finds no room.
-    fn keeps_memory(&self) -> Option<String> {
+    fn retained_memory(&self) -> Option<String> {
         None
     }
 }
 
 /// A tensor that a former store listed.
-pub struct Restored {
+pub struct RestoredTensor {
     /// Which it was, and is again.
     pub id: TensorId,
     /// What was published.
@@ -64,21 +64,21 @@ pub struct Restored {
 
 impl EmbeddedStore {
     /// Lists a tensor as a former store of the same [seed](crate::EmbeddedStoreBuilder::seed) did, and leases it. A
-    /// version that is not current, or not to be kept, goes with its last lease. The [`Watch`] is not told.
+    /// version that is not current, or not to be kept, goes with its last lease. The [`StoreObserver`] is not told.
     ///
     /// # Errors
     /// `Invalid` when the layout reaches beyond the segment; `Conflict` when the version is there already, or its name
     /// in another slot.
-    pub fn restore(&self, tensor: Restored, holder: &Holder) -> Result<Lease> {
-        let Restored { id, spec, layout, segment, charge, key, versions, state, created } = tensor;
+    pub fn restore(&self, tensor: RestoredTensor, holder: &Holder) -> Result<Lease> {
+        let RestoredTensor { id, spec, layout, segment, charge, key, versions, state, created } = tensor;
         if layout.byte_range().end > segment.len() {
             return Err(Error::invalid(format!("{} reaches beyond its segment", spec.name)));
         }
         check_device(&spec, &*segment)?;
         let (name, created) = (spec.name.clone(), self.created(created));
         let charge = self.devices.host().take_over_metadata(&charge, self.metadata_of(&spec));
-        let home: Weak<dyn Home> = self.me.clone();
-        let place = Place { id, versions: versions.max(id.version), state };
+        let home: Weak<dyn StoreBackend> = self.me.clone();
+        let place = RestoredVersion { id, versions: versions.max(id.version), state };
         let record = self.names.restore(&name, place, || {
             let kept = state == VersionState::Published && matches!(spec.retention, Retention::Cached { .. });
             let parts = RecordParts { id, spec, layout, segment, charge, kept, private: None, key, created };
@@ -110,13 +110,13 @@ impl EmbeddedStore {
     ///
     /// # Errors
     /// `Unsupported` for a device that the store does not have.
-    pub fn take_over(&self, device: Device, bytes: u64) -> Result<Arc<Charge>> {
+    pub fn charge_existing(&self, device: Device, bytes: u64) -> Result<Arc<Charge>> {
         Ok(self.devices.budget(device)?.take_over(bytes))
     }
 
     /// A share in a segment that has its charge already.
-    pub fn share_of(&self, charge: &Arc<Charge>) -> Share {
-        Share::new(Arc::clone(charge))
+    pub fn reopen_segment(&self, charge: &Arc<Charge>) -> SegmentCharge {
+        SegmentCharge::new(Arc::clone(charge))
     }
 
     /// Leases one version by its name.

@@ -1,4 +1,4 @@
-use crate::backend::{Draft, Home};
+use crate::backend::{StoreBackend, UnpublishedTensor};
 use crate::{CopyReason, Key, Lease};
 use cotensor_core::{Device, Error, ErrorKind, Layout, Result};
 use std::any::Any;
@@ -7,13 +7,13 @@ use std::sync::{Arc, Weak};
 
 /// Memory that one holder writes before anybody sees it. Dropping it gives the memory back.
 pub struct Reservation {
-    pub(crate) draft: Draft,
-    home: Arc<dyn Home>,
+    pub(crate) draft: UnpublishedTensor,
+    home: Arc<dyn StoreBackend>,
 }
 
 impl Reservation {
     /// A reservation that `home` publishes.
-    pub fn new(draft: Draft, home: Arc<dyn Home>) -> Self {
+    pub fn new(draft: UnpublishedTensor, home: Arc<dyn StoreBackend>) -> Self {
         Self { draft, home }
     }
 
@@ -54,13 +54,13 @@ impl Reservation {
     /// `Invalid` when they do not fit.
     pub fn write(&mut self, bytes: &[u8], reason: CopyReason) -> Result<()> {
         self.draft.segment.write_at(self.draft.layout.offset_bytes(), bytes)?;
-        self.home.copied(&self.draft.spec.name, reason, bytes.len());
+        self.home.count_copy(&self.draft.spec.name, reason, bytes.len());
         Ok(())
     }
 
     /// Counts a copy of `bytes` bytes that was made to fill it by other means than [`write`](Self::write).
     pub fn record_copy(&self, reason: CopyReason, bytes: usize) {
-        self.home.copied(&self.draft.spec.name, reason, bytes);
+        self.home.count_copy(&self.draft.spec.name, reason, bytes);
     }
 
     /// Makes the tensor immutable and visible under its name, and leases it to its holder.
@@ -81,13 +81,13 @@ impl fmt::Debug for Reservation {
 /// The right and the duty to compute a claimed key. Dropping it hands both to one of those who wait.
 pub struct Ticket {
     key: Key,
-    home: Weak<dyn Home>,
+    home: Weak<dyn StoreBackend>,
     open: bool,
 }
 
 impl Ticket {
     /// The ticket of `key`, which `home` gives to one caller at a time.
-    pub fn new(key: Key, home: Weak<dyn Home>) -> Self {
+    pub fn new(key: Key, home: Weak<dyn StoreBackend>) -> Self {
         Self { key, home, open: true }
     }
 
@@ -126,7 +126,7 @@ impl Ticket {
     pub fn finish<'a>(&mut self, leases: impl IntoIterator<Item = &'a Lease>) {
         if let Some(home) = self.home.upgrade() {
             self.open = false;
-            home.finish(self.key, &leases.into_iter().collect::<Vec<_>>());
+            home.finish_computation(self.key, &leases.into_iter().collect::<Vec<_>>());
         }
     }
 
@@ -139,7 +139,7 @@ impl Drop for Ticket {
         if self.open
             && let Some(home) = self.home.upgrade()
         {
-            home.abandon(self.key);
+            home.abandon_computation(self.key);
         }
     }
 }

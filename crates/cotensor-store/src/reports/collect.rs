@@ -1,7 +1,7 @@
 //! What the store says of itself. Every figure is counted, none is estimated.
 
 use crate::TensorId;
-use crate::backend::Home;
+use crate::backend::StoreBackend;
 use crate::budget::Budget;
 use crate::embedded::EmbeddedStore;
 use crate::eviction::candidates;

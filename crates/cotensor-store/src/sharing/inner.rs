@@ -201,7 +201,7 @@ impl Inner {
             return Ok(lease);
         }
         match state.any_lease() {
-            Some(lease) => lease.another(holder),
+            Some(lease) => lease.lease_for(holder),
             None => self.store.lease(id, holder),
         }
     }
@@ -220,7 +220,7 @@ impl Inner {
             leases.insert(self.spec.producer.clone(), own?);
         }
         for view in state.views.values_mut() {
-            view.lease = Some(lease.another(&view.holder)?);
+            view.lease = Some(lease.lease_for(&view.holder)?);
         }
         log::tell(|| format!("publish {}: version {}", self.spec.name, lease.id().version));
         state.content = Content::Published { id: lease.id(), leases };

@@ -3,5 +3,5 @@
 mod spill;
 mod swap;
 
-pub use spill::{Absent, Spill, Spilled, SpilledTensor};
 pub(crate) use spill::{Away, Spilling, Whereabouts};
+pub use spill::{SpillStorage, SpilledSegment, SpilledTensor, SpilledTensorInfo};

@@ -3,7 +3,7 @@
 //! The store decides what goes there and when; where "there" is, a service says. What nobody leases can go, in the order of
 //! eviction, and the tensors of one segment together. A tensor keeps its name and its identity.
 
-use crate::backend::{Home, Record, RecordParts};
+use crate::backend::{Record, RecordParts, StoreBackend};
 use crate::budget::{Budget, Charge, SpilledCharge};
 use crate::eviction::Group;
 use crate::{CopyReason, EmbeddedStore, Holder, Key, Lease, TensorId, TensorSpec};
@@ -17,12 +17,12 @@ use std::time::Duration;
 const READ_BYTES_PER_SECOND: f64 = (1u64 << 30) as f64;
 
 /// Where segments go when their memory is wanted. Must not call the store.
-pub trait Spill: Send + Sync {
+pub trait SpillStorage: Send + Sync {
     /// Keeps the content of `segment`, all of its descriptor if it has one.
     ///
     /// # Errors
     /// Whatever keeps it from doing so, such as a full disk; the segment's tensors then stay where they are.
-    fn spill(&self, segment: &dyn Segment) -> Result<Arc<dyn Spilled>>;
+    fn spill(&self, segment: &dyn Segment) -> Result<Arc<dyn SpilledSegment>>;
 
     /// Runs `work`, which may take as long as writing or reading a segment does.
     fn blocking(&self, work: &mut dyn FnMut()) {
@@ -31,8 +31,8 @@ pub trait Spill: Send + Sync {
 }
 
 /// A segment that was spilled; dropping it ends that.
-pub trait Spilled: Send + Sync {
-    /// Which it is, among those of its [`Spill`].
+pub trait SpilledSegment: Send + Sync {
+    /// Which it is, among those of its [`SpillStorage`].
     fn number(&self) -> u64;
 
     /// What its memory takes from the budget, in bytes.
@@ -56,7 +56,7 @@ pub trait Spilled: Send + Sync {
 
 /// A tensor without memory.
 #[derive(Clone, Debug)]
-pub struct Absent {
+pub struct SpilledTensor {
     /// Which it is.
     pub id: TensorId,
     /// What was published.
@@ -69,7 +69,7 @@ pub struct Absent {
     pub created: Option<Duration>,
 }
 
-impl Absent {
+impl SpilledTensor {
     fn of(record: &Record) -> Result<Self> {
         let layout = record.layout.moved(record.layout.offset_bytes() + offset_in_file(&*record.segment))?;
         let (id, spec, key, created) = (record.id, record.spec(), record.key(), Some(record.created));
@@ -80,9 +80,9 @@ impl Absent {
 /// The tensors of one spilled segment. Their names hold it; with the last of them it goes.
 pub(crate) struct Away {
     /// Taken when they come back.
-    place: Mutex<Option<Arc<dyn Spilled>>>,
+    place: Mutex<Option<Arc<dyn SpilledSegment>>>,
     pub(crate) bytes: u64,
-    pub(crate) tensors: Vec<Absent>,
+    pub(crate) tensors: Vec<SpilledTensor>,
     /// What is known about them.
     _charge: SpilledCharge,
     /// Why they could not be read when they were asked for last.
@@ -91,9 +91,9 @@ pub(crate) struct Away {
 
 /// A tensor that is away, for a list.
 #[derive(Clone, Debug)]
-pub struct SpilledTensor {
+pub struct SpilledTensorInfo {
     /// What it is.
-    pub tensor: Absent,
+    pub tensor: SpilledTensor,
     /// Time since it was published.
     pub age: Duration,
     /// Why it cannot be read any more, if it cannot: it is published anew or removed, and nothing else brings it back.
@@ -101,7 +101,7 @@ pub struct SpilledTensor {
 }
 
 impl Away {
-    pub(crate) fn tensor(&self, id: TensorId) -> Option<&Absent> {
+    pub(crate) fn tensor(&self, id: TensorId) -> Option<&SpilledTensor> {
         self.tensors.iter().find(|tensor| tensor.id == id)
     }
 
@@ -110,12 +110,12 @@ impl Away {
         self.tensors.first().map(|tensor| tensor.spec.device).unwrap_or_default()
     }
 
-    fn new(spilled: Arc<dyn Spilled>, tensors: Vec<Absent>, charge: SpilledCharge) -> Self {
+    fn new(spilled: Arc<dyn SpilledSegment>, tensors: Vec<SpilledTensor>, charge: SpilledCharge) -> Self {
         let (bytes, place) = (spilled.bytes(), Mutex::new(Some(spilled)));
         Self { bytes, place, tensors, lost: Mutex::default(), _charge: charge }
     }
 
-    fn place(&self) -> MutexGuard<'_, Option<Arc<dyn Spilled>>> {
+    fn place(&self) -> MutexGuard<'_, Option<Arc<dyn SpilledSegment>>> {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -135,7 +135,7 @@ impl Away {
 
 /// What a store that spills remembers.
 pub(crate) struct Spilling {
-    pub(crate) spill: Arc<dyn Spill>,
+    pub(crate) spill: Arc<dyn SpillStorage>,
     /// One at a time: others would write the same.
     turn: Mutex<()>,
     /// Results of claims of which some are away.
@@ -143,7 +143,7 @@ pub(crate) struct Spilling {
 }
 
 impl Spilling {
-    pub(crate) fn new(spill: Arc<dyn Spill>) -> Self {
+    pub(crate) fn new(spill: Arc<dyn SpillStorage>) -> Self {
         Self { spill, turn: Mutex::default(), claims: Mutex::default() }
     }
 
@@ -201,7 +201,7 @@ fn offset_in_file(_: &dyn Segment) -> usize {
 impl EmbeddedStore {
     /// Spills the memory of a group that nobody leases; false when somebody does by now.
     pub(crate) fn put_away(&self, spilling: &Spilling, group: &Group, segment: &Arc<dyn Segment>) -> Result<bool> {
-        let tensors = group.records.iter().map(|record| Absent::of(record)).collect::<Result<Vec<_>>>()?;
+        let tensors = group.records.iter().map(|record| SpilledTensor::of(record)).collect::<Result<Vec<_>>>()?;
         // Its content cannot change, so it can be written before it is known that nobody wants it.
         let spilled = match segment.device().is_host() {
             true => spilling.spill.spill(&**segment)?,
@@ -219,12 +219,12 @@ impl EmbeddedStore {
                 spilling.claims().insert(*key, results);
             }
             self.names.put_away(record, &away, |stays| match stays {
-                true => self.tell(|watch| watch.spilled(record, &*spilled)),
+                true => self.tell(|observer| observer.on_spill(record, &*spilled)),
                 false => {
                     if let Some(key) = &record.key() {
                         spilling.claims().remove(key);
                     }
-                    self.tell(|watch| watch.gone(record));
+                    self.tell(|observer| observer.on_free(record));
                 }
             });
             if let Some(key) = &record.key() {
@@ -262,15 +262,15 @@ impl EmbeddedStore {
     }
 
     fn count_transfer(&self, tensor: Option<&str>, bytes: usize) {
-        self.copied(tensor.unwrap_or_default(), CopyReason::DeviceTransfer, bytes);
+        self.count_copy(tensor.unwrap_or_default(), CopyReason::DeviceTransfer, bytes);
     }
 
-    fn spilled_charge(&self, tensors: &[Absent]) -> SpilledCharge {
+    fn spilled_charge(&self, tensors: &[SpilledTensor]) -> SpilledCharge {
         self.devices.host().take_over_spilled(self.metadata_of_all(tensors))
     }
 
     /// What is known about tensors without memory, in bytes.
-    pub(crate) fn metadata_of_all(&self, tensors: &[Absent]) -> u64 {
+    pub(crate) fn metadata_of_all(&self, tensors: &[SpilledTensor]) -> u64 {
         tensors.iter().map(|tensor| self.metadata_of(&tensor.spec)).sum()
     }
 
@@ -350,15 +350,15 @@ impl EmbeddedStore {
         }
         let mut leases = Vec::with_capacity(away.tensors.len());
         for tensor in &away.tensors {
-            let Absent { id, spec, layout, key, created } = tensor.clone();
-            let home: Weak<dyn Home> = self.me.clone();
+            let SpilledTensor { id, spec, layout, key, created } = tensor.clone();
+            let home: Weak<dyn StoreBackend> = self.me.clone();
             let (segment, created) = (Arc::clone(segment), self.created(created));
             let charge = self.devices.host().take_over_metadata(charge, self.metadata_of(&spec));
             let record = self.names.bring_back(&tensor.spec.name, id, away, || {
                 let parts = RecordParts { id, spec, layout, segment, charge, kept: true, private: None, key, created };
                 let record = Record::new(parts, home);
                 record.leases.acquire(holder.id);
-                self.tell(|watch| watch.listing(&record));
+                self.tell(|observer| observer.on_publish(&record));
                 record
             });
             // One that was published anew, or removed, meanwhile is not needed any more.
@@ -368,7 +368,7 @@ impl EmbeddedStore {
     }
 
     /// What was spilled. Where it lacks anything but memory, others go for it.
-    fn restored(&self, away: &Away, spilled: &dyn Spilled) -> Result<Arc<dyn Segment>> {
+    fn restored(&self, away: &Away, spilled: &dyn SpilledSegment) -> Result<Arc<dyn Segment>> {
         let lacking =
             |restored: &Result<_>| restored.as_ref().is_err_and(|error: &Error| error.kind() == ErrorKind::OverBudget);
         let mut restored = spilled.restore();
@@ -411,7 +411,7 @@ impl EmbeddedStore {
 
     /// A name lost this version while it was away.
     pub(crate) fn drop_away(&self, away: &Away, id: TensorId) {
-        self.tell(|watch| watch.dropped(id));
+        self.tell(|observer| observer.on_spilled_free(id));
         if let (Some(spilling), Some(tensor)) = (&self.spilling, away.tensor(id))
             && let Some(key) = &tensor.key
         {
@@ -428,28 +428,28 @@ impl EmbeddedStore {
     }
 
     /// Every spilled tensor whose name starts with `prefix`, by name.
-    pub fn spilled(&self, prefix: &str) -> Vec<SpilledTensor> {
+    pub fn spilled(&self, prefix: &str) -> Vec<SpilledTensorInfo> {
         let now = self.clock.now();
         let describe = |(away, id): (Arc<Away>, TensorId)| {
             let tensor = away.tensor(id)?.clone();
             let age = now.saturating_sub(self.created(tensor.created));
-            Some(SpilledTensor { tensor, age, lost: away.lost() })
+            Some(SpilledTensorInfo { tensor, age, lost: away.lost() })
         };
-        let mut found: Vec<SpilledTensor> = self.names.aways(prefix).into_iter().filter_map(describe).collect();
+        let mut found: Vec<SpilledTensorInfo> = self.names.aways(prefix).into_iter().filter_map(describe).collect();
         found.sort_by(|a, b| a.tensor.spec.name.cmp(&b.tensor.spec.name));
         found
     }
 
     /// Lists again, with the number of versions that their names had, what a former store of the same
-    /// [seed](crate::EmbeddedStoreBuilder::seed) spilled. The [`Watch`](crate::Watch) is not told.
+    /// [seed](crate::EmbeddedStoreBuilder::seed) spilled. The [`StoreObserver`](crate::StoreObserver) is not told.
     ///
     /// # Errors
     /// `Conflict` when one of the names is there already.
-    pub fn restore_spilled(&self, tensors: Vec<(Absent, u64)>, spilled: Arc<dyn Spilled>) -> Result<()> {
-        let created = |tensor: &Absent| Some(self.created(tensor.created));
+    pub fn restore_spilled(&self, tensors: Vec<(SpilledTensor, u64)>, spilled: Arc<dyn SpilledSegment>) -> Result<()> {
+        let created = |tensor: &SpilledTensor| Some(self.created(tensor.created));
         let (tensors, versions): (Vec<_>, Vec<u64>) = tensors
             .into_iter()
-            .map(|(tensor, versions)| (Absent { created: created(&tensor), ..tensor }, versions))
+            .map(|(tensor, versions)| (SpilledTensor { created: created(&tensor), ..tensor }, versions))
             .unzip();
         let charge = self.spilled_charge(&tensors);
         let away = Arc::new(Away::new(spilled, tensors, charge));

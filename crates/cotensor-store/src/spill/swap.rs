@@ -1,7 +1,7 @@
 //! Reading back what was spilled while nothing more can be spilled, because the disk is full: the two change places.
 
 use crate::spill::Away;
-use crate::{EmbeddedStore, Holder, Lease, Spilled};
+use crate::{EmbeddedStore, Holder, Lease, SpilledSegment};
 use cotensor_core::{Error, ErrorKind, Result};
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ impl EmbeddedStore {
     ///
     /// # Errors
     /// `refused` when all that nobody leases would not make the room; what kept the other from being spilled; those of
-    /// [`Spilled::restore`].
+    /// [`SpilledSegment::restore`].
     pub(crate) fn swap_in(
         &self,
         away: &Arc<Away>,
-        place: &mut Option<Arc<dyn Spilled>>,
+        place: &mut Option<Arc<dyn SpilledSegment>>,
         holder: &Holder,
         refused: Error,
     ) -> Result<Vec<Lease>> {

@@ -78,7 +78,7 @@ pub(super) fn reports_say_what_happened(make: &dyn Fn(u64) -> Place) {
     eventually("nobody leases it", || one.optimize().freed_tensors == ["x"]);
     ends_empty(&*other);
     let key = cotensor_core::ContentHash::of(b"note");
-    assert_eq!(one.recall(&key), None);
-    one.remember(&key, b"a note");
-    eventually("the note is there", || other.recall(&key).as_deref() == Some(b"a note"));
+    assert_eq!(one.get_note(&key), None);
+    one.put_note(&key, b"a note");
+    eventually("the note is there", || other.get_note(&key).as_deref() == Some(b"a note"));
 }

@@ -99,7 +99,7 @@ pub(super) fn views_and_clones_hold_their_tensor(make: &dyn Fn(u64) -> Place) {
         let made = put(&*one, spec("x", bytes), 3);
         let found = other.get("x", &other.holder("a")).expect("get");
         let clone = found.try_clone().expect("clone");
-        let another = found.another(&other.holder("b")).expect("another");
+        let another = found.lease_for(&other.holder("b")).expect("another");
         let view = found.view(&[Slice { start: 10, len: 20, step: 2 }]).expect("view");
         assert_eq!(view.shape(), [20]);
         assert!(found.view(&[Slice { start: 10, len: bytes, step: 1 }]).is_err());

@@ -1,7 +1,7 @@
 //! Claims and contents.
 
 use super::{LARGE, Place, all_are, cached, ends_empty, eventually};
-use crate::{Claim, ContentSource, ContentSpec, CopyReason, Key, Lease, Store, Ticket};
+use crate::{BlobSource, BlobSpec, Claim, CopyReason, Key, Lease, Store, Ticket};
 use cotensor_core::{ContentHash, DType, Device, Error, ErrorKind, Result};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -117,7 +117,7 @@ struct Lengths<'a> {
     fails: Option<usize>,
 }
 
-impl ContentSource for Lengths<'_> {
+impl BlobSource for Lengths<'_> {
     fn fill(&mut self, index: usize, target: &mut [u8]) -> Result<()> {
         if self.fails == Some(index) {
             return Err(Error::corrupt("the file is torn").in_field("weights"));
@@ -129,8 +129,8 @@ impl ContentSource for Lengths<'_> {
     }
 }
 
-fn contents(lens: impl IntoIterator<Item = usize>) -> Vec<ContentSpec> {
-    let spec = |len: usize| ContentSpec {
+fn contents(lens: impl IntoIterator<Item = usize>) -> Vec<BlobSpec> {
+    let spec = |len: usize| BlobSpec {
         device: Device::Cpu,
         hash: ContentHash::of(&vec![len as u8; len]),
         dtype: DType::U8,
@@ -150,7 +150,7 @@ pub(super) fn contents_are_filled_once(make: &dyn Fn(u64) -> Place) {
             let lens: Vec<usize> = (0..20).map(|place| 12 + (place * (2 * index + 3)) % 20).chain([12]).collect();
             scope.spawn(move || {
                 let mut source = Lengths { filled, fails: None };
-                let leases = store.contents(&contents(lens.iter().copied()), &mut source, &store.holder("model"));
+                let leases = store.blobs(&contents(lens.iter().copied()), &mut source, &store.holder("model"));
                 for (len, lease) in lens.iter().zip(leases.expect("contents")) {
                     assert!(lease.shape() == [*len] && all_are(&lease, *len as u8));
                 }
@@ -164,7 +164,7 @@ pub(super) fn contents_are_filled_once(make: &dyn Fn(u64) -> Place) {
     (floats.dtype, floats.shape) = (DType::F32, vec![2, 2]);
     bytes.producer = "another model".to_owned();
     let mut source = Lengths { filled: &filled, fails: None };
-    let leases = stores[0].contents(&[bytes, floats], &mut source, &stores[0].holder("m")).expect("contents");
+    let leases = stores[0].blobs(&[bytes, floats], &mut source, &stores[0].holder("m")).expect("contents");
     assert_eq!((leases[1].dtype(), leases[1].shape()), (DType::F32, &[2, 2][..]));
     assert_eq!(leases[0].bytes().map(<[u8]>::as_ptr), leases[1].bytes().map(<[u8]>::as_ptr));
     assert_ne!(leases[0].identity(), leases[1].identity(), "another value");
@@ -174,11 +174,11 @@ pub(super) fn a_source_that_fails_leaves_nothing(make: &dyn Fn(u64) -> Place) {
     let open = make(u64::MAX);
     let (one, other, filled) = (open(), open(), AtomicUsize::new(0));
     let mut source = Lengths { filled: &filled, fails: Some(2) };
-    let error = one.contents(&contents([100, 200, 300]), &mut source, &one.holder("m")).expect_err("it fails");
+    let error = one.blobs(&contents([100, 200, 300]), &mut source, &one.holder("m")).expect_err("it fails");
     assert_eq!((error.kind(), error.field()), (ErrorKind::Corrupt, Some("weights")));
     ends_empty(&*other);
     // What one could not provide, the next can.
     let mut source = Lengths { filled: &filled, fails: None };
-    let leases = other.contents(&contents([300, 100]), &mut source, &other.holder("m")).expect("contents");
+    let leases = other.blobs(&contents([300, 100]), &mut source, &other.holder("m")).expect("contents");
     assert!(all_are(&leases[0], 44) && all_are(&leases[1], 100));
 }

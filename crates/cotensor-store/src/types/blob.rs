@@ -4,7 +4,7 @@ use cotensor_core::{ContentHash, DType, Device, Hasher, Result};
 
 /// A content to lease: its hash, and how to look at its bytes. Row-major.
 #[derive(Clone, Debug)]
-pub struct ContentSpec {
+pub struct BlobSpec {
     /// BLAKE3 of the bytes.
     pub hash: ContentHash,
     /// Element type.
@@ -17,7 +17,7 @@ pub struct ContentSpec {
     pub producer: String,
 }
 
-impl ContentSpec {
+impl BlobSpec {
     /// What the value is: these bytes as this dtype in this shape. The bytes alone are not a value: six zeros of
     /// `float32` are no three zeros of `int64`.
     pub fn identity(&self) -> ContentHash {
@@ -31,7 +31,7 @@ impl ContentSpec {
 }
 
 /// Provides the bytes of contents that the store does not have yet.
-pub trait ContentSource {
+pub trait BlobSource {
     /// Fills `target` (exactly the content's bytes) with content number `index` of the request.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ mod holder;
 mod report;
 mod tensor;
 
-pub use blob::{ContentSource, ContentSpec};
+pub use blob::{BlobSource, BlobSpec};
 pub use computation::Key;
 pub use config::{Refusal, SharingConfig};
 pub use copy_reason::CopyReason;

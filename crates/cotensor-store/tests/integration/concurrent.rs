@@ -3,7 +3,7 @@
 use cotensor_core::testing::FakeDevice;
 use cotensor_core::{ContentHash, DType, Device, Error, ErrorKind, Memory, Result};
 use cotensor_store::{
-    BlobStore, Claim, ComputationStore, ContentSource, ContentSpec, CopyReason, DeviceStats, EmbeddedStore, Key,
+    BlobSource, BlobSpec, BlobStore, Claim, ComputationStore, CopyReason, DeviceStats, EmbeddedStore, Key,
     MemoryControl, Retention, StoreReports, TensorSpec, TensorStore,
 };
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -111,7 +111,7 @@ struct Source<'a> {
     fails_at: Option<usize>,
 }
 
-impl ContentSource for Source<'_> {
+impl BlobSource for Source<'_> {
     fn fill(&mut self, index: usize, target: &mut [u8]) -> Result<()> {
         let number = self.numbers[index];
         if self.fails_at == Some(number) {
@@ -123,9 +123,9 @@ impl ContentSource for Source<'_> {
     }
 }
 
-fn content(number: usize) -> ContentSpec {
+fn content(number: usize) -> BlobSpec {
     let bytes = vec![number as u8; number * 10];
-    ContentSpec {
+    BlobSpec {
         device: Device::Cpu,
         hash: ContentHash::of(&bytes),
         dtype: DType::U8,
@@ -143,9 +143,9 @@ fn contents_are_filled_once_however_many_ask() {
         let holder = store.holder(&format!("model {thread}"));
         // Everybody asks in an order of his own, and for some contents twice.
         let numbers: Vec<usize> = (0..CONTENTS + 5).map(|i| (i * 7 + thread * 11) % CONTENTS).collect();
-        let specs: Vec<ContentSpec> = numbers.iter().map(|&number| content(number)).collect();
+        let specs: Vec<BlobSpec> = numbers.iter().map(|&number| content(number)).collect();
         let mut source = Source { numbers: numbers.clone(), filled: &filled, fails_at: None };
-        let leases = store.contents(&specs, &mut source, &holder).unwrap();
+        let leases = store.blobs(&specs, &mut source, &holder).unwrap();
         for (lease, &number) in leases.iter().zip(&numbers) {
             assert_eq!(lease.bytes().unwrap(), vec![number as u8; number * 10]);
             assert_eq!(lease.identity(), content(number).identity());
@@ -159,9 +159,9 @@ fn contents_are_filled_once_however_many_ask() {
 fn a_failing_source_keeps_nothing_and_others_get_their_turn() {
     let store = EmbeddedStore::builder().build();
     let filled: Vec<AtomicUsize> = (0..10).map(|_| AtomicUsize::new(0)).collect();
-    let specs: Vec<ContentSpec> = (0..10).map(content).collect();
+    let specs: Vec<BlobSpec> = (0..10).map(content).collect();
     let mut failing = Source { numbers: (0..10).collect(), filled: &filled, fails_at: Some(5) };
-    let error = store.contents(&specs, &mut failing, &store.holder("m")).unwrap_err();
+    let error = store.blobs(&specs, &mut failing, &store.holder("m")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt);
     let before: usize = filled.iter().map(|times| times.load(Ordering::SeqCst)).sum();
     assert!(before > 0, "some were filled before it failed");
@@ -171,7 +171,7 @@ fn a_failing_source_keeps_nothing_and_others_get_their_turn() {
     on_threads(4, |thread| {
         let fails_at = (thread != 0).then_some(5);
         let mut source = Source { numbers: (0..10).collect(), filled: &filled, fails_at };
-        match store.contents(&specs, &mut source, &store.holder("m")) {
+        match store.blobs(&specs, &mut source, &store.holder("m")) {
             Ok(leases) => {
                 assert_eq!(leases[5].bytes().unwrap(), [5; 50]);
                 successes.fetch_add(1, Ordering::SeqCst);

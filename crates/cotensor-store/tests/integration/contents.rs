@@ -2,12 +2,10 @@
 
 use cotensor_core::testing::FakeDevice;
 use cotensor_core::{
-    ALIGNMENT, ContentCache, ContentHash, DType, Device, Error, ErrorKind, HeapMemory, Located, Memory, PackMut,
-    Result, SegmentMut,
+    ALIGNMENT, BlobCache, ContentHash, DType, Device, Error, ErrorKind, HeapMemory, Located, Memory, PackMut, Result,
+    SegmentMut,
 };
-use cotensor_store::{
-    BlobStore, ContentSource, ContentSpec, EmbeddedStore, Lease, MemoryControl, StoreReports, TensorStore,
-};
+use cotensor_store::{BlobSource, BlobSpec, BlobStore, EmbeddedStore, Lease, MemoryControl, StoreReports, TensorStore};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -20,9 +18,9 @@ struct Source {
 }
 
 impl Source {
-    fn new(contents: &[&[u8]]) -> (Self, Vec<ContentSpec>) {
+    fn new(contents: &[&[u8]]) -> (Self, Vec<BlobSpec>) {
         let contents: Vec<Vec<u8>> = contents.iter().map(|bytes| bytes.to_vec()).collect();
-        let spec = |bytes: &Vec<u8>| ContentSpec {
+        let spec = |bytes: &Vec<u8>| BlobSpec {
             device: Device::Cpu,
             hash: ContentHash::of(bytes),
             dtype: DType::U8,
@@ -34,7 +32,7 @@ impl Source {
     }
 }
 
-impl ContentSource for Source {
+impl BlobSource for Source {
     fn fill(&mut self, index: usize, target: &mut [u8]) -> Result<()> {
         self.filled += 1;
         target.copy_from_slice(&self.contents[index]);
@@ -63,7 +61,7 @@ fn no_room() -> Error {
     Error::new(ErrorKind::Io, "no room")
 }
 
-impl ContentCache for FakeCache {
+impl BlobCache for FakeCache {
     fn find(&self, hash: &ContentHash) -> Option<Located> {
         self.0.kept.lock().unwrap().get(hash).cloned()
     }
@@ -76,11 +74,11 @@ impl ContentCache for FakeCache {
         Ok(Box::new(FakePack { cache: self.clone(), entries: entries.iter().map(reserve).collect::<Result<_>>()? }))
     }
 
-    fn recall(&self, key: &ContentHash) -> Option<Vec<u8>> {
+    fn get_note(&self, key: &ContentHash) -> Option<Vec<u8>> {
         self.0.notes.lock().unwrap().get(key).cloned()
     }
 
-    fn remember(&self, key: &ContentHash, note: &[u8]) -> Result<()> {
+    fn put_note(&self, key: &ContentHash, note: &[u8]) -> Result<()> {
         if self.0.full.load(Ordering::SeqCst) {
             return Err(no_room());
         }
@@ -118,7 +116,7 @@ fn one_pack_aligned_and_each_content_once() {
     let store = EmbeddedStore::builder().build();
     let holder = store.holder("bert");
     let (mut source, specs) = Source::new(&[b"first", &[7; 100], b"", b"first"]);
-    let leases = store.contents(&specs, &mut source, &holder).unwrap();
+    let leases = store.blobs(&specs, &mut source, &holder).unwrap();
     assert_eq!(source.filled, 3, "equal contents are filled once");
     assert!(leases.iter().all(|lease| std::ptr::addr_eq(lease.segment(), leases[0].segment())));
     assert!(leases.iter().all(|lease| address(lease).is_multiple_of(ALIGNMENT)));
@@ -130,7 +128,7 @@ fn one_pack_aligned_and_each_content_once() {
     drop(leases);
 
     // Kept for the next model, which fills nothing.
-    let again = store.contents(&specs, &mut source, &store.holder("other")).unwrap();
+    let again = store.blobs(&specs, &mut source, &store.holder("other")).unwrap();
     assert_eq!((source.filled, store.stats().memory_usage_bytes), (3, used));
     assert_eq!(store.optimize().freed_tensors_count, 0);
     // A pack goes as a whole: one lease on it keeps it all.
@@ -145,7 +143,7 @@ fn one_content_in_two_shapes() {
     let store = EmbeddedStore::builder().build();
     let holder = store.holder("bert");
     let bytes = [0u8; 24];
-    let spec = |dtype, shape: &[usize]| ContentSpec {
+    let spec = |dtype, shape: &[usize]| BlobSpec {
         device: Device::Cpu,
         hash: ContentHash::of(&bytes),
         dtype,
@@ -154,7 +152,7 @@ fn one_content_in_two_shapes() {
     };
     let mut source = Source { contents: vec![bytes.to_vec(); 3], filled: 0 };
     let specs = [spec(DType::F32, &[6]), spec(DType::F32, &[1, 6]), spec(DType::I64, &[3])];
-    let leases = store.contents(&specs, &mut source, &holder).unwrap();
+    let leases = store.blobs(&specs, &mut source, &holder).unwrap();
     assert_eq!(source.filled, 1);
     assert_eq!((leases[1].shape(), leases[2].shape(), leases[2].dtype()), (&[1, 6][..], &[3][..], DType::I64));
     assert_eq!(leases[2].typed::<i64>().unwrap(), [0; 3]);
@@ -167,13 +165,13 @@ fn one_content_in_two_shapes() {
     assert_eq!(leases[1].try_clone().unwrap().identity(), identities[1]);
     let other = EmbeddedStore::builder().build();
     for (spec, identity) in specs.iter().zip(&identities).rev() {
-        let leases = other.contents(std::slice::from_ref(spec), &mut source, &other.holder("clip")).unwrap();
+        let leases = other.blobs(std::slice::from_ref(spec), &mut source, &other.holder("clip")).unwrap();
         assert_eq!(leases[0].identity(), *identity);
     }
     let other_size = [spec(DType::U8, &[24]), spec(DType::U8, &[25])];
-    assert_eq!(store.contents(&other_size, &mut source, &holder).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(store.blobs(&other_size, &mut source, &holder).unwrap_err().kind(), ErrorKind::Invalid);
     let wrong_size = [spec(DType::U8, &[23])];
-    assert_eq!(store.contents(&wrong_size, &mut source, &holder).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(store.blobs(&wrong_size, &mut source, &holder).unwrap_err().kind(), ErrorKind::Invalid);
 }
 
 #[test]
@@ -182,19 +180,19 @@ fn a_cache_is_adopted_without_a_copy() {
     let (mut source, specs) = Source::new(&[&[1; 1000], &[2; 500]]);
     {
         let store = EmbeddedStore::builder().cache(Arc::new(cache.clone())).build();
-        store.contents(&specs, &mut source, &store.holder("first process")).unwrap();
+        store.blobs(&specs, &mut source, &store.holder("first process")).unwrap();
     }
     assert_eq!(source.filled, 2);
     let store = EmbeddedStore::builder().cache(Arc::new(cache.clone())).max_memory_bytes(1500).build();
-    let leases = store.contents(&specs, &mut source, &store.holder("second process")).unwrap();
+    let leases = store.blobs(&specs, &mut source, &store.holder("second process")).unwrap();
     assert_eq!(source.filled, 2, "nothing is read again");
     assert_eq!(address(&leases[0]), cache.find(&specs[0].hash).unwrap().0.bytes().unwrap().as_ptr() as usize);
     assert_eq!(store.stats().memory_usage_bytes, 1500);
     let (mut more, more_specs) = Source::new(&[&[3; 10]]);
-    let error = store.contents(&more_specs, &mut more, &store.holder("third")).unwrap_err();
+    let error = store.blobs(&more_specs, &mut more, &store.holder("third")).unwrap_err();
     assert_eq!((error.kind(), more.filled), (ErrorKind::OverBudget, 0));
-    store.remember(&specs[0].hash, b"note");
-    assert_eq!(cache.recall(&specs[0].hash).unwrap(), b"note");
+    store.put_note(&specs[0].hash, b"note");
+    assert_eq!(cache.get_note(&specs[0].hash).unwrap(), b"note");
 }
 
 #[test]
@@ -207,7 +205,7 @@ fn a_full_disk_costs_the_cache_and_nothing_else() {
         flag.store(true, Ordering::SeqCst);
         let bytes = [content; 32];
         let (mut source, specs) = Source::new(&[&bytes]);
-        let leases = store.contents(&specs, &mut source, &holder).unwrap();
+        let leases = store.blobs(&specs, &mut source, &holder).unwrap();
         assert_eq!(leases[0].bytes().unwrap(), bytes);
         assert!(cache.find(&specs[0].hash).is_none());
         flag.store(false, Ordering::SeqCst);
@@ -216,7 +214,7 @@ fn a_full_disk_costs_the_cache_and_nothing_else() {
         assert!(diagnostics.last_cache_error.unwrap().contains("no room"));
     }
     cache.0.full.store(true, Ordering::SeqCst);
-    store.remember(&ContentHash::of(b"key"), b"note");
+    store.put_note(&ContentHash::of(b"key"), b"note");
     assert_eq!(store.diagnostics().cache_errors, 3);
 }
 
@@ -225,12 +223,12 @@ fn a_device_is_filled_through_a_counted_copy() {
     let device = FakeDevice::default();
     let store = EmbeddedStore::builder().memory(Arc::new(device.clone())).build();
     let (mut source, mut specs) = Source::new(&[b"weights", b"bias"]);
-    let on_host = store.contents(&specs, &mut source, &store.holder("bert")).unwrap();
+    let on_host = store.blobs(&specs, &mut source, &store.holder("bert")).unwrap();
     specs[0].device = Device::Fake(0);
-    let error = store.contents(&specs, &mut source, &store.holder("bert")).unwrap_err();
+    let error = store.blobs(&specs, &mut source, &store.holder("bert")).unwrap_err();
     assert_eq!((error.kind(), error.field()), (ErrorKind::Invalid, Some("device")), "one request is for one device");
     specs[1].device = Device::Fake(0);
-    let leases = store.contents(&specs, &mut source, &store.holder("bert")).unwrap();
+    let leases = store.blobs(&specs, &mut source, &store.holder("bert")).unwrap();
     assert_eq!(on_host[1].bytes().unwrap(), b"bias");
     assert_eq!(leases[1].name(), format!("{}@fake:0", on_host[1].name()));
     drop(on_host);
@@ -250,7 +248,7 @@ fn savings_are_what_optimizing_would_free() {
     let holder = store.holder("bert");
     let (mut source, specs) = Source::new(&[&[1; 64], &[2; 6400]]);
     let savings = || (store.recommendations().potential_savings_mb * f64::from(1 << 20)) as u64;
-    let mut leases = store.contents(&specs, &mut source, &holder).unwrap();
+    let mut leases = store.blobs(&specs, &mut source, &holder).unwrap();
     leases.truncate(1);
     assert_eq!(savings(), 0, "a pack of which one content is leased stays");
     leases.clear();

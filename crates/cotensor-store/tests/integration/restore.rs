@@ -3,8 +3,8 @@
 use cotensor_core::{ContentHash, DType, Device, ErrorKind, Layout, Segment};
 use cotensor_store::backend::{Record, VersionState};
 use cotensor_store::{
-    Claim, ComputationStore, EmbeddedStore, Key, Lease, ManualClock, MemoryControl, Restored, Retention, Spilled,
-    StoreReports, TensorId, TensorSpec, TensorStore, Watch,
+    Claim, ComputationStore, EmbeddedStore, Key, Lease, ManualClock, MemoryControl, RestoredTensor, Retention,
+    SpilledSegment, StoreObserver, StoreReports, TensorId, TensorSpec, TensorStore,
 };
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -22,32 +22,32 @@ impl Told {
     }
 }
 
-impl Watch for Told {
-    fn listing(&self, record: &Record) {
+impl StoreObserver for Told {
+    fn on_publish(&self, record: &Record) {
         self.note("listing", record);
     }
 
-    fn hidden(&self, record: &Record) {
+    fn on_unlist(&self, record: &Record) {
         self.note("hidden", record);
     }
 
-    fn gone(&self, record: &Record) {
+    fn on_free(&self, record: &Record) {
         self.note("gone", record);
     }
 
-    fn spilled(&self, record: &Record, _: &dyn Spilled) {
+    fn on_spill(&self, record: &Record, _: &dyn SpilledSegment) {
         self.note("spilled", record);
     }
 
-    fn dropped(&self, id: TensorId) {
+    fn on_spilled_free(&self, id: TensorId) {
         self.0.lock().unwrap().push(format!("dropped {}", id.version));
     }
 
-    fn finished(&self, _: &Key, results: &[TensorId]) {
+    fn on_results(&self, _: &Key, results: &[TensorId]) {
         self.0.lock().unwrap().push(format!("finished {}", results.len()));
     }
 
-    fn abandoned(&self, _: &Key) {
+    fn on_abandon(&self, _: &Key) {
         self.0.lock().unwrap().push("abandoned".to_owned());
     }
 }
@@ -65,7 +65,7 @@ fn put(store: &EmbeddedStore, name: &str, retention: Retention) -> Lease {
 #[test]
 fn a_watcher_is_told_of_every_change_in_its_order() {
     let told = Arc::new(Told::default());
-    let store = EmbeddedStore::builder().watch(told.clone()).build();
+    let store = EmbeddedStore::builder().observer(told.clone()).build();
     let first = put(&store, "x", KEPT);
     let second = put(&store, "x", KEPT);
     drop(first);
@@ -86,15 +86,15 @@ fn a_watcher_is_told_of_every_change_in_its_order() {
     assert_eq!(told.take(), ["abandoned"]);
 }
 
-fn restored(store: &EmbeddedStore, (name, id): (&str, TensorId), versions: u64, current: bool) -> Restored {
-    let charge = store.take_over(Device::Cpu, 100).unwrap();
+fn restored(store: &EmbeddedStore, (name, id): (&str, TensorId), versions: u64, current: bool) -> RestoredTensor {
+    let charge = store.charge_existing(Device::Cpu, 100).unwrap();
     let mut memory = cotensor_core::Memory::reserve(&cotensor_core::HeapMemory, 100).unwrap();
     memory.write_at(0, &[id.version as u8; 100]).unwrap();
     let segment: Arc<dyn Segment> = memory.freeze().unwrap();
     let layout = Layout::contiguous(DType::U8, &[100]).unwrap();
     let key = Some(Key(ContentHash::of(name.as_bytes())));
     let state = if current { VersionState::Published } else { VersionState::Superseded };
-    Restored { id, spec: spec(name, KEPT), layout, segment, charge, key, versions, state, created: None }
+    RestoredTensor { id, spec: spec(name, KEPT), layout, segment, charge, key, versions, state, created: None }
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn what_is_restored_is_as_old_as_it_was() {
     let leases = ages.map(|(name, created)| {
         // Published once for a slot that the name can have.
         let id = put(&store, name, Retention::WhileLeased).id();
-        store.restore(Restored { created, ..restored(&store, (name, id), 1, true) }, &holder).unwrap()
+        store.restore(RestoredTensor { created, ..restored(&store, (name, id), 1, true) }, &holder).unwrap()
     });
     clock.advance(Duration::from_secs(5));
     let found = leases.each_ref().map(|lease| {

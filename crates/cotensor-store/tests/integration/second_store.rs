@@ -6,7 +6,7 @@ use cotensor_core::{
     ContentHash, DType, Device, Error, ErrorKind, HeapMemory, Kind, Layout, Memory, MemoryKind, Result,
 };
 use cotensor_core::{Segment, Slice};
-use cotensor_store::backend::{Budget, Draft, Home, Record, RecordParts};
+use cotensor_store::backend::{Budget, Record, RecordParts, StoreBackend, UnpublishedTensor};
 use cotensor_store::*;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -91,7 +91,7 @@ impl Client {
             false => self.daemon.reserve(spec.clone(), &self.session)?,
         };
         let layout = Layout::contiguous(spec.dtype, &spec.shape)?;
-        let draft = Draft {
+        let draft = UnpublishedTensor {
             spec,
             segment: HeapMemory.reserve(layout.size_bytes())?,
             charge: Budget::new(u64::MAX).take(layout.size_bytes() as u64).unwrap().into(),
@@ -104,14 +104,14 @@ impl Client {
     }
 }
 
-impl Home for Client {
-    fn publish(&self, draft: Draft, key: Option<Key>) -> Result<Lease> {
+impl StoreBackend for Client {
+    fn publish(&self, draft: UnpublishedTensor, key: Option<Key>) -> Result<Lease> {
         let mut there = *draft.tag.downcast::<Reservation>().unwrap();
         there.write(draft.segment.bytes().unwrap(), CopyReason::Put)?;
         self.open(there.publish()?, &draft.holder, key)
     }
 
-    fn forget(&self, record: &Arc<Record>) {
+    fn release(&self, record: &Arc<Record>) {
         if record.close() {
             let mut open = self.open.lock().unwrap();
             // The tensor may have been opened anew since it was closed.
@@ -121,15 +121,15 @@ impl Home for Client {
         }
     }
 
-    fn finish(&self, _: Key, _: &[&Lease]) {}
+    fn finish_computation(&self, _: Key, _: &[&Lease]) {}
 
-    fn abandon(&self, _: Key) {}
+    fn abandon_computation(&self, _: Key) {}
 
     fn holder_name(&self, id: u32) -> Arc<str> {
         Arc::clone(&self.holders.lock().unwrap()[id as usize])
     }
 
-    fn copied(&self, tensor: &str, reason: CopyReason, bytes: usize) {
+    fn count_copy(&self, tensor: &str, reason: CopyReason, bytes: usize) {
         self.daemon.record_copy(tensor, reason, bytes);
     }
 }
@@ -177,16 +177,16 @@ impl ComputationStore for Client {
 }
 
 impl BlobStore for Client {
-    fn contents(&self, specs: &[ContentSpec], source: &mut dyn ContentSource, holder: &Holder) -> Result<Vec<Lease>> {
-        let leases = self.daemon.contents(specs, source, &self.session)?;
+    fn blobs(&self, specs: &[BlobSpec], source: &mut dyn BlobSource, holder: &Holder) -> Result<Vec<Lease>> {
+        let leases = self.daemon.blobs(specs, source, &self.session)?;
         let each = leases.into_iter().zip(specs);
-        each.map(|(lease, spec)| self.open(lease, holder, None)?.look_at(spec)).collect()
+        each.map(|(lease, spec)| self.open(lease, holder, None)?.view_as(spec)).collect()
     }
-    fn recall(&self, key: &ContentHash) -> Option<Vec<u8>> {
-        self.daemon.recall(key)
+    fn get_note(&self, key: &ContentHash) -> Option<Vec<u8>> {
+        self.daemon.get_note(key)
     }
-    fn remember(&self, key: &ContentHash, note: &[u8]) {
-        self.daemon.remember(key, note);
+    fn put_note(&self, key: &ContentHash, note: &[u8]) {
+        self.daemon.put_note(key, note);
     }
 }
 
@@ -261,7 +261,7 @@ fn tensors_pass_from_client_to_client_and_go_with_their_leases() {
 #[test]
 fn what_builds_on_the_trait_runs_on_it() {
     struct Fill;
-    impl ContentSource for Fill {
+    impl BlobSource for Fill {
         fn fill(&mut self, index: usize, target: &mut [u8]) -> Result<()> {
             if index > 0 {
                 return Err(Error::corrupt("one content was asked for twice"));
@@ -272,7 +272,7 @@ fn what_builds_on_the_trait_runs_on_it() {
     }
     let daemon = EmbeddedStore::builder().build();
     let client = Client::connect(&daemon);
-    let content = |dtype, shape: &[usize]| ContentSpec {
+    let content = |dtype, shape: &[usize]| BlobSpec {
         device: Device::Cpu,
         hash: ContentHash::of(&[3; 8]),
         dtype,
@@ -280,7 +280,7 @@ fn what_builds_on_the_trait_runs_on_it() {
         producer: "bert".to_owned(),
     };
     let specs = [content(DType::U8, &[8]), content(DType::F32, &[1, 2])];
-    let leases = client.contents(&specs, &mut Fill, &client.holder("bert")).unwrap();
+    let leases = client.blobs(&specs, &mut Fill, &client.holder("bert")).unwrap();
     assert_eq!((leases[1].shape(), leases[1].dtype()), (&[1, 2][..], DType::F32));
     assert_eq!(leases[1].identity(), specs[1].identity());
 

@@ -3,8 +3,8 @@
 use cotensor_core::testing::FakeDevice;
 use cotensor_core::{ContentHash, DType, Device, Error, ErrorKind, HeapMemory, Kind, Memory, Result, Segment};
 use cotensor_store::{
-    Claim, ComputationStore, CopyReason, EmbeddedStore, Holder, Key, Lease, MemoryControl, Retention, Spill, Spilled,
-    SpilledTensor, StoreReports, TensorSpec, TensorStore,
+    Claim, ComputationStore, CopyReason, EmbeddedStore, Holder, Key, Lease, MemoryControl, Retention, SpillStorage,
+    SpilledSegment, SpilledTensorInfo, StoreReports, TensorSpec, TensorStore,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -33,8 +33,8 @@ struct There {
     crowded: Arc<AtomicU64>,
 }
 
-impl Spill for Elsewhere {
-    fn spill(&self, segment: &dyn Segment) -> Result<Arc<dyn Spilled>> {
+impl SpillStorage for Elsewhere {
+    fn spill(&self, segment: &dyn Segment) -> Result<Arc<dyn SpilledSegment>> {
         if self.full.load(Ordering::SeqCst) {
             return Err(Error::new(ErrorKind::Io, "no space left"));
         }
@@ -51,7 +51,7 @@ impl Spill for Elsewhere {
     }
 }
 
-impl Spilled for There {
+impl SpilledSegment for There {
     fn number(&self) -> u64 {
         self.number
     }
@@ -82,8 +82,8 @@ impl Drop for There {
 
 struct Shared(Arc<Elsewhere>);
 
-impl Spill for Shared {
-    fn spill(&self, segment: &dyn Segment) -> Result<Arc<dyn Spilled>> {
+impl SpillStorage for Shared {
+    fn spill(&self, segment: &dyn Segment) -> Result<Arc<dyn SpilledSegment>> {
         self.0.spill(segment)
     }
 }
@@ -132,7 +132,7 @@ fn what_nobody_leases_goes_and_comes_back_as_what_it_was() {
     assert_eq!((stats.spills, stats.spilled_bytes, stats.evictions, stats.memory_usage_bytes), (1, 100, 0, 200));
     assert_eq!((stats.total_tensors, stats.spilled_now, stats.spilled_now_bytes), (2, 1, 100));
     let away: Vec<_> =
-        store.spilled("").into_iter().map(|SpilledTensor { tensor, .. }| (tensor.id, tensor.spec.name)).collect();
+        store.spilled("").into_iter().map(|SpilledTensorInfo { tensor, .. }| (tensor.id, tensor.spec.name)).collect();
     assert_eq!(away, [(id, "a".to_owned())]);
     assert!(store.has(id) && store.spilled("b").is_empty());
 

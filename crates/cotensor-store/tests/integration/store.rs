@@ -247,7 +247,7 @@ fn the_reports_count_what_happened() {
     let (bert, t5) = (store.holder("bert"), store.holder("t5"));
     let lease = put(&store, spec("x", &[1 << 18], 1), &bert, &[0.0]);
     clock.advance(Duration::from_secs(3));
-    let shared = lease.another(&t5).unwrap();
+    let shared = lease.lease_for(&t5).unwrap();
     let again = store.get("x", &t5).unwrap();
     assert!(store.get("nothing", &t5).is_err());
     store.record_copy("x", CopyReason::Put, 10);
