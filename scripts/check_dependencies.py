@@ -17,11 +17,12 @@ from import_circles import Crate, shown
 ALLOWED = {
     "cotensor-core": set(),
     "cotensor-store": {"cotensor-core"},
+    "cotensor-sharing": {"cotensor-core", "cotensor-store"},
     "cotensor-memory": {"cotensor-core"},
-    "cotensor-model": {"cotensor-core", "cotensor-store"},
+    "cotensor-model": {"cotensor-core", "cotensor-store", "cotensor-sharing"},
     "cotensor-client": {"cotensor-core", "cotensor-store", "cotensor-memory"},
     "cotensor-daemon": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-model", "cotensor-client"},
-    "cotensor": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-model", "cotensor-client"},
+    "cotensor": {"cotensor-core", "cotensor-sharing", "cotensor-store", "cotensor-memory", "cotensor-model", "cotensor-client"},
     "cotensor-demo": {"cotensor"},
     "cotensor-inspect": {"cotensor-core", "cotensor-memory", "cotensor-client"},
     "cotensor-soak": {
@@ -30,7 +31,7 @@ ALLOWED = {
     "cotensor-cli": {"cotensor", "cotensor-demo", "cotensor-inspect", "cotensor-client", "cotensor-daemon"},
     # The extension: everything comes in by the library, its parts and the command.
     "cotensor-python": {
-        "cotensor", "cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-model", "cotensor-client", "cotensor-cli",
+        "cotensor", "cotensor-core", "cotensor-sharing", "cotensor-store", "cotensor-memory", "cotensor-model", "cotensor-client", "cotensor-cli",
         "cotensor-daemon"
     },
     # Tests only.

@@ -12,11 +12,11 @@ mod computations;
 mod embedded;
 mod eviction;
 mod leases;
+pub mod log;
 mod names;
 mod persist;
 mod publish;
 mod reports;
-mod sharing;
 mod spill;
 mod sync;
 #[cfg(feature = "testing")]
@@ -31,11 +31,9 @@ pub use names::{VersionWord, VersionWords, WordTable};
 pub use persist::{RestoredTensor, StoreObserver};
 pub use publish::{Reservation, Ticket};
 pub use reports::LISTED;
-pub use sharing::{Exposed, LogSink, SharedTensor, SharedTensorView, TensorSharingManager};
 pub use spill::{SpillStorage, SpilledSegment, SpilledTensor, SpilledTensorInfo};
 pub use types::{
     BlobSource, BlobSpec, Copies, CopyReason, DeviceStats, Diagnostics, Holder, Key, NAME_BYTES_MAX, OptimizeReport,
     RecentCopy, Recommendations, Refusal, Retention, SharingConfig, Stats, TensorId, TensorInfo, TensorSpec,
     check_name,
 };
-use {leases as record, reports as report};

@@ -6,14 +6,16 @@ pub use cotensor_client as client;
 pub use cotensor_core as core;
 pub use cotensor_memory as memory;
 pub use cotensor_model as model;
+pub use cotensor_sharing as sharing;
 pub use cotensor_store as store;
 
 pub use cotensor_core::{DType, Device, Error, ErrorKind, Kind, Layout, Result, Slice};
 pub use cotensor_model::pipeline::{Inputs, Pipeline, User, run_user};
 pub use cotensor_model::pool::{HardwarePreferences, ResourcePool};
+pub use cotensor_sharing::{SharedTensor, SharedTensorView, TensorSharingManager};
 pub use cotensor_store::{
-    BlobStore, ComputationStore, EmbeddedStore, Lease, MemoryControl, SharedTensor, SharedTensorView, SharingConfig,
-    Store, StoreReports, TensorSharingManager, TensorStore, TensorView,
+    BlobStore, ComputationStore, EmbeddedStore, Lease, MemoryControl, SharingConfig, Store, StoreReports, TensorStore,
+    TensorView,
 };
 
 use cotensor_memory::PackCache;

@@ -1,6 +1,6 @@
 //! Verbose logging goes to Python's `logging`, under the name "cotensor".
 
-use cotensor_store::SharedTensor;
+use cotensor_sharing::SharedTensor;
 use pyo3::prelude::*;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};

@@ -26,15 +26,15 @@ use std::sync::Arc;
 /// its memory is given back.
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct SharedTensor {
-    tensor: Own<cotensor_store::SharedTensor>,
+    tensor: Own<cotensor_sharing::SharedTensor>,
 }
 
 impl SharedTensor {
-    pub(super) fn over(tensor: cotensor_store::SharedTensor) -> Self {
+    pub(super) fn over(tensor: cotensor_sharing::SharedTensor) -> Self {
         Self { tensor: Own::new(tensor) }
     }
 
-    fn tensor(&self, py: Python<'_>) -> PyResult<&cotensor_store::SharedTensor> {
+    fn tensor(&self, py: Python<'_>) -> PyResult<&cotensor_sharing::SharedTensor> {
         ours(py, "tensor", &self.tensor)
     }
 
@@ -65,7 +65,7 @@ impl SharedTensor {
         let shape = arrays::shape(shape)?;
         let producer = producer_model.unwrap_or_else(|| program(py));
         let memory = Arc::new(EmbeddedMemory::default());
-        let made = cotensor_store::SharedTensor::exposing(memory, &name, &shape, dtype, storage_type, &producer);
+        let made = cotensor_sharing::SharedTensor::exposing(memory, &name, &shape, dtype, storage_type, &producer);
         made.or_raise(py).map(Self::over)
     }
 
@@ -236,7 +236,7 @@ impl SharedTensor {
     /// the stores that they lie in.
     #[staticmethod]
     fn get_diagnostics(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
-        report(py, || serde_json::to_string(&cotensor_store::SharedTensor::get_diagnostics()))
+        report(py, || serde_json::to_string(&cotensor_sharing::SharedTensor::get_diagnostics()))
     }
 
     /// The same.

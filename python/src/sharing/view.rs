@@ -20,7 +20,7 @@ pub(crate) struct SharedTensorView {
 }
 
 impl SharedTensorView {
-    pub(super) fn new(view: cotensor_store::SharedTensorView) -> Self {
+    pub(super) fn new(view: cotensor_sharing::SharedTensorView) -> Self {
         Self { view: Mutex::new(Some(Arc::new(Own::new(view)))) }
     }
 

@@ -8,7 +8,7 @@ use crate::process::Own;
 use crate::tensor::{Tensor, check_dlpack, interface};
 use crate::window::{Held, Pages};
 use cotensor_core::Layout;
-use cotensor_store::{Exposed, SharedTensorView};
+use cotensor_sharing::{Exposed, SharedTensorView};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::any::Any;

@@ -33,7 +33,8 @@ pub struct EmbeddedStoreBuilder {
 
 impl EmbeddedStoreBuilder {
     /// For a store that will hold next to nothing.
-    pub(crate) fn small(mut self) -> Self {
+    #[must_use]
+    pub fn small(mut self) -> Self {
         self.shards = 1;
         self
     }

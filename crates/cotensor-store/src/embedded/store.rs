@@ -20,7 +20,7 @@ use std::time::Duration;
 
 impl EmbeddedStore {
     pub(crate) fn drop_closed(&self, records: &[Arc<Record>]) {
-        crate::sharing::log::tell_gone(records);
+        crate::log::tell_gone(records);
         for record in records {
             self.names.forget(record, |record| self.tell(|observer| observer.on_free(record)));
             if let Some(key) = &record.key() {

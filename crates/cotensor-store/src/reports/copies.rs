@@ -1,6 +1,6 @@
 //! Copies as they happen: totals by reason, and the latest with the tensor's name.
 
-use crate::sharing::log;
+use crate::log;
 use crate::{Copies, CopyReason, RecentCopy};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};

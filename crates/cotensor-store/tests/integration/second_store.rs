@@ -6,6 +6,7 @@ use cotensor_core::{
     ContentHash, DType, Device, Error, ErrorKind, HeapMemory, Kind, Layout, Memory, MemoryKind, Result,
 };
 use cotensor_core::{Segment, Slice};
+use cotensor_sharing::TensorSharingManager;
 use cotensor_store::backend::{Budget, Record, RecordParts, StoreBackend, UnpublishedTensor};
 use cotensor_store::*;
 use std::collections::HashMap;

@@ -1,7 +1,7 @@
-use super::inner::Inner;
-use super::shared::window;
-use crate::{Lease, Store};
+use crate::inner::Inner;
+use crate::shared::window;
 use cotensor_core::{Layout, Result};
+use cotensor_store::{Lease, Store};
 use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
@@ -31,7 +31,7 @@ pub struct SharedTensorView {
 }
 
 impl SharedTensorView {
-    pub(super) fn open(parent: &Arc<Inner>, name: &str, layout: Layout) -> Result<Self> {
+    pub(crate) fn open(parent: &Arc<Inner>, name: &str, layout: Layout) -> Result<Self> {
         let number = parent.open_view(name)?;
         Ok(Self { name: name.to_owned(), parent: Arc::clone(parent), number, layout })
     }

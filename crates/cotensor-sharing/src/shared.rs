@@ -1,8 +1,8 @@
-use super::SharedTensorView;
-use super::inner::{Inner, Residence, Via, Written};
-use super::state::Content;
-use crate::{EmbeddedStore, Retention, Store, TensorSpec};
+use crate::SharedTensorView;
+use crate::inner::{Inner, Residence, Via, Written};
+use crate::state::Content;
 use cotensor_core::{DType, Device, Error, HeapMemory, Kind, Layout, Memory, Result, Slice};
+use cotensor_store::{EmbeddedStore, Retention, Store, TensorSpec};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// Its producer writes it until another model first acquires it, which publishes it for good. Counts are per
 /// model: two acquires need two releases. Cloning the handle acquires nothing.
 #[derive(Clone)]
-pub struct SharedTensor(pub(super) Arc<Inner>);
+pub struct SharedTensor(pub(crate) Arc<Inner>);
 
 impl SharedTensor {
     /// A zeroed tensor of its own, held once by `producer_model`. `shape` in elements; `storage_type` is `cpu`, as
@@ -71,7 +71,7 @@ impl SharedTensor {
     }
 
     /// A tensor of a manager: its store keeps it when nobody holds it, unless it is private.
-    pub(super) fn managed(
+    pub(crate) fn managed(
         store: Arc<dyn Store>,
         spec: TensorSpec,
         residence: Residence,
@@ -203,7 +203,7 @@ impl fmt::Debug for SharedTensor {
 }
 
 /// What is known of a tensor before it has content.
-pub(super) fn spec(
+pub(crate) fn spec(
     name: &str,
     shape: &[usize],
     dtype: DType,
@@ -217,7 +217,7 @@ pub(super) fn spec(
 }
 
 /// `Unsupported` unless `storage_type` names `device`, where the memory at hand lies.
-pub(super) fn stored_on(device: Device, storage_type: &str) -> Result<()> {
+pub(crate) fn stored_on(device: Device, storage_type: &str) -> Result<()> {
     let wanted: Device = storage_type.parse().map_err(|error: Error| error.in_field("storage_type"))?;
     if wanted == device {
         return Ok(());
@@ -225,7 +225,7 @@ pub(super) fn stored_on(device: Device, storage_type: &str) -> Result<()> {
     Err(Error::unsupported(format!("tensors are kept on {device} here, not on {wanted}")).in_field("storage_type"))
 }
 
-pub(super) fn window(layout: &Layout, offset: &[usize], size: &[usize]) -> Result<Layout> {
+pub(crate) fn window(layout: &Layout, offset: &[usize], size: &[usize]) -> Result<Layout> {
     if offset.len() != size.len() {
         return Err(Error::invalid(format!("{} offsets for {} sizes", offset.len(), size.len())));
     }

@@ -1,8 +1,8 @@
 //! Many threads at one manager: no handle ever reads another tensor's bytes, and nothing is left over.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use cotensor_core::{DType, ErrorKind, Result};
-use cotensor_store::{EmbeddedStore, SharedTensor, TensorSharingManager};
+use cotensor_sharing::{SharedTensor, TensorSharingManager};
+use cotensor_store::EmbeddedStore;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const THREADS: u32 = 4;

@@ -1,8 +1,8 @@
 //! What a manager says of its tensors, beside what its store says of all.
 
-use super::manager::{Registry, TensorSharingManager};
-use crate::report::LISTED;
-use crate::{OptimizeReport, Recommendations, Stats, TensorInfo};
+use crate::manager::{Registry, TensorSharingManager};
+use cotensor_store::LISTED;
+use cotensor_store::{OptimizeReport, Recommendations, Stats, TensorInfo};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 
@@ -72,7 +72,7 @@ impl TensorSharingManager {
 
 impl Registry {
     /// The tensors that the store does not list, because they are not published or private.
-    pub(super) fn unlisted(&self) -> Vec<TensorInfo> {
+    pub(crate) fn unlisted(&self) -> Vec<TensorInfo> {
         self.tensors.values().filter_map(|registered| registered.tensor.0.unlisted()).collect()
     }
 

@@ -1,16 +1,15 @@
-//! The sharing API by name: tensors that models acquire and release, and the manager that keeps them.
+//! Shared tensors by name: models acquire and release them, and a manager keeps them in a [`Store`](cotensor_store::Store).
 
 mod access;
 mod diagnostics;
 mod inner;
-pub(crate) mod log;
 mod manager;
 mod reports;
 mod shared;
 mod state;
 mod view;
 
-pub use log::LogSink;
+pub use cotensor_store::log::LogSink;
 pub use manager::TensorSharingManager;
 pub use shared::SharedTensor;
 pub use view::{Exposed, SharedTensorView};

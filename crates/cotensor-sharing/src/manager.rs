@@ -1,8 +1,8 @@
-use super::inner::{Residence, Via, Written};
-use super::shared::{spec, stored_on};
-use super::{SharedTensor, SharedTensorView};
-use crate::{EmbeddedStore, Retention, Store};
+use crate::inner::{Residence, Via, Written};
+use crate::shared::{spec, stored_on};
+use crate::{SharedTensor, SharedTensorView};
 use cotensor_core::{DType, Device, Error, ErrorKind, Kind, Result};
+use cotensor_store::{EmbeddedStore, Retention, Store};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,26 +21,26 @@ type KindsOf = dyn Fn(&str) -> Vec<Kind> + Send + Sync;
 /// A tensor that the store's configuration does not share is registered all the same, counted, and private to its
 /// producer.
 pub struct TensorSharingManager {
-    pub(super) store: Arc<dyn Store>,
+    pub(crate) store: Arc<dyn Store>,
     kinds_of: Box<KindsOf>,
     written: Written,
     registry: Mutex<Registry>,
     /// Lookups that the store did not see: of tensors that are not published,
-    pub(super) hits: AtomicU64,
+    pub(crate) hits: AtomicU64,
     /// and of names that are not registered.
-    pub(super) misses: AtomicU64,
+    pub(crate) misses: AtomicU64,
 }
 
 #[derive(Default)]
-pub(super) struct Registry {
-    pub(super) tensors: BTreeMap<String, Registered>,
+pub(crate) struct Registry {
+    pub(crate) tensors: BTreeMap<String, Registered>,
     /// How many tensors there may be before those that are gone are looked for again.
     prune_at: usize,
 }
 
-pub(super) struct Registered {
-    pub(super) tensor: SharedTensor,
-    pub(super) consumers: BTreeSet<String>,
+pub(crate) struct Registered {
+    pub(crate) tensor: SharedTensor,
+    pub(crate) consumers: BTreeSet<String>,
 }
 
 impl TensorSharingManager {
@@ -239,7 +239,7 @@ impl TensorSharingManager {
         made.iter().find(|kind| wanted.contains(kind)).or(made.first()).copied().unwrap_or(Kind::Other)
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Registry> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Registry> {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -250,7 +250,7 @@ impl Registry {
     }
 
     /// Forgets what the store has evicted, or a private tensor's producer has released.
-    pub(super) fn prune(&mut self) {
+    pub(crate) fn prune(&mut self) {
         self.tensors.retain(|_, registered| registered.tensor.0.is_live());
         self.prune_at = (2 * self.tensors.len()).max(PRUNED_FROM);
     }

@@ -1,16 +1,16 @@
 //! A shared tensor's bytes, and what is to be said of it.
 
-use super::inner::{Inner, Residence};
-use super::state::{Content, State};
-use super::view::Exposed;
-use crate::{Clock, TensorId, TensorInfo};
+use crate::inner::{Inner, Residence};
+use crate::state::{Content, State};
+use crate::view::Exposed;
 use cotensor_core::{Error, ErrorKind, Layout, Result};
+use cotensor_store::{Clock, TensorId, TensorInfo};
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 impl Inner {
     /// Writes in place, before publishing.
-    pub(super) fn write_with(&self, write: impl FnOnce(&mut [u8])) -> Result<()> {
+    pub(crate) fn write_with(&self, write: impl FnOnce(&mut [u8])) -> Result<()> {
         match &mut self.write().content {
             Content::Writable { reservation, .. } => {
                 write(reservation.bytes_mut().ok_or_else(unaddressable)?);
@@ -24,7 +24,7 @@ impl Inner {
     }
 
     /// Reads the bytes of `layout`: through the view's lease where its number is given, else through any.
-    pub(super) fn read_with<T>(&self, view: Option<u64>, layout: &Layout, read: impl FnOnce(&[u8]) -> T) -> Result<T> {
+    pub(crate) fn read_with<T>(&self, view: Option<u64>, layout: &Layout, read: impl FnOnce(&[u8]) -> T) -> Result<T> {
         let state = self.read();
         let part = |bytes: &[u8]| -> Result<T> {
             let part = bytes.get(layout.byte_range());
@@ -45,7 +45,7 @@ impl Inner {
     }
 
     /// Where the bytes of `layout` are for a view, for programs that keep the address.
-    pub(super) fn expose(&self, view: u64, layout: &Layout) -> Result<Exposed> {
+    pub(crate) fn expose(&self, view: u64, layout: &Layout) -> Result<Exposed> {
         let mut state = self.write();
         let State { content, views, .. } = &mut *state;
         match content {
@@ -69,12 +69,12 @@ impl Inner {
     }
 
     /// Whether neither a model nor a view holds it.
-    pub(super) fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.read().is_idle()
     }
 
     /// Whether it could still be acquired: its memory is there.
-    pub(super) fn is_live(&self) -> bool {
+    pub(crate) fn is_live(&self) -> bool {
         let state = self.read();
         match &state.content {
             Content::Writable { .. } => true,
@@ -84,7 +84,7 @@ impl Inner {
     }
 
     /// Which version it was published as, once it was.
-    pub(super) fn published(&self) -> Option<TensorId> {
+    pub(crate) fn published(&self) -> Option<TensorId> {
         match self.read().content {
             Content::Published { id, .. } => Some(id),
             Content::Writable { .. } | Content::Freed => None,
@@ -92,7 +92,7 @@ impl Inner {
     }
 
     /// What is to be said of it while its store does not list it: until it is published, or as long as it is private.
-    pub(super) fn unlisted(&self) -> Option<TensorInfo> {
+    pub(crate) fn unlisted(&self) -> Option<TensorInfo> {
         let state = self.read();
         let Content::Writable { .. } = state.content else { return None };
         let mut holders = state.counts(&self.spec.producer);

@@ -1,33 +1,33 @@
 //! The life of a shared tensor: written by its producer, then published and leased, then freed.
 
-use super::diagnostics::Entry;
-use super::log;
-use super::state::{Content, State, View};
-use crate::{Holder, Lease, Store, SystemClock, TensorId, TensorSpec};
+use crate::diagnostics::Entry;
+use crate::state::{Content, State, View};
 use cotensor_core::{Device, Error, ErrorKind, Layout, Result};
+use cotensor_store::log;
+use cotensor_store::{Holder, Lease, Store, SystemClock, TensorId, TensorSpec};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// What all handles and views of one tensor have in common.
-pub(super) struct Inner {
-    pub(super) store: Arc<dyn Store>,
-    pub(super) spec: TensorSpec,
-    pub(super) layout: Layout,
+pub(crate) struct Inner {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) spec: TensorSpec,
+    pub(crate) layout: Layout,
     /// Where it was reserved.
-    pub(super) device: Device,
-    pub(super) residence: Residence,
+    pub(crate) device: Device,
+    pub(crate) residence: Residence,
     /// Lookups that found it and that its store has not counted.
-    pub(super) hits: AtomicU64,
+    pub(crate) hits: AtomicU64,
     /// Started with the tensor.
-    pub(super) clock: SystemClock,
+    pub(crate) clock: SystemClock,
     state: RwLock<State>,
     _active: Entry,
 }
 
 /// Who keeps a tensor that nobody holds, and who may hold it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Residence {
+pub(crate) enum Residence {
     /// Nobody: it is freed with its last holder.
     Own,
     /// Its store, until memory is wanted.
@@ -38,7 +38,7 @@ pub(super) enum Residence {
 
 /// How the producer writes.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Written {
+pub(crate) enum Written {
     /// Through [`SharedTensor::write`](super::SharedTensor::write) alone.
     InPlace,
     /// By the address, which it may keep.
@@ -47,7 +47,7 @@ pub(super) enum Written {
 
 /// How an acquire comes about.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Via {
+pub(crate) enum Via {
     /// From a handle on the tensor.
     Handle,
     /// By its name, which counts as a lookup and as a use.
@@ -55,7 +55,7 @@ pub(super) enum Via {
 }
 
 impl Inner {
-    pub(super) fn new(
+    pub(crate) fn new(
         store: Arc<dyn Store>,
         spec: TensorSpec,
         residence: Residence,
@@ -79,16 +79,16 @@ impl Inner {
         }))
     }
 
-    pub(super) fn read(&self) -> RwLockReadGuard<'_, State> {
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, State> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn write(&self) -> RwLockWriteGuard<'_, State> {
+    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, State> {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Acquires it once for each of `models`, or for none; where `owner` is given, only if it holds the tensor.
-    pub(super) fn acquire(&self, models: &[&str], owner: Option<&str>, via: Via) -> Result<()> {
+    pub(crate) fn acquire(&self, models: &[&str], owner: Option<&str>, via: Via) -> Result<()> {
         let mut state = self.write();
         if let Some(owner) = owner
             && !state.holds(owner, &self.spec.producer)
@@ -130,7 +130,7 @@ impl Inner {
     }
 
     /// Gives one of `model`'s acquires back.
-    pub(super) fn release(&self, model: &str) -> Result<()> {
+    pub(crate) fn release(&self, model: &str) -> Result<()> {
         let mut state = self.write();
         match &mut state.content {
             Content::Writable { acquires, .. } if model == self.spec.producer && *acquires > 0 => *acquires -= 1,
@@ -148,7 +148,7 @@ impl Inner {
     }
 
     /// Gives all of `model`'s acquires back; how many those were, and whether what followed went well.
-    pub(super) fn release_all(&self, model: &str) -> (u32, Result<()>) {
+    pub(crate) fn release_all(&self, model: &str) -> (u32, Result<()>) {
         let mut state = self.write();
         let released = match &mut state.content {
             Content::Writable { acquires, .. } if model == self.spec.producer => std::mem::take(acquires),
@@ -161,7 +161,7 @@ impl Inner {
     }
 
     /// Opens a view, which from then on holds the tensor; returns its number.
-    pub(super) fn open_view(&self, name: &str) -> Result<u64> {
+    pub(crate) fn open_view(&self, name: &str) -> Result<u64> {
         let mut state = self.write();
         let holder = self.store.holder(&format!("view {name}"));
         let lease = match &state.content {
@@ -176,14 +176,14 @@ impl Inner {
         Ok(number)
     }
 
-    pub(super) fn close_view(&self, number: u64) -> Result<()> {
+    pub(crate) fn close_view(&self, number: u64) -> Result<()> {
         let mut state = self.write();
         state.views.remove(&number);
         self.settle(&mut state)
     }
 
     /// Ends it for good unless somebody holds it: handles that are left find it freed.
-    pub(super) fn retire(&self) -> bool {
+    pub(crate) fn retire(&self) -> bool {
         let mut state = self.write();
         let idle = state.is_idle();
         if idle {
@@ -251,7 +251,7 @@ impl Inner {
         }
     }
 
-    pub(super) fn freed(&self) -> Error {
+    pub(crate) fn freed(&self) -> Error {
         Error::not_found(format!("{} was freed", self.spec.name))
     }
 

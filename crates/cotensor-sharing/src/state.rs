@@ -1,17 +1,17 @@
 //! What a shared tensor is at a moment, and who holds it.
 
-use crate::{Holder, Lease, Reservation, TensorId};
+use cotensor_store::{Holder, Lease, Reservation, TensorId};
 use std::collections::BTreeMap;
 
 /// The content, and the views of it.
-pub(super) struct State {
-    pub(super) content: Content,
+pub(crate) struct State {
+    pub(crate) content: Content,
     /// By number.
-    pub(super) views: BTreeMap<u64, View>,
-    pub(super) views_made: u64,
+    pub(crate) views: BTreeMap<u64, View>,
+    pub(crate) views_made: u64,
 }
 
-pub(super) enum Content {
+pub(crate) enum Content {
     /// Only the producer holds it, and may write.
     Writable {
         reservation: Box<Reservation>,
@@ -26,20 +26,20 @@ pub(super) enum Content {
 }
 
 /// A view keeps the tensor as any holder does, under a name of its own.
-pub(super) struct View {
-    pub(super) holder: Holder,
+pub(crate) struct View {
+    pub(crate) holder: Holder,
     /// None before publishing.
-    pub(super) lease: Option<Lease>,
+    pub(crate) lease: Option<Lease>,
 }
 
 impl State {
-    pub(super) fn new(reservation: Reservation) -> Self {
+    pub(crate) fn new(reservation: Reservation) -> Self {
         let content = Content::Writable { reservation: Box::new(reservation), acquires: 1 };
         Self { content, views: BTreeMap::new(), views_made: 0 }
     }
 
     /// Whether neither a model nor a view holds the tensor.
-    pub(super) fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         let held = match &self.content {
             Content::Writable { acquires, .. } => *acquires > 0,
             Content::Published { leases, .. } => !leases.is_empty(),
@@ -48,7 +48,7 @@ impl State {
         !held && self.views.is_empty()
     }
 
-    pub(super) fn holds(&self, model: &str, producer: &str) -> bool {
+    pub(crate) fn holds(&self, model: &str, producer: &str) -> bool {
         match &self.content {
             Content::Writable { acquires, .. } => *acquires > 0 && model == producer,
             Content::Published { leases, .. } => leases.contains_key(model),
@@ -56,7 +56,7 @@ impl State {
         }
     }
 
-    pub(super) fn counts(&self, producer: &str) -> BTreeMap<String, u32> {
+    pub(crate) fn counts(&self, producer: &str) -> BTreeMap<String, u32> {
         match &self.content {
             Content::Writable { acquires: 0, .. } | Content::Freed => BTreeMap::new(),
             Content::Writable { acquires, .. } => BTreeMap::from([(producer.to_owned(), *acquires)]),
@@ -67,14 +67,14 @@ impl State {
     }
 
     /// Some lease of it, if anybody has one.
-    pub(super) fn any_lease(&self) -> Option<&Lease> {
+    pub(crate) fn any_lease(&self) -> Option<&Lease> {
         let Content::Published { leases, .. } = &self.content else { return None };
         let views = self.views.values().filter_map(|view| view.lease.as_ref());
         leases.values().flatten().chain(views).next()
     }
 
     /// The views' holders and how many views each has.
-    pub(super) fn view_holders(&self) -> BTreeMap<String, u32> {
+    pub(crate) fn view_holders(&self) -> BTreeMap<String, u32> {
         let mut holders = BTreeMap::new();
         for view in self.views.values() {
             *holders.entry(view.holder.name().to_owned()).or_default() += 1;

@@ -1,6 +1,6 @@
 //! What happens to tensors, told as it happens to whoever debugs.
 
-use crate::record::Record;
+use crate::leases::Record;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -11,16 +11,18 @@ static VERBOSE: AtomicBool = AtomicBool::new(false);
 /// Standard error until another is set.
 static SINK: RwLock<Option<Arc<LogSink>>> = RwLock::new(None);
 
-pub(super) fn set_verbose(verbose: bool) {
+/// Switches verbose logging on or off, for the whole process.
+pub fn set_verbose(verbose: bool) {
     VERBOSE.store(verbose, Ordering::Relaxed);
 }
 
-pub(super) fn set_sink(sink: Option<Arc<LogSink>>) {
+/// Sets where the lines go; none is standard error.
+pub fn set_sink(sink: Option<Arc<LogSink>>) {
     *SINK.write().unwrap_or_else(PoisonError::into_inner) = sink;
 }
 
 /// Tells of an event, which is put into words only if anybody listens.
-pub(crate) fn tell(event: impl FnOnce() -> String) {
+pub fn tell(event: impl FnOnce() -> String) {
     if VERBOSE.load(Ordering::Relaxed) {
         pass_on(&event());
     }

@@ -1,9 +1,10 @@
 //! Every shared tensor of this process, for debugging.
 
-use super::inner::Inner;
-use super::log::{self, LogSink};
-use super::{SharedTensor, TensorSharingManager};
-use crate::{Copies, Diagnostics, TensorInfo};
+use crate::inner::Inner;
+use crate::manager::TensorSharingManager;
+use crate::shared::SharedTensor;
+use cotensor_store::log::{self, LogSink};
+use cotensor_store::{Copies, Diagnostics, TensorInfo};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -22,10 +23,10 @@ impl Active {
 }
 
 /// An entry in the list of active tensors, which ends with it.
-pub(super) struct Entry(u64);
+pub(crate) struct Entry(u64);
 
 impl Entry {
-    pub(super) fn new(tensor: &Weak<Inner>) -> Self {
+    pub(crate) fn new(tensor: &Weak<Inner>) -> Self {
         let mut active = Active::lock();
         active.numbers += 1;
         let number = active.numbers;

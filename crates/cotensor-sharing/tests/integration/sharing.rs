@@ -1,8 +1,8 @@
 //! Shared tensors and their manager: who holds what, which version a handle means, and what is left afterwards.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use cotensor_core::{DType, ErrorKind, Kind};
-use cotensor_store::{CopyReason, EmbeddedStore, SharedTensor, SharingConfig, TensorSharingManager};
+use cotensor_sharing::{SharedTensor, TensorSharingManager};
+use cotensor_store::{CopyReason, EmbeddedStore, SharingConfig};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
