@@ -3,9 +3,9 @@
 
 mod support;
 
+use cotensor_model::Runtime;
 use cotensor_model::engine::RtenEngine;
 use cotensor_model::pipeline::{Inputs, Pipeline, UserReport, run_user};
-use cotensor_model::runtime::Runtime;
 use cotensor_store::{Store, StoreReports, TensorStore};
 use std::path::Path;
 use std::sync::Arc;

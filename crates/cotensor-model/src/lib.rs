@@ -1,22 +1,20 @@
-//! Models as stages over a store: what models have in common is loaded once and computed once.
+//! Models as stages over a store: equal weights are loaded once, and equal results are computed once.
 //!
-//! A [`family::Family`] is data: which graphs, which roles, which preprocessing. A [`model::Model`] is a folder in the
-//! usual hub layout, opened over a [`runtime::Runtime`] (shared) or privately (as a program without Cotensor would).
-//! A [`pipeline::Pipeline`] lets several users run on the same input. No memory backend is named here: the
-//! crate sees the trait [`cotensor_store::Store`] only.
+//! A [`family::Family`] is data: graphs, roles, preprocessing. A [`model::Model`] is a folder in the layout of model hubs, opened over
+//! a [`model::Runtime`] (shared) or privately (as a program without Cotensor would). A [`pipeline::Pipeline`] runs several users on one
+//! input. The crate names no memory kind: it uses the trait [`cotensor_store::Store`] only.
 
-/// Arrays in memory of their own.
-pub mod array;
 pub mod engine;
-pub mod family;
 mod folder;
 pub mod graph;
-pub mod labels;
 pub mod model;
 pub mod pipeline;
 pub mod pool;
-pub mod preprocess;
-pub mod runtime;
 pub mod stage;
-pub mod value;
+pub mod tensor;
 pub mod weights;
+
+pub use cotensor_preprocess as preprocess;
+pub use cotensor_preprocess::family;
+pub use folder::ModelFolder;
+pub use model::Runtime;

@@ -39,7 +39,7 @@ fn a_hundred_opens_leave_nothing() {
     let engine = RtenEngine::new(Some(1));
     let open = || {
         for graph in [load(&path, &*store), engine.load_file(&path, FileMode::Map).unwrap()] {
-            let rows = cotensor_model::array::ArrayView::I32(&[2], &[5, 6]);
+            let rows = cotensor_model::tensor::ArrayView::I32(&[2], &[5, 6]);
             assert_eq!(graph.run(&[("rows", rows)], &["y"]).unwrap()[0].shape(), [2, SIZE]);
         }
         // Each engine brings threads; its own must end with it.

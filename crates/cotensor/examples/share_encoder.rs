@@ -3,7 +3,7 @@
 //!
 //! `cargo run --example share_encoder`
 
-use cotensor::{Inputs, LocalOptions, Pipeline, Result, Runtime, run_user};
+use cotensor::{Inputs, LocalOptions, Pipeline, Result, run_user};
 use std::path::Path;
 
 const MODELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/tiny");
@@ -22,7 +22,7 @@ head = "head.entities"
 "#;
 
 fn main() -> Result<()> {
-    let runtime = Runtime::local(&LocalOptions::default())?;
+    let runtime = LocalOptions::default().runtime()?;
     let inputs = Inputs::default().with_text("The harbour wakes before the city does.");
     for user in &Pipeline::parse(PIPELINE)?.users {
         let model = runtime.open(&Path::new(MODELS).join(&user.model))?;

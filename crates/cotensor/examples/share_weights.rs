@@ -5,7 +5,7 @@
 
 use cotensor::core::ContentHash;
 use cotensor::store::CopyReason;
-use cotensor::{Error, LocalOptions, Result, Runtime};
+use cotensor::{Error, LocalOptions, Result};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
@@ -32,7 +32,7 @@ fn second_process(cache: &Path) -> Result<()> {
 }
 
 fn open_and_tell(who: &str, cache: &Path, meanwhile: impl FnOnce() -> Result<()>) -> Result<()> {
-    let runtime = Runtime::local(&LocalOptions { cache: Some(cache.to_path_buf()), ..LocalOptions::default() })?;
+    let runtime = LocalOptions { cache: Some(cache.to_path_buf()), ..LocalOptions::default() }.runtime()?;
     let model = runtime.open(Path::new(MODEL))?;
     let encoder = model.stage("encoder")?;
     let weights: BTreeSet<(ContentHash, usize)> = encoder.weights().iter().copied().collect();

@@ -2,14 +2,14 @@
 //!
 //! `cargo run --example tensor_view`
 
-use cotensor::model::value::Value;
-use cotensor::{Error, LocalOptions, Result, Runtime, Slice};
+use cotensor::model::tensor::Value;
+use cotensor::{Error, LocalOptions, Result, Slice};
 use std::path::Path;
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/tiny/bert");
 
 fn main() -> Result<()> {
-    let runtime = Runtime::local(&LocalOptions::default())?;
+    let runtime = LocalOptions::default().runtime()?;
     let store = runtime.store();
     let model = runtime.open(Path::new(MODEL))?;
 

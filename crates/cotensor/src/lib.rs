@@ -10,6 +10,7 @@ pub use cotensor_sharing as sharing;
 pub use cotensor_store as store;
 
 pub use cotensor_core::{DType, Device, Error, ErrorKind, Kind, Layout, Result, Slice};
+pub use cotensor_model::Runtime;
 pub use cotensor_model::pipeline::{Inputs, Pipeline, User, run_user};
 pub use cotensor_model::pool::{HardwarePreferences, ResourcePool};
 pub use cotensor_sharing::{SharedTensor, SharedTensorView, TensorSharingManager};
@@ -41,29 +42,20 @@ pub fn tensor_sharing_manager(store: Arc<dyn Store>) -> TensorSharingManager {
     TensorSharingManager::with_store(store).with_model_kinds(model::family::kinds_by_name)
 }
 
-/// Models over one store: see [`model::runtime::Runtime`].
-pub struct Runtime;
-
-impl Runtime {
-    /// A runtime over a store inside this process.
+impl LocalOptions {
+    /// A runtime over a store inside this process. For a runtime over another store, see [`Runtime::over`].
     ///
     /// # Errors
     /// `Io` or `Invalid` when the cache folder cannot be used.
-    pub fn local(options: &LocalOptions) -> Result<Arc<model::runtime::Runtime>> {
-        let mut builder = EmbeddedStore::builder().config(options.sharing.clone());
-        if let Some(bytes) = options.max_memory_bytes {
+    pub fn runtime(&self) -> Result<Arc<Runtime>> {
+        let mut builder = EmbeddedStore::builder().config(self.sharing.clone());
+        if let Some(bytes) = self.max_memory_bytes {
             builder = builder.max_memory_bytes(bytes);
         }
-        if let Some(folder) = &options.cache {
+        if let Some(folder) = &self.cache {
             builder = builder.cache(Arc::new(PackCache::open(folder)?));
         }
-        Ok(Self::over(builder.build(), options.threads))
-    }
-
-    /// A runtime over a store that is there already: over the daemon's ([`client::ClientStore`]), weights and results are
-    /// shared with every process that uses it. `threads` are the engine's; none lets it choose.
-    pub fn over(store: Arc<dyn Store>, threads: Option<usize>) -> Arc<model::runtime::Runtime> {
-        model::runtime::Runtime::new(store, model::engine::open_default(threads))
+        Ok(Runtime::over(builder.build(), self.threads))
     }
 }
 

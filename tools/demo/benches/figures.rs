@@ -2,11 +2,11 @@
 //! Ratios of one run, interleaved, medians. Uses the seeded BERT-base of the demo (made at first use).
 #![allow(clippy::unwrap_used)]
 
+use cotensor::LocalOptions;
 use cotensor::memory::{PackCache, process};
-use cotensor::model::array::Array;
 use cotensor::model::engine::{Engine, FileMode, RtenEngine};
-use cotensor::model::value::Value;
-use cotensor::{LocalOptions, Runtime};
+use cotensor::model::tensor::Array;
+use cotensor::model::tensor::Value;
 use cotensor_demo::materialize;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -38,7 +38,7 @@ fn input() -> Value {
 /// What a second model in this process, and a second process, add to memory; every page of the weights touched.
 fn memory(cache: &Path, folder: &Path, weights: u64) {
     let pid = std::process::id();
-    let runtime = Runtime::local(&options(cache)).unwrap();
+    let runtime = options(cache).runtime().unwrap();
     let holder = runtime.store().holder("bench");
     let ids = input();
     let ones = Value::from(Array::i32([1, 128], vec![1; 128]).unwrap());
@@ -82,7 +82,7 @@ fn memory(cache: &Path, folder: &Path, weights: u64) {
 
 /// Opens, runs, says so, and stays until its standard input ends.
 fn second_process(cache: &Path, folder: &Path) {
-    let runtime = Runtime::local(&options(cache)).unwrap();
+    let runtime = options(cache).runtime().unwrap();
     let model = runtime.open(folder).unwrap();
     let stage = model.stage("encoder").unwrap();
     let (ids, ones) = (input(), Value::from(Array::i32([1, 128], vec![1; 128]).unwrap()));
@@ -95,7 +95,7 @@ fn second_process(cache: &Path, folder: &Path) {
 
 /// A stage through Cotensor against plain rten, and a stage that was computed already.
 fn time(cache: &Path, folder: &Path) {
-    let runtime = Runtime::local(&options(cache)).unwrap();
+    let runtime = options(cache).runtime().unwrap();
     let holder = runtime.store().holder("bench");
     let stage = runtime.open(folder).unwrap().stage("encoder").unwrap();
     let engine = RtenEngine::new(None);

@@ -4,13 +4,13 @@ use crate::by_hand::{OneCopy, Recorder};
 use crate::resident::resident_bytes;
 use crate::savings::Avoidable;
 use crate::scenario::Scenario;
+use cotensor::LocalOptions;
 use cotensor::core::{Error, Result};
 use cotensor::memory::process;
 use cotensor::model::engine::{Engine, FileMode, RtenEngine};
 use cotensor::model::model::{Model, StageSource};
 use cotensor::model::pipeline::{Pipeline, UserReport, run_user};
 use cotensor::store::{EmbeddedStore, Store};
-use cotensor::{LocalOptions, Runtime};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -171,7 +171,7 @@ fn shared(scenario: &Scenario, pipeline: &Pipeline, options: &WorkerOptions, sta
         threads: Some(options.threads),
         ..LocalOptions::default()
     };
-    let runtime = Runtime::local(&local)?;
+    let runtime = local.runtime()?;
     let run = run_users(scenario, pipeline, options, &**runtime.store(), started, |folder| runtime.open(folder))?;
     let weights = run.weights(&options.cache)?;
     run.report(0.0, Some(weights))

@@ -41,7 +41,7 @@ use clap::CommandFactory;
 use cotensor::Pipeline;
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor::model::model::Model;
-use cotensor::{LocalOptions, Runtime, SharingConfig, memory, model};
+use cotensor::{LocalOptions, Runtime, SharingConfig, memory};
 use cotensor_client::ClientStore;
 use std::collections::{BTreeSet, HashMap};
 use std::io::Write;
@@ -55,13 +55,14 @@ fn cache_folder(common: &Common) -> Result<PathBuf> {
     }
 }
 
-fn runtime(common: &Common, sharing: SharingConfig) -> Result<Arc<model::runtime::Runtime>> {
-    Runtime::local(&LocalOptions {
+fn runtime(common: &Common, sharing: SharingConfig) -> Result<Arc<Runtime>> {
+    LocalOptions {
         cache: Some(cache_folder(common)?),
         max_memory_bytes: budget_bytes(common)?,
         threads: common.threads.map(usize::from),
         sharing,
-    })
+    }
+    .runtime()
 }
 
 fn budget_bytes(common: &Common) -> Result<Option<u64>> {
@@ -92,11 +93,7 @@ fn in_pipeline(error: Error, file: &Path) -> Error {
 
 /// Opens each model folder that `pipeline` names, relative to `base`, once: all users of a folder run the same files, also
 /// while it is written. By the name that the pipeline has for it.
-fn open_models(
-    pipeline: &Pipeline,
-    base: &Path,
-    runtime: &Arc<model::runtime::Runtime>,
-) -> Result<HashMap<String, Arc<Model>>> {
+fn open_models(pipeline: &Pipeline, base: &Path, runtime: &Arc<Runtime>) -> Result<HashMap<String, Arc<Model>>> {
     let mut models = HashMap::new();
     for user in &pipeline.users {
         if !models.contains_key(&user.model) {
@@ -107,12 +104,7 @@ fn open_models(
 }
 
 /// Shows progress over the stages of `models` that `pipeline` loads, as they load, and over `more` steps of the caller.
-fn progress(
-    pipeline: &Pipeline,
-    models: &HashMap<String, Arc<Model>>,
-    runtime: &model::runtime::Runtime,
-    more: usize,
-) -> Arc<Steps> {
+fn progress(pipeline: &Pipeline, models: &HashMap<String, Arc<Model>>, runtime: &Runtime, more: usize) -> Arc<Steps> {
     let mut stages = BTreeSet::new();
     for user in &pipeline.users {
         // A wrong task is reported where it runs.

@@ -16,10 +16,10 @@ use cotensor_client::functions::{
     Arguments, Context, Entries, Failure, Managed, Object, Options, ProviderBuilder, Value,
 };
 use cotensor_core::{DType, Error, Result};
+use cotensor_model::Runtime;
 use cotensor_model::model::Model;
 use cotensor_model::pipeline::{Output, User, run_user_keeping};
-use cotensor_model::runtime::Runtime;
-use cotensor_model::value::Value as Flowing;
+use cotensor_model::tensor::Value as Flowing;
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};

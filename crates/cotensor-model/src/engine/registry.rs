@@ -1,6 +1,7 @@
 //! The engines of this build. A new engine is one file beside this one and one line here.
 
-use super::{Engine, RtenEngine};
+use super::api::Engine;
+use super::rten::RtenEngine;
 use cotensor_core::{Error, Result};
 use std::sync::Arc;
 

@@ -3,7 +3,9 @@
 //! The trunk ends with the last encoder block ([`encoder`](super::encoder) proves the place). A graph without such a place is not cut.
 
 use super::encoder::{Cut, EncoderSize, find};
-use super::{Graph, initializer};
+use super::graph::Graph;
+use super::initializer;
+use super::proto::port;
 use cotensor_core::{Error, Hasher, Result};
 use rten_onnx::onnx::{
     DataType, Dimension, GraphProto, NodeProto, TensorProto, TensorShapeProto, TypeProto, TypeProtoTensor,
@@ -47,7 +49,7 @@ impl Graph {
             return Err(Error::unsupported("the graph uses this name for another value").in_field(name));
         }
         let boundary = boundary(graph, &cut, name);
-        let port = super::port(&boundary)?;
+        let port = port(&boundary)?;
         match half {
             Half::Trunk => {
                 graph.node.truncate(cut.node + 1);

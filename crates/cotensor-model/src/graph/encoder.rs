@@ -5,8 +5,7 @@
 //! product: the one around the feed-forward part, and the one that ends the encoder. A head's own normalization comes later and adds
 //! no residual, so it is never taken for the end.
 
-use super::fingerprint::tensor_bytes;
-use super::normal_domain;
+use super::proto::{normal_domain, tensor_bytes};
 use rten_onnx::onnx::{GraphProto, NodeProto, TensorProto};
 use std::collections::{HashMap, HashSet};
 

@@ -3,9 +3,10 @@
 //! Values are numbered in the order in which they are defined, so their names do not matter. Constants stand for their content
 //! wherever they are used, so neither the order of initializers nor how their bytes are spelt matters.
 
-use super::{Graph, normal_domain};
+use super::proto::{normal_domain, tensor_bytes};
+use super::types::{Port, Weight};
 use cotensor_core::{ContentHash, Hasher};
-use rten_onnx::onnx::{AttributeProto, DataType, GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto};
+use rten_onnx::onnx::{AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto};
 use std::collections::HashMap;
 
 /// What a name stands for.
@@ -29,10 +30,14 @@ impl Scope<'_> {
     }
 }
 
-pub(super) fn fingerprint(graph: &Graph, weights: &[ContentHash]) -> ContentHash {
+pub(super) fn fingerprint(
+    model: &ModelProto,
+    weights: &[Weight],
+    ports: [&[Port]; 2],
+    hashes: &[ContentHash],
+) -> ContentHash {
     let mut state = State { hasher: Hasher::new("cotensor graph v1"), next: 0 };
-    let mut opsets: Vec<_> = graph
-        .model
+    let mut opsets: Vec<_> = model
         .opset_import
         .iter()
         .map(|opset| (normal_domain(opset.domain.as_deref()), opset.version.unwrap_or_default()))
@@ -42,9 +47,11 @@ pub(super) fn fingerprint(graph: &Graph, weights: &[ContentHash]) -> ContentHash
     for (domain, version) in opsets {
         state.text(domain).number(version as u64);
     }
-    let contents = graph.weights.iter().zip(weights).map(|(weight, hash)| (weight.name.as_str(), *hash)).collect();
-    state.graph(graph.graph(), None, &contents);
-    for port in graph.inputs.iter().chain(&graph.outputs) {
+    let contents = weights.iter().zip(hashes).map(|(weight, hash)| (weight.name.as_str(), *hash)).collect();
+    if let Some(graph) = &model.graph {
+        state.graph(graph, None, &contents);
+    }
+    for port in ports.into_iter().flatten() {
         state.text(&port.name);
     }
     state.hasher.finish()
@@ -200,25 +207,4 @@ fn constant(tensor: &TensorProto, content: Option<ContentHash>) -> ContentHash {
     }
     hasher.field(content.unwrap_or_else(|| ContentHash::of(&tensor_bytes(tensor))).as_bytes());
     hasher.finish()
-}
-
-/// A tensor's elements in little-endian order, whichever field they are in.
-pub(super) fn tensor_bytes(tensor: &TensorProto) -> Vec<u8> {
-    if let Some(raw) = &tensor.raw_data {
-        return raw.borrow().clone();
-    }
-    match tensor.data_type {
-        Some(DataType::FLOAT) => tensor.float_data.iter().flat_map(|value| value.to_le_bytes()).collect(),
-        Some(DataType::DOUBLE) => tensor.double_data.iter().flat_map(|value| value.to_le_bytes()).collect(),
-        Some(DataType::INT64) => tensor.int64_data.iter().flat_map(|value| value.to_le_bytes()).collect(),
-        Some(DataType::INT32) => tensor.int32_data.iter().flat_map(|value| value.to_le_bytes()).collect(),
-        // The narrower types are widened to 32 bits each.
-        Some(DataType::INT8 | DataType::UINT8 | DataType::BOOL) => {
-            tensor.int32_data.iter().map(|&value| value as u8).collect()
-        }
-        Some(DataType::INT16 | DataType::UINT16 | DataType::FLOAT16 | DataType::BFLOAT16) => {
-            tensor.int32_data.iter().flat_map(|&value| (value as u16).to_le_bytes()).collect()
-        }
-        _ => Vec::new(),
-    }
 }

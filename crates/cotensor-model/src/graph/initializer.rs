@@ -1,10 +1,10 @@
 //! A graph's initializers: which are weights, where their data lies, and what of them stays in the graph.
 
 use super::external::Folder;
-use super::fingerprint::tensor_bytes;
 use super::limits::{PRIVATE_BYTES_MAX, SHARED_BYTES_MIN};
+use super::proto::{dtype_of, tensor_bytes, weight_location};
+use super::types::{Weight, WeightSource};
 use super::wire::Span;
-use super::{Weight, WeightSource, dtype_of, weight_location};
 use cotensor_core::{DType, Error, Layout, Result};
 use rten_onnx::onnx::{DataLocation, DataType, GraphProto, StringStringEntryProto, TensorProto};
 use std::cell::RefCell;

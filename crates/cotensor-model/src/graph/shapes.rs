@@ -3,9 +3,8 @@
 //!
 //! Only shapes that the file states are seen; one that is computed from inputs is the caller's.
 
-use super::fingerprint::tensor_bytes;
 use super::limits::MADE_ELEMENTS_MAX;
-use super::visit_nodes;
+use super::proto::{tensor_bytes, visit_nodes};
 use cotensor_core::{Error, RANK_MAX, Result};
 use rten_onnx::onnx::{DataType, GraphProto, NodeProto, TensorProto};
 use std::collections::HashMap;

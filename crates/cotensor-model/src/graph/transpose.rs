@@ -1,7 +1,8 @@
 //! Transposed weights. An engine folds `Transpose(weight)` while loading, into a copy that nobody shares. Folded here instead,
 //! the transposed weight is one more weight, with a content of its own.
 
-use super::{Weight, normal_domain, visit_nodes};
+use super::proto::{normal_domain, visit_nodes};
+use super::types::Weight;
 use rten_onnx::onnx::{GraphProto, NodeProto, TensorProto};
 use std::collections::{HashMap, HashSet};
 

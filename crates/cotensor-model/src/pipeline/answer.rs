@@ -1,5 +1,5 @@
-use crate::labels::{Labels, Problem};
-use crate::value::Value;
+use crate::model::{Labels, Problem};
+use crate::tensor::Value;
 use cotensor_core::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
@@ -128,12 +128,6 @@ pub(crate) fn softmax(logits: &[f32]) -> Vec<f32> {
     exponentials.iter().map(|value| value / sum).collect()
 }
 
-/// `vector` scaled to length 1; a zero vector stays as it is.
-pub(crate) fn normalized(vector: &[f32]) -> Vec<f32> {
-    let norm = vector.iter().map(|value| value * value).sum::<f32>().sqrt();
-    if norm == 0.0 { vector.to_vec() } else { vector.iter().map(|value| value / norm).collect() }
-}
-
 /// The elements of an output of one input that a task reads: `[1, width]`, or `[1, rows, width]` where `rows` says how many rows
 /// are expected (`None`: any number). Returns width and elements.
 ///
@@ -200,7 +194,7 @@ mod tests {
         let value = |shape: &[usize], first: f32| {
             let mut values = vec![0.0; shape.iter().product()];
             values[0] = first;
-            Value::from(crate::array::Array::f32(shape.to_vec(), values).unwrap())
+            Value::from(crate::tensor::Array::f32(shape.to_vec(), values).unwrap())
         };
         assert_eq!(read(&value(&[1, 3], 1.0), "t", None).unwrap().0, 3);
         assert_eq!(read(&value(&[1, 2, 3], 1.0), "t", Some(Some(2))).unwrap().0, 3);

@@ -1,8 +1,7 @@
 //! Which stages of a pipeline are shared and by whom; and where they are not, why.
 
-use super::{Pipeline, User};
-use crate::model::Model;
-use crate::runtime::Runtime;
+use super::pipeline::{Pipeline, User};
+use crate::model::{Model, Runtime};
 use crate::stage::Stage;
 use cotensor_core::{ContentHash, Hasher, Result};
 use serde::Serialize;

@@ -1,13 +1,13 @@
 //! Greedy decoding with a key-value cache, as Whisper's two decoder graphs want it.
 
 use super::answer::{Answer, Output, numbers, softmax};
+use super::inputs::Inputs;
+use super::pipeline::{NEW_TOKENS_MAX, User};
 use super::run::{Run, token_value};
-use super::{Inputs, NEW_TOKENS_MAX, User};
-use crate::array::{Array, ArrayView};
 use crate::engine::LoadedGraph;
 use crate::model::Model;
 use crate::stage::Stage;
-use crate::value::Value;
+use crate::tensor::{Array, ArrayView, Value};
 use cotensor_core::{ContentHash, Error, Hasher, Result};
 use std::collections::HashMap;
 

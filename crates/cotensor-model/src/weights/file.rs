@@ -5,7 +5,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use super::SETTLED_AFTER;
+/// A file that was written less than this ago may be written again without its times changing.
+const SETTLED_AFTER: Duration = Duration::from_secs(2);
 
 /// From this size on a read is split over threads: copying out of the page cache is bound by one core.
 const PARALLEL_BYTES_MIN: usize = 8 << 20;

@@ -5,7 +5,7 @@ use cotensor_core::{ErrorKind, Result};
 use cotensor_model::engine::RtenEngine;
 use cotensor_model::pipeline::{Answer, Inputs, User, UserReport, run_user};
 use cotensor_model::preprocess::{ImageProcessor, TextProcessor, decode_image};
-use cotensor_model::runtime::Runtime;
+use cotensor_model::{ModelFolder, Runtime};
 use cotensor_store::EmbeddedStore;
 use rten_onnx::onnx::{DataType, ModelProto};
 use serde_json::{Value, json};
@@ -64,10 +64,10 @@ fn lower_case_is_as_tokenizer_config_says() {
     let folder = folder("bert");
     let ids = |lower: bool| {
         set(folder.path(), "tokenizer_config.json", "do_lower_case", lower.into());
-        let batch = TextProcessor::open(folder.path()).unwrap().encode(&["The Harbour"]).unwrap();
+        let batch = TextProcessor::open(&ModelFolder::new(folder.path())).unwrap().encode(&["The Harbour"]).unwrap();
         batch.ids.as_i32().unwrap().to_vec()
     };
-    let lowered = TextProcessor::open(&tiny("bert")).unwrap().encode(&["the harbour"]).unwrap();
+    let lowered = TextProcessor::open(&ModelFolder::new(&tiny("bert"))).unwrap().encode(&["the harbour"]).unwrap();
     assert_eq!(ids(true), lowered.ids.as_i32().unwrap());
     assert_ne!(ids(false), lowered.ids.as_i32().unwrap());
     // A class that is not BERT's does not read the field.
@@ -80,7 +80,7 @@ fn image_fields_that_are_missing_are_as_the_class_has_them() {
     let photo = decode_image(&fs::read(fixtures().join("tiny/images/tall.png")).unwrap()).unwrap();
     for family in ["vit", "clip"] {
         let folder = folder(family);
-        let whole = ImageProcessor::open(folder.path()).unwrap();
+        let whole = ImageProcessor::open(&ModelFolder::new(folder.path()), None).unwrap();
         for field in [
             "do_resize",
             "do_rescale",
@@ -93,12 +93,13 @@ fn image_fields_that_are_missing_are_as_the_class_has_them() {
         ] {
             set(folder.path(), "preprocessor_config.json", field, Value::Null);
         }
-        let short = ImageProcessor::open(folder.path()).unwrap();
+        let short = ImageProcessor::open(&ModelFolder::new(folder.path()), None).unwrap();
         assert_eq!(short.process(&photo).unwrap().as_f32().unwrap(), whole.process(&photo).unwrap().as_f32().unwrap());
         let sized = |size: Value| {
             set(folder.path(), "preprocessor_config.json", "size", size);
             set(folder.path(), "preprocessor_config.json", "do_center_crop", false.into());
-            let (_, height, width) = ImageProcessor::open(folder.path()).unwrap().levels(&photo).unwrap();
+            let (_, height, width) =
+                ImageProcessor::open(&ModelFolder::new(folder.path()), None).unwrap().levels(&photo).unwrap();
             (height, width)
         };
         // 37 x 91 pixels; sizes as transformers' get_size_with_aspect_ratio and get_image_size_for_max_height_width give them.
@@ -108,9 +109,9 @@ fn image_fields_that_are_missing_are_as_the_class_has_them() {
         // One number is a square or a shortest edge, as the class has it.
         assert_eq!(sized(32.into()), if family == "vit" { (32, 32) } else { (78, 32) });
         set(folder.path(), "preprocessor_config.json", "image_processor_type", "CLIPImageProcessorFast".into());
-        assert!(ImageProcessor::open(folder.path()).is_ok());
+        assert!(ImageProcessor::open(&ModelFolder::new(folder.path()), None).is_ok());
         set(folder.path(), "preprocessor_config.json", "image_processor_type", "BeitImageProcessor".into());
-        let error = ImageProcessor::open(folder.path()).unwrap_err();
+        let error = ImageProcessor::open(&ModelFolder::new(folder.path()), None).unwrap_err();
         assert_eq!((error.kind(), error.field()), (ErrorKind::Unsupported, Some("image_processor_type")));
     }
 }
@@ -159,7 +160,10 @@ fn text_tower_of_fixed_length_gets_rows_filled_up_as_the_tokenizer_says() {
         assert!(fixed.max_abs_diff(plain) < 1e-5, "{}", fixed.name);
     }
     // A length that nobody means is not reserved.
-    let error = TextProcessor::open(folder.path()).unwrap().encode_to(&["a cat"], Some(1 << 21)).unwrap_err();
+    let error = TextProcessor::open(&ModelFolder::new(folder.path()))
+        .unwrap()
+        .encode_to(&["a cat"], Some(1 << 21))
+        .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
     // A text that is longer is cut to what the graph reads.
     ranking.texts = vec!["a photo of the harbour ".repeat(20)];

@@ -3,9 +3,9 @@
 use crate::support::onnx::*;
 use cotensor_core::testing::FakeDevice;
 use cotensor_core::{DType, ErrorKind};
-use cotensor_model::array::ArrayView;
 use cotensor_model::engine::{Engine, FileMode, RtenEngine};
 use cotensor_model::graph::Graph;
+use cotensor_model::tensor::ArrayView;
 use cotensor_store::{CopyReason, EmbeddedStore, StoreReports};
 use rten_onnx::onnx::{DataType, GraphProto, ModelProto};
 use std::sync::Arc;

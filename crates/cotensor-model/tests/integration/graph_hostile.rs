@@ -2,9 +2,9 @@
 
 use crate::support::onnx::*;
 use cotensor_core::{Error, ErrorKind};
-use cotensor_model::array::ArrayView;
 use cotensor_model::engine::{Engine, RtenEngine};
 use cotensor_model::graph::{DEPTH_MAX, Graph};
+use cotensor_model::tensor::ArrayView;
 use cotensor_model::weights::load_weights;
 use cotensor_store::{StoreReports, TensorStore};
 use rten_onnx::onnx::{AttributeProto, DataType, GraphProto, ModelProto, TensorProto, TypeProto, TypeProtoSequence};

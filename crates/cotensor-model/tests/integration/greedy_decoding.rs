@@ -1,10 +1,10 @@
 //! Greedy decoding against the tokens that the reference implementation decodes with the same weights.
 
-use cotensor_model::array::Array;
+use cotensor_model::Runtime;
 use cotensor_model::engine::{Engine, FileMode, LoadedGraph, RtenEngine};
 use cotensor_model::pipeline::generate::{Limits, greedy};
-use cotensor_model::runtime::Runtime;
-use cotensor_model::value::Value;
+use cotensor_model::tensor::Array;
+use cotensor_model::tensor::Value;
 use cotensor_store::EmbeddedStore;
 use safetensors::SafeTensors;
 use std::collections::BTreeSet;

@@ -2,10 +2,10 @@
 
 use crate::support::{TEXT, change_a_weight, copy, inputs, runtime, tiny, user};
 use cotensor_core::{ErrorKind, Kind};
+use cotensor_model::Runtime;
 use cotensor_model::engine::{FileMode, RtenEngine};
 use cotensor_model::model::{Model, StageSource};
 use cotensor_model::pipeline::{Inputs, Pipeline, User, UserReport, explain, run_user};
-use cotensor_model::runtime::Runtime;
 use cotensor_store::{EmbeddedStore, SharingConfig};
 use std::path::Path;
 use std::sync::{Arc, Barrier};

@@ -1,12 +1,12 @@
 //! The resource pool: one loaded copy however many ask, bounded calls, devices by preference, tensors by name.
 
 use cotensor_core::{DType, Device, ErrorKind, Result};
-use cotensor_model::array::{Array, ArrayView};
+use cotensor_model::Runtime;
 use cotensor_model::engine::{Capabilities, Engine, FileMode, LoadedGraph, RtenEngine};
 use cotensor_model::graph::Graph;
 use cotensor_model::pipeline::{Inputs, Pipeline, User};
 use cotensor_model::pool::{HardwarePreferences, PooledModel, ResourcePool};
-use cotensor_model::runtime::Runtime;
+use cotensor_model::tensor::{Array, ArrayView};
 use cotensor_store::{CopyReason, EmbeddedStore, Lease};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,8 +1,8 @@
 //! Every stage of every family against the outputs that the reference implementation gave for the same weights and inputs.
 
-use cotensor_model::array::Array;
 use cotensor_model::engine::{Engine, LoadedGraph, RtenEngine};
 use cotensor_model::graph::Graph;
+use cotensor_model::tensor::Array;
 use cotensor_model::weights::load_weights;
 use cotensor_store::{EmbeddedStore, Store};
 use safetensors::tensor::TensorView;

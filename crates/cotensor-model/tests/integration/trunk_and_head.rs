@@ -2,11 +2,11 @@
 
 use crate::support::onnx::*;
 use cotensor_core::{ErrorKind, Result};
+use cotensor_model::Runtime;
 use cotensor_model::engine::{FileMode, RtenEngine};
 use cotensor_model::graph::{EncoderSize, Graph};
 use cotensor_model::model::{Model, StageSource};
 use cotensor_model::pipeline::{Inputs, Pipeline, User, UserReport, explain, run_user};
-use cotensor_model::runtime::Runtime;
 use cotensor_store::Holder;
 use rten_onnx::onnx::{DataType, GraphProto, ModelProto};
 use std::fs;

@@ -11,9 +11,9 @@ pub(crate) use onnxruntime::Peer;
 pub(crate) use record::Recorder;
 
 use cotensor::core::{DType, Result};
-use cotensor::model::array::{Array, ArrayView};
 use cotensor::model::engine::{Capabilities, Engine, FileMode, LoadedGraph};
 use cotensor::model::graph::Graph;
+use cotensor::model::tensor::{Array, ArrayView};
 use cotensor::store::Lease;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};

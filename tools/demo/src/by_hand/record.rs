@@ -1,7 +1,7 @@
 //! Writes down which graph runs on which inputs, so that another engine can run the same.
 
 use cotensor::core::{ContentHash, Error, Result};
-use cotensor::model::array::{Array, ArrayView};
+use cotensor::model::tensor::{Array, ArrayView};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};

@@ -2,9 +2,9 @@
 
 pub(crate) mod onnx;
 
+use cotensor_model::Runtime;
 use cotensor_model::engine::RtenEngine;
 use cotensor_model::pipeline::{Inputs, Pipeline, User};
-use cotensor_model::runtime::Runtime;
 use cotensor_store::EmbeddedStoreBuilder;
 use std::fs;
 use std::path::{Path, PathBuf};

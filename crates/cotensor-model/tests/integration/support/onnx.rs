@@ -1,8 +1,8 @@
 //! Small ONNX files and stores for the tests of graphs and engines.
 
-use cotensor_model::array::{Array, ArrayView};
 use cotensor_model::engine::{Engine, FileMode, LoadedGraph, RtenEngine};
 use cotensor_model::graph::Graph;
+use cotensor_model::tensor::{Array, ArrayView};
 use cotensor_model::weights::{LoadedWeights, load_weights};
 use cotensor_store::{EmbeddedStore, Store};
 use rten_onnx::onnx::{

@@ -1,0 +1,5 @@
+//! The default engine: the crate `rten`, which reads weights from the segments of the store.
+
+mod engine;
+
+pub use engine::RtenEngine;

@@ -1,0 +1,72 @@
+use crate::weights::Stamp;
+use cotensor_core::{Error, ErrorKind, Result};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// The most entries that a model's folder and the folders in it may have.
+const ENTRIES_MAX: usize = 10_000;
+
+/// Sizes and times of all files of a model: those in its folder and in the folders directly in it, hidden ones left out.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct FolderStamp {
+    files: BTreeMap<PathBuf, Stamp>,
+    /// Whether every file was written long enough ago that another write would have changed its times.
+    settled: bool,
+}
+
+impl FolderStamp {
+    /// # Errors
+    /// `Io`, or `Invalid` for a folder with too many entries.
+    pub(crate) fn of(folder: &Path) -> Result<Self> {
+        let mut stamp = Self { files: BTreeMap::new(), settled: true };
+        let mut room = ENTRIES_MAX;
+        let inner = stamp.add(folder, SystemTime::now(), &mut room)?;
+        for folder in inner {
+            stamp.add(&folder, SystemTime::now(), &mut room)?;
+        }
+        Ok(stamp)
+    }
+
+    /// Whether the files are those that `earlier` saw, and a write since then would have been seen.
+    pub(crate) fn continues(&self, earlier: &FolderStamp) -> bool {
+        earlier.settled && self.files == earlier.files
+    }
+
+    /// Whether sizes and times are the same. Says less than [`continues`](Self::continues) about files that were just written.
+    pub(crate) fn same_files(&self, other: &FolderStamp) -> bool {
+        self.files == other.files
+    }
+
+    /// Adds the files of one folder and returns the folders in it.
+    fn add(&mut self, folder: &Path, now: SystemTime, room: &mut usize) -> Result<Vec<PathBuf>> {
+        let io = |error: std::io::Error| Error::io("cannot read the model folder", &error).in_file(folder);
+        let mut inner = Vec::new();
+        for entry in std::fs::read_dir(folder).map_err(io)? {
+            let entry = entry.map_err(io)?;
+            *room = room.checked_sub(1).ok_or_else(|| {
+                Error::invalid(format!("a model folder of more than {ENTRIES_MAX} entries")).in_file(folder)
+            })?;
+            if entry.file_name().as_encoded_bytes().starts_with(b".") {
+                continue;
+            }
+            let path = entry.path();
+            // A link that leads nowhere is no file of the model.
+            let Ok(metadata) = path.metadata() else { continue };
+            if metadata.is_dir() {
+                inner.push(path);
+            } else if metadata.is_file() {
+                let stamp = Stamp::of(&metadata);
+                self.settled &= stamp.settled(now);
+                self.files.insert(path, stamp);
+            }
+        }
+        Ok(inner)
+    }
+}
+
+/// The error for a model whose folder is no longer what was opened.
+pub(crate) fn changed(folder: &Path) -> Error {
+    let message = "the model's folder changed since the model was opened; open it again";
+    Error::new(ErrorKind::Conflict, message).in_file(folder)
+}

@@ -1,0 +1,152 @@
+use super::proto::{normal_domain, port, visit_nodes};
+use super::types::{Port, Weight};
+use super::{fingerprint, initializer, shapes, transpose, wire};
+use cotensor_core::{ContentHash, Error, Result};
+use rten_onnx::onnx::{DataLocation, GraphProto, ModelProto, NodeProto, ValueInfoProto};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{BufReader, Read, Seek};
+use std::path::{Path, PathBuf};
+
+/// A graph whose large weights are not loaded.
+pub struct Graph {
+    pub(super) path: PathBuf,
+    /// Every weight's initializer names `<index>.data` as its external file; all other constants are inside.
+    pub(super) model: ModelProto,
+    pub(super) weights: Vec<Weight>,
+    pub(super) inputs: Vec<Port>,
+    pub(super) outputs: Vec<Port>,
+    pub(super) structure_hash: ContentHash,
+}
+
+impl Graph {
+    /// Opens an ONNX file. External data is looked up, not read.
+    ///
+    /// # Errors
+    /// `NotFound` without the file or the external data, `Corrupt` for bytes that are no such file or that disagree
+    /// with themselves, `Unsupported` for parts of ONNX that nothing here understands, `Invalid` for external data outside the folder.
+    /// Errors name the file and, where there is one, the initializer.
+    pub fn open(path: &Path) -> Result<Self> {
+        let open = || {
+            // Asked before opening: opening a pipe would wait for its writer.
+            if !path.metadata().map_err(|error| Error::io("opening", &error))?.is_file() {
+                return Err(Error::invalid("not a regular file"));
+            }
+            let file = File::open(path).map_err(|error| Error::io("opening", &error))?;
+            Self::read(BufReader::new(file), path)
+        };
+        open().map_err(|error| error.in_file(path))
+    }
+
+    /// Reads an ONNX file from `reader`; `path` says where it lies and where its external data is to be found.
+    ///
+    /// # Errors
+    /// As [`Graph::open`].
+    pub fn read(mut reader: impl Read + Seek, path: &Path) -> Result<Self> {
+        let structure = wire::read_structure(&mut reader)?;
+        let structure_hash = ContentHash::of(&structure.proto);
+        let mut model = ModelProto::parse_buf(&structure.proto).map_err(|error| Error::corrupt(error.to_string()))?;
+        if model.opset_import.is_empty() {
+            return Err(Error::corrupt("no operator set is imported").in_field("opset_import"));
+        }
+        let graph = model.graph.as_mut().ok_or_else(|| Error::corrupt("there is no graph in it").in_field("graph"))?;
+
+        let (names, mut weights) = initializer::collect(graph, structure.spans, path)?;
+        transpose::fold(graph, &mut weights);
+        initializer::detach(graph, &weights);
+        refuse_nested_external_data(graph)?;
+        shapes::refuse_enormous(graph)?;
+
+        let ports = |values: &[ValueInfoProto]| values.iter().map(port).collect::<Result<Vec<_>>>();
+        let mut inputs = ports(&graph.input)?;
+        // Before version 4 of the format, initializers were listed as inputs, too.
+        inputs.retain(|input| !names.contains(&input.name));
+        let outputs = ports(&graph.output)?;
+        Ok(Self { path: path.to_path_buf(), model, weights, inputs, outputs, structure_hash })
+    }
+
+    /// The file it was opened from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The weights, in the order in which an engine wants them.
+    pub fn weights(&self) -> &[Weight] {
+        &self.weights
+    }
+
+    /// The inputs, in order.
+    pub fn inputs(&self) -> &[Port] {
+        &self.inputs
+    }
+
+    /// The outputs, in order.
+    pub fn outputs(&self) -> &[Port] {
+        &self.outputs
+    }
+
+    /// The operators it needs, subgraphs included: `MatMul`, or `domain::Name` outside ONNX's own domain.
+    pub fn operators(&self) -> BTreeSet<String> {
+        let mut operators = BTreeSet::new();
+        visit_nodes(self.graph(), &mut |node| {
+            let name = node.op_type.as_deref().unwrap_or_default();
+            operators.insert(match normal_domain(node.domain.as_deref()) {
+                "" => name.to_owned(),
+                domain => format!("{domain}::{name}"),
+            });
+        });
+        operators
+    }
+
+    /// What the graph computes, given the content hash of each of [`weights`](Graph::weights), in order. Internal names, the order
+    /// of initializers and documentation do not matter; operators, attributes, constants and how they are connected do,
+    /// and so do the names and the order of inputs and outputs.
+    ///
+    /// # Panics
+    /// When there is not one hash for each weight.
+    pub fn fingerprint(&self, weights: &[ContentHash]) -> ContentHash {
+        assert_eq!(weights.len(), self.weights.len(), "one content hash per weight");
+        fingerprint::fingerprint(&self.model, &self.weights, [&self.inputs, &self.outputs], weights)
+    }
+
+    /// Identity of the file's bytes except for its large tensors.
+    pub(crate) fn structure_hash(&self) -> ContentHash {
+        self.structure_hash
+    }
+
+    /// Calls `visit` with every node, those of subgraphs included.
+    pub(crate) fn visit_nodes(&self, visit: &mut dyn FnMut(&NodeProto)) {
+        visit_nodes(self.graph(), visit);
+    }
+
+    /// The graph as an ONNX file in which weight number `i` is the whole of the external file [`weight_location`]`(i)`.
+    ///
+    /// # Errors
+    /// `Corrupt` when it cannot be encoded.
+    pub(crate) fn encode(&self) -> Result<Vec<u8>> {
+        self.model.write_buf().map_err(|error| Error::corrupt(error.to_string()).in_file(&self.path))
+    }
+
+    fn graph(&self) -> &GraphProto {
+        self.model.graph.as_ref().expect("a graph without its graph is not opened")
+    }
+}
+
+/// Only the main graph's initializers may name other files: an engine must not open any on its own.
+fn refuse_nested_external_data(graph: &GraphProto) -> Result<()> {
+    let mut found = None;
+    visit_nodes(graph, &mut |node| {
+        for attribute in &node.attribute {
+            let inner = attribute.g.iter().flat_map(|graph| &graph.initializer);
+            if inner.chain(&attribute.t).any(|tensor| tensor.data_location == Some(DataLocation::EXTERNAL)) {
+                found = Some(node.name.clone().unwrap_or_default());
+            }
+        }
+    });
+    match found {
+        Some(node) => {
+            Err(Error::unsupported("external data inside a node is not supported").in_field(format!("node {node:?}")))
+        }
+        None => Ok(()),
+    }
+}

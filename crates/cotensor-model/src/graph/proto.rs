@@ -1,0 +1,79 @@
+//! Helpers for the messages of the ONNX format.
+
+use super::types::Port;
+use cotensor_core::{DType, Error, Result};
+use rten_onnx::onnx::{AttributeProto, DataType, GraphProto, NodeProto, TensorProto, ValueInfoProto};
+
+/// The external file that stands for weight number `index` in [`Graph::encode`].
+pub(crate) fn weight_location(index: usize) -> String {
+    format!("{index}.data")
+}
+
+pub(super) fn visit_nodes(graph: &GraphProto, visit: &mut dyn FnMut(&NodeProto)) {
+    for node in &graph.node {
+        visit(node);
+        for subgraph in node.attribute.iter().filter_map(|attribute: &AttributeProto| attribute.g.as_ref()) {
+            visit_nodes(subgraph, visit);
+        }
+    }
+}
+
+pub(super) fn port(value: &ValueInfoProto) -> Result<Port> {
+    let name = value.name.clone().filter(|name| !name.is_empty());
+    let name = name.ok_or_else(|| Error::corrupt("an input or output has no name").in_field("graph"))?;
+    let tensor = value.r#type.as_ref().and_then(|kind| kind.tensor_type.as_ref());
+    let dtype = tensor.and_then(|tensor| tensor.elem_type).map(|dtype| dtype_of(Some(dtype))).transpose();
+    let dtype = dtype.map_err(|error| error.in_field(&name))?;
+    let shape = tensor.and_then(|tensor| tensor.shape.as_ref());
+    let fixed = |value: Option<i64>| value.and_then(|value| usize::try_from(value).ok());
+    let dims = shape.map(|shape| shape.dim.iter().map(|dim| fixed(dim.dim_value)).collect());
+    Ok(Port { name, dtype, dims })
+}
+
+pub(super) fn dtype_of(dtype: Option<DataType>) -> Result<DType> {
+    Ok(match dtype.ok_or_else(|| Error::corrupt("the element type is missing"))? {
+        DataType::FLOAT => DType::F32,
+        DataType::UINT8 => DType::U8,
+        DataType::INT8 => DType::I8,
+        DataType::UINT16 => DType::U16,
+        DataType::INT16 => DType::I16,
+        DataType::INT32 => DType::I32,
+        DataType::INT64 => DType::I64,
+        DataType::BOOL => DType::Bool,
+        DataType::FLOAT16 => DType::F16,
+        DataType::DOUBLE => DType::F64,
+        DataType::UINT32 => DType::U32,
+        DataType::UINT64 => DType::U64,
+        DataType::BFLOAT16 => DType::BF16,
+        other => return Err(Error::unsupported(format!("element type {other} is not supported"))),
+    })
+}
+
+/// The domain of ONNX's own operators has two spellings.
+pub(super) fn normal_domain(domain: Option<&str>) -> &str {
+    match domain {
+        None | Some("ai.onnx") => "",
+        Some(other) => other,
+    }
+}
+
+/// A tensor's elements in little-endian order, whichever field they are in.
+pub(super) fn tensor_bytes(tensor: &TensorProto) -> Vec<u8> {
+    if let Some(raw) = &tensor.raw_data {
+        return raw.borrow().clone();
+    }
+    match tensor.data_type {
+        Some(DataType::FLOAT) => tensor.float_data.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        Some(DataType::DOUBLE) => tensor.double_data.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        Some(DataType::INT64) => tensor.int64_data.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        Some(DataType::INT32) => tensor.int32_data.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        // The narrower types are widened to 32 bits each.
+        Some(DataType::INT8 | DataType::UINT8 | DataType::BOOL) => {
+            tensor.int32_data.iter().map(|&value| value as u8).collect()
+        }
+        Some(DataType::INT16 | DataType::UINT16 | DataType::FLOAT16 | DataType::BFLOAT16) => {
+            tensor.int32_data.iter().flat_map(|&value| (value as u16).to_le_bytes()).collect()
+        }
+        _ => Vec::new(),
+    }
+}

@@ -1,0 +1,81 @@
+//! What the numbers of a head mean: the names of its labels, and how they become probabilities.
+
+use super::model::Model;
+use cotensor_core::{Error, Result};
+use serde_json::Value;
+
+/// A file that names the labels of heads, with precedence over config.json.
+const FILE: &str = "labels.json";
+
+/// What a classification head was trained for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Problem {
+    /// One label is right: a softmax.
+    SingleLabel,
+    /// Each label is right or not: a sigmoid for each. A head of one number is of this kind.
+    MultiLabel,
+    /// The numbers are the answer.
+    Regression,
+}
+
+/// The labels of a head.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Labels {
+    /// One name for each number of the head.
+    pub names: Vec<String>,
+    /// What the head was trained for.
+    pub problem: Problem,
+}
+
+impl Labels {
+    /// The labels of a head of `model` that gives `count` numbers: those of labels.json, else those of config.json
+    /// (`id2label`, `problem_type`). Where neither names any, label 0 is called `label 0`.
+    ///
+    /// # Errors
+    /// `Invalid` when there are names for another count, or when the numbers are one for each word of the vocabulary.
+    pub(crate) fn of(model: &Model, head: &str, count: usize) -> Result<Self> {
+        let several = if count == 1 { Problem::MultiLabel } else { Problem::SingleLabel };
+        if let Some(names) = model.json(FILE)?.as_deref().and_then(|file| file.get(head)) {
+            let names = names.as_array().into_iter().flatten().map(|name| name.as_str().map(str::to_owned));
+            let names: Option<Vec<String>> = names.collect();
+            let names = names.filter(|names| names.len() == count).ok_or_else(|| {
+                Error::invalid(format!("a list of {count} names is required, one for each number that the head gives"))
+                    .in_file(model.folder().join(FILE))
+                    .in_field(head)
+            })?;
+            return Ok(Self { names, problem: several });
+        }
+        let config = model.config();
+        let refuse = |field: &str, message: String| {
+            Err(Error::invalid(message).in_file(model.folder().join("config.json")).in_field(field))
+        };
+        let problem = match config.get("problem_type") {
+            None | Some(Value::Null) => several,
+            Some(Value::String(kind)) if kind == "single_label_classification" => several,
+            Some(Value::String(kind)) if kind == "multi_label_classification" => Problem::MultiLabel,
+            Some(Value::String(kind)) if kind == "regression" => Problem::Regression,
+            Some(other) => return refuse("problem_type", format!("{other} is not known")),
+        };
+        let Some(named) = config.get("id2label").and_then(Value::as_object) else {
+            let words = config.get("vocab_size").and_then(Value::as_u64);
+            if words == Some(count as u64) {
+                let message =
+                    format!("the head gives {count} numbers, one for each word: it predicts words, not labels");
+                return refuse("vocab_size", message);
+            }
+            return Ok(Self { names: (0..count).map(|index| format!("label {index}")).collect(), problem });
+        };
+        if named.len() != count {
+            let message = format!(
+                "{} labels are named, the head gives {count} numbers; name the labels of a head of your own in {FILE}",
+                named.len()
+            );
+            return refuse("id2label", message);
+        }
+        let name = |index: usize| named.get(&index.to_string()).and_then(Value::as_str).map(str::to_owned);
+        match (0..count).map(name).collect() {
+            Some(names) => Ok(Self { names, problem }),
+            None => refuse("id2label", format!("names for the keys \"0\" to \"{}\" are required", count - 1)),
+        }
+    }
+}

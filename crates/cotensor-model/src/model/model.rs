@@ -1,0 +1,362 @@
+//! A model: a folder in the usual hub layout, opened stage by stage.
+
+use super::runtime::Runtime;
+use crate::engine::{Engine, FileMode};
+use crate::folder::{FolderStamp, ModelFolder, changed};
+use crate::graph::{EncoderSize, Graph};
+use crate::stage::Stage;
+use cotensor_core::{ContentHash, Error, Kind, Result};
+use cotensor_preprocess::family::{Family, LOGITS, StageDef, family_of};
+use cotensor_preprocess::{AudioProcessor, ImageProcessor, SentenceProcessor, TextProcessor, find_json};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
+
+const CONFIG_FILE: &str = "config.json";
+/// The most heads that an error lists.
+const HEADS_SHOWN_MAX: usize = 20;
+
+/// The head of a model that is not named.
+pub(crate) const OWN_HEAD: &str = "head";
+
+/// Where a model's stages come from.
+pub enum StageSource {
+    /// Weights and results shared through a runtime's store.
+    Shared(Arc<Runtime>),
+    /// A copy of its own, loaded as a program without Cotensor would: the yardstick.
+    Private(Arc<dyn Engine>, FileMode),
+}
+
+/// A model folder: its family, its preprocessing and its stages, each opened when first needed. An open model never mixes
+/// files of different times: when the folder has changed, what was not opened before is refused.
+pub struct Model {
+    folder: PathBuf,
+    /// The files as they were when the model was opened.
+    stamp: FolderStamp,
+    family: &'static Family,
+    config: serde_json::Value,
+    source: StageSource,
+    stages: Mutex<HashMap<String, Arc<Stage>>>,
+    text: OnceLock<TextProcessor>,
+    image: OnceLock<ImageProcessor>,
+    audio: OnceLock<AudioProcessor>,
+    sentence: OnceLock<(SentenceProcessor, TextProcessor)>,
+    json: Mutex<HashMap<String, Option<Arc<serde_json::Value>>>>,
+}
+
+impl Model {
+    /// Opens a folder: reads config.json and finds the family. No graph is loaded yet.
+    ///
+    /// # Errors
+    /// `NotFound` without a config.json, `Corrupt` when it is no JSON object, `Invalid` without a `model_type`,
+    /// `Unsupported` for a family that is not known.
+    pub fn open(folder: &Path, source: StageSource) -> Result<Self> {
+        let path = folder.join(CONFIG_FILE);
+        let stamp = FolderStamp::of(folder)?;
+        let config = find_json(&ModelFolder::new(folder), CONFIG_FILE)?;
+        let config = config.ok_or_else(|| Error::not_found("a model needs this file").in_file(&path))?;
+        let model_type = config.get("model_type").and_then(serde_json::Value::as_str);
+        let model_type =
+            model_type.ok_or_else(|| Error::invalid("a string is required").in_file(&path).in_field("model_type"))?;
+        let family = family_of(model_type).map_err(|error| error.in_file(&path).in_field("model_type"))?;
+        Ok(Self {
+            folder: folder.to_path_buf(),
+            stamp,
+            family,
+            config,
+            source,
+            stages: Mutex::default(),
+            text: OnceLock::new(),
+            image: OnceLock::new(),
+            audio: OnceLock::new(),
+            sentence: OnceLock::new(),
+            json: Mutex::default(),
+        })
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    fn files(&self) -> ModelFolder<'_> {
+        ModelFolder::new(&self.folder)
+    }
+
+    /// The folder's name, for people.
+    pub fn name(&self) -> String {
+        self.folder
+            .file_name()
+            .map_or_else(|| self.folder.display().to_string(), |name| name.to_string_lossy().into_owned())
+    }
+
+    /// The family.
+    pub fn family(&self) -> &'static Family {
+        self.family
+    }
+
+    /// config.json.
+    pub fn config(&self) -> &serde_json::Value {
+        &self.config
+    }
+
+    /// Whether the folder's files are those that this model was opened from.
+    ///
+    /// # Errors
+    /// `Io` when the folder cannot be read.
+    pub(crate) fn is_current(&self) -> Result<bool> {
+        Ok(FolderStamp::of(&self.folder)?.continues(&self.stamp))
+    }
+
+    /// Refuses to read a file that may be newer than the others.
+    fn check_unchanged(&self) -> Result<()> {
+        match FolderStamp::of(&self.folder)?.same_files(&self.stamp) {
+            true => Ok(()),
+            false => Err(changed(&self.folder)),
+        }
+    }
+
+    /// Where its stages come from.
+    pub fn source(&self) -> &StageSource {
+        &self.source
+    }
+
+    /// The stage with this role, loaded when first asked for. Of a graph that is trunk and head in one, a shared stage
+    /// is the trunk alone; a private copy stays whole, as its owner would run it.
+    ///
+    /// # Errors
+    /// `Unsupported` for a role that the family lacks, `NotFound` without the graph, or as [`Engine::load`].
+    pub fn stage(&self, role: &str) -> Result<Arc<Stage>> {
+        let def = self.family.stage(role)?;
+        self.loaded(role, || {
+            let path = self.graph_file(def)?;
+            let preprocessing = self.preprocessing_of(def)?;
+            self.load(role, def.kind, &path, &preprocessing, |graph| match (&def.encoder, def.outputs.first()) {
+                (Some(_), Some(output)) if !has_result(def, &graph) => {
+                    let size = self.encoder_size(def)?;
+                    graph.trunk(output, size)
+                }
+                _ => Ok(graph),
+            })
+        })
+    }
+
+    /// The error of a head that is not there, with the heads that are: the graphs in `onnx/` that are no stage of the family.
+    pub(crate) fn no_head(&self) -> Error {
+        let stages: Vec<&str> = self.family.stages.iter().flat_map(|stage| &stage.files).map(String::as_str).collect();
+        let files = std::fs::read_dir(self.folder.join("onnx")).into_iter().flatten().flatten();
+        let names = files.filter_map(|file| file.file_name().into_string().ok());
+        let mut heads: Vec<String> = names
+            .filter(|name| !stages.contains(&format!("onnx/{name}").as_str()))
+            .filter_map(|name| name.strip_suffix(".onnx").map(str::to_owned))
+            .take(HEADS_SHOWN_MAX)
+            .collect();
+        heads.sort_unstable();
+        Error::not_found(match heads.as_slice() {
+            [] => "no such head: the model has no graph of a head".to_owned(),
+            heads => format!("no such head; the model has {}", heads.join(", ")),
+        })
+    }
+
+    /// A head: `onnx/NAME.onnx` beside the model's own graphs.
+    ///
+    /// # Errors
+    /// `Invalid` for a name that is not a plain file name, `NotFound` without the graph, or as [`Engine::load`].
+    pub fn head(&self, name: &str) -> Result<Arc<Stage>> {
+        let plain = name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'));
+        if !plain || name.is_empty() || name.starts_with('.') {
+            return Err(Error::invalid(format!("{name:?} is not a plain file name")).in_field("head"));
+        }
+        self.loaded(name, || {
+            let path = self.head_file(name);
+            if !path.is_file() {
+                return Err(self.no_head().in_file(&path).in_field("head"));
+            }
+            self.load(name, Kind::Other, &path, &[], Ok)
+        })
+    }
+
+    /// The head that runs when none is named: `onnx/head.onnx`, else what follows the trunk in the graph of stage
+    /// `role`. `None` when that stage gives logits itself, because its graph has all outputs or is a private copy.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none, or as [`Engine::load`].
+    pub fn own_head(&self, role: &str) -> Result<Option<Arc<Stage>>> {
+        let def = self.family.stage(role)?;
+        if self.head_file(OWN_HEAD).is_file() {
+            return self.head(OWN_HEAD).map(Some);
+        }
+        if self.stage(role)?.graph().outputs().iter().any(|output| output == LOGITS) {
+            return Ok(None);
+        }
+        let (Some(_), Some(output), StageSource::Shared(_)) = (&def.encoder, def.outputs.first(), &self.source) else {
+            return self.head(OWN_HEAD).map(Some);
+        };
+        let path = self.graph_file(def)?;
+        let stage = self.loaded(OWN_HEAD, || {
+            self.load(OWN_HEAD, Kind::Other, &path, &[], |graph| {
+                if has_result(def, &graph) {
+                    let expected = self.head_file(OWN_HEAD);
+                    return Err(self.no_head().in_file(&expected).in_field("head"));
+                }
+                graph.rest(output, self.encoder_size(def)?)
+            })
+        })?;
+        Ok(Some(stage))
+    }
+
+    /// Whether the model has `onnx/head.onnx`.
+    pub(crate) fn has_head_file(&self) -> bool {
+        self.head_file(OWN_HEAD).is_file()
+    }
+
+    /// The size of a stage's encoder, as config.json says.
+    fn encoder_size(&self, def: &StageDef) -> Result<EncoderSize> {
+        let fields = def.encoder.as_ref().ok_or_else(|| Error::unsupported(format!("{} is no encoder", def.role)))?;
+        let number = |field: &String| {
+            let value =
+                self.config.get(field).and_then(serde_json::Value::as_u64).and_then(|n| usize::try_from(n).ok());
+            value.filter(|&value| value > 0).ok_or_else(|| {
+                Error::invalid("a number is required to find the end of the encoder in a graph that gives logits only")
+                    .in_file(self.folder.join("config.json"))
+                    .in_field(field)
+            })
+        };
+        Ok(EncoderSize { layers: number(&fields.layers)?, width: number(&fields.width)? })
+    }
+
+    fn graph_file(&self, def: &StageDef) -> Result<PathBuf> {
+        let path = def.files.iter().map(|file| self.folder.join(file)).find(|path| path.is_file());
+        path.ok_or_else(|| {
+            let expected = def.files.join(" or ");
+            Error::not_found(format!("the graph of stage {:?} is missing: {expected}", def.role)).in_file(&self.folder)
+        })
+    }
+
+    fn head_file(&self, name: &str) -> PathBuf {
+        self.folder.join("onnx").join(format!("{name}.onnx"))
+    }
+
+    fn loaded(&self, role: &str, load: impl FnOnce() -> Result<Arc<Stage>>) -> Result<Arc<Stage>> {
+        let mut stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(stage) = stages.get(role) {
+            return Ok(Arc::clone(stage));
+        }
+        self.check_unchanged()?;
+        let stage = load()?;
+        stages.insert(role.to_owned(), Arc::clone(&stage));
+        Ok(stage)
+    }
+
+    /// Loads the part of the graph at `path` that `part` takes; a private copy is always whole.
+    fn load(
+        &self,
+        role: &str,
+        kind: Kind,
+        path: &Path,
+        preprocessing: &[ContentHash],
+        part: impl FnOnce(Graph) -> Result<Graph>,
+    ) -> Result<Arc<Stage>> {
+        let load = || match &self.source {
+            StageSource::Shared(runtime) => {
+                let start = Instant::now();
+                let graph = part(Graph::open(path)?)?;
+                runtime.load_stage(role, kind, &graph, preprocessing, &format!("model:{}", self.name()), start)
+            }
+            StageSource::Private(engine, mode) => {
+                let start = Instant::now();
+                let graph = engine.load_file(path, *mode)?;
+                Ok(Arc::new(Stage::new(role, kind, path, graph, None, start.elapsed())))
+            }
+        };
+        load().map_err(|error| error.in_file(path))
+    }
+
+    /// The tokenizer.
+    ///
+    /// # Errors
+    /// As [`TextProcessor::open`].
+    pub fn text(&self) -> Result<&TextProcessor> {
+        self.opened(&self.text, || TextProcessor::open(&self.files()))
+    }
+
+    /// How sentence embeddings are made, and the tokenizer with the limits that go with it.
+    ///
+    /// # Errors
+    /// As [`SentenceProcessor::open`] and [`TextProcessor::open`].
+    pub(crate) fn sentence(&self) -> Result<&(SentenceProcessor, TextProcessor)> {
+        self.opened(&self.sentence, || {
+            let sentence = SentenceProcessor::open(&self.files(), &self.config)?;
+            let text = self.text()?;
+            let text = text.for_sentences(sentence.max_tokens(text.max_tokens()), sentence.lowercases())?;
+            Ok((sentence, text))
+        })
+    }
+
+    /// The image preprocessing.
+    ///
+    /// # Errors
+    /// As [`ImageProcessor::open`].
+    pub fn image(&self) -> Result<&ImageProcessor> {
+        self.opened(&self.image, || ImageProcessor::open(&self.files(), self.family.image_processor.as_deref()))
+    }
+
+    /// The audio preprocessing.
+    ///
+    /// # Errors
+    /// As [`AudioProcessor::open`].
+    pub fn audio(&self) -> Result<&AudioProcessor> {
+        self.opened(&self.audio, || AudioProcessor::open(&self.files()))
+    }
+
+    /// Fingerprints of the preprocessing that feeds `def` directly: part of its space.
+    fn preprocessing_of(&self, def: &StageDef) -> Result<Vec<ContentHash>> {
+        let mut sources: Vec<&str> = def.inputs.values().filter_map(|source| source.split('.').next()).collect();
+        sources.sort_unstable();
+        sources.dedup();
+        let mut fingerprints = Vec::new();
+        for source in sources {
+            match source {
+                "text" => fingerprints.push(self.text()?.fingerprint()),
+                "image" => fingerprints.push(self.image()?.fingerprint()),
+                "audio" => fingerprints.push(self.audio()?.fingerprint()),
+                _ => {}
+            }
+        }
+        Ok(fingerprints)
+    }
+
+    /// Another JSON file of the folder, if it is there. It is read once.
+    ///
+    /// # Errors
+    /// `Corrupt` when it is no JSON, `Conflict` when the folder changed since the model was opened.
+    pub fn json(&self, file: &str) -> Result<Option<Arc<serde_json::Value>>> {
+        let mut read = self.json.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = read.get(file) {
+            return Ok(known.clone());
+        }
+        self.check_unchanged()?;
+        let found = find_json(&self.files(), file)?.map(Arc::new);
+        read.insert(file.to_owned(), found.clone());
+        Ok(found)
+    }
+
+    fn opened<'a, T>(&self, cell: &'a OnceLock<T>, open: impl FnOnce() -> Result<T>) -> Result<&'a T> {
+        if let Some(value) = cell.get() {
+            return Ok(value);
+        }
+        self.check_unchanged()?;
+        let value = open()?;
+        Ok(cell.get_or_init(|| value))
+    }
+}
+
+/// Whether the graph gives the stage's own result, under any of its names, and so need not be cut.
+fn has_result(def: &StageDef, graph: &Graph) -> bool {
+    let names = || graph.outputs().iter().map(|output| output.name.as_str());
+    names().any(|name| {
+        let known = def.outputs.iter().chain(&def.output_aliases).chain(&def.outputs_optional);
+        known.into_iter().any(|known| known == name)
+    })
+}

@@ -1,0 +1,117 @@
+//! Models opened over one store: one loaded copy of each, however many ask.
+
+use super::model::{Model, StageSource};
+use crate::engine::Engine;
+use crate::graph::Graph;
+use crate::stage::{Sharing, Stage};
+use crate::weights::load_weights;
+use cotensor_core::{ContentHash, Hasher, Kind, Result, Space};
+use cotensor_store::Store;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Instant;
+
+/// A store and an engine, and every model that is open over them.
+pub struct Runtime {
+    store: Arc<dyn Store>,
+    engine: Arc<dyn Engine>,
+    models: Mutex<HashMap<PathBuf, Weak<Model>>>,
+    /// Loaded graphs by space, so that two folders with the same content load one.
+    stages: Mutex<HashMap<(Space, String), Weak<Stage>>>,
+    observer: OnceLock<LoadObserver>,
+}
+
+/// Told role and model when a stage begins to load.
+type LoadObserver = Box<dyn Fn(&str, &str) + Send + Sync>;
+
+impl Runtime {
+    /// A runtime over `store`, running graphs on `engine`.
+    pub fn new(store: Arc<dyn Store>, engine: Arc<dyn Engine>) -> Arc<Self> {
+        Arc::new(Self { store, engine, models: Mutex::default(), stages: Mutex::default(), observer: OnceLock::new() })
+    }
+
+    /// A runtime over `store` with the default engine. `threads` is the number of threads of the engine; `None` lets the engine
+    /// choose. Over a client of the daemon, weights and results are shared with every process that uses the daemon.
+    pub fn over(store: Arc<dyn Store>, threads: Option<usize>) -> Arc<Self> {
+        Self::new(store, crate::engine::open_default(threads))
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    /// The engine.
+    pub fn engine(&self) -> &Arc<dyn Engine> {
+        &self.engine
+    }
+
+    /// Calls `observer` with role and model whenever a stage begins to load, to show progress. Set once; a later call
+    /// changes nothing.
+    pub fn observe_loads(&self, observer: impl Fn(&str, &str) + Send + Sync + 'static) {
+        // The first one stays, as documented.
+        let _ = self.observer.set(Box::new(observer));
+    }
+
+    /// Opens the model in `folder`, or gives the copy that is open already. A folder with files that changed since then (by size
+    /// or times) is opened anew; the model that was open stays as it is. Graphs are loaded when first needed.
+    ///
+    /// # Errors
+    /// `NotFound`, `Corrupt`, `Invalid` or `Unsupported`, naming file and field.
+    pub fn open(self: &Arc<Self>, folder: &Path) -> Result<Arc<Model>> {
+        let path = crate::folder::canonical_folder(folder)?;
+        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(model) = models.get(&path).and_then(Weak::upgrade)
+            && model.is_current()?
+        {
+            return Ok(model);
+        }
+        let model = Arc::new(Model::open(&path, StageSource::Shared(Arc::clone(self)))?);
+        models.retain(|_, model| model.strong_count() > 0);
+        models.insert(path, Arc::downgrade(&model));
+        Ok(model)
+    }
+
+    /// Loads `graph` as a stage, its weights shared by content. `preprocessing` is the
+    /// fingerprint of what feeds it, `start` when opening began.
+    pub(crate) fn load_stage(
+        &self,
+        role: &str,
+        kind: Kind,
+        graph: &Graph,
+        preprocessing: &[ContentHash],
+        producer: &str,
+        start: Instant,
+    ) -> Result<Arc<Stage>> {
+        if let Some(observer) = self.observer.get() {
+            observer(role, producer.trim_start_matches("model:"));
+        }
+        let holder = self.store.holder(producer);
+        let weights = load_weights(graph, &*self.store, &holder, producer)?;
+        let mut hasher = Hasher::new("cotensor space v1");
+        hasher.field(graph.fingerprint(&weights.hashes).as_bytes());
+        for part in preprocessing {
+            hasher.field(part.as_bytes());
+        }
+        let space = Space(hasher.finish());
+        // Held while loading: a second asker waits for the first copy and makes none of its own.
+        let mut stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(stage) = stages.get(&(space, role.to_owned())).and_then(Weak::upgrade) {
+            return Ok(stage);
+        }
+        let sizes =
+            weights.hashes.iter().zip(&weights.leases).map(|(&hash, lease)| (hash, lease.layout().size_bytes()));
+        let sharing = Sharing {
+            store: Arc::clone(&self.store),
+            space,
+            engine: (self.engine.name(), self.engine.version()),
+            weights: sizes.collect(),
+        };
+        let loaded = self.engine.load(graph, weights.leases)?;
+        let stage = Arc::new(Stage::new(role, kind, graph.path(), loaded, Some(sharing), start.elapsed()));
+        stages.retain(|_, stage| stage.strong_count() > 0);
+        stages.insert((space, role.to_owned()), Arc::downgrade(&stage));
+        Ok(stage)
+    }
+}

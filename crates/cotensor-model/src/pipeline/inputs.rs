@@ -1,0 +1,155 @@
+use crate::model::{Model, StageSource};
+use crate::stage::compute_once;
+use crate::tensor::{Array, Value};
+use cotensor_core::{ContentHash, Error, Hasher, Kind, Result, size};
+use cotensor_preprocess::{audio_length, decode_audio_start, decode_image, resample};
+use cotensor_store::{Holder, Key};
+use std::path::{Path, PathBuf};
+
+/// The most bytes an input file may have.
+const INPUT_BYTES_MAX: u64 = 1 << 30;
+
+/// What all users of a pipeline run on. Files are read once.
+#[derive(Clone, Debug, Default)]
+pub struct Inputs {
+    text: Option<String>,
+    image: Option<InputFile>,
+    audio: Option<InputFile>,
+}
+
+#[derive(Clone, Debug)]
+struct InputFile {
+    path: PathBuf,
+    bytes: Vec<u8>,
+    hash: ContentHash,
+}
+
+impl InputFile {
+    fn open(path: &Path) -> Result<Self> {
+        let bytes = crate::folder::read_bounded(path, INPUT_BYTES_MAX)?;
+        Ok(Self { path: path.to_path_buf(), hash: ContentHash::of(&bytes), bytes })
+    }
+
+    fn of(name: &str, bytes: Vec<u8>) -> Result<Self> {
+        if bytes.len() as u64 > INPUT_BYTES_MAX {
+            let message = format!("{}; at most {} are read", size(bytes.len() as u64), size(INPUT_BYTES_MAX));
+            return Err(Error::invalid(message).in_field(name));
+        }
+        Ok(Self { path: PathBuf::from(name), hash: ContentHash::of(&bytes), bytes })
+    }
+}
+
+impl Inputs {
+    /// Sets the text.
+    #[must_use]
+    pub fn with_text(mut self, text: impl Into<String>) -> Self {
+        self.text = Some(text.into());
+        self
+    }
+
+    /// Reads the image file (PNG, JPEG, WebP or BMP).
+    ///
+    /// # Errors
+    /// `NotFound`, `Io`, or `Invalid` past the size limit.
+    pub fn with_image(mut self, path: &Path) -> Result<Self> {
+        self.image = Some(InputFile::open(path)?);
+        Ok(self)
+    }
+
+    /// Takes the bytes of an image file, as [`with_image`](Self::with_image) reads.
+    ///
+    /// # Errors
+    /// `Invalid` past the size limit.
+    pub fn with_image_bytes(mut self, bytes: Vec<u8>) -> Result<Self> {
+        self.image = Some(InputFile::of("image", bytes)?);
+        Ok(self)
+    }
+
+    /// Takes the bytes of an audio file, as [`with_audio`](Self::with_audio) reads.
+    ///
+    /// # Errors
+    /// `Invalid` past the size limit.
+    pub fn with_audio_bytes(mut self, bytes: Vec<u8>) -> Result<Self> {
+        self.audio = Some(InputFile::of("audio", bytes)?);
+        Ok(self)
+    }
+
+    /// Reads the audio file (WAV, FLAC, MP3 or Ogg Vorbis).
+    ///
+    /// # Errors
+    /// As [`Inputs::with_image`].
+    pub fn with_audio(mut self, path: &Path) -> Result<Self> {
+        self.audio = Some(InputFile::open(path)?);
+        Ok(self)
+    }
+
+    /// The text.
+    ///
+    /// # Errors
+    /// `Invalid` when none was given.
+    pub fn text(&self) -> Result<&str> {
+        self.text.as_deref().ok_or_else(|| Error::invalid("this pipeline needs a text (--text)"))
+    }
+
+    /// The image, preprocessed for `model`: `[1, 3, height, width]`, and whether this call did it. Shared like a stage's
+    /// result.
+    ///
+    /// # Errors
+    /// `Invalid` when none was given, `Corrupt` when it cannot be decoded.
+    pub(crate) fn pixels(&self, model: &Model, holder: &Holder) -> Result<(Value, bool)> {
+        let file = self.image.as_ref().ok_or_else(|| Error::invalid("this pipeline needs an image (--image)"))?;
+        let processor = model.image()?;
+        prepared(model, holder, file, "image", processor.fingerprint(), || {
+            processor.process(&decode_image(&file.bytes)?)
+        })
+    }
+
+    /// The audio's features for `model`, `[1, mel bins, frames]`, shared like a stage's result; whether this call made them;
+    /// and what was done to the audio that its owner may not expect.
+    ///
+    /// # Errors
+    /// As [`Inputs::pixels`].
+    pub(crate) fn features(&self, model: &Model, holder: &Holder) -> Result<(Value, bool, Vec<String>)> {
+        let file = self.audio.as_ref().ok_or_else(|| Error::invalid("this pipeline needs an audio file (--audio)"))?;
+        let processor = model.audio()?;
+        let (features, computed) = prepared(model, holder, file, "audio", processor.fingerprint(), || {
+            // What the model does not hear need not be resampled; the filter's reach is far below a second.
+            let audio = decode_audio_start(&file.bytes, processor.seconds() + 1.0)?;
+            processor.process(&resample(&audio, processor.sample_rate_hz())?)
+        })?;
+        let length = audio_length(&file.bytes).map_err(|error| error.in_file(&file.path))?;
+        let (rate, seconds) = (length.sample_rate_hz, length.seconds());
+        let mut notices = Vec::new();
+        if rate != processor.sample_rate_hz() {
+            notices.push(format!("the audio was resampled from {rate} to {} Hz", processor.sample_rate_hz()));
+        }
+        if seconds > processor.seconds() {
+            notices.push(format!("of {seconds:.1} s of audio, the model hears the first {} s", processor.seconds()));
+        }
+        Ok((features, computed, notices))
+    }
+}
+
+/// Preprocesses `file` once per content and preprocessing; a private copy of a model always does it again. Says whether
+/// this call did.
+fn prepared(
+    model: &Model,
+    holder: &Holder,
+    file: &InputFile,
+    label: &str,
+    preprocessing: ContentHash,
+    prepare: impl FnOnce() -> Result<Array>,
+) -> Result<(Value, bool)> {
+    let prepare = || prepare().map_err(|error| error.in_file(&file.path));
+    let StageSource::Shared(runtime) = model.source() else {
+        return Ok((Value::from(prepare()?), true));
+    };
+    let mut hasher = Hasher::new("cotensor input v1");
+    hasher.field(label.as_bytes()).field(preprocessing.as_bytes()).field(file.hash.as_bytes());
+    let key = Key(hasher.finish());
+    let labels = [format!("{label} input")];
+    let compute = || prepare().map(|array| vec![array]);
+    let (mut values, computed) = compute_once(&**runtime.store(), key, None, Kind::Other, &labels, holder, compute)?;
+    let value = values.pop().ok_or_else(|| Error::not_found("the store lost a preprocessed input"))?;
+    Ok((value, computed))
+}

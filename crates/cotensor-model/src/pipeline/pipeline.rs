@@ -1,0 +1,171 @@
+use crate::folder::read_bounded;
+use cotensor_core::{Error, Result};
+use cotensor_preprocess::family::{AnswerKind, Family, Task, TextLimit};
+use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
+use std::path::Path;
+
+/// The most bytes a pipeline file may have.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+/// The most users a pipeline may have.
+const USERS_MAX: usize = 256;
+/// The most texts a user may bring.
+const TEXTS_MAX: usize = 1024;
+/// The most tokens a user may ask a decoder for.
+pub(super) const NEW_TOKENS_MAX: usize = 448;
+
+/// A pipeline as its TOML file describes it.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pipeline {
+    /// For people.
+    #[serde(default)]
+    pub name: String,
+    /// Who runs, in order.
+    #[serde(rename = "user", default)]
+    pub users: Vec<User>,
+}
+
+/// One user of a model.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct User {
+    /// Unique in the pipeline.
+    pub name: String,
+    /// The model's folder, relative to the pipeline's file.
+    pub model: String,
+    /// What it does with the model.
+    pub task: String,
+    /// The head graph `onnx/HEAD.onnx` of the model's folder, for tasks that need one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head: Option<String>,
+    /// Texts of its own: labels to choose from, captions to rank. Without any, the input text is used.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub texts: Vec<String>,
+    /// Most tokens to decode.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_new_tokens: Option<usize>,
+    /// Fewest tokens to decode before the end token counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_new_tokens: Option<usize>,
+}
+
+impl Pipeline {
+    /// Reads a pipeline file.
+    ///
+    /// # Errors
+    /// `Corrupt` for no TOML or unknown fields, `Invalid` for values out of bounds, naming the field.
+    pub fn open(path: &Path) -> Result<Self> {
+        let bytes = read_bounded(path, FILE_BYTES_MAX)?;
+        let text = String::from_utf8(bytes).map_err(|_| Error::corrupt("not UTF-8").in_file(path))?;
+        Self::parse(&text).map_err(|error| error.in_file(path))
+    }
+
+    /// Reads a pipeline from TOML.
+    ///
+    /// # Errors
+    /// As [`Pipeline::open`].
+    pub fn parse(text: &str) -> Result<Self> {
+        let pipeline: Pipeline = toml::from_str(text).map_err(|error| Error::corrupt(error.to_string().trim_end()))?;
+        pipeline.validated()
+    }
+
+    fn validated(self) -> Result<Self> {
+        let invalid = |field: String, message: String| Err(Error::invalid(message).in_field(field));
+        if self.users.is_empty() || self.users.len() > USERS_MAX {
+            return invalid("user".into(), format!("{} users; 1 to {USERS_MAX} are supported", self.users.len()));
+        }
+        let mut names = HashSet::new();
+        for (index, user) in self.users.iter().enumerate() {
+            let field = |name: &str| format!("user[{index}].{name}");
+            if user.name.is_empty() || !names.insert(user.name.as_str()) {
+                return invalid(field("name"), format!("{:?} is empty or taken", user.name));
+            }
+            if user.model.is_empty() {
+                return invalid(field("model"), "a folder is required".into());
+            }
+            user.check_limits(&format!("user[{index}]"))?;
+        }
+        Ok(self)
+    }
+}
+
+impl User {
+    /// Whether this user's task reads the pipeline's input of type `medium`: `text`, `image` or `audio`. A task that the family
+    /// lacks, or that does not take the user's own texts, counts as one that reads it: running it says what is wrong.
+    pub fn reads(&self, family: &Family, medium: &str) -> bool {
+        let Ok(task) = family.task(&self.task) else { return true };
+        let own_texts = match task.text_limit() {
+            TextLimit::None => false,
+            TextLimit::One => self.texts.len() == 1,
+            TextLimit::Many => !self.texts.is_empty(),
+        };
+        let stages = task.stages.iter().filter_map(|role| family.stage(role).ok());
+        let mut sources = stages.flat_map(|stage| stage.inputs.values());
+        let reads = sources.any(|source| source.split('.').next() == Some(medium));
+        reads && !(own_texts && medium == "text")
+    }
+
+    /// Whether its lists and counts are within bounds; `field` names the user in errors.
+    pub(super) fn check_limits(&self, field: &str) -> Result<()> {
+        if self.texts.len() > TEXTS_MAX {
+            let message = format!("{} texts; at most {TEXTS_MAX}", self.texts.len());
+            return Err(Error::invalid(message).in_field(format!("{field}.texts")));
+        }
+        let (min, max) = (self.min_new_tokens.unwrap_or(0), self.max_new_tokens.unwrap_or(NEW_TOKENS_MAX));
+        if max == 0 || max > NEW_TOKENS_MAX {
+            let message = format!("{max} tokens; 1 to {NEW_TOKENS_MAX} are supported");
+            return Err(Error::invalid(message).in_field(format!("{field}.max_new_tokens")));
+        }
+        if min > max {
+            let message = format!("at least {min} tokens are asked for, and at most {max}");
+            return Err(Error::invalid(message).in_field(format!("{field}.min_new_tokens")));
+        }
+        Ok(())
+    }
+
+    /// Whether `task` reads everything that the user says: what is ignored would surprise.
+    pub(super) fn check_task(&self, task: &Task) -> Result<()> {
+        let refuse = |option: &str, message: &str| {
+            Err(Error::invalid(format!("{} {message}", self.task)).in_field(format!("{}.{option}", self.name)))
+        };
+        if self.head.is_some() && !task.head {
+            return refuse("head", "has no head");
+        }
+        let decodes = task.answer == AnswerKind::Transcript;
+        if (self.max_new_tokens.is_some() || self.min_new_tokens.is_some()) && !decodes {
+            return refuse("max_new_tokens", "decodes no text");
+        }
+        match task.text_limit() {
+            _ if self.texts.is_empty() => Ok(()),
+            TextLimit::None => refuse("texts", "reads no text"),
+            TextLimit::One if self.texts.len() > 1 => refuse("texts", "reads one text"),
+            TextLimit::One | TextLimit::Many => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parses_and_refuses() {
+        let good = "[[user]]\nname='a'\nmodel='m'\ntask='sentence-embedding'\n";
+        assert_eq!(Pipeline::parse(good).unwrap().users.len(), 1);
+        for (bad, names) in [
+            ("", "user"),
+            ("[[user]]\nname='a'\n", "model"),
+            ("[[user]]\nname=''\nmodel='m'\ntask='t'\n", "user[0].name"),
+            (&format!("{good}{good}")[..], "user[1].name"),
+            (&format!("{good}colour='red'\n")[..], "colour"),
+            (&format!("{good}max_new_tokens=0\n")[..], "max_new_tokens"),
+            (&format!("{good}max_new_tokens=-1\n")[..], "max_new_tokens"),
+            (&format!("{good}max_new_tokens=3\nmin_new_tokens=4\n")[..], "min_new_tokens"),
+            ("[[user", "TOML"),
+        ] {
+            let error = Pipeline::parse(bad).unwrap_err().to_string();
+            assert!(error.contains(names), "{bad:?} gave {error:?}");
+        }
+    }
+}

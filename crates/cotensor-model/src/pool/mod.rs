@@ -1,0 +1,8 @@
+//! The resource pool: models by type and name, a bounded number of concurrent calls, devices by preference.
+
+mod devices;
+mod permits;
+mod pool;
+
+pub use devices::{DeviceChoice, HardwarePreferences};
+pub use pool::{PooledModel, PooledResult, ResourcePool};

@@ -1,0 +1,178 @@
+use super::devices::{DeviceChoice, HardwarePreferences};
+use super::permits::{Permit, Permits};
+use crate::model::{Model, Runtime};
+use crate::pipeline::{Inputs, User, UserReport, run_user_keeping};
+use cotensor_core::{DType, Device, Error, Kind, Layout, Result};
+use cotensor_preprocess::family::{family_of, kinds_by_name};
+use cotensor_sharing::TensorSharingManager;
+use cotensor_store::{CopyReason, Lease, Retention, TensorSpec};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Models for many callers: each is loaded once, and at most `max_connections` calls run at a time.
+pub struct ResourcePool {
+    runtime: Arc<Runtime>,
+    models: PathBuf,
+    permits: Arc<Permits>,
+}
+
+impl ResourcePool {
+    /// A pool over `runtime`; model names are folders below `models`.
+    ///
+    /// # Errors
+    /// `Invalid` for zero connections.
+    pub fn new(runtime: Arc<Runtime>, models: impl Into<PathBuf>, max_connections: usize) -> Result<Self> {
+        if max_connections == 0 {
+            return Err(Error::invalid("at least one connection is required").in_field("max_connections"));
+        }
+        Ok(Self { runtime, models: models.into(), permits: Permits::new(max_connections) })
+    }
+
+    /// The runtime, whose store all models of the pool share.
+    pub fn runtime(&self) -> &Arc<Runtime> {
+        &self.runtime
+    }
+
+    /// Limits the pool's store to `max_memory_mb` MiB, weights included, and gives a manager of the tensors in it.
+    ///
+    /// # Errors
+    /// As [`cotensor_store::MemoryControl::limit_memory`].
+    pub fn setup_tensor_sharing(&self, max_memory_mb: u64) -> Result<TensorSharingManager> {
+        let store = self.runtime.store();
+        store.limit_memory(Device::Cpu, max_memory_mb.saturating_mul(1 << 20))?;
+        Ok(TensorSharingManager::with_store(Arc::clone(store)).with_model_kinds(kinds_by_name))
+    }
+
+    /// The model `model_name` on the best device of the list; however many ask, one copy is loaded.
+    /// `model_type` is a kind (`text_embedding`), a modality (`text`, `vision`, `audio`) or a family (`bert`); the model must be of it.
+    ///
+    /// # Errors
+    /// `Invalid` when the model is of another type or its name leaves the pool's folder; as [`Runtime::open`] and [`HardwarePreferences::choose`].
+    pub fn get_model(
+        &self,
+        model_type: &str,
+        model_name: &str,
+        hardware_preferences: &HardwarePreferences,
+    ) -> Result<PooledModel> {
+        let device = hardware_preferences.choose()?;
+        let name = Path::new(model_name);
+        if !name.components().all(|part| matches!(part, std::path::Component::Normal(_))) || model_name.is_empty() {
+            return Err(Error::invalid(format!("{model_name:?} leaves the pool's folder")).in_field("model_name"));
+        }
+        let model = self.runtime.open(&self.models.join(name))?;
+        let family = model.family();
+        let of_type = family.name == model_type
+            || family_of(model_type).is_ok_and(|wanted| wanted.name == family.name)
+            || family
+                .kinds
+                .iter()
+                .any(|kind| kind.name() == model_type || kind.name().split('_').next() == Some(model_type));
+        if !of_type {
+            let message = format!("{model_name} is a {} model, not {model_type:?}", family.title);
+            return Err(Error::invalid(message).in_field("model_type"));
+        }
+        Ok(PooledModel { model, device, runtime: Arc::clone(&self.runtime), permits: Arc::clone(&self.permits) })
+    }
+
+    /// Publishes `tensor_data` under `tensor_name` and leases it to every consumer.
+    ///
+    /// # Errors
+    /// `Invalid` when data and shape differ in size, `Unsupported` for a storage type that is not here, or as [`cotensor_store::TensorStore::reserve`].
+    #[allow(clippy::too_many_arguments, reason = "the documented call has these arguments")]
+    pub fn share_tensor_between_models(
+        &self,
+        tensor_data: &[u8],
+        dtype: DType,
+        shape: &[usize],
+        tensor_name: &str,
+        producer_model: &str,
+        consumer_models: &[&str],
+        storage_type: &str,
+    ) -> Result<Vec<Lease>> {
+        let device: Device = storage_type.parse().map_err(|error: Error| error.in_field("storage_type"))?;
+        if device != Device::Cpu {
+            return Err(Error::unsupported(format!("this store keeps tensors on the cpu, not on {device}"))
+                .in_field("storage_type"));
+        }
+        let wanted = Layout::contiguous(dtype, shape).map_err(|error| error.in_field("shape"))?.size_bytes();
+        if wanted != tensor_data.len() {
+            let message = format!("{} bytes for a tensor of {wanted}", tensor_data.len());
+            return Err(Error::invalid(message).in_field("tensor_data"));
+        }
+        let store = self.runtime.store();
+        let spec = TensorSpec {
+            device: cotensor_core::Device::Cpu,
+            name: tensor_name.to_owned(),
+            dtype,
+            shape: shape.to_vec(),
+            kind: kinds_by_name(producer_model).first().copied().unwrap_or(Kind::Other),
+            space: None,
+            producer: producer_model.to_owned(),
+            retention: Retention::WhileLeased,
+            provenance: None,
+        };
+        let mut reservation = store.reserve(spec, &store.holder(producer_model))?;
+        reservation.write(tensor_data, CopyReason::Put)?;
+        let first = reservation.publish()?;
+        let id = first.id();
+        let mut leases = vec![first];
+        for consumer in consumer_models {
+            leases.push(store.lease(id, &store.holder(consumer))?);
+        }
+        Ok(leases)
+    }
+}
+
+/// A model of a pool.
+#[derive(Clone)]
+pub struct PooledModel {
+    model: Arc<Model>,
+    device: DeviceChoice,
+    runtime: Arc<Runtime>,
+    permits: Arc<Permits>,
+}
+
+/// What a call gave.
+#[derive(Debug)]
+pub struct PooledResult {
+    /// The answer, and what it took.
+    pub report: UserReport,
+    /// The tensors that the model's stages made, by kind (`vision_embedding`), leased for as long as this lives.
+    pub output_tensors: BTreeMap<&'static str, Lease>,
+}
+
+impl PooledModel {
+    /// The model itself. Calls made on it directly do not count against the pool's connections.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// Where it runs, and which preferred devices were passed over.
+    pub fn device(&self) -> &DeviceChoice {
+        &self.device
+    }
+
+    /// Runs `user`'s task; waits while as many calls run as the pool allows.
+    ///
+    /// # Errors
+    /// As [`run_user_keeping`].
+    pub fn run(&self, user: &User, inputs: &Inputs) -> Result<PooledResult> {
+        self.run_with(&self.permits.acquire(), user, inputs)
+    }
+
+    /// As [`run`](Self::run), but waits only as long as `wanted` says so, which is asked ten times a second; none once it
+    /// does not. It is not asked while the task runs.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn run_while(&self, user: &User, inputs: &Inputs, wanted: &dyn Fn() -> bool) -> Result<Option<PooledResult>> {
+        self.permits.acquire_while(wanted).map(|permit| self.run_with(&permit, user, inputs)).transpose()
+    }
+
+    fn run_with(&self, _permit: &Permit, user: &User, inputs: &Inputs) -> Result<PooledResult> {
+        let holder = self.runtime.store().holder(&user.name);
+        let (report, output_tensors) = run_user_keeping(&self.model, user, inputs, &holder)?;
+        Ok(PooledResult { report, output_tensors })
+    }
+}

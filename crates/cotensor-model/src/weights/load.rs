@@ -1,0 +1,398 @@
+use super::convert::{to_f32, transpose};
+use super::file::WeightFile;
+use crate::graph::{Graph, Weight};
+use cotensor_core::{ContentHash, Device, Error, ErrorKind, Hasher, Result};
+use cotensor_store::{BlobSource, BlobSpec, CopyReason, Holder, Lease, Store};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// A graph's weights in a store.
+#[derive(Debug)]
+pub struct LoadedWeights {
+    /// One lease for each of [`Graph::weights`], in that order.
+    pub leases: Vec<Lease>,
+    /// The content hash of each.
+    pub hashes: Vec<ContentHash>,
+}
+
+/// Bytes that are read, converted and hashed at a time.
+const CHUNK_BYTES: usize = 8 << 20;
+
+/// Leases the weights of `graph` for `holder`; what the store lacks is read from the graph's files into it. `producer` is for people.
+///
+/// Content hashes are remembered under the files' identities (path, device, inode, size, times), so that a second
+/// process reads nothing but a note.
+///
+/// # Errors
+/// `Conflict` naming a file that changed while it was read, `Io`, or as [`BlobStore::blobs`].
+pub fn load_weights(graph: &Graph, store: &dyn Store, holder: &Holder, producer: &str) -> Result<LoadedWeights> {
+    load_at(graph, store, holder, producer, SystemTime::now())
+}
+
+/// `now` decides which files were written too recently for their times to be trusted.
+fn load_at(
+    graph: &Graph,
+    store: &dyn Store,
+    holder: &Holder,
+    producer: &str,
+    now: SystemTime,
+) -> Result<LoadedWeights> {
+    let mut files = Files::default();
+    for weight in graph.weights() {
+        files.open(&weight.source.file)?;
+    }
+    let key = files.identity(graph);
+    let count = graph.weights().len();
+    let hashes = match store.get_note(&key).and_then(|note| read_note(&note, count)) {
+        Some(hashes) => hashes,
+        None => {
+            let hashes = hash_all(graph.weights(), &files)?;
+            if files.settled(now) {
+                store.put_note(&key, &write_note(&hashes));
+            }
+            hashes
+        }
+    };
+    let specs: Vec<BlobSpec> = graph
+        .weights()
+        .iter()
+        .zip(&hashes)
+        .map(|(weight, &hash)| BlobSpec {
+            device: Device::Cpu,
+            hash,
+            dtype: weight.dtype,
+            shape: weight.shape.clone(),
+            producer: producer.to_owned(),
+        })
+        .collect();
+    let mut source = Source { weights: graph.weights(), hashes: &hashes, files: &files, store, now };
+    let leases = store.blobs(&specs, &mut source, holder)?;
+    if leases.len() != count {
+        return Err(Error::new(
+            ErrorKind::Conflict,
+            format!("the store gave {} leases for {count} weights", leases.len()),
+        ));
+    }
+    Ok(LoadedWeights { leases, hashes })
+}
+
+/// The files that hold a graph's weights, each opened once.
+#[derive(Default)]
+struct Files {
+    files: Vec<WeightFile>,
+    by_path: HashMap<PathBuf, usize>,
+}
+
+impl Files {
+    fn open(&mut self, path: &Path) -> Result<()> {
+        if !self.by_path.contains_key(path) {
+            self.files.push(WeightFile::open(path)?);
+            self.by_path.insert(path.to_path_buf(), self.files.len() - 1);
+        }
+        Ok(())
+    }
+
+    fn of(&self, weight: &Weight) -> &WeightFile {
+        &self.files[self.by_path[&weight.source.file]]
+    }
+
+    /// Equal for the same graph over files that nobody has written since.
+    fn identity(&self, graph: &Graph) -> ContentHash {
+        let mut hasher = Hasher::new("cotensor weight hashes v1");
+        hasher.field(graph.structure_hash().as_bytes());
+        for file in &self.files {
+            file.add_identity(&mut hasher);
+        }
+        // Where embedded weights lie is not part of the structure.
+        for weight in graph.weights() {
+            hasher.number(self.by_path[&weight.source.file] as u64).number(weight.source.offset);
+        }
+        hasher.finish()
+    }
+
+    fn settled(&self, now: SystemTime) -> bool {
+        self.files.iter().all(|file| file.settled(now))
+    }
+}
+
+/// Hashes what the store would hold, in one pass over the files.
+fn hash_all(weights: &[Weight], files: &Files) -> Result<Vec<ContentHash>> {
+    // Made once: filling them with zeros for every weight would cost as much as reading.
+    let mut buffer = vec![0; CHUNK_BYTES];
+    let mut converted = Vec::new();
+    let hashes = weights
+        .iter()
+        .map(|weight| hash_one(weight, files.of(weight), &mut buffer, &mut converted))
+        .collect::<Result<_>>()?;
+    for file in &files.files {
+        file.check_unchanged()?;
+    }
+    Ok(hashes)
+}
+
+/// `buffer` has `CHUNK_BYTES`.
+fn hash_one(weight: &Weight, file: &WeightFile, buffer: &mut [u8], converted: &mut Vec<u8>) -> Result<ContentHash> {
+    let source = &weight.source;
+    let mut hasher = blake3::Hasher::new();
+    if source.permutation.is_some() {
+        converted.resize(weight.size_bytes(), 0);
+        read_transposed(file, weight, converted)?;
+        hasher.update_rayon(converted);
+    } else {
+        let mut done = 0;
+        while done < source.length {
+            let len = (source.length - done).min(CHUNK_BYTES as u64) as usize;
+            let chunk = &mut buffer[..len];
+            file.read(source.offset + done, chunk)?;
+            if source.dtype == weight.dtype {
+                hasher.update_rayon(chunk);
+            } else {
+                converted.resize(len / source.dtype.size_bytes() * weight.dtype.size_bytes(), 0);
+                to_f32(source.dtype, chunk, converted);
+                hasher.update_rayon(converted);
+            }
+            done += len as u64;
+        }
+    }
+    Ok(ContentHash::from_bytes(*hasher.finalize().as_bytes()))
+}
+
+/// Fills `target` with a transposed weight.
+fn read_transposed(file: &WeightFile, weight: &Weight, target: &mut [u8]) -> Result<()> {
+    let mut buffer = vec![0; target.len()];
+    file.read_parallel(weight.source.offset, &mut buffer)?;
+    let permutation = weight.source.permutation.as_deref().unwrap_or_default();
+    transpose(&buffer, target, &weight.shape, permutation, weight.dtype.size_bytes());
+    Ok(())
+}
+
+/// Reads weights into the store's memory.
+struct Source<'a> {
+    weights: &'a [Weight],
+    hashes: &'a [ContentHash],
+    files: &'a Files,
+    store: &'a dyn Store,
+    now: SystemTime,
+}
+
+impl BlobSource for Source<'_> {
+    fn fill(&mut self, index: usize, target: &mut [u8]) -> Result<()> {
+        let weight = &self.weights[index];
+        let file = self.files.of(weight);
+        let source = &weight.source;
+        if source.permutation.is_some() {
+            read_transposed(file, weight, target)?;
+            self.store.record_copy(&weight.name, CopyReason::FileImport, target.len());
+        } else if source.dtype == weight.dtype {
+            file.read_parallel(source.offset, target)?;
+            self.store.record_copy(&weight.name, CopyReason::FileImport, target.len());
+        } else {
+            let width = source.dtype.size_bytes();
+            let mut buffer = vec![0; CHUNK_BYTES.min(source.length as usize)];
+            let mut offset = source.offset;
+            for part in target.chunks_mut(CHUNK_BYTES / width * weight.dtype.size_bytes()) {
+                let bytes = &mut buffer[..part.len() / weight.dtype.size_bytes() * width];
+                file.read(offset, bytes)?;
+                to_f32(source.dtype, bytes, part);
+                offset += bytes.len() as u64;
+            }
+            self.store.record_copy(&weight.name, CopyReason::EngineConversion, target.len());
+        }
+        file.check_unchanged()?;
+        // The times of a file that was just written cannot tell a second write from the first.
+        if !file.settled(self.now) {
+            let mut hasher = blake3::Hasher::new();
+            hasher.update_rayon(target);
+            if hasher.finalize().as_bytes() != self.hashes[index].as_bytes() {
+                return Err(file.changed());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The hashes and a checksum, so that a note cut short or damaged on its way to disk is no note.
+fn write_note(hashes: &[ContentHash]) -> Vec<u8> {
+    let mut note: Vec<u8> = hashes.iter().flat_map(|hash| *hash.as_bytes()).collect();
+    note.extend_from_slice(ContentHash::of(&note).as_bytes());
+    note
+}
+
+fn read_note(note: &[u8], count: usize) -> Option<Vec<ContentHash>> {
+    let (hashes, checksum) = note.split_last_chunk::<32>()?;
+    if hashes.len() != count * 32 || ContentHash::of(hashes).as_bytes() != checksum {
+        return None;
+    }
+    Some(hashes.as_chunks::<32>().0.iter().copied().map(ContentHash::from_bytes).collect())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::graph::WeightSource;
+    use cotensor_core::DType;
+    use cotensor_store::EmbeddedStore;
+    use cotensor_store::{BlobStore, TensorStore};
+    use std::io::Write;
+    use std::time::Duration;
+
+    const BYTES: usize = 4096;
+
+    fn weight(path: &Path, dtype: DType, bytes: usize) -> Weight {
+        let source =
+            WeightSource { file: path.to_path_buf(), offset: 0, length: bytes as u64, dtype, permutation: None };
+        Weight { name: "w".to_owned(), dtype: DType::F32, shape: vec![bytes / dtype.size_bytes()], source }
+    }
+
+    /// A file of weights, opened.
+    fn weights_file(bytes: &[u8]) -> (tempfile::NamedTempFile, Files) {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(bytes).unwrap();
+        let mut files = Files::default();
+        files.open(file.path()).unwrap();
+        (file, files)
+    }
+
+    fn fill(weight: &Weight, hash: ContentHash, files: &Files, now: SystemTime) -> Result<Vec<u8>> {
+        let store = EmbeddedStore::builder().build();
+        let mut target = vec![0; weight.size_bytes()];
+        let weights = std::slice::from_ref(weight);
+        Source { weights, hashes: &[hash], files, store: &*store, now }.fill(0, &mut target)?;
+        Ok(target)
+    }
+
+    #[test]
+    fn a_file_that_changes_is_not_stored() {
+        let (mut file, files) = weights_file(&[1; BYTES]);
+        let weight = weight(file.path(), DType::F32, BYTES);
+        let hash = hash_all(std::slice::from_ref(&weight), &files).unwrap()[0];
+        assert_eq!(hash, ContentHash::of(&[1; BYTES]));
+        let later = SystemTime::now() + Duration::from_secs(60);
+        assert_eq!(fill(&weight, hash, &files, later).unwrap(), [1; BYTES]);
+        // The times say so.
+        file.write_all(&[2]).unwrap();
+        let error = fill(&weight, hash, &files, later).unwrap_err();
+        assert_eq!((error.kind(), error.file()), (ErrorKind::Conflict, Some(file.path())));
+    }
+
+    #[test]
+    fn where_times_cannot_tell_the_content_does() {
+        let (file, files) = weights_file(&[1; BYTES]);
+        let weight = weight(file.path(), DType::F32, BYTES);
+        let other = ContentHash::of(&[2; BYTES]);
+        let error = fill(&weight, other, &files, SystemTime::now()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Conflict);
+    }
+
+    #[test]
+    fn conversion_in_chunks_is_conversion_as_a_whole() {
+        let count = CHUNK_BYTES / 2 + 1000;
+        let halves: Vec<u8> = (0..count).flat_map(|index| ((index * 31 % 0x7c00) as u16).to_le_bytes()).collect();
+        let (file, files) = weights_file(&halves);
+        let weight = weight(file.path(), DType::F16, halves.len());
+        let hash = hash_all(std::slice::from_ref(&weight), &files).unwrap()[0];
+        let filled = fill(&weight, hash, &files, SystemTime::now()).unwrap();
+        let last = halves.len() - 2;
+        let mut value = [0; 4];
+        to_f32(DType::F16, &halves[last..], &mut value);
+        assert_eq!(filled[filled.len() - 4..], value);
+        assert_eq!(ContentHash::of(&filled), hash);
+    }
+
+    #[test]
+    fn large_reads_are_whole() {
+        let bytes: Vec<u8> = (0..(9 << 20) + 5).map(|index: usize| (index % 251) as u8).collect();
+        let (file, files) = weights_file(&bytes);
+        let mut target = vec![0; bytes.len() - 3];
+        files.of(&weight(file.path(), DType::F32, BYTES)).read_parallel(3, &mut target).unwrap();
+        assert!(target == bytes[3..]);
+    }
+
+    #[test]
+    fn only_settled_files_are_noted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/vit/onnx");
+        for name in ["model.onnx", "model.onnx_data"] {
+            // Written anew, so that its times are of now.
+            std::fs::write(folder.path().join(name), std::fs::read(path.join(name)).unwrap()).unwrap();
+        }
+        let graph = Graph::open(&folder.path().join("model.onnx")).unwrap();
+        let mut files = Files::default();
+        for weight in graph.weights() {
+            files.open(&weight.source.file).unwrap();
+        }
+        let key = files.identity(&graph);
+        let store = EmbeddedStore::builder().build();
+        let holder = store.holder("test");
+        let hashes = load_at(&graph, &*store, &holder, "test", SystemTime::now()).unwrap().hashes;
+        assert_eq!(store.get_note(&key), None);
+        let later = SystemTime::now() + Duration::from_secs(60);
+        assert_eq!(load_at(&graph, &*store, &holder, "test", later).unwrap().hashes, hashes);
+        assert_eq!(store.get_note(&key), Some(write_note(&hashes)));
+        // The note is what the next load goes by; a damaged one is not believed.
+        let others: Vec<_> = hashes.iter().map(|hash| ContentHash::of(hash.as_bytes())).collect();
+        store.put_note(&key, &write_note(&others));
+        assert_eq!(load_at(&graph, &*store, &holder, "test", later).unwrap().hashes, others);
+        let mut damaged = write_note(&others);
+        damaged[0] ^= 1;
+        store.put_note(&key, &damaged);
+        assert_eq!(load_at(&graph, &*store, &holder, "test", later).unwrap().hashes, hashes);
+    }
+
+    /// Maps a file and sets the byte at an offset to each number that it reads, without flushing.
+    const WRITER: &str = "import mmap, sys
+with open(sys.argv[1], 'r+b') as file:
+    mapping = mmap.mmap(file.fileno(), 0)
+    for line in sys.stdin:
+        mapping[int(sys.argv[2])] = int(line)
+        print('written', flush=True)
+";
+
+    #[test]
+    fn a_write_through_a_mapping_is_seen_however_long_the_file_was_quiet() {
+        use std::io::{BufRead, BufReader};
+        use std::process::{Command, Stdio};
+        // In the build folder, which is on a disk: a tmpfs never writes its pages back, so a change cannot be seen there.
+        let program = std::env::current_exe().unwrap();
+        let folder = tempfile::tempdir_in(program.parent().unwrap()).unwrap();
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/vit/onnx");
+        for name in ["model.onnx", "model.onnx_data"] {
+            std::fs::write(folder.path().join(name), std::fs::read(fixtures.join(name)).unwrap()).unwrap();
+        }
+        let graph = Graph::open(&folder.path().join("model.onnx")).unwrap();
+        let written = &graph.weights().iter().max_by_key(|weight| weight.source.length).unwrap().source;
+        let mut writer = Command::new("python3");
+        writer.args(["-c", WRITER]).arg(&written.file).arg(written.offset.to_string());
+        let mut writer = writer.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (mut numbers, out) = (writer.stdin.take().unwrap(), writer.stdout.take().unwrap());
+        let mut written = BufReader::new(out).lines();
+        let mut write = |number: u8| {
+            writeln!(numbers, "{number}").unwrap();
+            assert_eq!(written.next().unwrap().unwrap(), "written");
+        };
+        let store = EmbeddedStore::builder().build();
+        let holder = store.holder("test");
+        let quiet = SystemTime::now() + Duration::from_secs(60);
+        let load = || load_at(&graph, &*store, &holder, "test", quiet).unwrap().hashes;
+        write(1);
+        let first = load();
+        assert_eq!(load(), first);
+        write(2);
+        assert_ne!(load(), first);
+        drop(numbers);
+        assert!(writer.wait().unwrap().success());
+    }
+
+    #[test]
+    fn notes_read_back_and_wrong_ones_do_not() {
+        let hashes = [ContentHash::of(b"a"), ContentHash::of(b"b")];
+        let note = write_note(&hashes);
+        assert_eq!(read_note(&note, 2), Some(hashes.to_vec()));
+        assert_eq!(read_note(&note, 1), None);
+        assert_eq!(read_note(&note[..95], 2), None);
+        assert_eq!(read_note(&[], 0), None);
+        assert_eq!(read_note(&write_note(&[]), 0), Some(vec![]));
+    }
+}

@@ -1,0 +1,124 @@
+//! FLAC, MP3 and Ogg Vorbis files, decoded by symphonia.
+
+use super::sound::{AudioLength, SECONDS_MAX, corrupt, invalid};
+use cotensor_core::{Error, Result};
+use std::io::Cursor;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use symphonia::core::codecs::audio::well_known::CODEC_ID_FLAC;
+use symphonia::core::codecs::audio::{AudioCodecParameters, AudioDecoder};
+use symphonia::core::errors::Error as DecodingError;
+use symphonia::core::formats::probe::Hint;
+use symphonia::core::formats::{FormatReader, TrackType};
+use symphonia::core::io::MediaSourceStream;
+
+/// The length of a sound: as the file states, else the sum of its packets. Nothing is decoded.
+///
+/// # Errors
+/// As [`decode`].
+pub(super) fn length(bytes: &[u8]) -> Result<AudioLength> {
+    guarded(|| {
+        let mut file = File::open(bytes)?;
+        let frames = match file.frames {
+            Some(frames) => frames,
+            None => file.count_frames()?,
+        };
+        Ok(AudioLength { sample_rate_hz: file.sample_rate_hz, frames })
+    })
+}
+
+/// The first `frames` frames, from -1 to 1; fewer if the sound is shorter. The channels are averaged.
+///
+/// # Errors
+/// `Corrupt` for another format or a truncated file, `Unsupported` for another codec in one of these containers.
+pub(super) fn decode(bytes: &[u8], frames: usize) -> Result<Vec<f32>> {
+    guarded(|| File::open(bytes)?.decode(frames))
+}
+
+/// Whether the files of a codec state the exact number of frames. MP3 files may estimate it.
+fn is_exact(parameters: &AudioCodecParameters) -> bool {
+    parameters.codec == CODEC_ID_FLAC
+}
+
+struct File<'a> {
+    reader: Box<dyn FormatReader + 'a>,
+    decoder: Box<dyn AudioDecoder>,
+    track: u32,
+    sample_rate_hz: u32,
+    /// The number of frames, if the file states it.
+    frames: Option<u64>,
+    /// Whether that number is exact: then a file with fewer frames is truncated.
+    exact: bool,
+}
+
+impl<'a> File<'a> {
+    fn open(bytes: &'a [u8]) -> Result<Self> {
+        let unknown = |error: DecodingError| match error {
+            DecodingError::IoError(_) => corrupt("the audio is truncated"),
+            error => corrupt(&format!("neither WAV, FLAC, MP3 nor Ogg Vorbis: {error}")),
+        };
+        let stream = MediaSourceStream::new(Box::new(Cursor::new(bytes)), Default::default());
+        let reader = symphonia::default::get_probe()
+            .probe(&Hint::new(), stream, Default::default(), Default::default())
+            .map_err(unknown)?;
+        let track = reader.default_track(TrackType::Audio).ok_or_else(|| corrupt("the file has no audio track"))?;
+        let parameters = track.codec_params.as_ref().and_then(|parameters| parameters.audio());
+        let parameters: &AudioCodecParameters = parameters.ok_or_else(|| corrupt("the file has no audio track"))?;
+        let decoder = symphonia::default::get_codecs()
+            .make_audio_decoder(parameters, &Default::default())
+            .map_err(|error| Error::unsupported(format!("this sound cannot be decoded: {error}")).in_field("audio"))?;
+        let sample_rate_hz = parameters.sample_rate.ok_or_else(|| corrupt("the file states no sample rate"))?;
+        let (track, frames, exact) = (track.id, track.num_frames, is_exact(parameters));
+        Ok(Self { reader, decoder, track, sample_rate_hz, frames, exact })
+    }
+
+    fn count_frames(&mut self) -> Result<u64> {
+        let mut frames = 0u64;
+        while let Some(packet) = self.reader.next_packet().map_err(broken)? {
+            if packet.track_id == self.track {
+                frames = frames.saturating_add(packet.dur.get());
+            }
+            if frames > SECONDS_MAX * u64::from(self.sample_rate_hz) {
+                break;
+            }
+        }
+        Ok(frames)
+    }
+
+    fn decode(mut self, frames: usize) -> Result<Vec<f32>> {
+        let (mut mono, mut interleaved) = (Vec::new(), Vec::new());
+        while mono.len() < frames {
+            let Some(packet) = self.reader.next_packet().map_err(broken)? else { break };
+            if packet.track_id != self.track {
+                continue;
+            }
+            let decoded = self.decoder.decode(&packet).map_err(broken)?;
+            if decoded.spec().rate() != self.sample_rate_hz {
+                return Err(invalid("the sample rate changes".to_owned()));
+            }
+            let channels = decoded.spec().channels().count().max(1);
+            interleaved.resize(decoded.samples_interleaved(), 0f32);
+            decoded.copy_to_slice_interleaved(&mut interleaved);
+            mono.extend(interleaved.chunks_exact(channels).map(|frame| frame.iter().sum::<f32>() / channels as f32));
+        }
+        if self.exact && self.frames.is_some_and(|known| (mono.len() as u64) < known.min(frames as u64)) {
+            return Err(corrupt("the audio is truncated"));
+        }
+        mono.truncate(frames);
+        Ok(mono)
+    }
+}
+
+fn broken(error: DecodingError) -> Error {
+    match error {
+        DecodingError::IoError(_) => corrupt("the audio is truncated"),
+        DecodingError::ResetRequired => {
+            Error::unsupported("several sounds in one file are not supported").in_field("audio")
+        }
+        error => corrupt(&format!("the audio is damaged: {error}")),
+    }
+}
+
+/// Turns a panic of the decoder, which a hostile file may cause, into an error. The decoder is dropped, so its state does not matter.
+fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(corrupt("the decoder failed on this audio")))
+}

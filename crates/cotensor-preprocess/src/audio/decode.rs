@@ -1,0 +1,94 @@
+use super::compressed;
+use super::sound::{Audio, AudioLength, SECONDS_MAX, check_samples, invalid};
+use super::wav::{self, Wav};
+use cotensor_core::Result;
+
+/// The most frames that are decoded: 1 GiB of samples, 90 minutes at 48 kHz.
+const FRAMES_MAX: u64 = 1 << 28;
+/// Decodes a WAV, FLAC, MP3 or Ogg Vorbis file; channels are averaged.
+///
+/// # Errors
+/// `Corrupt` for another format or a truncated file, `Invalid` for a sound that is empty, too long or not finite, `Unsupported`
+/// for another codec.
+pub fn decode_audio(bytes: &[u8]) -> Result<Audio> {
+    decode_audio_start(bytes, SECONDS_MAX as f64)
+}
+
+/// As [`decode_audio`], but decodes the first `seconds` only: a model that reads half a minute does not need an hour in memory.
+/// A truncated WAV file is refused in any case.
+///
+/// # Errors
+/// As [`decode_audio`].
+pub fn decode_audio_start(bytes: &[u8], seconds: f64) -> Result<Audio> {
+    if bytes.is_empty() {
+        return Err(invalid("the audio is empty".into()));
+    }
+    let frames = |length: AudioLength| {
+        let frames = length.frames.min((seconds * f64::from(length.sample_rate_hz)) as u64).max(1);
+        let few = frames <= FRAMES_MAX;
+        few.then_some(frames as usize)
+            .ok_or_else(|| invalid(format!("{frames} frames; at most {FRAMES_MAX} are decoded")))
+    };
+    let (sample_rate_hz, samples) = if wav::is_wav(bytes) {
+        let file = Wav::read(bytes)?;
+        let length = file.length().check()?;
+        (length.sample_rate_hz, file.decode(frames(length)?))
+    } else {
+        let length = compressed::length(bytes)?.check()?;
+        (length.sample_rate_hz, compressed::decode(bytes, frames(length)?)?)
+    };
+    if samples.is_empty() {
+        return Err(invalid("0 frames".into()));
+    }
+    check_samples(&samples)?;
+    Ok(Audio { sample_rate_hz, samples })
+}
+
+/// The sample rate and the length, without decoding.
+///
+/// # Errors
+/// As [`decode_audio`].
+pub fn audio_length(bytes: &[u8]) -> Result<AudioLength> {
+    if wav::is_wav(bytes) { Ok(Wav::read(bytes)?.length()) } else { compressed::length(bytes) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::resample::resample;
+    use super::super::sound::SAMPLE_MAX;
+    use super::*;
+    use hound::SampleFormat;
+    use std::io::Cursor;
+
+    fn wav(samples: &[f32]) -> Vec<u8> {
+        let spec =
+            hound::WavSpec { channels: 2, sample_rate: 8000, bits_per_sample: 32, sample_format: SampleFormat::Float };
+        let mut bytes = Cursor::new(Vec::new());
+        let mut writer = hound::WavWriter::new(&mut bytes, spec).unwrap();
+        samples.iter().for_each(|&sample| writer.write_sample(sample).unwrap());
+        writer.finalize().unwrap();
+        bytes.into_inner()
+    }
+
+    #[test]
+    fn channels_are_averaged_and_bad_files_refused() {
+        assert_eq!(decode_audio(&wav(&[1.0, 0.0, 0.5, 0.5])).unwrap().samples, [0.5, 0.5]);
+        assert!(decode_audio(&wav(&[0.0, f32::NAN])).unwrap_err().to_string().contains("sample 0"));
+        for huge in [f32::INFINITY, f32::MAX, -4.3e9] {
+            assert!(decode_audio(&wav(&[0.0, 0.0, huge, 0.0])).unwrap_err().to_string().contains("sample 1"));
+            assert!(resample(&Audio { sample_rate_hz: 8000, samples: vec![huge; 5000] }, 16_000).is_err());
+        }
+        let loudest = Audio { sample_rate_hz: 8000, samples: vec![-SAMPLE_MAX; 5000] };
+        assert!(resample(&loudest, 16_000).unwrap().samples.iter().all(|sample| sample.is_finite()));
+        assert!(decode_audio(&wav(&[])).unwrap_err().to_string().contains("0 frames"));
+        assert!(decode_audio(b"").is_err());
+        let good = wav(&[0.25; 64]);
+        for len in 0..good.len() {
+            assert!(decode_audio(&good[..len]).is_err(), "{len}");
+            assert!(decode_audio_start(&good[..len], 1e-3).is_err(), "{len}");
+        }
+        // 8 frames of the 32.
+        let start = decode_audio_start(&good, 1e-3).unwrap();
+        assert_eq!(start.samples, decode_audio(&good).unwrap().samples[..8]);
+    }
+}

@@ -1,0 +1,102 @@
+use cotensor_core::{Error, Kind, Result};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+/// The name of the output from which a task reads its logits.
+pub const LOGITS: &str = "logits";
+
+/// A model family: the graphs of its models and the meaning of their tensors.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Family {
+    /// Short name: `bert`.
+    pub name: String,
+    /// Display name: `BERT`.
+    pub title: String,
+    /// The values of `model_type` in config.json that belong to the family.
+    pub model_types: Vec<String>,
+    /// The kinds of its tensors.
+    #[serde(deserialize_with = "kinds")]
+    pub kinds: Vec<Kind>,
+    /// The image processor class whose defaults apply when the model's configuration names no class.
+    #[serde(default)]
+    pub image_processor: Option<String>,
+    /// The stages; empty for a family that is known but cannot run yet.
+    #[serde(default, rename = "stage")]
+    pub stages: Vec<StageDef>,
+}
+
+/// One stage of a family: a graph with named inputs and outputs.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StageDef {
+    /// The role in the family: `encoder`, `vision_tower`, `decoder`.
+    pub role: String,
+    /// Candidates for the graph's file, relative to the model's folder. The first file that exists is used.
+    pub files: Vec<String>,
+    /// The kind of the outputs.
+    #[serde(deserialize_with = "kind")]
+    pub kind: Kind,
+    /// From graph input to source.
+    pub inputs: BTreeMap<String, String>,
+    /// From graph input to source, for inputs that some exports leave out.
+    #[serde(default)]
+    pub inputs_optional: BTreeMap<String, String>,
+    /// The outputs that other stages and tasks read.
+    pub outputs: Vec<String>,
+    /// Other names that exports give the first output.
+    #[serde(default)]
+    pub output_aliases: Vec<String>,
+    /// Outputs that some exports have beside or instead of the others.
+    #[serde(default)]
+    pub outputs_optional: Vec<String>,
+    /// The fields of config.json that state the size of the encoder. A graph that holds trunk and head is cut where an encoder of
+    /// this size ends.
+    #[serde(default)]
+    pub encoder: Option<EncoderFields>,
+}
+
+/// Fields of config.json.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EncoderFields {
+    /// The field with the number of blocks.
+    pub layers: String,
+    /// The field with the number of elements of a hidden state.
+    pub width: String,
+}
+
+impl StageDef {
+    /// The name of the first output in a graph whose outputs are `given`.
+    pub fn trunk_output<'a>(&'a self, given: &[String]) -> Option<&'a str> {
+        let names = self.outputs.first().into_iter().chain(&self.output_aliases);
+        names.map(String::as_str).find(|name| given.iter().any(|output| output == name))
+    }
+}
+
+impl Family {
+    /// The stage with this role.
+    ///
+    /// # Errors
+    /// `Unsupported` when the family has no such stage.
+    pub fn stage(&self, role: &str) -> Result<&StageDef> {
+        self.stages
+            .iter()
+            .find(|stage| stage.role == role)
+            .ok_or_else(|| Error::unsupported(format!("the {} family has no stage {role:?}", self.title)))
+    }
+
+    /// Whether both families have a kind in common. Their models can share tensors only if their spaces are equal, too.
+    pub fn may_share_with(&self, other: &Family) -> bool {
+        self.kinds.iter().any(|kind| other.kinds.contains(kind))
+    }
+}
+
+fn kind<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Kind, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+}
+
+fn kinds<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<Kind>, D::Error> {
+    let names = Vec::<String>::deserialize(deserializer)?;
+    names.iter().map(|name| name.parse().map_err(serde::de::Error::custom)).collect()
+}

@@ -1,0 +1,135 @@
+use super::family::{Family, StageDef};
+use super::task::{AnswerKind, Task, TextLimit};
+use cotensor_core::{Error, Kind, Result};
+use serde::Deserialize;
+use std::sync::OnceLock;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Tables {
+    family: Vec<Family>,
+    task: Vec<Task>,
+}
+
+fn tables() -> &'static Tables {
+    static TABLES: OnceLock<Tables> = OnceLock::new();
+    TABLES.get_or_init(|| {
+        toml::from_str(include_str!("families.toml")).expect("families.toml is part of the program and tested")
+    })
+}
+
+/// All families.
+pub fn families() -> &'static [Family] {
+    &tables().family
+}
+
+/// All tasks.
+pub fn tasks() -> &'static [Task] {
+    &tables().task
+}
+
+/// The family of a `model_type`.
+///
+/// # Errors
+/// `Unsupported`; the message lists the known types.
+pub fn family_of(model_type: &str) -> Result<&'static Family> {
+    families().iter().find(|family| family.model_types.iter().any(|known| known == model_type)).ok_or_else(|| {
+        let known: Vec<&str> = families().iter().flat_map(|family| &family.model_types).map(String::as_str).collect();
+        Error::unsupported(format!("unknown model_type {model_type:?}; known: {}", known.join(", ")))
+    })
+}
+
+/// The kinds of the family that a model's name contains, the main kind first: `t5-small`, `google/vit-base-patch16-224`.
+/// Empty for a name that contains no family. The configuration of a model is more reliable than its name: see [`family_of`].
+pub fn kinds_by_name(model: &str) -> Vec<Kind> {
+    let name = model.rsplit('/').next().unwrap_or(model).to_ascii_lowercase();
+    let mut words = name.split(|c: char| !c.is_ascii_alphanumeric());
+    words.find_map(|word| family_of(word).ok()).map_or_else(Vec::new, |family| family.kinds.clone())
+}
+
+impl Family {
+    /// The task of this name, in the variant for this family.
+    ///
+    /// # Errors
+    /// `Invalid`; the message lists the family's tasks.
+    pub fn task(&self, name: &str) -> Result<&'static Task> {
+        let mine = || tasks().iter().filter(|task| task.family.contains(&self.name));
+        mine().find(|task| task.name == name).ok_or_else(|| {
+            let known: Vec<&str> = mine().map(|task| task.name.as_str()).collect();
+            let known = if known.is_empty() { "none yet".to_owned() } else { known.join(", ") };
+            Error::invalid(format!("{} cannot do {name:?}; it can do: {known}", self.title))
+        })
+    }
+}
+
+impl Task {
+    /// How many texts a user may specify.
+    pub fn text_limit(&self) -> TextLimit {
+        let family = self.family.first().and_then(|name| families().iter().find(|family| &family.name == name));
+        let stages = family.into_iter().flat_map(|family| &family.stages);
+        let reads_text = |stage: &StageDef| stage.inputs.values().any(|source| source.starts_with("text."));
+        match stages.filter(|stage| self.stages.contains(&stage.role)).any(reads_text) {
+            false => TextLimit::None,
+            true if self.answer == AnswerKind::Similarity => TextLimit::Many,
+            true => TextLimit::One,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cotensor_core::ErrorKind;
+
+    #[test]
+    fn every_task_and_input_names_a_known_stage_or_source() {
+        assert_eq!(families().len(), 12);
+        for task in tasks() {
+            for name in &task.family {
+                let family = families().iter().find(|family| &family.name == name).expect("known family");
+                for role in &task.stages {
+                    family.stage(role).expect("known stage");
+                }
+            }
+        }
+        for family in families() {
+            for stage in &family.stages {
+                for source in stage.inputs.values().chain(stage.inputs_optional.values()) {
+                    let (from, output) = source.split_once('.').expect("SOURCE.NAME");
+                    if let Ok(before) = family.stage(from) {
+                        assert!(before.outputs.iter().any(|known| known == output), "{source}");
+                    } else {
+                        assert!(["text", "image", "audio", "tokens"].contains(&from), "{source}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn families_are_found_by_kind_and_by_name() {
+        let family = |model_type| family_of(model_type).unwrap();
+        let with = |kind: Kind| -> Vec<&str> {
+            families()
+                .iter()
+                .filter(|family| family.kinds.contains(&kind))
+                .map(|family| family.title.as_str())
+                .collect()
+        };
+        assert_eq!(with(Kind::TextEmbedding), ["BERT", "T5", "LLaMA", "BART"]);
+        assert_eq!(with(Kind::VisionEmbedding), ["ViT", "CLIP", "DETR"]);
+        assert_eq!(with(Kind::AudioEmbedding), ["Whisper", "Wav2Vec2", "CLAP"]);
+        assert_eq!(with(Kind::VisionTextJoint), ["CLIP", "LLaVA", "BLIP"]);
+        assert_eq!(with(Kind::AudioTextJoint), ["Whisper", "CLAP"]);
+        assert_eq!(kinds_by_name("t5-small"), [Kind::TextEmbedding]);
+        assert_eq!(kinds_by_name("google/vit-base-patch16-224"), [Kind::VisionEmbedding]);
+        assert_eq!(kinds_by_name("clip-vit")[0], Kind::VisionEmbedding);
+        assert_eq!(kinds_by_name("Salesforce/blip-image-captioning-base"), [Kind::VisionTextJoint]);
+        assert_eq!(kinds_by_name("facebook/wav2vec2-base-960h"), [Kind::AudioEmbedding]);
+        assert!(kinds_by_name("bert/roberto").is_empty() && kinds_by_name("").is_empty());
+        assert!(family("vit").may_share_with(family("clip")));
+        assert!(!family("bert").may_share_with(family("whisper")));
+        assert_eq!(family_of("gpt_neox").unwrap_err().kind(), ErrorKind::Unsupported);
+        assert!(family("bert").task("transcription").unwrap_err().to_string().contains("sentence-embedding"));
+    }
+}

@@ -1,0 +1,57 @@
+use serde::Deserialize;
+
+/// What a user of a model can request.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Task {
+    /// The name in pipelines.
+    pub name: String,
+    /// The families that perform the task this way.
+    pub family: Vec<String>,
+    /// The roles of the stages that run, in order.
+    pub stages: Vec<String>,
+    /// Whether a head graph runs on the output of the last stage.
+    #[serde(default)]
+    pub head: bool,
+    /// Suffixes of the names in `architectures` of config.json. A checkpoint with such a name has a head for this task.
+    #[serde(default)]
+    pub architectures: Vec<String>,
+    /// The output of the last stage that is the answer itself, in graphs that have it.
+    #[serde(default)]
+    pub result: Option<String>,
+    /// How the last output becomes an answer.
+    pub answer: AnswerKind,
+}
+
+/// How a task reads the last output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AnswerKind {
+    /// Logits `[1, labels]`: labels with probabilities, or the numbers of a regression.
+    Label,
+    /// Logits `[1, tokens, labels]`: the best label of each token.
+    LabelPerToken,
+    /// Hidden states `[1, tokens, width]`, pooled as the sentence-transformers files of the model specify.
+    Sentence,
+    /// Hidden states `[1, tokens, width]`: the first token's.
+    FirstToken,
+    /// `[1, width]`, scaled to length 1.
+    Embedding,
+    /// Image and text embeddings: cosine similarities and their softmax over the texts.
+    Similarity,
+    /// Greedy decoding to text.
+    Transcript,
+    /// The language whose token has the highest logit.
+    Language,
+}
+
+/// The number of texts that a user of a task may specify.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TextLimit {
+    /// The task reads no text.
+    None,
+    /// At most one text.
+    One,
+    /// Any number of texts.
+    Many,
+}

@@ -1,0 +1,171 @@
+use super::decode::SIDE_MAX;
+use super::processor_class::{CLASSES, ProcessorClass, required};
+use super::resize::{center_cropped, resized};
+use super::size::{Size, size};
+use crate::array::Array;
+use crate::files::ModelFiles;
+use crate::processor_config;
+use cotensor_core::{ContentHash, Error, Hasher, Result};
+use fast_image_resize::FilterType;
+use image::RgbImage;
+use serde_json::Value;
+use std::borrow::Cow;
+
+/// The image preprocessing of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImageProcessor {
+    resize: Option<(Size, Option<FilterType>)>,
+    /// Height and width, in pixels.
+    crop: Option<(usize, usize)>,
+    rescale: f32,
+    /// Mean and standard deviation of each channel.
+    normalize: Option<([f32; 3], [f32; 3])>,
+}
+
+impl ImageProcessor {
+    /// Reads the image part of processor_config.json, or preprocessor_config.json. A configuration that names no class gets the
+    /// defaults of `class`.
+    ///
+    /// # Errors
+    /// `NotFound` without either file, `Invalid` for a field with an invalid value, `Unsupported` for an unknown processor class.
+    pub fn open(files: &dyn ModelFiles, class: Option<&str>) -> Result<Self> {
+        let (config, path) = processor_config::read(files, "image_processor")?;
+        Self::parse(&config, class).map_err(|error| error.in_file(&path))
+    }
+
+    fn parse(config: &Value, class: Option<&str>) -> Result<Self> {
+        let named = processor_config::class(config);
+        let class = match named.as_deref().or(class) {
+            Some(name) => Some(CLASSES.iter().find(|class| class.name == name).ok_or_else(|| {
+                let known: Vec<&str> = CLASSES.iter().map(|class| class.name).collect();
+                Error::unsupported(format!("{name} is not known; known: {}", known.join(", ")))
+                    .in_field("image_processor_type")
+            })?),
+            None => None,
+        };
+        // A field that the configuration leaves out has the default of the class.
+        let field = |name: &str, of_class: fn(&ProcessorClass) -> Value| match config.get(name) {
+            None | Some(Value::Null) => class.map(of_class).unwrap_or_default(),
+            Some(value) => value.clone(),
+        };
+        let on = |name: &str, of_class: fn(&ProcessorClass) -> Value| match field(name, of_class) {
+            Value::Bool(on) => Ok(on),
+            Value::Null => Err(required(name)),
+            other => Err(Error::invalid(format!("{other} is neither true nor false")).in_field(name)),
+        };
+        let resize = if on("do_resize", |_| true.into())? {
+            let crops = config.get("do_center_crop").and_then(Value::as_bool) == Some(true);
+            let edge = class.map_or(crops, |class| class.number_is_shortest_edge);
+            let size = size("size", &field("size", |class| class.size()), edge)?;
+            let filter = match field("resample", |class| class.resample.into()) {
+                Value::Null => return Err(required("resample")),
+                value => filter(&value)?,
+            };
+            Some((size, filter))
+        } else {
+            None
+        };
+        let crop = if on("do_center_crop", |class| class.crops.into())? {
+            match size("crop_size", &field("crop_size", |class| class.crop_size()), false)? {
+                Size::Exact(height, width) => Some((height, width)),
+                _ => return Err(Error::invalid("a height and a width are required").in_field("crop_size")),
+            }
+        } else {
+            None
+        };
+        let rescale = match on("do_rescale", |_| true.into())? {
+            true => {
+                field("rescale_factor", |_| (1.0 / 255.0).into()).as_f64().ok_or_else(|| required("rescale_factor"))?
+            }
+            false => 1.0,
+        };
+        let normalize = if on("do_normalize", |_| true.into())? {
+            let mean = three("image_mean", &field("image_mean", |class| class.mean.to_vec().into()))?;
+            let std = three("image_std", &field("image_std", |class| class.std.to_vec().into()))?;
+            if std.contains(&0.0) {
+                return Err(Error::invalid("a standard deviation is zero").in_field("image_std"));
+            }
+            Some((mean, std))
+        } else {
+            None
+        };
+        Ok(Self { resize, crop, rescale: rescale as f32, normalize })
+    }
+
+    /// The model's input: `[1, 3, height, width]`, `float32`.
+    ///
+    /// # Errors
+    /// `Invalid` for an image without pixels, or when a side of the resized image is too long.
+    pub fn process(&self, image: &RgbImage) -> Result<Array> {
+        let (levels, height, width) = self.levels(image)?;
+        let plane = height * width;
+        let mut pixels = vec![0f32; 3 * plane];
+        for (index, rgb) in levels.chunks_exact(3).enumerate() {
+            for (channel, &level) in rgb.iter().enumerate() {
+                let scaled = f32::from(level) * self.rescale;
+                pixels[channel * plane + index] = match &self.normalize {
+                    Some((mean, std)) => (scaled - mean[channel]) / std[channel],
+                    None => scaled,
+                };
+            }
+        }
+        Array::f32([1, 3, height, width], pixels)
+    }
+
+    /// The resized and cropped image as levels from 0 to 255 (interleaved RGB), with its height and width in pixels.
+    ///
+    /// # Errors
+    /// As [`ImageProcessor::process`].
+    pub fn levels(&self, image: &RgbImage) -> Result<(Vec<u8>, usize, usize)> {
+        let (mut width, mut height) = (image.width() as usize, image.height() as usize);
+        if width == 0 || height == 0 {
+            return Err(Error::invalid("the image has no pixels").in_field("image"));
+        }
+        let mut levels = Cow::Borrowed(image.as_raw().as_slice());
+        if let Some((size, filter)) = self.resize {
+            let (to_height, to_width) = size.target((width, height));
+            if to_height.max(to_width) > SIDE_MAX as usize {
+                let message = format!("resized to {to_width} x {to_height}; at most {SIDE_MAX} pixels a side");
+                return Err(Error::invalid(message).in_field("image"));
+            }
+            levels = resized(&levels, (width, height), (to_width, to_height), filter)?.into();
+            (width, height) = (to_width, to_height);
+        }
+        if let Some((to_height, to_width)) = self.crop {
+            levels = center_cropped(&levels, (width, height), (to_width, to_height)).into();
+            (width, height) = (to_width, to_height);
+        }
+        Ok((levels.into_owned(), height, width))
+    }
+
+    /// Hash of every parameter that affects the result.
+    pub fn fingerprint(&self) -> ContentHash {
+        Hasher::new("cotensor image v1").field(format!("{self:?}").as_bytes()).finish()
+    }
+}
+
+/// The filter for Pillow's number `value`; `None` is the nearest pixel.
+fn filter(value: &Value) -> Result<Option<FilterType>> {
+    Ok(match value.as_u64() {
+        Some(0) => None,
+        Some(1) => Some(FilterType::Lanczos3),
+        Some(2) => Some(FilterType::Bilinear),
+        Some(3) => Some(FilterType::CatmullRom),
+        Some(4) => Some(FilterType::Box),
+        Some(5) => Some(FilterType::Hamming),
+        _ => return Err(Error::invalid(format!("unknown filter {value}")).in_field("resample")),
+    })
+}
+
+fn three(field: &str, value: &Value) -> Result<[f32; 3]> {
+    if value.is_null() {
+        return Err(required(field));
+    }
+    let number = |number: &Value| number.as_f64().map(|number| number as f32);
+    let three = match value {
+        Value::Array(list) => list.iter().map(number).collect::<Option<Vec<f32>>>(),
+        one => number(one).map(|one| vec![one; 3]),
+    };
+    let three = three.and_then(|numbers| <[f32; 3]>::try_from(numbers).ok());
+    three.ok_or_else(|| Error::invalid("three numbers are required").in_field(field))
+}

@@ -1,0 +1,85 @@
+//! Resizing and cropping, with the rounding of Pillow.
+
+use cotensor_core::{Error, Result};
+use fast_image_resize::images::Image;
+use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+
+/// The number of pixels that one pass converts to 32-bit numbers at a time, approximately.
+const BAND_PIXELS: usize = 1 << 20;
+
+/// Resizes as Pillow does: first the columns, then the rows; each pass rounds to levels. `filter` is `None` for the nearest pixel.
+pub(super) fn resized(
+    levels: &[u8],
+    from: (usize, usize),
+    to: (usize, usize),
+    filter: Option<FilterType>,
+) -> Result<Vec<u8>> {
+    // Rows are independent. Bands of rows bound the memory for 32-bit numbers.
+    let rows = (BAND_PIXELS / from.0).max(1);
+    let mut across = Vec::with_capacity(to.0 * from.1 * 3);
+    for band in levels.chunks(rows * from.0 * 3) {
+        let rows = band.len() / (from.0 * 3);
+        across.extend(one_pass(band, (from.0, rows), (to.0, rows), filter)?);
+    }
+    one_pass(&across, (to.0, from.1), to, filter)
+}
+
+fn one_pass(levels: &[u8], from: (usize, usize), to: (usize, usize), filter: Option<FilterType>) -> Result<Vec<u8>> {
+    if from == to {
+        return Ok(levels.to_vec());
+    }
+    let failed = |error: &dyn std::fmt::Display| Error::invalid(format!("cannot resize: {error}")).in_field("image");
+    let mut source: Vec<f32> = levels.iter().map(|&level| f32::from(level)).collect();
+    let mut target = vec![0f32; to.0 * to.1 * 3];
+    let view = |(width, height): (usize, usize), data| {
+        Image::from_slice_u8(width as u32, height as u32, data, PixelType::F32x3).map_err(|error| failed(&error))
+    };
+    let algorithm = filter.map_or(ResizeAlg::Nearest, ResizeAlg::Convolution);
+    let source = view(from, bytemuck::cast_slice_mut(&mut source))?;
+    let mut resized = view(to, bytemuck::cast_slice_mut(&mut target))?;
+    let options = ResizeOptions::new().resize_alg(algorithm).use_alpha(false);
+    Resizer::new().resize(&source, &mut resized, &options).map_err(|error| failed(&error))?;
+    drop(resized);
+    Ok(target.iter().map(|level| (level + 0.5).floor().clamp(0.0, 255.0) as u8).collect())
+}
+
+/// The center of the image. Where the image is smaller, the result is black.
+pub(super) fn center_cropped(
+    levels: &[u8],
+    (width, height): (usize, usize),
+    (to_width, to_height): (usize, usize),
+) -> Vec<u8> {
+    let offset = |size: usize, to: usize| (size as isize - to as isize).div_euclid(2);
+    let (left, top) = (offset(width, to_width), offset(height, to_height));
+    let mut cropped = vec![0; to_width * to_height * 3];
+    for (y, row) in cropped.chunks_exact_mut(to_width * 3).enumerate() {
+        let Ok(source_y) = usize::try_from(y as isize + top) else { continue };
+        for (x, pixel) in row.chunks_exact_mut(3).enumerate() {
+            if let Ok(source_x) = usize::try_from(x as isize + left)
+                && source_x < width
+                && source_y < height
+            {
+                let at = (source_y * width + source_x) * 3;
+                pixel.copy_from_slice(&levels[at..at + 3]);
+            }
+        }
+    }
+    cropped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resizing_in_bands_equals_resizing_in_one_pass() {
+        // 1.5 million pixels are more than one band.
+        let (width, height) = (1500, 1001);
+        let levels: Vec<u8> = (0..width * height * 3).map(|i| (i * 7919 % 251) as u8).collect();
+        for filter in [None, Some(FilterType::CatmullRom)] {
+            let whole = one_pass(&levels, (width, height), (60, height), filter).unwrap();
+            let whole = one_pass(&whole, (60, height), (60, 40), filter).unwrap();
+            assert_eq!(resized(&levels, (width, height), (60, 40), filter).unwrap(), whole);
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! Preprocessing: texts, images and sounds become the arrays that a model's graphs read, as its configuration says.
+//! [`family`] describes the model families as data.
+//!
+//! The crate reads no file, starts no thread and maps no memory, so it builds for wasm32: a [`ModelFiles`] gives the bytes of the
+//! configuration files, and the caller gives the bytes of the inputs.
+
+mod array;
+pub mod audio;
+pub mod family;
+mod files;
+pub mod image;
+mod processor_config;
+pub mod text;
+
+pub use array::{Array, ArrayData, ArrayView};
+pub use audio::{Audio, AudioLength, AudioProcessor, audio_length, decode_audio, decode_audio_start, resample};
+pub use files::{JSON_BYTES_MAX, ModelFiles, find_json};
+pub use image::{ImageProcessor, decode_image};
+pub use text::{SentenceProcessor, TextProcessor, TokenBatch, normalized};

@@ -1,0 +1,222 @@
+use super::pooling::{POOLINGS, Pooling, normalized, pool_once};
+use crate::files::{ModelFiles, find_json};
+use cotensor_core::{Error, Result};
+use serde_json::Value;
+
+const MODULES_FILE: &str = "modules.json";
+/// The most modules in a modules.json.
+const MODULES_MAX: usize = 64;
+/// The folder of the pooling configuration, unless modules.json names another.
+const POOLING_FOLDER: &str = "1_Pooling";
+
+/// From hidden states to a sentence embedding, as the files of sentence-transformers configure it: modules.json, the files of the
+/// modules, sentence_bert_config.json and config_sentence_transformers.json. Without these files, the embedding is the mean over
+/// tokens, scaled to length 1.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SentenceProcessor {
+    poolings: Vec<Pooling>,
+    normalizes: bool,
+    /// A module that is not supported. It is an error unless the graph has the embedding as an output.
+    unknown_module: Option<String>,
+    prompt: String,
+    pools_prompt: bool,
+    /// The length that sentence_bert_config.json sets, in tokens.
+    max_tokens: Option<usize>,
+    /// The number of positions in config.json, if there is a modules.json.
+    positions: Option<usize>,
+    lowercases: bool,
+    /// The number of dimensions of the embedding, if it is truncated.
+    truncate_dim: Option<usize>,
+}
+
+impl SentenceProcessor {
+    /// Reads the files of a model whose config.json is `config`.
+    ///
+    /// # Errors
+    /// `Corrupt` when a file is not JSON, `Invalid` for a field with an invalid value; the error names file and field.
+    pub fn open(files: &dyn ModelFiles, config: &Value) -> Result<Self> {
+        let mut this = Self {
+            poolings: vec![Pooling::Mean],
+            normalizes: true,
+            unknown_module: None,
+            prompt: String::new(),
+            pools_prompt: true,
+            max_tokens: None,
+            positions: None,
+            lowercases: false,
+            truncate_dim: None,
+        };
+        match find_json(files, MODULES_FILE)? {
+            None => this.read_pooling(files, POOLING_FOLDER)?,
+            Some(listed) => {
+                this.read_modules(files, &listed).map_err(|error| match error.file() {
+                    None => error.in_file(files.path(MODULES_FILE)),
+                    Some(_) => error,
+                })?;
+                let positions = config.get("max_position_embeddings").and_then(Value::as_u64);
+                this.positions = positions.and_then(|positions| usize::try_from(positions).ok());
+            }
+        }
+        this.read_prompt(files)?;
+        Ok(this)
+    }
+
+    /// The most tokens of a text; `tokenizer` is the limit of the tokenizer. A limit of sentence-transformers replaces it. Without
+    /// one, the number of positions is a limit, too.
+    pub fn max_tokens(&self, tokenizer: Option<usize>) -> Option<usize> {
+        self.max_tokens.or(match (tokenizer, self.positions) {
+            (Some(tokenizer), Some(positions)) => Some(tokenizer.min(positions)),
+            (tokenizer, positions) => tokenizer.or(positions),
+        })
+    }
+
+    /// Whether texts are converted to lower case.
+    pub fn lowercases(&self) -> bool {
+        self.lowercases
+    }
+
+    /// The prompt before each text.
+    pub fn prompt(&self) -> &str {
+        &self.prompt
+    }
+
+    /// The embedding of one text. `rows` has a row of `width` elements for each token; rows with a `mask` of 0 are padding. The first
+    /// `prompt_tokens` rows belong to the prompt.
+    ///
+    /// # Errors
+    /// `Unsupported` when modules.json lists an unsupported module, `Invalid` when no token is left.
+    pub fn pool(&self, rows: &[f32], width: usize, mask: &[i32], prompt_tokens: usize) -> Result<Vec<f32>> {
+        if let Some(module) = &self.unknown_module {
+            let message = format!("{module} is not supported; export the graph with an output sentence_embedding");
+            return Err(Error::unsupported(message).in_field("modules.json"));
+        }
+        let first = mask.iter().position(|&keep| keep != 0).unwrap_or(0);
+        let skipped = if self.pools_prompt { 0 } else { prompt_tokens };
+        let counted: Vec<(usize, &[f32])> = (0..mask.len())
+            .zip(rows.chunks_exact(width))
+            .filter(|&(at, _)| mask[at] != 0 && at >= first + skipped)
+            .map(|(at, row)| (at - first + 1, row))
+            .collect();
+        let mut pooled = Vec::with_capacity(width * self.poolings.len());
+        for pooling in &self.poolings {
+            pooled.extend(
+                pool_once(*pooling, &counted, width)
+                    .ok_or_else(|| Error::invalid("the text has no token for an embedding").in_field("text"))?,
+            );
+        }
+        if self.normalizes {
+            pooled = normalized(&pooled);
+        }
+        self.truncate(&mut pooled);
+        Ok(pooled)
+    }
+
+    /// Truncates an embedding to the configured number of dimensions.
+    pub fn truncate(&self, embedding: &mut Vec<f32>) {
+        embedding.truncate(self.truncate_dim.unwrap_or(usize::MAX));
+    }
+
+    fn read_modules(&mut self, files: &dyn ModelFiles, listed: &Value) -> Result<()> {
+        let modules = listed.as_array().filter(|modules| (1..=MODULES_MAX).contains(&modules.len()));
+        let modules =
+            modules.ok_or_else(|| Error::invalid(format!("a list of 1 to {MODULES_MAX} modules is required")))?;
+        self.normalizes = false;
+        let mut pooled = false;
+        for (index, module) in modules.iter().enumerate() {
+            let field = |name: &str| format!("[{index}].{name}");
+            let text = |name: &str| {
+                let text = module.get(name).and_then(Value::as_str);
+                text.ok_or_else(|| Error::invalid("a string is required").in_field(field(name)))
+            };
+            let path = text("path")?;
+            if path.contains(['/', '\\', '\0']) || path.starts_with('.') {
+                return Err(Error::invalid(format!("{path:?} is not a plain folder name")).in_field(field("path")));
+            }
+            let class = text("type")?.rsplit('.').next().unwrap_or_default();
+            match class {
+                "Transformer" if index == 0 => self.read_limits(files, &file_in(path, "sentence_bert_config.json"))?,
+                "Pooling" if index > 0 && !pooled => {
+                    pooled = true;
+                    self.read_pooling(files, path)?;
+                }
+                "Normalize" if pooled && normalizes_embedding(files, path)? => self.normalizes = true,
+                // Dropout is active in training only.
+                "Dropout" if pooled => {}
+                _ => self.unknown_module = Some(format!("module {index} ({class})")),
+            }
+        }
+        if !pooled && self.unknown_module.is_none() {
+            self.unknown_module = Some("a list of modules without pooling".into());
+        }
+        Ok(())
+    }
+
+    fn read_pooling(&mut self, files: &dyn ModelFiles, folder: &str) -> Result<()> {
+        let name = file_in(folder, "config.json");
+        let Some(config) = find_json(files, &name)? else { return Ok(()) };
+        let invalid = |field: &str, message: String| Error::invalid(message).in_file(files.path(&name)).in_field(field);
+        let known = |name: &str| {
+            let found = POOLINGS.iter().find(|(known, ..)| *known == name).map(|(.., pooling)| *pooling);
+            found.ok_or_else(|| invalid("pooling_mode", format!("{name:?} is not known")))
+        };
+        self.poolings = match config.get("pooling_mode") {
+            Some(Value::String(name)) => vec![known(name)?],
+            Some(Value::Array(names)) if (1..=POOLINGS.len()).contains(&names.len()) => {
+                names.iter().map(|name| known(name.as_str().unwrap_or_default())).collect::<Result<_>>()?
+            }
+            Some(_) => return Err(invalid("pooling_mode", "a name or a list of names is required".into())),
+            None => {
+                let on = |flag: &str| config.get(flag).and_then(Value::as_bool).unwrap_or(false);
+                let on = POOLINGS.iter().filter(|(_, flag, _)| on(flag)).map(|(.., pooling)| *pooling);
+                let on: Vec<Pooling> = on.collect();
+                if on.is_empty() { vec![Pooling::Mean] } else { on }
+            }
+        };
+        self.pools_prompt = config.get("include_prompt").and_then(Value::as_bool).unwrap_or(true);
+        Ok(())
+    }
+
+    fn read_limits(&mut self, files: &dyn ModelFiles, name: &str) -> Result<()> {
+        let Some(config) = find_json(files, name)? else { return Ok(()) };
+        self.max_tokens = count(&config, "max_seq_length").map_err(|error| error.in_file(files.path(name)))?;
+        self.lowercases = config.get("do_lower_case").and_then(Value::as_bool).unwrap_or(false);
+        Ok(())
+    }
+
+    fn read_prompt(&mut self, files: &dyn ModelFiles) -> Result<()> {
+        const FILE: &str = "config_sentence_transformers.json";
+        let Some(config) = find_json(files, FILE)? else { return Ok(()) };
+        let path = files.path(FILE);
+        self.truncate_dim = count(&config, "truncate_dim").map_err(|error| error.in_file(&path))?;
+        let Some(name) = config.get("default_prompt_name").and_then(Value::as_str) else { return Ok(()) };
+        let prompt = config.get("prompts").and_then(|prompts| prompts.get(name)).and_then(Value::as_str);
+        let prompt = prompt.ok_or_else(|| {
+            Error::invalid(format!("the file has no prompt {name:?}")).in_file(&path).in_field("default_prompt_name")
+        })?;
+        prompt.clone_into(&mut self.prompt);
+        Ok(())
+    }
+}
+
+/// A positive number that may be absent or null.
+fn count(config: &Value, field: &str) -> Result<Option<usize>> {
+    match config.get(field) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => {
+            let count = value.as_u64().filter(|&count| count > 0).and_then(|count| usize::try_from(count).ok());
+            count.map(Some).ok_or_else(|| Error::invalid(format!("{value} is not a positive number")).in_field(field))
+        }
+    }
+}
+
+/// Whether a normalization module applies to the embedding, not to the tokens.
+fn normalizes_embedding(files: &dyn ModelFiles, folder: &str) -> Result<bool> {
+    let config = find_json(files, &file_in(folder, "config.json"))?.unwrap_or_default();
+    let named = ["module_input_name", "module_output_name"].map(|field| config.get(field).and_then(Value::as_str));
+    Ok(named.into_iter().flatten().all(|name| name == "sentence_embedding"))
+}
+
+/// The name of a file in `folder`; an empty `folder` is the model's folder.
+fn file_in(folder: &str, file: &str) -> String {
+    if folder.is_empty() { file.to_owned() } else { format!("{folder}/{file}") }
+}

@@ -1,0 +1,260 @@
+use crate::array::Array;
+use crate::files::{ModelFiles, find_json};
+use cotensor_core::{ContentHash, Error, Hasher, Result};
+use tokenizers::normalizers::{Lowercase, NormalizerWrapper, Sequence};
+use tokenizers::{Encoding, PostProcessor, Tokenizer, TruncationDirection, TruncationParams};
+
+const TOKENIZER_FILE: &str = "tokenizer.json";
+const CONFIG_FILE: &str = "tokenizer_config.json";
+/// The most bytes that a tokenizer.json may have.
+const TOKENIZER_BYTES_MAX: u64 = 64 << 20;
+/// From this length on, `model_max_length` means "no limit": transformers writes large numbers.
+const LENGTH_MAX: u64 = 1 << 20;
+
+/// The tokenizer of a model, with its truncation and padding.
+pub struct TextProcessor {
+    tokenizer: Tokenizer,
+    /// The padding token, if tokenizer.json or tokenizer_config.json names one.
+    pad: Option<u32>,
+    pads_left: bool,
+    fingerprint: ContentHash,
+}
+
+/// A batch of texts: each array is `[texts, tokens of the longest text]`, `int32`.
+#[derive(Clone, Debug)]
+pub struct TokenBatch {
+    /// Token ids.
+    pub ids: Array,
+    /// 1 for a token, 0 for padding.
+    pub mask: Array,
+    /// The segment of each token.
+    pub type_ids: Array,
+    /// For each token: whether it is padding or was added around the text by the tokenizer.
+    pub added: Vec<bool>,
+    /// For each text: whether it was longer than the limit.
+    pub truncated: Vec<bool>,
+}
+
+impl TextProcessor {
+    /// Reads tokenizer.json and, for the limits, tokenizer_config.json.
+    ///
+    /// # Errors
+    /// `NotFound` without a tokenizer.json, `Corrupt` when it is not a tokenizer.
+    pub fn open(files: &dyn ModelFiles) -> Result<Self> {
+        let path = files.path(TOKENIZER_FILE);
+        let bytes = files.read(TOKENIZER_FILE, TOKENIZER_BYTES_MAX)?;
+        let bytes = bytes.ok_or_else(|| Error::not_found("this model needs a tokenizer").in_file(&path))?;
+        let mut tokenizer =
+            Tokenizer::from_bytes(&bytes).map_err(|error| Error::corrupt(error.to_string()).in_file(&path))?;
+        let config_path = files.path(CONFIG_FILE);
+        let config = find_json(files, CONFIG_FILE)?.unwrap_or_default();
+        let refused = |error: Error, field: &str| error.in_file(&config_path).in_field(field);
+        let side = |field: &str| match config.get(field).and_then(serde_json::Value::as_str) {
+            None | Some("right") => Ok(false),
+            Some("left") => Ok(true),
+            Some(other) => Err(refused(Error::invalid(format!("{other:?} is no side")), field)),
+        };
+        let own = config.get("model_max_length").and_then(serde_json::Value::as_f64).map(|length| length as u64);
+        if let Some(length) = own.filter(|&length| length < LENGTH_MAX) {
+            let direction =
+                if side("truncation_side")? { TruncationDirection::Left } else { TruncationDirection::Right };
+            let truncation = TruncationParams { max_length: length as usize, direction, ..TruncationParams::default() };
+            truncate(&mut tokenizer, truncation).map_err(|error| refused(error, "model_max_length"))?;
+        } else if let Some(truncation) = tokenizer.get_truncation() {
+            check_truncation(&tokenizer, truncation).map_err(|error| error.in_file(&path).in_field("truncation"))?;
+        }
+        configure_bert(&mut tokenizer, &config);
+        let named_pad = config.get("pad_token").and_then(|pad| pad.as_str().or_else(|| pad.get("content")?.as_str()));
+        let pad =
+            match (named_pad, tokenizer.get_padding()) {
+                (Some(name), _) => Some(tokenizer.token_to_id(name).ok_or_else(|| {
+                    refused(Error::invalid(format!("{name:?} is not in the vocabulary")), "pad_token")
+                })?),
+                (None, padding) => padding.map(|padding| padding.pad_id),
+            };
+        // `encode_to` pads: to the longest text of the batch, or to the length that the graph reads.
+        tokenizer.with_padding(None);
+        let mut hasher = Hasher::new("cotensor tokenizer v2");
+        hasher.field(&bytes).field(config.to_string().as_bytes());
+        Ok(Self { tokenizer, pad, pads_left: side("padding_side")?, fingerprint: hasher.finish() })
+    }
+
+    /// This tokenizer with the settings of sentence-transformers: at most `max_tokens` per text, in lower case if `lower`.
+    ///
+    /// # Errors
+    /// `Invalid` when `max_tokens` leaves no room for text.
+    pub fn for_sentences(&self, max_tokens: Option<usize>, lower: bool) -> Result<Self> {
+        let mut tokenizer = self.tokenizer.clone();
+        if let Some(max_length) = max_tokens {
+            let known = tokenizer.get_truncation().cloned().unwrap_or_default();
+            truncate(&mut tokenizer, TruncationParams { max_length, ..known })?;
+        }
+        if lower && !tokenizer.get_normalizer().is_some_and(lowercases) {
+            let known = tokenizer.get_normalizer().cloned();
+            let first = NormalizerWrapper::Lowercase(Lowercase);
+            tokenizer.with_normalizer(Some(Sequence::new(std::iter::once(first).chain(known).collect())));
+        }
+        let mut hasher = Hasher::new("cotensor sentence tokenizer v1");
+        hasher.field(self.fingerprint.as_bytes()).number(max_tokens.map_or(0, |length| length as u64));
+        hasher.number(u64::from(lower));
+        Ok(Self { tokenizer, fingerprint: hasher.finish(), ..*self })
+    }
+
+    /// The token ids of `texts`, truncated to the model's limit and padded to the longest text.
+    ///
+    /// # Errors
+    /// `Invalid` when the tokenizer refuses a text, or when no text has a token.
+    pub fn encode(&self, texts: &[&str]) -> Result<TokenBatch> {
+        self.encode_to(texts, None)
+    }
+
+    /// As [`encode`](Self::encode); `length` is the number of tokens per row, for graphs that read a fixed number.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode); `Invalid` when a row needs padding and no padding token is configured.
+    pub fn encode_to(&self, texts: &[&str], length: Option<usize>) -> Result<TokenBatch> {
+        if let Some(length) = length.filter(|&length| length as u64 > LENGTH_MAX) {
+            return Err(Error::unsupported(format!(
+                "the graph reads {length} tokens; at most {LENGTH_MAX} are supported"
+            )));
+        }
+        let shorter = match (length, self.tokenizer.get_truncation()) {
+            (Some(length), Some(known)) if known.max_length <= length => None,
+            (Some(length), known) => {
+                let mut tokenizer = self.tokenizer.clone();
+                let known = known.cloned().unwrap_or_default();
+                truncate(&mut tokenizer, TruncationParams { max_length: length, ..known })?;
+                Some(tokenizer)
+            }
+            (None, _) => None,
+        };
+        let tokenizer = shorter.as_ref().unwrap_or(&self.tokenizer);
+        let encode = |text: &&str| {
+            tokenizer.encode(*text, true).map_err(|error| Error::invalid(format!("cannot tokenize: {error}")))
+        };
+        let encodings: Vec<Encoding> = texts.iter().map(encode).collect::<Result<_>>()?;
+        let longest = encodings.iter().map(Encoding::len).max().unwrap_or(0);
+        if longest == 0 {
+            return Err(Error::invalid("the text has no token").in_field("text"));
+        }
+        let longest = length.unwrap_or(longest);
+        if length.is_some() && self.pad.is_none() && encodings.iter().any(|encoding| encoding.len() < longest) {
+            let message = format!("the graph reads exactly {longest} tokens, and no padding token is configured");
+            return Err(Error::invalid(message).in_field("pad_token"));
+        }
+        let shape = [texts.len(), longest];
+        let row = |encoding: &Encoding, of: fn(&Encoding) -> &[u32], pad: u32| {
+            let padding = std::iter::repeat_n(pad, longest - encoding.len());
+            let given = of(encoding).iter().copied();
+            if self.pads_left { padding.chain(given).collect::<Vec<_>>() } else { given.chain(padding).collect() }
+        };
+        let array = |of: fn(&Encoding) -> &[u32], pad: u32| {
+            let rows = encodings.iter().flat_map(|encoding| row(encoding, of, pad));
+            Array::i32(shape, rows.map(|id| id as i32).collect())
+        };
+        let added = encodings.iter().flat_map(|encoding| row(encoding, Encoding::get_special_tokens_mask, 1));
+        Ok(TokenBatch {
+            ids: array(Encoding::get_ids, self.pad.unwrap_or(0))?,
+            mask: array(Encoding::get_attention_mask, 0)?,
+            type_ids: array(Encoding::get_type_ids, 0)?,
+            added: added.map(|added| added != 0).collect(),
+            truncated: encodings.iter().map(|encoding| !encoding.get_overflowing().is_empty()).collect(),
+        })
+    }
+
+    /// The most tokens of a text, if the configuration limits them.
+    pub fn max_tokens(&self) -> Option<usize> {
+        self.tokenizer.get_truncation().map(|truncation| truncation.max_length)
+    }
+
+    /// The number of tokens of a prefix, with the tokens that the tokenizer adds before it and without those after it.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn prefix_tokens(&self, text: &str) -> Result<usize> {
+        let encoded = self.encode(&[text])?;
+        Ok(encoded.added.len() - usize::from(encoded.added.last() == Some(&true)))
+    }
+
+    /// The text of token ids, without special tokens.
+    ///
+    /// # Errors
+    /// `Invalid` when the tokenizer cannot decode them.
+    pub fn decode(&self, ids: &[u32]) -> Result<String> {
+        self.tokenizer.decode(ids, true).map_err(|error| Error::invalid(format!("cannot decode tokens: {error}")))
+    }
+
+    /// The token with this id, as the vocabulary has it.
+    pub fn token(&self, id: i32) -> Option<String> {
+        self.tokenizer.id_to_token(u32::try_from(id).ok()?)
+    }
+
+    /// Hash of every setting that affects the ids of a text.
+    pub fn fingerprint(&self) -> ContentHash {
+        self.fingerprint
+    }
+}
+
+/// Sets the truncation, after [`check_truncation`].
+fn truncate(tokenizer: &mut Tokenizer, truncation: TruncationParams) -> Result<()> {
+    check_truncation(tokenizer, &truncation)?;
+    tokenizer.with_truncation(Some(truncation)).map_err(|error| Error::invalid(error.to_string()))?;
+    Ok(())
+}
+
+/// BERT's tokenizer classes take three settings from tokenizer_config.json, which override those in tokenizer.json.
+fn configure_bert(tokenizer: &mut Tokenizer, config: &serde_json::Value) {
+    let class = config.get("tokenizer_class").and_then(serde_json::Value::as_str).unwrap_or("BertTokenizer");
+    let Some(NormalizerWrapper::BertNormalizer(known)) = tokenizer.get_normalizer() else { return };
+    if !class.starts_with("Bert") {
+        return;
+    }
+    let mut bert = *known;
+    let flag = |field: &str| config.get(field).and_then(serde_json::Value::as_bool);
+    bert.lowercase = flag("do_lower_case").unwrap_or(bert.lowercase);
+    bert.handle_chinese_chars = flag("tokenize_chinese_chars").unwrap_or(bert.handle_chinese_chars);
+    if let Some(strip) = config.get("strip_accents") {
+        bert.strip_accents = strip.as_bool();
+    }
+    tokenizer.with_normalizer(Some(bert));
+}
+
+fn lowercases(normalizer: &NormalizerWrapper) -> bool {
+    match normalizer {
+        NormalizerWrapper::BertNormalizer(bert) => bert.lowercase,
+        NormalizerWrapper::Lowercase(_) => true,
+        NormalizerWrapper::Sequence(sequence) => sequence.as_ref().iter().any(lowercases),
+        _ => false,
+    }
+}
+
+/// Refuses a length without room for text: the `tokenizers` crate subtracts the special tokens and the stride without a check.
+fn check_truncation(tokenizer: &Tokenizer, truncation: &TruncationParams) -> Result<()> {
+    let special = tokenizer.get_post_processor().map_or(0, |processor| processor.added_tokens(false));
+    if truncation.max_length > special.saturating_add(truncation.stride) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("{} tokens leave no room beside {special} special ones", truncation.max_length)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    #[test]
+    fn length_without_room_for_text_is_refused() {
+        let tokenizer = include_bytes!("../../../../fixtures/tiny/bert/tokenizer.json").to_vec();
+        let open = |length: u32| {
+            let config = format!("{{\"model_max_length\": {length}}}");
+            let files = [(TOKENIZER_FILE, tokenizer.clone()), (CONFIG_FILE, config.into_bytes())];
+            TextProcessor::open(&HashMap::from(files.map(|(name, bytes)| (name.to_owned(), bytes))))
+        };
+        for length in 0..=2 {
+            let error = open(length).err().unwrap().to_string();
+            assert!(error.contains("tokenizer_config.json: model_max_length"), "{error}");
+        }
+        let batch = open(3).unwrap().encode(&["the harbour wakes"]).unwrap();
+        assert_eq!((batch.ids.shape(), batch.truncated), (&[1, 3][..], vec![true]));
+    }
+}

@@ -1,0 +1,191 @@
+//! Preprocessing against what transformers makes of the same inputs (fixtures/tiny/*/preprocess.*).
+
+use crate::support::{Folder, fixtures};
+use cotensor_preprocess::{Audio, AudioProcessor, ImageProcessor, TextProcessor, decode_audio, decode_image};
+use safetensors::SafeTensors;
+use serde_json::Value;
+use std::path::Path;
+
+fn cases(family: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(fixtures().join("tiny").join(family).join("preprocess.json")).unwrap())
+        .unwrap()
+}
+
+fn floats(tensors: &SafeTensors<'_>, name: &str) -> Vec<f32> {
+    tensors
+        .tensor(name)
+        .unwrap()
+        .data()
+        .chunks_exact(4)
+        .map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()))
+        .collect()
+}
+
+#[test]
+fn tokens_are_equal() {
+    let mut checked = 0;
+    for family in ["bert", "clip", "whisper"] {
+        let processor = TextProcessor::open(&Folder(&fixtures().join("tiny").join(family))).unwrap();
+        let cases = cases(family)["text"].clone();
+        let list = cases["cases"].as_array().unwrap();
+        let text = |case: &Value| case["text"].as_str().unwrap().to_owned();
+        let ids =
+            |value: &Value| value.as_array().unwrap().iter().map(|id| id.as_i64().unwrap() as i32).collect::<Vec<_>>();
+        for case in list {
+            let expected = ids(&case["input_ids"]);
+            if expected.is_empty() {
+                continue;
+            }
+            let batch = processor.encode(&[&text(case)]).unwrap();
+            assert_eq!(batch.ids.as_i32().unwrap(), expected, "{family}: {:?}", text(case));
+            let decoded = processor.decode(&expected.iter().map(|&id| id as u32).collect::<Vec<_>>()).unwrap();
+            assert_eq!(decoded, case["decoded"].as_str().unwrap(), "{family}: {:?}", text(case));
+            checked += 1;
+        }
+        let texts: Vec<String> = cases["batch"]["texts"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|index| text(&list[index.as_u64().unwrap() as usize]))
+            .collect();
+        let batch = processor.encode(&texts.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
+        let rows = |field: &str| cases["batch"][field].as_array().unwrap().iter().flat_map(ids).collect::<Vec<_>>();
+        assert_eq!(batch.ids.as_i32().unwrap(), rows("input_ids"), "{family}");
+        assert_eq!(batch.mask.as_i32().unwrap(), rows("attention_mask"), "{family}");
+        assert!(batch.truncated.iter().any(|truncated| *truncated) || family == "whisper");
+    }
+    assert!(checked > 30);
+}
+
+#[test]
+fn images_are_as_pillow_makes_them() {
+    let mut checked = 0;
+    for family in ["vit", "clip"] {
+        let folder = fixtures().join("tiny").join(family);
+        let bytes = std::fs::read(folder.join("preprocess.safetensors")).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        for case in cases(family)["image"]["cases"].as_array().unwrap() {
+            let name = case["tensor"].as_str().unwrap();
+            let image = decode_image(&std::fs::read(folder.join(case["image"].as_str().unwrap())).unwrap()).unwrap();
+            let (worst, mean) = if case["size"] == 32 {
+                let processor = ImageProcessor::open(&Folder(&folder), None).unwrap();
+                let pixels = processor.process(&image).unwrap();
+                let config: Value =
+                    serde_json::from_slice(&std::fs::read(folder.join("preprocessor_config.json")).unwrap()).unwrap();
+                let std = |channel: usize| config["image_std"][channel].as_f64().unwrap();
+                let plane = 32 * 32;
+                let difference =
+                    |(index, (a, b)): (usize, (&f32, &f32))| (f64::from(a - b) * std(index / plane)).abs() * 255.0;
+                summary(pixels.as_f32().unwrap().iter().zip(&floats(&tensors, name)).enumerate().map(difference))
+            } else {
+                let levels = at_224(&folder, &image);
+                let expected = tensors.tensor(name).unwrap().data().to_vec();
+                summary(
+                    levels
+                        .chunks_exact(3)
+                        .zip(&expected)
+                        .map(|(rgb, &level)| (f64::from(rgb[1]) - f64::from(level)).abs()),
+                )
+            };
+            assert!(worst <= 2.0 && mean <= 0.1, "{family} {name}: worst {worst}, mean {mean} of 255");
+            checked += 1;
+        }
+    }
+    assert_eq!(checked, 12);
+
+    // The photograph as the real models' configurations have it.
+    let photo = decode_image(&std::fs::read(fixtures().join("media/photo.png")).unwrap()).unwrap();
+    for skeleton in ["vit-base", "clip-vit-b16"] {
+        let folder = fixtures().join("skeletons").join(skeleton);
+        let bytes = std::fs::read(folder.join("preprocess.safetensors")).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let expected = tensors.tensor("photo.levels").unwrap();
+        let (levels, height, width) = ImageProcessor::open(&Folder(&folder), None).unwrap().levels(&photo).unwrap();
+        assert_eq!([height, width, 3], *expected.shape());
+        let difference = |(&a, &b): (&u8, &u8)| f64::from(a.abs_diff(b));
+        let (worst, mean) = summary(levels.iter().zip(expected.data()).map(difference));
+        assert!(worst <= 2.0 && mean <= 0.1, "{skeleton}: worst {worst}, mean {mean} of 255");
+    }
+}
+
+/// The levels that the same configuration gives at 224 pixels.
+fn at_224(folder: &Path, image: &image::RgbImage) -> Vec<u8> {
+    let config = std::fs::read_to_string(folder.join("preprocessor_config.json")).unwrap().replace(": 32", ": 224");
+    let large = tempfile::tempdir().unwrap();
+    std::fs::write(large.path().join("preprocessor_config.json"), config).unwrap();
+    let (levels, height, width) = ImageProcessor::open(&Folder(large.path()), None).unwrap().levels(image).unwrap();
+    assert_eq!((height, width), (224, 224));
+    levels
+}
+
+fn summary(differences: impl Iterator<Item = f64>) -> (f64, f64) {
+    let differences: Vec<f64> = differences.collect();
+    (differences.iter().copied().fold(0.0, f64::max), differences.iter().sum::<f64>() / differences.len() as f64)
+}
+
+#[test]
+fn audio_features_are_equal() {
+    let folder = fixtures().join("tiny/whisper");
+    let bytes = std::fs::read(folder.join("preprocess.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let processor = AudioProcessor::open(&Folder(&folder)).unwrap();
+    let clip = decode_audio(&std::fs::read(fixtures().join("media/speech.wav")).unwrap()).unwrap().samples;
+    // Doubled to 16 kHz as the reference was: every sample, then the mean of it and its successor.
+    let doubled: Vec<f32> =
+        (0..clip.len()).flat_map(|i| [clip[i], (clip[i] + clip[(i + 1).min(clip.len() - 1)]) / 2.0]).collect();
+    let noise = floats(&tensors, "noise.samples");
+    let long: Vec<f32> = noise.iter().chain(&doubled).chain(&doubled[..64_000]).copied().collect();
+    for (name, samples) in [("speech", doubled), ("silence", vec![0.0; 32_000]), ("noise", noise), ("long", long)] {
+        let features = processor.process(&Audio { sample_rate_hz: 16_000, samples }).unwrap();
+        assert_eq!(features.shape(), [1, 80, 3000]);
+        let features = features.as_f32().unwrap();
+        for (part, first, count) in [("head", 0, 200), ("tail", 2980, 20)] {
+            let expected = floats(&tensors, &format!("{name}.{part}"));
+            for (mel, row) in expected.chunks_exact(count).enumerate() {
+                for (at, value) in row.iter().enumerate() {
+                    let difference = (features[mel * 3000 + first + at] - value).abs();
+                    assert!(difference <= 1e-5, "{name}.{part} mel {mel} frame {at}: {difference}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn bad_configurations_name_file_and_field() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("preprocessor_config.json");
+    for (config, field) in [
+        (r#"{"do_resize": true}"#, "size"),
+        (r#"{"do_resize": true, "size": {"shortest_edge": 0}}"#, "size"),
+        (r#"{"do_resize": true, "size": 32, "resample": 9}"#, "resample"),
+        (r#"{"do_resize": true, "size": 32}"#, "resample"),
+        (r#"{"size": 32}"#, "do_resize"),
+        (
+            r#"{"image_processor_type": "ViTImageProcessor", "image_mean": [0.5], "image_std": [0.5, 0.5, 0.5]}"#,
+            "image_mean",
+        ),
+        (
+            r#"{"image_processor_type": "ViTImageProcessor", "image_mean": [0, 0, 0], "image_std": [1, 0, 1]}"#,
+            "image_std",
+        ),
+    ] {
+        std::fs::write(&path, config).unwrap();
+        let error = ImageProcessor::open(&Folder(folder.path()), None).unwrap_err();
+        assert_eq!((error.field(), error.file()), (Some(field), Some(path.as_path())), "{error}");
+    }
+    std::fs::write(&path, r#"{"feature_size": 80, "sampling_rate": -3}"#).unwrap();
+    assert_eq!(AudioProcessor::open(&Folder(folder.path())).unwrap_err().field(), Some("sampling_rate"));
+    let hours = r#"{"feature_size": 1, "sampling_rate": 16000, "n_fft": 65536, "hop_length": 1, "chunk_length": 30}"#;
+    std::fs::write(&path, hours).unwrap();
+    assert_eq!(AudioProcessor::open(&Folder(folder.path())).unwrap_err().field(), Some("n_fft"));
+    std::fs::write(&path, "{").unwrap();
+    assert!(
+        ImageProcessor::open(&Folder(folder.path()), None)
+            .unwrap_err()
+            .to_string()
+            .contains("preprocessor_config.json")
+    );
+    assert!(TextProcessor::open(&Folder(folder.path())).err().unwrap().to_string().contains("tokenizer.json"));
+    assert!(decode_image(b"").is_err() && decode_image(b"GIF89a no").is_err());
+}
