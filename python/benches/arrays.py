@@ -46,7 +46,7 @@ def run(socket: str, rounds: int, ray: Any) -> Dict[str, float]:
     }
     if ray is not None:
         puts["ray.put"] = lambda: ray.put(as_numpy)
-    before = {"cotensor put, memory prepared": lambda: store.prepare(BYTES)}
+    before = {"cotensor put, memory prepared": lambda: store.prefault(BYTES)}
     taken = interleaved(puts, max(3, rounds // 4), before=before)
 
     held = store.put("x", array)

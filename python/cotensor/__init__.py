@@ -18,7 +18,7 @@ import os
 from typing import Optional, Union
 
 from . import errors
-from ._native import Draft, Store, Tensor, Ticket, __version__, content_hash, tensor_of
+from ._native import Store, Tensor, TensorBuilder, Ticket, __version__, as_tensor, content_hash
 from .errors import (
     CancelledError,
     ConflictError,
@@ -26,12 +26,12 @@ from .errors import (
     CotensorError,
     EngineError,
     InvalidError,
+    IoError,
     NoDaemonError,
     NotFoundError,
     OverBudgetError,
     RefusedError,
     RemoteError,
-    SystemFailure,
     TimedOutError,
     UnsupportedError,
 )
@@ -53,7 +53,7 @@ __all__ = [
     "ConflictError",
     "CorruptError",
     "CotensorError",
-    "Draft",
+    "TensorBuilder",
     "EngineError",
     "InvalidError",
     "NoDaemonError",
@@ -62,7 +62,7 @@ __all__ = [
     "RefusedError",
     "RemoteError",
     "Store",
-    "SystemFailure",
+    "IoError",
     "Tensor",
     "Ticket",
     "TimedOutError",
@@ -71,5 +71,5 @@ __all__ = [
     "connect",
     "content_hash",
     "errors",
-    "tensor_of",
+    "as_tensor",
 ]

@@ -17,8 +17,8 @@ _lock = threading.Lock()
 #: The connections over which handles of tensors are opened, one for each socket.
 _stores: Dict[str, Store] = {}
 
-#: Offset in bytes, dtype, shape and strides of a window.
-Window = Tuple[int, str, Tuple[int, ...], Tuple[int, ...]]
+#: Offset in bytes, dtype, shape and strides of a view.
+View = Tuple[int, str, Tuple[int, ...], Tuple[int, ...]]
 
 
 def open_store(socket: str, client: str) -> Store:
@@ -27,7 +27,7 @@ def open_store(socket: str, client: str) -> Store:
 
 
 def open_tensor(
-    socket: str, epoch: int, name: str, id: Tuple[int, int], window: Optional[Window]  # noqa: A002
+    socket: str, epoch: int, name: str, id: Tuple[int, int], view: Optional[View]  # noqa: A002
 ) -> Tensor:
     """The tensor of a handle, leased.
 
@@ -47,7 +47,7 @@ def open_tensor(
         whole.release()
         raise ConflictError(f"{name}: the handle is of another store", field=name)
     _check_epoch(store, epoch, name)
-    return whole if window is None else whole.window(*window)
+    return whole if view is None else whole.view(*view)
 
 
 def _check_epoch(store: Store, epoch: int, name: str) -> None:

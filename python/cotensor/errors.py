@@ -58,11 +58,11 @@ class UnsupportedError(CotensorError, NotImplementedError):
     """Valid, but nothing here can do it: a dtype, a device, a layout."""
 
 
-class SystemFailure(CotensorError, OSError):
+class IoError(CotensorError, OSError):
     """The operating system said no, or the other process is gone."""
 
 
-class NoDaemonError(SystemFailure, ConnectionError):
+class NoDaemonError(IoError, ConnectionError):
     """No daemon answers at this socket or port."""
 
 
@@ -120,7 +120,7 @@ _KINDS = {
     "over_budget": OverBudgetError,
     "refused": RefusedError,
     "unsupported": UnsupportedError,
-    "io": SystemFailure,
+    "io": IoError,
     "unreachable": NoDaemonError,
     "engine": EngineError,
     "timed_out": TimedOutError,
@@ -165,7 +165,7 @@ __all__ = [
     "OverBudgetError",
     "RefusedError",
     "RemoteError",
-    "SystemFailure",
+    "IoError",
     "TimedOutError",
     "UnsupportedError",
 ]

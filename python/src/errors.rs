@@ -1,10 +1,15 @@
-//! Errors as exceptions of `cotensor.errors`.
+//! The one map between errors of the library, exceptions of Python, and failures that cross processes.
 
 use cotensor::{Error, ErrorKind};
+use cotensor_client::functions::{CallError, Cause, Failure};
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyType};
+use pyo3::types::{PyDict, PyTracebackMethods, PyType};
 
-/// The exception of an error.
+/// The most causes of an exception that cross processes.
+const CAUSES_MAX: usize = 8;
+
+/// The exception of `cotensor.errors` for an error. Runs Python code.
 pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     let class = match error.kind() {
         ErrorKind::Invalid => "InvalidError",
@@ -17,7 +22,7 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
         ErrorKind::Engine => "EngineError",
         ErrorKind::TimedOut => "TimedOutError",
         ErrorKind::Unreachable => "NoDaemonError",
-        _ => "SystemFailure",
+        _ => "IoError",
     };
     make(py, class, error).unwrap_or_else(|failure| failure)
 }
@@ -30,7 +35,7 @@ fn make(py: Python<'_>, class: &str, error: &Error) -> PyResult<PyErr> {
     Ok(PyErr::from_value(class.call((error.to_string(),), Some(&details))?))
 }
 
-/// Results of the library as results of Python's.
+/// Results of the library as results of Python.
 pub(crate) trait OrRaise<T> {
     fn or_raise(self, py: Python<'_>) -> PyResult<T>;
 }
@@ -39,4 +44,45 @@ impl<T> OrRaise<T> for Result<T, Error> {
     fn or_raise(self, py: Python<'_>) -> PyResult<T> {
         self.map_err(|error| raise(py, &error))
     }
+}
+
+impl<T> OrRaise<T> for Result<T, CallError> {
+    fn or_raise(self, py: Python<'_>) -> PyResult<T> {
+        self.map_err(|error| raise_call(py, error))
+    }
+}
+
+/// The exception of a failed call, by `cotensor.errors.remote`.
+fn raise_call(py: Python<'_>, error: CallError) -> PyErr {
+    let failure = match error {
+        CallError::NotCalled(error) => return raise(py, &error),
+        CallError::Failed(failure) => failure,
+    };
+    let make = || {
+        let remote = py.import("cotensor.errors")?.getattr("remote")?;
+        let causes: Vec<_> = failure.causes.into_iter().map(|cause| (cause.kind, cause.message, cause.trace)).collect();
+        remote.call1((failure.kind, failure.message, failure.trace, causes))
+    };
+    make().map_or_else(|error| error, PyErr::from_value)
+}
+
+/// The failure of a function, for its caller: the exception's type, message, traceback and causes.
+pub(crate) fn failure(py: Python<'_>, error: &PyErr) -> Failure {
+    let Cause { kind, message, trace } = cause(py, error);
+    let (mut causes, mut next) = (Vec::new(), error.cause(py));
+    // The limit also ends a cycle of causes.
+    while let Some(found) = next.filter(|_| causes.len() < CAUSES_MAX) {
+        causes.push(cause(py, &found));
+        next = found.cause(py);
+    }
+    // SystemExit and KeyboardInterrupt of a function must not end its caller.
+    let kind = if error.is_instance_of::<PyException>(py) { kind } else { format!("{kind} (of a function)") };
+    Failure { kind, message, trace, causes }
+}
+
+fn cause(py: Python<'_>, error: &PyErr) -> Cause {
+    let kind = error.get_type(py).qualname().map_or_else(|_| "Exception".to_owned(), |name| name.to_string());
+    let message = error.value(py).str().map_or_else(|_| String::new(), |text| text.to_string());
+    let trace = error.traceback(py).and_then(|trace| trace.format().ok()).unwrap_or_default();
+    Cause { kind, message, trace }
 }

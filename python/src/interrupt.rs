@@ -1,4 +1,4 @@
-//! Waiting that Ctrl-C ends.
+//! Waits that Ctrl-C interrupts, and time-outs.
 
 use crate::errors::raise;
 use cotensor::{Error, ErrorKind};
@@ -8,15 +8,15 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Asks Python, between two looks, whether a signal's handler raised something.
+/// Checks Python's signal handlers during a wait, and keeps the exception that one raised.
 #[derive(Default)]
-pub(crate) struct Patience {
+pub(crate) struct SignalCheck {
     raised: Mutex<Option<PyErr>>,
 }
 
-impl Patience {
-    /// Whether to go on waiting. To be called by the thread that waits, without Python.
-    pub(crate) fn goes_on(&self) -> bool {
+impl SignalCheck {
+    /// Runs the pending handlers. Returns whether none of them raised. For the waiting thread, detached from Python.
+    pub(crate) fn none_raised(&self) -> bool {
         match Python::attach(|py| py.check_signals()) {
             Ok(()) => true,
             Err(raised) => {
@@ -26,42 +26,57 @@ impl Patience {
         }
     }
 
-    /// What the handler raised; to be raised in the caller's place.
-    pub(crate) fn check(self) -> PyResult<()> {
+    /// # Errors
+    /// The exception that a handler raised.
+    pub(crate) fn result(self) -> PyResult<()> {
         self.raised.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 }
 
-/// Has another thread do what cannot be interrupted, and waits for it as long as Ctrl-C allows. Then what it comes to is
-/// dropped, and what it is given says that nobody wants it any more.
-pub(crate) fn patiently<T: Send + 'static>(
+/// The first interval between two checks for signals; short, because most work is.
+const FIRST_INTERVAL: Duration = Duration::from_millis(20);
+/// The later intervals.
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// Runs uninterruptible work on another thread, and waits for its result until a signal handler raises. After that the result is
+/// dropped. `work` gets a function that says whether the caller still waits.
+///
+/// # Errors
+/// The handler's exception; `Io` when no thread can be started, `Engine` when the work panics.
+pub(crate) fn run_interruptible<T: Send + 'static>(
     py: Python<'_>,
     name: &str,
     work: impl FnOnce(&dyn Fn() -> bool) -> T + Send + 'static,
 ) -> PyResult<T> {
     let (send, receive) = channel();
-    let given_up = Arc::new(AtomicBool::new(false));
-    let unwanted = Arc::clone(&given_up);
-    let run = move || drop(send.send(work(&|| !unwanted.load(Ordering::Relaxed))));
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let abandoned = Arc::clone(&interrupted);
+    let run = move || drop(send.send(work(&|| !abandoned.load(Ordering::Relaxed))));
     let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
     thread.map_err(|error| raise(py, &Error::io("starting a thread", &error)))?;
     let (receive, started) = (Mutex::new(receive), Instant::now());
     loop {
-        let look = Duration::from_millis(if started.elapsed() < Duration::from_millis(20) { 20 } else { 100 });
-        match py.detach(|| receive.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(look)) {
+        let interval = if started.elapsed() < FIRST_INTERVAL { FIRST_INTERVAL } else { INTERVAL };
+        match py.detach(|| receive.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(interval)) {
             Ok(done) => return Ok(done),
             Err(RecvTimeoutError::Timeout) => {
-                py.check_signals().inspect_err(|_| given_up.store(true, Ordering::Relaxed))?;
+                py.check_signals().inspect_err(|_| interrupted.store(true, Ordering::Relaxed))?;
             }
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(raise(py, &Error::new(ErrorKind::Engine, "the thread that did it has ended")));
+                return Err(raise(
+                    py,
+                    &Error::new(ErrorKind::Engine, "the thread that ran the work ended without a result"),
+                ));
             }
         }
     }
 }
 
-/// Seconds as Python has them; none is no limit.
+/// A time-out in seconds. `None` and infinity mean no limit.
+///
+/// # Errors
+/// `Invalid` for a negative number or NaN.
 pub(crate) fn seconds(py: Python<'_>, seconds: Option<f64>) -> PyResult<Option<Duration>> {
-    let wrong = |_| raise(py, &Error::invalid("a number of seconds, not negative, is expected").in_field("timeout"));
-    seconds.filter(|seconds| *seconds != f64::INFINITY).map(Duration::try_from_secs_f64).transpose().map_err(wrong)
+    let invalid = |_| raise(py, &Error::invalid("pass a non-negative number of seconds").in_field("timeout"));
+    seconds.filter(|seconds| *seconds != f64::INFINITY).map(Duration::try_from_secs_f64).transpose().map_err(invalid)
 }

@@ -1,56 +1,49 @@
-//! The extension module `cotensor._native`: one file for each class, conversions at the edge, and no logic of its own.
+//! The extension module `cotensor._native`: thin classes over the library, one file for each, and conversions.
 //!
-//! Python is let go around everything that may wait or copies much. What a forked child inherits of its parent's it neither
-//! uses nor gives back (`process.rs`).
+//! Every wait and every large copy runs detached from Python. A forked child neither uses nor releases what belongs to its parent
+//! (`process.rs`).
 #![allow(unsafe_code, reason = "the outermost layer: addresses come from and go to Python")]
 #![deny(unsafe_op_in_unsafe_fn)]
 
-mod arg;
-mod arrays;
-mod claim;
+mod args;
 mod command;
 mod dlpack;
-mod draft;
-mod embed;
 mod errors;
+mod export;
 mod functions;
-mod gather;
-mod handle;
-mod index;
+mod import;
+mod imports;
 mod interrupt;
-mod manifest;
-mod modules;
 mod process;
 mod sharing;
-mod source;
 mod store;
-mod tensor;
-mod window;
 
 use pyo3::prelude::*;
 
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use super::arrays::tensor_of;
-    #[pymodule_export]
-    use super::claim::{Ticket, content_hash};
-    #[pymodule_export]
     use super::command::main;
     #[pymodule_export]
-    use super::draft::Draft;
-    #[pymodule_export]
-    use super::embed::{Embedded, connect_or_embed, default_port, default_socket, socket_of};
-    #[pymodule_export]
-    use super::functions::{Call, Functions, Pending, Provider, RemoteObject, Task, begin_functions, end_functions};
-    #[pymodule_export]
-    use super::manifest::{encode_manifest, read_manifest};
+    use super::functions::{Call, Functions, Pending, Provider, RemoteObject, Task, reset_functions, stop_functions};
     #[pymodule_export]
     use super::sharing::{PooledModel, ResourcePool, SharedTensor, SharedTensorView, TensorSharingManager};
     #[pymodule_export]
-    use super::store::Store;
+    use super::store::builder::TensorBuilder;
     #[pymodule_export]
-    use super::tensor::{Tensor, published_at};
+    use super::store::embedded::{Embedded, connect_or_embed, default_port, default_socket, socket_of};
+    #[pymodule_export]
+    use super::store::key::content_hash;
+    #[pymodule_export]
+    use super::store::lookup::{as_tensor, published_at};
+    #[pymodule_export]
+    use super::store::manifest::{encode_manifest, read_manifest};
+    #[pymodule_export]
+    use super::store::store::Store;
+    #[pymodule_export]
+    use super::store::tensor::Tensor;
+    #[pymodule_export]
+    use super::store::ticket::Ticket;
 
     use pyo3::prelude::*;
 

@@ -41,7 +41,7 @@ def do(how: str, size: int) -> None:
     put = store.get("x") if how == "of-another" else store.put("x", array)
     if how == "put":
         write(put.numpy(), array)
-        assert put.written_bytes > 0
+        assert put.private_bytes > 0
     elif how == "get":
         write(store.get("x").numpy(), array)
     elif how == "asarray":

@@ -32,10 +32,10 @@ A = np.ones(2, "float32")
         (lambda s: s.claim("0" * 64, timeout="soon"), "timeout"),
         (lambda s: s.remove(["x"]), "name"),
         (lambda s: 5 in s, "name"),
-        (lambda s: s.prepare(-1), "nbytes"),
+        (lambda s: s.prefault(-1), "nbytes"),
         (lambda s: s.limit_memory("all"), "max_memory_mb"),
-        (lambda s: s.put("x", A).window("0", "float32", [1]), "offset"),
-        (lambda s: s.put("x", A).window(0, "float32", 1), "shape"),
+        (lambda s: s.put("x", A).view("0", "float32", [1]), "offset"),
+        (lambda s: s.put("x", A).view(0, "float32", 1), "shape"),
         (lambda _: cotensor.Store(max_memory_mb=1.5), "max_memory_mb"),
         (lambda _: cotensor.Store(allowed_types="other"), "allowed_types"),
         (lambda _: cotensor.connect(5), "socket"),
@@ -59,4 +59,4 @@ def test_a_wrong_type_names_its_argument(call: Callable[[cotensor.Store], Any], 
 def test_long_values_are_not_quoted() -> None:
     with pytest.raises(cotensor.InvalidError) as raised:
         cotensor.Store().get(list(range(10_000)))
-    assert str(raised.value) == "name: a text is expected, not <class 'list'>"
+    assert str(raised.value) == "name: pass a string, not <class 'list'>"

@@ -61,7 +61,7 @@ def test_a_draft_can_be_looked_at_while_another_thread_writes_it(store):
     thread.start()
     started.wait()
     while thread.is_alive():
-        assert not draft.published and "being written" in repr(draft)
+        assert not draft.published and "unpublished" in repr(draft)
     thread.join()
     assert (draft.publish().numpy() == 1).all()
 

@@ -62,7 +62,7 @@ def test_a_forked_child_is_told_of_a_store_inside_its_parent() -> None:
             try:
                 use()
             except cotensor.ConflictError as error:
-                assert "fork" in str(error)
+                assert "parent process" in str(error)
             else:
                 raise AssertionError("a store of the parent's was used")
         assert "closed" in repr(store) or "Store" in repr(store)

@@ -206,10 +206,10 @@ def test_identity_is_the_contents(store: cotensor.Store) -> None:
 def test_tensor_of_finds_what_is_shared(store: cotensor.Store) -> None:
     tensor = store.put("known", np.arange(6.0).reshape(2, 3))
     for array in (tensor, tensor.numpy(), np.asarray(tensor)[:, :], np.asarray(tensor)[...]):
-        found = cotensor.tensor_of(array)
+        found = cotensor.as_tensor(array)
         assert found is not None and found.id == tensor.id
     for array in (tensor[1:], tensor.numpy()[1:], tensor.numpy().T, tensor.numpy().copy(), np.zeros(3)):
-        assert cotensor.tensor_of(array) is None
+        assert cotensor.as_tensor(array) is None
 
 
 def test_plain_numbers_and_lists_are_arrays(store: cotensor.Store) -> None:
@@ -368,15 +368,15 @@ def test_windows_of_another_type(store: Any) -> None:
     numbers = np.arange(24, dtype=np.float32).reshape(4, 6)
     raw = np.concatenate([np.zeros(8, np.uint8), numbers.view(np.uint8).ravel()])
     whole = store.put("bytes", raw)
-    window = whole.window(8, "float32", (4, 6))
+    window = whole.view(8, "float32", (4, 6))
     assert np.array_equal(window.numpy(), numbers) and window.dtype == "float32"
     assert window.data_ptr == whole.data_ptr + 8
-    turned = whole.window(12, "float32", [6, 3], strides=[1, 6])
+    turned = whole.view(12, "float32", [6, 3], strides=[1, 6])
     assert np.array_equal(turned.numpy(), numbers.T[:, :3] + 1)
     # A window's window counts from it, and ends within it.
-    row = window[1].window(4, "int32", (2,))
+    row = window[1].view(4, "int32", (2,))
     assert np.array_equal(row.numpy(), numbers[1, 1:3].view(np.int32))
-    assert whole.window(raw.size, "float32", (0,)).shape == (0,)
+    assert whole.view(raw.size, "float32", (0,)).shape == (0,)
     for wrong, error in (
         ((9, "float32", (1,)), cotensor.InvalidError),
         ((8, "float33", (1,)), cotensor.InvalidError),
@@ -389,14 +389,14 @@ def test_windows_of_another_type(store: Any) -> None:
         ((0, "uint8", (1,) * 17), cotensor.InvalidError),
     ):
         with pytest.raises(error):
-            whole.window(*wrong)
+            whole.view(*wrong)
     with pytest.raises(cotensor.InvalidError):
-        window[1].window(16, "float32", (3,))
+        window[1].view(16, "float32", (3,))
     with pytest.raises(cotensor.UnsupportedError):
-        window[:, 1].window(0, "float32", (1,))
+        window[:, 1].view(0, "float32", (1,))
     whole.release()
     with pytest.raises(cotensor.ConflictError):
-        whole.window(8, "float32", (1,))
+        whole.view(8, "float32", (1,))
 
 
 def test_more_than_the_machine_has_is_refused(store: Any) -> None:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from functions_common import Program, program, providing, until
 
-from cotensor import ConflictError, InvalidError, NotFoundError, SystemFailure, TimedOutError, errors
-from cotensor._pending import Waiter
-from cotensor._tasks import TaskStatus
+from cotensor import ConflictError, InvalidError, IoError, NotFoundError, TimedOutError, errors
 from cotensor.async_client import AsyncSharedTensorClient
 from cotensor.async_provider import AsyncSharedTensorProvider
 from cotensor.client import SharedTensorClient
+from cotensor.functions.task_status import TaskStatus
+from cotensor.functions.waiter import Waiter
 
 FUNCTIONS = """
 import asyncio
@@ -344,7 +344,7 @@ provider.serve()
                 await asyncio.sleep(0.05)
                 ending.signal(signal.SIGKILL)
                 for outcome in await asyncio.gather(*waits, return_exceptions=True):
-                    assert isinstance(outcome, SystemFailure), outcome
+                    assert isinstance(outcome, IoError), outcome
                 # The daemon may notice a moment later.
                 until(lambda: not client.has_function("ending.wait"))
                 with pytest.raises(NotFoundError):

@@ -18,7 +18,7 @@ def test_a_claim_waits_as_long_as_asked():
             store.claim(key, timeout=timeout)
     with pytest.raises(cotensor.InvalidError, match="timeout"):
         store.claim(key, timeout=-1)
-    computing.decline()
+    computing.abandon()
     assert isinstance(store.claim(key, timeout=0), cotensor.Ticket)
 
 

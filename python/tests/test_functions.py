@@ -12,8 +12,8 @@ from memory_common import place_at
 
 from cotensor import (
     InvalidError,
+    IoError,
     NotFoundError,
-    SystemFailure,
     TimedOutError,
     UnsupportedError,
     errors,
@@ -145,7 +145,7 @@ def test_wrong_arguments_are_named(client):
     ("value", "wrong", "said"),
     [
         (1 << 64, InvalidError, "more than 64 bits"),
-        ({1: 2}, InvalidError, "keys that are no strings"),
+        ({1: 2}, InvalidError, "keys that are not strings"),
         (object(), UnsupportedError, "object does not cross"),
         ({"$pickle": b""}, InvalidError, "pickle"),
         ([np.longdouble(1)], UnsupportedError, r"argument 0\[0\]: numpy.*longdouble does not cross"),
@@ -162,7 +162,7 @@ def test_what_does_not_cross_is_refused_where_it_is(client, value, wrong, said):
 def test_arguments_without_an_end(client):
     x: list = []
     x.append(x)
-    with pytest.raises(InvalidError, match=r"^argument 0(\[0\]){8}…: nested deeper"):
+    with pytest.raises(InvalidError, match=r"^argument 0(\[0\]){8}…: the value is nested deeper"):
         client.call_function("identity", [x])
     y: dict = {}
     y["y"] = {"again": y}
@@ -175,7 +175,7 @@ def test_results_that_do_not_cross(client):
         ("thing", "object does not cross.*managed=True"),
         ("endless", "nested deeper"),
         ("big", "64 bits"),
-        ("numbered", "keys that are no strings"),
+        ("numbered", "keys that are not strings"),
     ):
         with pytest.raises(errors.RemoteError, match=said):
             client.call_function(name)
@@ -241,7 +241,7 @@ def test_a_provider_that_dies_in_a_call(daemon):
     with program(dying(daemon.socket)) as running:
         assert running.line() == "ready"
         with SharedTensorClient(socket=daemon.socket, retry_count=0) as client:
-            with pytest.raises(SystemFailure, match="gone"):
+            with pytest.raises(IoError, match="gone"):
                 client.call_function("dying.die")
             running.finish()
             assert running.process.returncode == 7

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from functions_common import Program, program, providing, run, until
 
-from cotensor import SystemFailure
+from cotensor import IoError
 from cotensor.client import SharedTensorClient
 
 FUNCTIONS = """
@@ -157,7 +157,7 @@ if child == 0:
         try:
             remote.call_method("append", [1])
         except RuntimeError as error:
-            assert "forked" in str(error), error
+            assert "parent process" in str(error), error
         else:
             os._exit(3)
         sys.stdout.flush()
@@ -194,7 +194,7 @@ if child == 0:
     try:
         provider.share(name="forked.more")(add)
     except RuntimeError as error:
-        assert "forked" in str(error), error
+        assert "parent process" in str(error), error
     else:
         os._exit(3)
     # It may call its parent's functions, as any other process.
@@ -353,7 +353,7 @@ provider.serve()
 """
     with program(code) as once:
         assert once.line() == "ready"
-        with SharedTensorClient(socket=daemon.socket, retry_count=3) as client, pytest.raises(SystemFailure):
+        with SharedTensorClient(socket=daemon.socket, retry_count=3) as client, pytest.raises(IoError):
             client.call_function("once.die")
         out, _ = once.finish()
         assert out == "ran\n"

@@ -81,7 +81,7 @@ def test_arrays_of_one_tensor_object_show_what_was_written_through_them(store: c
     torch.from_numpy(tensor.numpy()).fill_(1)
     assert tensor.numpy().all() and window.numpy().all() and not tensor.torch().any()
     assert not other.numpy().any() and not store.get("x").torch().any()
-    assert tensor.written_bytes > 0 and other.written_bytes == 0
+    assert tensor.private_bytes > 0 and other.private_bytes == 0
     # An array that was written is published as it is now, its tensor as it was.
     assert store.put("written", tensor.numpy()).numpy().all()
     assert not store.put("unwritten", tensor).numpy().any()

@@ -53,16 +53,16 @@ def test_writes_in_place_are_local_and_counted(store: cotensor.Store) -> None:
     store.put("w", torch.zeros(64, PAGE // 4))
     mine, others = store.get("w"), store.get("w")
     array = mine.torch()
-    assert mine.written_bytes == 0
+    assert mine.private_bytes == 0
     array[3] += 1
     array[60].fill_(2)
     assert array[3, 0] == 1 and array[60, 5] == 2 and mine.torch()[3, 0] == 1, "one window, one object's writes"
     assert not others.numpy().any() and not mine.numpy().any() and not others.torch().any(), "nobody else sees it"
     assert not store.get("w").numpy().any()
-    assert mine.written_bytes in (2 * PAGE, 3 * PAGE, 4 * PAGE)
-    expected = mine.written_bytes
-    assert others.written_bytes == 0
-    assert cotensor.tensor_of(array) is None, "it is not the tensor any more"
+    assert mine.private_bytes in (2 * PAGE, 3 * PAGE, 4 * PAGE)
+    expected = mine.private_bytes
+    assert others.private_bytes == 0
+    assert cotensor.as_tensor(array) is None, "it is not the tensor any more"
     del mine, array
     assert written(store) - before == expected
 
@@ -71,10 +71,10 @@ def test_what_torch_shows_is_known_again(store: cotensor.Store) -> None:
     tensor = store.put("k", torch.arange(6.0).reshape(2, 3))
     array = tensor.torch()
     for same in (array, array.detach(), array.view(2, 3), array[:]):
-        found = cotensor.tensor_of(same)
+        found = cotensor.as_tensor(same)
         assert found is not None and found.id == tensor.id
     for other in (array[0], array.t(), array.clone(), array.view(3, 2)):
-        assert cotensor.tensor_of(other) is None
+        assert cotensor.as_tensor(other) is None
 
 
 def test_arrays_outlive_tensor_and_store(daemon: Any) -> None:
@@ -99,8 +99,8 @@ def test_what_torch_cannot_share_is_refused(store: cotensor.Store) -> None:
     quantized = torch.quantize_per_tensor(torch.arange(4.0), 0.1, 0, torch.qint8)
     ragged = [torch.zeros(2), torch.zeros(3)]
     refused = {
-        "sparse": (torch.eye(3).to_sparse(), "torch.sparse_coo; to_dense()"),
-        "csr": (torch.eye(3).to_sparse_csr(), "torch.sparse_csr; to_dense()"),
+        "sparse": (torch.eye(3).to_sparse(), "torch.sparse_coo; use to_dense()"),
+        "csr": (torch.eye(3).to_sparse_csr(), "torch.sparse_csr; use to_dense()"),
         "quantized": (quantized, "dequantize()"),
         "complex": (torch.zeros(2, dtype=torch.complex64), "view_as_real"),
         "meta": (torch.zeros(2, device="meta"), "meta"),

@@ -122,7 +122,7 @@ def test_a_version_that_does_not_fit_keeps_nobody(store: cotensor.Store) -> None
     thread = threading.Thread(target=lambda: module(lambda: (inside.set(), go_on.wait(60))))
     thread.start()
     assert inside.wait(60)
-    gate = ct.models._states[module].gate
+    gate = ct.weights.models._states[module].gate
     assert not gate._is_to_wait(module)
     assert module() == (1, 1)
     go_on.set()

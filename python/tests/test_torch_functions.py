@@ -103,7 +103,7 @@ def test_a_model_that_a_function_returns_stays_with_its_provider(client):
         assert torch.allclose(result, torch.nn.functional.linear(x, weight, bias))
     with client.call_function("torch.models")["deep"][0] as within:
         assert isinstance(within, RemoteObject) and isinstance(within.eval(), RemoteObject)
-    with pytest.raises(errors.UnsupportedError, match="Linear does not cross processes.*managed=True.*published"):
+    with pytest.raises(errors.UnsupportedError, match="Linear does not cross processes.*managed=True.*publish"):
         client.call_function("torch.inference", [torch.nn.Linear(2, 2), x])
 
 

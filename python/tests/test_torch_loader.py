@@ -21,7 +21,7 @@ class Rows(torch.utils.data.Dataset):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Any:
-        return self.rows[index].torch().clone(), self.rows.written_bytes
+        return self.rows[index].torch().clone(), self.rows.private_bytes
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

@@ -20,7 +20,7 @@ from modules_common import Odd, on_meta, same, state  # noqa: E402
 
 import cotensor  # noqa: E402
 import cotensor.torch as ct  # noqa: E402
-from cotensor.torch import _format, _write  # noqa: E402
+from cotensor.torch.weights import manifest, write  # noqa: E402
 
 
 def test_everything_of_a_module(store: Any) -> None:
@@ -379,7 +379,7 @@ def test_another_process_computes_the_same_bits(daemon: Any) -> None:
 
 def test_the_daemon_is_the_store_that_is_meant(daemon: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("COTENSOR_SOCKET", str(daemon.socket))
-    monkeypatch.setattr("cotensor.torch._store._default", None)
+    monkeypatch.setattr("cotensor.torch.store._default", None)
     module = torch.nn.Linear(3, 3)
     ct.publish(module, "by default")
     ct.attach(torch.nn.Linear(3, 3), "by default")
@@ -400,8 +400,8 @@ def test_cotensor_does_not_import_torch() -> None:
 def test_views_lie_in_one_mapping(store: Any) -> None:
     ct.publish(torch.nn.Linear(100, 100), "mapping", store)
     whole = store.get("mapping")
-    manifest, data = _format.read(whole)
-    shown = _write.views(whole, manifest, data)
+    read, data = manifest.read_manifest(whole)
+    shown = write.views(whole, read, data)
     base = whole.torch().data_ptr()
-    for entry, tensor in zip(manifest.tensors, shown):
-        assert tensor.data_ptr() == base + data + manifest.storages[entry.storage][0]
+    for entry, tensor in zip(read.tensors, shown):
+        assert tensor.data_ptr() == base + data + read.storages[entry.storage][0]

@@ -17,7 +17,7 @@ from modules_common import same, state  # noqa: E402
 
 import cotensor  # noqa: E402
 import cotensor.torch as ct  # noqa: E402
-from cotensor.torch import _format  # noqa: E402
+from cotensor.torch.weights import manifest  # noqa: E402
 
 
 def test_what_does_not_fit(store: Any) -> None:
@@ -171,10 +171,10 @@ def test_a_failure_in_the_middle_publishes_nothing(store: Any) -> None:
 
 def test_a_name_that_is_a_plain_tensor(store: Any) -> None:
     store.put("plain", torch.ones(3))
-    with pytest.raises(cotensor.CorruptError, match="no model"):
+    with pytest.raises(cotensor.CorruptError, match="model"):
         ct.attach(torch.nn.Linear(2, 2), "plain", store)
     store.put("bytes", torch.zeros(300, dtype=torch.uint8))
-    with pytest.raises(cotensor.CorruptError, match="no model"):
+    with pytest.raises(cotensor.CorruptError, match="model"):
         ct.state_dict("bytes", store)
     # The other way round: a model takes the name's next version.
     ct.publish(torch.nn.Linear(2, 2), "plain", store)
@@ -198,7 +198,7 @@ def header(**changes: Any) -> bytes:
     text = changes.get("text", json.dumps(top).encode())
     prefix = struct.pack("<8sIIQ", changes.get("magic", b"COTMODEL"), changes.get("version", 1), 0, len(text))
     raw = prefix + text
-    return raw + bytes(_format.aligned(len(raw)) - len(raw)) + bytes(16)
+    return raw + bytes(manifest.aligned(len(raw)) - len(raw)) + bytes(16)
 
 
 BAD_HEADERS: Dict[str, Any] = {
@@ -265,7 +265,7 @@ def test_any_byte_of_a_header_may_be_wrong() -> None:
     whole = store.get("model")
     good = bytearray(whole.tobytes())
     refused = 0
-    for position in range(0, _format.aligned(len(good)) - 64, 3):
+    for position in range(0, manifest.aligned(len(good)) - 64, 3):
         for change in (0x01, 0x20, 0x80):
             raw = bytearray(good)
             raw[position] ^= change

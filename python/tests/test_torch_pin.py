@@ -116,7 +116,7 @@ def test_a_module_compiled_as_one_graph_is_refused(store: cotensor.Store, graphs
     with torch.no_grad():
         run(torch.ones(1, 2))
         ct.attach(module, "line", store, follow=True)
-        with pytest.raises(torch._dynamo.exc.Unsupported, match="Gate.enter|_follow.py"):
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="Gate.enter|follow.py"):
             run(torch.ones(1, 2))
         # Without following it is one graph again, which refresh() brings to the newest version.
         ct.attach(module, "line", store, follow=False)
@@ -171,7 +171,7 @@ def test_a_pinned_module_stays_on_one_version(store: cotensor.Store) -> None:
 
 
 def test_a_pin_holds_for_other_threads_and_ends_for_them(store: cotensor.Store, monkeypatch: Any) -> None:
-    monkeypatch.setattr("cotensor.torch._follow.PATIENCE", 0.2)
+    monkeypatch.setattr("cotensor.torch.weights.follow.PATIENCE", 0.2)
     module = follower(store)
     pinned, go_on, seen = threading.Event(), threading.Event(), []
 
@@ -186,7 +186,7 @@ def test_a_pin_holds_for_other_threads_and_ends_for_them(store: cotensor.Store, 
     assert pinned.wait(60)
     ct.publish(Weighed(2), "weighed", store)
     assert [module() for _ in range(3)] == [1, 1, 1]
-    gate = ct.models._states[module].gate
+    gate = ct.weights.models._states[module].gate
     assert not gate._is_to_wait(module), "it waited once in vain"
     refreshed = []
     waiting = threading.Thread(target=lambda: refreshed.append(ct.refresh(module)))

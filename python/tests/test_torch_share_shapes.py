@@ -156,9 +156,9 @@ def test_strides_are_part_of_the_call(store):
 
 
 def test_the_number_of_graphs_is_bounded(store, monkeypatch):
-    from cotensor.torch import _calls
+    from cotensor.torch.outputs import calls
 
-    monkeypatch.setattr(_calls, "_CAPTURES_MAX", 2)
+    monkeypatch.setattr(calls, "_CAPTURES_MAX", 2)
     module, sharing = shared(store, lambda self, x, y: x * y)
     for number in range(4):
         assert torch.equal(module(torch.ones(3), number), torch.full((3,), float(number)))

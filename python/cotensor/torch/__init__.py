@@ -23,12 +23,12 @@ State dicts: :func:`publish_state_dict`, :func:`publish_file` (safetensors), :fu
 
 from __future__ import annotations
 
-from ._follow import pin
-from ._modes import on_meta
-from ._share import Shared, share, unshare
-from .hub import shared_weights
-from .models import Attachment, attach, attachment, newer_version, publish, refresh
-from .state import publish_file, publish_state_dict, state_dict
+from .modes import on_meta
+from .outputs.share import Shared, share, unshare
+from .transformers.loading import shared_weights
+from .weights.follow import pin
+from .weights.models import Attachment, attach, attachment, newer_version, publish, refresh
+from .weights.state_dict import publish_file, publish_state_dict, state_dict
 
 __all__ = [
     "Attachment",

@@ -1,90 +1,93 @@
-//! Calling what others provide.
+//! Calls of functions of other processes.
 
-use super::failure::raised;
+use super::codec::codec::Codec;
+use super::codec::tensor_format::TensorFormat;
 use super::pending::Pending;
 use super::task::Task;
-use super::value::{Tensors, Terms};
 use crate::errors::{OrRaise, raise};
-use crate::interrupt::{Patience, seconds};
-use crate::process::Own;
-use crate::store::{Store, program};
+use crate::interrupt::{SignalCheck, seconds};
+use crate::process::ProcessLocal;
+use crate::store::holder::program;
+use crate::store::report::report;
+use crate::store::store::Store;
 use cotensor::{Error, ErrorKind};
 use cotensor_client::functions::{Arguments, Deadline};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The functions of all providers, as this process sees them. A function is looked up once; calls go to its provider directly.
+/// The functions of all providers. The daemon looks a function up once; calls go to its provider directly.
 ///
-/// ``tensors`` says as what tensors of results come: ``torch``, ``numpy``, ``cotensor``, or ``auto`` (torch's where torch is
-/// imported, else numpy's). ``timeout`` is for calls that have none of their own, in seconds.
+/// ``tensors`` is the type of tensors in results: ``torch``, ``numpy``, ``cotensor``, or ``auto`` (torch's if torch is imported,
+/// else numpy's). ``timeout`` in seconds is the default of calls.
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct Functions {
     store: Py<Store>,
     options: Options,
-    inner: Mutex<Own<Inner>>,
+    connection: Mutex<ProcessLocal<Connection>>,
 }
 
 struct Options {
-    tensors: Tensors,
+    tensors: TensorFormat,
     pickle: bool,
     timeout: Option<f64>,
 }
 
-struct Inner {
+struct Connection {
     functions: Arc<cotensor_client::functions::Functions>,
-    terms: Terms,
+    codec: Codec,
 }
 
-impl Inner {
+impl Connection {
     fn new(py: Python<'_>, store: &Store, options: &Options) -> PyResult<Self> {
         let store = store.client_store(py)?;
         let name = program(py);
         let holder = cotensor::TensorStore::holder(&*store, &name);
-        let terms = Terms {
+        let codec = Codec {
             outlet: Arc::clone(&store).into(),
             holder,
             name: format!("arguments of {name}"),
             tensors: options.tensors,
             pickle: options.pickle,
-            keeps: false,
+            is_provider: false,
         };
         let functions = cotensor_client::functions::Functions::new(store);
         let functions = match seconds(py, options.timeout)? {
             Some(timeout) => functions.with_timeout(timeout),
             None => functions,
         };
-        Ok(Self { functions: Arc::new(functions), terms })
+        Ok(Self { functions: Arc::new(functions), codec })
     }
 }
 
 impl Functions {
-    /// Those of this process: a forked child connects anew.
-    fn inner(&self, py: Python<'_>) -> PyResult<(Arc<cotensor_client::functions::Functions>, Terms)> {
-        let lock = || self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+    /// The connection of this process. A forked child connects anew.
+    fn connection(&self, py: Python<'_>) -> PyResult<(Arc<cotensor_client::functions::Functions>, Codec)> {
+        let lock = || self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         let ours = lock().is_ours();
         if !ours {
-            // Made without the lock: that runs Python.
-            let made = Own::new(Inner::new(py, self.store.get(), &self.options)?);
-            *lock() = made;
+            // Without the lock: connecting runs Python code.
+            let new = ProcessLocal::new(Connection::new(py, self.store.get(), &self.options)?);
+            *lock() = new;
         }
-        let inner = lock();
-        Ok((Arc::clone(&inner.functions), inner.terms.clone()))
+        let connection = lock();
+        Ok((Arc::clone(&connection.functions), connection.codec.clone()))
     }
 
-    fn prepare(
+    /// The connection, and the arguments in the memory of the function's provider.
+    fn encode(
         &self,
         py: Python<'_>,
         name: &str,
         args: Option<&Bound<'_, PyAny>>,
         kwargs: Option<&Bound<'_, PyDict>>,
         deadline: &Deadline,
-    ) -> PyResult<(Arc<cotensor_client::functions::Functions>, Terms, Arguments)> {
-        let (functions, terms) = self.inner(py)?;
+    ) -> PyResult<(Arc<cotensor_client::functions::Functions>, Codec, Arguments)> {
+        let (functions, codec) = self.connection(py)?;
         let outlet = py.detach(|| functions.outlet(name, deadline)).or_raise(py)?;
         let none = PyTuple::empty(py);
-        let arguments = terms.writing_to(outlet).arguments(args.unwrap_or(none.as_any()), kwargs)?;
-        Ok((functions, terms, arguments))
+        let arguments = codec.writing_to(outlet).arguments(args.unwrap_or(none.as_any()), kwargs)?;
+        Ok((functions, codec, arguments))
     }
 }
 
@@ -100,9 +103,9 @@ impl Functions {
         timeout: Option<f64>,
     ) -> PyResult<Self> {
         seconds(py, timeout)?;
-        let options = Options { tensors: Tensors::named(py, tensors)?, pickle: allow_pickle, timeout };
-        let inner = Mutex::new(Own::new(Inner::new(py, store.get(), &options)?));
-        Ok(Self { store, options, inner })
+        let options = Options { tensors: TensorFormat::named(py, tensors)?, pickle: allow_pickle, timeout };
+        let connection = Mutex::new(ProcessLocal::new(Connection::new(py, store.get(), &options)?));
+        Ok(Self { store, options, connection })
     }
 
     /// Calls a function and waits for its result, for at most ``timeout`` seconds.
@@ -116,15 +119,14 @@ impl Functions {
         timeout: Option<f64>,
     ) -> PyResult<Py<PyAny>> {
         let deadline = Deadline::from(seconds(py, timeout.or(self.options.timeout))?);
-        let (functions, terms, arguments) = self.prepare(py, name, args, kwargs, &deadline)?;
-        let patience = Patience::default();
-        let outcome = py.detach(|| functions.call_while(name, &arguments, deadline, &|| patience.goes_on()));
-        patience.check()?;
-        let value = outcome.map_err(|error| raised(py, error))?;
-        terms.open(py, value)
+        let (functions, codec, arguments) = self.encode(py, name, args, kwargs, &deadline)?;
+        let signals = SignalCheck::default();
+        let outcome = py.detach(|| functions.call_while(name, &arguments, deadline, &|| signals.none_raised()));
+        signals.result()?;
+        codec.decode(py, outcome.or_raise(py)?)
     }
 
-    /// Has a function called, and does not wait; the task fails when it has not ended within ``timeout`` seconds.
+    /// Submits a call as a task and returns without waiting. The task fails after ``timeout`` seconds.
     #[pyo3(signature = (name, args=None, kwargs=None, *, timeout=None))]
     fn submit(
         &self,
@@ -135,60 +137,60 @@ impl Functions {
         timeout: Option<f64>,
     ) -> PyResult<Task> {
         let timeout = seconds(py, timeout)?;
-        let looked_up = Deadline::from(seconds(py, self.options.timeout)?);
-        let (functions, terms, arguments) = self.prepare(py, name, args, kwargs, &looked_up)?;
+        let lookup_deadline = Deadline::from(seconds(py, self.options.timeout)?);
+        let (functions, codec, arguments) = self.encode(py, name, args, kwargs, &lookup_deadline)?;
         let submitted = py.detach(|| functions.submit_within(name, &arguments, timeout));
-        Ok(Task::new(submitted.map_err(|error| raised(py, error))?, terms))
+        Ok(Task::new(submitted.or_raise(py)?, codec))
     }
 
-    /// A task that was submitted by anybody, by its number and the epoch of its provider.
+    /// A task of any client, by its number and the epoch of its provider.
     fn task(&self, py: Python<'_>, epoch: u64, number: u64) -> PyResult<Task> {
-        let (functions, terms) = self.inner(py)?;
+        let (functions, codec) = self.connection(py)?;
         let found = py.detach(|| functions.task(epoch, number));
-        Ok(Task::new(found.map_err(|error| raised(py, error))?, terms))
+        Ok(Task::new(found.or_raise(py)?, codec))
     }
 
-    /// What one thread waits for of the provider of a function: calls and tasks, whichever is done first.
+    /// A set of calls and tasks of the provider of ``name``, which one thread waits for.
     fn pending(&self, py: Python<'_>, name: &str) -> PyResult<Pending> {
-        let (functions, terms) = self.inner(py)?;
+        let (functions, codec) = self.connection(py)?;
         let pending = py.detach(|| functions.pending(name)).or_raise(py)?;
-        Ok(Pending::new(pending, terms))
+        Ok(Pending::new(pending, codec))
     }
 
-    /// As ``pending()``, of a task's provider.
+    /// A set of calls and tasks of the provider of ``task``.
     fn pending_with(&self, py: Python<'_>, task: &Bound<'_, Task>) -> PyResult<Pending> {
-        let (functions, terms) = self.inner(py)?;
-        Ok(Pending::new(functions.pending_with(task.get().task(py)?), terms))
+        let (functions, codec) = self.connection(py)?;
+        Ok(Pending::new(functions.pending_with(task.get().task(py)?), codec))
     }
 
-    /// The tasks of every provider, the newest first: dicts. ``state`` is ``pending``, ``running``, …
+    /// The tasks of every provider as dicts, the newest first; with ``state``, those in that state.
     #[pyo3(signature = (state=None))]
     fn tasks<'py>(&self, py: Python<'py>, state: Option<&str>) -> PyResult<Bound<'py, PyAny>> {
-        let (functions, _) = self.inner(py)?;
-        let wrong = |_| raise(py, &Error::invalid("no state of a task").in_field("state"));
-        let state = state.map(|state| serde_json::from_value(state.into())).transpose().map_err(wrong)?;
+        let (functions, _) = self.connection(py)?;
+        let unknown = |_| raise(py, &Error::invalid("unknown state of a task").in_field("state"));
+        let state = state.map(|state| serde_json::from_value(state.into())).transpose().map_err(unknown)?;
         let tasks = py.detach(|| functions.tasks(state)).or_raise(py)?;
-        crate::store::report(py, || serde_json::to_string(&tasks))
+        report(py, || serde_json::to_string(&tasks))
     }
 
-    /// The functions whose names start with ``prefix``, each with who provides it: dicts.
+    /// The functions whose names start with ``prefix``, as dicts with their providers.
     #[pyo3(signature = (prefix=""))]
     fn list<'py>(&self, py: Python<'py>, prefix: &str) -> PyResult<Bound<'py, PyAny>> {
-        let (functions, _) = self.inner(py)?;
+        let (functions, _) = self.connection(py)?;
         let found = py.detach(|| functions.list(prefix)).or_raise(py)?;
-        crate::store::report(py, || serde_json::to_string(&found))
+        report(py, || serde_json::to_string(&found))
     }
 
-    /// Whether somebody provides a function of that name.
+    /// Whether a process provides a function of that name.
     fn provides(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
-        let (functions, _) = self.inner(py)?;
+        let (functions, _) = self.connection(py)?;
         match py.detach(|| functions.describe(name)) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
             outcome => outcome.map(|_| true).or_raise(py),
         }
     }
 
-    /// The store that arguments and results are in.
+    /// The store of arguments and results.
     #[getter]
     fn store(&self, py: Python<'_>) -> Py<Store> {
         self.store.clone_ref(py)

@@ -1,18 +1,19 @@
-//! Functions across processes: this process's, and those of others.
+//! Functions across processes, provided and called: one file for each class.
 
+mod call;
 mod caller;
-mod ending;
-mod failure;
-mod object;
+mod codec;
+mod managed_object;
 mod pending;
-mod place;
 mod provider;
+mod remote_object;
+mod shutdown;
 mod task;
-mod value;
 
+pub(crate) use call::Call;
 pub(crate) use caller::Functions;
-pub(crate) use ending::{begin_functions, end_functions};
-pub(crate) use object::RemoteObject;
 pub(crate) use pending::Pending;
-pub(crate) use provider::{Call, Provider};
+pub(crate) use provider::Provider;
+pub(crate) use remote_object::RemoteObject;
+pub(crate) use shutdown::{reset_functions, stop_functions};
 pub(crate) use task::Task;

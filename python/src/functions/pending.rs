@@ -1,53 +1,49 @@
-//! Thousands of calls and tasks that one thread waits for.
+//! Calls and tasks of one provider that one thread waits for.
 
-use super::failure::raised;
+use super::codec::codec::Codec;
 use super::task::Task;
-use super::value::Terms;
-use crate::errors::raise;
+use crate::errors::OrRaise;
 use crate::interrupt::seconds;
-use crate::process::Own;
-use cotensor::{Error, ErrorKind};
+use crate::process::ProcessLocal;
+use crate::store::report::report;
 use cotensor_client::functions::Done;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Calls and tasks of one provider, each under a number of the caller's choice: one thread hears of whichever is done.
+/// Calls and tasks of one provider, each under a number that the caller chooses. One thread waits for all of them.
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct Pending {
-    inner: Own<(Arc<cotensor_client::functions::Pending>, Terms)>,
+    pending: ProcessLocal<Arc<cotensor_client::functions::Pending>>,
+    codec: ProcessLocal<Codec>,
 }
 
 impl Pending {
-    pub(super) fn new(pending: Arc<cotensor_client::functions::Pending>, terms: Terms) -> Self {
-        Self { inner: Own::new((pending, terms)) }
+    pub(super) fn new(pending: Arc<cotensor_client::functions::Pending>, codec: Codec) -> Self {
+        Self { pending: ProcessLocal::new(pending), codec: ProcessLocal::new(codec) }
     }
 
     fn pending(&self, py: Python<'_>) -> PyResult<&cotensor_client::functions::Pending> {
-        if self.inner.is_ours() {
-            return Ok(&self.inner.0);
-        }
-        let message = "these calls belong to the process that this one was forked from";
-        Err(raise(py, &Error::new(ErrorKind::Conflict, message)))
+        self.pending.get(py, "set of calls").map(|pending| &**pending)
     }
 }
 
 #[pymethods]
 impl Pending {
-    /// The life of the provider.
+    /// The epoch of the provider.
     #[getter]
     fn epoch(&self) -> u64 {
-        self.inner.0.epoch()
+        self.pending.epoch()
     }
 
-    /// How many have not come back from ``next()``.
+    /// The calls and tasks that ``next()`` has not returned.
     #[getter]
     fn count(&self) -> usize {
-        self.inner.0.count()
+        self.pending.count()
     }
 
-    /// Calls a function and does not wait.
+    /// Calls a function without waiting.
     #[pyo3(signature = (number, name, args=None, kwargs=None, *, timeout=None))]
     fn call(
         &self,
@@ -60,29 +56,29 @@ impl Pending {
     ) -> PyResult<()> {
         let (pending, timeout) = (self.pending(py)?, seconds(py, timeout)?);
         let none = pyo3::types::PyTuple::empty(py);
-        let terms = self.inner.1.writing_to(pending.outlet());
-        let arguments = terms.arguments(args.unwrap_or(none.as_any()), kwargs)?;
-        py.detach(|| pending.call(number, name, arguments, timeout)).map_err(|error| raised(py, error))
+        let codec = self.codec.writing_to(pending.outlet());
+        let arguments = codec.arguments(args.unwrap_or(none.as_any()), kwargs)?;
+        py.detach(|| pending.call(number, name, arguments, timeout)).or_raise(py)
     }
 
-    /// Has ``next()`` tell when a task of this provider has ended, or ``timeout`` is over.
+    /// Adds a task of this provider. ``next()`` returns its number when the task ends, or after ``timeout`` seconds.
     #[pyo3(signature = (number, task, *, timeout=None))]
     fn wait_for(&self, py: Python<'_>, number: u64, task: &Bound<'_, Task>, timeout: Option<f64>) -> PyResult<()> {
         let (pending, timeout, task) = (self.pending(py)?, seconds(py, timeout)?, task.get().task(py)?);
-        py.detach(|| pending.wait_for(number, task, timeout)).map_err(|error| raised(py, error))
+        py.detach(|| pending.wait_for(number, task, timeout)).or_raise(py)
     }
 
-    /// Waits until some are done, for at most ``patience`` seconds: their numbers, each with its result, or with an exception
-    /// and ``True``.
-    fn next(&self, py: Python<'_>, patience: f64) -> PyResult<Vec<(u64, Py<PyAny>, bool)>> {
-        let (pending, patience) = (self.pending(py)?, seconds(py, Some(patience))?);
-        let until = patience.and_then(|patience| Instant::now().checked_add(patience));
-        let done = py.detach(|| pending.next(&|| until.is_none_or(|until| Instant::now() < until)));
+    /// Waits for at most ``timeout`` seconds until some are done. Returns the number of each with its result and ``False``, or with
+    /// its exception and ``True``.
+    fn next(&self, py: Python<'_>, timeout: f64) -> PyResult<Vec<(u64, Py<PyAny>, bool)>> {
+        let (pending, timeout) = (self.pending(py)?, seconds(py, Some(timeout))?);
+        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let done = py.detach(|| pending.next(&|| end.is_none_or(|end| Instant::now() < end)));
         let outcome = |done| match done {
-            Done::Call(value) => self.inner.1.open(py, value.map_err(|error| raised(py, error))?),
+            Done::Call(value) => self.codec.decode(py, value.or_raise(py)?),
             Done::Task(info) => {
-                let info = info.map_err(|error| raised(py, error))?;
-                Ok(crate::store::report(py, || serde_json::to_string(&info))?.unbind())
+                let info = info.or_raise(py)?;
+                Ok(report(py, || serde_json::to_string(&info))?.unbind())
             }
         };
         let each = |(number, done)| match outcome(done) {
@@ -93,6 +89,6 @@ impl Pending {
     }
 
     fn __repr__(&self) -> String {
-        format!("<Pending, {} of provider {:x}>", self.inner.0.count(), self.inner.0.epoch())
+        format!("<Pending, {} of provider {:x}>", self.pending.count(), self.pending.epoch())
     }
 }

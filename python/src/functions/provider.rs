@@ -1,59 +1,38 @@
-//! Functions of this process that others call.
+//! Functions of this process that other processes call.
 
-use super::ending::{call_afresh, with_python};
-use super::failure::failure;
-use super::object::{Live, opened};
-use super::place::Place;
-use super::value::{Tensors, Terms};
-use crate::errors::{OrRaise, raise};
+use super::call::Call;
+use super::codec::codec::Codec;
+use super::codec::path::ValuePath;
+use super::codec::tensor_format::TensorFormat;
+use super::managed_object::ManagedObject;
+use super::shutdown::{call_in_new_context, with_python};
+use crate::errors::{OrRaise, failure, raise};
 use crate::interrupt::seconds;
-use crate::process::Own;
-use crate::store::Store;
+use crate::process::ProcessLocal;
+use crate::store::store::Store;
 use cotensor::{Error, ErrorKind};
 use cotensor_client::functions::{
     Arguments, Cache, Concurrency, Context, Execution, Failure, Limits, Object, Options, Value,
 };
 use pyo3::prelude::*;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Functions of this process, offered by name until ``close()``. Each call runs on one of ``workers`` threads.
+/// Provides functions of this process by name until ``close()``. Each call runs on one of ``workers`` threads.
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct Provider {
-    provider: Mutex<Option<Own<Arc<cotensor_client::functions::Provider>>>>,
+    provider: Mutex<Option<ProcessLocal<Arc<cotensor_client::functions::Provider>>>>,
     store: Py<Store>,
-    tensors: Tensors,
+    tensors: TensorFormat,
     pickle: bool,
-}
-
-/// One run of a function: who wants it, and whether anybody still does.
-#[pyclass(frozen, module = "cotensor")]
-pub(crate) struct Call {
-    /// The function's name.
-    #[pyo3(get)]
-    function: String,
-    /// Who calls it, for people.
-    #[pyo3(get)]
-    client: String,
-    cancelled: Arc<AtomicBool>,
-}
-
-#[pymethods]
-impl Call {
-    /// Whether nobody wants the result any more: long functions ask now and then, and return.
-    #[getter]
-    fn cancelled(&self) -> bool {
-        self.cancelled.load(Ordering::SeqCst)
-    }
 }
 
 impl Provider {
     fn provider(&self, py: Python<'_>) -> PyResult<Arc<cotensor_client::functions::Provider>> {
-        // Unlocked before an exception is made, which runs Python.
+        // Unlocked before `raise`, which runs Python code.
         let found = match &*self.provider.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(provider) if provider.is_ours() => Ok(Arc::clone(provider)),
-            Some(_) => Err("this provider belongs to the process that this one was forked from"),
+            Some(_) => Err("this provider belongs to the parent process"),
             None => Err("this provider is closed"),
         };
         found.map_err(|why| raise(py, &Error::new(ErrorKind::Conflict, why)))
@@ -77,7 +56,7 @@ impl Provider {
     ) -> PyResult<Self> {
         let mut limits = Limits::default();
         if workers == Some(0) {
-            return Err(raise(py, &Error::invalid("at least one is needed").in_field("workers")));
+            return Err(raise(py, &Error::invalid("a provider needs at least one worker").in_field("workers")));
         }
         limits.workers = workers.unwrap_or(limits.workers);
         limits.tasks_max = tasks_max.unwrap_or(limits.tasks_max);
@@ -85,16 +64,16 @@ impl Provider {
         limits.task_ttl = seconds(py, task_ttl)?.unwrap_or(limits.task_ttl);
         let client = store.get().client_store(py)?;
         let started = py.detach(|| cotensor_client::functions::Provider::builder(client).limits(limits).start());
-        let provider = Mutex::new(Some(Own::new(Arc::new(started.or_raise(py)?))));
-        Ok(Self { provider, store, tensors: Tensors::named(py, tensors)?, pickle: allow_pickle })
+        let provider = Mutex::new(Some(ProcessLocal::new(Arc::new(started.or_raise(py)?))));
+        Ok(Self { provider, store, tensors: TensorFormat::named(py, tensors)?, pickle: allow_pickle })
     }
 
-    /// Offers a function under a name.
+    /// Provides a function under a name.
     ///
-    /// ``execution`` is ``direct`` or ``task``, ``concurrency`` is ``parallel`` or ``serialized``. With ``singleflight`` equal
-    /// calls at the same time run once; with ``cache_ttl`` (seconds) and ``cache_capacity`` results serve equal calls later.
-    /// With ``managed`` the result stays here, and callers get a reference. With ``with_call`` the function is told
-    /// of its :class:`Call` under the name ``$call``: who calls, and whether anybody still waits.
+    /// ``execution`` is ``direct`` or ``task``, ``concurrency`` is ``parallel`` or ``serialized``. With ``singleflight``, concurrent
+    /// equal calls run once. ``cache_ttl`` (seconds) and ``cache_capacity`` (results) cache results for later equal calls. With
+    /// ``managed``, the result stays in this process and callers get a reference. With ``with_call``, the function gets its
+    /// :class:`Call` as the keyword argument ``$call``.
     #[pyo3(signature = (name, function, *, summary="", execution="direct", concurrency="parallel", singleflight=false, cache_ttl=None, cache_capacity=1024, managed=false, timeout=None, with_call=false))]
     #[allow(clippy::too_many_arguments, reason = "options by keyword")]
     fn add(
@@ -132,37 +111,31 @@ impl Provider {
                 .map(|ttl| Ok::<_, PyErr>(seconds(py, Some(ttl))?.unwrap_or(Duration::MAX)))
                 .transpose()?
                 .map(|ttl| Cache { ttl, capacity: cache_capacity }),
-            // What is kept is made an object below, where it is Python's still.
+            // A managed result becomes an object below, as a Python value.
             managed: false,
             timeout: seconds(py, timeout)?,
         };
         let client = self.store.get().client_store(py)?;
         let (tensors, pickle) = (self.tensors, self.pickle);
         let holder = cotensor::TensorStore::holder(&*client, name);
-        let terms =
-            Terms { outlet: client.into(), holder, name: format!("result of {name}"), tensors, pickle, keeps: true };
+        let name_of_results = format!("result of {name}");
+        let codec = Codec { outlet: client.into(), holder, name: name_of_results, tensors, pickle, is_provider: true };
         let run = move |arguments: &Arguments, context: &Context| -> Result<Value, Failure> {
-            let terms = Terms { holder: context.holder().clone(), ..terms.writing_to(context.outlet().clone()) };
+            let codec = Codec { holder: context.holder().clone(), ..codec.writing_to(context.outlet().clone()) };
             with_python(|py| {
                 let called = || -> PyResult<Value> {
-                    let (args, kwargs) = opened(py, &terms, arguments)?;
+                    let (args, kwargs) = codec.decode_arguments(py, arguments)?;
                     if with_call {
-                        kwargs.set_item(
-                            "$call",
-                            Call {
-                                function: context.function().to_owned(),
-                                client: context.client().to_owned(),
-                                cancelled: context.cancellation(),
-                            },
-                        )?;
+                        let call = Call::new(context.function(), context.client(), context.cancellation());
+                        kwargs.set_item("$call", call)?;
                     }
-                    let result = call_afresh(function.bind(py), &args, &kwargs)?;
+                    let result = call_in_new_context(function.bind(py), &args, &kwargs)?;
                     if managed {
-                        // It outlives the caller, and what was lent to him.
-                        let terms = terms.writing_to(Arc::clone(context.store()).into());
-                        return Ok(Value::Object(Object::new(Live::new(result.unbind(), terms))));
+                        // The object outlives the caller and its connection arena.
+                        let codec = codec.writing_to(Arc::clone(context.store()).into());
+                        return Ok(Value::Object(Object::new(ManagedObject::new(result.unbind(), codec))));
                     }
-                    terms.value(&result, &Place::whole("result"))
+                    codec.encode(&result, &ValuePath::named("result"))
                 };
                 called().map_err(|error| failure(py, &error))
             })
@@ -170,19 +143,19 @@ impl Provider {
         py.detach(|| provider.add(name, options, run)).or_raise(py)
     }
 
-    /// Takes a function back. What runs runs on.
+    /// Withdraws a function. Running calls continue.
     fn remove(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         let provider = self.provider(py)?;
         py.detach(|| provider.remove(name)).or_raise(py)
     }
 
-    /// Tells this life of the provider from others.
+    /// The number that identifies this start of the provider.
     #[getter]
     fn epoch(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.provider(py)?.epoch())
     }
 
-    /// Callers that are connected now.
+    /// The number of connected callers.
     #[getter]
     fn callers(&self, py: Python<'_>) -> PyResult<usize> {
         Ok(self.provider(py)?.callers())
@@ -194,7 +167,7 @@ impl Provider {
         self.provider.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
-    /// Takes everything back and ends the connections of callers.
+    /// Withdraws all functions and closes the connections of callers.
     fn close(&self, py: Python<'_>) {
         let provider = self.provider.lock().unwrap_or_else(PoisonError::into_inner).take();
         py.detach(|| drop(provider));

@@ -1,76 +1,77 @@
-//! Tasks that a provider has taken on.
+//! Tasks at a provider.
 
-use super::failure::raised;
-use super::value::Terms;
-use crate::errors::raise;
-use crate::interrupt::{Patience, seconds};
-use crate::process::Own;
+use super::codec::codec::Codec;
+use crate::errors::{OrRaise, raise};
+use crate::interrupt::{SignalCheck, seconds};
+use crate::process::ProcessLocal;
+use crate::store::report::report;
 use cotensor::{Error, ErrorKind};
 use pyo3::prelude::*;
 
-/// A task of a provider's. Dropping this changes nothing about it.
+/// A task at a provider. Dropping this object does not cancel the task.
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct Task {
-    inner: Own<(cotensor_client::functions::Task, Terms)>,
+    task: ProcessLocal<cotensor_client::functions::Task>,
+    codec: ProcessLocal<Codec>,
 }
 
 impl Task {
-    pub(super) fn new(task: cotensor_client::functions::Task, terms: Terms) -> Self {
-        Self { inner: Own::new((task, terms)) }
+    pub(super) fn new(task: cotensor_client::functions::Task, codec: Codec) -> Self {
+        Self { task: ProcessLocal::new(task), codec: ProcessLocal::new(codec) }
     }
 
     pub(super) fn task(&self, py: Python<'_>) -> PyResult<&cotensor_client::functions::Task> {
-        if self.inner.is_ours() {
-            return Ok(&self.inner.0);
+        if self.task.is_ours() {
+            return Ok(&self.task);
         }
-        let message = "this task was submitted by the process that this one was forked from: look it up by its number";
+        let message = "the parent process submitted this task: find it by its task_id in this process";
         Err(raise(py, &Error::new(ErrorKind::Conflict, message)))
     }
 }
 
 #[pymethods]
 impl Task {
-    /// Its number with its provider.
+    /// Its number at its provider.
     #[getter]
     fn number(&self) -> u64 {
-        self.inner.0.number()
+        self.task.number()
     }
 
-    /// The life of the provider that it belongs to.
+    /// The epoch of its provider.
     #[getter]
     fn epoch(&self) -> u64 {
-        self.inner.0.epoch()
+        self.task.epoch()
     }
 
-    /// How far it is: a dict with its ``state``, function, times and error.
+    /// Its status: a dict with ``state``, function, times and error.
     fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let task = self.task(py)?;
-        let info = py.detach(|| task.status()).map_err(|error| raised(py, error))?;
-        crate::store::report(py, || serde_json::to_string(&info))
+        let info = py.detach(|| task.status()).or_raise(py)?;
+        report(py, || serde_json::to_string(&info))
     }
 
-    /// Waits until it has ended, for at most ``timeout`` seconds; how far it is then.
+    /// Waits for at most ``timeout`` seconds until the task ends. Returns its status.
     #[pyo3(signature = (timeout=None))]
     fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
-        let (task, patience, timeout) = (self.task(py)?, Patience::default(), seconds(py, timeout)?);
-        let outcome = py.detach(|| task.wait_while(timeout, &|| patience.goes_on()));
-        patience.check()?;
-        let info = outcome.map_err(|error| raised(py, error))?;
-        crate::store::report(py, || serde_json::to_string(&info))
+        let (task, signals, timeout) = (self.task(py)?, SignalCheck::default(), seconds(py, timeout)?);
+        let outcome = py.detach(|| task.wait_while(timeout, &|| signals.none_raised()));
+        signals.result()?;
+        let info = outcome.or_raise(py)?;
+        report(py, || serde_json::to_string(&info))
     }
 
-    /// Its result, as often as it is asked for; a conflict while it has not ended.
+    /// Its result. Raises :class:`ConflictError` before the task ends.
     fn result(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let task = self.task(py)?;
-        let value = py.detach(|| task.result()).map_err(|error| raised(py, error))?;
-        self.inner.1.open(py, value)
+        let value = py.detach(|| task.result()).or_raise(py)?;
+        self.codec.decode(py, value)
     }
 
-    /// Cancels it, unless it has ended; a function that runs is asked to stop. How far it is then.
+    /// Cancels the task unless it has ended. A running function gets a request to stop. Returns the status.
     fn cancel<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let task = self.task(py)?;
-        let info = py.detach(|| task.cancel()).map_err(|error| raised(py, error))?;
-        crate::store::report(py, || serde_json::to_string(&info))
+        let info = py.detach(|| task.cancel()).or_raise(py)?;
+        report(py, || serde_json::to_string(&info))
     }
 
     fn __repr__(&self) -> String {

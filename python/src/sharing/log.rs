@@ -1,68 +1,69 @@
-//! Verbose logging goes to Python's `logging`, under the name "cotensor".
+//! Verbose logging by Python's `logging`, under the name "cotensor".
 
 use cotensor_sharing::SharedTensor;
 use pyo3::prelude::*;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// What happens is told while tensors are locked, and Python's handlers may do anything: another thread tells them.
-enum Said {
+/// A message to the logging thread. Events occur while tensors are locked, and Python's handlers may run any code, so a separate
+/// thread logs them.
+enum Message {
     Line(String),
-    /// Everything before it was told.
-    Done(SyncSender<()>),
+    /// Confirms that every earlier line was logged.
+    Flush(SyncSender<()>),
 }
 
-struct Teller {
-    said: Mutex<Sender<Said>>,
+struct Logger {
+    messages: Mutex<Sender<Message>>,
     process: u32,
 }
 
-static TELLER: OnceLock<Teller> = OnceLock::new();
+static LOGGER: OnceLock<Logger> = OnceLock::new();
 
-fn teller() -> &'static Teller {
-    TELLER.get_or_init(|| {
-        let (said, heard) = channel();
-        std::thread::spawn(move || tell(&heard));
-        Teller { said: Mutex::new(said), process: std::process::id() }
+fn logger() -> &'static Logger {
+    LOGGER.get_or_init(|| {
+        let (messages, received) = channel();
+        std::thread::spawn(move || log_all(&received));
+        Logger { messages: Mutex::new(messages), process: std::process::id() }
     })
 }
 
-fn tell(heard: &Receiver<Said>) {
-    for said in heard {
-        match said {
-            Said::Line(line) => {
-                // None when Python is going down.
-                let told = Python::try_attach(|py| -> PyResult<()> {
+fn log_all(messages: &Receiver<Message>) {
+    for message in messages {
+        match message {
+            Message::Line(line) => {
+                // `None` while the interpreter shuts down.
+                let logged = Python::try_attach(|py| -> PyResult<()> {
                     py.import("logging")?
                         .call_method1("getLogger", ("cotensor",))?
                         .call_method1("info", ("%s", line))?;
                     Ok(())
                 });
-                if let Some(Err(error)) = told {
+                if let Some(Err(error)) = logged {
                     Python::try_attach(|py| error.print(py));
                 }
             }
-            Said::Done(waiting) => drop(waiting.try_send(())),
+            Message::Flush(done) => drop(done.try_send(())),
         }
     }
 }
 
-fn say(said: Said) {
-    let teller = teller();
-    // A forked child has no such thread.
-    if teller.process == std::process::id() {
-        drop(teller.said.lock().unwrap_or_else(PoisonError::into_inner).send(said));
+fn send(message: Message) {
+    let logger = logger();
+    // A forked child has no logging thread.
+    if logger.process == std::process::id() {
+        drop(logger.messages.lock().unwrap_or_else(PoisonError::into_inner).send(message));
     }
 }
 
-/// Turns it on or off for the whole process; what was said before is told when this returns.
+/// Turns logging of the whole process on or off. Returns after all earlier events are logged.
 pub(super) fn set_verbose(py: Python<'_>, verbose: bool) {
     py.detach(|| {
-        SharedTensor::set_log_sink(Some(Arc::new(|line: &str| say(Said::Line(line.to_owned())))));
+        SharedTensor::set_log_sink(Some(Arc::new(|line: &str| send(Message::Line(line.to_owned())))));
         SharedTensor::set_verbose_logging(verbose);
-        let (done, waiting) = sync_channel(1);
-        say(Said::Done(done));
-        // An error says that there is no such thread here.
-        let _ = waiting.recv();
+        let (done, flushed) = sync_channel(1);
+        send(Message::Flush(done));
+        // An error means that this process has no logging thread.
+        let _ = flushed.recv();
     });
 }

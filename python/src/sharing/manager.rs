@@ -1,27 +1,29 @@
 //! The manager of tensors that models share.
 
-use super::ours;
-use super::shared::SharedTensor;
+use super::shared_tensor::SharedTensor;
 use super::view::SharedTensorView;
-use crate::arg;
-use crate::arrays;
+use crate::args;
 use crate::errors::OrRaise;
-use crate::process::Own;
-use crate::store::{Store, program, report};
+use crate::import::dtype;
+use crate::process::ProcessLocal;
+use crate::store::holder::program;
+use crate::store::report::report;
+use crate::store::store::Store;
 use cotensor::DType;
+use cotensor_core::Device;
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 
-/// Registers tensors that models share, under one memory cap.
+/// Registers tensors that models share, under one memory limit.
 ///
-/// ``max_memory_mb`` (MiB) is the most that all its tensors may take together; what nobody holds goes first, then
-/// :class:`OverBudgetError` says who holds what. ``store`` is a store that others use too, such as ``cotensor.connect()``; by
-/// default the manager has one of its own inside this process. A daemon's budget is the daemon's to set.
+/// ``max_memory_mb`` limits the memory of all its tensors, in MiB. At the limit, tensors without holders are evicted; without any,
+/// :class:`OverBudgetError` names the holders. ``store`` is a store to share, such as ``cotensor.connect()``; by default the
+/// manager has an embedded store. Only the daemon can set a daemon's limit.
 ///
-/// A registered tensor is writable by its producer until another model first gets it.
+/// The producer can write a registered tensor until another model first gets it.
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct TensorSharingManager {
-    manager: Own<cotensor::TensorSharingManager>,
+    manager: ProcessLocal<cotensor::TensorSharingManager>,
     store: Py<Store>,
 }
 
@@ -29,14 +31,14 @@ impl TensorSharingManager {
     pub(super) fn over(py: Python<'_>, store: Py<Store>, max_memory_mb: Option<u64>) -> PyResult<Self> {
         let inner = store.get().store(py)?;
         if let Some(mb) = max_memory_mb {
-            py.detach(|| inner.limit_memory(cotensor_core::Device::Cpu, mb.saturating_mul(1 << 20))).or_raise(py)?;
+            py.detach(|| inner.limit_memory(Device::Cpu, mb.saturating_mul(1 << 20))).or_raise(py)?;
         }
-        let manager = Own::new(cotensor::tensor_sharing_manager(inner).exposing());
+        let manager = ProcessLocal::new(cotensor::tensor_sharing_manager(inner).exposing());
         Ok(Self { manager, store })
     }
 
     fn manager(&self, py: Python<'_>) -> PyResult<&cotensor::TensorSharingManager> {
-        ours(py, "manager", &self.manager)
+        self.manager.get(py, "manager")
     }
 }
 
@@ -46,40 +48,39 @@ impl TensorSharingManager {
     #[pyo3(signature = (max_memory_mb=None, store=None))]
     fn new(
         py: Python<'_>,
-        #[pyo3(from_py_with = arg::max_memory_mb)] max_memory_mb: Option<u64>,
-        #[pyo3(from_py_with = arg::store)] store: Option<Py<Store>>,
+        #[pyo3(from_py_with = args::max_memory_mb)] max_memory_mb: Option<u64>,
+        #[pyo3(from_py_with = args::store)] store: Option<Py<Store>>,
     ) -> PyResult<Self> {
         let store = store.map_or_else(|| Py::new(py, Store::in_process()), Ok)?;
         Self::over(py, store, max_memory_mb)
     }
 
-    /// The store that the tensors lie in.
+    /// The store of the tensors.
     #[getter]
     fn store(&self, py: Python<'_>) -> Py<Store> {
         self.store.clone_ref(py)
     }
 
-    /// Registers a zeroed tensor, which ``producer_model`` (this program, unless it says otherwise) holds and may write.
-    /// ``shape`` in elements. ``consumer_models`` are those that are expected to acquire it; see
-    /// :meth:`analyze_sharing_opportunities`.
+    /// Registers a zeroed tensor. ``producer_model``, by default this program, holds it and may write it. ``shape`` is in
+    /// elements. ``consumer_models`` are expected to acquire it; see :meth:`analyze_sharing_opportunities`.
     ///
-    /// Raises :class:`ConflictError` while the name is registered and held, :class:`OverBudgetError` past the cap,
+    /// Raises :class:`ConflictError` while a tensor of that name is held, :class:`OverBudgetError` above the memory limit,
     /// :class:`UnsupportedError` for a ``storage_type`` other than ``"cpu"``.
     #[pyo3(signature = (name, shape, storage_type="cpu", producer_model=None, consumer_models=None, dtype=None))]
     #[allow(clippy::too_many_arguments, reason = "the documented call has these arguments")]
     fn register_shared_tensor(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = arg::name)] name: String,
+        #[pyo3(from_py_with = args::name)] name: String,
         shape: &Bound<'_, PyAny>,
         storage_type: &str,
-        #[pyo3(from_py_with = arg::producer_model)] producer_model: Option<String>,
-        #[pyo3(from_py_with = arg::consumer_models)] consumer_models: Option<Vec<String>>,
+        #[pyo3(from_py_with = args::producer_model)] producer_model: Option<String>,
+        #[pyo3(from_py_with = args::consumer_models)] consumer_models: Option<Vec<String>>,
         dtype: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<SharedTensor> {
         let manager = self.manager(py)?;
-        let dtype = dtype.map_or(Ok(DType::F32), arrays::dtype)?;
-        let shape = arrays::shape(shape)?;
+        let dtype = dtype.map_or(Ok(DType::F32), dtype::dtype)?;
+        let shape = dtype::shape(shape)?;
         let producer = producer_model.unwrap_or_else(|| program(py));
         let consumers = consumer_models.unwrap_or_default();
         let consumers: Vec<&str> = consumers.iter().map(String::as_str).collect();
@@ -88,31 +89,31 @@ impl TensorSharingManager {
             .map(SharedTensor::over)
     }
 
-    /// The tensor, acquired once for a model (this program, unless it says otherwise).
+    /// Acquires the tensor once for a model, by default this program.
     ///
-    /// Raises :class:`NotFoundError` when it is not registered or was freed, :class:`RefusedError` for another than its
-    /// producer where the configuration keeps it private.
+    /// Raises :class:`NotFoundError` if it is not registered or was freed, :class:`RefusedError` if the configuration keeps it
+    /// private to its producer.
     #[pyo3(signature = (name, model_name=None))]
     fn get_shared_tensor(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = arg::name)] name: String,
-        #[pyo3(from_py_with = arg::model_name)] model_name: Option<String>,
+        #[pyo3(from_py_with = args::name)] name: String,
+        #[pyo3(from_py_with = args::model_name)] model_name: Option<String>,
     ) -> PyResult<SharedTensor> {
         let manager = self.manager(py)?;
         let model = model_name.unwrap_or_else(|| program(py));
         py.detach(|| manager.get_shared_tensor(&name, &model)).or_raise(py).map(SharedTensor::over)
     }
 
-    /// A window on a registered tensor: ``size`` elements from ``offset`` on, along each dimension.
+    /// A view of a registered tensor: ``size`` elements from ``offset`` along each dimension.
     #[pyo3(signature = (tensor_name, view_name, offset, size))]
     fn create_tensor_view(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = arg::tensor_name)] tensor_name: String,
-        #[pyo3(from_py_with = arg::view_name)] view_name: String,
-        #[pyo3(from_py_with = arg::offsets)] offset: Vec<usize>,
-        #[pyo3(from_py_with = arg::size)] size: Vec<usize>,
+        #[pyo3(from_py_with = args::tensor_name)] tensor_name: String,
+        #[pyo3(from_py_with = args::view_name)] view_name: String,
+        #[pyo3(from_py_with = args::offsets)] offset: Vec<usize>,
+        #[pyo3(from_py_with = args::size)] size: Vec<usize>,
     ) -> PyResult<SharedTensorView> {
         let manager = self.manager(py)?;
         py.detach(|| manager.create_tensor_view(&tensor_name, &view_name, &offset, &size))
@@ -120,11 +121,11 @@ impl TensorSharingManager {
             .map(SharedTensorView::new)
     }
 
-    /// Acquires a tensor that ``from_model`` holds for every model of ``to_models``, or for none.
+    /// Acquires a tensor that ``from_model`` holds for every model of ``to_models``, or raises and acquires it for none.
     fn share_tensor_between_models(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = arg::tensor_name)] tensor_name: String,
+        #[pyo3(from_py_with = args::tensor_name)] tensor_name: String,
         from_model: &str,
         to_models: Vec<String>,
     ) -> PyResult<SharedTensor> {
@@ -135,17 +136,17 @@ impl TensorSharingManager {
             .map(SharedTensor::over)
     }
 
-    /// Releases everything that a model holds; how many acquires that were.
+    /// Releases all acquires of a model, and returns their number.
     fn release_model_tensors(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = arg::model_name)] model_name: String,
+        #[pyo3(from_py_with = args::model_name)] model_name: String,
     ) -> PyResult<u32> {
         let manager = self.manager(py)?;
         py.detach(|| manager.release_model_tensors(&model_name)).or_raise(py)
     }
 
-    /// Frees every tensor that nobody holds: ``initial_memory_bytes``, ``current_memory_bytes``, ``freed_memory_bytes``,
+    /// Frees every tensor without holders. Returns ``initial_memory_bytes``, ``current_memory_bytes``, ``freed_memory_bytes``,
     /// ``freed_tensors_count``, ``freed_tensors``, ``memory_reduction_percent``, ``remaining_tensor_count``.
     fn optimize_memory_usage<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let manager = self.manager(py)?;
@@ -154,40 +155,40 @@ impl TensorSharingManager {
     }
 
     /// Counters: ``total_tensors``, ``total_models``, ``memory_usage_bytes``, ``memory_usage_mb``, ``cache_hits``,
-    /// ``cache_misses``, ``hit_rate`` (0 to 1), ``models``, ``sharing_opportunities``, and what the store counts beside.
+    /// ``cache_misses``, ``hit_rate`` (0 to 1), ``models``, ``sharing_opportunities``, and the store's other counters.
     fn get_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let manager = self.manager(py)?;
         self.store.get().check(py)?;
         report(py, || serde_json::to_string(&manager.get_stats()))
     }
 
-    /// Bytes of a registered tensor.
+    /// Size of a registered tensor in bytes.
     fn get_tensor_memory_usage(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = arg::tensor_name)] tensor_name: String,
+        #[pyo3(from_py_with = args::tensor_name)] tensor_name: String,
     ) -> PyResult<usize> {
         let manager = self.manager(py)?;
         py.detach(|| manager.get_tensor_memory_usage(&tensor_name)).or_raise(py)
     }
 
-    /// Bytes of all tensors that a model holds, each counted once.
+    /// Size in bytes of all tensors that a model holds, each counted once.
     fn get_model_memory_usage(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = arg::model_name)] model_name: String,
+        #[pyo3(from_py_with = args::model_name)] model_name: String,
     ) -> PyResult<usize> {
         let manager = self.manager(py)?;
         Ok(py.detach(|| manager.get_model_memory_usage(&model_name)))
     }
 
-    /// For every registered tensor, the models that were named as its consumers and do not hold it yet.
+    /// For every registered tensor, the consumer models that do not hold it yet.
     fn analyze_sharing_opportunities(&self, py: Python<'_>) -> PyResult<BTreeMap<String, Vec<String>>> {
         let manager = self.manager(py)?;
         Ok(py.detach(|| manager.analyze_sharing_opportunities()))
     }
 
-    /// What could be saved, and where: ``largest_tensors``, ``low_reference_tensors``, ``sharing_opportunities``,
+    /// Recommendations that save memory: ``largest_tensors``, ``low_reference_tensors``, ``sharing_opportunities``,
     /// ``total_memory_mb``, ``potential_savings_mb``, ``cache_efficiency`` (0 to 1).
     fn get_optimization_recommendations<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let manager = self.manager(py)?;
@@ -195,14 +196,14 @@ impl TensorSharingManager {
         report(py, || serde_json::to_string(&manager.get_optimization_recommendations()))
     }
 
-    /// Every live tensor of the store and every one that is not published yet; and every copy with its reason.
+    /// Every live tensor of the store and every unpublished tensor; and the copies by reason.
     fn get_diagnostics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let manager = self.manager(py)?;
         self.store.get().check(py)?;
         report(py, || serde_json::to_string(&manager.get_diagnostics()))
     }
 
-    /// The same.
+    /// An alias of :meth:`get_diagnostics`.
     #[pyo3(name = "getDiagnostics")]
     fn get_diagnostics_of_js<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.get_diagnostics(py)

@@ -1,34 +1,39 @@
-//! A window on a shared tensor.
+//! A view of a shared tensor.
 
-use super::ours;
-use super::written::{Shown, shown};
-use crate::arrays::as_array;
+use super::expose::{Elements, HeldView};
+use crate::dlpack::abi::HOST;
 use crate::errors::{OrRaise, raise};
-use crate::process::Own;
+use crate::export::buffer::DlpackRequest;
+use crate::export::numpy::as_array;
+use crate::process::ProcessLocal;
 use cotensor::{Error, ErrorKind};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::PyTuple;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A window on a :class:`SharedTensor`: the same memory. It keeps the tensor alive, as a model that acquired it does, until it
-/// and every array made of it are gone, or ``release()`` is called.
+/// A view of a :class:`SharedTensor`: a part of the same memory. Like a model that acquired the tensor, it keeps the tensor alive
+/// until ``release()``, or until the view and every array made from it are dropped.
 ///
-/// What the producer writes before publishing is seen through it. Its arrays are read-only.
+/// It shows what the producer writes before publishing. Its arrays are read-only.
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct SharedTensorView {
-    view: Mutex<Option<Shown>>,
+    view: Mutex<Option<HeldView>>,
 }
 
 impl SharedTensorView {
     pub(super) fn new(view: cotensor_sharing::SharedTensorView) -> Self {
-        Self { view: Mutex::new(Some(Arc::new(Own::new(view)))) }
+        Self { view: Mutex::new(Some(Arc::new(ProcessLocal::new(view)))) }
     }
 
-    fn view(&self, py: Python<'_>) -> PyResult<Shown> {
+    fn view(&self, py: Python<'_>) -> PyResult<HeldView> {
         let view = self.view.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let view = view.ok_or_else(|| raise(py, &Error::new(ErrorKind::Conflict, "this view was released")))?;
-        ours(py, "view", &view)?;
+        view.get(py, "view")?;
         Ok(view)
+    }
+
+    fn elements(&self, py: Python<'_>) -> PyResult<Elements> {
+        Elements::of(py, &self.view(py)?, false)
     }
 }
 
@@ -58,26 +63,26 @@ impl SharedTensorView {
         Ok(self.view(py)?.layout().dtype().name())
     }
 
-    /// Bytes of its elements.
+    /// Size of the elements in bytes.
     #[getter]
     fn nbytes(&self, py: Python<'_>) -> PyResult<usize> {
         Ok(self.view(py)?.layout().size_bytes())
     }
 
-    /// A window on the window: ``size`` elements from ``offset`` on, along each dimension.
+    /// A view of this view: ``size`` elements from ``offset`` along each dimension.
     fn create_view(&self, py: Python<'_>, name: &str, offset: Vec<usize>, size: Vec<usize>) -> PyResult<Self> {
         let view = self.view(py)?;
         py.detach(|| view.create_view(name, &offset, &size)).or_raise(py).map(Self::new)
     }
 
-    /// A numpy array on the shared memory, read-only: no copy.
+    /// A read-only numpy array on the shared memory, without a copy.
     fn numpy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        shown(py, &self.view(py)?, false)?.call_method0("numpy")
+        self.elements(py)?.numpy(py)
     }
 
-    /// A torch tensor on the shared memory. Once the tensor is published, what is written in place is the writer's own.
+    /// A torch tensor on the shared memory, without a copy. After publishing, writes in place are private to this process.
     fn torch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        shown(py, &self.view(py)?, false)?.call_method0("torch")
+        self.elements(py)?.torch(py)
     }
 
     #[pyo3(signature = (dtype=None, copy=None))]
@@ -90,16 +95,24 @@ impl SharedTensorView {
         as_array(&self.numpy(py)?, dtype, copy)
     }
 
-    #[pyo3(signature = (**options))]
-    fn __dlpack__<'py>(&self, py: Python<'py>, options: Option<&Bound<'py, PyDict>>) -> PyResult<Bound<'py, PyAny>> {
-        shown(py, &self.view(py)?, false)?.call_method("__dlpack__", (), options)
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Py<PyAny>> {
+        let request = DlpackRequest::new(stream, max_version, dl_device, copy)?;
+        self.elements(py)?.dlpack(py, &request)
     }
 
     fn __dlpack_device__(&self) -> (i32, i32) {
-        (crate::dlpack::CPU, 0)
+        HOST
     }
 
-    /// Lets the tensor go now, as far as this view is concerned. Arrays that were made of it keep it.
+    /// Releases the tensor now. Arrays made from this view keep it.
     fn release(&self, py: Python<'_>) {
         let view = self.view.lock().unwrap_or_else(PoisonError::into_inner).take();
         py.detach(|| drop(view));

@@ -1,0 +1,107 @@
+"""Offering functions that may be ``async def``.
+
+::
+
+    from cotensor.async_provider import AsyncSharedTensorProvider
+
+    provider = AsyncSharedTensorProvider()
+
+    @provider.share(name="fetch")
+    async def fetch(url):
+        ...
+
+Every call of a shared function can be submitted as a task: see :class:`~cotensor.async_client.AsyncSharedTensorClient`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from typing import Any, Callable, Optional
+
+from ..errors import ConflictError, InvalidError
+from . import handlers
+from .provider import SharedTensorProvider
+
+#: Threads for functions, unless told otherwise: an ``async def`` that runs occupies one, which waits and does no more.
+WORKERS = 64
+
+
+class AsyncSharedTensorProvider(SharedTensorProvider):
+    """As a :class:`~cotensor.provider.SharedTensorProvider`; functions may be ``async def``, too.
+
+    Those run on an event loop in a thread of the provider's own (or on ``loop``, which has to be running elsewhere), as
+    many at a time as there are ``workers`` (64 unless given). One that nobody waits for any more, or whose task is
+    cancelled, gets :class:`asyncio.CancelledError` where it waits.
+    """
+
+    def __init__(
+        self,
+        server_port: Optional[int] = None,
+        *,
+        loop: Optional[asyncio.AbstractEventLoop] = None,
+        workers: Optional[int] = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(server_port, workers=WORKERS if workers is None else workers, **options)
+        if loop is not None and not isinstance(loop, asyncio.AbstractEventLoop):
+            raise InvalidError(f"loop: an event loop is expected, not {type(loop).__name__}", field="loop")
+        self._loop = loop
+        self._loop_given = loop is not None
+        self._loop_lock = threading.Lock()
+        self._loop_process = os.getpid()
+
+    def _handler(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        if handlers.is_async(function):
+            return handlers.async_handler(name, function, self._running_loop)
+        return super()._handler(name, function)
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._loop_lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                thread = threading.Thread(target=self._loop.run_forever, name="cotensor-async", daemon=True)
+                thread.start()
+            if self._loop.is_closed():
+                raise ConflictError("the event loop of this provider is closed")
+            return self._loop
+
+    async def aserve(self) -> None:
+        """Offers the functions until cancelled, then closes."""
+        starting = asyncio.get_running_loop().run_in_executor(None, self.start)
+        try:
+            await asyncio.shield(starting)
+            await asyncio.Event().wait()
+        finally:
+            # Cancelled while it starts: the thread that starts it would offer the functions after the end.
+            await asyncio.wait([starting])
+            self.close()
+
+    def close(self) -> None:
+        """Takes every function back; coroutines that run are cancelled."""
+        super().close()
+        with self._loop_lock:
+            loop, self._loop = self._loop, self._loop if self._loop_given else None
+        if loop is None or self._loop_given or self._loop_process != os.getpid() or not loop.is_running():
+            return
+
+        def end() -> None:
+            running = [task for task in asyncio.all_tasks(loop) if not task.done()]
+            for task in running:
+                task.cancel()
+            if running:
+                asyncio.ensure_future(asyncio.wait(running)).add_done_callback(lambda _: loop.stop())
+            else:
+                loop.stop()
+
+        loop.call_soon_threadsafe(end)
+
+    async def __aenter__(self) -> "AsyncSharedTensorProvider":
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self.close()
+
+
+__all__ = ["AsyncSharedTensorProvider"]

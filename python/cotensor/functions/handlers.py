@@ -1,0 +1,126 @@
+"""How a function of Python's is run for a caller."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import functools
+import inspect
+from typing import Any, Callable, Coroutine, Dict, Iterator, Optional, Tuple
+
+from .._native import Call
+from ..errors import CancelledError
+from .call_context import _current
+from .lifecycle import running
+
+#: Under this name, which no parameter has, a function is told of its call.
+CALL = "$call"
+#: How often it is asked whether anybody still waits for a coroutine, in seconds.
+ASK = 0.05
+
+
+def signature_of(function: Callable[..., Any]) -> Optional[inspect.Signature]:
+    """The function's signature; none where Python does not know it, as of some that are written in C."""
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+
+
+def check(name: str, signature: inspect.Signature, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+    """Raises :class:`TypeError` that names the argument which is missing, surplus or unknown."""
+    try:
+        signature.bind(*args, **kwargs)
+        return
+    except TypeError as error:
+        problem = str(error)
+    shown = f"{name}{signature}"
+    parameters = signature.parameters.values()
+    by_name = {parameter.name for parameter in parameters if parameter.kind is not parameter.POSITIONAL_ONLY}
+    any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    unknown = [key for key in kwargs if key not in by_name]
+    if unknown and not any_name:
+        problem = f"unknown argument {unknown[0]!r}"
+    raise TypeError(f"{shown}: {problem}") from None
+
+
+@contextlib.contextmanager
+def _telling(call: Optional[Call]) -> Iterator[None]:
+    token = _current.set(call)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def handler(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """What the provider runs: ``function``, which can ask for its call, and whose wrong arguments are named."""
+    signature = signature_of(function)
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        call = kwargs.pop(CALL, None)
+        token = _current.set(call)
+        try:
+            with running():
+                return function(*args, **kwargs)
+        except TypeError as error:
+            trace = error.__traceback__
+            # Raised by the call itself, not in the function: the signature says what is wrong.
+            if signature is not None and (trace is None or trace.tb_next is None):
+                check(name, signature, args, kwargs)
+            raise
+        finally:
+            _current.reset(token)
+
+    return run
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it gives a coroutine."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(type(function), "__call__", None))  # noqa: B004
+
+
+def async_handler(
+    name: str, function: Callable[..., Coroutine[Any, Any, Any]], loop: Callable[[], asyncio.AbstractEventLoop]
+) -> Callable[..., Any]:
+    """As :func:`handler`, of an ``async def``, which runs on the loop; it is cancelled when nobody waits any more."""
+    signature = signature_of(function)
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        call: Optional[Call] = kwargs.pop(CALL, None)
+        if signature is not None:
+            check(name, signature, args, kwargs)
+
+        async def told() -> Any:
+            with _telling(call):
+                try:
+                    return await function(*args, **kwargs)
+                except (SystemExit, KeyboardInterrupt) as error:
+                    # The function's own end, not the loop's with everything else that runs there.
+                    raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+        with running():
+            future = asyncio.run_coroutine_threadsafe(told(), loop())
+            while True:
+                try:
+                    return future.result(ASK if call is not None else None)
+                except concurrent.futures.CancelledError:
+                    raise CancelledError(f"{name} was cancelled") from None
+                except concurrent.futures.TimeoutError:
+                    if future.done():
+                        raise  # the function's own
+                    if call is not None and call.cancelled:
+                        future.cancel()
+
+    return run
+
+
+def describe(function: Callable[..., Any]) -> str:
+    """The first paragraph of a function's documentation and its signature, for lists."""
+    said = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
+    signature = signature_of(function)
+    shown = "" if signature is None else f"{getattr(function, '__name__', 'function')}{signature}"
+    return ". ".join(part.rstrip(".") for part in (said, shown) if part)

@@ -1,0 +1,99 @@
+"""What has to end before the interpreter does.
+
+Threads of the extension run Python's functions. Once the interpreter is about to end, such a thread could be stopped in
+the middle of one; so providers are closed first, and functions that run are asked to end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import threading
+import weakref
+from typing import Any, Dict, Iterator, Protocol
+
+from .. import _native
+from ..errors import CancelledError
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+    def ending(self) -> None:
+        """The interpreter ends, and this was not closed."""
+
+
+#: How long functions may take to end by themselves, and after that, once they are interrupted, in seconds.
+PATIENCE = 0.2
+INSISTENCE = 1.0
+
+_open: Dict[int, "weakref.ref[Any]"] = {}
+_process = os.getpid()
+_running: Dict[int, int] = {}
+_lock = threading.Lock()
+
+
+def opened(thing: _Closable) -> None:
+    """``thing`` is to be closed before the interpreter ends, the last one first."""
+    _open[id(thing)] = weakref.ref(thing)
+
+
+def closed(thing: _Closable) -> None:
+    """``thing`` was closed."""
+    _open.pop(id(thing), None)
+
+
+class running:
+    """A function of a provider's runs on this thread."""
+
+    __slots__ = ("_thread",)
+
+    def __enter__(self) -> None:
+        self._thread = threading.get_ident()
+        with _lock:
+            _running[self._thread] = _running.get(self._thread, 0) + 1
+
+    def __exit__(self, *exception: object) -> None:
+        with _lock:
+            left = _running[self._thread] - 1
+            if left:
+                _running[self._thread] = left
+            else:
+                del _running[self._thread]
+
+
+def _ours() -> Iterator[Any]:
+    for reference in reversed(list(_open.values())):
+        thing = reference()
+        if thing is not None:
+            yield thing
+
+
+def _close_all() -> None:
+    # A forked child has nothing of its own here until it makes it; what it inherited is its parent's.
+    if os.getpid() != _process:
+        return
+    for thing in _ours():
+        thing.ending()
+        thing.close()
+    _open.clear()
+    if _native.stop_functions(PATIENCE):
+        return
+    for thread in list(_running):
+        # Heard when the function next runs a line of Python.
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(CancelledError))
+    _native.stop_functions(INSISTENCE)
+
+
+def _forked() -> None:
+    global _process, _lock
+    _process = os.getpid()
+    _lock = threading.Lock()
+    _open.clear()
+    _running.clear()
+    _native.reset_functions()
+
+
+os.register_at_fork(after_in_child=_forked)
+atexit.register(_close_all)

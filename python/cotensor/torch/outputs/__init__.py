@@ -1,0 +1,1 @@
+"""Outputs of modules, computed once for all callers with the same module and input."""

@@ -1,0 +1,189 @@
+"""Calls of a shared module, and the two ways in which it is known what they compute."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from typing import Any, Callable, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+import torch
+
+from ..._native import Store, content_hash
+from .capture import Capture, capture, capturing
+from .environment import random_state, words
+from .inputs import check_inputs, plain, shapes, signature, strides
+from .snapshot import Snapshot
+from .tree import NotShared, describe
+
+_logger = logging.getLogger("cotensor.torch")
+#: How many graphs a module has at most. Each kind of call, and each branch that depends on a size, needs one.
+_CAPTURES_MAX = 64
+#: After how many shapes that cannot be captured a kind of call is not tried again.
+_REFUSED_MAX = 3
+
+
+class ComputedPrivately(NotShared):
+    """As :class:`NotShared`, when the output is there already."""
+
+    def __init__(self, reason: str, output: Any) -> None:
+        super().__init__(reason)
+        self.output = output
+
+
+@dataclass
+class Call:
+    """One call, in the form in which it is captured and compared."""
+
+    args: Tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    #: Args and kwargs without their tensors.
+    described: Any
+    tensors: List[torch.Tensor]
+    words: List[str]
+
+    @classmethod
+    def of(cls, args: Tuple[Any, ...], kwargs: Mapping[str, Any], parameters: Sequence[str]) -> "Call":
+        """``parameters`` are the names that the module's code gives its parameters: the order of those does not matter."""
+        ordered = {name: kwargs[name] for name in parameters if name in kwargs}
+        ordered.update(kwargs)
+        tensors: List[torch.Tensor] = []
+        described = describe([list(args), ordered], tensors)
+        check_inputs(tensors)
+        return cls(args, kwargs, described, [plain(tensor) for tensor in tensors], words())
+
+    def key(self, space: str) -> str:
+        """The key of what a module of this space computes for these inputs, in this environment."""
+        told = json.dumps([self.described, strides(self.tensors)])
+        return content_hash(space, *self.words, told, *self.tensors)
+
+
+class Captured:
+    """A module as it was at one moment, which runs as captured graphs."""
+
+    def __init__(self, module: torch.nn.Module, store: Store, name: str, vouched: Collection[str]) -> None:
+        self._snapshot = Snapshot(module, store, name)
+        self._vouched = vouched
+        self._found: Dict[Any, List[Capture]] = {}
+        self._refused: Dict[Any, Dict[Any, str]] = {}
+
+    def spaces(self) -> List[str]:
+        """Of the graphs that there are."""
+        return [one.space for captures in list(self._found.values()) for one in captures]
+
+    def function(self, call: Call) -> "_Graph":
+        """What computes this call. Raises :class:`NotShared`, with the reason, where it cannot be captured."""
+        kind = json.dumps([signature(call.described, call.tensors), call.words])
+        at = shapes(call.tensors)
+        found = self._known(kind, at)
+        if found is None:
+            with capturing():
+                found = self._known(kind, at) or self._captured(kind, at, call)
+        return _Graph(found, self._snapshot)
+
+    def _known(self, kind: str, at: Any) -> Optional[Capture]:
+        return next((one for one in self._found.get(kind, ()) if one.accepts(at)), None)
+
+    def _captured(self, kind: str, at: Any, call: Call) -> Capture:
+        refused = self._refused.setdefault(kind, {})
+        if at in refused or len(refused) >= _REFUSED_MAX:
+            raise NotShared(refused.get(at) or next(iter(refused.values())))
+        if len(self.spaces()) + sum(map(len, self._refused.values())) >= _CAPTURES_MAX:
+            raise NotShared(f"more than {_CAPTURES_MAX} kinds of calls")
+        try:
+            made = capture(self._snapshot, call.described, call.tensors, self._vouched)
+        except NotShared as error:
+            refused[at] = str(error)
+            _logger.warning("%s: calls are not shared: %s", type(self._snapshot.module).__name__, error)
+            raise
+        self._found.setdefault(kind, []).append(made)
+        return made
+
+
+class _Graph:
+    """A captured graph with its weights."""
+
+    def __init__(self, captured: Capture, snapshot: Snapshot) -> None:
+        self._captured = captured
+        self._snapshot = snapshot
+        self.space = captured.space
+
+    def compute(self, call: Call) -> Tuple[Any, List[torch.Tensor]]:
+        try:
+            tensors = self._captured.run(call.tensors)
+        except NotShared:
+            raise
+        except Exception as error:
+            raise NotShared(f"its graph failed: {type(error).__name__}") from error
+        if not self._snapshot.is_intact():
+            raise NotShared("the weights of its graph were written in place")
+        return self._captured.output, tensors
+
+    def is_unchanged(self, call: Call, key: str) -> bool:
+        return call.key(self.space) == key
+
+    def returned(self, call: Call, output: Any) -> Any:
+        """``output``, in the argument that the module fills and returns, if there is one."""
+        place = self._captured.returned
+        if place is None:
+            return output
+        target = call.args[place] if isinstance(place, int) else call.kwargs[place]
+        if isinstance(target, list):
+            target[:] = output
+        else:
+            target.clear()
+            target.update(output)
+        return target
+
+
+class Stated:
+    """A module of which the user states what it computes, by a key."""
+
+    def __init__(self, key: str, forward: Callable[..., Any], parameters: Sequence[str]) -> None:
+        self.space = content_hash("cotensor.torch: a stated key", key)
+        self._forward = forward
+        self._parameters = parameters
+
+    def spaces(self) -> List[str]:
+        return [self.space]
+
+    def function(self, call: Call) -> "Stated":
+        return self
+
+    def compute(self, call: Call) -> Tuple[Any, List[torch.Tensor]]:
+        """Runs the module itself. Exceptions of the module are raised as they are."""
+        state = random_state()
+        output = self._forward(*call.args, **call.kwargs)
+        tensors: List[torch.Tensor] = []
+        try:
+            described = describe(output, tensors)
+        except NotShared as error:
+            raise ComputedPrivately(str(error), output) from error
+        if random_state() != state:
+            raise ComputedPrivately("it draws random numbers", output)
+        if any(tensor.requires_grad for tensor in tensors):
+            raise ComputedPrivately("an output that wants gradients", output)
+        return described, tensors
+
+    def is_unchanged(self, call: Call, key: str) -> bool:
+        # The module had the caller's own arguments.
+        try:
+            return Call.of(call.args, call.kwargs, self._parameters).key(self.space) == key
+        except NotShared:
+            return False
+
+    def returned(self, call: Call, output: Any) -> Any:
+        return output
+
+
+def parts(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The module and all inside it, each once: faster than torch's own way, which makes names."""
+    seen = {id(module)}
+    waiting = [module]
+    while waiting:
+        part = waiting.pop()
+        yield part
+        for inner in part._modules.values():
+            if inner is not None and id(inner) not in seen:
+                seen.add(id(inner))
+                waiting.append(inner)

@@ -1,0 +1,1 @@
+"""The weights of modules in shared memory: published, attached, followed."""

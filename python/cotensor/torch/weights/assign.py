@@ -1,0 +1,231 @@
+"""Published tensors into a module: first what goes where, all of it checked, then all at once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from ...errors import InvalidError, UnsupportedError
+from .collect import DTYPES, Slot, slots
+from .manifest import PARAMETER, TEMPORARY, TENSOR, Manifest, TensorEntry
+
+
+@dataclass
+class Plan:
+    """For each published tensor that the module has: its number, and its places there."""
+
+    targets: List[Tuple[int, List[Slot]]] = field(default_factory=list)
+    missing: List[str] = field(default_factory=list)
+    unexpected: List[str] = field(default_factory=list)
+
+
+class Naming(NamedTuple):
+    """How published names become a module's own."""
+
+    #: Only published names that start so are meant; the module's names have it not.
+    prefix: str = ""
+    #: Regular expressions and what they are replaced by, applied in turn to what follows the prefix.
+    replaced: Tuple[Tuple["re.Pattern[str]", str], ...] = ()
+
+    def own(self, published: str) -> Optional[str]:
+        """The module's name for a published one; none where the module is not meant."""
+        if not published.startswith(self.prefix):
+            return None
+        name = published[len(self.prefix) :]
+        for pattern, replacement in self.replaced:
+            name = pattern.sub(replacement, name)
+        return name
+
+
+def naming(prefix: Any, key_mapping: Any) -> Naming:
+    """Raises :class:`InvalidError` for what are no such options."""
+    if not isinstance(prefix, str):
+        raise InvalidError(f"prefix: a text is expected, not {type(prefix).__name__}", field="prefix")
+    if key_mapping is None:
+        return Naming(prefix)
+    if not isinstance(key_mapping, Mapping):
+        raise InvalidError(f"key_mapping: a dict is expected, not {type(key_mapping).__name__}", field="key_mapping")
+    replaced = []
+    for pattern, replacement in key_mapping.items():
+        try:
+            compiled = re.compile(pattern)
+            compiled.sub(replacement, "")
+        except (TypeError, re.error) as error:
+            message = f"key_mapping: {pattern!r} to {replacement!r}: {error}"
+            raise InvalidError(message, field="key_mapping") from None
+        replaced.append((compiled, replacement))
+    return Naming(prefix, tuple(replaced))
+
+
+def renamed(manifest: Manifest, names: Naming) -> List[TensorEntry]:
+    """The published tensors under the module's names; those that are not meant have no place left.
+
+    Raises :class:`InvalidError` where two have one name then.
+    """
+    if names == Naming():
+        return manifest.tensors
+    entries = []
+    published: Dict[str, str] = {}
+    for entry in manifest.tensors:
+        kept = []
+        for place, kind in entry.places:
+            own = names.own(place)
+            if own is None:
+                continue
+            if published.setdefault(own, place) != place:
+                raise InvalidError(f"{own}: key_mapping gives {published[own]} and {place} this name", field=own)
+            kept.append((own, kind))
+        entries.append(entry._replace(places=kept))
+    return entries
+
+
+def plan(
+    module: torch.nn.Module,
+    manifest: Manifest,
+    model: str,
+    *,
+    strict: bool,
+    same_dtype: bool,
+    names: Naming = Naming(),  # noqa: B008 - immutable
+) -> Plan:
+    """Raises :class:`InvalidError` naming what does not fit. Changes nothing."""
+    own = slots(module)
+    by_name = {slot[0]: slot for slot in own}
+    tied: Dict[int, List[Slot]] = {}
+    for slot in own:
+        tied.setdefault(id(slot[2]), []).append(slot)
+    made = Plan()
+    taken: Dict[int, Tuple[int, str]] = {}
+    for index, entry in enumerate(renamed(manifest, names)):
+        # Names that are tied here to one that is published need not be.
+        found: Dict[int, str] = {}
+        for name, kind in entry.places:
+            known = by_name.get(name)
+            if known is None:
+                if kind != TEMPORARY:
+                    made.unexpected.append(name)
+                continue
+            if kind != TENSOR and (kind == PARAMETER) != (known[1] == PARAMETER):
+                raise InvalidError(f"{name}: a {known[1]} here, published as {kind}", field=name)
+            found.setdefault(id(known[2]), name)
+        for which, name in found.items():
+            tensor = by_name[name][2]
+            before = taken.setdefault(which, (index, name))
+            if before[0] != index:
+                message = f"{name}: tied to {before[1]} here, but published as another tensor"
+                raise InvalidError(message, field=name)
+            _check(name, tensor, entry.shape, entry.dtype, same_dtype)
+        if found:
+            made.targets.append((index, [slot for which in found for slot in tied[which]]))
+    for name, kind, tensor, _, _ in own:
+        if id(tensor) in taken:
+            continue
+        if kind != TEMPORARY:
+            made.missing.append(name)
+        elif tensor.is_meta:
+            raise InvalidError(f"{name}: a buffer that was not published and has no data here", field=name)
+    if strict and (made.missing or made.unexpected):
+        parts = [_listed("not published", made.missing), _listed("not in the module", made.unexpected)]
+        first = (made.missing + made.unexpected)[0]
+        kind = type(module).__name__
+        raise InvalidError(f"{model} does not fit {kind}: {'; '.join(filter(None, parts))}", field=first)
+    return made
+
+
+def _listed(what: str, names: List[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"{what}: {', '.join(names[:5])}{more}" if names else ""
+
+
+def _check(name: str, tensor: torch.Tensor, shape: Tuple[int, ...], dtype: str, same_dtype: bool) -> None:
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        if is_lazy(tensor):
+            raise InvalidError(f"{name}: it is not initialized: run the module once", field=name)
+        raise UnsupportedError(f"{name}: a {type(tensor).__name__} is more than a tensor", field=name)
+    if tensor.shape != shape:
+        raise InvalidError(f"{name}: of shape {list(tensor.shape)} here, {list(shape)} published", field=name)
+    if not (tensor.is_cpu or tensor.is_meta):
+        message = f"{name}: it is on {tensor.device}, and what is shared is the host's: to('cpu') or to('meta') first"
+        raise UnsupportedError(message, field=name)
+    if same_dtype and dtype in DTYPES and tensor.dtype != DTYPES[dtype]:
+        raise InvalidError(f"{name}: {tensor.dtype} here, published as {dtype}", field=name)
+
+
+def assign(planned: Plan, manifest: Manifest, shown: List[torch.Tensor], requires_grad: Optional[bool]) -> None:
+    """Carries out a plan; if anything fails, the module is put back as it was."""
+    undo: List[Callable[[], Any]] = []
+    try:
+        for index, found in planned.targets:
+            entry, view = manifest.tensors[index], shown[index]
+            parameters = [slot for slot in found if slot[1] == PARAMETER]
+            buffers = [slot for slot in found if slot[1] != PARAMETER]
+            if parameters:
+                grad = parameters[0][2].requires_grad if entry.places[0][1] == TENSOR else entry.requires_grad
+                grad = grad if requires_grad is None else requires_grad
+                grad = grad and view.dtype.is_floating_point
+                value = _reused(parameters, view, undo)
+                if value is None:
+                    value = torch.nn.Parameter(view, requires_grad=grad)
+                    value.__dict__.update(parameters[0][2].__dict__)
+                else:
+                    undo.append(_grad_of(value))
+                    value.requires_grad_(grad)
+                _set(parameters, value, undo)
+            if buffers:
+                plain = view.detach() if parameters else view
+                _set(buffers, _or(_reused(buffers, plain, undo), plain), undo)
+    except BaseException:
+        for back in reversed(undo):
+            back()
+        raise
+
+
+def _or(value: Optional[torch.Tensor], otherwise: torch.Tensor) -> torch.Tensor:
+    return otherwise if value is None else value
+
+
+def _reused(found: List[Slot], view: torch.Tensor, undo: List[Callable[[], Any]]) -> Optional[torch.Tensor]:
+    """The object that is there already, on the new memory: optimizers and others know it by identity."""
+    for _, kind, tensor, _, _ in found:
+        if tensor.is_meta or tensor.dtype != view.dtype or tensor.is_inference() or view.is_inference():
+            continue
+        if kind != PARAMETER and (tensor.requires_grad or tensor._base is not None):
+            continue
+        before = tensor.data
+        undo.append(_data_of(tensor, before))
+        tensor.data = view
+        return tensor
+    return None
+
+
+def _data_of(tensor: torch.Tensor, data: torch.Tensor) -> Callable[[], Any]:
+    def back() -> None:
+        tensor.data = data
+
+    return back
+
+
+def _grad_of(tensor: torch.Tensor) -> Callable[[], Any]:
+    before = tensor.requires_grad
+    return lambda: tensor.requires_grad_(before)
+
+
+def _set(found: List[Slot], value: torch.Tensor, undo: List[Callable[[], Any]]) -> None:
+    for _, kind, tensor, owner, leaf in found:
+        if tensor is value:
+            continue
+        undo.append(_attribute_of(owner, leaf, tensor))
+        if type(owner).__setattr__ is torch.nn.Module.__setattr__ and leaf in owner._parameters and kind == PARAMETER:
+            # What the attribute would do in the end, after looking at what is known here.
+            owner._parameters[leaf] = value  # type: ignore[assignment]
+        else:
+            # Some modules, such as recurrent ones, keep lists of their own.
+            setattr(owner, leaf, value)
+
+
+def _attribute_of(owner: torch.nn.Module, leaf: str, tensor: torch.Tensor) -> Callable[[], Any]:
+    return lambda: setattr(owner, leaf, tensor)

@@ -1,0 +1,46 @@
+//! Arguments of methods. A wrong type raises `InvalidError` with the argument's name.
+
+use crate::errors::raise;
+use cotensor::Error;
+use pyo3::conversion::FromPyObjectOwned;
+use pyo3::prelude::*;
+
+/// The longest `repr` that an error quotes.
+const QUOTED_CHARS_MAX: usize = 40;
+
+fn convert<'py, T: FromPyObjectOwned<'py>>(value: &Bound<'py, PyAny>, name: &str, expected: &str) -> PyResult<T> {
+    value.extract().map_err(|_| {
+        let found = match value.repr() {
+            Ok(text) if text.len().is_ok_and(|chars| chars <= QUOTED_CHARS_MAX) => text.to_string(),
+            _ => value.get_type().to_string(),
+        };
+        raise(value.py(), &Error::invalid(format!("pass {expected}, not {found}")).in_field(name))
+    })
+}
+
+/// Defines one function per argument, for `#[pyo3(from_py_with = …)]`.
+macro_rules! arguments {
+    ($($expected:literal: $($function:ident $($name:literal)?),*;)*) => {
+        $($(
+            pub(crate) fn $function<'py, T: FromPyObjectOwned<'py>>(value: &Bound<'py, PyAny>) -> PyResult<T> {
+                // The literal is the argument's name if the function has another one.
+                convert(value, [$($name,)? stringify!($function)][0], $expected)
+            }
+        )*)*
+    };
+}
+
+arguments! {
+    "a string": name, holder, kind, producer, provenance, key, client, producer_model, model_name, tensor_name,
+        view_name, model_type, task, user, text, head, dtype;
+    "True or False": keep, from_device, enable_shared_tensors, verbose;
+    "a number of seconds": recompute_seconds, timeout;
+    "a non-negative number of bytes": offset;
+    "a non-negative integer": max_memory_mb, max_shared_tensor_size, nbytes, count, max_connections, threads, max_new_tokens,
+        min_new_tokens;
+    "a list of strings": allowed_types, consumer_models, priority_list, texts;
+    "a list of non-negative integers": offsets "offset", size, shape, strides;
+    "a path": socket, cache, models;
+    "a pair of integers": id;
+    "a Store": store;
+}

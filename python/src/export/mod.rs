@@ -1,0 +1,6 @@
+//! Memory of tensors as arrays of other libraries: numpy's array interface and DLPack.
+
+pub(crate) mod buffer;
+pub(crate) mod numpy;
+pub(crate) mod private_pages;
+pub(crate) mod tensor_mapping;

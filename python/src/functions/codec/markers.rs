@@ -1,0 +1,17 @@
+//! Values that have no wire type of their own. Each crosses as a map with one reserved key.
+
+use cotensor_client::functions::{Entries, Value};
+
+/// Pickled bytes.
+pub(super) const PICKLE: &str = "$pickle";
+/// The entries of an `OrderedDict`.
+pub(super) const ORDERED_DICT: &str = "$ordered";
+/// The dtype and the value of a numpy scalar.
+pub(super) const NUMPY_SCALAR: &str = "$numpy";
+/// Keys that a program's dicts must not have.
+pub(super) const RESERVED_KEYS: [&str; 3] = [PICKLE, ORDERED_DICT, NUMPY_SCALAR];
+
+/// A map with one reserved key.
+pub(super) fn marked(key: &str, value: Value) -> Value {
+    Value::Map(Entries::from([(key.to_owned(), value)]))
+}

@@ -1,0 +1,9 @@
+//! Python values as values that cross processes, and back.
+
+#[allow(clippy::module_inception, reason = "one file for each type")]
+pub(super) mod codec;
+mod decode;
+mod encode;
+mod markers;
+pub(super) mod path;
+pub(super) mod tensor_format;

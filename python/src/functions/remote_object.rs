@@ -1,0 +1,133 @@
+//! References to objects of other processes.
+
+use super::codec::codec::Codec;
+use crate::errors::{OrRaise, raise};
+use crate::interrupt::{SignalCheck, seconds};
+use crate::process::ProcessLocal;
+use cotensor::{Error, ErrorKind};
+use cotensor_client::functions::Deadline;
+use pyo3::exceptions::PyAttributeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A reference to an object in its provider's process. Call its public methods like any object's. As an argument of a function of
+/// that provider, it becomes the object itself. The reference ends with ``release()``, with a ``with`` block, or when dropped.
+#[pyclass(frozen, weakref, module = "cotensor")]
+pub(crate) struct RemoteObject {
+    object: Mutex<Option<ProcessLocal<Arc<cotensor_client::functions::RemoteObject>>>>,
+    codec: ProcessLocal<Codec>,
+}
+
+impl RemoteObject {
+    pub(super) fn new(object: Arc<cotensor_client::functions::RemoteObject>, codec: Codec) -> Self {
+        Self { object: Mutex::new(Some(ProcessLocal::new(object))), codec: ProcessLocal::new(codec) }
+    }
+
+    /// # Errors
+    /// `Conflict` after its release and in a forked child.
+    pub(super) fn remote(&self, py: Python<'_>) -> PyResult<Arc<cotensor_client::functions::RemoteObject>> {
+        // Unlocked before `raise`, which runs Python code.
+        let found = match &*self.object.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(object) if object.is_ours() => Ok(Arc::clone(object)),
+            Some(_) => Err("this object belongs to the parent process"),
+            None => Err("this object was already released"),
+        };
+        found.map_err(|why| raise(py, &Error::new(ErrorKind::Conflict, why)))
+    }
+}
+
+#[pymethods]
+impl RemoteObject {
+    /// The epoch of its provider.
+    #[getter]
+    fn epoch(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.remote(py)?.epoch())
+    }
+
+    /// The number of this reference at its provider.
+    #[getter]
+    fn id(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.remote(py)?.number())
+    }
+
+    /// Calls a method, for at most ``timeout`` seconds.
+    #[pyo3(signature = (method, args=None, kwargs=None, *, timeout=None))]
+    fn call_method(
+        &self,
+        py: Python<'_>,
+        method: &str,
+        args: Option<&Bound<'_, PyAny>>,
+        kwargs: Option<&Bound<'_, PyDict>>,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        let object = self.remote(py)?;
+        let deadline = Deadline::from(seconds(py, timeout)?);
+        let none = PyTuple::empty(py);
+        let codec = self.codec.writing_to(object.outlet());
+        let arguments = codec.arguments(args.unwrap_or(none.as_any()), kwargs)?;
+        let signals = SignalCheck::default();
+        let outcome = py.detach(|| object.call_while(method, &arguments, deadline, &|| signals.none_raised()));
+        signals.result()?;
+        self.codec.decode(py, outcome.or_raise(py)?)
+    }
+
+    #[pyo3(signature = (method, *args, **kwargs))]
+    fn _invoke(
+        &self,
+        py: Python<'_>,
+        method: &str,
+        args: &Bound<'_, PyTuple>,
+        kwargs: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Py<PyAny>> {
+        self.call_method(py, method, Some(args.as_any()), kwargs, None)
+    }
+
+    #[pyo3(signature = (*args, **kwargs))]
+    fn __call__(
+        &self,
+        py: Python<'_>,
+        args: &Bound<'_, PyTuple>,
+        kwargs: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Py<PyAny>> {
+        self.call_method(py, "__call__", Some(args.as_any()), kwargs, None)
+    }
+
+    fn __getattr__<'py>(slf: &Bound<'py, Self>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+        if name.starts_with('_') {
+            return Err(PyAttributeError::new_err(format!("a remote object has no attribute {name:?}")));
+        }
+        let partial = slf.py().import("functools")?.getattr("partial")?;
+        partial.call1((slf.getattr("_invoke")?, name))
+    }
+
+    /// Ends the reference. A second call raises :class:`ConflictError`.
+    fn release(&self, py: Python<'_>) -> PyResult<()> {
+        let object = self.remote(py)?;
+        drop(self.object.lock().unwrap_or_else(PoisonError::into_inner).take());
+        py.detach(|| object.release()).or_raise(py)
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        // If the provider ended, its objects ended with it.
+        match self.remote(py) {
+            Ok(_) => self.release(py).or_else(|error| {
+                let conflict = py.import("cotensor.errors")?.getattr("ConflictError")?;
+                if error.matches(py, conflict)? { Ok(()) } else { Err(error) }
+            }),
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        match self.remote(py) {
+            Ok(object) => format!("<RemoteObject {} of provider {:x}>", object.number(), object.epoch()),
+            Err(_) => "<RemoteObject, released>".to_owned(),
+        }
+    }
+}

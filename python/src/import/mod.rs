@@ -1,0 +1,10 @@
+//! Arrays of other libraries: their element types, their memory, and the copy of their elements.
+
+pub(crate) mod dtype;
+mod gather;
+mod host_copy;
+mod refusal;
+pub(crate) mod source;
+
+pub(crate) use gather::gather;
+pub(crate) use host_copy::host_copy;

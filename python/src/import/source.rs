@@ -1,0 +1,227 @@
+//! An array of another library: its description, and the copy of its elements into a tensor.
+
+use super::dtype::numpy_dtype;
+use super::gather::gather;
+use super::refusal::refusal;
+use crate::dlpack::abi::{CPU, device_of, is_host};
+use crate::dlpack::from_capsule::{self, Imported};
+use crate::errors::{OrRaise, raise};
+use crate::export::tensor_mapping::lease_at;
+use crate::imports::{Numpy, Torch};
+use crate::store::lease::HeldLease;
+use cotensor::{DType, Error};
+use cotensor_core::{ContentHash, Layout};
+use cotensor_store::{CopyReason, Reservation};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::fmt::Display;
+use std::sync::Arc;
+
+/// An array of another library in host memory, kept alive.
+pub(crate) struct Source {
+    address: usize,
+    pub(crate) dtype: DType,
+    /// In elements.
+    pub(crate) shape: Vec<usize>,
+    /// In bytes.
+    strides: Vec<isize>,
+    _keep: Keep,
+}
+
+enum Keep {
+    Object(#[allow(dead_code, reason = "an owner")] Py<PyAny>),
+    Capsule(#[allow(dead_code, reason = "an owner")] Imported),
+}
+
+// SAFETY: `Imported` has a raw address and an owner that any thread may drop; the bytes are only read.
+unsafe impl Send for Keep {}
+// SAFETY: as above.
+unsafe impl Sync for Keep {}
+
+impl Source {
+    /// Describes a numpy array or an array with `__dlpack__` (torch, JAX, …). Numbers and lists become numpy arrays first.
+    ///
+    /// # Errors
+    /// `Invalid` and `Unsupported`, with `place` as the field: the argument that the array came from.
+    pub(crate) fn of(array: &Bound<'_, PyAny>, place: &dyn Display) -> PyResult<Self> {
+        let py = array.py();
+        if let Some(found) = Self::of_numpy(array, place)? {
+            return Ok(found);
+        }
+        if array.hasattr("__dlpack__")? {
+            return Self::of_dlpack(array, place);
+        }
+        let plain = array.is_instance_of::<pyo3::types::PyList>()
+            || array.is_instance_of::<pyo3::types::PyTuple>()
+            || array.is_instance_of::<pyo3::types::PyFloat>()
+            || array.is_instance_of::<pyo3::types::PyInt>()
+            || array.is_instance_of::<pyo3::types::PyBool>();
+        if plain {
+            let made = Numpy::import(py)?.asarray.bind(py).call1((array,))?;
+            if let Some(found) = Self::of_numpy(&made, place)? {
+                return Ok(found);
+            }
+        }
+        let name = array.get_type().fully_qualified_name()?.to_string();
+        let message = format!("{name} is not an array: it is not numpy's and has no __dlpack__");
+        Err(raise(py, &Error::invalid(message).in_field(place.to_string())))
+    }
+
+    /// A numpy array by its array interface. Scalars become arrays first, because their memory moves.
+    fn of_numpy(array: &Bound<'_, PyAny>, place: &dyn Display) -> PyResult<Option<Self>> {
+        let py = array.py();
+        let Some(numpy) = Numpy::imported(py)? else { return Ok(None) };
+        let array = match array.is_instance(numpy.generic.bind(py))? {
+            true => numpy.asarray.bind(py).call1((array,))?,
+            false => array.clone(),
+        };
+        if !array.is_instance(numpy.ndarray.bind(py))? {
+            return Ok(None);
+        }
+        if !array.get_type().is(&numpy.ndarray) && array.hasattr("mask")? {
+            let message = "a masked array would lose its mask: share its data and its mask, or filled()";
+            return Err(raise(py, &Error::unsupported(message).in_field(place.to_string())));
+        }
+        let dtype =
+            numpy_dtype(&array.getattr("dtype")?)?.map_err(|error| raise(py, &error.in_field(place.to_string())))?;
+        let interface = array.getattr("__array_interface__")?.cast_into::<PyDict>()?;
+        let field = |name: &str| interface.get_item(name);
+        let missing = || raise(py, &Error::invalid("an array without memory").in_field(place.to_string()));
+        let (address, _): (usize, bool) = field("data")?.ok_or_else(missing)?.extract()?;
+        let shape: Vec<usize> = field("shape")?.ok_or_else(missing)?.extract()?;
+        let strides: Vec<isize> = array.getattr("strides")?.extract()?;
+        Ok(Some(Self { address, dtype, shape, strides, _keep: Keep::Object(array.unbind()) }))
+    }
+
+    fn of_dlpack(array: &Bound<'_, PyAny>, place: &dyn Display) -> PyResult<Self> {
+        let py = array.py();
+        let refused = |error: PyErr| refusal(array, place, error);
+        // torch.Tensor.__dlpack__ takes several times as long as torch.utils.dlpack.to_dlpack.
+        let torch = Torch::imported(py)?.filter(|torch| torch.is_plain(array));
+        let torch = match torch {
+            Some(torch) if array.getattr(intern!(py, "is_cpu"))?.is_truthy()? => Some(torch),
+            _ => None,
+        };
+        let (kind, number) = if torch.is_some() { (CPU, 0) } else { device_of(array).map_err(refused)? };
+        if !is_host(kind) {
+            let message = format!(
+                "the array is on device {number} of DLPack kind {kind}, and device memory is not shared yet: \
+                 copy it to the host first, or pass from_device=True"
+            );
+            return Err(raise(py, &Error::unsupported(message).in_field(place.to_string())));
+        }
+        // A shared torch tensor has no gradient.
+        let wanted =
+            array.getattr_opt(intern!(py, "requires_grad"))?.is_some_and(|wanted| wanted.is_truthy().unwrap_or(false));
+        let array = if wanted { array.call_method0("detach")? } else { array.clone() };
+        // A capsule does not carry torch's negative bit.
+        let array = match array.getattr_opt(intern!(py, "resolve_neg"))? {
+            Some(resolve) => resolve.call0()?,
+            None => array,
+        };
+        let taken = match torch {
+            Some(torch) => torch.to_dlpack.bind(py).call1((&array,)).and_then(|capsule| from_capsule::open(&capsule)),
+            None => from_capsule::take(&array),
+        };
+        let taken = taken.map_err(refused)?;
+        let (address, dtype) = (taken.address as usize, taken.dtype);
+        let (shape, strides) = (taken.shape.clone(), taken.strides.clone());
+        Ok(Self { address, dtype, shape, strides, _keep: Keep::Capsule(taken) })
+    }
+
+    /// # Errors
+    /// `Invalid` unless dtype and shape are those of the tensor `name`.
+    pub(crate) fn fits(&self, name: &str, dtype: DType, shape: &[usize]) -> Result<(), Error> {
+        if self.dtype == dtype && self.shape == shape {
+            return Ok(());
+        }
+        let message = format!("an array {:?} of {} does not fit {shape:?} of {dtype}", self.shape, self.dtype);
+        Err(Error::invalid(message).in_field(name))
+    }
+
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.size_bytes()
+    }
+
+    /// The elements as bytes, if they are contiguous in row-major order.
+    pub(crate) fn contiguous(&self) -> Option<&[u8]> {
+        let mut expected = self.dtype.size_bytes() as isize;
+        for (&dim, &stride) in self.shape.iter().zip(&self.strides).rev() {
+            if dim != 1 && stride != expected && self.len_bytes() > 0 {
+                return None;
+            }
+            expected *= dim as isize;
+        }
+        if self.len_bytes() == 0 {
+            return Some(&[]);
+        }
+        // SAFETY: by its own description the array has its elements there, side by side, and `_keep` owns them. The caller must
+        // not write them during the call, as with every function that takes an array.
+        Some(unsafe { std::slice::from_raw_parts(self.address as *const u8, self.len_bytes()) })
+    }
+
+    /// The published tensor of which this is the whole, if no element was written in place.
+    pub(crate) fn tensor(&self) -> Option<Arc<HeldLease>> {
+        let held = lease_at(self.address)?;
+        let lease = held.lease();
+        let same = lease.dtype() == self.dtype && lease.shape() == self.shape && lease.layout().is_contiguous();
+        (same && self.contiguous().is_some()).then_some(held)
+    }
+
+    /// The content hash: equal to [`Lease::identity`](cotensor::Lease::identity) of a tensor with the same bytes.
+    pub(crate) fn identity(&self, py: Python<'_>) -> PyResult<ContentHash> {
+        let layout = Layout::contiguous(self.dtype, &self.shape).or_raise(py)?;
+        Ok(py.detach(|| match self.contiguous() {
+            Some(bytes) => layout.identity(bytes),
+            None => {
+                let mut bytes = vec![0; self.len_bytes()];
+                self.copy_to(&mut bytes);
+                layout.identity(&bytes)
+            }
+        }))
+    }
+
+    /// Whether an element is within these bytes.
+    pub(crate) fn overlaps(&self, bytes: &[u8]) -> bool {
+        let (mut first, mut last) = (self.address as isize, self.address as isize);
+        for (&dim, &stride) in self.shape.iter().zip(&self.strides) {
+            let reach = stride * dim.saturating_sub(1) as isize;
+            if reach < 0 { first += reach } else { last += reach }
+        }
+        let end = last + self.dtype.size_bytes() as isize;
+        let start = bytes.as_ptr() as isize;
+        self.len_bytes() > 0 && first < start + bytes.len() as isize && start < end
+    }
+
+    /// Copies the elements to `target`, in row-major order. `target` may overlap the array.
+    ///
+    /// # Panics
+    /// If `target` has another length than [`len_bytes`](Self::len_bytes).
+    pub(crate) fn copy_to(&self, target: &mut [u8]) {
+        assert_eq!(target.len(), self.len_bytes(), "a target of another size");
+        if self.overlaps(target) {
+            let mut own = vec![0; target.len()];
+            self.copy_to(&mut own);
+            return target.copy_from_slice(&own);
+        }
+        // SAFETY: the array's elements are where its shape and strides say, and `_keep` owns them.
+        unsafe { gather(self.address as *const u8, &self.shape, &self.strides, self.dtype.size_bytes(), target) }
+    }
+
+    /// Copies the elements into a reservation of the same dtype and shape, detached from Python. The copy is counted.
+    pub(crate) fn fill(&self, py: Python<'_>, reservation: &mut Reservation) -> PyResult<()> {
+        let overlaps = reservation.bytes().is_some_and(|target| self.overlaps(target));
+        py.detach(|| match self.contiguous() {
+            Some(bytes) if !overlaps => reservation.write(bytes, CopyReason::Put),
+            _ => {
+                let target =
+                    reservation.bytes_mut().ok_or_else(|| Error::unsupported("the host cannot write this memory"))?;
+                self.copy_to(target);
+                reservation.record_copy(CopyReason::Put, self.len_bytes());
+                Ok(())
+            }
+        })
+        .or_raise(py)
+    }
+}

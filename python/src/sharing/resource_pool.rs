@@ -1,0 +1,71 @@
+//! The models of a folder, each loaded once.
+
+use super::manager::TensorSharingManager;
+use super::pooled_model::PooledModel;
+use crate::args;
+use crate::errors::OrRaise;
+use crate::process::ProcessLocal;
+use crate::store::store::Store;
+use cotensor::{HardwarePreferences, Runtime};
+use pyo3::prelude::*;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The models in one folder, for many callers. Each model is loaded once. At most ``max_connections`` calls run at a time.
+#[pyclass(frozen, weakref, module = "cotensor")]
+pub(crate) struct ResourcePool {
+    pool: ProcessLocal<cotensor::ResourcePool>,
+    store: Py<Store>,
+}
+
+#[pymethods]
+impl ResourcePool {
+    #[new]
+    #[pyo3(signature = (models, max_connections=4, store=None, threads=None))]
+    fn new(
+        py: Python<'_>,
+        #[pyo3(from_py_with = args::models)] models: PathBuf,
+        #[pyo3(from_py_with = args::max_connections)] max_connections: usize,
+        #[pyo3(from_py_with = args::store)] store: Option<Py<Store>>,
+        #[pyo3(from_py_with = args::threads)] threads: Option<usize>,
+    ) -> PyResult<Self> {
+        let store = store.map_or_else(|| Py::new(py, Store::in_process()), Ok)?;
+        let runtime = Runtime::over(store.get().store(py)?, threads);
+        let pool = cotensor::ResourcePool::new(runtime, models, max_connections).or_raise(py)?;
+        Ok(Self { pool: ProcessLocal::new(pool), store })
+    }
+
+    /// The store of weights and results.
+    #[getter]
+    fn store(&self, py: Python<'_>) -> Py<Store> {
+        self.store.clone_ref(py)
+    }
+
+    /// A manager of the tensors in the pool's store. It limits the store to ``max_memory_mb`` MiB, weights included.
+    #[pyo3(signature = (max_memory_mb=None))]
+    fn setup_tensor_sharing(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = args::max_memory_mb)] max_memory_mb: Option<u64>,
+    ) -> PyResult<TensorSharingManager> {
+        self.pool.get(py, "pool")?;
+        TensorSharingManager::over(py, self.store.clone_ref(py), max_memory_mb)
+    }
+
+    /// The model in the folder ``model_name``, on the first available device of ``priority_list``. ``model_type`` is a kind
+    /// (``text_embedding``), a modality (``text``) or a family (``bert``), which the model has to match.
+    #[pyo3(signature = (model_type, model_name, priority_list=None))]
+    fn get_model(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = args::model_type)] model_type: String,
+        #[pyo3(from_py_with = args::model_name)] model_name: String,
+        #[pyo3(from_py_with = args::priority_list)] priority_list: Option<Vec<String>>,
+    ) -> PyResult<PooledModel> {
+        let pool = self.pool.get(py, "pool")?;
+        let preferences = priority_list
+            .map_or_else(HardwarePreferences::default, |priority_list| HardwarePreferences { priority_list });
+        let model = py.detach(|| pool.get_model(&model_type, &model_name, &preferences)).or_raise(py)?;
+        Ok(PooledModel::new(model, Arc::clone(pool.runtime().store())))
+    }
+}

@@ -1,0 +1,261 @@
+//! An unpublished tensor.
+
+use super::tensor::Tensor;
+use crate::errors::{OrRaise, raise};
+use crate::export::buffer::{Buffer, DlpackRequest, KeepAlive};
+use crate::import::source::Source;
+use crate::process::ProcessLocal;
+use cotensor::{Error, ErrorKind, Lease, Store};
+use cotensor_core::Layout;
+use cotensor_store::{CopyReason, Reservation};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// An unpublished tensor, which only this process can access. Write it in place: ``numpy.asarray(builder)``,
+/// ``torch.from_dlpack(builder)``. ``publish()`` makes it immutable and visible. So does leaving a ``with`` block without an
+/// exception.
+///
+/// Arrays of a builder stay valid after publishing. Later writes through them are private to this process.
+#[pyclass(frozen, weakref, module = "cotensor")]
+pub(crate) struct TensorBuilder {
+    name: String,
+    layout: Layout,
+    memory: Arc<Memory>,
+    store: ProcessLocal<Arc<dyn Store>>,
+}
+
+/// The memory that the arrays of a builder show.
+struct Memory {
+    address: NonNull<u8>,
+    state: Mutex<State>,
+    /// Keeps the address valid in every state.
+    _address: KeepAlive,
+}
+
+enum State {
+    Open(ProcessLocal<Reservation>),
+    /// The memory lives as long as the lease; see [`Store::reserve_aliased`].
+    Published(#[allow(dead_code, reason = "an owner")] ProcessLocal<Lease>),
+    /// Arrays may still show the memory.
+    Discarded(#[allow(dead_code, reason = "an owner")] ProcessLocal<Reservation>),
+    /// A thread copies an array into it.
+    Writing,
+    Failed,
+}
+
+// SAFETY: an address and its owner; code that writes there is responsible for races, as with any array.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl State {
+    /// Why the tensor cannot be written or published in this state.
+    fn conflict(&self) -> &'static str {
+        match self {
+            State::Open(_) => "it belongs to the parent process",
+            State::Published(_) => "it is already published",
+            State::Discarded(_) => "it was discarded",
+            State::Writing => "another thread writes it",
+            State::Failed => "an attempt to publish it failed",
+        }
+    }
+}
+
+impl TensorBuilder {
+    /// # Errors
+    /// `Unsupported` for memory that the host cannot write, or that does not outlive its tensor.
+    pub(super) fn new(mut reservation: Reservation, store: Arc<dyn Store>) -> Result<Self, Error> {
+        let (name, layout) = (reservation.name().to_owned(), reservation.layout().clone());
+        let bytes = reservation.bytes_mut().ok_or_else(|| Error::unsupported("the host cannot write this memory"))?;
+        let address = NonNull::from(bytes).cast();
+        let unkept = || Error::unsupported("the store's memory does not outlive its tensors");
+        let _address = reservation.pin_address().ok_or_else(unkept)?;
+        let state = Mutex::new(State::Open(ProcessLocal::new(reservation)));
+        Ok(Self {
+            name,
+            layout,
+            memory: Arc::new(Memory { address, state, _address }),
+            store: ProcessLocal::new(store),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.memory.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn conflict(&self, py: Python<'_>, why: &str) -> PyErr {
+        raise(py, &Error::new(ErrorKind::Conflict, format!("{}: {why}", self.name)))
+    }
+
+    /// Takes the reservation out and leaves `next` as the state.
+    fn take(&self, py: Python<'_>, next: State) -> PyResult<ProcessLocal<Reservation>> {
+        let taken = {
+            let mut state = self.state();
+            match std::mem::replace(&mut *state, next) {
+                State::Open(reservation) if reservation.is_ours() => Ok(reservation),
+                other => {
+                    let why = other.conflict();
+                    *state = other;
+                    Err(why)
+                }
+            }
+        };
+        taken.map_err(|why| self.conflict(py, why))
+    }
+
+    /// Takes the reservation out to publish it. [`set_published`](Self::set_published) has to follow.
+    ///
+    /// # Errors
+    /// `Conflict` unless the tensor is unpublished and this process's own.
+    pub(super) fn take_reservation(&self, py: Python<'_>) -> PyResult<Reservation> {
+        Ok(self.take(py, State::Failed)?.into_inner())
+    }
+
+    /// Keeps the memory as long as the lease of the published tensor.
+    pub(super) fn set_published(&self, lease: &Lease) -> Result<(), Error> {
+        *self.state() = State::Published(ProcessLocal::new(lease.try_clone()?));
+        Ok(())
+    }
+
+    fn buffer(&self) -> Buffer {
+        Buffer::writable(self.memory.address, self.layout.clone(), Arc::clone(&self.memory) as KeepAlive)
+    }
+}
+
+#[pymethods]
+impl TensorBuilder {
+    /// The name to publish under.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Dimensions, in elements.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.layout.shape())
+    }
+
+    /// The element type's name.
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.layout.dtype().name()
+    }
+
+    /// Size of the elements in bytes.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.layout.size_bytes()
+    }
+
+    /// The address of the first element.
+    #[getter]
+    fn data_ptr(&self) -> usize {
+        self.memory.address.as_ptr() as usize
+    }
+
+    /// Whether the tensor is published.
+    #[getter]
+    fn published(&self) -> bool {
+        matches!(*self.state(), State::Published(_))
+    }
+
+    /// A writable numpy array on the memory. bfloat16 needs ml_dtypes.
+    fn numpy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.buffer().numpy(py)
+    }
+
+    /// A torch tensor on the memory.
+    fn torch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.buffer().torch(py)
+    }
+
+    /// Copies an array of the same dtype and shape into the memory.
+    fn write(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<()> {
+        let source = Source::of(array, &"array")?;
+        source.fits(&self.name, self.layout.dtype(), self.layout.shape()).or_raise(py)?;
+        // No lock is held while the thread is detached from Python: other threads read the state meanwhile.
+        let mut reservation = self.take(py, State::Writing)?;
+        let outcome = source.fill(py, &mut reservation);
+        *self.state() = State::Open(reservation);
+        outcome
+    }
+
+    /// Counts ``nbytes`` bytes that the caller copied into the memory through an array.
+    fn record_copy(&self, py: Python<'_>, nbytes: usize) -> PyResult<()> {
+        let counted = match &*self.state() {
+            State::Open(reservation) if reservation.is_ours() => {
+                reservation.record_copy(CopyReason::Put, nbytes);
+                Ok(())
+            }
+            other => Err(other.conflict()),
+        };
+        counted.map_err(|why| self.conflict(py, why))
+    }
+
+    /// Makes the tensor immutable and visible under its name. Returns it, leased.
+    fn publish(&self, py: Python<'_>) -> PyResult<Tensor> {
+        let reservation = self.take_reservation(py)?;
+        let lease = py.detach(|| reservation.publish()).or_raise(py)?;
+        self.set_published(&lease).or_raise(py)?;
+        Ok(Tensor::new(lease, Arc::clone(&self.store)))
+    }
+
+    /// Discards the tensor without publishing it.
+    fn discard(&self, py: Python<'_>) -> PyResult<()> {
+        let reservation = self.take(py, State::Failed)?;
+        *self.state() = State::Discarded(reservation);
+        Ok(())
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (kind=None, _value=None, _trace=None))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: Option<&Bound<'_, PyAny>>,
+        _value: Option<&Bound<'_, PyAny>>,
+        _trace: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        if !matches!(*self.state(), State::Open(_)) {
+            return Ok(());
+        }
+        if kind.is_none() { self.publish(py).map(drop) } else { self.discard(py) }
+    }
+
+    #[getter]
+    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.buffer().interface(py)
+    }
+
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Py<PyAny>> {
+        DlpackRequest::new(stream, max_version, dl_device, copy)?.of_unpublished(py, self.buffer())
+    }
+
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        crate::dlpack::abi::HOST
+    }
+
+    fn __repr__(&self) -> String {
+        let dims = self.layout.shape().iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+        let state = match &*self.state() {
+            State::Open(_) | State::Writing => "unpublished",
+            State::Published(_) => "published",
+            State::Discarded(_) | State::Failed => "discarded",
+        };
+        format!("<TensorBuilder {:?}, {}[{dims}], {} bytes, {state}>", self.name, self.layout.dtype(), self.nbytes())
+    }
+}

@@ -1,0 +1,19 @@
+//! The store, and the tensors that come from it: one file for each class.
+
+pub(crate) mod backend;
+pub(crate) mod builder;
+mod claim;
+pub(crate) mod embedded;
+pub(crate) mod holder;
+mod index;
+pub(crate) mod key;
+pub(crate) mod lease;
+pub(crate) mod lookup;
+pub(crate) mod manifest;
+mod options;
+mod pickle;
+pub(crate) mod report;
+#[allow(clippy::module_inception, reason = "one file for each class")]
+pub(crate) mod store;
+pub(crate) mod tensor;
+pub(crate) mod ticket;

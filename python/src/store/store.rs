@@ -1,0 +1,395 @@
+//! The class `Store`.
+
+use super::backend::{Backend, BackendCell};
+use super::builder::TensorBuilder;
+use super::claim::{Claimed, claim};
+use super::holder::{holder as holder_of, program};
+use super::options::TensorOptions;
+use super::pickle::{self, Reduced};
+use super::report::report;
+use super::tensor::Tensor;
+use crate::args;
+use crate::errors::{OrRaise, raise};
+use crate::import::dtype;
+use crate::import::host_copy;
+use crate::import::source::Source;
+use crate::interrupt::seconds;
+use cotensor::{DType, EmbeddedStore, Error, ErrorKind, Kind, SharingConfig};
+use cotensor_client::ClientStore;
+use cotensor_client::protocol as p;
+use cotensor_core::Device;
+use cotensor_memory::{EmbeddedMemory, PackCache};
+use cotensor_store::{CopyReason, Diagnostics, TensorId};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A store keeps tensors by name and leases them.
+///
+/// ``Store()`` is inside this process. ``cotensor.connect()`` returns the daemon's store, which all processes of this user share.
+/// Both have the same methods, and any thread may call them.
+///
+/// In a forked child, a store of the daemon connects again on first use. A store inside the parent raises
+/// :class:`ConflictError`.
+#[pyclass(frozen, weakref, module = "cotensor")]
+pub(crate) struct Store {
+    backend: BackendCell,
+}
+
+impl Store {
+    pub(crate) fn new(backend: Backend) -> Self {
+        Self { backend: BackendCell::new(backend) }
+    }
+
+    /// An embedded store without limits.
+    pub(crate) fn in_process() -> Self {
+        Self::new(Backend::Embedded(EmbeddedStore::builder().memory(Arc::new(EmbeddedMemory::default())).build()))
+    }
+
+    fn backend(&self, py: Python<'_>) -> PyResult<Backend> {
+        self.backend.get().or_raise(py)
+    }
+
+    pub(crate) fn store(&self, py: Python<'_>) -> PyResult<Arc<dyn cotensor::Store>> {
+        Ok(self.backend(py)?.store())
+    }
+
+    /// The connection to the daemon.
+    ///
+    /// # Errors
+    /// `Unsupported` for an embedded store.
+    pub(crate) fn client_store(&self, py: Python<'_>) -> PyResult<Arc<ClientStore>> {
+        match self.backend(py)? {
+            Backend::Client(store) => Ok(store),
+            Backend::Embedded(_) => {
+                let message = "an embedded store has no functions of other processes: use cotensor.connect()";
+                Err(raise(py, &Error::unsupported(message)))
+            }
+        }
+    }
+
+    /// A report as dicts and lists: the daemon's by its method `M`, an embedded store's by `embedded`.
+    fn reported<'py, M: p::Method<Params = p::Empty, Result = p::Report>>(
+        &self,
+        py: Python<'py>,
+        embedded: fn(&dyn cotensor::Store) -> serde_json::Result<serde_json::Value>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let backend = self.backend(py)?;
+        let value = py.detach(|| match &backend {
+            Backend::Client(store) => store.report::<M, serde_json::Value>(),
+            Backend::Embedded(store) => embedded(&**store).map_err(|error| Error::corrupt(error.to_string())),
+        });
+        let value = value.or_raise(py)?;
+        report(py, || serde_json::to_string(&value))
+    }
+
+    /// # Errors
+    /// `Io` when the daemon does not answer.
+    pub(crate) fn check(&self, py: Python<'_>) -> PyResult<()> {
+        match self.backend(py)? {
+            Backend::Client(store) => py.detach(|| store.ask::<p::Ping>(&p::Empty {})).or_raise(py).map(drop),
+            Backend::Embedded(_) => Ok(()),
+        }
+    }
+}
+
+#[pymethods]
+impl Store {
+    /// A store inside this process.
+    ///
+    /// ``max_memory_mb`` limits the memory of all its tensors together, in MiB. ``cache`` is a folder that keeps weights for
+    /// other processes and later runs. ``allowed_types`` (kinds), ``max_shared_tensor_size`` (bytes) and
+    /// ``enable_shared_tensors`` restrict which tensors it shares; it refuses the others.
+    #[new]
+    #[pyo3(signature = (*, max_memory_mb=None, cache=None, enable_shared_tensors=true, allowed_types=None, max_shared_tensor_size=None))]
+    fn create(
+        py: Python<'_>,
+        #[pyo3(from_py_with = args::max_memory_mb)] max_memory_mb: Option<u64>,
+        #[pyo3(from_py_with = args::cache)] cache: Option<PathBuf>,
+        #[pyo3(from_py_with = args::enable_shared_tensors)] enable_shared_tensors: bool,
+        #[pyo3(from_py_with = args::allowed_types)] allowed_types: Option<Vec<String>>,
+        #[pyo3(from_py_with = args::max_shared_tensor_size)] max_shared_tensor_size: Option<u64>,
+    ) -> PyResult<Self> {
+        let kinds =
+            allowed_types.map(|kinds| kinds.iter().map(|kind| kind.parse::<Kind>()).collect::<Result<Vec<_>, _>>());
+        let allowed_types = kinds.transpose().map_err(|error| error.in_field("allowed_types")).or_raise(py)?;
+        let sharing = SharingConfig {
+            enable_shared_tensors,
+            allowed_types,
+            max_shared_tensor_size_bytes: max_shared_tensor_size,
+        };
+        let mut builder = EmbeddedStore::builder().memory(Arc::new(EmbeddedMemory::default())).config(sharing);
+        if let Some(mb) = max_memory_mb {
+            builder = builder.max_memory_bytes(mb.saturating_mul(1 << 20));
+        }
+        if let Some(folder) = cache {
+            builder = builder.cache(Arc::new(PackCache::open(&folder).or_raise(py)?));
+        }
+        Ok(Self::new(Backend::Embedded(builder.build())))
+    }
+
+    /// Connects to the daemon's store. ``socket`` is the daemon's socket: by default ``COTENSOR_SOCKET``, else the default path.
+    /// ``client`` names this process in reports. The daemon has to answer within ``timeout`` seconds.
+    #[staticmethod]
+    #[pyo3(signature = (socket=None, *, client=None, timeout=None))]
+    fn connect(
+        py: Python<'_>,
+        #[pyo3(from_py_with = args::socket)] socket: Option<PathBuf>,
+        #[pyo3(from_py_with = args::client)] client: Option<String>,
+        #[pyo3(from_py_with = args::timeout)] timeout: Option<f64>,
+    ) -> PyResult<Self> {
+        let timeout = seconds(py, timeout)?.unwrap_or(Duration::MAX);
+        let client = client.unwrap_or_else(|| program(py));
+        let socket =
+            socket.or_else(|| std::env::var_os("COTENSOR_SOCKET").filter(|path| !path.is_empty()).map(PathBuf::from));
+        let store = py.detach(|| ClientStore::connect_within(socket.as_deref(), &client, timeout)).or_raise(py)?;
+        Ok(Self::new(Backend::Client(store)))
+    }
+
+    /// The daemon's socket; ``None`` for a store inside this process.
+    #[getter]
+    fn socket(&self, py: Python<'_>) -> PyResult<Option<PathBuf>> {
+        Ok(match self.backend(py)? {
+            Backend::Client(store) => Some(store.socket().to_path_buf()),
+            Backend::Embedded(_) => None,
+        })
+    }
+
+    /// This process's name in the daemon's reports; ``None`` for a store inside this process.
+    #[getter]
+    fn client(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        Ok(match self.backend(py)? {
+            Backend::Client(store) => Some(store.client().to_owned()),
+            Backend::Embedded(_) => None,
+        })
+    }
+
+    /// The identity of the daemon; ``None`` for a store inside this process. Every daemon has another one, also at the same
+    /// socket. A handle of a tensor is valid with one daemon only.
+    #[getter]
+    fn epoch(&self, py: Python<'_>) -> PyResult<Option<u64>> {
+        Ok(match self.backend(py)? {
+            Backend::Client(store) => Some(store.epoch()),
+            Backend::Embedded(_) => None,
+        })
+    }
+
+    /// Pickles a handle for other processes of this user. A process that opens it makes its own connection.
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Reduced<'py>> {
+        match self.backend(py)? {
+            Backend::Client(store) => pickle::reduce_store(py, &store),
+            Backend::Embedded(_) => {
+                let message = "an embedded store cannot be sent: use the daemon's, cotensor.connect()";
+                Err(raise(py, &Error::unsupported(message)))
+            }
+        }
+    }
+
+    /// Leases the newest version of ``name`` for ``holder``, by default this program.
+    #[pyo3(signature = (name, holder=None))]
+    fn get(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = args::name)] name: String,
+        #[pyo3(from_py_with = args::holder)] holder: Option<String>,
+    ) -> PyResult<Tensor> {
+        let store = self.store(py)?;
+        let holder = holder_of(py, &store, holder.as_deref());
+        let lease = py.detach(|| store.get(&name, &holder)).or_raise(py)?;
+        Ok(Tensor::new(lease, store))
+    }
+
+    /// Leases one version by its ``id``.
+    #[pyo3(signature = (id, holder=None))]
+    fn lease(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = args::id)] id: (u64, u64),
+        #[pyo3(from_py_with = args::holder)] holder: Option<String>,
+    ) -> PyResult<Tensor> {
+        let store = self.store(py)?;
+        let holder = holder_of(py, &store, holder.as_deref());
+        let id = TensorId { slot: id.0, version: id.1 };
+        let lease = py.detach(|| store.lease(id, &holder)).or_raise(py)?;
+        Ok(Tensor::new(lease, store))
+    }
+
+    /// Publishes an array under ``name``, with one counted copy for any strides. Publishing again makes a new version; leases of
+    /// the earlier version stay valid.
+    ///
+    /// With ``keep``, the tensor stays without leases until it is removed or evicted. Eviction starts with tensors of few
+    /// ``recompute_seconds`` per byte. Without ``keep``, the tensor is freed with its last lease. ``from_device`` permits an array
+    /// on a device, which is copied to the host first.
+    #[pyo3(signature = (name, array, *, holder=None, kind=None, producer=None, keep=true, recompute_seconds=0.0, provenance=None, from_device=false))]
+    #[allow(clippy::too_many_arguments, reason = "options by keyword")]
+    fn put(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = args::name)] name: String,
+        array: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = args::holder)] holder: Option<String>,
+        #[pyo3(from_py_with = args::kind)] kind: Option<String>,
+        #[pyo3(from_py_with = args::producer)] producer: Option<String>,
+        #[pyo3(from_py_with = args::keep)] keep: bool,
+        #[pyo3(from_py_with = args::recompute_seconds)] recompute_seconds: f64,
+        #[pyo3(from_py_with = args::provenance)] provenance: Option<String>,
+        #[pyo3(from_py_with = args::from_device)] from_device: bool,
+    ) -> PyResult<Tensor> {
+        let store = self.store(py)?;
+        let options = TensorOptions { holder, kind, producer, keep, recompute_seconds, provenance };
+        let host = if from_device { host_copy(array)? } else { None };
+        let source = Source::of(host.as_ref().unwrap_or(array), &"array")?;
+        let spec = options.spec(py, &name, source.dtype, &source.shape)?;
+        let holder = holder_of(py, &store, options.holder.as_deref());
+        let mut reservation = py.detach(|| store.reserve(spec, &holder)).or_raise(py)?;
+        source.fill(py, &mut reservation)?;
+        if host.is_some() {
+            reservation.record_copy(CopyReason::DeviceTransfer, source.len_bytes());
+        }
+        drop(source);
+        let lease = py.detach(|| reservation.publish()).or_raise(py)?;
+        Ok(Tensor::new(lease, store))
+    }
+
+    /// Returns an unpublished, zeroed tensor to write in place and publish without a copy. Options as for :meth:`put`.
+    #[pyo3(signature = (name, shape, dtype=None, *, holder=None, kind=None, producer=None, keep=true, recompute_seconds=0.0, provenance=None))]
+    #[allow(clippy::too_many_arguments, reason = "options by keyword")]
+    fn empty(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = args::name)] name: String,
+        shape: &Bound<'_, PyAny>,
+        dtype: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = args::holder)] holder: Option<String>,
+        #[pyo3(from_py_with = args::kind)] kind: Option<String>,
+        #[pyo3(from_py_with = args::producer)] producer: Option<String>,
+        #[pyo3(from_py_with = args::keep)] keep: bool,
+        #[pyo3(from_py_with = args::recompute_seconds)] recompute_seconds: f64,
+        #[pyo3(from_py_with = args::provenance)] provenance: Option<String>,
+    ) -> PyResult<TensorBuilder> {
+        let store = self.store(py)?;
+        let options = TensorOptions { holder, kind, producer, keep, recompute_seconds, provenance };
+        let dtype = dtype.map_or(Ok(DType::F32), dtype::dtype)?;
+        let spec = options.spec(py, &name, dtype, &dtype::shape(shape)?)?;
+        let holder = holder_of(py, &store, options.holder.as_deref());
+        let reservation = py.detach(|| store.reserve_aliased(spec, &holder)).or_raise(py)?;
+        TensorBuilder::new(reservation, store).or_raise(py)
+    }
+
+    /// Claims the computation ``key`` (64 hexadecimal digits, see :func:`content_hash`). Returns its results, leased, if they are
+    /// published. Otherwise the first caller gets a :class:`Ticket` to compute them, and later callers wait for the results.
+    /// Raises :class:`TimedOutError` after ``timeout`` seconds of waiting; without ``timeout`` there is no limit.
+    #[pyo3(signature = (key, holder=None, timeout=None))]
+    fn claim(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = args::key)] key: String,
+        #[pyo3(from_py_with = args::holder)] holder: Option<String>,
+        #[pyo3(from_py_with = args::timeout)] timeout: Option<f64>,
+    ) -> PyResult<Claimed> {
+        let store = self.store(py)?;
+        let holder = holder_of(py, &store, holder.as_deref());
+        let timeout = seconds(py, timeout)?;
+        claim(py, store, &key, holder, timeout)
+    }
+
+    /// Removes ``name`` from the store. Existing leases stay valid; the memory is freed with the last one.
+    fn remove(&self, py: Python<'_>, #[pyo3(from_py_with = args::name)] name: String) -> PyResult<()> {
+        let store = self.store(py)?;
+        py.detach(|| store.remove(&name)).or_raise(py)
+    }
+
+    fn __contains__(&self, py: Python<'_>, #[pyo3(from_py_with = args::name)] name: String) -> PyResult<bool> {
+        let store = self.store(py)?;
+        let holder = holder_of(py, &store, None);
+        match py.detach(|| store.get(&name, &holder).map(drop)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            outcome => outcome.or_raise(py).map(|()| true),
+        }
+    }
+
+    /// The published names in order.
+    fn names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        let backend = self.backend(py)?;
+        let found = py.detach(|| match &backend {
+            Backend::Client(store) => store.report::<p::Diagnostics, Diagnostics>(),
+            Backend::Embedded(store) => Ok(cotensor::StoreReports::diagnostics(&**store)),
+        });
+        let mut names: Vec<_> = found.or_raise(py)?.tensors.into_iter().map(|tensor| tensor.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        Ok(names)
+    }
+
+    /// Counters: tensors, bytes, hits and misses, copies by reason, evictions.
+    fn get_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.reported::<p::Stats>(py, |store| serde_json::to_value(store.stats()))
+    }
+
+    /// Every tensor with its holders, bytes, device, age and hits; and the copies by reason.
+    fn get_diagnostics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.reported::<p::Diagnostics>(py, |store| serde_json::to_value(store.diagnostics()))
+    }
+
+    /// Recommendations that save memory.
+    fn get_recommendations<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.reported::<p::Recommendations>(py, |store| serde_json::to_value(store.recommendations()))
+    }
+
+    /// Frees every tensor without a lease, and reports the freed bytes.
+    fn optimize_memory_usage<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.reported::<p::Optimize>(py, |store| serde_json::to_value(store.optimize()))
+    }
+
+    /// Sets the memory limit of an embedded store, in MiB. `cotensor serve --max-memory` sets a daemon's.
+    fn limit_memory(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = args::max_memory_mb)] max_memory_mb: u64,
+    ) -> PyResult<()> {
+        let store = self.store(py)?;
+        py.detach(|| store.limit_memory(Device::Cpu, max_memory_mb.saturating_mul(1 << 20))).or_raise(py)
+    }
+
+    /// Prefaults memory for ``count`` tensors of ``nbytes`` bytes, so that a later ``put`` of each takes only the time of the copy.
+    /// Call it while the program is idle. Returns the number of tensors that the memory limit admits.
+    #[pyo3(signature = (nbytes, count=1))]
+    fn prefault(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = args::nbytes)] nbytes: usize,
+        #[pyo3(from_py_with = args::count)] count: usize,
+    ) -> PyResult<usize> {
+        let store = self.store(py)?;
+        py.detach(|| store.prefault(Device::Cpu, nbytes, count)).or_raise(py)
+    }
+
+    /// Closes the store. The connection to a daemon stays open until the last tensor or array from it is dropped: its leases keep
+    /// that memory.
+    fn close(&self, py: Python<'_>) {
+        let backend = self.backend.take();
+        py.detach(|| drop(backend));
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+        self.close(py);
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        match self.backend(py) {
+            Ok(Backend::Client(store)) => format!("<Store of the daemon at {}>", store.socket().display()),
+            Ok(Backend::Embedded(store)) => {
+                let stats = cotensor::StoreReports::stats(&*store);
+                format!("<Store in this process, {} tensors, {} bytes>", stats.total_tensors, stats.memory_usage_bytes)
+            }
+            Err(_) => "<Store, closed>".to_owned(),
+        }
+    }
+}
