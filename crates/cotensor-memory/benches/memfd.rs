@@ -1,4 +1,4 @@
-//! What shared memory costs: new, made ready, and used again. Prints the best and the median of several rounds.
+//! The cost of shared memory: new, prefaulted and reused. Prints the best and the median of several rounds.
 
 use cotensor_core::{HeapMemory, Memory, Segment, SegmentMut};
 use cotensor_memory::{Guarantee, MemfdMemory, MemfdMut, MemfdPool, SealedMemfd, Slab, copy_parallel};
@@ -21,29 +21,33 @@ fn main() {
     report("new memfd: copy and publish", || (), |()| publish(&MemfdMemory, &source));
     let pool = MemfdPool::new(2 * LEN);
     report("prefaulted pool: copy and publish", || pool.prefault(LEN, 1), |_| publish(&pool, &source));
+    // The pause gives the prefault thread the time that a program takes to compute the next tensor.
+    let pause = || std::thread::sleep(Duration::from_millis(200));
+    report("series from a pool, with pauses", pause, |()| publish(&pool, &source));
+    report("series from a pool, without pauses", || (), |()| publish(&pool, &source));
     let slab = Slab::create(LEN).expect("memory for a slab");
     report("slab, first use: copy and publish", || Slab::create(LEN), |slab| publish(&slab.expect("memory"), &source));
-    report("slab, used again: copy and publish", || (), |()| publish(&slab, &source));
+    report("slab, reused: copy and publish", || (), |()| publish(&slab, &source));
     drop(slab);
 
-    report("making a memfd", || (), |()| MemfdMut::create(LEN));
-    report("making a memfd and prefaulting it", || (), |()| MemfdMut::create(LEN).map(|memfd| memfd.prefault()));
+    report("creating a memfd", || (), |()| MemfdMut::create(LEN));
+    report("creating and prefaulting a memfd", || (), |()| MemfdMut::create(LEN).map(|memfd| memfd.prefault()));
     let full = || {
         let mut memfd = MemfdMut::create(LEN).expect("memory");
-        memfd.write_at(0, &source).expect("it is as long");
+        memfd.write_at(0, &source).expect("equal lengths");
         memfd
     };
-    report("giving a memfd back to the system", full, drop);
+    report("freeing a memfd", full, drop);
     report("sealing", full, |memfd| memfd.seal());
-    let sealed = full().seal().expect("nobody else writes it");
+    let sealed = full().seal().expect("no other mapping");
     let receive = || {
         let fd = sealed.fd().expect("a memfd").try_clone_to_owned().expect("a descriptor");
-        SealedMemfd::open(fd, LEN, Guarantee::Immutable).expect("it is sealed")
+        SealedMemfd::open(fd, LEN, Guarantee::Immutable).expect("a sealed memfd")
     };
     report("receiving: check and map", || (), |()| receive());
-    report("receiving: reading all of it first", receive, |received| sum(received.bytes().unwrap_or_default()));
+    report("receiving: first read", receive, |received| sum(received.bytes().unwrap_or_default()));
     let again = receive();
-    report("receiving: reading it again", || (), |()| sum(again.bytes().unwrap_or_default()));
+    report("receiving: second read", || (), |()| sum(again.bytes().unwrap_or_default()));
 
     small();
 }
@@ -57,7 +61,7 @@ fn sum(bytes: &[u8]) -> u64 {
     words.fold(0, u64::wrapping_add)
 }
 
-/// Times `work` on what `prepare` makes; dropping the result is not counted.
+/// Times `work` on the result of `prepare`. The time to drop its own result does not count.
 fn report<T, R>(what: &str, mut prepare: impl FnMut() -> T, mut work: impl FnMut(T) -> R) {
     let mut times: Vec<Duration> = (0..ROUNDS)
         .map(|_| {
@@ -74,7 +78,7 @@ fn report<T, R>(what: &str, mut prepare: impl FnMut() -> T, mut work: impl FnMut
     println!("{what:<45}{:>9.3} ms{:>9.3} ms{:>12.2}", best * 1e3, median * 1e3, LEN as f64 / best / 1e9);
 }
 
-/// Small tensors, of a slab and of their own.
+/// Times the publication of small tensors.
 fn small() {
     let slab = Slab::create(1 << 20).expect("memory for a slab");
     let source = [1; 3072];

@@ -46,7 +46,7 @@ fn verify_removes_damaged_packs_and_prune_removes_all() {
     let output = place.run(&["cache", "verify"]);
     let said = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(said.contains(&damaged.display().to_string()) && said.contains("does not have its hash"), "{said}");
+    assert!(said.contains(&damaged.display().to_string()) && said.contains("does not match its hash"), "{said}");
     assert_eq!(packs(&place).len(), whole - 1);
     assert_eq!(place.json(&["cache", "prune", "--json"])["removed_packs"], 0);
     assert_eq!(place.json(&["cache", "prune", "--all", "--json"])["removed_packs"], whole - 1);

@@ -1,4 +1,4 @@
-//! Files of Cotensor's own cache, mapped. User files are never mapped: truncating one would kill its readers.
+//! Mapped files of Cotensor's own folders. Files of users are never mapped: truncating one raises SIGBUS in its readers.
 
 use crate::mapping::{Access, Mapping};
 use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, padded, size};
@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A file, mapped read-only. Its descriptor stays open, so that a reader can map private pages of it.
+/// A file, mapped read-only. Its descriptor stays open for [private mappings](crate::PrivateMapping).
 pub struct MappedFile {
     map: Mapping,
     file: File,
     id: FileId,
 }
 
-/// What tells a file from another one under the same path, and from itself after a change.
+/// Identifies a file and its last write: a replaced or changed file has another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileId {
     device: u64,
@@ -32,20 +32,21 @@ impl FileId {
         Self { device: file.dev(), inode: file.ino(), len: file.len(), modified }
     }
 
-    /// The file's length in bytes.
+    /// The length of the file in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.len
     }
 }
 
 impl MappedFile {
-    /// Maps a regular file that belongs to this user. Links are not followed.
+    /// Maps a regular file of this user. Does not follow a link at the end of `path`.
     ///
     /// # Errors
-    /// `Refused` for a link, another kind of file or another owner; `Io`.
+    /// `Refused` for a file that is not regular or of another owner, `NotFound`, `Corrupt` for an impossible length, `Io`,
+    /// also for a link.
     pub fn open(path: &Path) -> Result<Self> {
         let io = |error: std::io::Error| Error::io("cannot map", &error).in_file(path);
-        // Not blocking, so that a pipe in the file's place is refused and not waited for.
+        // Opening a named pipe would block without NONBLOCK.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = File::from(open(path, flags, Mode::empty()).map_err(|error| io(error.into()))?);
         let found = file.metadata().map_err(io)?;
@@ -53,12 +54,12 @@ impl MappedFile {
             return Err(Error::new(ErrorKind::Refused, "not a regular file of this user").in_file(path));
         }
         let len = usize::try_from(found.len()).ok().filter(|&len| padded(len).is_ok());
-        let len = len.ok_or_else(|| Error::corrupt("impossible size").in_file(path))?;
+        let len = len.ok_or_else(|| Error::corrupt("impossible length").in_file(path))?;
         let map = Mapping::new(file.as_fd(), len, Access::Read).map_err(|error| error.in_file(path))?;
         Ok(Self { map, file, id: FileId::of(&found) })
     }
 
-    /// Which file it is.
+    /// The identity of the file.
     pub(crate) fn id(&self) -> FileId {
         self.id
     }
@@ -86,7 +87,7 @@ impl Segment for MappedFile {
     }
 }
 
-/// Memory in files of a folder; each file goes when its segment does.
+/// Memory in unlinked files of a folder; a file is deleted with its segment.
 #[derive(Debug)]
 pub struct MappedFileMemory {
     folder: PathBuf,
@@ -94,7 +95,7 @@ pub struct MappedFileMemory {
 }
 
 impl MappedFileMemory {
-    /// Keeps its files in `folder`, which has to exist.
+    /// A memory with its files in `folder`, which exists.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into(), next: AtomicU64::new(0) }
     }
@@ -112,13 +113,13 @@ impl Memory for MappedFileMemory {
     fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
         let name = || format!("{}-{}.segment", std::process::id(), self.next.fetch_add(1, Ordering::Relaxed));
         let file = MappedFileMut::create(&self.folder, name, len)?;
-        // From here on the file lives through its descriptor and mapping alone.
+        // The descriptor and the mapping keep the unlinked file.
         std::fs::remove_file(&file.path).map_err(|error| Error::io("cannot unlink", &error).in_file(&file.path))?;
         Ok(Box::new(file))
     }
 }
 
-/// How many names are tried for a new file: containers repeat process ids, and a killed process leaves its files.
+/// The most names that are tried for a new file. Containers reuse process ids, and a killed process leaves its files.
 const NAMES_TRIED_MAX: usize = 10_000;
 
 /// A new file, mapped for writing.
@@ -129,8 +130,8 @@ pub(crate) struct MappedFileMut {
 }
 
 impl MappedFileMut {
-    /// Creates a file of `len` bytes, all of them backed by disk, in `folder` under the first of the names that is free.
-    /// Leaves no file when it fails.
+    /// Creates a file of `len` bytes, all of them allocated on the disk, in `folder` under the first free name of `name`.
+    /// Leaves no file after an error.
     pub(crate) fn create(folder: &Path, mut name: impl FnMut() -> String, len: usize) -> Result<Self> {
         padded(len)?;
         for _ in 0..NAMES_TRIED_MAX {
@@ -138,31 +139,32 @@ impl MappedFileMut {
             match OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path) {
                 Ok(file) => return Self::prepare(file, path, len),
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(Error::io("cannot make a file", &error).in_file(path)),
+                Err(error) => return Err(Error::io("cannot create a file", &error).in_file(path)),
             }
         }
-        Err(Error::new(ErrorKind::Io, "no name for a new file is free; remove abandoned ones").in_file(folder))
+        Err(Error::new(ErrorKind::Io, "no name for a new file is free; remove the files of ended processes")
+            .in_file(folder))
     }
 
     fn prepare(file: File, path: PathBuf, len: usize) -> Result<Self> {
-        // Shows others that its writer lives; where there are no locks, they wait longer.
+        // The lock shows other processes that the writer is alive. Without locks they keep the file longer.
         let _ = file.try_lock();
-        // A full disk is an error now, not a SIGBUS while writing.
+        // A full disk is an error here, and SIGBUS during a later write without this call.
         let backed = if len > 0 { fallocate(&file, FallocateFlags::empty(), 0, len as u64) } else { Ok(()) };
         let map = backed
-            .map_err(|error| Error::io(format!("cannot make a file of {}", size(len as u64)), &error.into()))
+            .map_err(|error| Error::io(format!("cannot create a file of {}", size(len as u64)), &error.into()))
             .and_then(|()| Mapping::new(file.as_fd(), len, Access::Write));
         match map {
             Ok(map) => Ok(Self { map, file, path }),
             Err(error) => {
-                // The error that matters is the first.
+                // Best effort; the first error is returned.
                 let _ = std::fs::remove_file(&path);
                 Err(error.in_file(path))
             }
         }
     }
 
-    /// Where it was made.
+    /// The path at creation.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -172,18 +174,18 @@ impl MappedFileMut {
         self.map.bytes_mut().unwrap_or_default()
     }
 
-    /// Waits until the bytes are on the disk.
+    /// Flushes the bytes to the disk.
     pub(crate) fn sync(&self) -> Result<()> {
-        // Pages that were written through the mapping count as the file's.
+        // fdatasync includes pages that were written through the mapping.
         self.file.sync_data().map_err(|error| Error::io("cannot write to disk", &error).in_file(&self.path))
     }
 
-    /// Ends writing.
+    /// Ends writing: the mapping becomes read-only.
     pub(crate) fn into_mapped(self) -> Result<MappedFile> {
         let len = self.map.len();
         let map = self.map.remap_private(self.file.as_fd(), len, Access::Read)?;
-        let found = self.file.metadata().map_err(|error| Error::io("cannot look at", &error).in_file(&self.path))?;
-        // The lock says that a writer lives.
+        let found = self.file.metadata().map_err(|error| Error::io("cannot inspect", &error).in_file(&self.path))?;
+        // The lock marks a file that is being written.
         let _ = self.file.unlock();
         Ok(MappedFile { map, file: self.file, id: FileId::of(&found) })
     }
@@ -213,14 +215,14 @@ mod tests {
     use rustix::process::{Resource, Rlimit};
 
     #[test]
-    fn conforms_and_leaves_no_file() {
+    fn mapped_file_memory_conforms_and_leaves_no_file() {
         let folder = tempfile::tempdir().unwrap();
         cotensor_core::testing::conformance(&MappedFileMemory::new(folder.path()));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]
-    fn a_reader_writes_private_pages_of_a_mapped_file() {
+    fn private_mapping_of_a_mapped_file_is_writable() {
         let folder = tempfile::tempdir().unwrap();
         let mapped = MappedFileMemory::new(folder.path()).copy_of(&[7; 5000]).unwrap().freeze().unwrap();
         let mut copy = crate::PrivateMapping::of(&*mapped, 64..5000).unwrap();
@@ -230,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn links_and_folders_are_refused() {
+    fn links_and_folders_are_not_mapped() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         std::fs::write(&file, b"data").unwrap();
@@ -243,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_a_killed_process_left_are_passed_over() {
+    fn names_of_existing_files_are_skipped() {
         let folder = tempfile::tempdir().unwrap();
         let left: Vec<_> = (0..3).map(|i| folder.path().join(format!("{}-{i}.segment", std::process::id()))).collect();
         left.iter().for_each(|path| std::fs::write(path, b"left").unwrap());
@@ -253,13 +255,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_mapped_does_not_stay() {
+    fn file_that_cannot_be_mapped_is_removed() {
         const CHILD: &str = "COTENSOR_TEST_SMALL_FOLDER";
         const LEN: usize = 64 << 20;
         if let Some(folder) = std::env::var_os(CHILD) {
-            // In a process of its own, because the limit holds for the whole process.
-            let little = Some(LEN as u64 / 2);
-            rustix::process::setrlimit(Resource::As, Rlimit { current: little, maximum: little }).unwrap();
+            // In a child process, because the limit applies to the whole process.
+            let limit = Some(LEN as u64 / 2);
+            rustix::process::setrlimit(Resource::As, Rlimit { current: limit, maximum: limit }).unwrap();
             let refused = MappedFileMemory::new(folder).reserve(LEN).err().unwrap();
             assert!(refused.to_string().contains("cannot map"), "{refused}");
             return;
@@ -267,7 +269,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
         let module = module_path!().split_once("::").map_or("", |(_crate, path)| path);
-        let test = format!("{module}::a_file_that_cannot_be_mapped_does_not_stay");
+        let test = format!("{module}::file_that_cannot_be_mapped_is_removed");
         child.args(["--exact", &test, "--test-threads=1"]);
         let output = child.env(CHILD, folder.path()).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));

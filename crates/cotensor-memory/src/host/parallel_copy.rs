@@ -1,21 +1,21 @@
-//! Copying large blocks on several threads.
+//! Copies of large blocks on several threads.
 
 use std::num::NonZero;
 use std::thread::{available_parallelism, scope};
 
-/// From this many bytes on, starting threads costs less than they save.
+/// From this many bytes on, several threads save more time than starting them takes.
 pub const PARALLEL_COPY_BYTES_MIN: usize = 8 << 20;
-/// More threads than this do not copy faster: the memory is the limit.
+/// More threads do not copy faster: memory bandwidth is the limit.
 const THREADS_MAX: usize = 4;
-/// Each thread's part is a multiple of this, so that no two write into one page.
-const PART_BYTES: usize = 64 << 10;
+/// The part of a thread is a multiple of this, so that no two threads write to one page.
+const PART_UNIT_BYTES: usize = 64 << 10;
 
-/// Copies `source` over `target`, on up to four threads from [`PARALLEL_COPY_BYTES_MIN`] on.
+/// Copies `source` to `target`, on up to four threads from [`PARALLEL_COPY_BYTES_MIN`] on.
 ///
 /// # Panics
-/// When the two lengths differ, as `copy_from_slice` does.
+/// When the lengths differ, as `copy_from_slice`.
 pub fn copy_parallel(target: &mut [u8], source: &[u8]) {
-    assert_eq!(target.len(), source.len(), "a copy has the length of its source");
+    assert_eq!(target.len(), source.len(), "source and target have different lengths");
     let part = part_bytes(source.len());
     if part >= source.len() {
         return target.copy_from_slice(source);
@@ -32,13 +32,13 @@ pub fn copy_parallel(target: &mut [u8], source: &[u8]) {
     });
 }
 
-/// How many of `len` bytes one thread works on.
+/// How many of `len` bytes each thread processes.
 pub(crate) fn part_bytes(len: usize) -> usize {
     if len < PARALLEL_COPY_BYTES_MIN {
         return len.max(1);
     }
     let threads = available_parallelism().map_or(1, NonZero::get).min(THREADS_MAX);
-    len.div_ceil(threads).next_multiple_of(PART_BYTES)
+    len.div_ceil(threads).next_multiple_of(PART_UNIT_BYTES)
 }
 
 #[cfg(test)]
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_every_byte_at_every_size() {
+    fn every_byte_is_copied_at_every_length() {
         for len in [0, 1, 4097, PARALLEL_COPY_BYTES_MIN - 1, PARALLEL_COPY_BYTES_MIN, PARALLEL_COPY_BYTES_MIN + 12_345]
         {
             let source: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_cover_everything_with_few_threads() {
+    fn at_most_four_parts_cover_any_length() {
         for len in [PARALLEL_COPY_BYTES_MIN, PARALLEL_COPY_BYTES_MIN + 1, (1 << 30) + 7] {
             assert!(len.div_ceil(part_bytes(len)) <= THREADS_MAX);
         }
@@ -65,8 +65,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "length of its source")]
-    fn different_lengths_are_a_mistake() {
+    #[should_panic(expected = "different lengths")]
+    fn different_lengths_panic() {
         copy_parallel(&mut [0; 3], &[0; 4]);
     }
 }

@@ -1,4 +1,4 @@
-//! Shared bytes that their reader may write in place.
+//! Private mappings: shared bytes that one reader may write in place.
 
 use super::memfd::{MemfdSlice, SealedMemfd};
 use super::slab::SlabSegment;
@@ -9,23 +9,24 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
-/// Bytes of a published segment, writable for one reader: each page is everybody's until he writes it, and his own from
-/// then on; nobody else sees what he writes.
+/// The bytes of a published segment in a private mapping (`MAP_PRIVATE`). A write copies the page for this reader; no other
+/// reader sees it.
 ///
-/// Pages that he did not write still show the segment; those of a slab's range change when the range is used again, so
-/// it must not outlive the lease.
+/// Unwritten pages show the segment. Those of a slab change when the slab reuses the range, so a `PrivateMapping` must not
+/// outlive the lease.
 pub struct PrivateMapping {
-    /// Always there until it is dropped.
+    /// `None` only during the drop.
     map: Option<Mapping>,
-    /// Where the bytes lie in the mapping, which starts with a page.
+    /// The bytes inside the mapping, which starts at a page.
     range: Range<usize>,
-    /// Where the mapping goes if nobody writes it, and which bytes of the file it has.
+    /// The cache that takes the mapping when it was not written.
     cache: Weak<MappingCache>,
-    of: Range<usize>,
+    /// The bytes of the file that the mapping shows.
+    file_range: Range<usize>,
 }
 
 impl PrivateMapping {
-    /// The bytes `range` of a segment.
+    /// Maps the bytes `range` of a segment.
     ///
     /// # Errors
     /// `Invalid` when the range is not inside, `Unsupported` for memory without a descriptor, `Io` when it cannot be mapped.
@@ -34,15 +35,15 @@ impl PrivateMapping {
         let fd = segment.fd().ok_or_else(|| Error::unsupported("this memory cannot be mapped again"))?;
         let start = segment.fd_offset() + range.start;
         let before = start % page_size();
-        let within = before..before + range.len();
-        let len = if range.is_empty() { 0 } else { within.end };
-        let (of, cache) = (start - before..start - before + len, mapping_cache(segment));
-        let map = match cache.and_then(|cache| cache.take(&of)) {
+        let inside = if range.is_empty() { 0..0 } else { before..before + range.len() };
+        let file_range = start - before..start - before + inside.end;
+        let cache = mapping_cache(segment);
+        let map = match cache.and_then(|cache| cache.take(&file_range)) {
             Some(map) => map,
-            None => Mapping::at(fd, of.start as u64, len, Access::CopyOnWrite)?,
+            None => Mapping::with_offset(fd, file_range.start as u64, inside.end, Access::CopyOnWrite)?,
         };
         let cache = cache.map(Arc::downgrade).unwrap_or_default();
-        Ok(Self { map: Some(map), range: if range.is_empty() { 0..0 } else { within }, cache, of })
+        Ok(Self { map: Some(map), range: inside, cache, file_range })
     }
 
     /// The bytes.
@@ -50,35 +51,32 @@ impl PrivateMapping {
         self.map.as_ref().and_then(|map| map.bytes().get(self.range.clone())).unwrap_or_default()
     }
 
-    /// The bytes for writing; nobody else sees it.
+    /// The bytes for writing. Other readers do not see the writes.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        self.map
-            .as_mut()
-            .and_then(Mapping::bytes_mut)
-            .and_then(|bytes| bytes.get_mut(self.range.clone()))
-            .unwrap_or_default()
+        let bytes = self.map.as_mut().and_then(Mapping::bytes_mut);
+        bytes.and_then(|bytes| bytes.get_mut(self.range.clone())).unwrap_or_default()
     }
 
-    /// Where the bytes are, for programs that keep an address and write there on their own. As long as somebody may, neither
-    /// [`bytes`](Self::bytes) nor [`bytes_mut`](Self::bytes_mut) is to be used.
+    /// The address of the bytes, for code that reads and writes there by itself. While it may, neither
+    /// [`bytes`](Self::bytes) nor [`bytes_mut`](Self::bytes_mut) may be used.
     pub fn address(&self) -> NonNull<u8> {
         let start = self.map.as_ref().map_or(NonNull::dangling(), Mapping::start);
-        // Inside the mapping, or its very start where there is none.
+        // Inside the mapping, or its start for no bytes.
         start.map_addr(|address| address.saturating_add(self.range.start))
     }
 
-    /// How many bytes its pages take that the reader has written: whole pages, the segment's no more.
+    /// The size, in bytes, of the dirty pages: those that this reader has written, and that no longer belong to the segment.
     ///
     /// # Errors
-    /// `Io` where /proc does not tell.
+    /// `Io` when `/proc/self/pagemap` cannot be read.
     pub fn dirty_bytes(&self) -> Result<u64> {
         self.map.as_ref().map_or(Ok(0), |map| dirty_bytes(map.start().addr().get(), map.len()))
     }
 
-    /// As [`dirty_bytes`](Self::dirty_bytes), of the pages that hold the bytes `range` of these.
+    /// As [`dirty_bytes`](Self::dirty_bytes), of the pages that hold the bytes `range` of this mapping.
     ///
     /// # Errors
-    /// `Invalid` when the range is not inside, `Io` where /proc does not tell.
+    /// `Invalid` when the range is not inside; `Io` as above.
     pub fn dirty_bytes_in(&self, range: Range<usize>) -> Result<u64> {
         let range = range_within(range.start, range.len(), self.range.len())?;
         let Some(map) = self.map.as_ref().filter(|_| !range.is_empty()) else { return Ok(0) };
@@ -87,29 +85,29 @@ impl PrivateMapping {
         dirty_bytes(start, first - start + range.len())
     }
 
-    /// Ends it: how many bytes its pages took, as [`dirty_bytes`](Self::dirty_bytes).
+    /// Ends the mapping and returns its [`dirty_bytes`](Self::dirty_bytes).
     ///
     /// # Errors
     /// As [`dirty_bytes`](Self::dirty_bytes).
     pub fn close(mut self) -> Result<u64> {
-        self.unmap()
+        self.cache_or_unmap()
     }
 
-    fn unmap(&mut self) -> Result<u64> {
+    fn cache_or_unmap(&mut self) -> Result<u64> {
         let Some(map) = self.map.take() else { return Ok(0) };
-        let written = dirty_bytes(map.start().addr().get(), map.len())?;
-        // What its pages show is the segment's, as long as nobody has written one.
-        if let Some(cache) = self.cache.upgrade().filter(|_| written == 0 && map.len() > 0) {
-            cache.put(self.of.clone(), map);
+        let dirty = dirty_bytes(map.start().addr().get(), map.len())?;
+        // A mapping without dirty pages shows the segment and nothing else.
+        if let Some(cache) = self.cache.upgrade().filter(|_| dirty == 0 && map.len() > 0) {
+            cache.put(self.file_range.clone(), map);
         }
-        Ok(written)
+        Ok(dirty)
     }
 }
 
 impl Drop for PrivateMapping {
     fn drop(&mut self) {
-        // Where it cannot be known whether it was written, the mapping goes.
-        drop(self.unmap());
+        // If the kernel does not report dirty pages, the mapping is unmapped.
+        drop(self.cache_or_unmap());
     }
 }
 
@@ -130,7 +128,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn writes_stay_with_the_writer_and_copy_one_page() {
+    fn write_copies_one_page_for_the_writer_alone() {
         let page = page_size();
         let mut memfd = MemfdMut::create(64 * page).unwrap();
         memfd.bytes_mut().unwrap().fill(7);
@@ -139,10 +137,10 @@ mod tests {
         assert_eq!(copy.bytes().len(), 59 * page - 64);
         assert_eq!(copy.address().as_ptr().cast_const(), copy.bytes().as_ptr());
         assert!(copy.bytes().iter().all(|&byte| byte == 7));
-        assert_eq!(copy.dirty_bytes().unwrap(), 0, "reading copies nothing");
+        assert_eq!(copy.dirty_bytes().unwrap(), 0, "reading dirties no page");
         copy.bytes_mut()[10 * page] = 8;
         assert_eq!(copy.bytes()[10 * page], 8);
-        assert!(sealed.bytes().unwrap().iter().all(|&byte| byte == 7), "nobody else sees it");
+        assert!(sealed.bytes().unwrap().iter().all(|&byte| byte == 7), "no other reader sees it");
         let mapping = range_at(copy.bytes().as_ptr().wrapping_sub(64)).unwrap();
         assert_eq!((mapping.range.permissions.as_str(), mapping.anonymous_bytes), ("rw-p", page as u64));
         assert_eq!(copy.dirty_bytes().unwrap(), page as u64);
@@ -151,27 +149,27 @@ mod tests {
     }
 
     #[test]
-    fn written_pages_are_counted_by_range() {
+    fn dirty_pages_are_counted_by_range() {
         let page = page_size();
         let sealed = MemfdMut::create(64 * page).unwrap().seal().unwrap();
         let mut copy = PrivateMapping::of(&sealed, 64..60 * page).unwrap();
         copy.bytes_mut()[10 * page] = 8;
-        let written = |range| copy.dirty_bytes_in(range).unwrap();
-        // Byte 10 * page lies 64 bytes inside a page.
-        assert_eq!(written(0..10 * page - 64), 0);
-        assert_eq!(written(10 * page - 64..10 * page - 63), page as u64, "a neighbour on the same page");
-        assert_eq!(written(11 * page - 64..59 * page), 0);
-        assert_eq!(written(0..60 * page - 64), page as u64);
-        assert_eq!(written(10 * page..10 * page), 0);
+        let dirty = |range| copy.dirty_bytes_in(range).unwrap();
+        // The mapping starts 64 bytes inside a page.
+        assert_eq!(dirty(0..10 * page - 64), 0);
+        assert_eq!(dirty(10 * page - 64..10 * page - 63), page as u64, "another byte of the same page");
+        assert_eq!(dirty(11 * page - 64..59 * page), 0);
+        assert_eq!(dirty(0..60 * page - 64), page as u64);
+        assert_eq!(dirty(10 * page..10 * page), 0);
         assert_eq!(copy.dirty_bytes_in(0..60 * page).unwrap_err().kind(), cotensor_core::ErrorKind::Invalid);
     }
 
     #[test]
-    fn writes_into_a_huge_page_count_what_they_copy() {
+    fn write_to_a_huge_page_dirties_a_small_page() {
         let len = 8 << 20;
         let sealed = MemfdMut::create(len).unwrap().seal().unwrap();
         let mut copy = PrivateMapping::of(&sealed, 0..len).unwrap();
-        assert_eq!(copy.bytes().iter().filter(|&&byte| byte != 0).count(), 0, "every page is touched");
+        assert_eq!(copy.bytes().iter().filter(|&&byte| byte != 0).count(), 0, "every page is read");
         assert_eq!(copy.dirty_bytes().unwrap(), 0);
         for page in [0, 7, 600, 2047] {
             copy.bytes_mut()[page * page_size()] = 1;
@@ -180,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_slab_is_found_at_its_own_place() {
+    fn slab_segment_is_mapped_at_its_offset() {
         let slab = Slab::create(1 << 16).unwrap();
         let _before = slab.copy_of(&[1; 5000]).unwrap();
         let part = slab.copy_of(&[2; 300]).unwrap().freeze().unwrap();
@@ -191,23 +189,23 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_that_nobody_wrote_serves_the_next_reader_and_one_that_was_written_never() {
+    fn unwritten_mapping_is_cached_and_written_mapping_is_not() {
         let slab = Arc::new(Slab::create(1 << 16).unwrap());
         let mut part = slab.reserve(9000).unwrap();
         part.bytes_mut().unwrap().fill(1);
         let first = part.freeze().unwrap();
         let copy = PrivateMapping::of(&*first, 0..9000).unwrap();
-        let place = copy.address();
+        let address = copy.address();
         assert_eq!(copy.bytes(), [1; 9000]);
         assert_eq!(copy.close().unwrap(), 0);
         drop(first);
-        // The same range, used again: the mapping shows what is there now.
+        // The slab reuses the range, and the mapping shows the new bytes.
         let second = slab.copy_of(&[2; 9000]).unwrap().freeze().unwrap();
         let mut copy = PrivateMapping::of(&*second, 0..9000).unwrap();
-        assert_eq!((copy.address(), copy.bytes()), (place, &[2; 9000][..]), "it waited");
+        assert_eq!((copy.address(), copy.bytes()), (address, &[2; 9000][..]), "the cached mapping");
         copy.bytes_mut()[5000] = 3;
         let another = PrivateMapping::of(&*second, 0..9000).unwrap();
-        assert_eq!(another.bytes(), [2; 9000], "two readers have two");
+        assert_eq!(another.bytes(), [2; 9000], "two readers have two mappings");
         assert_eq!(copy.close().unwrap(), page_size() as u64);
         drop(another);
         for _ in 0..40 {
@@ -217,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn any_range_inside_will_do() {
+    fn any_range_inside_the_segment_can_be_mapped() {
         let mut memfd = MemfdMut::create(10_000).unwrap();
         memfd.bytes_mut().unwrap().iter_mut().enumerate().for_each(|(i, byte)| *byte = (i % 251) as u8);
         let sealed = memfd.seal().unwrap();

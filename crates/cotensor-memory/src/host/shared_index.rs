@@ -1,35 +1,35 @@
-//! A table of numbers that one process writes and others read, so that they see what changed without asking.
+//! A table of words in shared memory that one process writes and others read without a request.
 
 use super::memfd::{Guarantee, allocate, check_sealed, seal};
-use crate::mapping::{Access, Mapping};
+use crate::mapping::{Access, Mapping, OnFork};
 use cotensor_core::{Error, Result};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 const WORD_BYTES: usize = size_of::<u64>();
-/// Before the slots: whether the table still means anything.
+/// The header holds [`VALID`] or [`ENDED`].
 const HEADER_WORDS: usize = 1;
 const VALID: u64 = 0;
 const ENDED: u64 = 1;
 
-/// The most slots that a table can have: 8 MiB of them.
+/// The most slots of a table: 8 MiB.
 pub const SHARED_INDEX_SLOTS_MAX: u32 = 1 << 20;
 
-/// The writing end: a memfd of one word per slot. All slots are zero at first.
+/// The writer's side: a memfd with one word for each slot, initially zero.
 ///
-/// Whoever has a descriptor can map it for writing until [`seal`](SharedIndex::seal), and only read it afterwards.
+/// A process with a descriptor can map the table for writing before [`seal`](Self::seal), and only for reading after it.
 pub struct SharedIndex {
     words: Words,
     fd: OwnedFd,
 }
 
-/// The reading end.
+/// The reader's side.
 pub struct SharedIndexReader {
     words: Words,
 }
 
-/// Invariant I1: the mapping starts at a page and has `HEADER_WORDS + slots` words, which nobody but the atomics below
-/// touches: nothing ever calls `bytes` or `bytes_mut` of it.
+/// - **X1**: the mapping starts at a page and has `HEADER_WORDS + slots` words. All access is by the atomics below: nothing
+///   calls `bytes` or `bytes_mut` of the mapping.
 struct Words {
     map: Mapping,
     slots: u32,
@@ -51,68 +51,68 @@ impl Words {
 
     fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < HEADER_WORDS + self.slots as usize, "a word beyond the table");
-        // SAFETY: I1: inside the mapping, which `self` keeps, and aligned, because a page's start is; other processes
-        // access it by atomics too. A reader's mapping is read-only: its words are only ever loaded, relaxed, which
-        // the language allows on read-only memory for words of this size.
+        // SAFETY: X1 and the check above: the word is inside the mapping, which `self` keeps, and aligned, because the mapping
+        // starts at a page. Other processes access it by atomics, too. A reader's mapping is read-only and its words are
+        // only loaded, relaxed, which the language allows on read-only memory for words of this size.
         unsafe { AtomicU64::from_ptr(self.map.start().as_ptr().cast::<u64>().add(index)) }
     }
 }
 
 fn bytes_of(slots: u32) -> Result<usize> {
     if slots == 0 || slots > SHARED_INDEX_SLOTS_MAX {
-        return Err(
-            Error::invalid(format!("an index of {slots} slots; 1 to {SHARED_INDEX_SLOTS_MAX}")).in_field("slots")
-        );
+        return Err(Error::invalid(format!("an index of {slots} slots; 1 to {SHARED_INDEX_SLOTS_MAX} are possible"))
+            .in_field("slots"));
     }
     Ok((HEADER_WORDS + slots as usize) * WORD_BYTES)
 }
 
 impl SharedIndex {
-    /// A new table.
+    /// Creates a table.
     ///
     /// # Errors
-    /// `Invalid` for no slots or too many, `Io` when the system has no more memory.
+    /// `Invalid` for zero slots or more than [`SHARED_INDEX_SLOTS_MAX`], `Io` when the system has no more memory.
     pub fn create(slots: u32) -> Result<Self> {
-        let (fd, _) = allocate(bytes_of(slots)?, true)?;
+        let (fd, _) = allocate(bytes_of(slots)?, OnFork::Inherit)?;
         Ok(Self { words: Words::map(fd.as_fd(), slots, Access::Write)?, fd })
     }
 
-    /// A second writer of a table that is not sealed yet.
+    /// Opens a table that is not sealed yet, for writing.
     ///
     /// # Errors
-    /// `Invalid` for a descriptor of another length, `Io` when it cannot be mapped for writing: it is sealed.
+    /// `Invalid` for a descriptor of another length, `Io` when the table is sealed.
     pub fn open(fd: OwnedFd, slots: u32) -> Result<Self> {
         let bytes = bytes_of(slots)?;
-        let found = rustix::fs::fstat(&fd).map_err(|error| Error::io("looking at an index", &error.into()))?.st_size;
+        let found =
+            rustix::fs::fstat(&fd).map_err(|error| Error::io("cannot inspect an index", &error.into()))?.st_size;
         if u64::try_from(found).ok() != Some(bytes as u64) {
             return Err(Error::invalid(format!("an index of {found} bytes for {slots} slots")).in_field("slots"));
         }
         Ok(Self { words: Words::map(fd.as_fd(), slots, Access::Write)?, fd })
     }
 
-    /// From now on nobody can map it for writing. Who has, can write on.
+    /// Forbids new writable mappings. Existing ones stay writable.
     ///
     /// # Errors
-    /// `Io` when the system refuses, as it does for one that is sealed.
+    /// `Io` when the table is sealed already.
     pub fn seal(&self) -> Result<()> {
         seal(&self.fd, Guarantee::ProducerOnly)
     }
 
-    /// How many slots it has.
+    /// The number of slots.
     pub fn slots(&self) -> u32 {
         self.words.slots
     }
 
-    /// Sets a slot. What was written before, to whatever memory, is seen by who reads this value.
+    /// Sets a slot (release): a reader of this value also sees all earlier writes of this thread.
     ///
     /// # Panics
-    /// For a slot that is not there.
+    /// When the table does not have the slot.
     pub fn set(&self, slot: u32, value: u64) {
-        let word = self.words.slot(slot).expect("the writer knows its slots");
+        let word = self.words.slot(slot).expect("a slot beyond the table");
         word.store(value, Ordering::Release);
     }
 
-    /// From now on readers find nothing in it.
+    /// Invalidates the table: from now on readers find no values.
     pub fn invalidate(&self) {
         self.words.state().store(ENDED, Ordering::Release);
     }
@@ -127,13 +127,13 @@ impl SharedIndexReader {
     /// Maps a table that another process writes.
     ///
     /// # Errors
-    /// `Refused` when others than who writes it already could write it, or resize it; `Io`.
+    /// `Refused` when the table is not sealed or has another length; `Io`.
     pub fn open(fd: &OwnedFd, slots: u32) -> Result<Self> {
         check_sealed(fd, bytes_of(slots)?, Guarantee::ProducerOnly)?;
         Ok(Self { words: Words::map(fd.as_fd(), slots, Access::Read)? })
     }
 
-    /// The value of a slot; `None` once the table has [ended](SharedIndex::invalidate), and for a slot that is not there.
+    /// The value of a slot (acquire); `None` when the table is [invalidated](SharedIndex::invalidate) or does not have the slot.
     pub fn get(&self, slot: u32) -> Option<u64> {
         let value = self.words.slot(slot)?.load(Ordering::Relaxed);
         let state = self.words.state().load(Ordering::Relaxed);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_see_what_writers_set_until_the_end() {
+    fn readers_see_values_until_the_table_is_invalidated() {
         let index = SharedIndex::create(1000).unwrap();
         let second = SharedIndex::open(copy(&index), 1000).unwrap();
         assert_eq!(
@@ -167,14 +167,14 @@ mod tests {
         index.set(0, 7);
         second.set(999, u64::MAX);
         assert_eq!((reader.get(0), reader.get(1), reader.get(999)), (Some(7), Some(0), Some(u64::MAX)));
-        // Whoever mapped it before the seal ends it, even when the one who wrote it is gone.
+        // A writer that mapped the table before the seal can invalidate it after the first writer is gone.
         drop(index);
         second.invalidate();
         assert_eq!(reader.get(0), None);
     }
 
     #[test]
-    fn a_sealed_one_takes_no_writer_and_sizes_are_checked() {
+    fn sealed_table_takes_no_writer_and_sizes_are_checked() {
         let index = SharedIndex::create(64).unwrap();
         assert!(SharedIndex::open(copy(&index), 65).is_err());
         index.seal().unwrap();
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_before_a_value_is_seen_with_it() {
+    fn reader_of_a_value_sees_earlier_writes() {
         let index = SharedIndex::create(2).unwrap();
         index.seal().unwrap();
         let reader = SharedIndexReader::open(&copy(&index), 2).unwrap();

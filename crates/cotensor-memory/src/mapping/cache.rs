@@ -1,35 +1,36 @@
-//! Private copies that nobody wrote, kept for the next reader of the same bytes.
+//! Unwritten private mappings of one segment, cached for the next reader of the same bytes.
 //!
-//! To map a tensor, meet its pages one after the other and unmap it again, which interrupts the other cores, takes longer
-//! than reading a small tensor; and who computes on small tensors meets the same bytes, or the same range of a slab, again
-//! and again.
+//! Mapping a small tensor, faulting in its pages and unmapping it takes longer than reading it: unmapping interrupts the
+//! other cores. Programs that compute on small tensors read the same bytes, or the same range of a slab, repeatedly.
 
 use super::mmap::Mapping;
 use std::ops::Range;
 use std::sync::Mutex;
 
-/// As many of one segment; the one that was used longest ago goes first.
-const COUNT_MAX: usize = 16;
+/// The most mappings of one segment. The least recently used one is dropped first.
+const MAPPINGS_MAX: usize = 16;
 
-/// The copies of one segment that wait. They take address space and no memory, and go with the segment.
+/// The cached mappings of one segment, by the bytes of the file that they show. They use address space but no memory of
+/// their own, and end with the segment.
 #[derive(Default)]
 pub(crate) struct MappingCache(Mutex<Vec<(Range<usize>, Mapping)>>);
 
+// Both methods only try the lock: in a forked child, a thread that does not exist there may hold it for ever.
 impl MappingCache {
-    /// The mapping of the bytes `range` of the file, which no reader has written.
+    /// Takes a mapping of the bytes `range` of the file.
     pub(crate) fn take(&self, range: &Range<usize>) -> Option<Mapping> {
-        // Without waiting: in a forked child a thread that is not there may have locked it for ever.
-        let mut waiting = self.0.try_lock().ok()?;
-        let at = waiting.iter().rposition(|(known, _)| known == range)?;
-        Some(waiting.remove(at).1)
+        let mut cached = self.0.try_lock().ok()?;
+        let index = cached.iter().rposition(|(known, _)| known == range)?;
+        Some(cached.remove(index).1)
     }
 
-    /// Keeps a mapping that its reader has not written.
+    /// Caches a mapping of the bytes `range` of the file. No page of it has been written.
     pub(crate) fn put(&self, range: Range<usize>, map: Mapping) {
-        let Ok(mut waiting) = self.0.try_lock() else { return };
-        let oldest = (waiting.len() >= COUNT_MAX).then(|| waiting.remove(0));
-        waiting.push((range, map));
-        drop(waiting);
+        let Ok(mut cached) = self.0.try_lock() else { return };
+        let oldest = (cached.len() >= MAPPINGS_MAX).then(|| cached.remove(0));
+        cached.push((range, map));
+        // Unmapping takes long: not while the lock is held.
+        drop(cached);
         drop(oldest);
     }
 }

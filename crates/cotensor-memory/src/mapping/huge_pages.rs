@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-/// Bytes of a huge page, if the kernel has them.
+/// The size of a huge page in bytes; `None` when the kernel has no transparent huge pages.
 pub(crate) fn huge_page_bytes() -> Option<usize> {
     static BYTES: OnceLock<Option<usize>> = OnceLock::new();
     *BYTES.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! One mapping, unmapped on drop.
+//! One mapping of a file, unmapped on drop.
 
 use super::huge_pages::huge_page_bytes;
 use cotensor_core::{ALIGNMENT, Error, Result, size};
@@ -11,15 +11,15 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
-/// What a mapping is for.
+/// The protection of a mapping, and whether its writes reach the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Reading. Private, because the kernel counts a shared mapping of a writable descriptor as one that may write
-    /// (before 6.7 it refuses one of a write-sealed memfd); it has the file's own pages all the same.
+    /// Reading. The mapping is private: the kernel counts a shared mapping of a writable descriptor as a writable one, and
+    /// before Linux 6.7 refuses it for a write-sealed memfd. A private mapping shows the same pages.
     Read,
-    /// Writing into the file.
+    /// Reading and writing the file.
     Write,
-    /// Reading the file's pages, and writing into a copy of each page that is written.
+    /// Reading the file, and writing to a private copy of each written page.
     CopyOnWrite,
 }
 
@@ -33,17 +33,29 @@ impl Access {
     }
 }
 
-/// A mapping of a part of a file. Invariant M1: `start .. start + len` is mapped, readable, for as long as this lives.
-/// Invariant M2: it is writable unless `access` is `Read`, and then this process writes it only through `bytes_mut`, or,
-/// where it is a slab's or an index's, only through the slab's parts or the index's atomics, and nothing calls `bytes`.
+/// Whether a forked child has a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OnFork {
+    /// `MADV_DOFORK`, the default of the kernel.
+    Inherit,
+    /// `MADV_DONTFORK`: a child cannot access the memory, nor keep it from being sealed.
+    Exclude,
+}
+
+/// A mapping of a part of a file.
+///
+/// - **M1**: `start .. start + len` is mapped and readable while the `Mapping` lives.
+/// - **M2**: the range is writable unless `access` is `Read`. This process then writes it only through
+///   [`bytes_mut`](Self::bytes_mut). Exceptions are the mappings of a slab, which only the slab's segments access, and of a
+///   shared index, which only its atomics access: nothing calls `bytes` or `bytes_mut` of these.
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     len: usize,
     access: Access,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread; reading needs a shared and writing an exclusive
-// borrow of the `Mapping`, as for a `Vec`.
+// SAFETY: a mapping belongs to the process and not to a thread. Reading borrows the `Mapping`, and writing borrows it
+// exclusively, as for a `Vec`.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; `&Mapping` only reads.
 unsafe impl Sync for Mapping {}
@@ -51,24 +63,26 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps the first `len` bytes of `fd`.
     pub(crate) fn new(fd: BorrowedFd<'_>, len: usize, access: Access) -> Result<Self> {
-        Self::at(fd, 0, len, access)
+        Self::with_offset(fd, 0, len, access)
     }
 
-    /// Maps `len` bytes of `fd` from `offset` on, which has to be a multiple of the page size.
-    pub(crate) fn at(fd: BorrowedFd<'_>, offset: u64, len: usize, access: Access) -> Result<Self> {
+    /// Maps `len` bytes of `fd` from byte `offset` on, which is a multiple of the page size.
+    pub(crate) fn with_offset(fd: BorrowedFd<'_>, offset: u64, len: usize, access: Access) -> Result<Self> {
         if len == 0 {
             let aligned = NonZero::new(ALIGNMENT).map_or(NonNull::dangling(), NonNull::without_provenance);
             return Ok(Self { start: aligned, len, access });
         }
         let (protection, flags) = access.flags();
-        let map = |at: *mut c_void, flags| {
-            // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists; at a room's, with
-            // MAP_FIXED, it replaces that room, which nobody else knows.
-            unsafe { mmap(at, len, protection, flags, fd, offset) }
+        let map = |address: *mut c_void, flags| {
+            // SAFETY: without MAP_FIXED, the kernel chooses an unused range. With MAP_FIXED, `address` is the start of a
+            // range that `reserve_addresses` has just reserved with at least `len` bytes, and no other code knows.
+            unsafe { mmap(address, len, protection, flags, fd, offset) }
         };
         let start = match huge_page_bytes() {
-            // When that fails, the kernel may have unmapped the room already, and others be there: it is left as it is.
-            Some(page) if len >= page => room(len, offset, page).and_then(|room| map(room, flags | MapFlags::FIXED)),
+            // After a failed MAP_FIXED the range may already belong to another mapping, so it is not unmapped.
+            Some(page) if len >= page => {
+                reserve_addresses(len, offset, page).and_then(|address| map(address, flags | MapFlags::FIXED))
+            }
             _ => map(std::ptr::null_mut(), flags),
         };
         let start = start.map_err(|error| Error::io(format!("cannot map {}", size(len as u64)), &error.into()))?;
@@ -76,19 +90,19 @@ impl Mapping {
         Ok(Self { start, len, access })
     }
 
-    /// Replaces a mapping of the file's start by a private one of its first `len` bytes, at the same address: from here on
-    /// nothing that this process writes there reaches the file.
+    /// Replaces a mapping of the start of `fd` by a private one of its first `len` bytes, at the same address. Later writes
+    /// of this process to this address do not reach the file.
     pub(crate) fn remap_private(mut self, fd: BorrowedFd<'_>, len: usize, access: Access) -> Result<Self> {
         debug_assert!(access != Access::Write);
-        self.shorten(len);
+        self.truncate(len);
         if self.len > 0 {
             let (protection, flags) = access.flags();
             let start = self.start.as_ptr().cast::<c_void>();
-            // SAFETY: M1: the range is this mapping's own, page-aligned as mmap gave it, and `self` by value proves that
-            // nobody borrows it. MAP_FIXED replaces it in one step, so the address is never free for others.
-            let done = unsafe { mmap(start, self.len, protection, flags | MapFlags::FIXED, fd, 0) };
-            if let Err(error) = done {
-                // The kernel may have unmapped it already, and others be there: it is not unmapped again.
+            // SAFETY: M1: the range is this mapping's own and page-aligned, and `self` by value excludes references to it.
+            // MAP_FIXED replaces the mapping atomically, so no other mapping can take the address.
+            let outcome = unsafe { mmap(start, self.len, protection, flags | MapFlags::FIXED, fd, 0) };
+            if let Err(error) = outcome {
+                // The kernel may have unmapped the range, and another mapping may have it by now: it is not unmapped again.
                 std::mem::forget(self);
                 return Err(Error::io("cannot map privately", &error.into()));
             }
@@ -98,110 +112,115 @@ impl Mapping {
     }
 
     /// Unmaps the pages beyond the first `len` bytes.
-    fn shorten(&mut self, len: usize) {
+    fn truncate(&mut self, len: usize) {
         let (kept, mapped) = (len.next_multiple_of(page_size()), self.len);
         if kept < mapped {
-            // SAFETY: M1: the range is the end of this mapping, from a page's start on, and `&mut self` proves that
-            // nobody borrows it. A failure would leave it mapped, which harms nobody.
+            // SAFETY: M1: `kept .. mapped` is the end of this mapping and starts at a page. `&mut self` excludes references
+            // to it. A failure leaves the pages mapped, which is harmless.
             let _ = unsafe { munmap(self.start.as_ptr().add(kept).cast(), mapped - kept) };
         }
         self.len = len.min(mapped);
     }
 
-    /// Makes every page of a writable mapping present, so that no write has to wait for the kernel. On one thread: the
-    /// pages exist already, and more threads wait for each other's page tables.
-    /// Kernels before 5.14 cannot, and lose only the time.
-    pub(crate) fn populate(&self) -> Result<()> {
+    /// Faults in every page of a writable mapping (`MADV_POPULATE_WRITE`), on one thread: with several, the threads wait
+    /// for each other's page tables. Linux before 5.14 ignores the request.
+    pub(crate) fn prefault(&self) -> Result<()> {
         if self.len == 0 {
             return Ok(());
         }
-        // SAFETY: M1: the range is this mapping's own. The bytes do not change.
+        // SAFETY: M1: the range is this mapping's own, and `&self` keeps it. The bytes do not change.
         match unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxPopulateWrite) } {
             Ok(()) | Err(Errno::INVAL) => Ok(()),
             Err(error) => Err(Error::io(format!("cannot back {}", size(self.len as u64)), &error.into())),
         }
     }
 
-    /// Whether children that are forked from here on have it.
-    pub(crate) fn set_inherited_on_fork(&self, inherit: bool) -> Result<()> {
+    /// Sets what a later `fork` does with the mapping.
+    pub(crate) fn set_on_fork(&self, on_fork: OnFork) -> Result<()> {
         if self.len == 0 {
             return Ok(());
         }
-        let advice = if inherit { Advice::LinuxDoFork } else { Advice::LinuxDontFork };
-        // SAFETY: M1: the range is this mapping's own. Nothing changes in this process.
+        let advice = match on_fork {
+            OnFork::Inherit => Advice::LinuxDoFork,
+            OnFork::Exclude => Advice::LinuxDontFork,
+        };
+        // SAFETY: M1: the range is this mapping's own, and `&self` keeps it. This process's view does not change.
         unsafe { madvise(self.start.as_ptr().cast(), self.len, advice) }
-            .map_err(|error| Error::io("cannot say what children inherit", &error.into()))
+            .map_err(|error| Error::io("cannot set whether a child inherits memory", &error.into()))
     }
 
-    /// Backs `range` of a new writable mapping by huge pages of `page` bytes, of which it is a multiple, as far as the
-    /// kernel has any: it is asked for one range after the other until it has none. The bytes do not change.
+    /// Backs `range` of a new writable mapping with huge pages (`MADV_COLLAPSE`), as many as the kernel has. `page` is the
+    /// size of one, and `range` a multiple of it. The bytes do not change.
     pub(crate) fn collapse(&self, range: Range<usize>, page: usize) {
         debug_assert!(range.end <= self.len && self.access == Access::Write);
         for start in range.clone().step_by(page) {
-            // SAFETY: M1: the page is inside. The kernel needs one to make a huge one of; without memory this is an error,
-            // where touching it would be a signal.
-            let page =
+            // SAFETY: M1: the page is inside the mapping, which `&self` keeps. MADV_COLLAPSE needs one present page in each
+            // huge page. Without memory this call fails, where an access would raise SIGBUS.
+            let populated =
                 unsafe { madvise(self.start.as_ptr().add(start).cast(), page_size(), Advice::LinuxPopulateRead) };
-            if page.is_err() {
+            if populated.is_err() {
                 return;
             }
         }
-        // SAFETY: M1: the range is inside. Which pages hold the bytes is nothing that a program can see.
+        // SAFETY: M1: the range is inside the mapping, which `&self` keeps. A program cannot observe which pages hold its
+        // bytes.
         let _ = unsafe { libc::madvise(self.start.as_ptr().add(range.start).cast(), range.len(), libc::MADV_COLLAPSE) };
     }
 
-    /// Where the mapping starts.
+    /// The first address.
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
     }
 
+    /// The length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: M1, and the borrow of `self` keeps the mapping. Files behind it are sealed, or our own and never
-        // truncated: a writable map excludes other writers by M2.
+        // SAFETY: M1, and the borrow of `self` keeps the mapping. The bytes do not change meanwhile: a file that is mapped
+        // for reading is sealed, or is Cotensor's own and never truncated; a writable mapping has no other writer (M2).
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
+    /// The bytes for writing; `None` for `Access::Read`.
     pub(crate) fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         let writable = self.access != Access::Read;
-        // SAFETY: M1 and M2; the exclusive borrow of `self` excludes other references.
+        // SAFETY: M1 and M2; the exclusive borrow of `self` keeps the mapping and excludes other references.
         writable.then(|| unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) })
-    }
-}
-
-/// Addresses for `len` bytes of a file from `offset` on, so that huge pages of the file can be mapped as such. They are
-/// taken, by a mapping of nothing.
-fn room(len: usize, offset: u64, page: usize) -> Result<*mut c_void, Errno> {
-    let whole = len.checked_add(page).ok_or(Errno::NOMEM)?;
-    // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
-    let found = unsafe { mmap_anonymous(std::ptr::null_mut(), whole, ProtFlags::empty(), MapFlags::PRIVATE)? };
-    let into = offset as usize % page;
-    let before = (into + page - found.addr() % page) % page;
-    let end = (before + len).next_multiple_of(page_size());
-    let start = found.wrapping_byte_add(before);
-    free(found, before);
-    free(found.wrapping_byte_add(end), whole.saturating_sub(end));
-    Ok(start)
-}
-
-/// Gives addresses of a [`room`] back.
-fn free(start: *mut c_void, len: usize) {
-    if len > 0 {
-        // SAFETY: the range belongs to a mapping of nothing that this module made and nobody else knows. A failure would
-        // leave it taken, which harms nobody.
-        let _ = unsafe { munmap(start, len) };
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.len > 0 {
-            // SAFETY: M1: the range is ours, and nobody borrows it any more. A failure would leave it mapped, which
-            // harms nobody.
+            // SAFETY: M1: the range is this mapping's own, and `&mut self` excludes references to it. A failure leaves it
+            // mapped, which is harmless.
             let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
         }
+    }
+}
+
+/// Reserves addresses for `len` bytes of a file from byte `offset` on, such that huge pages of the file can be mapped as
+/// huge pages of `page` bytes. An inaccessible mapping holds the reservation.
+fn reserve_addresses(len: usize, offset: u64, page: usize) -> Result<*mut c_void, Errno> {
+    let whole = len.checked_add(page).ok_or(Errno::NOMEM)?;
+    // SAFETY: without MAP_FIXED, the kernel chooses an unused range.
+    let found = unsafe { mmap_anonymous(std::ptr::null_mut(), whole, ProtFlags::empty(), MapFlags::PRIVATE)? };
+    // The start and `offset` have the same remainder modulo `page`.
+    let remainder = offset as usize % page;
+    let before = (remainder + page - found.addr() % page) % page;
+    let end = (before + len).next_multiple_of(page_size());
+    release_addresses(found, before);
+    release_addresses(found.wrapping_byte_add(end), whole.saturating_sub(end));
+    Ok(found.wrapping_byte_add(before))
+}
+
+/// Releases a part of what [`reserve_addresses`] reserved.
+fn release_addresses(start: *mut c_void, len: usize) {
+    if len > 0 {
+        // SAFETY: the range is part of an inaccessible mapping of this module, to which no reference exists. A failure
+        // leaves it reserved, which is harmless.
+        let _ = unsafe { munmap(start, len) };
     }
 }

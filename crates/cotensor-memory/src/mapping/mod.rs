@@ -6,8 +6,8 @@ mod dirty_pages;
 mod huge_pages;
 mod mmap;
 
-pub(crate) use aliased::{AddressPin, AliasedMapping};
+pub(crate) use aliased::AliasedMapping;
 pub(crate) use cache::MappingCache;
 pub(crate) use dirty_pages::dirty_bytes;
 pub(crate) use huge_pages::huge_page_bytes;
-pub(crate) use mmap::{Access, Mapping};
+pub(crate) use mmap::{Access, Mapping, OnFork};

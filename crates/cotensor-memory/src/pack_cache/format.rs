@@ -1,14 +1,14 @@
-//! The format of a pack: a header, a table of contents, and the contents, each at a multiple of 64 bytes.
+//! The format of a pack: a header, a table of blobs, and the blobs, each at a multiple of 64 bytes.
 //!
 //! ```text
 //! 0   magic "cotensor"          8 bytes
-//! 8   version                   u32, little-endian like all numbers
+//! 8   version                   u32; all numbers are little-endian
 //! 12  entries                   u32
 //! 16  size of the whole file    u64
 //! 24  BLAKE3 of the table       32 bytes
 //! 56  zero                      8 bytes
 //! 64  table: hash 32, offset u64, length u64 for each entry
-//! ..  contents
+//! ..  blobs
 //! ```
 
 use cotensor_core::{ALIGNMENT, ContentHash, Error, Result, TENSOR_BYTES_MAX, padded};
@@ -18,25 +18,24 @@ const MAGIC: &[u8; 8] = b"cotensor";
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 64;
 const ENTRY_BYTES: usize = 48;
-/// The most contents of a pack.
-pub(crate) const ENTRIES_MAX: usize = 1_000_000;
+/// The most blobs of a pack.
+const ENTRIES_MAX: usize = 1_000_000;
 
-/// One content of a pack.
+/// One blob of a pack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackEntry {
-    /// Its hash.
+    /// The hash of the bytes.
     pub hash: ContentHash,
-    /// Its bytes in the file.
+    /// The position of the bytes in the file.
     pub range: Range<usize>,
 }
 
-/// Reads header and table of a pack from the start of its file, whose length is that of `file`.
+/// Parses the header and the table of a pack. `file` is the whole file; its blobs are not read.
 ///
 /// # Errors
-/// `Corrupt` for anything that the format does not allow: magic, version, size, checksum, entries out of bounds,
-/// misaligned or overlapping.
+/// `Corrupt` for a wrong magic, version, size or checksum, and for entries that are out of bounds, misaligned or overlapping.
 pub fn parse_pack_table(file: &[u8]) -> Result<Vec<PackEntry>> {
-    let header = file.get(..HEADER_BYTES).ok_or_else(|| Error::corrupt("shorter than a header"))?;
+    let header = file.get(..HEADER_BYTES).ok_or_else(|| Error::corrupt("the file is shorter than the header"))?;
     if &header[..8] != MAGIC {
         return Err(Error::corrupt("not a pack").in_field("magic"));
     }
@@ -57,7 +56,7 @@ pub fn parse_pack_table(file: &[u8]) -> Result<Vec<PackEntry>> {
         return Err(Error::corrupt("the checksum is wrong").in_field("table"));
     }
     let mut entries = Vec::with_capacity(count);
-    let mut free_from = table_end;
+    let mut previous_end = table_end;
     for (index, row) in table.chunks_exact(ENTRY_BYTES).enumerate() {
         let wrong = |what: &str| Error::corrupt(what.to_owned()).in_field(format!("entry {index}"));
         let bounded = |at| usize::try_from(u64_at(row, at)).map_err(|_| wrong("out of bounds"));
@@ -66,10 +65,10 @@ pub fn parse_pack_table(file: &[u8]) -> Result<Vec<PackEntry>> {
         if !offset.is_multiple_of(ALIGNMENT) {
             return Err(wrong("misaligned"));
         }
-        if offset < free_from {
-            return Err(wrong("overlaps what comes before it"));
+        if offset < previous_end {
+            return Err(wrong("overlaps an earlier entry"));
         }
-        free_from = end;
+        previous_end = end;
         let mut hash = [0; 32];
         hash.copy_from_slice(&row[..32]);
         entries.push(PackEntry { hash: ContentHash::from_bytes(hash), range: offset..end });
@@ -77,24 +76,24 @@ pub fn parse_pack_table(file: &[u8]) -> Result<Vec<PackEntry>> {
     Ok(entries)
 }
 
-/// Where the contents go in a new pack, and how long its file is.
-pub(crate) fn plan(contents: &[(ContentHash, usize)]) -> Result<(Vec<PackEntry>, usize)> {
-    if contents.len() > ENTRIES_MAX {
-        return Err(Error::invalid(format!("{} contents; a pack has at most {ENTRIES_MAX}", contents.len())));
+/// The positions of blobs, given by hash and length in bytes, in a new pack, and the length of its file.
+pub(super) fn plan(blobs: &[(ContentHash, usize)]) -> Result<(Vec<PackEntry>, usize)> {
+    if blobs.len() > ENTRIES_MAX {
+        return Err(Error::invalid(format!("{} blobs; a pack has at most {ENTRIES_MAX}", blobs.len())));
     }
-    let mut at = HEADER_BYTES + contents.len() * ENTRY_BYTES;
-    let mut entries = Vec::with_capacity(contents.len());
-    for &(hash, len) in contents {
+    let mut at = HEADER_BYTES + blobs.len() * ENTRY_BYTES;
+    let mut entries = Vec::with_capacity(blobs.len());
+    for &(hash, len) in blobs {
         let start = padded(at)?;
         let end = start.checked_add(len).filter(|&end| end as u64 <= TENSOR_BYTES_MAX);
-        at = end.ok_or_else(|| Error::invalid("the contents are larger than a pack may be"))?;
+        at = end.ok_or_else(|| Error::invalid("the blobs are larger than a pack can be"))?;
         entries.push(PackEntry { hash, range: start..at });
     }
     Ok((entries, at))
 }
 
-/// Writes header and table.
-pub(crate) fn write_table(entries: &[PackEntry], file: &mut [u8]) {
+/// Writes the header and the table.
+pub(super) fn write_table(entries: &[PackEntry], file: &mut [u8]) {
     let size = file.len() as u64;
     let table_end = HEADER_BYTES + entries.len() * ENTRY_BYTES;
     for (entry, row) in entries.iter().zip(file[HEADER_BYTES..table_end].chunks_exact_mut(ENTRY_BYTES)) {
@@ -146,10 +145,10 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_of_header_and_table_is_refused() {
+    fn any_flipped_bit_of_header_or_table_is_refused() {
         let file = sample();
         for at in 0..HEADER_BYTES - 8 + 3 * ENTRY_BYTES {
-            // The last 8 bytes of the header are not read.
+            // The last 8 bytes of the header are reserved.
             let at = if at >= 56 { at + 8 } else { at };
             let mut damaged = file.clone();
             damaged[at] ^= 1;
@@ -158,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn overlap_misalignment_and_excess_are_refused_even_with_a_right_checksum() {
+    fn invalid_entries_with_a_valid_checksum_are_refused() {
         let rewrite = |change: &dyn Fn(&mut [PackEntry])| {
             let mut file = sample();
             let mut entries = parse_pack_table(&file).unwrap();
@@ -173,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn contents_beyond_the_limits_are_refused() {
+    fn blobs_beyond_the_limits_are_refused() {
         let hash = ContentHash::of(b"a");
         for lens in [&[usize::MAX][..], &[usize::MAX - 130], &[1, usize::MAX - 63]] {
             let contents: Vec<_> = lens.iter().map(|&len| (hash, len)).collect();

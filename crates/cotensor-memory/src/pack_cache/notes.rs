@@ -1,6 +1,6 @@
-//! Small files beside the packs: what a process found out and others need not find out again.
+//! Notes: small files in the cache with results that other processes can reuse.
 
-use super::temporary_name;
+use super::folder::temporary_name;
 use cotensor_core::{ContentHash, Error, Result};
 use std::path::PathBuf;
 
@@ -23,13 +23,13 @@ impl Notes {
         std::fs::read_dir(&self.folder).into_iter().flatten().flatten().map(|entry| entry.path())
     }
 
-    pub(super) fn get_note(&self, key: &ContentHash) -> Option<Vec<u8>> {
+    pub(super) fn get(&self, key: &ContentHash) -> Option<Vec<u8>> {
         let path = self.folder.join(key.to_string());
         let small = std::fs::metadata(&path).is_ok_and(|file| file.len() <= NOTE_BYTES_MAX as u64);
         small.then(|| std::fs::read(&path).ok()).flatten()
     }
 
-    pub(super) fn put_note(&self, key: &ContentHash, note: &[u8]) -> Result<()> {
+    pub(super) fn put(&self, key: &ContentHash, note: &[u8]) -> Result<()> {
         if note.len() > NOTE_BYTES_MAX {
             return Err(Error::invalid(format!("a note of {} bytes; at most {NOTE_BYTES_MAX}", note.len())));
         }
@@ -37,9 +37,9 @@ impl Notes {
         let written = std::fs::write(&temporary, note)
             .and_then(|()| std::fs::rename(&temporary, self.folder.join(key.to_string())));
         written.map_err(|error| {
-            // The error that matters is the first.
+            // Best effort; the first error is returned.
             let _ = std::fs::remove_file(&temporary);
-            Error::io("cannot keep a note", &error).in_file(&temporary)
+            Error::io("cannot write a note", &error).in_file(&temporary)
         })
     }
 }

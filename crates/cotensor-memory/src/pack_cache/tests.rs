@@ -1,10 +1,16 @@
-use super::*;
+use super::PackCache;
+use super::folder::UNLOCKED_AFTER;
+use super::format::{plan, write_table};
+use super::index::pack_files;
+use super::notes::NOTE_BYTES_MAX;
 use crate::process::range_at;
-use format::write_table;
-use notes::NOTE_BYTES_MAX;
-use std::os::unix::fs::PermissionsExt;
+use cotensor_core::{BlobCache, ContentHash, ErrorKind, PackMut};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
-/// A pack with `contents`, written and not committed.
+/// A pack with `contents`, written but not committed.
 fn begin(cache: &PackCache, contents: &[&[u8]]) -> Box<dyn PackMut> {
     let entries: Vec<_> = contents.iter().map(|bytes| (ContentHash::of(bytes), bytes.len())).collect();
     let mut pack = cache.begin(&entries).unwrap();
@@ -32,7 +38,7 @@ fn only_pack(folder: &Path) -> PathBuf {
 }
 
 #[test]
-fn what_one_cache_keeps_another_finds() {
+fn blobs_of_one_cache_are_found_by_another() {
     let folder = tempfile::tempdir().unwrap();
     let (one, other) = (PackCache::open(folder.path()).unwrap(), PackCache::open(folder.path()).unwrap());
     let hashes = put(&one, &[b"first", b"", &[9; 5000]]);
@@ -42,13 +48,13 @@ fn what_one_cache_keeps_another_finds() {
         assert_eq!(range.start % cotensor_core::ALIGNMENT, 0);
     }
     let (a, b) = (other.find(&hashes[0]).unwrap().0, other.find(&hashes[2]).unwrap().0);
-    assert!(Arc::ptr_eq(&a, &b), "one mapping for a pack");
+    assert!(Arc::ptr_eq(&a, &b), "one mapping of a pack");
     assert!(other.find(&ContentHash::of(b"unknown")).is_none());
     assert!(one.verify().0 == 3 && one.verify().1.is_empty() && one.usage().0 == 1);
 }
 
 #[test]
-fn an_abandoned_pack_leaves_nothing() {
+fn uncommitted_pack_leaves_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let cache = PackCache::open(folder.path()).unwrap();
     drop(cache.begin(&[(ContentHash::of(b"x"), 1)]).unwrap());
@@ -56,7 +62,7 @@ fn an_abandoned_pack_leaves_nothing() {
 }
 
 #[test]
-fn what_a_killed_writer_left_goes_and_what_a_living_one_writes_stays() {
+fn opening_removes_files_of_ended_writers_only() {
     let folder = tempfile::tempdir().unwrap();
     let packs = folder.path().join("packs");
     let cache = PackCache::open(folder.path()).unwrap();
@@ -77,14 +83,14 @@ fn what_a_killed_writer_left_goes_and_what_a_living_one_writes_stays() {
 }
 
 #[test]
-fn a_file_in_place_of_the_folder_is_told() {
+fn file_in_place_of_the_folder_is_refused() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let error = PackCache::open(file.path()).err().unwrap();
     assert_eq!((error.kind(), error.file()), (ErrorKind::Refused, Some(file.path())), "{error}");
 }
 
 #[test]
-fn damaged_and_removed_packs_are_ignored_with_a_reason() {
+fn damaged_packs_are_problems_and_removed_packs_are_ignored() {
     let folder = tempfile::tempdir().unwrap();
     let cache = PackCache::open(folder.path()).unwrap();
     let hash = put(&cache, &[b"content"])[0];
@@ -99,7 +105,7 @@ fn damaged_and_removed_packs_are_ignored_with_a_reason() {
 }
 
 #[test]
-fn notes_are_kept_and_bounded() {
+fn notes_outlive_the_cache_and_are_bounded() {
     let folder = tempfile::tempdir().unwrap();
     let cache = PackCache::open(folder.path()).unwrap();
     let key = ContentHash::of(b"key");
@@ -111,7 +117,7 @@ fn notes_are_kept_and_bounded() {
 }
 
 #[test]
-fn a_folder_that_others_may_enter_is_refused() {
+fn folder_that_others_can_access_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let cache = folder.path().join("cache");
     let set = |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
@@ -130,7 +136,7 @@ fn a_folder_that_others_may_enter_is_refused() {
 }
 
 #[test]
-fn of_two_writers_of_one_pack_the_first_serves_both() {
+fn first_of_two_writers_of_a_pack_serves_both() {
     let folder = tempfile::tempdir().unwrap();
     let (one, other) = (PackCache::open(folder.path()).unwrap(), PackCache::open(folder.path()).unwrap());
     let contents: [&[u8]; 2] = [&[1; 5000], b"two"];
@@ -138,18 +144,18 @@ fn of_two_writers_of_one_pack_the_first_serves_both() {
     let first = first.commit().unwrap();
     let inode = std::fs::metadata(only_pack(folder.path())).unwrap().ino();
     let second = second.commit().unwrap();
-    assert_eq!(std::fs::metadata(only_pack(folder.path())).unwrap().ino(), inode, "nobody is left with an orphan");
+    assert_eq!(std::fs::metadata(only_pack(folder.path())).unwrap().ino(), inode, "the file is not replaced");
     for located in [first, second] {
         for ((segment, range), bytes) in located.into_iter().zip(contents) {
             assert_eq!(&segment.bytes().unwrap()[range], bytes);
             assert_eq!(range_at(segment.bytes().unwrap().as_ptr()).unwrap().range.inode, inode);
         }
     }
-    assert_eq!(std::fs::read_dir(folder.path().join("packs")).unwrap().count(), 1, "no temporary file stays");
+    assert_eq!(std::fs::read_dir(folder.path().join("packs")).unwrap().count(), 1, "no temporary file is left");
 }
 
 #[test]
-fn a_damaged_pack_is_replaced_and_found_again() {
+fn damaged_pack_is_replaced_and_found_again() {
     let folder = tempfile::tempdir().unwrap();
     let hash = put(&PackCache::open(folder.path()).unwrap(), &[b"content"])[0];
     std::fs::write(only_pack(folder.path()), b"not a pack at all").unwrap();
@@ -163,7 +169,7 @@ fn a_damaged_pack_is_replaced_and_found_again() {
 }
 
 #[test]
-fn what_two_packs_hold_outlives_either() {
+fn blob_in_two_packs_survives_the_removal_of_one() {
     let folder = tempfile::tempdir().unwrap();
     let cache = PackCache::open(folder.path()).unwrap();
     let hash = put(&cache, &[b"shared"])[0];
@@ -181,11 +187,11 @@ fn what_two_packs_hold_outlives_either() {
 }
 
 #[test]
-fn a_replaced_pack_is_read_by_its_own_table() {
+fn replaced_pack_is_read_by_its_own_table() {
     let folder = tempfile::tempdir().unwrap();
     let cache = PackCache::open(folder.path()).unwrap();
     let hashes = put(&cache, &[&[1; 100], &[2; 100]]);
-    // The same contents the other way round.
+    // The same blobs in the other order.
     let (entries, len) = plan(&[(hashes[1], 100), (hashes[0], 100)]).unwrap();
     let mut file = vec![0; len];
     write_table(&entries, &mut file);
@@ -208,7 +214,7 @@ fn damage(folder: &Path) -> PathBuf {
 }
 
 #[test]
-fn verifying_finds_and_removes_a_pack_with_a_changed_byte() {
+fn verify_removes_a_pack_with_a_changed_byte() {
     let folder = tempfile::tempdir().unwrap();
     let hash = put(&PackCache::open(folder.path()).unwrap(), &[b"content"])[0];
     let path = damage(folder.path());
@@ -221,7 +227,7 @@ fn verifying_finds_and_removes_a_pack_with_a_changed_byte() {
 }
 
 #[test]
-fn a_pack_that_was_changed_is_not_found_but_removed_and_made_again() {
+fn changed_pack_is_removed_and_can_be_written_again() {
     let folder = tempfile::tempdir().unwrap();
     let (first, fresh) = (PackCache::open(folder.path()).unwrap(), PackCache::open(folder.path()).unwrap());
     let hash = put(&first, &[b"content"])[0];
@@ -229,22 +235,22 @@ fn a_pack_that_was_changed_is_not_found_but_removed_and_made_again() {
     let path = damage(folder.path());
     let later = PackCache::open(folder.path()).unwrap();
     assert_eq!((found(&later, &hash), path.exists()), (None, false));
-    assert!(later.problems()[0].to_string().contains("does not have its hash"));
+    assert!(later.problems()[0].to_string().contains("does not match its hash"));
     put(&later, &[b"content"]);
     assert_eq!(found(&PackCache::open(folder.path()).unwrap(), &hash).unwrap(), b"content");
 }
 
 #[test]
-fn a_pack_is_hashed_once_for_all_processes_since_the_machine_started() {
+fn pack_is_verified_once_per_boot() {
     let folder = tempfile::tempdir().unwrap();
     let hash = put(&PackCache::open(folder.path()).unwrap(), &[b"content"])[0];
     let path = only_pack(folder.path());
     let written = std::fs::metadata(&path).unwrap().modified().unwrap();
     damage(folder.path());
-    // With its old times it is the file that was verified: nothing hashes it again.
+    // With its old times it is the verified file, which is not hashed again.
     std::fs::File::options().write(true).open(&path).unwrap().set_modified(written).unwrap();
     assert_ne!(found(&PackCache::open(folder.path()).unwrap(), &hash).unwrap(), b"content");
-    // Without the notes, as after a start of the machine, the next user hashes it.
+    // Without the notes, as after a boot, the next process hashes it.
     for note in std::fs::read_dir(folder.path().join("notes")).unwrap().flatten() {
         std::fs::remove_file(note.path()).unwrap();
     }
@@ -252,7 +258,7 @@ fn a_pack_is_hashed_once_for_all_processes_since_the_machine_started() {
 }
 
 #[test]
-fn pruning_removes_what_nobody_used_for_long() {
+fn prune_removes_packs_unused_for_the_given_time() {
     let folder = tempfile::tempdir().unwrap();
     let cache = PackCache::open(folder.path()).unwrap();
     let old = put(&cache, &[b"old"])[0];
@@ -270,16 +276,16 @@ fn pruning_removes_what_nobody_used_for_long() {
 }
 
 #[test]
-fn a_named_pack_is_on_the_disk() {
+fn committed_pack_is_on_the_disk() {
     let folder = tempfile::tempdir().unwrap();
     let cache = PackCache::open(folder.path()).unwrap();
     let (segment, _) = begin(&cache, &[&[1; 1 << 20]]).commit().unwrap().pop().unwrap();
     let bytes = segment.bytes().unwrap();
-    // Touched, so that the pages are this mapping's to report.
+    // Reading faults the pages in, so that the kernel counts them for this mapping.
     assert!(bytes.iter().map(|&byte| usize::from(byte)).sum::<usize>() > 1 << 20);
     let mapping = range_at(bytes.as_ptr()).unwrap();
     assert!(mapping.rss_bytes >= 1 << 20);
     let on_disk = rustix::fs::statfs(folder.path()).unwrap().f_type != 0x0102_1994;
-    // A tmpfs never writes its pages anywhere.
+    // A tmpfs has no disk, so its pages stay dirty.
     assert!(mapping.dirty_bytes == 0 || !on_disk, "{mapping:?}");
 }

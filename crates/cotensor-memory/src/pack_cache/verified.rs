@@ -1,4 +1,4 @@
-//! Verifying packs: the contents of each are hashed once after the machine started.
+//! Verification of packs: the blobs of each pack are hashed once after each boot.
 
 use super::format::PackEntry;
 use super::notes::Notes;
@@ -11,29 +11,29 @@ use std::thread::available_parallelism;
 /// Threads that hash one pack.
 const THREADS_MAX: usize = 4;
 
-/// Remembers in notes which packs were verified, so that a second process does not hash them again. A note holds for one
-/// file (device, inode, length, time of the last write) and one start of the machine.
-pub(super) struct Verified {
+/// Records verified packs in notes, so that other processes do not hash them again. A note is valid for one file (device,
+/// inode, length, time of last write) and one boot.
+pub(super) struct VerifiedPacks {
     notes: Notes,
-    /// The kernel's identifier of this start; without it, every process verifies.
+    /// The kernel's identifier of this boot. Without it, every process verifies.
     boot: Option<String>,
 }
 
-impl Verified {
+impl VerifiedPacks {
     pub(super) fn new(notes: Notes) -> Self {
         Self { notes, boot: std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok() }
     }
 
-    /// Whether the pack at `path` was verified as the file that it is.
+    /// Whether the pack at `path` with the identity `id` was verified.
     pub(super) fn contains(&self, path: &Path, id: FileId) -> bool {
         let note = self.note(id);
-        note.is_some() && self.notes.get_note(&key(path)) == note
+        note.is_some() && self.notes.get(&key(path)) == note
     }
 
     pub(super) fn insert(&self, path: &Path, id: FileId) {
         if let Some(note) = self.note(id) {
             // Best effort: without the note the next process verifies again.
-            let _ = self.notes.put_note(&key(path), &note);
+            let _ = self.notes.put(&key(path), &note);
         }
     }
 
@@ -42,14 +42,14 @@ impl Verified {
     }
 }
 
-/// One note for each pack: the next start of the machine replaces it.
+/// The key of a pack's note, which the next boot replaces.
 fn key(path: &Path) -> ContentHash {
     let mut hasher = Hasher::new("cotensor verified pack v1");
     hasher.field(path.file_name().unwrap_or_default().as_encoded_bytes());
     hasher.finish()
 }
 
-/// The first of `entries` whose bytes in `pack` do not have their hash.
+/// The first of `entries` whose bytes in `pack` do not match its hash.
 pub(super) fn damaged<'a>(pack: &[u8], entries: &'a [PackEntry]) -> Option<&'a PackEntry> {
     let next = AtomicUsize::new(0);
     let search = || loop {

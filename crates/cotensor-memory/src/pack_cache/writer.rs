@@ -1,4 +1,4 @@
-//! A pack on its way into the cache.
+//! Writing a pack.
 
 use super::format::{PackEntry, write_table};
 use super::index::PackIndex;
@@ -9,8 +9,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Written under a temporary name; committing gives it its own.
-pub(super) struct NewPack {
+/// A pack that is written under a temporary name and gets its final name at the commit.
+pub(super) struct PackWriter {
     file: Option<MappedFileMut>,
     entries: Vec<PackEntry>,
     temporary: PathBuf,
@@ -18,8 +18,8 @@ pub(super) struct NewPack {
     index: Arc<Mutex<PackIndex>>,
 }
 
-impl NewPack {
-    /// `target` names the pack by what it holds: whoever packs the same contents writes the same file.
+impl PackWriter {
+    /// `target` contains the hash of all blobs, so writers of the same blobs write the same file.
     pub(super) fn new(
         file: MappedFileMut,
         entries: Vec<PackEntry>,
@@ -29,17 +29,17 @@ impl NewPack {
         Self { temporary: file.path().to_path_buf(), file: Some(file), entries, target: target.into(), index }
     }
 
-    /// Renames the pack over whatever is there.
+    /// Renames the pack to its final name, replacing a file of that name.
     fn replace(&self) -> io::Result<()> {
         std::fs::rename(&self.temporary, &self.target)
     }
 
     fn io(&self, error: &io::Error) -> Error {
-        Error::io("cannot keep a pack", error).in_file(&self.target)
+        Error::io("cannot write a pack", error).in_file(&self.target)
     }
 }
 
-impl PackMut for NewPack {
+impl PackMut for PackWriter {
     fn entry_mut(&mut self, index: usize) -> &mut [u8] {
         let range = self.entries[index].range.clone();
         self.file.as_mut().map(|file| &mut file.bytes_mut()[range]).unwrap_or_default()
@@ -48,26 +48,26 @@ impl PackMut for NewPack {
     fn commit(mut self: Box<Self>) -> Result<Vec<Located>> {
         let mut file = self.file.take().ok_or_else(|| Error::new(ErrorKind::Conflict, "committed already"))?;
         write_table(&self.entries, file.bytes_mut());
-        // The bytes are on the disk before their name is: a pack that is found after a crash is whole.
+        // The bytes are on the disk before the final name is, so a pack that is found after a crash is complete.
         file.sync()?;
         let mapping = Arc::new(file.into_mapped()?);
 
         let mut index = self.index.lock().unwrap_or_else(PoisonError::into_inner);
-        // A link, unlike a rename, leaves a pack that is there already to those who map it.
+        // Unlike a rename, a link does not replace an existing pack, which other processes may map.
         match std::fs::hard_link(&self.temporary, &self.target) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 index.scan();
-                // Somebody else was faster: his pages serve everybody, unless they are damaged.
+                // Another writer was faster: its pages are shared, unless they are damaged.
                 if let Some(located) = index.find_in(&self.target, &self.entries) {
                     return Ok(located);
                 }
                 self.replace().map_err(|error| self.io(&error))?;
             }
-            // A file system without links: the last one who writes the same contents wins, and nothing is lost.
+            // On a file system without links, the last writer of the same blobs wins, and nothing is lost.
             Err(_) => self.replace().map_err(|error| self.io(&error))?,
         }
-        index.adopt_written(&self.target, &mapping, &self.entries);
+        index.add_written(&self.target, &mapping, &self.entries);
         drop(index);
         if let Some(folder) = self.target.parent() {
             File::open(folder).and_then(|folder| folder.sync_all()).map_err(|error| self.io(&error))?;
@@ -77,9 +77,9 @@ impl PackMut for NewPack {
     }
 }
 
-impl Drop for NewPack {
+impl Drop for PackWriter {
     fn drop(&mut self) {
-        // After a rename it is gone already.
+        // After a rename the file does not exist any more.
         let _ = std::fs::remove_file(&self.temporary);
     }
 }

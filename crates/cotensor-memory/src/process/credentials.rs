@@ -1,18 +1,18 @@
-//! The process at the other end of a Unix socket.
+//! The credentials of the process at the other end of a Unix socket (`SO_PEERCRED`).
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// The credentials of the process that connected or listened, as the kernel recorded them.
+/// The credentials of a peer, as the kernel recorded them when it connected or listened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerCredentials {
-    /// Its effective user, as this process's user namespace numbers it.
+    /// The effective user id, in this process's user namespace.
     pub uid: u32,
-    /// Its number in this process's PID namespace; `None` where it has none here, as across containers.
+    /// The process id in this process's PID namespace; `None` when it has none there, as in another container.
     pub pid: Option<i32>,
 }
 
 impl PeerCredentials {
-    /// Whether it is a process of the user that this process runs as.
+    /// Whether the peer runs as the same effective user as this process.
     pub fn is_own_user(&self) -> bool {
         self.uid == rustix::process::geteuid().as_raw()
     }
@@ -20,17 +20,17 @@ impl PeerCredentials {
 
 /// The credentials of the process at the other end of `socket`.
 ///
-/// rustix's `socket_peercred` is of no use here: its process number cannot be 0, which the kernel reports for a process of
-/// another PID namespace.
+/// rustix's `socket_peercred` does not fit: the kernel reports process id 0 for a process of another PID namespace, which its
+/// `Pid` cannot hold.
 ///
 /// # Errors
-/// The system's, for a descriptor that is no connected Unix socket.
+/// The system's error for a descriptor that is not a connected Unix socket.
 pub fn peer_credentials(socket: BorrowedFd<'_>) -> std::io::Result<PeerCredentials> {
     let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let size = size_of::<libc::ucred>();
     let mut len = size as libc::socklen_t;
-    // SAFETY: `found` and `len` live through the call, and the kernel writes at most `len` bytes, the size of `found`. Every
-    // bit pattern is a valid ucred.
+    // SAFETY: `found` and `len` are borrowed until after the call. The kernel writes at most `len` bytes, which is the size of
+    // `found`, and every bit pattern is a valid `ucred`.
     let outcome = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -44,7 +44,7 @@ pub fn peer_credentials(socket: BorrowedFd<'_>) -> std::io::Result<PeerCredentia
         return Err(std::io::Error::last_os_error());
     }
     if len as usize != size {
-        return Err(std::io::Error::other("the kernel's credentials have another length"));
+        return Err(std::io::Error::other("the kernel returned credentials of another length"));
     }
     Ok(PeerCredentials { uid: found.uid, pid: Some(found.pid).filter(|pid| *pid > 0) })
 }
@@ -56,7 +56,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn the_peer_of_a_pair_is_this_process() {
+    fn peer_of_a_socket_pair_is_this_process() {
         let (one, _two) = UnixStream::pair().unwrap();
         let me = PeerCredentials { uid: rustix::process::geteuid().as_raw(), pid: Some(std::process::id() as i32) };
         assert_eq!(peer_credentials(one.as_fd()).unwrap(), me);

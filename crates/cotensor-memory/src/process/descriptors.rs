@@ -1,4 +1,4 @@
-//! How many descriptors this process may open, and which numbers they have.
+//! The limit of open file descriptors (`RLIMIT_NOFILE`) and the numbers of descriptors.
 
 use cotensor_core::{Error, ErrorKind, Result};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
@@ -6,44 +6,44 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Once;
 
-/// `FD_SETSIZE`: `select` takes no descriptor from this number on.
-const SELECT_MAX: RawFd = 1024;
-/// A process that may open any number is slow where it closes them all, as some do before they start another program.
-const RAISED_MAX: u64 = 1 << 20;
+/// `FD_SETSIZE`: `select` takes no descriptor with this number or a higher one.
+const FD_SETSIZE: RawFd = 1024;
+/// Some programs close every possible descriptor before they start another program, which takes long with a high limit.
+const RAISED_LIMIT_MAX: u64 = 1 << 20;
 
-/// Raises the soft limit of open descriptors of this process to the hard one, 2^20 at most: a tensor with memory of its own takes
-/// one. Only the first call does; what the program sets afterwards stays.
+/// Raises the soft limit of open descriptors to the hard limit, at most 2^20: every tensor in its own memfd takes a descriptor.
+/// Only the first call has an effect, so a limit that the program sets later stays.
 ///
-/// The descriptors of tensors have numbers from 1024 on where there are as many, so that a program that uses `select`, which takes
-/// none of those, finds the lower ones free.
+/// Descriptors of tensors get numbers from 1024 on if the limit allows it. The lower numbers stay free for programs that use
+/// `select`.
 pub fn raise_fd_limit() {
     static RAISED: Once = Once::new();
     RAISED.call_once(|| {
         let limit = getrlimit(Resource::Nofile);
-        let wanted = limit.maximum.map_or(RAISED_MAX, |hard| hard.min(RAISED_MAX));
+        let wanted = limit.maximum.map_or(RAISED_LIMIT_MAX, |hard| hard.min(RAISED_LIMIT_MAX));
         if limit.current.is_some_and(|soft| soft < wanted) {
             let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), ..limit });
         }
     });
 }
 
-/// The same descriptor with a number that `select` does not take, where there is one.
+/// Moves a descriptor to a number that `select` does not take, if one is free.
 pub(crate) fn move_above_select(fd: OwnedFd) -> OwnedFd {
-    match fd.as_raw_fd() < SELECT_MAX {
-        true => fcntl_dupfd_cloexec(&fd, SELECT_MAX).unwrap_or(fd),
+    match fd.as_raw_fd() < FD_SETSIZE {
+        true => fcntl_dupfd_cloexec(&fd, FD_SETSIZE).unwrap_or(fd),
         false => fd,
     }
 }
 
-/// A second descriptor of the same file.
+/// Duplicates a descriptor, close-on-exec.
 ///
 /// # Errors
-/// `OverBudget`, with a way out, when no more descriptors may be open; `Io`.
+/// `OverBudget` as [`fd_limit_error`] when the limit of descriptors is reached; `Io`.
 pub fn duplicate_fd(fd: impl AsFd) -> Result<OwnedFd> {
     fcntl_dupfd_cloexec(fd, 0).map_err(|error| fd_error("cannot duplicate_fd a descriptor", error))
 }
 
-/// The error of a call that makes a descriptor: `OverBudget`, with what to do, when no more may be open, else `Io`.
+/// The error of a call that creates a descriptor: [`fd_limit_error`] when the limit is reached, else `Io`.
 pub(crate) fn fd_error(what: &str, error: Errno) -> Error {
     match error {
         Errno::MFILE | Errno::NFILE => fd_limit_error(),
@@ -51,12 +51,13 @@ pub(crate) fn fd_error(what: &str, error: Errno) -> Error {
     }
 }
 
-/// What is said when this process may open no more descriptors.
+/// The error of a process that has reached its limit of open descriptors: kind `OverBudget`, with the ways out.
 pub fn fd_limit_error() -> Error {
-    let limit = getrlimit(Resource::Nofile).current.map_or_else(|| "no more".to_owned(), |limit| limit.to_string());
+    let limit =
+        getrlimit(Resource::Nofile).current.map_or_else(|| "of the system".to_owned(), |limit| limit.to_string());
     let message = format!(
-        "this process has as many descriptors open as it may ({limit}), and every large tensor takes one: release tensors, or \
-         raise the limit (`ulimit -n`, LimitNOFILE of a service)"
+        "this process has reached its limit of open descriptors ({limit}), and every large tensor takes one: release tensors or \
+         raise the limit (`ulimit -n`, LimitNOFILE= of a systemd unit)"
     );
     Error::new(ErrorKind::OverBudget, message)
 }

@@ -1,13 +1,13 @@
-//! This process's heap.
+//! The heap of this process.
 
-/// Gives the system back what the allocator keeps of memory that was freed. The GNU C library's gives back by itself only
-/// what lies above all that is still used; where another allocator is at work, this does nothing.
+/// Returns freed heap memory to the system (`malloc_trim`). By itself glibc returns only memory above the highest block in
+/// use. Does nothing with another allocator.
 ///
-/// Takes some milliseconds, in which other threads' allocations may wait.
+/// Takes some milliseconds, during which allocations of other threads may wait.
 pub fn trim_heap() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
-        // SAFETY: it is given no pointer, and takes the allocator's own locks.
+        // SAFETY: the call takes no pointer and does its own locking.
         let _ = unsafe { libc::malloc_trim(0) };
     }
 }

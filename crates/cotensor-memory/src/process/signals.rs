@@ -1,8 +1,9 @@
-//! What this process does on signals, which the standard library leaves as it is.
+//! Signal dispositions, which the standard library does not set.
 
-/// Whether this process ignores `signal`. A program that was started by `nohup` ignores `SIGHUP`.
+/// Whether this process ignores `signal`. `nohup` makes a program ignore `SIGHUP`.
 pub fn is_signal_ignored(signal: i32) -> bool {
-    // SAFETY: a sigaction of zeros is a valid value, and the kernel only writes into it: no new action is given.
+    // SAFETY: an all-zero `sigaction` is a valid value. `found` is borrowed until after the call, which only writes to it: the
+    // new action is null.
     let found = unsafe {
         let mut found: libc::sigaction = std::mem::zeroed();
         (libc::sigaction(signal, std::ptr::null(), &raw mut found) == 0).then_some(found)
@@ -10,10 +11,10 @@ pub fn is_signal_ignored(signal: i32) -> bool {
     found.is_some_and(|found| found.sa_sigaction == libc::SIG_IGN)
 }
 
-/// Ignores `SIGXFSZ`, which ends a process by default: writing beyond the limit of a file's size (`ulimit -f`) is an error of
-/// that write then.
+/// Ignores `SIGXFSZ`, which ends a process by default. A write beyond the file size limit (`ulimit -f`) then fails with an
+/// error.
 pub fn ignore_sigxfsz() {
-    // SAFETY: no handler is installed, so no code of this process runs on the signal.
+    // SAFETY: SIG_IGN is no handler, so no code of this process runs in signal context.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
@@ -22,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_ignored_signal_is_known() {
+    fn ignored_signals_are_reported() {
         assert!(!is_signal_ignored(libc::SIGXFSZ) && !is_signal_ignored(0));
         ignore_sigxfsz();
         assert!(is_signal_ignored(libc::SIGXFSZ) && !is_signal_ignored(libc::SIGUSR2));

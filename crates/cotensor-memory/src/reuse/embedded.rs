@@ -1,24 +1,23 @@
-//! Memory for the tensors of a store inside one process.
+//! The memory of an embedded store.
 
 use super::pool::MemfdPool;
 use crate::host::Slab;
 use cotensor_core::{Device, ErrorKind, Memory, MemoryKind, Result, SegmentMut};
 use std::sync::{Mutex, PoisonError};
 
-/// Tensors up to this many bytes lie in slabs.
+/// Tensors of at most this many bytes are placed in slabs.
 const SMALL_BYTES_MAX: usize = 256 << 10;
-/// Bytes of the first slab; each is twice as long as the one before, up to the last.
+/// The length of the first slab; each further one is twice as long as the one before, up to the maximum.
 const SLAB_BYTES_FIRST: usize = 64 << 10;
 const SLAB_BYTES_MAX: usize = 4 << 20;
-/// Bytes that wait warm for the next large tensor.
+/// The most free bytes of the pool.
 const POOL_BYTES_MAX: usize = 256 << 20;
 
-/// Memory that is mapped again at will, by its readers in this process who want pages of their own: slabs for small tensors,
-/// so that ten thousand of them are no ten thousand descriptors, and warm memfds for large ones. A slab stays for the next
-/// small tensors when it is empty.
+/// Slabs for small tensors, so that thousands of them take few descriptors, and a [`MemfdPool`] for large ones. All of it can
+/// be mapped privately by readers in this process. Slabs stay when they are empty.
 pub struct EmbeddedMemory {
     pool: MemfdPool,
-    /// The newest last.
+    /// In the order of their creation.
     slabs: Mutex<Vec<Slab>>,
 }
 
@@ -29,7 +28,12 @@ impl Default for EmbeddedMemory {
 }
 
 impl EmbeddedMemory {
-    fn small(&self, reserve: impl Fn(&Slab) -> Result<Box<dyn SegmentMut>>, len: usize) -> Result<Box<dyn SegmentMut>> {
+    /// Calls `reserve` with the first slab that has `len` bytes free, starting with the newest, or with a new slab.
+    fn reserve_in_slab(
+        &self,
+        len: usize,
+        reserve: impl Fn(&Slab) -> Result<Box<dyn SegmentMut>>,
+    ) -> Result<Box<dyn SegmentMut>> {
         let mut slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
         for slab in slabs.iter().rev() {
             match reserve(slab) {
@@ -54,21 +58,25 @@ impl Memory for EmbeddedMemory {
         Device::Cpu
     }
 
-    /// Slabs are ready anyway.
+    /// Slabs need no prefaulting.
     fn prefault(&self, len: usize, count: usize) -> Result<usize> {
         if len > SMALL_BYTES_MAX { self.pool.prefault(len, count) } else { Ok(count) }
     }
 
     fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
-        if len > SMALL_BYTES_MAX { self.pool.reserve(len) } else { self.small(|slab| slab.reserve(len), len) }
+        if len > SMALL_BYTES_MAX { self.pool.reserve(len) } else { self.reserve_in_slab(len, |slab| slab.reserve(len)) }
     }
 
     fn copy_of(&self, source: &[u8]) -> Result<Box<dyn SegmentMut>> {
         let len = source.len();
-        if len > SMALL_BYTES_MAX { self.pool.copy_of(source) } else { self.small(|slab| slab.copy_of(source), len) }
+        if len > SMALL_BYTES_MAX {
+            self.pool.copy_of(source)
+        } else {
+            self.reserve_in_slab(len, |slab| slab.copy_of(source))
+        }
     }
 
-    /// Always a memfd: in a slab, whoever kept the address could go on writing.
+    /// Always a memfd: code that keeps an address in a slab could write it after publishing.
     fn reserve_aliased(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
         self.pool.reserve_aliased(len)
     }
@@ -82,27 +90,25 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn many_small_tensors_are_few_descriptors() {
+    fn thousands_of_small_tensors_take_few_descriptors() {
         let memory = EmbeddedMemory::default();
-        let before = fd_count(std::process::id()).unwrap();
+        let open_fds = || fd_count(std::process::id()).unwrap();
+        let before = open_fds();
         let segments: Vec<Arc<dyn Segment>> =
             (0..5000u32).map(|i| memory.copy_of(&i.to_ne_bytes().repeat(250)).unwrap().freeze().unwrap()).collect();
-        assert!(
-            fd_count(std::process::id()).unwrap() - before < 20,
-            "{} descriptors",
-            fd_count(std::process::id()).unwrap() - before
-        );
+        let added = open_fds() - before;
+        assert!(added < 20, "{added} descriptors");
         for (i, segment) in segments.iter().enumerate() {
             assert_eq!(segment.bytes().unwrap(), (i as u32).to_ne_bytes().repeat(250));
         }
         let slabs = memory.slabs.lock().unwrap().len();
         drop(segments);
         let _again: Vec<_> = (0..5000).map(|_| memory.reserve(1000).unwrap()).collect();
-        assert_eq!(memory.slabs.lock().unwrap().len(), slabs, "ranges are used again");
+        assert_eq!(memory.slabs.lock().unwrap().len(), slabs, "ranges are reused");
     }
 
     #[test]
-    fn each_size_has_the_memory_that_suits_it() {
+    fn small_tensors_use_slabs_and_large_ones_memfds() {
         let memory = EmbeddedMemory::default();
         let kind = |len| memory.reserve(len).unwrap().freeze().unwrap().kind();
         assert_eq!((kind(0), kind(100), kind(SMALL_BYTES_MAX)), (MemoryKind::Slab, MemoryKind::Slab, MemoryKind::Slab));

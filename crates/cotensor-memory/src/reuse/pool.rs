@@ -1,187 +1,86 @@
-//! Memfds kept warm between uses.
+//! A pool of memfds.
 
-use super::prefault::{Filling, Prefaulter};
+use super::free_blocks::{Block, FreeBlocks, PoolStats};
+use super::prefault::{Filling, Prefaulter, Timing};
 use crate::host::MemfdMut;
-use crate::mapping::AddressPin;
-use cotensor_core::{Device, Memory, MemoryKind, Result, Segment, SegmentMut, padded};
+use cotensor_core::{Device, Error, Memory, MemoryKind, Result, Segment, SegmentMut, padded};
 use rustix::param::page_size;
 use std::any::Any;
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-/// Memory in memfds of this process alone that were made, or used and given up, before: filling one takes the time of
-/// the copy, where a new one costs about three times that for its pages.
+/// Memory in memfds that were prefaulted, or used and abandoned, before. Filling one takes the time of the copy; a new one
+/// takes about three times as long, because of its pages.
 ///
-/// Only memfds that nobody else ever knew come back. A published one is sealed, which nobody can undo, so its pages go
-/// when its last holder goes: each publishing uses up what [`prefault`](Self::prefault) made ready. For a row of large
-/// segments of one length, the next is made ready by a thread as soon as the last is published. What is to be published
-/// again and again in the same memory belongs into a [`Slab`](crate::Slab). Clones are the same pool.
+/// Only unpublished memfds return to the pool. A published one is sealed for good, so its pages are freed with its last
+/// holder. Each publication thus uses up one memfd that [`prefault`](Self::prefault) created. While large segments of equal
+/// length are published one after another, a thread prefaults the next memfd after each publication. Memory that is published
+/// repeatedly belongs into a [`Slab`](crate::Slab).
+///
+/// Clones are the same pool.
 #[derive(Clone)]
 pub struct MemfdPool {
-    shelf: Arc<FreeBlocks>,
-    ahead: Arc<Prefaulter>,
-}
-
-/// What a pool has and did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PoolStats {
-    /// Memfds that wait for use.
-    pub cached: usize,
-    /// Their bytes.
-    pub cached_bytes: usize,
-    /// How many requests were served by a kept one.
-    pub hits: u64,
-    /// How many needed a new one.
-    pub misses: u64,
-}
-
-pub(crate) struct FreeBlocks {
-    keep_bytes_max: usize,
-    /// A forked child has these very pages: it leaves them to its parent.
-    owner: u32,
-    blocks: Mutex<Blocks>,
-}
-
-#[derive(Default)]
-struct Blocks {
-    by_capacity: BTreeMap<usize, Vec<Block>>,
-    stats: PoolStats,
-}
-
-struct Block {
-    memfd: MemfdMut,
-    /// How many of its first bytes may not be zero.
-    stale: usize,
+    free: Arc<FreeBlocks>,
+    prefaulter: Arc<Prefaulter>,
 }
 
 impl MemfdPool {
-    /// An empty pool that keeps at most `keep_bytes_max` bytes waiting.
-    pub fn new(keep_bytes_max: usize) -> Self {
-        let owner = std::process::id();
-        Self { shelf: Arc::new(FreeBlocks { keep_bytes_max, owner, blocks: Mutex::default() }), ahead: Arc::default() }
+    /// An empty pool that keeps at most `free_bytes_max` bytes free.
+    pub fn new(free_bytes_max: usize) -> Self {
+        Self::with_timing(free_bytes_max, Timing::default())
     }
 
-    /// Makes memfds for `count` segments of `len` bytes ready, or as many as the pool may keep; returns how many. To be
-    /// called when there is nothing better to do: it takes several times as long as filling them later.
+    fn with_timing(free_bytes_max: usize, timing: Timing) -> Self {
+        Self { free: Arc::new(FreeBlocks::new(free_bytes_max)), prefaulter: Arc::new(Prefaulter::new(timing)) }
+    }
+
+    /// Prefaults memfds for `count` segments of `len` bytes, or for as many as the pool may keep; returns how many. This takes
+    /// several times as long as filling them, so call it while the program is idle.
     ///
     /// # Errors
-    /// `Invalid` for a length that cannot exist, `Io` when the system has no more memory.
+    /// `Invalid` for a length that cannot exist, `OverBudget` when the system's memory or this process's descriptors do not
+    /// suffice, `Io`.
     pub fn prefault(&self, len: usize, count: usize) -> Result<usize> {
         for done in 0..count {
             let memfd = MemfdMut::create(capacity(len)?)?;
             memfd.prefault()?;
-            if !self.shelf.keep(Block { memfd, stale: 0 }) {
+            if !self.free.put(Block { memfd, stale: 0 }) {
                 return Ok(done);
             }
         }
         Ok(count)
     }
 
-    /// What waits, and how often that helped.
+    /// The state of the pool and its counters.
     pub fn stats(&self) -> PoolStats {
-        self.shelf.blocks().stats
+        self.free.stats()
     }
 
     fn take(&self, len: usize) -> Result<PooledMemfd> {
-        let (wanted, shelf) = (capacity(len)?, Arc::clone(&self.shelf));
-        self.ahead.wait_for(&shelf, wanted);
-        let Block { mut memfd, stale } = match self.shelf.take(wanted) {
+        let wanted = capacity(len)?;
+        self.prefaulter.wait_for(&self.free, wanted);
+        let Block { mut memfd, stale } = match self.free.take(wanted) {
             Some(block) => block,
             None => Block { memfd: MemfdMut::create(wanted)?, stale: 0 },
         };
-        let filling = self.ahead.asked(&self.shelf, wanted);
+        let filling = self.prefaulter.request(&self.free, wanted);
         memfd.resize(len);
-        Ok(PooledMemfd { memfd: Some(memfd), stale, exposed: None, shelf, _filling: filling })
+        Ok(PooledMemfd { memfd: Some(memfd), stale, free: Arc::clone(&self.free), _filling: filling })
     }
 
-    fn take_clean(&self, len: usize) -> Result<PooledMemfd> {
-        let mut lent = self.take(len)?;
-        let stale = lent.stale.min(len);
-        if let Some(bytes) = lent.bytes_mut() {
+    fn take_zeroed(&self, len: usize) -> Result<PooledMemfd> {
+        let mut pooled = self.take(len)?;
+        let stale = pooled.stale.min(len);
+        if let Some(bytes) = pooled.bytes_mut() {
             bytes[..stale].fill(0);
         }
-        Ok(lent)
+        Ok(pooled)
     }
 }
 
-/// Whole pages, as the kernel gives them.
+/// Whole pages.
 fn capacity(len: usize) -> Result<usize> {
     padded(len)?;
     padded(len.next_multiple_of(page_size()))
-}
-
-impl FreeBlocks {
-    fn blocks(&self) -> MutexGuard<'_, Blocks> {
-        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether this is the process that made it, and no child that was forked.
-    pub(crate) fn is_ours(&self) -> bool {
-        self.owner == std::process::id()
-    }
-
-    /// Whether a memfd may wait here.
-    pub(crate) fn has_room_for(&self, capacity: usize) -> bool {
-        self.is_ours() && capacity <= self.keep_bytes_max.saturating_sub(self.blocks().stats.cached_bytes)
-    }
-
-    /// Whether one of exactly that many bytes waits.
-    pub(crate) fn has_warm(&self, capacity: usize) -> bool {
-        self.blocks().by_capacity.contains_key(&capacity)
-    }
-
-    pub(crate) fn keep_warm(&self, memfd: MemfdMut) {
-        self.keep(Block { memfd, stale: 0 });
-    }
-
-    /// Gives one of exactly that many bytes back that was never used.
-    pub(crate) fn drop_warm(&self, capacity: usize) {
-        let mut blocks = self.blocks();
-        let Some(same) = blocks.by_capacity.get_mut(&capacity) else { return };
-        let unused = same.iter().position(|block| block.stale == 0).map(|at| same.remove(at));
-        if same.is_empty() {
-            blocks.by_capacity.remove(&capacity);
-        }
-        if unused.is_some() {
-            blocks.stats.cached -= 1;
-            blocks.stats.cached_bytes -= capacity;
-        }
-        drop(blocks);
-        drop(unused);
-    }
-
-    /// The smallest that is long enough, unless it is more than a quarter longer: publishing gives the rest away.
-    fn take(&self, wanted: usize) -> Option<Block> {
-        let mut blocks = self.blocks();
-        let fitting = blocks.by_capacity.range_mut(wanted..=wanted.saturating_add(wanted / 4)).next();
-        let found = fitting.filter(|_| self.is_ours());
-        let found = found.and_then(|(&capacity, same)| Some((capacity, same.pop()?, same.is_empty())));
-        let Some((capacity, block, last)) = found else {
-            blocks.stats.misses += 1;
-            return None;
-        };
-        if last {
-            blocks.by_capacity.remove(&capacity);
-        }
-        blocks.stats.hits += 1;
-        blocks.stats.cached -= 1;
-        blocks.stats.cached_bytes -= capacity;
-        Some(block)
-    }
-
-    /// Whether there was room for it.
-    fn keep(&self, block: Block) -> bool {
-        let capacity = block.memfd.capacity();
-        let mut blocks = self.blocks();
-        let total = blocks.stats.cached_bytes.saturating_add(capacity);
-        let room = capacity > 0 && total <= self.keep_bytes_max && self.is_ours();
-        if room {
-            blocks.stats.cached += 1;
-            blocks.stats.cached_bytes = total;
-            blocks.by_capacity.entry(capacity).or_default().push(block);
-        }
-        room
-    }
 }
 
 impl Memory for MemfdPool {
@@ -194,50 +93,43 @@ impl Memory for MemfdPool {
     }
 
     fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
-        Ok(Box::new(self.take_clean(len)?))
+        Ok(Box::new(self.take_zeroed(len)?))
     }
 
     fn reserve_aliased(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
-        let mut lent = self.take_clean(len)?;
-        if let Some(memfd) = &lent.memfd {
-            memfd.inherit_on_fork()?;
-        }
-        lent.exposed = Some(AddressPin::default());
-        Ok(Box::new(lent))
+        let mut pooled = self.take_zeroed(len)?;
+        pooled.memfd = pooled.memfd.take().map(MemfdMut::into_aliased).transpose()?;
+        Ok(Box::new(pooled))
     }
 
     fn prefault(&self, len: usize, count: usize) -> Result<usize> {
-        self.prefault(len, count)
+        MemfdPool::prefault(self, len, count)
     }
 
     fn copy_of(&self, source: &[u8]) -> Result<Box<dyn SegmentMut>> {
-        let mut lent = self.take(source.len())?;
-        lent.write_at(0, source)?;
-        Ok(Box::new(lent))
+        let mut pooled = self.take(source.len())?;
+        pooled.write_at(0, source)?;
+        Ok(Box::new(pooled))
     }
 }
 
-/// A memfd of the pool in use; it goes back when it is dropped unpublished, unless others knew it.
+/// A memfd of the pool in use. If it is dropped unpublished, it returns to the pool, unless other code may know its address.
 struct PooledMemfd {
-    /// Always there until it is published.
+    /// `None` once it is published.
     memfd: Option<MemfdMut>,
+    /// The number of leading bytes that may not be zero.
     stale: usize,
-    /// For others in this process who may know the address.
-    exposed: Option<AddressPin>,
-    shelf: Arc<FreeBlocks>,
-    /// Told when this is published or given up.
+    free: Arc<FreeBlocks>,
+    /// Ends when the memfd is published or dropped.
     _filling: Option<Filling>,
 }
 
 impl Drop for PooledMemfd {
     fn drop(&mut self) {
-        if let Some(memfd) = self.memfd.take() {
-            // Others may know it, and children that were forked meanwhile have it.
-            if let Some(address) = &self.exposed {
-                return address.retire(memfd.into_mapping());
-            }
+        // Code that keeps the address of an aliased memfd, and children that inherited it, may still write it.
+        if let Some(memfd) = self.memfd.take().filter(|memfd| !memfd.is_aliased()) {
             let stale = self.stale.max(memfd.len());
-            self.shelf.keep(Block { memfd, stale });
+            self.free.put(Block { memfd, stale });
         }
     }
 }
@@ -260,77 +152,156 @@ impl SegmentMut for PooledMemfd {
     }
 
     fn pin_address(&self) -> Option<Arc<dyn Any + Send + Sync>> {
-        self.exposed.as_ref().map(AddressPin::handle)
+        self.memfd.as_ref()?.pin_address()
     }
 
     fn freeze(mut self: Box<Self>) -> Result<Arc<dyn Segment>> {
-        let memfd = self.memfd.take().ok_or_else(|| cotensor_core::Error::invalid("published already"))?;
-        let sealed = match &self.exposed {
-            Some(address) => memfd.seal_aliased(address)?,
-            None => memfd.seal()?,
-        };
-        Ok(sealed.listed())
+        let memfd = self.memfd.take().ok_or_else(|| Error::invalid("published already"))?;
+        Ok(memfd.seal()?.register())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cotensor_core::ErrorKind;
     use rustix::fs::fstat;
+    use std::time::Duration;
 
-    #[test]
-    fn conforms() {
-        let pool = MemfdPool::new(1 << 24);
-        cotensor_core::testing::conformance(&pool);
-        assert!(pool.stats().hits > 0, "the suite met used memory");
+    const NEVER: Duration = Duration::from_secs(1 << 40);
+    /// A series has no longest gap, no memfd is prefaulted while another is being filled, and prefaulted memfds are kept.
+    const UNLIMITED: Timing = Timing { gap_max: NEVER, filling_max: NEVER, unused_max: NEVER };
+
+    fn publish(pool: &MemfdPool, len: usize, byte: u8) -> Arc<dyn Segment> {
+        pool.copy_of(&vec![byte; len]).unwrap().freeze().unwrap()
     }
 
     #[test]
-    fn what_is_given_up_is_used_again_and_what_is_published_never() {
+    fn pool_conforms() {
+        let pool = MemfdPool::new(1 << 24);
+        cotensor_core::testing::conformance(&pool);
+        assert!(pool.stats().hits > 0, "the suite met reused memory");
+    }
+
+    #[test]
+    fn abandoned_memfd_is_reused_and_published_memfd_is_not() {
         let pool = MemfdPool::new(1 << 20);
         assert_eq!(pool.prefault(100_000, 2).unwrap(), 2);
         let first = pool.reserve(100_000).unwrap();
         let address = first.bytes().unwrap().as_ptr();
         drop(first);
-        assert_eq!(
-            pool.stats(),
-            PoolStats { cached: 2, cached_bytes: 2 * capacity(100_000).unwrap(), hits: 1, misses: 0 }
-        );
+        let free_bytes = 2 * capacity(100_000).unwrap();
+        assert_eq!(pool.stats(), PoolStats { free: 2, free_bytes, hits: 1, misses: 0 });
 
-        let published = pool.copy_of(&[1; 90_000]).unwrap().freeze().unwrap();
-        assert_eq!(published.bytes().unwrap().as_ptr(), address, "the last one used is the warmest");
+        let published = publish(&pool, 90_000, 1);
+        assert_eq!(published.bytes().unwrap().as_ptr(), address, "the most recently used one");
         let fd = published.fd().unwrap().try_clone_to_owned().unwrap();
         assert_eq!(fstat(&fd).unwrap().st_size, 90_000, "a receiver sees the tensor and nothing else");
         drop(published);
-        assert_eq!((pool.stats().cached, pool.stats().hits), (1, 2));
-        let second = pool.copy_of(&[2; 90_000]).unwrap().freeze().unwrap();
-        let third = pool.copy_of(&[3; 90_000]).unwrap().freeze().unwrap();
-        assert_eq!(pool.stats(), PoolStats { cached: 0, cached_bytes: 0, hits: 3, misses: 1 });
-        let inodes = [fd.try_clone().unwrap(), second.fd().unwrap().try_clone_to_owned().unwrap()];
-        assert_ne!(fstat(&inodes[0]).unwrap().st_ino, fstat(&inodes[1]).unwrap().st_ino);
+        assert_eq!((pool.stats().free, pool.stats().hits), (1, 2));
+        let (second, third) = (publish(&pool, 90_000, 2), publish(&pool, 90_000, 3));
+        assert_eq!(pool.stats(), PoolStats { free: 0, free_bytes: 0, hits: 3, misses: 1 });
+        assert_ne!(fstat(&fd).unwrap().st_ino, fstat(second.fd().unwrap()).unwrap().st_ino);
         assert_eq!(third.bytes().unwrap(), [3; 90_000]);
         let mut old = [0; 10];
         rustix::io::pread(&fd, &mut old, 0).unwrap();
-        assert_eq!(old, [1; 10], "a holder keeps what he received");
+        assert_eq!(old, [1; 10], "a holder keeps the bytes that it received");
     }
 
     #[test]
-    fn it_keeps_no_more_than_allowed_and_wastes_little() {
+    fn pool_keeps_at_most_its_limit_and_takes_no_much_longer_memfd() {
         let pool = MemfdPool::new(300_000);
         assert_eq!(pool.prefault(100_000, 5).unwrap(), 2);
         drop([pool.reserve(300_000).unwrap(), pool.reserve(50_000).unwrap()]);
         let stats = pool.stats();
-        assert!(stats.cached_bytes <= 300_000 && stats.hits == 0, "{stats:?}");
-        assert_eq!(pool.prefault(usize::MAX, 1).err().unwrap().kind(), cotensor_core::ErrorKind::Invalid);
+        assert!(stats.free_bytes <= 300_000 && stats.hits == 0, "{stats:?}");
+        assert_eq!(pool.prefault(usize::MAX, 1).err().unwrap().kind(), ErrorKind::Invalid);
     }
 
     #[test]
-    fn a_forked_child_leaves_its_parents_memory_alone() {
+    fn forked_child_does_not_use_the_pool() {
         let mut pool = MemfdPool::new(1 << 20);
         pool.prefault(10_000, 1).unwrap();
-        // As after a fork: the same pool in another process.
-        Arc::get_mut(&mut pool.shelf).unwrap().owner += 1;
+        Arc::get_mut(&mut pool.free).unwrap().set_foreign_owner();
         drop(pool.reserve(10_000).unwrap());
-        assert_eq!((pool.stats().hits, pool.stats().cached), (0, 1));
+        assert_eq!((pool.stats().hits, pool.stats().free), (0, 1));
+    }
+
+    #[test]
+    fn series_of_equal_lengths_prefaults_the_next_memfd() {
+        let pool = MemfdPool::with_timing(64 << 20, UNLIMITED);
+        let first = publish(&pool, 3 << 20, 1);
+        publish(&pool, 5 << 20, 1);
+        publish(&pool, 3 << 20, 1);
+        assert!(!pool.prefaulter.is_running(), "alternating lengths are no series");
+        let second = publish(&pool, 3 << 20, 2);
+        pool.prefaulter.wait_until_done();
+        assert_eq!(pool.stats().free, 1);
+        let before = pool.stats().hits;
+        let third = publish(&pool, 3 << 20, 3);
+        assert_eq!(pool.stats().hits, before + 1);
+        for (tensor, byte) in [(first, 1), (second, 2), (third, 3)] {
+            assert!(tensor.bytes().unwrap().iter().all(|&found| found == byte));
+        }
+    }
+
+    #[test]
+    fn unused_prefaulted_memfd_is_freed_and_a_new_series_can_start() {
+        let pool = MemfdPool::with_timing(64 << 20, Timing { unused_max: Duration::ZERO, ..UNLIMITED });
+        for byte in [1, 3] {
+            publish(&pool, 3 << 20, byte);
+            publish(&pool, 3 << 20, byte + 1);
+            pool.prefaulter.wait_until_ended();
+            assert_eq!(pool.stats().free_bytes, 0);
+        }
+    }
+
+    #[test]
+    fn pause_longer_than_the_gap_ends_a_series() {
+        let pool = MemfdPool::with_timing(64 << 20, Timing { gap_max: Duration::ZERO, ..UNLIMITED });
+        (0..5).for_each(|byte| drop(publish(&pool, 3 << 20, byte)));
+        assert!(!pool.prefaulter.is_running());
+    }
+
+    #[test]
+    fn next_memfd_waits_for_the_current_one_to_be_filled() {
+        let pool = MemfdPool::with_timing(64 << 20, UNLIMITED);
+        drop(publish(&pool, 3 << 20, 1));
+        let filling = pool.reserve(3 << 20).unwrap();
+        assert_eq!(pool.stats().free, 0);
+        drop(filling.freeze().unwrap());
+        pool.prefaulter.wait_until_done();
+        assert_eq!(pool.stats().free, 1);
+    }
+
+    #[test]
+    fn slow_filling_does_not_delay_the_next_memfd_for_ever() {
+        let pool = MemfdPool::with_timing(64 << 20, Timing { filling_max: Duration::ZERO, ..UNLIMITED });
+        drop(publish(&pool, 3 << 20, 1));
+        let mut slow = pool.reserve(3 << 20).unwrap();
+        pool.prefaulter.wait_until_done();
+        assert_eq!(pool.stats().free, 1);
+        slow.write_at(0, &[7; 100]).unwrap();
+        drop(slow);
+        assert_eq!(pool.stats().free, 2, "the abandoned one, too");
+    }
+
+    #[test]
+    fn series_without_pauses_publishes_every_segment() {
+        let pool = MemfdPool::new(64 << 20);
+        for round in 1..=40 {
+            let segment = publish(&pool, 2 << 20, round);
+            assert!(segment.bytes().unwrap().iter().all(|&found| found == round));
+        }
+        let stats = pool.stats();
+        assert_eq!(stats.hits + stats.misses, 40);
+    }
+
+    #[test]
+    fn memfd_beyond_the_limit_is_not_prefaulted() {
+        let pool = MemfdPool::with_timing(4 << 20, UNLIMITED);
+        (0..4).for_each(|byte| drop(publish(&pool, 5 << 20, byte)));
+        assert!(!pool.prefaulter.is_running());
+        assert_eq!(pool.stats().free, 0);
     }
 }

@@ -1,227 +1,217 @@
-//! Making the next memfd ready as soon as the last is filled: whoever puts one large tensor after the other, of one size,
-//! finds memory that is warm. Not while the last is being filled, which would take twice as long.
+//! Prefaulting the next memfd of a series: while a program publishes large segments of equal length one after another, a
+//! thread creates and prefaults the next memfd as soon as the current one is filled. Doing both at the same time would take
+//! twice as long for each.
 
-use super::pool::FreeBlocks;
+use super::free_blocks::{Block, FreeBlocks};
 use crate::host::MemfdMut;
-use crate::process;
+use crate::process::{available_bytes, cgroup_memory_limit};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// Shorter ones are made in less time than a thread takes to begin.
+/// A shorter memfd is created in less time than a thread takes to start.
 const BYTES_MIN: usize = 1 << 20;
-/// Two requests that are no further apart are a row.
-const ROW: Duration = Duration::from_secs(1);
-/// Who takes longer to fill a memfd is not kept from it by making the next.
-const FILLING_MAX: Duration = Duration::from_millis(200);
-/// What nobody wanted for so long is given back.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Where the system, or this process's control group, has less left than so many times what would be made, nothing is.
-const LEFT_MIN: u64 = 4;
+/// The next memfd is prefaulted only if the system, and this process's control group, have this many times its length left.
+const AVAILABLE_FACTOR_MIN: u64 = 4;
 
-/// What was asked for last, and what is to be made ready. There is a thread for it as long as the row lasts.
-#[derive(Default)]
-pub(crate) struct Prefaulter {
-    state: Mutex<State>,
+/// The time limits of a series.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timing {
+    /// The longest time between two requests of a series.
+    pub(super) gap_max: Duration,
+    /// After this time the next memfd is prefaulted although the current one is still being filled.
+    pub(super) filling_max: Duration,
+    /// After this time an unused prefaulted memfd is freed.
+    pub(super) unused_max: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            gap_max: Duration::from_secs(1),
+            filling_max: Duration::from_millis(200),
+            unused_max: Duration::from_secs(2),
+        }
+    }
+}
+
+/// Detects series of requests and prefaults the next memfd. Its thread exists while a series lasts.
+pub(super) struct Prefaulter {
+    timing: Timing,
+    series: Mutex<Series>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct Series {
+    /// Capacity in bytes and time of the last request.
     last: Option<(usize, Instant)>,
-    /// Bytes of the next, and since when it is wanted.
+    /// Capacity in bytes of the memfd that is to be prefaulted, and the time of the request.
     wanted: Option<(usize, Instant)>,
-    /// Bytes of what is being made.
-    making: Option<usize>,
+    /// Capacity in bytes of the memfd that is being prefaulted.
+    prefaulting: Option<usize>,
     /// Memfds that are being filled.
     filling: usize,
-    working: bool,
+    /// Whether the thread exists.
+    running: bool,
 }
 
-/// A memfd is being filled as long as this is there.
-pub(crate) struct Filling {
-    ahead: Arc<Prefaulter>,
-    shelf: Weak<FreeBlocks>,
+/// Exists while a memfd of a series is being filled.
+pub(super) struct Filling {
+    prefaulter: Arc<Prefaulter>,
+    free: Weak<FreeBlocks>,
 }
 
 impl Drop for Filling {
     fn drop(&mut self) {
-        // A forked child has neither the thread nor, perhaps, the lock.
-        if self.shelf.upgrade().is_some_and(|shelf| shelf.is_ours()) {
-            self.ahead.lock().filling -= 1;
-            self.ahead.changed.notify_all();
+        // A forked child has no such thread, and the lock may be held for ever.
+        if self.free.upgrade().is_some_and(|free| free.is_owner()) {
+            self.prefaulter.lock().filling -= 1;
+            self.prefaulter.changed.notify_all();
         }
     }
 }
 
 impl Prefaulter {
-    /// Before somebody takes a memfd of `capacity` bytes: one that is being made is waited for, which is faster than making
-    /// another beside it, and one that is only to be made is not any more.
-    pub(crate) fn wait_for(&self, shelf: &FreeBlocks, capacity: usize) {
-        if !shelf.is_ours() {
-            return;
-        }
-        let mut state = self.lock();
-        while state.making == Some(capacity) {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        state.wanted.take_if(|(wanted, _)| *wanted == capacity);
+    pub(super) fn new(timing: Timing) -> Self {
+        Self { timing, series: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Somebody takes a memfd of `capacity` bytes, and fills it: if it is not the first in a row, the next is made ready.
-    pub(crate) fn asked(self: &Arc<Self>, shelf: &Arc<FreeBlocks>, capacity: usize) -> Option<Filling> {
-        if capacity < BYTES_MIN || !shelf.has_room_for(capacity) {
+    /// Before a memfd of `capacity` bytes is taken: waits for one that is being prefaulted, which is faster than creating
+    /// another one at the same time. Cancels one that is not being prefaulted yet.
+    pub(super) fn wait_for(&self, free: &FreeBlocks, capacity: usize) {
+        if !free.is_owner() {
+            return;
+        }
+        let mut series = self.lock();
+        while series.prefaulting == Some(capacity) {
+            series = self.wait(series);
+        }
+        series.wanted.take_if(|(wanted, _)| *wanted == capacity);
+    }
+
+    /// After a memfd of `capacity` bytes is taken, to be filled: if it continues a series, the next one will be prefaulted.
+    pub(super) fn request(self: &Arc<Self>, free: &Arc<FreeBlocks>, capacity: usize) -> Option<Filling> {
+        if capacity < BYTES_MIN || !free.has_room_for(capacity) {
             return None;
         }
         let now = Instant::now();
-        let mut state = self.lock();
-        let before = state.last.replace((capacity, now));
-        if !before.is_some_and(|(known, at)| known == capacity && now - at < ROW) {
+        let mut series = self.lock();
+        let before = series.last.replace((capacity, now));
+        if !before.is_some_and(|(known, at)| known == capacity && now - at < self.timing.gap_max) {
             return None;
         }
-        state.wanted = Some((capacity, now));
-        state.filling += 1;
-        if state.working {
-            // It sleeps for longer than a filling may take.
+        series.wanted = Some((capacity, now));
+        series.filling += 1;
+        if series.running {
             self.changed.notify_all();
         } else {
-            let (ahead, shelf) = (Arc::clone(self), Arc::downgrade(shelf));
-            let thread = std::thread::Builder::new().name("cotensor-ahead".to_owned());
-            // Without a thread there is nothing ready, and nothing else is lost.
-            state.working = thread.spawn(move || ahead.work(&shelf)).is_ok();
-        }
-        Some(Filling { ahead: Arc::clone(self), shelf: Arc::downgrade(shelf) })
-    }
-
-    fn work(&self, shelf: &Weak<FreeBlocks>) {
-        let mut made: Option<usize> = None;
-        while let Some(capacity) = self.next() {
-            if let Some(shelf) = shelf.upgrade() {
-                if let Some(other) = made.take_if(|made| *made != capacity) {
-                    shelf.drop_warm(other);
-                }
-                let ready = || {
-                    let memfd = MemfdMut::create(capacity).ok()?;
-                    memfd.prefault().ok().map(|()| memfd)
-                };
-                if !shelf.has_warm(capacity)
-                    && left_bytes().is_none_or(|left| left / LEFT_MIN >= capacity as u64)
-                    && let Some(memfd) = ready()
-                {
-                    shelf.keep_warm(memfd);
-                    made = Some(capacity);
-                }
+            let (prefaulter, free) = (Arc::clone(self), Arc::downgrade(free));
+            let thread = std::thread::Builder::new().name("cotensor-prefault".to_owned());
+            series.running = thread.spawn(move || prefaulter.run(&free)).is_ok();
+            if !series.running {
+                // Without a thread nothing is prefaulted, and nothing else changes.
+                series.wanted = None;
             }
-            self.lock().making = None;
-            self.changed.notify_all();
         }
-        if let (Some(shelf), Some(capacity)) = (shelf.upgrade(), made) {
-            shelf.drop_warm(capacity);
+        Some(Filling { prefaulter: Arc::clone(self), free: Arc::downgrade(free) })
+    }
+
+    fn run(&self, free: &Weak<FreeBlocks>) {
+        // The capacity of the memfd in the pool that this thread created.
+        let mut created: Option<usize> = None;
+        loop {
+            while let Some(capacity) = self.next_capacity() {
+                if let Some(free) = free.upgrade() {
+                    if let Some(other) = created.take_if(|created| *created != capacity) {
+                        free.remove_unused(other);
+                    }
+                    if prefault(&free, capacity) {
+                        created = Some(capacity);
+                    }
+                }
+                self.lock().prefaulting = None;
+                self.changed.notify_all();
+            }
+            if let (Some(free), Some(capacity)) = (free.upgrade(), created.take()) {
+                free.remove_unused(capacity);
+            }
+            let mut series = self.lock();
+            if series.wanted.is_none() {
+                series.running = false;
+                self.changed.notify_all();
+                return;
+            }
         }
     }
 
-    /// What is to be made next, once nothing is being filled; none when the row is over.
-    fn next(&self) -> Option<usize> {
-        let mut state = self.lock();
+    /// Waits for the next capacity to prefault, until no memfd is being filled; `None` at the end of the series.
+    fn next_capacity(&self) -> Option<usize> {
+        let mut series = self.lock();
         let mut since = Instant::now();
         loop {
-            let patience = match state.wanted {
-                Some((capacity, at)) if state.filling == 0 || at.elapsed() >= FILLING_MAX => {
-                    state.wanted = None;
-                    state.making = Some(capacity);
+            let timeout = match series.wanted {
+                Some((capacity, at)) if series.filling == 0 || at.elapsed() >= self.timing.filling_max => {
+                    series.wanted = None;
+                    series.prefaulting = Some(capacity);
                     return Some(capacity);
                 }
                 Some((_, at)) => {
                     since = at;
-                    FILLING_MAX.saturating_sub(at.elapsed())
+                    self.timing.filling_max.saturating_sub(at.elapsed())
                 }
-                None => PATIENCE.saturating_sub(since.elapsed()),
+                None => self.timing.unused_max.saturating_sub(since.elapsed()),
             };
-            if patience.is_zero() {
-                state.working = false;
+            if timeout.is_zero() && series.wanted.is_none() {
                 return None;
             }
-            state = self.changed.wait_timeout(state, patience).unwrap_or_else(PoisonError::into_inner).0;
+            series = self.changed.wait_timeout(series, timeout).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Series> {
+        self.series.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, series: MutexGuard<'a, Series>) -> MutexGuard<'a, Series> {
+        self.changed.wait(series).unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Bytes that can still be made without swapping, or the kernel's ending somebody, as far as is known.
+/// Adds a prefaulted memfd to the pool, unless one is free or memory is short.
+fn prefault(free: &FreeBlocks, capacity: usize) -> bool {
+    let enough = left_bytes().is_none_or(|left| left / AVAILABLE_FACTOR_MIN >= capacity as u64);
+    if free.contains(capacity) || !enough {
+        return false;
+    }
+    let created = MemfdMut::create(capacity).and_then(|memfd| memfd.prefault().map(|()| memfd));
+    created.is_ok_and(|memfd| free.put(Block { memfd, stale: 0 }))
+}
+
+/// Bytes that can be allocated without swapping and without reaching the control group's limit, as far as they are known.
 fn left_bytes() -> Option<u64> {
-    let within = process::cgroup_memory_limit().map(|(limit, used)| limit.saturating_sub(used));
-    process::available_bytes().into_iter().chain(within).min()
+    let in_group = cgroup_memory_limit().map(|(limit, used)| limit.saturating_sub(used));
+    available_bytes().into_iter().chain(in_group).min()
 }
 
 #[cfg(test)]
-mod tests {
-    use crate::MemfdPool;
-    use cotensor_core::Memory;
-    use std::time::{Duration, Instant};
+impl Prefaulter {
+    pub(super) fn is_running(&self) -> bool {
+        self.lock().running
+    }
 
-    fn until(what: &str, done: impl Fn() -> bool) {
-        let start = Instant::now();
-        while !done() {
-            assert!(start.elapsed() < Duration::from_secs(60), "{what}: not so after a minute");
-            std::thread::sleep(Duration::from_millis(5));
+    /// Waits until every requested memfd is prefaulted.
+    pub(super) fn wait_until_done(&self) {
+        let mut series = self.lock();
+        while series.wanted.is_some() || series.prefaulting.is_some() {
+            series = self.wait(series);
         }
     }
 
-    #[test]
-    fn the_second_of_a_row_has_the_third_made_ready_which_goes_when_nobody_wants_it() {
-        let pool = MemfdPool::new(64 << 20);
-        let publish = |len: usize, byte| pool.copy_of(&vec![byte; len]).unwrap().freeze().unwrap();
-        let first = publish(3 << 20, 1);
-        publish(5 << 20, 1);
-        publish(3 << 20, 1);
-        std::thread::sleep(Duration::from_millis(50));
-        assert_eq!(pool.stats().cached, 0, "no row");
-        let second = publish(3 << 20, 2);
-        until("the next is ready", || pool.stats().cached == 1);
-        let before = pool.stats().hits;
-        let third = publish(3 << 20, 3);
-        assert_eq!(pool.stats().hits, before + 1);
-        for (tensor, byte) in [(first, 1), (second, 2), (third, 3)] {
-            assert!(tensor.bytes().unwrap().iter().all(|&found| found == byte));
+    /// Waits until the thread has freed unused memfds and ends.
+    pub(super) fn wait_until_ended(&self) {
+        let mut series = self.lock();
+        while series.running {
+            series = self.wait(series);
         }
-        until("what nobody wants is given back", || pool.stats().cached_bytes == 0);
-        publish(3 << 20, 4);
-        publish(3 << 20, 5);
-        until("a new row", || pool.stats().cached == 1);
-    }
-
-    #[test]
-    fn who_fills_a_memfd_for_long_has_the_next_made_ready_all_the_same() {
-        let pool = MemfdPool::new(64 << 20);
-        drop(pool.reserve(3 << 20).unwrap().freeze().unwrap());
-        let mut slow = pool.reserve(3 << 20).unwrap();
-        until("the next is ready", || pool.stats().cached == 1);
-        slow.write_at(0, &[7; 100]).unwrap();
-        // One that is given up comes back beside it.
-        drop(slow);
-        assert_eq!(pool.stats().cached, 2);
-    }
-
-    #[test]
-    fn a_row_may_have_no_pauses() {
-        let pool = MemfdPool::new(64 << 20);
-        for round in 1..=40 {
-            let segment = pool.copy_of(&vec![round; 2 << 20]).unwrap().freeze().unwrap();
-            assert!(segment.bytes().unwrap().iter().all(|&found| found == round));
-        }
-        let stats = pool.stats();
-        assert_eq!(stats.misses + stats.hits, 40);
-    }
-
-    #[test]
-    fn it_makes_no_more_than_may_be_kept() {
-        let pool = MemfdPool::new(4 << 20);
-        for _ in 0..4 {
-            drop(pool.copy_of(&vec![1; 5 << 20]).unwrap().freeze().unwrap());
-        }
-        std::thread::sleep(Duration::from_millis(50));
-        assert_eq!(pool.stats().cached, 0);
     }
 }

@@ -1,47 +1,45 @@
-//! New anonymous memory: all of it there before anybody is told, in huge pages where the kernel has them.
+//! New memfds, fully backed by memory, with huge pages as far as the kernel has any.
 
 use crate::host::parallel_copy::part_bytes;
-use crate::mapping::{Access, Mapping, huge_page_bytes};
+use crate::mapping::{Access, Mapping, OnFork, huge_page_bytes};
 use crate::process::{available_with_swap_bytes, fd_error, move_above_select};
 use cotensor_core::{Error, ErrorKind, Result, padded, size};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// For less, nobody looks first what is left.
-const LARGE_BYTES: usize = 64 << 20;
+/// From this length on, the system's free memory is checked first.
+const CHECKED_BYTES_MIN: usize = 64 << 20;
 
-/// A new memfd of `len` zeroed bytes, all of them backed, that can be sealed; mapped for writing.
+/// Creates a sealable memfd of `len` zeroed bytes, reserves all of its pages and maps it for writing.
 ///
-/// Huge pages make it several times cheaper to seal (the writable mapping has to go first), to read for the first time
-/// and to give back; they are made at once, because a page that was small when it was written would have to be copied.
+/// Huge pages make sealing, the first read and freeing several times cheaper. They are created before the first write, which
+/// would otherwise create small pages to be copied.
 ///
-/// Children that are forked have it where `inherited`; else they have not even while it is being made, as one that can write
-/// it would keep it from being sealed.
-pub(crate) fn allocate(len: usize, inherited: bool) -> Result<(OwnedFd, Mapping)> {
+/// With [`OnFork::Exclude`], a child that is forked meanwhile cannot write the memfd, so it cannot keep it from being sealed.
+pub(crate) fn allocate(len: usize, on_fork: OnFork) -> Result<(OwnedFd, Mapping)> {
     padded(len)?;
-    check_left(len)?;
+    check_available(len)?;
     let io =
         |what: &str, error: Errno| Error::io(format!("{what} {} of shared memory", size(len as u64)), &error.into());
     let fd = memfd_create("cotensor", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-        .map_err(|error| fd_error(&format!("cannot make {} of shared memory", size(len as u64)), error))?;
+        .map_err(|error| fd_error(&format!("cannot create {} of shared memory", size(len as u64)), error))?;
     let fd = move_above_select(fd);
     ftruncate(&fd, len as u64).map_err(|error| io("cannot size", error))?;
-    let mut map = Mapping::new(fd.as_fd(), len, Access::Write)?;
-    if !inherited {
-        map.set_inherited_on_fork(false)?;
-    }
+    let map = Mapping::new(fd.as_fd(), len, Access::Write)?;
+    map.set_on_fork(on_fork)?;
     if len > 0 {
-        make_huge(&mut map);
-        // Backed now or refused now: a page that is missing later would be a SIGBUS for whoever touches it.
+        create_huge_pages(&map);
+        // A missing page would raise SIGBUS in any process that accesses it later.
         fallocate(&fd, FallocateFlags::empty(), 0, len as u64).map_err(|error| io("cannot reserve", error))?;
     }
     Ok((fd, map))
 }
 
-/// All of a memfd is backed at once, and the kernel ends a process rather than refuse it the last pages of the system.
-fn check_left(len: usize) -> Result<()> {
-    if len < LARGE_BYTES {
+/// Refuses a length that the system cannot back: for the last pages of the system, the kernel kills a process instead of
+/// refusing them.
+fn check_available(len: usize) -> Result<()> {
+    if len < CHECKED_BYTES_MIN {
         return Ok(());
     }
     match available_with_swap_bytes() {
@@ -54,10 +52,9 @@ fn check_left(len: usize) -> Result<()> {
     }
 }
 
-/// Backs what it can by huge pages, on several threads. Where the kernel has none to give, small ones come later.
-fn make_huge(map: &mut Mapping) {
+/// Collapses all whole huge pages of a new mapping, on several threads.
+fn create_huge_pages(map: &Mapping) {
     let Some(page) = huge_page_bytes().filter(|&page| page <= map.len()) else { return };
-    let map = &*map;
     let len = map.len() - map.len() % page;
     let part = part_bytes(len).next_multiple_of(page);
     std::thread::scope(|threads| {

@@ -5,9 +5,11 @@ mod seal;
 mod sealed;
 #[cfg(test)]
 mod tests;
+mod writable;
 
 pub(crate) use allocate::allocate;
 pub(crate) use seal::seal;
 pub use seal::{Guarantee, check_no_holes, check_sealed};
 pub(crate) use sealed::MemfdSlice;
-pub use sealed::{MemfdMemory, MemfdMut, SealedMemfd};
+pub use sealed::SealedMemfd;
+pub use writable::{MemfdMemory, MemfdMut};

@@ -1,4 +1,4 @@
-//! Seals: what the kernel guarantees about a memfd, whoever holds a descriptor of it.
+//! Seals of memfds: what the kernel guarantees about a memfd to every process that has a descriptor of it.
 
 use crate::mapping::huge_page_bytes;
 use cotensor_core::{Error, ErrorKind, Result, padded};
@@ -11,21 +11,22 @@ use rustix::param::page_size;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-/// How long sealing waits for a writable mapping that a forked child has until it starts its own program.
-const FORK_WAIT: Duration = Duration::from_millis(2);
-const FORK_WAITS_MAX: usize = 20;
-/// The file system that memfds belong to (`TMPFS_MAGIC` of the kernel's magic.h).
+/// The interval between attempts to seal while another mapping can write the memfd: a child between `fork` and `exec` has
+/// the parent's mappings.
+const SEAL_INTERVAL: Duration = Duration::from_millis(2);
+const SEAL_ATTEMPTS_MAX: usize = 20;
+/// The file system of memfds: `TMPFS_MAGIC` of linux/magic.h.
 const TMPFS: u64 = 0x0102_1994;
-/// Unit of `st_blocks`.
+/// The unit of `st_blocks`, in bytes.
 const BLOCK_BYTES: u64 = 512;
 
-/// What a receiver of a memfd can rely on.
+/// What the reader of a memfd can rely on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Guarantee {
-    /// Nobody can change the bytes any more, ever (`F_SEAL_WRITE`): a large tensor of its own.
+    /// No process can change the bytes (`F_SEAL_WRITE`): a tensor in its own memfd.
     Immutable,
-    /// Nobody but the producer, who mapped it before, can change them (`F_SEAL_FUTURE_WRITE`): a slab. An honest
-    /// producer leaves a range alone while anyone holds a lease on it; a hostile one cannot be kept from writing.
+    /// Only the producer, which mapped the memfd before it was sealed, can change the bytes (`F_SEAL_FUTURE_WRITE`): a slab.
+    /// An honest producer leaves a range alone while a lease on it exists. A hostile producer cannot be kept from writing.
     ProducerOnly,
 }
 
@@ -42,71 +43,76 @@ impl Guarantee {
 /// Seals a memfd for good.
 ///
 /// # Errors
-/// `Conflict` for [`Guarantee::Immutable`] while somebody can still write it: a forked child, for example.
+/// `Conflict` for [`Guarantee::Immutable`] while another mapping can write it; `Io`.
 pub(crate) fn seal(fd: impl AsFd, guarantee: Guarantee) -> Result<()> {
-    for _ in 0..FORK_WAITS_MAX {
+    seal_with_retry(fd, guarantee, || std::thread::sleep(SEAL_INTERVAL))
+}
+
+/// As [`seal`]; calls `wait` after each attempt that fails because another mapping can write the memfd.
+pub(super) fn seal_with_retry(fd: impl AsFd, guarantee: Guarantee, mut wait: impl FnMut()) -> Result<()> {
+    for _ in 0..SEAL_ATTEMPTS_MAX {
         match fcntl_add_seals(&fd, guarantee.seals() | SealFlags::SEAL) {
             Ok(()) => return Ok(()),
-            Err(Errno::BUSY) => std::thread::sleep(FORK_WAIT),
+            Err(Errno::BUSY) => wait(),
             Err(error) => return Err(Error::io("cannot seal shared memory", &error.into())),
         }
     }
-    Err(Error::new(
-        ErrorKind::Conflict,
-        "cannot seal shared memory: another mapping, of a forked child perhaps, can write it",
-    ))
+    let message = "cannot seal shared memory: another mapping can write it, for example that of a forked child";
+    Err(Error::new(ErrorKind::Conflict, message))
 }
 
-/// Checks that `fd`, which may come from anyone, is a memfd of exactly `len` bytes that keeps `guarantee` for as long as it
-/// exists, and has as much memory as its length takes: no less, and no more, which nobody would count. Neither maps nor reads it.
+/// Checks that `fd`, which may come from any process, is a memfd of exactly `len` bytes, that its seals keep `guarantee` for
+/// good, and that it has the memory that its length takes: not less, and not more, which no budget would count. Neither maps
+/// nor reads the memfd.
 ///
 /// # Errors
-/// `Refused` saying what is wrong.
+/// `Refused` with the reason; `Io`.
 pub fn check_sealed(fd: impl AsFd, len: usize, guarantee: Guarantee) -> Result<()> {
-    if u64::try_from(fstatfs(&fd).map_err(unreadable)?.f_type).ok() != Some(TMPFS) {
-        return Err(refused("the descriptor is no memfd"));
+    if u64::try_from(fstatfs(&fd).map_err(fstat_error)?.f_type).ok() != Some(TMPFS) {
+        return Err(refused("the descriptor is not a memfd"));
     }
-    let seals = fcntl_get_seals(&fd).map_err(|_| refused("the descriptor is no memfd"))?;
-    // What nobody can write, the producer cannot either.
+    let seals = fcntl_get_seals(&fd).map_err(|_| refused("the descriptor is not a memfd"))?;
+    // `Immutable` includes `ProducerOnly`.
     if !seals.contains(guarantee.seals()) && !seals.contains(Guarantee::Immutable.seals()) {
         return Err(refused(&format!("it has the seals {seals:?}; {:?} are needed", guarantee.seals())));
     }
-    // The seals bind the memfd, its mode this descriptor: through one that only writes, nobody could read or map it.
-    if fcntl_getfl(&fd).map_err(unreadable)? & OFlags::ACCMODE == OFlags::WRONLY {
+    // Seals belong to the memfd, the access mode to this descriptor: a write-only one can be neither read nor mapped.
+    if fcntl_getfl(&fd).map_err(fstat_error)? & OFlags::ACCMODE == OFlags::WRONLY {
         return Err(refused("the descriptor cannot be read"));
     }
-    let found = fstat(&fd).map_err(unreadable)?;
+    let found = fstat(&fd).map_err(fstat_error)?;
     if padded(len).is_err() || u64::try_from(found.st_size).ok() != Some(len as u64) {
         return Err(refused(&format!("it has {} bytes, {len} were announced", found.st_size)));
     }
-    // A process that touches a hole pays for it, or dies if nothing is left.
+    // A process that accesses a hole allocates memory for it, or gets SIGBUS when none is left.
     let backed = backed_bytes(&fd)?;
     if backed < len as u64 {
         return Err(refused("not all of it is backed by memory"));
     }
-    // Pages beyond the end, which `fallocate` can make before the memfd is sealed.
-    if backed > in_units(len, usual_unit(len)) && backed > in_units(len, smallest_unit()) {
+    // `fallocate` can create pages beyond the end before the memfd is sealed.
+    if backed > round_up(len, expected_page_bytes(len)) && backed > round_up(len, smallest_page_bytes()) {
         return Err(refused(&format!("its {len} bytes take {backed} bytes of memory")));
     }
     Ok(())
 }
 
-/// Checks that none of a memfd of `len` bytes, which passed [`check_sealed`], is a hole: one could be as long as what the memfd has
-/// beyond its end. The kernel is asked to fill holes, which shows in how much memory there is. The seals keep new ones from being
-/// made, so this holds for good.
+/// Checks that a memfd of `len` bytes, which passed [`check_sealed`], has no holes: a hole could hide pages of the same size
+/// beyond the end. `fallocate` fills holes, which increases the memory that the memfd has. The seals forbid new holes, so the
+/// result stays valid.
 ///
 /// # Errors
-/// `Refused` for holes, and for a descriptor that is not open for writing; `Io` when the system has no more memory.
+/// `Refused` for a memfd with holes, and for a descriptor that is not open for writing; `Io` when the system has no more
+/// memory.
 pub fn check_no_holes(fd: impl AsFd, len: usize) -> Result<()> {
     let before = backed_bytes(&fd)?;
-    // A length of 0 is an error to the kernel.
+    // `fallocate` refuses a length of 0.
     let filled = match len {
         0 => Ok(()),
         len => retry_on_intr(|| fallocate(&fd, FallocateFlags::empty(), 0, len as u64)),
     };
     filled.map_err(|error| match error {
         Errno::BADF => refused("the descriptor is not open for writing, as memfd_create opens it"),
-        error => Error::io("cannot back a descriptor's memory", &error.into()),
+        error => Error::io("cannot reserve the memory of a descriptor", &error.into()),
     })?;
     if backed_bytes(&fd)? != before {
         return Err(refused("parts of it are holes, with no memory behind them"));
@@ -114,35 +120,35 @@ pub fn check_no_holes(fd: impl AsFd, len: usize) -> Result<()> {
     Ok(())
 }
 
-fn refused(what: &str) -> Error {
-    Error::new(ErrorKind::Refused, format!("not a published segment: {what}"))
+fn refused(reason: &str) -> Error {
+    Error::new(ErrorKind::Refused, format!("not a published segment: {reason}"))
 }
 
-fn unreadable(error: Errno) -> Error {
-    Error::io("cannot look at a descriptor", &error.into())
+fn fstat_error(error: Errno) -> Error {
+    Error::io("cannot inspect a descriptor", &error.into())
 }
 
-/// Bytes of memory that a memfd has.
+/// The memory of a memfd in bytes.
 fn backed_bytes(fd: impl AsFd) -> Result<u64> {
-    let blocks = fstat(&fd).map_err(unreadable)?.st_blocks;
+    let blocks = fstat(&fd).map_err(fstat_error)?.st_blocks;
     Ok(u64::try_from(blocks).unwrap_or(0).saturating_mul(BLOCK_BYTES))
 }
 
-fn in_units(len: usize, unit: usize) -> u64 {
-    (len as u64).next_multiple_of(unit as u64)
+fn round_up(len: usize, page_bytes: usize) -> u64 {
+    (len as u64).next_multiple_of(page_bytes as u64)
 }
 
-/// Memory comes in pages, and in huge pages where at least half of one is used.
-fn usual_unit(len: usize) -> usize {
+/// Huge pages where at least half of one is used, else pages.
+fn expected_page_bytes(len: usize) -> usize {
     huge_page_bytes().filter(|&huge| len >= huge / 2).unwrap_or_else(page_size)
 }
 
-/// The least memory that the kernel gives a memfd: a huge page where the system's setting is that all shared memory has them.
-fn smallest_unit() -> usize {
-    let made = memfd_create("cotensor", MemfdFlags::CLOEXEC).map_err(unreadable).and_then(|fd| {
-        ftruncate(&fd, 1).map_err(unreadable)?;
-        fallocate(&fd, FallocateFlags::empty(), 0, 1).map_err(unreadable)?;
+/// The least memory of a memfd: a huge page when the system's setting gives huge pages to all shared memory.
+fn smallest_page_bytes() -> usize {
+    let backed = memfd_create("cotensor", MemfdFlags::CLOEXEC).map_err(fstat_error).and_then(|fd| {
+        ftruncate(&fd, 1).map_err(fstat_error)?;
+        fallocate(&fd, FallocateFlags::empty(), 0, 1).map_err(fstat_error)?;
         backed_bytes(&fd)
     });
-    made.ok().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0).max(page_size())
+    backed.ok().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0).max(page_size())
 }

@@ -1,28 +1,28 @@
-//! Which ranges of a slab are free.
+//! The free ranges of a slab.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Free ranges, never touching one another. Best fit: what was returned is taken again before what was never used, and
-/// large holes stay large.
+/// Free ranges, of which no two are adjacent. Allocation is best fit: freed ranges are reused before unused ones, and long
+/// ranges stay long.
 #[derive(Debug)]
 pub(crate) struct FreeList {
-    /// Start to length.
+    /// Length by start.
     by_start: BTreeMap<usize, usize>,
-    /// The same as length and start.
+    /// The same ranges as (length, start).
     by_len: BTreeSet<(usize, usize)>,
 }
 
 impl FreeList {
-    /// All of `0 .. len`.
+    /// A list with the range `0 .. len`.
     pub(crate) fn new(len: usize) -> Self {
-        let mut free = Self { by_start: BTreeMap::new(), by_len: BTreeSet::new() };
-        free.insert(0, len);
-        free
+        let mut list = Self { by_start: BTreeMap::new(), by_len: BTreeSet::new() };
+        list.insert(0, len);
+        list
     }
 
-    /// Takes `len` bytes, or nothing when no free range is that long.
-    pub(crate) fn take(&mut self, len: usize) -> Option<Range<usize>> {
+    /// Allocates `len` bytes; `None` when no free range is long enough.
+    pub(crate) fn allocate(&mut self, len: usize) -> Option<Range<usize>> {
         if len == 0 {
             return Some(0..0);
         }
@@ -32,8 +32,8 @@ impl FreeList {
         Some(start..start + len)
     }
 
-    /// Returns what was taken.
-    pub(crate) fn give_back(&mut self, range: Range<usize>) {
+    /// Frees an allocated range.
+    pub(crate) fn free(&mut self, range: Range<usize>) {
         let (mut start, mut len) = (range.start, range.len());
         if len == 0 {
             return;
@@ -51,8 +51,8 @@ impl FreeList {
         self.insert(start, len);
     }
 
-    /// How many bytes are free, in however many ranges.
-    pub(crate) fn bytes(&self) -> usize {
+    /// The number of free bytes, over all ranges.
+    pub(crate) fn free_bytes(&self) -> usize {
         self.by_start.values().sum()
     }
 
@@ -75,38 +75,38 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn returned_ranges_join() {
-        let mut free = FreeList::new(300);
-        let ranges: Vec<_> = (0..3).map(|_| free.take(100).unwrap()).collect();
-        assert_eq!((free.take(1), free.bytes()), (None, 0));
+    fn adjacent_freed_ranges_merge() {
+        let mut list = FreeList::new(300);
+        let ranges: Vec<_> = (0..3).map(|_| list.allocate(100).unwrap()).collect();
+        assert_eq!((list.allocate(1), list.free_bytes()), (None, 0));
         for at in [0, 2, 1] {
-            free.give_back(ranges[at].clone());
+            list.free(ranges[at].clone());
         }
-        assert_eq!(free.take(300), Some(0..300));
+        assert_eq!(list.allocate(300), Some(0..300));
     }
 
     proptest! {
-        /// Against a map of single bytes.
+        /// Compares with a table of single bytes.
         #[test]
-        fn no_byte_is_taken_twice_or_lost(steps in proptest::collection::vec((0usize..90, any::<bool>(), any::<prop::sample::Index>()), 1..80)) {
+        fn no_byte_is_allocated_twice_or_lost(steps in proptest::collection::vec((0usize..90, any::<bool>(), any::<prop::sample::Index>()), 1..80)) {
             const LEN: usize = 200;
-            let mut free = FreeList::new(LEN);
-            let mut taken: Vec<Range<usize>> = Vec::new();
+            let mut list = FreeList::new(LEN);
+            let mut allocated: Vec<Range<usize>> = Vec::new();
             for (len, back, which) in steps {
-                if back && !taken.is_empty() {
-                    free.give_back(taken.swap_remove(which.index(taken.len())));
+                if back && !allocated.is_empty() {
+                    list.free(allocated.swap_remove(which.index(allocated.len())));
                 } else {
                     let mut used = [false; LEN];
-                    taken.iter().for_each(|range| used[range.clone()].fill(true));
+                    allocated.iter().for_each(|range| used[range.clone()].fill(true));
                     let longest = used.split(|&used| used).map(<[bool]>::len).max().unwrap_or(0);
-                    let range = free.take(len);
+                    let range = list.allocate(len);
                     prop_assert_eq!(range.is_some(), len <= longest);
                     if let Some(range) = range {
                         prop_assert!(range.len() == len && used[range.clone()].iter().all(|&used| !used));
-                        taken.push(range);
+                        allocated.push(range);
                     }
                 }
-                prop_assert_eq!(free.bytes() + taken.iter().map(Range::len).sum::<usize>(), LEN);
+                prop_assert_eq!(list.free_bytes() + allocated.iter().map(Range::len).sum::<usize>(), LEN);
             }
         }
     }

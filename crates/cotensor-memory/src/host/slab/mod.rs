@@ -2,8 +2,10 @@
 
 mod free_list;
 mod memory;
+mod segment;
+mod shared;
 #[cfg(test)]
 mod tests;
 
 pub use memory::Slab;
-pub(crate) use memory::SlabSegment;
+pub(crate) use segment::SlabSegment;

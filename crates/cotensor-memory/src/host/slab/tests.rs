@@ -14,27 +14,27 @@ fn received(slab: &Slab) -> Arc<SealedMemfd> {
 }
 
 #[test]
-fn conforms() {
+fn slab_conforms() {
     cotensor_core::testing::conformance(&Slab::create(2 << 20).unwrap());
 }
 
 #[test]
-fn the_producer_writes_what_the_receiver_reads() {
+fn receiver_reads_what_the_producer_writes() {
     let slab = Slab::create(1 << 20).unwrap();
     let receiver = received(&slab);
     slab.copy_of(&[1; 100]).unwrap();
     let kept = slab.copy_of(&[2; 100]).unwrap().freeze().unwrap();
     let part = slab.copy_of(&[3; 1000]).unwrap().freeze().unwrap();
     for (segment, value) in [(&kept, 2), (&part, 3)] {
-        let window = receiver.slice(segment.fd_offset()..segment.fd_offset() + segment.len()).unwrap();
-        assert_eq!(window.bytes().unwrap(), vec![value; segment.len()]);
-        assert_eq!(window.bytes(), segment.bytes());
+        let slice = receiver.slice(segment.fd_offset()..segment.fd_offset() + segment.len()).unwrap();
+        assert_eq!(slice.bytes().unwrap(), vec![value; segment.len()]);
+        assert_eq!(slice.bytes(), segment.bytes());
     }
     assert_ne!(kept.fd_offset(), part.fd_offset());
 }
 
 #[test]
-fn nobody_who_receives_it_can_write_or_resize_it() {
+fn receiver_cannot_write_or_resize_the_slab() {
     let slab = Slab::create(8192).unwrap();
     let segment = slab.copy_of(&[7; 8192]).unwrap().freeze().unwrap();
     let fd = segment.fd().unwrap();
@@ -45,17 +45,17 @@ fn nobody_who_receives_it_can_write_or_resize_it() {
     let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     assert!(fallocate(fd, hole, 0, 4096).is_err(), "no holes");
     if let Ok(reopened) = open(format!("/proc/self/fd/{}", fd.as_raw_fd()), OFlags::RDWR, Mode::empty()) {
-        assert!(rustix::io::write(&reopened, b"x").is_err(), "reopening does not help");
+        assert!(rustix::io::write(&reopened, b"x").is_err(), "no writing after reopening");
         assert!(Mapping::new(reopened.as_fd(), 8192, Access::Write).is_err());
     }
-    // A receiver that writes in place writes its own pages.
+    // A receiver that writes in place writes private pages.
     let receiver = received(&slab);
     PrivateMapping::of(&*receiver, 0..8192).unwrap().bytes_mut().fill(9);
     assert!(segment.bytes().unwrap().iter().chain(receiver.bytes().unwrap()).all(|&byte| byte == 7));
 }
 
 #[test]
-fn a_range_is_used_again_only_when_nobody_holds_it() {
+fn range_is_reused_after_its_last_holder_drops_it() {
     let slab = Slab::create(4096).unwrap();
     let first = slab.copy_of(&[1; 4000]).unwrap().freeze().unwrap();
     let lease = Arc::clone(&first);
@@ -66,12 +66,12 @@ fn a_range_is_used_again_only_when_nobody_holds_it() {
     let offset = lease.fd_offset();
     drop(lease);
     let again = slab.reserve(4096).unwrap();
-    assert_eq!(again.bytes().unwrap(), [0; 4096], "what it held before does not show");
+    assert_eq!(again.bytes().unwrap(), [0; 4096], "the earlier bytes do not show");
     assert_eq!(again.freeze().unwrap().fd_offset(), offset);
 }
 
 #[test]
-fn no_two_segments_begin_at_one_place() {
+fn segments_have_distinct_offsets_even_when_empty() {
     let slab = Slab::create(256).unwrap();
     let segments: Vec<_> = [0, 10, 0, 64].map(|len| slab.reserve(len).unwrap().freeze().unwrap()).into();
     let mut starts: Vec<usize> = segments.iter().map(|segment| segment.fd_offset()).collect();
@@ -83,7 +83,7 @@ fn no_two_segments_begin_at_one_place() {
 }
 
 #[test]
-fn segments_outlive_the_slab() {
+fn segments_outlive_the_slab_handle() {
     let slab = Slab::create(4096).unwrap();
     let segment = slab.copy_of(&[5; 10]).unwrap().freeze().unwrap();
     drop(slab);
@@ -91,7 +91,7 @@ fn segments_outlive_the_slab() {
 }
 
 #[test]
-fn many_threads_never_get_the_same_bytes() {
+fn threads_never_allocate_the_same_bytes() {
     let slab = Slab::create(64 << 10).unwrap();
     slab.prefault().unwrap();
     std::thread::scope(|threads| {
@@ -116,7 +116,7 @@ fn many_threads_never_get_the_same_bytes() {
 }
 
 #[test]
-fn published_parts_are_read_through_a_mapping_that_cannot_write() {
+fn published_segments_are_read_through_a_read_only_mapping() {
     let slab = Slab::create(8192).unwrap();
     let mut part = slab.reserve(8192).unwrap();
     let target = part.bytes_mut().unwrap();
@@ -134,17 +134,17 @@ fn published_parts_are_read_through_a_mapping_that_cannot_write() {
 }
 
 #[test]
-fn a_forked_child_leaves_its_parents_memory_alone() {
+fn forked_child_does_not_use_the_slab() {
     let mut slab = Slab::create(4096).unwrap();
-    // As after a fork: the same slab in another process.
-    Arc::get_mut(&mut slab.inner).unwrap().owner += 1;
+    // As after a fork: the slab's owner is another process.
+    Arc::get_mut(&mut slab.shared).unwrap().owner += 1;
     assert_eq!(slab.copy_of(&[1]).err().unwrap().kind(), ErrorKind::Conflict);
     assert_eq!(slab.free_bytes(), 4096);
-    Arc::get_mut(&mut slab.inner).unwrap().owner -= 1;
-    let mut part = slab.take(64).unwrap().0;
+    Arc::get_mut(&mut slab.shared).unwrap().owner -= 1;
+    let mut part = slab.allocate(64).unwrap().0;
     drop(slab);
-    Arc::get_mut(&mut part.home).unwrap().owner += 1;
+    Arc::get_mut(&mut part.slab).unwrap().owner += 1;
     assert!(part.bytes_mut().is_none());
     assert_eq!(part.write_at(0, &[1]).err().unwrap().kind(), ErrorKind::Conflict);
-    assert_eq!(Segment::bytes(&part).unwrap(), [0; 64], "what it inherits stays readable");
+    assert_eq!(Segment::bytes(&part).unwrap(), [0; 64], "inherited bytes stay readable");
 }

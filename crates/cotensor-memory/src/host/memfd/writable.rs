@@ -1,0 +1,182 @@
+//! Memfds that are being written.
+
+use super::allocate::allocate;
+use super::seal::{Guarantee, seal};
+use super::sealed::SealedMemfd;
+use crate::host::parallel_copy::copy_parallel;
+use crate::mapping::{Access, AliasedMapping, Mapping, OnFork};
+use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, range_within};
+use rustix::fs::ftruncate;
+use std::any::Any;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// Memory in memfds, one for each segment.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MemfdMemory;
+
+impl Memory for MemfdMemory {
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Memfd
+    }
+
+    fn device(&self) -> Device {
+        Device::Cpu
+    }
+
+    fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
+        Ok(Box::new(MemfdMut::create(len)?))
+    }
+
+    fn reserve_aliased(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
+        Ok(Box::new(MemfdMut::create(len)?.into_aliased()?))
+    }
+}
+
+/// A memfd that only this process has mapped, for writing.
+///
+/// Forked children do not inherit the mapping, so they cannot keep the memfd from being sealed. An
+/// [aliased](Self::into_aliased) one is inherited.
+pub struct MemfdMut {
+    map: Writable,
+    pub(super) fd: OwnedFd,
+    /// The used length in bytes; the mapping may be longer.
+    len: usize,
+}
+
+enum Writable {
+    Own(Mapping),
+    /// Other code in this process keeps the address.
+    Aliased(AliasedMapping),
+}
+
+impl Writable {
+    fn mapping(&self) -> Option<&Mapping> {
+        match self {
+            Writable::Own(map) => Some(map),
+            Writable::Aliased(map) => map.mapping(),
+        }
+    }
+
+    fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        match self {
+            Writable::Own(map) => map.bytes_mut(),
+            Writable::Aliased(map) => map.mapping_mut()?.bytes_mut(),
+        }
+    }
+}
+
+impl MemfdMut {
+    /// Creates a memfd of `len` zeroed bytes, all of them backed by memory.
+    ///
+    /// # Errors
+    /// `Invalid` for a length that cannot exist, `OverBudget` when the system's memory or this process's descriptors do not
+    /// suffice, `Io`.
+    pub fn create(len: usize) -> Result<Self> {
+        let (fd, map) = allocate(len, OnFork::Exclude)?;
+        Ok(Self { map: Writable::Own(map), fd, len })
+    }
+
+    /// Faults in every page, so that filling the memfd runs at memory speed.
+    ///
+    /// # Errors
+    /// `Io` when the system has no more memory.
+    pub fn prefault(&self) -> Result<()> {
+        self.map.mapping().map_or(Ok(()), Mapping::prefault)
+    }
+
+    /// The longest length in bytes that [`resize`](Self::resize) allows.
+    pub(crate) fn capacity(&self) -> usize {
+        self.map.mapping().map_or(0, Mapping::len)
+    }
+
+    /// Uses the first `len` bytes, at most the capacity. They keep their previous values.
+    pub(crate) fn resize(&mut self, len: usize) {
+        self.len = len.min(self.capacity());
+    }
+
+    /// Lets other code in this process keep the address of the bytes: from now on [`pin_address`](SegmentMut::pin_address)
+    /// returns a handle, and forked children inherit the mapping.
+    pub(crate) fn into_aliased(self) -> Result<Self> {
+        let map = match self.map {
+            Writable::Own(map) => AliasedMapping::new(map)?,
+            Writable::Aliased(map) => map,
+        };
+        Ok(Self { map: Writable::Aliased(map), ..self })
+    }
+
+    pub(crate) fn is_aliased(&self) -> bool {
+        matches!(self.map, Writable::Aliased(_))
+    }
+
+    /// Ends writing: from now on no process can write or resize the memfd. It cannot be reused for another tensor.
+    ///
+    /// The bytes keep their address. An aliased memfd is the exception: the address becomes a private mapping for the code
+    /// that keeps it, and the bytes are mapped a second time. If a forked child can still write the memfd, the bytes are
+    /// copied to a new one.
+    ///
+    /// # Errors
+    /// `Conflict` while another mapping can write the memfd; `Io`.
+    pub fn seal(self) -> Result<SealedMemfd> {
+        let Self { map, fd, len } = self;
+        match map {
+            Writable::Own(map) => {
+                let map = map.remap_private(fd.as_fd(), len, Access::Read)?;
+                truncate_and_seal(&fd, len)?;
+                Ok(SealedMemfd::new(map, fd, Guarantee::Immutable))
+            }
+            Writable::Aliased(map) => seal_aliased(map.remap_copy_on_write(fd.as_fd(), len)?, fd, len),
+        }
+    }
+}
+
+fn seal_aliased(aliased: AliasedMapping, fd: OwnedFd, len: usize) -> Result<SealedMemfd> {
+    let sealed = match truncate_and_seal(&fd, len) {
+        Ok(()) => SealedMemfd::new(Mapping::new(fd.as_fd(), len, Access::Read)?, fd, Guarantee::Immutable),
+        Err(error) if error.kind() == ErrorKind::Conflict => {
+            let mut copy = MemfdMut::create(len)?;
+            copy.write_at(0, aliased.mapping().map_or(&[], Mapping::bytes))?;
+            copy.seal()?
+        }
+        Err(error) => return Err(error),
+    };
+    Ok(sealed.with_aliased(aliased))
+}
+
+/// Sets the final length and seals. The seal succeeds only when no writable mapping is left in any process, which proves that
+/// no process can write the memfd any more.
+fn truncate_and_seal(fd: &OwnedFd, len: usize) -> Result<()> {
+    ftruncate(fd, len as u64).map_err(|error| Error::io("cannot size shared memory", &error.into()))?;
+    seal(fd, Guarantee::Immutable)
+}
+
+impl SegmentMut for MemfdMut {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn bytes(&self) -> Option<&[u8]> {
+        self.map.mapping()?.bytes().get(..self.len)
+    }
+
+    fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        self.map.bytes_mut()?.get_mut(..self.len)
+    }
+
+    fn write_at(&mut self, offset: usize, source: &[u8]) -> Result<()> {
+        let range = range_within(offset, source.len(), self.len)?;
+        copy_parallel(&mut self.map.bytes_mut().unwrap_or_default()[range], source);
+        Ok(())
+    }
+
+    fn pin_address(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        match &self.map {
+            Writable::Own(_) => None,
+            Writable::Aliased(map) => Some(map.handle()),
+        }
+    }
+
+    fn freeze(self: Box<Self>) -> Result<Arc<dyn Segment>> {
+        Ok(self.seal()?.register())
+    }
+}

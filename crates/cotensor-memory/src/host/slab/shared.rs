@@ -1,0 +1,42 @@
+//! What a slab and its segments share.
+
+use super::free_list::FreeList;
+use crate::mapping::{Mapping, MappingCache};
+use cotensor_core::{Error, ErrorKind, Result};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+pub(super) struct SlabShared {
+    /// Only for filling segments; forked children do not inherit it.
+    pub(super) writable: Mapping,
+    pub(super) readable: Mapping,
+    pub(super) fd: OwnedFd,
+    /// The process that created the slab. A forked child has the same pages and a copy of `ranges`, so it would allocate
+    /// ranges that the parent allocates too.
+    pub(super) owner: u32,
+    pub(super) ranges: Mutex<Ranges>,
+    pub(super) mapping_cache: Arc<MappingCache>,
+}
+
+pub(super) struct Ranges {
+    pub(super) free: FreeList,
+    /// The bytes from here on have never been allocated, so they are zero.
+    pub(super) high_water: usize,
+}
+
+impl SlabShared {
+    /// # Errors
+    /// `Conflict` in a forked child, which does not have the writable mapping.
+    pub(super) fn check_owner(&self) -> Result<()> {
+        match self.owner == std::process::id() {
+            true => Ok(()),
+            false => {
+                Err(Error::new(ErrorKind::Conflict, "this slab belongs to the process that this one was forked from"))
+            }
+        }
+    }
+
+    pub(super) fn ranges(&self) -> MutexGuard<'_, Ranges> {
+        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

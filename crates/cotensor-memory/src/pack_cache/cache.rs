@@ -1,0 +1,142 @@
+//! The cache that a process opens.
+
+use super::folder::{private_folder, refused, remove_abandoned, temporary_name};
+use super::format::plan;
+use super::index::{PackIndex, pack_files};
+use super::notes::Notes;
+use super::verified::VerifiedPacks;
+use super::writer::PackWriter;
+use crate::host::MappedFileMut;
+use cotensor_core::{BlobCache, ContentHash, Error, Hasher, Located, PackMut, Result};
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+/// A folder of packs that the processes of one user share.
+///
+/// A pack is written under a temporary name, flushed to the disk and then named by the hashes of its blobs, so a pack with its
+/// final name is complete. Packs never change, and removing one is always safe.
+///
+/// A disk error or another program may still change a pack. Its blobs are therefore hashed by the first process that uses it
+/// after each boot, and again after its time of last write changes. A damaged pack is removed, and its weights are read from
+/// their original files into a new one.
+pub struct PackCache {
+    packs: PathBuf,
+    index: Arc<Mutex<PackIndex>>,
+    notes: Notes,
+}
+
+impl PackCache {
+    /// Opens the cache in `folder`, which it creates (mode 0700) if it does not exist.
+    ///
+    /// # Errors
+    /// `Refused` when the folder belongs to another user, is writable for other users, or its subfolders are accessible to
+    /// other users; `Io`.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let (packs, notes) = (folder.join("packs"), folder.join("notes"));
+        // The user chose `folder`, which may be a link. Its subfolders are the cache's own and are not.
+        let found = private_folder(folder, |path| std::fs::metadata(path))?;
+        if found.mode() & 0o022 != 0 {
+            return Err(refused("other users can write to this folder", &found).in_file(folder));
+        }
+        for part in [&packs, &notes] {
+            let found = private_folder(part, |path| std::fs::symlink_metadata(path))?;
+            if found.mode() & 0o077 != 0 {
+                return Err(refused("other users can access this folder", &found).in_file(part));
+            }
+            remove_abandoned(part);
+        }
+        let notes = Notes::new(notes);
+        let mut index = PackIndex::new(packs.clone(), VerifiedPacks::new(notes.clone()));
+        index.scan();
+        Ok(Self { packs, index: Arc::new(Mutex::new(index)), notes })
+    }
+
+    /// The default folder: `$XDG_CACHE_HOME/cotensor` or `$HOME/.cache/cotensor`.
+    ///
+    /// # Errors
+    /// `NotFound` when neither variable is set.
+    pub fn default_dir() -> Result<PathBuf> {
+        let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        absolute("XDG_CACHE_HOME")
+            .or_else(|| absolute("HOME").map(|home| home.join(".cache")))
+            .map(|base| base.join("cotensor"))
+            .ok_or_else(|| Error::not_found("no cache folder: set HOME, XDG_CACHE_HOME or COTENSOR_CACHE"))
+    }
+
+    /// The errors of packs that are ignored, or that were removed because they were damaged.
+    pub fn problems(&self) -> Vec<Error> {
+        self.index().problems()
+    }
+
+    /// The number of packs and their bytes on the disk.
+    pub fn usage(&self) -> (usize, u64) {
+        pack_files(&self.packs).fold((0, 0), |(count, bytes), (_, id)| (count + 1, bytes + id.len()))
+    }
+
+    /// Hashes every blob and removes damaged packs. Returns the number of undamaged blobs, and an error for each removed pack
+    /// with its file and, where a single blob is damaged, the hash of the blob as the field.
+    pub fn verify(&self) -> (usize, Vec<Error>) {
+        self.index().verify_all()
+    }
+
+    /// Removes packs and notes that no process has used for `unused_for`. Returns the number of removed packs and their bytes
+    /// on the disk. The bytes of a mapped pack are freed when the processes that map it end.
+    ///
+    /// A pack is used when it is written or mapped. File systems record the use about once a day.
+    ///
+    /// # Errors
+    /// `Io` with the file that cannot be removed.
+    pub fn prune(&self, unused_for: Duration) -> Result<(usize, u64)> {
+        let now = SystemTime::now();
+        let unused = |found: &Metadata| {
+            let used = found.accessed().ok().max(found.modified().ok());
+            used.is_some_and(|used| now.duration_since(used).unwrap_or_default() >= unused_for)
+        };
+        let is_unused = |path: &Path| std::fs::symlink_metadata(path).is_ok_and(|found| unused(&found));
+        let remove = |path: &Path| match std::fs::remove_file(path) {
+            // Another process has removed it.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            removed => removed.map_err(|error| Error::io("cannot remove", &error).in_file(path)),
+        };
+        let (mut count, mut bytes) = (0, 0);
+        for (path, id) in pack_files(&self.packs).filter(|(path, _)| is_unused(path)) {
+            remove(&path)?;
+            (count, bytes) = (count + 1, bytes + id.len());
+        }
+        self.notes.paths().filter(|path| is_unused(path)).try_for_each(|path| remove(&path))?;
+        self.index().scan();
+        Ok((count, bytes))
+    }
+
+    fn index(&self) -> MutexGuard<'_, PackIndex> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl BlobCache for PackCache {
+    fn find(&self, hash: &ContentHash) -> Option<Located> {
+        self.index().find(hash)
+    }
+
+    fn begin(&self, blobs: &[(ContentHash, usize)]) -> Result<Box<dyn PackMut>> {
+        let (entries, len) = plan(blobs)?;
+        let mut hasher = Hasher::new("cotensor pack v1");
+        for entry in &entries {
+            hasher.field(entry.hash.as_bytes());
+        }
+        let target = self.packs.join(format!("{}.pack", hasher.finish()));
+        let file = MappedFileMut::create(&self.packs, temporary_name, len)?;
+        Ok(Box::new(PackWriter::new(file, entries, target, Arc::clone(&self.index))))
+    }
+
+    fn get_note(&self, key: &ContentHash) -> Option<Vec<u8>> {
+        self.notes.get(key)
+    }
+
+    fn put_note(&self, key: &ContentHash, note: &[u8]) -> Result<()> {
+        self.notes.put(key, note)
+    }
+}

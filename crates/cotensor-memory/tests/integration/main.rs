@@ -1,0 +1,5 @@
+//! Tests of the public API across processes.
+
+#![allow(clippy::unwrap_used)]
+
+mod processes;
