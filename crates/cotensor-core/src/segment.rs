@@ -70,23 +70,24 @@ pub trait Memory: Send + Sync {
         Ok(segment)
     }
 
-    /// As [`reserve`](Memory::reserve), for a program that keeps the address of the bytes and may write there later on, such
-    /// as another language's arrays. From [`freeze`](SegmentMut::freeze) on, what it writes there nobody else sees: the
-    /// segment has its bytes elsewhere in the address space then, and the address stays as long as the segment.
+    /// As [`reserve`](Memory::reserve), for code that keeps the address of the bytes and may write there later, such as an
+    /// array of another language. After [`freeze`](SegmentMut::freeze), writes at that address stay private to the writer: the
+    /// segment then has its bytes at a second address. The first address stays mapped while the segment or a handle of
+    /// [`pin_address`](SegmentMut::pin_address) exists.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for memory that has no such protection; else as
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for memory that cannot be mapped twice; else as
     /// [`reserve`](Memory::reserve).
     fn reserve_aliased(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
         Err(Error::unsupported(format!(
-            "{} bytes of {} memory cannot be given away by their address",
+            "{} bytes of {} memory cannot be reserved with an address that other code keeps",
             len,
             self.kind()
         )))
     }
 
-    /// Makes memory for `count` segments of `len` bytes ready, so that reserving them takes no time; returns for how many
-    /// there was room: none for memory that keeps nothing ready.
+    /// Prefaults memory for `count` segments of `len` bytes, so that reserving them is fast. Returns the number of segments
+    /// that are prefaulted: 0 for memory that does not support it.
     ///
     /// # Errors
     /// As [`reserve`](Memory::reserve).
@@ -129,8 +130,8 @@ pub trait SegmentMut: Send + Sync {
         }
     }
 
-    /// For those who know the address of the bytes: it stays good as long as they keep this, whatever becomes of the segment.
-    /// None where memory has no such protection, as all has that was not [reserved](Memory::reserve_aliased) for it.
+    /// A handle that keeps the address of the bytes mapped, also after the segment is dropped or published. `None` unless the
+    /// segment comes from [`reserve_aliased`](Memory::reserve_aliased).
     fn pin_address(&self) -> Option<Arc<dyn Any + Send + Sync>> {
         None
     }

@@ -26,8 +26,8 @@ pub struct SealedMemfd {
     registration: Option<Registration>,
 }
 
-/// The open segments of this process by file, so that a memfd that arrives again is not mapped again. Only tried to lock: in
-/// a forked child, a thread that does not exist there may hold the lock for ever.
+/// The open segments of this process by file, so that a memfd that arrives again is not mapped again. A forked child only
+/// tries the lock: a thread that does not exist in the child may hold it for ever.
 static OPEN: Mutex<BTreeMap<FileNumber, Weak<SealedMemfd>>> = Mutex::new(BTreeMap::new());
 
 /// Device and inode.

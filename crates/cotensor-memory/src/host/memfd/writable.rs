@@ -35,8 +35,8 @@ impl Memory for MemfdMemory {
 
 /// A memfd that only this process has mapped, for writing.
 ///
-/// Forked children do not inherit the mapping, so they cannot keep the memfd from being sealed. An
-/// [aliased](Self::into_aliased) one is inherited.
+/// Forked children do not inherit the mapping, so they cannot keep the memfd from being sealed. They inherit it if other
+/// code keeps its address ([`Memory::reserve_aliased`]).
 pub struct MemfdMut {
     map: Writable,
     pub(super) fd: OwnedFd,
