@@ -21,22 +21,27 @@ ALLOWED = {
     "cotensor-memory": {"cotensor-core"},
     "cotensor-preprocess": {"cotensor-core"},
     "cotensor-model": {"cotensor-core", "cotensor-sharing", "cotensor-store", "cotensor-preprocess"},
-    "cotensor-client": {"cotensor-core", "cotensor-store", "cotensor-memory"},
-    "cotensor-daemon": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-model", "cotensor-client"},
-    "cotensor": {"cotensor-core", "cotensor-sharing", "cotensor-store", "cotensor-memory", "cotensor-model", "cotensor-client"},
+    "cotensor-rpc": {"cotensor-core"},
+    "cotensor-client": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-rpc"},
+    "cotensor-formats": {"cotensor-core", "cotensor-store"},
+    "cotensor-functions": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-rpc", "cotensor-client"},
+    "cotensor-serving": {"cotensor-core", "cotensor-store", "cotensor-model", "cotensor-functions"},
+    # It links no engine.
+    "cotensor-daemon": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-rpc", "cotensor-client"},
+    "cotensor": {"cotensor-functions", "cotensor-formats", "cotensor-serving", "cotensor-core", "cotensor-sharing", "cotensor-store", "cotensor-memory", "cotensor-model", "cotensor-client"},
     "cotensor-demo": {"cotensor"},
     "cotensor-inspect": {"cotensor-core", "cotensor-memory", "cotensor-client"},
     "cotensor-soak": {
         "cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-model", "cotensor-client", "cotensor-daemon", "cotensor-demo"
     },
-    "cotensor-cli": {"cotensor", "cotensor-demo", "cotensor-inspect", "cotensor-client", "cotensor-daemon"},
+    "cotensor-cli": {"cotensor", "cotensor-rpc", "cotensor-functions", "cotensor-formats", "cotensor-serving", "cotensor-demo", "cotensor-inspect", "cotensor-client", "cotensor-daemon"},
     # The extension: everything comes in by the library, its parts and the command.
     "cotensor-python": {
-        "cotensor", "cotensor-core", "cotensor-sharing", "cotensor-store", "cotensor-memory", "cotensor-model", "cotensor-client", "cotensor-cli",
+        "cotensor", "cotensor-rpc", "cotensor-functions", "cotensor-formats", "cotensor-core", "cotensor-sharing", "cotensor-store", "cotensor-memory", "cotensor-model", "cotensor-client", "cotensor-cli",
         "cotensor-daemon"
     },
     # Tests only.
-    "cotensor-attacks": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-client", "cotensor-daemon"},
+    "cotensor-attacks": {"cotensor-rpc", "cotensor-formats", "cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-client", "cotensor-daemon"},
 }
 
 # A crate is added here when its last circle is removed. The set goes when it names every crate.

@@ -2,7 +2,7 @@
 
 use crate::{SOON, spec};
 use cotensor_client::protocol as p;
-use cotensor_client::wire::{Decoder, Frame, send_all};
+use cotensor_rpc::{Decoder, Frame, send_all};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
 use std::io::{ErrorKind, IoSlice, Read, Write};

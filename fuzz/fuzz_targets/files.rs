@@ -2,7 +2,7 @@
 //! error; never more than the file has.
 #![no_main]
 
-use cotensor_client::files::{Format, Manifest, TensorReader};
+use cotensor_formats::{Format, Manifest, TensorReader};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     if let Ok((manifest, data)) = Manifest::parse(bytes) {

@@ -4,7 +4,7 @@
 //! Of each piece: one byte says how many descriptors come with it, one how long it is.
 #![no_main]
 
-use cotensor_client::wire::{Decoder, FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame, send};
+use cotensor_rpc::{Decoder, FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame, send};
 use rustix::net::SendFlags;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,7 +1,7 @@
 //! The one map between errors of the library, exceptions of Python, and failures that cross processes.
 
 use cotensor::{Error, ErrorKind};
-use cotensor_client::functions::{CallError, Cause, Failure};
+use cotensor_functions::{CallError, Cause, Failure};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTracebackMethods, PyType};

@@ -1,8 +1,8 @@
 //! Files of the user's that change, end early or never, while `put` reads them; and names that could be paths.
 
 use cotensor_attacks::{Target, content};
-use cotensor_client::files::{Entry, Format, Put, TensorReader, write};
 use cotensor_core::{DType, ErrorKind, Kind};
+use cotensor_formats::{Entry, Format, Put, TensorReader, write};
 use cotensor_store::{Retention, TensorStore};
 use std::fs::File;
 use std::io::Read;

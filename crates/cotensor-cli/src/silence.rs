@@ -2,7 +2,6 @@
 
 use crate::output::{printable, tell};
 use cotensor::core::ErrorKind;
-use cotensor_client::Connection;
 use cotensor_client::protocol::{Empty, Ping};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -53,7 +52,7 @@ pub(crate) fn watch(socket: PathBuf) -> Watch {
 
 /// Whether one that listens does not answer what takes no time, on a connection where nothing is before it.
 fn is_silent(socket: &std::path::Path) -> bool {
-    let Ok(connection) = Connection::open(socket, Box::new(|_, _, _| {})) else { return false };
+    let Ok(connection) = cotensor_client::connect(socket, Box::new(|_, _, _| {})) else { return false };
     connection
         .call::<Ping>(&Empty {}, Vec::new(), Some(PATIENCE))
         .is_err_and(|error| error.kind() == ErrorKind::TimedOut)

@@ -1,9 +1,9 @@
 //! A client that ends between two servers: the next one is told, which would wait for it.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use cotensor_client::functions::Provider;
-use cotensor_client::wire::{Decoder, Frame, rpc, send_all};
 use cotensor_client::{ClientStore, protocol as p};
+use cotensor_functions::Provider;
+use cotensor_rpc::{self as rpc, Decoder, Frame, send_all};
 use serde_json::value::to_raw_value;
 use std::io::{ErrorKind, Read};
 use std::os::fd::AsFd;

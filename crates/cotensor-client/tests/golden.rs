@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use cotensor_client::protocol::{Described, METHODS, PROTOCOL, openrpc, openrpc_of_provider, provider};
-use cotensor_client::wire::rpc;
 use cotensor_core::{Error, ErrorKind};
+use cotensor_rpc as rpc;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

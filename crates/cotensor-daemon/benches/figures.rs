@@ -4,11 +4,11 @@
 
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::{Empty, Ping};
-use cotensor_client::wire::{Decoder, Frame, send_all};
 use cotensor_core::{DType, Kind, Segment};
 use cotensor_daemon::keeper::{self, Role};
 use cotensor_daemon::{Config, Service};
 use cotensor_memory::{Guarantee, MemfdMut, SealedMemfd, copy_parallel};
+use cotensor_rpc::{Decoder, Frame, send_all};
 use cotensor_store::{CopyReason, MemoryControl, Retention, TensorSpec, TensorStore};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{Read, Write};

@@ -4,9 +4,9 @@
 use crate::Daemon;
 use crate::dispatch::Reply;
 use crate::session::Session;
-use cotensor_client::wire::{Decoder, Frame, Outbox, Spin, rpc};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::process::peer_credentials;
+use cotensor_rpc::{self as rpc, Decoder, Frame, Outbox, Spin};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use std::future::Future;

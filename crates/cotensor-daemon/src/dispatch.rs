@@ -3,9 +3,9 @@
 use crate::counters::{Calls, Errors};
 use crate::session::Session;
 use cotensor_client::protocol::{Hello, Method};
-use cotensor_client::wire::rpc::{self, Call, Id, Message, Response};
-use cotensor_client::wire::{FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame};
 use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_rpc::{self as rpc, Call, Id, Message, Response};
+use cotensor_rpc::{FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame};
 use jsonrpsee_types::{ErrorCode, ErrorObjectOwned};
 use serde_json::value::RawValue;
 use std::collections::{HashMap, VecDeque};

@@ -2,9 +2,9 @@
 
 use crate::keeper::Ledger;
 use crate::{Config, Daemon};
-use cotensor_client::wire::Frame;
 use cotensor_core::{Memory, Result};
 use cotensor_memory::MemfdMemory;
+use cotensor_rpc::Frame;
 use cotensor_store::Store;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

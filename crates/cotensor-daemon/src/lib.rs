@@ -13,7 +13,6 @@ mod handlers;
 pub mod http;
 mod index;
 pub mod keeper;
-mod models;
 mod place;
 mod refusals;
 mod run;
@@ -27,7 +26,6 @@ mod tasks;
 
 pub use config::{Config, default_socket};
 pub use embed::{Embedded, connect_or_embed, connect_or_serve};
-pub use models::model_functions;
 pub use run::{Ready, Service};
 pub use socket::Listening;
 
@@ -41,9 +39,9 @@ use crate::session::Session;
 use crate::spill::{Files, IntoFiles};
 use crate::takeover::{Changes, Orphans};
 use cotensor_client::protocol::SessionInfo;
-use cotensor_client::wire::{FrameRoom, Outbox};
 use cotensor_core::{Error, ErrorKind, Hasher, Result};
 use cotensor_memory::SharedIndex;
+use cotensor_rpc::{FrameRoom, Outbox};
 use cotensor_store::{EmbeddedStore, StoreObserver};
 use std::collections::HashMap;
 use std::future::Future;

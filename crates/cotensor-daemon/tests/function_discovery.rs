@@ -3,11 +3,11 @@
 
 mod support;
 
-use cotensor_client::functions::{Functions, Object, Options, Provider, Value};
+use cotensor_client::ClientStore;
 use cotensor_client::protocol::provider::TaskState;
 use cotensor_client::protocol::{self as p, FUNCTIONS};
-use cotensor_client::{ClientStore, Connection};
 use cotensor_core::ErrorKind;
+use cotensor_functions::{Functions, Object, Options, Provider, Value};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use support::Running;
@@ -65,7 +65,7 @@ fn the_daemon_tells_the_tasks_of_all_providers() {
     assert_eq!(tasks(&store, Some(TaskState::Failed))["one"].tasks.len(), 0);
 
     // One that has registered and hears nothing does not hold up the others.
-    let deaf = Connection::open(&running.socket, Box::new(|_, _, _| {})).unwrap();
+    let deaf = cotensor_client::connect(&running.socket, Box::new(|_, _, _| {})).unwrap();
     let hello = p::HelloParams { protocol: p::PROTOCOL, client: "deaf".into(), resume: None };
     deaf.call::<p::Hello>(&hello, Vec::new(), None).unwrap();
     let function = p::FunctionInfo { name: "deaf.f".into(), summary: String::new(), task: false, managed: false };
@@ -83,9 +83,7 @@ fn the_daemon_tells_the_tasks_of_all_providers() {
 fn many_long_errors_fit_into_one_list() {
     let running = Running::start(|_| {});
     let _provider = Provider::builder(running.connect("provider"))
-        .function("fails", Options::default(), |_, _| {
-            Err(cotensor_client::functions::Failure::new("Long", "é".repeat(40_000)))
-        })
+        .function("fails", Options::default(), |_, _| Err(cotensor_functions::Failure::new("Long", "é".repeat(40_000))))
         .start()
         .unwrap();
     let store = running.connect("caller");
@@ -128,14 +126,14 @@ fn documents_list_what_is_provided_now() {
 /// Something that stays where it is.
 struct Thing;
 
-impl cotensor_client::functions::Managed for Thing {
+impl cotensor_functions::Managed for Thing {
     fn call(
         &self,
         method: &str,
-        _: &cotensor_client::functions::Arguments,
-        _: &cotensor_client::functions::Context,
-    ) -> Result<Value, cotensor_client::functions::Failure> {
-        Err(cotensor_client::functions::Failure::no_method(method))
+        _: &cotensor_functions::Arguments,
+        _: &cotensor_functions::Context,
+    ) -> Result<Value, cotensor_functions::Failure> {
+        Err(cotensor_functions::Failure::no_method(method))
     }
 }
 

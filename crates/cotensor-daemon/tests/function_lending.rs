@@ -3,7 +3,7 @@
 
 mod support;
 
-use cotensor_client::functions::{Arguments, Cache, Context, Failure, Functions, Options, Outlet, Provider, Value};
+use cotensor_functions::{Arguments, Cache, Context, Failure, Functions, Options, Outlet, Provider, Value};
 use cotensor_store::{CopyReason, Lease, StoreReports, TensorStore};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -3,8 +3,8 @@
 
 mod support;
 
-use cotensor_client::functions::{Functions, Limits, Options, Provider, Value};
 use cotensor_core::{DType, ErrorKind};
+use cotensor_functions::{Functions, Limits, Options, Provider, Value};
 use cotensor_store::{ManualClock, StoreReports, TensorId};
 use std::sync::Arc;
 use std::time::Duration;

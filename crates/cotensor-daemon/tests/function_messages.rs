@@ -3,8 +3,8 @@
 
 mod support;
 
-use cotensor_client::functions::{Arguments, Functions, Options, Provider, Value};
 use cotensor_core::{DType, ErrorKind};
+use cotensor_functions::{Arguments, Functions, Options, Provider, Value};
 use cotensor_store::StoreReports;
 use std::sync::Arc;
 use support::Running;

@@ -5,11 +5,9 @@
 mod support;
 
 use cotensor_client::ClientStore;
-use cotensor_client::functions::{
-    Arguments, CallError, Context, Done, Failure, Functions, Object, Options, Provider, Value,
-};
 use cotensor_core::{DType, ErrorKind};
 use cotensor_daemon::{Config, Embedded, connect_or_embed};
+use cotensor_functions::{Arguments, CallError, Context, Done, Failure, Functions, Object, Options, Provider, Value};
 use cotensor_store::{CopyReason, StoreReports, TensorStore};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write};
@@ -206,7 +204,7 @@ fn a_caller_is_killed_while_it_calls() {
     let (made, stops) = (Arc::clone(&live), Arc::clone(&stopped));
     let hanging = Arc::new(AtomicUsize::new(0));
     let hangs = Arc::clone(&hanging);
-    let limits = cotensor_client::functions::Limits { task_ttl: Duration::from_secs(10), ..Default::default() };
+    let limits = cotensor_functions::Limits { task_ttl: Duration::from_secs(10), ..Default::default() };
     let clock = Arc::new(cotensor_store::ManualClock::default());
     let provider = Provider::builder(running.connect("provider"))
         .limits(limits)

@@ -3,9 +3,9 @@
 
 mod support;
 
-use cotensor_client::functions::{Arguments, Failure, Functions, Limits, Options, Provider, Value};
 use cotensor_client::protocol::provider::TaskState;
 use cotensor_core::{DType, ErrorKind};
+use cotensor_functions::{Arguments, Failure, Functions, Limits, Options, Provider, Value};
 use cotensor_store::{ManualClock, StoreReports, TensorStore};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -141,7 +141,7 @@ fn what_nobody_wants_any_more_is_asked_to_stop() {
     let running = Running::start(|_| {});
     let (started, stopped) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (starts, stops) = (Arc::clone(&started), Arc::clone(&stopped));
-    let endless = move |_: &Arguments, context: &cotensor_client::functions::Context| loop {
+    let endless = move |_: &Arguments, context: &cotensor_functions::Context| loop {
         if starts.fetch_add(1, Ordering::SeqCst) > 1 << 40 {
             return Ok(Value::Null);
         }

@@ -3,11 +3,10 @@
 
 mod support;
 
-use cotensor_client::Connection;
-use cotensor_client::functions::{Options, Provider, Value};
 use cotensor_client::protocol::{self as p, provider};
-use cotensor_client::wire::{Decoder, Frame, send_all};
+use cotensor_functions::{Options, Provider, Value};
 use cotensor_memory::Slab;
+use cotensor_rpc::{Decoder, Frame, send_all};
 use serde_json::{Value as Json, json};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -22,7 +21,7 @@ struct Raw {
 impl Raw {
     /// A socket to the provider of `echo`, as the daemon makes them.
     fn connect(running: &Running) -> (Self, p::FoundFunction) {
-        let connection = Connection::open(&running.socket, Box::new(|_, _, _| {})).unwrap();
+        let connection = cotensor_client::connect(&running.socket, Box::new(|_, _, _| {})).unwrap();
         let hello = p::HelloParams { protocol: p::PROTOCOL, client: "raw".into(), resume: None };
         connection.call::<p::Hello>(&hello, Vec::new(), None).unwrap();
         let params = p::LookupFunctionParams { name: "echo".into(), connected: Vec::new() };
@@ -63,7 +62,7 @@ impl Raw {
 }
 
 fn echoing(running: &Running) -> Provider {
-    let echo = |arguments: &cotensor_client::functions::Arguments, _: &_| Ok(arguments.get(0, "value")?.clone());
+    let echo = |arguments: &cotensor_functions::Arguments, _: &_| Ok(arguments.get(0, "value")?.clone());
     let builder = Provider::builder(running.connect("provider")).function("echo", Options::default(), echo);
     // As JSON, 18 MB.
     let long = |_: &_, _: &_| Ok(Value::List(vec![Value::from("\u{1}".repeat(60_000)); 50]));

@@ -3,9 +3,9 @@
 
 mod support;
 
-use cotensor_client::functions::{Arguments, Entries, Failure, Functions, Limits, Options, Provider, Value};
 use cotensor_client::protocol::provider::TaskState;
 use cotensor_core::{DType, ErrorKind};
+use cotensor_functions::{Arguments, Entries, Failure, Functions, Limits, Options, Provider, Value};
 use cotensor_store::{Lease, ManualClock, StoreReports, TensorStore};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -270,13 +270,8 @@ fn a_failure_is_not_kept() {
 /// A counter that lives with its provider.
 struct Counter(AtomicUsize, Arc<AtomicUsize>);
 
-impl cotensor_client::functions::Managed for Counter {
-    fn call(
-        &self,
-        method: &str,
-        arguments: &Arguments,
-        _: &cotensor_client::functions::Context,
-    ) -> Result<Value, Failure> {
+impl cotensor_functions::Managed for Counter {
+    fn call(&self, method: &str, arguments: &Arguments, _: &cotensor_functions::Context) -> Result<Value, Failure> {
         match method {
             "add" => {
                 let by = usize::try_from(arguments.get(0, "by")?.as_int()?).unwrap_or(0);
@@ -294,7 +289,7 @@ impl Drop for Counter {
 }
 
 fn counting(running: &Running, live: &Arc<AtomicUsize>) -> Provider {
-    use cotensor_client::functions::Object;
+    use cotensor_functions::Object;
     let live = Arc::clone(live);
     Provider::builder(running.connect("provider"))
         .limits(Limits { objects_max: 3, ..Limits::default() })

@@ -3,9 +3,9 @@
 
 mod support;
 
-use cotensor_client::functions::{Functions, Options, Provider};
-use cotensor_client::{ClientStore, Connection, protocol as p};
+use cotensor_client::{ClientStore, protocol as p};
 use cotensor_core::ErrorKind;
+use cotensor_functions::{Functions, Options, Provider};
 use cotensor_store::{CopyReason, Retention, TensorStore};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -69,7 +69,7 @@ fn whoever_finds_no_room_is_told_who_is_waited_for() {
     let processes = nearly_full();
     let one = processes.connect("one");
     // A client that never takes its session up.
-    let silent = Connection::open(&processes.socket, Box::new(|_, _, _| {})).unwrap();
+    let silent = cotensor_client::connect(&processes.socket, Box::new(|_, _, _| {})).unwrap();
     let hello = p::HelloParams { protocol: p::PROTOCOL, client: "silent".into(), resume: None };
     silent.call::<p::Hello>(&hello, Vec::new(), None).unwrap();
     processes.kill_server();

@@ -44,12 +44,12 @@ fn one_client_computes_and_the_next_does_not() {
 
 #[test]
 fn a_model_that_one_process_has_open_another_runs() {
-    use cotensor_client::functions::{Arguments, Functions, Provider, Value};
     use cotensor_core::ErrorKind;
+    use cotensor_functions::{Arguments, Functions, Provider, Value};
     let running = Running::start(|_| {});
     let serving = running.connect("models");
     let runtime = Runtime::new(serving.clone(), Arc::new(RtenEngine::new(Some(1))));
-    let _provider = cotensor_daemon::model_functions(Provider::builder(serving), runtime).start().unwrap();
+    let _provider = cotensor_serving::model_functions(Provider::builder(serving), runtime).start().unwrap();
     let store = running.connect("caller");
     let functions = Functions::new(store.clone());
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").canonicalize().unwrap();

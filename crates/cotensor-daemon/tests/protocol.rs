@@ -3,10 +3,10 @@
 
 mod support;
 
-use cotensor_client::functions::{Options, Provider};
 use cotensor_client::protocol::{METHODS, PROTOCOL};
-use cotensor_client::wire::{Decoder, Frame, send_all};
 use cotensor_core::DType;
+use cotensor_functions::{Options, Provider};
+use cotensor_rpc::{Decoder, Frame, send_all};
 use serde_json::{Value as Json, json};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -82,8 +82,7 @@ fn the_minimal_client_publishes_gets_maps_calls_and_releases() {
     let run = || python(&[script.as_os_str(), running.socket.as_os_str()], &repository());
     assert_eq!(run().lines().last().unwrap(), "no function nobody provides a function \"double\"");
     for lends in [true, false] {
-        let double = |arguments: &cotensor_client::functions::Arguments,
-                      context: &cotensor_client::functions::Context| {
+        let double = |arguments: &cotensor_functions::Arguments, context: &cotensor_functions::Context| {
             let given = arguments.get(0, "x")?.as_tensor()?.bytes().unwrap_or_default().to_vec();
             let twice: Vec<u8> = given
                 .chunks_exact(4)

@@ -3,7 +3,7 @@
 //! `cargo run --example caller`, while `provider` runs
 
 use cotensor::client::ClientStore;
-use cotensor::client::functions::{Arguments, CallError, Functions, Value};
+use cotensor::functions::{Arguments, CallError, Functions, Value};
 use cotensor::store::{CopyReason, Retention, TensorSpec};
 use cotensor::{DType, Kind, Lease, TensorStore};
 use std::path::PathBuf;

@@ -7,7 +7,7 @@
 //! ```
 
 use cotensor::client::default_socket;
-use cotensor::client::functions::{Failure, Managed, Object, Options, Provider, Value};
+use cotensor::functions::{Failure, Managed, Object, Options, Provider, Value};
 use cotensor::{DType, Lease, Result};
 use cotensor_daemon::{Config, connect_or_embed};
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -62,8 +62,8 @@ impl Managed for Counter {
     fn call(
         &self,
         method: &str,
-        arguments: &cotensor::client::functions::Arguments,
-        _: &cotensor::client::functions::Context,
+        arguments: &cotensor::functions::Arguments,
+        _: &cotensor::functions::Context,
     ) -> std::result::Result<Value, Failure> {
         match method {
             "add" => {

@@ -3,10 +3,11 @@
 //!
 //! `cargo run --example serve_model`
 
-use cotensor::client::functions::{Arguments, CallError, Functions, Provider};
 use cotensor::client::{ClientStore, default_socket};
+use cotensor::functions::{Arguments, CallError, Functions, Provider};
+use cotensor::serving::model_functions;
 use cotensor::{Error, Runtime};
-use cotensor_daemon::{Config, connect_or_embed, model_functions};
+use cotensor_daemon::{Config, connect_or_embed};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;

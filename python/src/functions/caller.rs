@@ -11,7 +11,7 @@ use crate::store::holder::program;
 use crate::store::report::report;
 use crate::store::store::Store;
 use cotensor::{Error, ErrorKind};
-use cotensor_client::functions::{Arguments, Deadline};
+use cotensor_functions::{Arguments, Deadline};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -34,7 +34,7 @@ struct Options {
 }
 
 struct Connection {
-    functions: Arc<cotensor_client::functions::Functions>,
+    functions: Arc<cotensor_functions::Functions>,
     codec: Codec,
 }
 
@@ -51,7 +51,7 @@ impl Connection {
             pickle: options.pickle,
             is_provider: false,
         };
-        let functions = cotensor_client::functions::Functions::new(store);
+        let functions = cotensor_functions::Functions::new(store);
         let functions = match seconds(py, options.timeout)? {
             Some(timeout) => functions.with_timeout(timeout),
             None => functions,
@@ -62,7 +62,7 @@ impl Connection {
 
 impl Functions {
     /// The connection of this process. A forked child connects anew.
-    fn connection(&self, py: Python<'_>) -> PyResult<(Arc<cotensor_client::functions::Functions>, Codec)> {
+    fn connection(&self, py: Python<'_>) -> PyResult<(Arc<cotensor_functions::Functions>, Codec)> {
         let lock = || self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         let ours = lock().is_ours();
         if !ours {
@@ -82,7 +82,7 @@ impl Functions {
         args: Option<&Bound<'_, PyAny>>,
         kwargs: Option<&Bound<'_, PyDict>>,
         deadline: &Deadline,
-    ) -> PyResult<(Arc<cotensor_client::functions::Functions>, Codec, Arguments)> {
+    ) -> PyResult<(Arc<cotensor_functions::Functions>, Codec, Arguments)> {
         let (functions, codec) = self.connection(py)?;
         let outlet = py.detach(|| functions.outlet(name, deadline)).or_raise(py)?;
         let none = PyTuple::empty(py);

@@ -4,7 +4,7 @@ use super::codec::codec::Codec;
 use super::codec::path::ValuePath;
 use super::shutdown::{call_in_new_context, with_python};
 use crate::errors::failure;
-use cotensor_client::functions::{Arguments, Context, Failure, Managed, Object, Value};
+use cotensor_functions::{Arguments, Context, Failure, Managed, Object, Value};
 use pyo3::prelude::*;
 
 /// A Python object of this process that other processes reference. They can call the object and its public methods.

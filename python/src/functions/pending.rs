@@ -6,7 +6,7 @@ use crate::errors::OrRaise;
 use crate::interrupt::seconds;
 use crate::process::ProcessLocal;
 use crate::store::report::report;
-use cotensor_client::functions::Done;
+use cotensor_functions::Done;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use std::time::Instant;
 /// Calls and tasks of one provider, each under a number that the caller chooses. One thread waits for all of them.
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct Pending {
-    pending: ProcessLocal<Arc<cotensor_client::functions::Pending>>,
+    pending: ProcessLocal<Arc<cotensor_functions::Pending>>,
     codec: ProcessLocal<Codec>,
 }
 
 impl Pending {
-    pub(super) fn new(pending: Arc<cotensor_client::functions::Pending>, codec: Codec) -> Self {
+    pub(super) fn new(pending: Arc<cotensor_functions::Pending>, codec: Codec) -> Self {
         Self { pending: ProcessLocal::new(pending), codec: ProcessLocal::new(codec) }
     }
 
-    fn pending(&self, py: Python<'_>) -> PyResult<&cotensor_client::functions::Pending> {
+    fn pending(&self, py: Python<'_>) -> PyResult<&cotensor_functions::Pending> {
         self.pending.get(py, "set of calls").map(|pending| &**pending)
     }
 }

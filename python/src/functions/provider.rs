@@ -11,9 +11,7 @@ use crate::interrupt::seconds;
 use crate::process::ProcessLocal;
 use crate::store::store::Store;
 use cotensor::{Error, ErrorKind};
-use cotensor_client::functions::{
-    Arguments, Cache, Concurrency, Context, Execution, Failure, Limits, Object, Options, Value,
-};
+use cotensor_functions::{Arguments, Cache, Concurrency, Context, Execution, Failure, Limits, Object, Options, Value};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -21,14 +19,14 @@ use std::time::Duration;
 /// Provides functions of this process by name until ``close()``. Each call runs on one of ``workers`` threads.
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct Provider {
-    provider: Mutex<Option<ProcessLocal<Arc<cotensor_client::functions::Provider>>>>,
+    provider: Mutex<Option<ProcessLocal<Arc<cotensor_functions::Provider>>>>,
     store: Py<Store>,
     tensors: TensorFormat,
     pickle: bool,
 }
 
 impl Provider {
-    fn provider(&self, py: Python<'_>) -> PyResult<Arc<cotensor_client::functions::Provider>> {
+    fn provider(&self, py: Python<'_>) -> PyResult<Arc<cotensor_functions::Provider>> {
         // Unlocked before `raise`, which runs Python code.
         let found = match &*self.provider.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(provider) if provider.is_ours() => Ok(Arc::clone(provider)),
@@ -63,7 +61,7 @@ impl Provider {
         limits.waiting_max = waiting_max.unwrap_or(limits.waiting_max);
         limits.task_ttl = seconds(py, task_ttl)?.unwrap_or(limits.task_ttl);
         let client = store.get().client_store(py)?;
-        let started = py.detach(|| cotensor_client::functions::Provider::builder(client).limits(limits).start());
+        let started = py.detach(|| cotensor_functions::Provider::builder(client).limits(limits).start());
         let provider = Mutex::new(Some(ProcessLocal::new(Arc::new(started.or_raise(py)?))));
         Ok(Self { provider, store, tensors: TensorFormat::named(py, tensors)?, pickle: allow_pickle })
     }

@@ -5,7 +5,7 @@ use crate::errors::{OrRaise, raise};
 use crate::interrupt::{SignalCheck, seconds};
 use crate::process::ProcessLocal;
 use cotensor::{Error, ErrorKind};
-use cotensor_client::functions::Deadline;
+use cotensor_functions::Deadline;
 use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -15,18 +15,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// that provider, it becomes the object itself. The reference ends with ``release()``, with a ``with`` block, or when dropped.
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct RemoteObject {
-    object: Mutex<Option<ProcessLocal<Arc<cotensor_client::functions::RemoteObject>>>>,
+    object: Mutex<Option<ProcessLocal<Arc<cotensor_functions::RemoteObject>>>>,
     codec: ProcessLocal<Codec>,
 }
 
 impl RemoteObject {
-    pub(super) fn new(object: Arc<cotensor_client::functions::RemoteObject>, codec: Codec) -> Self {
+    pub(super) fn new(object: Arc<cotensor_functions::RemoteObject>, codec: Codec) -> Self {
         Self { object: Mutex::new(Some(ProcessLocal::new(object))), codec: ProcessLocal::new(codec) }
     }
 
     /// # Errors
     /// `Conflict` after its release and in a forked child.
-    pub(super) fn remote(&self, py: Python<'_>) -> PyResult<Arc<cotensor_client::functions::RemoteObject>> {
+    pub(super) fn remote(&self, py: Python<'_>) -> PyResult<Arc<cotensor_functions::RemoteObject>> {
         // Unlocked before `raise`, which runs Python code.
         let found = match &*self.object.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(object) if object.is_ours() => Ok(Arc::clone(object)),

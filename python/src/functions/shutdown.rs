@@ -3,7 +3,7 @@
 //! Then a thread that attaches to Python blocks for ever, or Python ends it inside a call. Values on the stack of such a thread
 //! must not be dropped.
 
-use cotensor_client::functions::Failure;
+use cotensor_functions::Failure;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;

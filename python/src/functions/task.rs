@@ -11,16 +11,16 @@ use pyo3::prelude::*;
 /// A task at a provider. Dropping this object does not cancel the task.
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct Task {
-    task: ProcessLocal<cotensor_client::functions::Task>,
+    task: ProcessLocal<cotensor_functions::Task>,
     codec: ProcessLocal<Codec>,
 }
 
 impl Task {
-    pub(super) fn new(task: cotensor_client::functions::Task, codec: Codec) -> Self {
+    pub(super) fn new(task: cotensor_functions::Task, codec: Codec) -> Self {
         Self { task: ProcessLocal::new(task), codec: ProcessLocal::new(codec) }
     }
 
-    pub(super) fn task(&self, py: Python<'_>) -> PyResult<&cotensor_client::functions::Task> {
+    pub(super) fn task(&self, py: Python<'_>) -> PyResult<&cotensor_functions::Task> {
         if self.task.is_ours() {
             return Ok(&self.task);
         }

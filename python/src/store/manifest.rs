@@ -3,7 +3,7 @@
 use super::tensor::Tensor;
 use crate::errors::{OrRaise, raise};
 use cotensor::{DType, Error};
-use cotensor_client::files::{Manifest, ModuleTensor, Role};
+use cotensor_formats::{Manifest, ModuleTensor, Role};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 use serde_json::value::RawValue;

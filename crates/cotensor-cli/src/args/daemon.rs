@@ -3,7 +3,7 @@
 use super::SharingArgs;
 use crate::environment;
 use clap::{Args, ValueEnum};
-use cotensor_client::files::Format;
+use cotensor_formats::Format;
 use std::path::PathBuf;
 
 const MIB: &str = "MIB";

@@ -3,7 +3,7 @@
 use crate::support::Daemon;
 use cotensor::core::DType;
 use cotensor_client::ClientStore;
-use cotensor_client::functions::{Arguments, Context, Failure, Managed, Object, Options, Provider, Value};
+use cotensor_functions::{Arguments, Context, Failure, Managed, Object, Options, Provider, Value};
 use serde_json::{Value as Json, json};
 use std::fs;
 use std::time::{Duration, Instant};

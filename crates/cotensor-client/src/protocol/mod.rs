@@ -7,83 +7,21 @@ pub mod provider;
 mod service;
 mod tensor;
 
+pub use cotensor_rpc::{Described, Method};
 pub use functions::*;
 pub use messages::*;
 pub use openrpc::{FUNCTIONS, openrpc, openrpc_of_provider, openrpc_with};
 pub use service::*;
 pub use tensor::{Descriptor, Id, IndexSlot, Keep, Published, SegmentInfo, Spec, TensorState};
 
-use schemars::{JsonSchema, Schema, SchemaGenerator};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-use serde_json::Value;
+use cotensor_rpc::methods;
+use schemars::{Schema, SchemaGenerator};
 
 /// The protocol's version; ends that differ refuse each other.
 pub const PROTOCOL: u32 = 3;
 
 /// The field that an error names when a session cannot be taken up: it was a session of another daemon, or of none.
 pub const RESUME_TOKEN: &str = "resume.token";
-
-/// One method of the daemon.
-pub trait Method {
-    /// Its name on the wire.
-    const NAME: &'static str;
-    /// What it does, in a sentence.
-    const SUMMARY: &'static str;
-    /// What it is given.
-    type Params: Serialize + DeserializeOwned + JsonSchema;
-    /// What it gives.
-    type Result: Serialize + DeserializeOwned + JsonSchema;
-}
-
-/// A method as documents describe it.
-pub struct Described {
-    /// Its name on the wire.
-    pub name: &'static str,
-    /// What it does.
-    pub summary: &'static str,
-    /// Schema of its parameters.
-    pub params: fn(&mut SchemaGenerator) -> Schema,
-    /// Schema of its result.
-    pub result: fn(&mut SchemaGenerator) -> Schema,
-    /// Reads parameters and writes them again: what is lost, or refused, is not what the types say.
-    pub params_again: fn(Value) -> serde_json::Result<Value>,
-    /// The same for a result.
-    pub result_again: fn(Value) -> serde_json::Result<Value>,
-}
-
-fn again<T: Serialize + DeserializeOwned>(value: Value) -> serde_json::Result<Value> {
-    serde_json::to_value(serde_json::from_value::<T>(value)?)
-}
-
-macro_rules! methods {
-    ($list:ident: $($(#[doc = $summary:literal])+ $type:ident $name:literal: $params:ty => $result:ty;)*) => {
-        $(
-            $(#[doc = $summary])+
-            #[derive(Debug)]
-            pub struct $type;
-
-            impl $crate::protocol::Method for $type {
-                const NAME: &'static str = $name;
-                const SUMMARY: &'static str = concat!($($summary),+);
-                type Params = $params;
-                type Result = $result;
-            }
-        )*
-
-        /// Every method, in the order of the documentation.
-        pub const $list: &[$crate::protocol::Described] = &[$($crate::protocol::Described {
-            name: $name,
-            summary: <$type as $crate::protocol::Method>::SUMMARY,
-            params: |generator| generator.subschema_for::<$params>(),
-            result: |generator| generator.subschema_for::<$result>(),
-            params_again: $crate::protocol::again::<$params>,
-            result_again: $crate::protocol::again::<$result>,
-        }),*];
-    };
-}
-
-pub(crate) use methods;
 
 methods! { METHODS:
     /// Opens a session on this connection, or takes up one that a former daemon had. Descriptor 0 of the answer is the index.

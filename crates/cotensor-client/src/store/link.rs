@@ -1,11 +1,11 @@
 //! The connection as the store's parts use it: one at a time, replaced when the daemon is.
 
 use super::memory::Freed;
-use crate::connection::{Connection, OnNotice};
-use crate::functions::Deadline;
 use crate::protocol::{self as p, Method};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::SharedIndexReader;
+use cotensor_rpc::Deadline;
+use cotensor_rpc::{Connection, OnNotice};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -159,7 +159,7 @@ impl Link {
                 freed.add(generation, &params);
             }
         });
-        let connection = Connection::open(socket, on_notice)?;
+        let connection = crate::connect(socket, on_notice)?;
         let hello = p::HelloParams { protocol: p::PROTOCOL, client: client.to_owned(), resume: resume() };
         let greeted = connection.call::<p::Hello>(&hello, Vec::new(), Some(timeout));
         let (hello, fds) = greeted.map_err(|error| error.in_file(socket))?;

@@ -186,8 +186,11 @@ impl ClientStore {
         Ok(Reservation::new(draft, self.home()?))
     }
 
-    /// A tensor of this process alone, to be written, in memory of the caller's choice.
-    pub(crate) fn reserve_in_private(
+    /// Reserves a tensor of this process alone, in memory that the caller chooses.
+    ///
+    /// # Errors
+    /// `Io` when the store is closing.
+    pub fn reserve_in_private(
         &self,
         spec: TensorSpec,
         layout: Layout,
@@ -200,8 +203,11 @@ impl ClientStore {
         Ok(Reservation::new(draft, self.home()?))
     }
 
-    /// A tensor of this process alone, in memory that there is.
-    pub(crate) fn keep_private(
+    /// Keeps memory that exists as a tensor of this process alone.
+    ///
+    /// # Errors
+    /// `Io` when the store is closing.
+    pub fn keep_private(
         &self,
         spec: TensorSpec,
         layout: Layout,
@@ -216,7 +222,7 @@ impl ClientStore {
     ///
     /// # Errors
     /// `Invalid` for one that another store lists; as [`TensorStore::reserve`].
-    pub(crate) fn publish_private(&self, lease: &Lease, holder: &Holder) -> Result<Lease> {
+    pub fn publish_private(&self, lease: &Lease, holder: &Holder) -> Result<Lease> {
         let bytes = lease.bytes().filter(|_| lease.is_private() && lease.layout().is_contiguous());
         let bytes = bytes.ok_or_else(|| {
             Error::invalid(format!("tensor {:?} is not in the daemon's store: publish it there first", lease.name()))

@@ -2,9 +2,9 @@
 
 use super::link::{Link, Live};
 use super::{ClientStore, lock};
-use crate::functions::Deadline;
 use crate::protocol::{self as p, Method};
 use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_rpc::Deadline;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -51,11 +51,7 @@ impl ClientStore {
     ///
     /// # Errors
     /// As [`call`](Self::call); `TimedOut` past the deadline.
-    pub(crate) fn call_by<M: Method>(
-        &self,
-        params: &M::Params,
-        deadline: &Deadline,
-    ) -> Result<(M::Result, Vec<OwnedFd>)> {
+    pub fn call_by<M: Method>(&self, params: &M::Params, deadline: &Deadline) -> Result<(M::Result, Vec<OwnedFd>)> {
         self.attempt(|live| live.call_by::<M>(params, deadline))
     }
 

@@ -3,8 +3,8 @@
 use axum::http::header::{CONTENT_TYPE, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use cotensor_client::wire::rpc;
 use cotensor_core::{Error, ErrorKind};
+use cotensor_rpc as rpc;
 
 /// What a request gets that is not served.
 #[derive(Debug)]

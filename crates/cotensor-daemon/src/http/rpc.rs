@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use cotensor_client::wire::Frame;
+use cotensor_rpc::Frame;
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 use std::sync::Arc;

@@ -3,8 +3,8 @@
 use super::ledger::{Change, Ledger};
 use super::packed::BLOCK;
 use crate::Listening;
-use cotensor_client::wire::{Decoder, Frame, send_all, send_all_while};
 use cotensor_core::{Error, Result};
+use cotensor_rpc::{Decoder, Frame, send_all, send_all_while};
 use serde::{Deserialize, Serialize};
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};

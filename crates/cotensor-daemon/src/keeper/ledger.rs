@@ -3,9 +3,9 @@
 use super::packed::{self, Block, Item, Items, Packed};
 use crate::spill::SpillFile;
 use cotensor_client::protocol::{Id, SegmentInfo, Spec};
-use cotensor_client::wire::FRAME_FDS_MAX;
 use cotensor_core::{ContentHash, Error, Result};
 use cotensor_memory::process::duplicate_fd;
+use cotensor_rpc::FRAME_FDS_MAX;
 use cotensor_store::backend::VersionState;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap, HashSet, hash_map};

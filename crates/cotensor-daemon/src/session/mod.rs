@@ -10,8 +10,8 @@ use crate::segment::Slab;
 use cotensor_client::protocol::{
     Descriptor, FreedParams, Id, Published, SegmentInfo, SessionInfo, Spec, Transport, notice,
 };
-use cotensor_client::wire::{FRAME_FDS_MAX, Frame, Outbox, rpc};
 use cotensor_core::{Error, ErrorKind, MemoryKind, Result, Segment, size};
+use cotensor_rpc::{self as rpc, FRAME_FDS_MAX, Frame, Outbox};
 use cotensor_store::backend::{Budget, Charge, TensorCharge};
 use cotensor_store::{
     BlobPack, Holder, Key, Lease, SegmentCharge, TensorId, TensorSpec, TensorStore, Ticket, check_name,

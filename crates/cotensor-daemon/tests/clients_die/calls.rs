@@ -4,8 +4,8 @@ use super::steps::hold;
 use super::{Step, reached};
 use crate::support::calls::none;
 use cotensor_client::ClientStore;
-use cotensor_client::functions::{Arguments, Context, Failure, Functions, Managed, Object, Options, Provider, Value};
 use cotensor_core::DType;
+use cotensor_functions::{Arguments, Context, Failure, Functions, Managed, Object, Options, Provider, Value};
 use std::path::Path;
 use std::sync::Arc;
 

@@ -4,9 +4,9 @@ use super::{Half, key, specs, waited_for};
 use crate::support::calls::{Tracked, none};
 use crate::support::processes::{Processes, SOON, content, put, until};
 use cotensor_client::ClientStore;
-use cotensor_client::functions::{Functions, Limits, Object, Options, Provider, Value};
 use cotensor_client::protocol as p;
 use cotensor_core::DType;
+use cotensor_functions::{Functions, Limits, Object, Options, Provider, Value};
 use cotensor_store::{
     BlobStore, Claim, ComputationStore, Lease, ManualClock, Retention, StoreReports, TensorStore, Ticket,
 };

@@ -8,7 +8,7 @@ mod support;
 
 use container::{Container, INSIDE};
 use cotensor_client::ClientStore;
-use cotensor_client::functions::{Functions, Options, Provider};
+use cotensor_functions::{Functions, Options, Provider};
 use cotensor_store::{Lease, Retention, TensorStore};
 use rustix::process::Signal;
 use std::io::Write;

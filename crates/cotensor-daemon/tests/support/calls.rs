@@ -1,7 +1,7 @@
 //! What tests of functions have in common.
 
 use super::spec;
-use cotensor_client::functions::{Arguments, CallError, Context, Failure, Managed, Value};
+use cotensor_functions::{Arguments, CallError, Context, Failure, Managed, Value};
 use cotensor_store::{CopyReason, Lease, Store};
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};

@@ -2,7 +2,7 @@
 
 use super::tensor_format::TensorFormat;
 use cotensor_client::ClientStore;
-use cotensor_client::functions::Outlet;
+use cotensor_functions::Outlet;
 use cotensor_store::Holder;
 use std::sync::Arc;
 

@@ -9,7 +9,7 @@ use crate::functions::remote_object::RemoteObject;
 use crate::imports::Torch;
 use crate::store::tensor::Tensor;
 use cotensor::{Error, ErrorKind, Lease, Store};
-use cotensor_client::functions::{Arguments, Entries, Value};
+use cotensor_functions::{Arguments, Entries, Value};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use std::sync::Arc;

@@ -12,7 +12,7 @@ use crate::store::lease::HeldLease;
 use crate::store::lookup::lease_of;
 use crate::store::tensor::Tensor;
 use cotensor::Error;
-use cotensor_client::functions::{Arguments, Entries, Object, Value};
+use cotensor_functions::{Arguments, Entries, Object, Value};
 use cotensor_store::TensorSpec;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};

@@ -1,6 +1,6 @@
 //! Values that have no wire type of their own. Each crosses as a map with one reserved key.
 
-use cotensor_client::functions::{Entries, Value};
+use cotensor_functions::{Entries, Value};
 
 /// Pickled bytes.
 pub(super) const PICKLE: &str = "$pickle";

@@ -1,0 +1,202 @@
+//! What goes wrong with a call: the function's own failure, or that it could not be called.
+
+use cotensor_client::protocol::provider::{CauseInfo, FAILED_CODE, FailureInfo};
+use cotensor_core::{Error, ErrorKind};
+use cotensor_rpc as rpc;
+use jsonrpsee_types::ErrorObjectOwned;
+use std::fmt;
+
+/// The longest message and the longest trace that cross, in bytes.
+const TEXT_BYTES_MAX: usize = 64 << 10;
+/// The most causes that cross.
+const CAUSES_MAX: usize = 8;
+
+/// A function's own failure. It crosses to the caller as it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// What kind, such as the name of an exception.
+    pub kind: String,
+    /// What happened, for people.
+    pub message: String,
+    /// Where, in the provider's words; may be empty.
+    pub trace: String,
+    /// What caused it, the nearest cause first.
+    pub causes: Vec<Cause>,
+}
+
+/// What caused a failure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cause {
+    /// What kind, such as the name of an exception.
+    pub kind: String,
+    /// What happened, for people.
+    pub message: String,
+    /// Where, in the provider's words; may be empty.
+    pub trace: String,
+}
+
+impl Failure {
+    /// A failure without a trace: the caller is another process, which the provider's own code is nothing to.
+    pub fn new(kind: &str, message: impl Into<String>) -> Self {
+        Self { kind: kind.to_owned(), message: message.into(), trace: String::new(), causes: Vec::new() }
+    }
+
+    /// From any error, with what caused it as the trace.
+    pub fn from_error(kind: &str, error: &dyn std::error::Error) -> Self {
+        let mut failure = Self::new(kind, error.to_string());
+        let mut source = error.source();
+        while let Some(cause) = source {
+            failure.trace.insert_str(0, &format!("caused by: {cause}\n"));
+            source = cause.source();
+        }
+        failure
+    }
+
+    /// What an object says to a method that it has not got.
+    pub fn no_method(method: &str) -> Self {
+        Self::new("no_method", format!("this object has no method {method:?}"))
+    }
+
+    /// The function was cancelled.
+    pub(crate) fn cancelled() -> Self {
+        Self::new(CANCELLED, "cancelled")
+    }
+
+    /// The function was not done in time.
+    pub(crate) fn timed_out(limit: std::time::Duration) -> Self {
+        Self::new(TIMED_OUT, format!("not done after {} s", limit.as_secs_f64()))
+    }
+
+    /// The function panicked.
+    pub(crate) fn panicked(function: &str, payload: &(dyn std::any::Any + Send)) -> Self {
+        let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        let text = text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default();
+        Self { trace: format!("panicked in {function}"), ..Self::new("panic", text) }
+    }
+
+    pub(crate) fn is_timeout(&self) -> bool {
+        self.kind == TIMED_OUT
+    }
+
+    pub(crate) fn is_cancellation(&self) -> bool {
+        self.kind == CANCELLED
+    }
+
+    pub(crate) fn to_object(&self) -> ErrorObjectOwned {
+        let cause = |Cause { kind, message, trace }: &Cause| {
+            let (r#type, message, trace) = (short(kind), short(message), short(trace));
+            CauseInfo { r#type, message, trace }
+        };
+        let causes = self.causes.iter().take(CAUSES_MAX).map(cause).collect();
+        let info = FailureInfo { r#type: short(&self.kind), trace: short(&self.trace), causes };
+        ErrorObjectOwned::owned(FAILED_CODE, short(&self.message), Some(info))
+    }
+}
+
+const CANCELLED: &str = "cancelled";
+const TIMED_OUT: &str = "timed_out";
+
+fn short(text: &str) -> String {
+    text[..text.floor_char_boundary(TEXT_BYTES_MAX)].to_owned()
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.kind, self.message)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Failure::new(rpc::kind_name(error.kind()), error.to_string())
+    }
+}
+
+/// Why a call has no value.
+#[derive(Clone, Debug)]
+pub enum CallError {
+    /// The function ran, or was to run, and failed.
+    Failed(Failure),
+    /// The call did not get there, or its result not back: no such function, a bad argument, a provider that is gone.
+    NotCalled(Error),
+}
+
+impl CallError {
+    /// The function's own failure.
+    pub fn failure(&self) -> Option<&Failure> {
+        match self {
+            CallError::Failed(failure) => Some(failure),
+            CallError::NotCalled(_) => None,
+        }
+    }
+
+    /// What kind of error; [`ErrorKind::Engine`] for a failure of the function's own, but for one that was not done in time.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            CallError::Failed(failure) if failure.kind == TIMED_OUT => ErrorKind::TimedOut,
+            CallError::Failed(_) => ErrorKind::Engine,
+            CallError::NotCalled(error) => error.kind(),
+        }
+    }
+
+    pub(crate) fn from_object(object: &ErrorObjectOwned) -> Self {
+        if object.code() != FAILED_CODE {
+            return CallError::NotCalled(rpc::from_object(object));
+        }
+        let info = object.data().and_then(|data| serde_json::from_str::<FailureInfo>(data.get()).ok());
+        let (kind, trace, causes) = info.map(|info| (info.r#type, info.trace, info.causes)).unwrap_or_default();
+        let cause = |CauseInfo { r#type, message, trace }| Cause { kind: r#type, message, trace };
+        let causes = causes.into_iter().take(CAUSES_MAX).map(cause).collect();
+        CallError::Failed(Failure { kind, message: object.message().to_owned(), trace, causes })
+    }
+}
+
+impl fmt::Display for CallError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CallError::Failed(failure) => failure.fmt(f),
+            CallError::NotCalled(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for CallError {}
+
+impl From<Error> for CallError {
+    fn from(error: Error) -> Self {
+        CallError::NotCalled(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_cross_with_type_message_and_trace() {
+        let cause = Error::not_found("no such thing");
+        #[derive(Debug)]
+        struct Outer(Error);
+        impl fmt::Display for Outer {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("outer")
+            }
+        }
+        impl std::error::Error for Outer {
+            fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+                Some(&self.0)
+            }
+        }
+        let mut failure = Failure::from_error("Outer", &Outer(cause));
+        failure.causes.push(Cause { kind: "KeyError".into(), message: "'x'".into(), trace: "line 1".into() });
+        assert!(failure.trace.contains("caused by: no such thing"));
+        let CallError::Failed(back) = CallError::from_object(&failure.to_object()) else { panic!("a failure") };
+        assert_eq!(back, failure);
+        let long = Failure { message: "é".repeat(TEXT_BYTES_MAX), ..failure };
+        assert!(long.to_object().message().len() <= TEXT_BYTES_MAX);
+        let error = Error::invalid("why").in_field("x");
+        assert_eq!(CallError::from_object(&rpc::to_object(&error)).kind(), ErrorKind::Invalid);
+    }
+}

@@ -1,0 +1,111 @@
+//! The functions that a provider offers, by name. Nothing else of it can be called.
+
+use super::cache::Results;
+use super::lock;
+use super::pool::Turn;
+use crate::{Arguments, Concurrency, Context, Execution, Failure, Managed, Object, Options, Value};
+use cotensor_client::protocol::FunctionInfo;
+use cotensor_core::{ContentHash, Error, ErrorKind, Hasher, Result};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+/// What a function is here.
+pub(super) type Handler = Arc<dyn Fn(&Arguments, &Context) -> Result<Value, Failure> + Send + Sync>;
+
+pub(super) struct Function {
+    pub(super) name: Arc<str>,
+    pub(super) options: Options,
+    pub(super) handler: Handler,
+    /// For one that runs one call at a time.
+    pub(super) turn: Option<Mutex<Turn>>,
+    /// For one whose results are kept.
+    pub(super) results: Option<Mutex<Results>>,
+}
+
+impl Function {
+    pub(super) fn new(name: &str, options: Options, handler: Handler) -> Arc<Self> {
+        let turn = (options.concurrency == Concurrency::Serialized).then(Mutex::default);
+        let results = options.cache.map(|cache| Mutex::new(Results::new(cache)));
+        Arc::new(Self { name: Arc::from(name), options, handler, turn, results })
+    }
+
+    pub(super) fn info(&self) -> FunctionInfo {
+        FunctionInfo {
+            name: self.name.to_string(),
+            summary: self.options.summary.clone(),
+            task: self.options.execution == Execution::Task,
+            managed: self.options.managed,
+        }
+    }
+
+    /// What a call is by content, when equal calls matter. Reads what no one has hashed yet.
+    pub(super) fn key(&self, arguments: &Arguments) -> Option<ContentHash> {
+        if self.results.is_none() && !self.options.singleflight {
+            return None;
+        }
+        let mut hasher = Hasher::new("cotensor call v1");
+        hasher.field(self.name.as_bytes());
+        arguments.hash(&mut hasher);
+        Some(hasher.finish())
+    }
+
+    /// Whether the caller alone reads the result: it is neither kept nor given to others.
+    pub(super) fn lends(&self) -> bool {
+        self.results.is_none() && !self.options.singleflight && !self.options.managed
+    }
+
+    /// Calls it, on this thread.
+    pub(super) fn call(&self, arguments: &Arguments, context: &Context) -> Result<Value, Failure> {
+        let value = (self.handler)(arguments, context)?;
+        Ok(match value {
+            value @ Value::Object(_) => value,
+            value if self.options.managed => Value::Object(Object::new(Kept(value))),
+            value => value,
+        })
+    }
+}
+
+/// A plain result that stays with its provider: as an argument it is the value again.
+pub(super) struct Kept(pub(super) Value);
+
+impl Managed for Kept {
+    fn call(&self, method: &str, _: &Arguments, _: &Context) -> Result<Value, Failure> {
+        match method {
+            "get" => Ok(self.0.clone()),
+            _ => Err(Failure::no_method(method)),
+        }
+    }
+}
+
+/// Functions by name.
+#[derive(Default)]
+pub(super) struct Functions(Mutex<HashMap<Arc<str>, Arc<Function>>>);
+
+impl Functions {
+    /// # Errors
+    /// `Conflict` for a name that is taken.
+    pub(super) fn add(&self, function: &Arc<Function>) -> Result<()> {
+        let mut functions = lock(&self.0);
+        if functions.contains_key(&function.name) {
+            let message = format!("{} is registered already", function.name);
+            return Err(Error::new(ErrorKind::Conflict, message).in_field("name"));
+        }
+        functions.insert(Arc::clone(&function.name), Arc::clone(function));
+        Ok(())
+    }
+
+    pub(super) fn remove(&self, name: &str) -> Option<Arc<Function>> {
+        lock(&self.0).remove(name)
+    }
+
+    /// # Errors
+    /// `NotFound` for a name that is not offered.
+    pub(super) fn find(&self, name: &str) -> Result<Arc<Function>> {
+        let missing = || Error::not_found(format!("this provider has no function {name:?}")).in_field("function");
+        lock(&self.0).get(name).cloned().ok_or_else(missing)
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<Function>> {
+        lock(&self.0).values().cloned().collect()
+    }
+}
