@@ -1,21 +1,22 @@
-//! How this program is started again: the daemon's server and the demo's workers are processes of it.
+//! Starts this program again: the daemon's server and the demo's workers are processes of the same program.
 
 use cotensor::core::{Error, Result};
 use cotensor_daemon::keeper;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// How the program that runs the command is started again.
+/// How to start a further process of the program that runs the command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Launch {
-    /// It is the program of this process, and its arguments are the command's.
+    /// By the executable of this process, whose arguments are the command's arguments.
     #[default]
     ThisProgram,
-    /// By this program with these arguments, and those of the command behind them: an interpreter with `-m cotensor`, say.
+    /// By this executable with these arguments, followed by the command's arguments: for example an interpreter with
+    /// `-m cotensor`.
     Command(PathBuf, Vec<OsString>),
 }
 
-/// This program, and what it was started with.
+/// This program and its arguments.
 pub(crate) struct Program {
     pub(crate) launch: Launch,
     /// The command line without the program's name.
@@ -23,10 +24,10 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// The program, and the arguments that come before a command's own.
+    /// The executable, and the arguments before the command's arguments.
     ///
     /// # Errors
-    /// `Io` when the system does not tell which program this is.
+    /// `Io` when the path of the executable is unknown.
     pub(crate) fn command(&self) -> Result<(PathBuf, Vec<OsString>)> {
         match &self.launch {
             Launch::ThisProgram => {
@@ -37,7 +38,7 @@ impl Program {
         }
     }
 
-    /// How a process of the daemon starts another one: as this one was.
+    /// The command line of this process, with which the daemon starts its further processes.
     ///
     /// # Errors
     /// As [`Program::command`].

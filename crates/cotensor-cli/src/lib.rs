@@ -1,4 +1,4 @@
-//! The `cotensor` command: flags and wiring only. A library, so that other programs can be the command, too.
+//! The `cotensor` command: arguments and wiring. It is a library, so that other programs can embed the command.
 
 mod args;
 mod commands;
@@ -9,9 +9,9 @@ mod output;
 mod panics;
 mod parse;
 mod signals;
-mod silence;
 mod table;
 mod terminal;
+mod watchdog;
 
 pub use launch::Launch;
 
@@ -23,40 +23,40 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// The exit code of everything that was done.
+/// The exit code of success.
 const DONE: u8 = 0;
 
-/// Runs the command as a program's `main` does, and gives the program's exit code.
+/// Runs the command and returns its exit code, for use in `main`.
 ///
-/// `arguments` are those of the command line, the program's name first; `launch` says how the program is started again for
-/// the processes of its own. This blocks, reads standard input, writes to standard output and error, and never ends the process.
+/// `arguments` are the arguments of the command line, starting with the program's name. `launch` describes how further processes
+/// of the program are started. The function blocks, uses the standard streams, and does not exit the process.
 pub fn main_with(arguments: impl IntoIterator<Item = OsString>, launch: Launch) -> ExitCode {
     ExitCode::from(run_with(arguments, launch))
 }
 
-/// As [`main_with`], with the exit code as a number: 0 done, 1 the machine or the engine failed, 2 bad input or usage.
+/// As [`main_with`], with the exit code as a number: 0 success, 1 failure of the system or the engine, 2 bad input or usage.
 pub fn run_with(arguments: impl IntoIterator<Item = OsString>, launch: Launch) -> u8 {
     let started = Instant::now();
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let cli = match parse::parse(&arguments) {
         Ok(cli) => cli,
         Err(shown) => {
-            // Help and versions, too. Where nobody can read it, the exit code has to do.
+            // Errors, help and version. When standard error is closed, only the exit code remains.
             let _ = shown.print();
             return u8::try_from(shown.exit_code()).unwrap_or(u8::MAX);
         }
     };
     let program = Program { launch, arguments: arguments.into_iter().skip(1).collect() };
     let is_daemon = matches!(cli.command, Command::Serve(_));
-    match panics::told(|| command(cli.command, &program, started)) {
+    match panics::catch(|| command(cli.command, &program, started)) {
         Ok(()) => DONE,
         Err(error) => {
             let line = format!("error: {}", output::bounded(&output::printable(&error.to_string())));
-            // A daemon ends also where nobody reads why.
+            // A full pipe must not block the end of a daemon.
             if is_daemon {
-                log::last_words(line)
+                log::write_last(line)
             } else {
-                output::tell(&line)
+                output::report(&line)
             }
             exit_code(&error)
         }
@@ -91,7 +91,7 @@ fn command(command: Command, program: &Program, started: Instant) -> Result<()> 
     }
 }
 
-/// 2 for what the caller can mend (input, files, budget), 1 for what the machine or the engine did.
+/// 2 for errors that the caller can correct (input, files, budget), 1 for failures of the system or the engine.
 fn exit_code(error: &Error) -> u8 {
     match error.kind() {
         ErrorKind::Io | ErrorKind::Engine | ErrorKind::TimedOut | ErrorKind::Unreachable => 1,

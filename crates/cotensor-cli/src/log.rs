@@ -1,5 +1,5 @@
-//! The daemon's log. A thread of its own writes the lines to standard error: where nobody reads that, lines are lost, and
-//! the daemon goes on.
+//! The daemon's log. A separate thread writes the lines to standard error. When standard error is a full pipe, lines are dropped
+//! and the daemon does not block.
 
 use std::io::{Result, Write};
 use std::sync::Arc;
@@ -8,30 +8,30 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Lines that may wait to be written.
+/// Maximum number of queued lines.
 const LINES_MAX: usize = 1024;
-/// How long the end of the program waits for its last lines to be written.
+/// Time-out for writing the queued lines at the end of the program.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Takes lines and never waits.
+/// A log writer that never blocks.
 #[derive(Clone)]
 pub(crate) struct Log {
     entries: SyncSender<Entry>,
-    /// Lines for which there was no room.
+    /// Number of lines dropped because the queue was full.
     lost: Arc<AtomicU64>,
 }
 
 enum Entry {
     Line(Vec<u8>),
-    /// Everything before it is written.
+    /// A request to confirm that all entries before it are written.
     Flush(SyncSender<()>),
 }
 
 impl Log {
-    /// A log that is written to `target`.
+    /// Starts a thread that writes the log to `target`.
     ///
     /// # Errors
-    /// When the system has no more threads.
+    /// When the thread cannot be created.
     pub(crate) fn to(target: impl Write + Send + 'static) -> Result<Self> {
         let (entries, taken) = sync_channel(LINES_MAX);
         let lost = Arc::new(AtomicU64::new(0));
@@ -41,8 +41,8 @@ impl Log {
         Ok(Self { entries, lost })
     }
 
-    /// Waits until what was logged is written, but not long.
-    pub(crate) fn settle(&self) {
+    /// Waits until all queued lines are written, for [`FLUSH_TIMEOUT`] at most.
+    pub(crate) fn flush_queue(&self) {
         let (done, written) = sync_channel(1);
         if self.entries.try_send(Entry::Flush(done)).is_ok() {
             let _ = written.recv_timeout(FLUSH_TIMEOUT);
@@ -50,15 +50,15 @@ impl Log {
     }
 }
 
-/// Writes a line to standard error, and does not wait long for it to be taken.
-pub(crate) fn last_words(line: String) {
+/// Writes a line to standard error; blocks for [`FLUSH_TIMEOUT`] at most.
+pub(crate) fn write_last(line: String) {
     if let Ok(mut log) = Log::to(std::io::stderr()) {
         drop(log.write_all((line + "\n").as_bytes()));
-        log.settle();
+        log.flush_queue();
     }
 }
 
-/// Writes what comes. Where writing fails there is nobody to say it to.
+/// Writes entries to `target`. Write errors are ignored: there is no other place to report them.
 fn write(entries: &Receiver<Entry>, lost: &AtomicU64, mut target: impl Write) {
     while let Ok(entry) = entries.recv() {
         match entry {
@@ -70,12 +70,12 @@ fn write(entries: &Receiver<Entry>, lost: &AtomicU64, mut target: impl Write) {
         }
         let count = lost.swap(0, Ordering::Relaxed);
         if count > 0 {
-            drop(writeln!(target, "{count} lines of the log were lost, because nobody read standard error"));
+            drop(writeln!(target, "{count} log lines were dropped, because standard error was not read"));
         }
     }
 }
 
-/// A line comes in one piece.
+/// Each call of `write` gets one complete line.
 impl Write for Log {
     fn write(&mut self, line: &[u8]) -> Result<usize> {
         if self.entries.try_send(Entry::Line(line.to_vec())).is_err() {
@@ -102,16 +102,16 @@ mod tests {
     use super::*;
     use std::sync::mpsc::{Sender, channel};
 
-    /// Says that a write began, and ends it when it may.
+    /// Reports the start of each write, and blocks it until a permit arrives.
     struct Stuck {
-        begun: Sender<()>,
+        started: Sender<()>,
         permits: Receiver<()>,
         written: Sender<String>,
     }
 
     impl Write for Stuck {
         fn write(&mut self, bytes: &[u8]) -> Result<usize> {
-            let _ = self.begun.send(());
+            let _ = self.started.send(());
             self.permits.recv().map_err(std::io::Error::other)?;
             self.written.send(String::from_utf8_lossy(bytes).into_owned()).map_err(std::io::Error::other)?;
             Ok(bytes.len())
@@ -123,22 +123,22 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_nobody_reads_are_lost_and_counted() {
-        let ((begun, begins), (permit, permits), (written, read)) = (channel(), channel(), channel());
-        let mut log = Log::to(Stuck { begun, permits, written }).unwrap();
+    fn unread_lines_are_dropped_and_counted() {
+        let ((started, starts), (permit, permits), (written, read)) = (channel(), channel(), channel());
+        let mut log = Log::to(Stuck { started, permits, written }).unwrap();
         log.write_all(b"first\n").unwrap();
-        begins.recv().unwrap();
+        starts.recv().unwrap();
         for number in 0..LINES_MAX + 100 {
             log.write_all(format!("{number}\n").as_bytes()).unwrap();
         }
-        log.settle();
-        // Standard error is read again: all that had room comes, and how many lines had none.
+        log.flush_queue();
+        // Standard error is read again: the queued lines arrive, and the number of dropped lines.
         (0..2 * LINES_MAX).for_each(|_| permit.send(()).unwrap());
         let (mut text, last) = (String::new(), format!("\n{}\n", LINES_MAX - 1));
         while !text.ends_with(&last) {
             text += &read.recv().unwrap();
         }
-        assert!(text.starts_with("first\n100 lines of the log were lost"), "{}", &text[..100]);
+        assert!(text.starts_with("first\n100 log lines were dropped"), "{}", &text[..100]);
         assert!(!text.contains(&format!("\n{LINES_MAX}\n")));
     }
 }

@@ -1,5 +1,5 @@
-//! What people see: text that cannot command their terminal, and progress on standard error, a bar on a terminal, plain
-//! lines elsewhere.
+//! Output for people: text without terminal control sequences, and progress on standard error (a bar on a terminal, plain lines
+//! otherwise).
 
 use crate::terminal::takes_escapes;
 use cotensor_demo::Progress;
@@ -10,29 +10,29 @@ use std::io::{Read, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// The most characters of an error that are shown.
+/// Maximum number of characters of an error message.
 const ERROR_CHARS_MAX: usize = 2000;
-/// Files of fewer bytes are there before anybody wonders.
-const BYTES_SHOWN_MIN: u64 = 64 << 20;
-/// Read or written before it is told.
-const BYTES_AT_ONCE: usize = 4 << 20;
+/// Progress is shown for files of at least this size.
+const PROGRESS_BYTES_MIN: u64 = 64 << 20;
+/// Maximum number of bytes between two updates of the progress.
+const UPDATE_BYTES: usize = 4 << 20;
 
-/// `text` with control characters spelt out, so that a label, a name or a line of a file cannot command the terminal.
-/// Ends of lines and tabs stay, and so do joiners, which scripts such as Persian need.
+/// Escapes control characters, so that a label, a name or a line of a file cannot control the terminal. Line ends and tabs
+/// stay, and so do joiners, which scripts such as Persian need.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     let harmful = |c: char| c.is_control() && c != '\n' && c != '\t' || is_order(c) || is_line_end(c);
     replaced(text, harmful, |c, shown| shown.extend(c.escape_default()))
 }
 
-/// A name or other text of others as one line, in which every character that has no shape of its own is spelt out: names that
-/// differ look different.
+/// Untrusted text, such as a name, as one line. Control and invisible characters are escaped, so that different names look
+/// different.
 pub(crate) fn plain(text: &str) -> String {
     let harmful = |c: char| c.is_control() || is_order(c) || is_line_end(c) || is_invisible(c);
     replaced(text, harmful, |c, shown| shown.extend(c.escape_default())).into_owned()
 }
 
-/// JSON that means the same, with all characters escaped that could command a terminal. Outside strings it has none but ends of
-/// lines.
+/// Equivalent JSON in which all characters are escaped that could control the terminal. Outside of strings, JSON contains no such
+/// characters except line ends.
 pub(crate) fn printable_json(json: &str) -> Cow<'_, str> {
     let harmful = |c: char| c.is_control() && c != '\n' || is_order(c) || is_line_end(c) || is_invisible(c);
     replaced(json, harmful, |c, shown| {
@@ -52,17 +52,17 @@ fn replaced(text: &str, harmful: impl Fn(char) -> bool, escape: impl Fn(char, &m
     shown.into()
 }
 
-/// Whether `c` changes the order in which the text around it is read.
+/// Whether `c` changes the direction of the text around it.
 fn is_order(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Whether `c` ends a line or a paragraph, besides control characters.
+/// Whether `c` is a line or paragraph separator.
 fn is_line_end(c: char) -> bool {
     matches!(c, '\u{2028}' | '\u{2029}')
 }
 
-/// Whether `c` takes no room: soft hyphens, joiners, fillers, byte order marks, tags.
+/// Whether `c` is invisible: soft hyphens, joiners, fillers, byte order marks, tags.
 fn is_invisible(c: char) -> bool {
     matches!(
         c,
@@ -72,7 +72,7 @@ fn is_invisible(c: char) -> bool {
     )
 }
 
-/// Beginning and end of a text that is too long to read.
+/// Shortens a long text to its beginning and its end.
 pub(crate) fn bounded(text: &str) -> Cow<'_, str> {
     let count = text.chars().count();
     if count <= ERROR_CHARS_MAX {
@@ -84,53 +84,53 @@ pub(crate) fn bounded(text: &str) -> Cow<'_, str> {
     format!("{start} [{} characters left out] {end}", count - 2 * half).into()
 }
 
-/// Writes a line to standard error. Where nobody can read it, the exit code has to do.
-pub(crate) fn tell(line: &str) {
+/// Writes a line to standard error. Write errors are ignored.
+pub(crate) fn report(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// How far files of many bytes are, to a person at a terminal; for those of few, and elsewhere, nothing is said.
-pub(crate) struct Bytes {
+/// Progress of reading or writing files, shown on a terminal for large files only.
+pub(crate) struct FileProgress {
     steps: Option<Steps>,
-    what: String,
+    label: String,
     total: u64,
     done: u64,
 }
 
-impl Bytes {
-    /// Of `total` bytes, which go from or into `what`.
-    pub(crate) fn new(total: u64, what: String) -> Self {
-        let steps = (total >= BYTES_SHOWN_MIN && takes_escapes(&std::io::stderr())).then(Steps::new);
-        Self { steps, what, total, done: 0 }
+impl FileProgress {
+    /// Progress over `total` bytes.
+    pub(crate) fn new(total: u64, label: String) -> Self {
+        let steps = (total >= PROGRESS_BYTES_MIN && takes_escapes(&std::io::stderr())).then(Steps::new);
+        Self { steps, label, total, done: 0 }
     }
 
-    fn more(&mut self, bytes: usize) {
+    fn add(&mut self, bytes: usize) {
         self.done += bytes as u64;
         if let Some(steps) = &self.steps {
-            steps.step(self.done, self.total, &self.what);
+            steps.step(self.done, self.total, &self.label);
         }
     }
 }
 
-/// A file that tells how much of it was read or written.
-pub(crate) struct Told<F> {
+/// A reader or writer that reports its progress.
+pub(crate) struct Tracked<F> {
     pub(crate) file: F,
-    pub(crate) bytes: Bytes,
+    pub(crate) progress: FileProgress,
 }
 
-impl<R: Read> Read for Told<R> {
+impl<R: Read> Read for Tracked<R> {
     fn read(&mut self, target: &mut [u8]) -> std::io::Result<usize> {
-        let len = target.len().min(BYTES_AT_ONCE);
+        let len = target.len().min(UPDATE_BYTES);
         let read = self.file.read(&mut target[..len])?;
-        self.bytes.more(read);
+        self.progress.add(read);
         Ok(read)
     }
 }
 
-impl<W: Write> Write for Told<W> {
+impl<W: Write> Write for Tracked<W> {
     fn write(&mut self, source: &[u8]) -> std::io::Result<usize> {
-        let written = self.file.write(&source[..source.len().min(BYTES_AT_ONCE)])?;
-        self.bytes.more(written);
+        let written = self.file.write(&source[..source.len().min(UPDATE_BYTES)])?;
+        self.progress.add(written);
         Ok(written)
     }
 
@@ -139,37 +139,38 @@ impl<W: Write> Write for Told<W> {
     }
 }
 
-/// Shows steps to a person.
+/// Shows the progress of steps: a bar on a terminal, lines otherwise.
 pub(crate) struct Steps {
     bar: Option<ProgressBar>,
     lines: Mutex<Lines>,
-    /// For work that is counted here: steps begun, and how many there will be.
-    begun: AtomicU64,
+    /// Number of steps started by [`Steps::next`].
+    started: AtomicU64,
+    /// Number of steps expected.
     expected: u64,
 }
 
 impl Steps {
-    /// For work that tells itself how far it is.
+    /// Progress that the caller reports by [`Progress::step`].
     pub(crate) fn new() -> Self {
         Self::expecting(0)
     }
 
-    /// For about `expected` calls of [`Steps::next`].
+    /// Progress over about `expected` calls of [`Steps::next`].
     pub(crate) fn expecting(expected: u64) -> Self {
         let bar = takes_escapes(&std::io::stderr()).then(|| {
             let style = ProgressStyle::with_template("{bar:30} {percent:>3} % {msg} ({elapsed})");
             ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         });
-        Self { bar, lines: Mutex::default(), begun: AtomicU64::new(0), expected }
+        Self { bar, lines: Mutex::default(), started: AtomicU64::new(0), expected }
     }
 
-    /// The next step begins.
+    /// Starts the next step.
     pub(crate) fn next(&self, what: &str) {
-        let before = self.begun.fetch_add(1, Ordering::Relaxed);
+        let before = self.started.fetch_add(1, Ordering::Relaxed);
         self.step(before, self.expected.max(before + 1), what);
     }
 
-    /// Takes the bar away, so that the answer can be printed.
+    /// Removes the bar, so that results can be printed.
     pub(crate) fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
@@ -189,7 +190,7 @@ impl Progress for Steps {
             None => {
                 let line = self.lines.lock().unwrap_or_else(PoisonError::into_inner).line(done, total, what);
                 if let Some(line) = line {
-                    tell(&line);
+                    report(&line);
                 }
             }
         }
@@ -202,7 +203,7 @@ impl Drop for Steps {
     }
 }
 
-/// What was printed last: a line for every new step, and for one that goes on a line every tenth of the way.
+/// The last printed line. A line is printed for every new step, and for every further 10 % of a step.
 #[derive(Default)]
 struct Lines {
     what: String,
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_differ_look_different() {
+    fn different_names_look_different() {
         assert_eq!(plain("a\nb\u{1b}[31m\u{202e}\u{fc} \u{1f980}"), "a\\nb\\u{1b}[31m\\u{202e}\u{fc} \u{1f980}");
         for hidden in
             ['\u{200b}', '\u{200d}', '\u{200f}', '\u{2028}', '\u{2029}', '\u{2060}', '\u{feff}', '\u{ad}', '\u{e0041}']
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn json_commands_no_terminal_and_means_the_same() {
+    fn printable_json_is_equivalent_and_without_control_characters() {
         let text = "\u{9b}2J\u{7f}\u{202e}\u{200b}\u{2028}\u{e0041}\u{fc}\n\"";
         let json = serde_json::to_string_pretty(&[text]).unwrap();
         let shown = printable_json(&json);
@@ -269,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_for_each_step_and_each_tenth() {
+    fn lines_are_printed_per_step_and_per_ten_percent() {
         let mut lines = Lines::default();
         let mut line = |done, what: &str| lines.line(done, 200, what);
         assert_eq!(line(0, "making").as_deref(), Some("making"));

@@ -1,23 +1,25 @@
-//! Panics told once. The engine panics on some hostile graphs, on its own threads, and its guard makes an error of that:
-//! the standard hook would tell it too, in many lines. A panic that nobody catches is a defect, and is told here.
+//! Reports panics as errors. The engine panics on some hostile graphs and converts these panics into errors; the standard panic
+//! hook would print them a second time. An uncaught panic is a defect and is reported here.
 
 use cotensor::{Error, ErrorKind};
 use std::backtrace::Backtrace;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::{Mutex, PoisonError};
 
-/// The last panic: what, where and, if the environment asks for it, how it came to that.
+/// The message, location and (if enabled by the environment) backtrace of the last panic.
 static LAST: Mutex<String> = Mutex::new(String::new());
 
-/// `work`'s result; a panic that came through becomes an error. What panics say is held back until it is known whether
-/// anybody catches them.
-pub(crate) fn told<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+/// Returns the result of `work`; an uncaught panic becomes an error. Prints no panic messages.
+///
+/// # Errors
+/// The errors of `work`; `Engine` for a panic.
+pub(crate) fn catch<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     let before = take_hook();
     set_hook(Box::new(|panic| {
         let text = format!("{panic}\n{}", Backtrace::capture());
         *LAST.lock().unwrap_or_else(PoisonError::into_inner) = text;
     }));
-    // Nothing that `work` may leave half-done is looked at afterwards.
+    // Unwind safe: nothing that `work` may leave inconsistent is used afterwards.
     let outcome = catch_unwind(AssertUnwindSafe(work));
     set_hook(before);
     outcome.unwrap_or_else(|_| {
@@ -31,10 +33,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_defect_is_an_error_that_says_where() {
-        let error = told(|| -> Result<(), Error> { panic!("at the disco") });
+    fn panic_becomes_an_error_with_its_location() {
+        let error = catch(|| -> Result<(), Error> { panic!("at the disco") });
         let error = error.unwrap_err().to_string();
         assert!(error.contains("at the disco") && error.contains("panics.rs"), "{error}");
-        assert_eq!(told(|| Ok(3)).unwrap(), 3);
+        assert_eq!(catch(|| Ok(3)).unwrap(), 3);
     }
 }

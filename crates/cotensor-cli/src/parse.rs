@@ -1,4 +1,4 @@
-//! Parsing the command line, where variables of the environment stand in for options.
+//! Parses the command line; environment variables set options.
 
 use crate::args::Cli;
 use clap::builder::{OsStr, Resettable};
@@ -7,19 +7,18 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command, CommandFactory, FromArgMatches};
 use std::ffi::OsString;
 
-/// Parses `arguments`, the program's name first. A variable that is set to nothing counts as not set.
+/// Parses `arguments`, starting with the program's name. An empty variable counts as unset.
 ///
 /// # Errors
-/// What clap shows: usage errors, help and versions.
+/// Usage errors, help and version, as clap formats them.
 pub(crate) fn parse(arguments: &[OsString]) -> Result<Cli, clap::Error> {
-    parse_with(arguments, is_set_to_nothing).map_err(|error| {
-        // The usage line of an error lists a variable's option as one that the user gave. An error that does not come from a
-        // variable is shown as it is without variables.
+    parse_with(arguments, is_empty_variable).map_err(|error| {
+        // The usage line of an error lists options that variables set. Errors that no variable causes are shown without them.
         parse_with(arguments, |_| true).err().unwrap_or(error)
     })
 }
 
-/// Parses without the variables of the options that `ignored` names.
+/// Parses without the variables of the options for which `ignored` is true.
 fn parse_with(arguments: &[OsString], ignored: fn(&Arg) -> bool) -> Result<Cli, clap::Error> {
     let matches = without_variables(Cli::command(), ignored).try_get_matches_from(arguments)?;
     refuse_unread_options(&matches)?;
@@ -35,14 +34,15 @@ fn without_variables(command: Command, ignored: fn(&Arg) -> bool) -> Command {
     })
 }
 
-/// An option without a value of its own gives nothing a meaning: `COTENSOR_LISTEN=` is `--listen`.
-fn is_set_to_nothing(arg: &Arg) -> bool {
+/// Whether the option's variable is empty. For options with an optional value, an empty variable has a meaning:
+/// `COTENSOR_LISTEN=` is `--listen`.
+fn is_empty_variable(arg: &Arg) -> bool {
     let needs_value = arg.get_num_args().is_none_or(|count| count.min_values() > 0);
     let empty = |name: &std::ffi::OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
     needs_value && arg.get_env().is_some_and(empty)
 }
 
-/// Refuses options that would change nothing.
+/// Refuses options that would have no effect.
 fn refuse_unread_options(matches: &ArgMatches) -> Result<(), clap::Error> {
     let Some(("run", run)) = matches.subcommand() else { return Ok(()) };
     if !run.get_flag("daemon") {

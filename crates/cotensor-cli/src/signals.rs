@@ -1,4 +1,4 @@
-//! Signals that ask a command to end, for commands that have something to put back first.
+//! Signals that end a command, for commands that must clean up first.
 
 use cotensor::core::{Error, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -7,69 +7,69 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Those that end a process where nobody handles them.
+/// The signals whose default action ends the process.
 const ENDING: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 
-/// A socket on which a byte comes with each of `signals`.
+/// A socket that receives a byte for each of `signals`.
 ///
 /// # Errors
-/// `Io` when the system refuses.
+/// `Io` when the handler cannot be installed.
 pub(crate) fn bytes(signals: &[i32]) -> Result<UnixStream> {
-    let io = |error: std::io::Error| Error::io("watching for signals", &error);
-    let (told, tell) = UnixStream::pair().map_err(io)?;
+    let io = |error: std::io::Error| Error::io("handling signals", &error);
+    let (receiver, sender) = UnixStream::pair().map_err(io)?;
     for &signal in signals {
-        signal_hook::low_level::pipe::register(signal, tell.try_clone().map_err(io)?).map_err(io)?;
+        signal_hook::low_level::pipe::register(signal, sender.try_clone().map_err(io)?).map_err(io)?;
     }
-    Ok(told)
+    Ok(receiver)
 }
 
-/// Has a signal end this process after `put_back` alone, whatever the process waits for.
+/// When a signal arrives, runs `clean_up` on a separate thread and then ends the process.
 ///
 /// # Errors
-/// `Io` when the system refuses.
-pub(crate) fn put_back_first(put_back: impl FnOnce() + Send + 'static) -> Result<()> {
-    // Before the byte, so that its number is there with it.
-    let signals = Signals::held_back()?;
-    let mut told = bytes(&ENDING)?;
+/// `Io` when the handler cannot be installed.
+pub(crate) fn clean_up_first(clean_up: impl FnOnce() + Send + 'static) -> Result<()> {
+    // Installed before the socket, so that the signal's number is set when its byte arrives.
+    let signals = Signals::deferred()?;
+    let mut arrived = bytes(&ENDING)?;
     let end = move || {
-        if told.read_exact(&mut [0]).is_ok() {
-            put_back();
-            signals.obey();
+        if arrived.read_exact(&mut [0]).is_ok() {
+            clean_up();
+            signals.raise();
         }
     };
     let waiting = std::thread::Builder::new().name("signals".to_owned()).spawn(end);
-    waiting.map(drop).map_err(|error| Error::io("watching for signals", &error))
+    waiting.map(drop).map_err(|error| Error::io("handling signals", &error))
 }
 
-/// Ctrl-C, SIGTERM and SIGHUP end nothing from here on: they are looked for, and obeyed when all is put back.
+/// Defers SIGINT, SIGTERM and SIGHUP: the command polls for them, cleans up and raises the signal again.
 #[derive(Clone)]
 pub(crate) struct Signals(Arc<AtomicUsize>);
 
 impl Signals {
     /// # Errors
-    /// `Io` when the system refuses.
-    pub(crate) fn held_back() -> Result<Self> {
-        let came = Arc::new(AtomicUsize::new(0));
+    /// `Io` when the handler cannot be installed.
+    pub(crate) fn deferred() -> Result<Self> {
+        let received = Arc::new(AtomicUsize::new(0));
         for signal in ENDING {
-            signal_hook::flag::register_usize(signal, Arc::clone(&came), signal as usize)
-                .map_err(|error| Error::io("cannot handle signals", &error))?;
+            signal_hook::flag::register_usize(signal, Arc::clone(&received), signal as usize)
+                .map_err(|error| Error::io("handling signals", &error))?;
         }
-        Ok(Self(came))
+        Ok(Self(received))
     }
 
-    /// The number of the signal that came; zero before one does.
+    /// The number of the received signal; zero before a signal arrives.
     pub(crate) fn number(&self) -> Arc<AtomicUsize> {
         Arc::clone(&self.0)
     }
 
-    pub(crate) fn came(&self) -> bool {
+    pub(crate) fn received(&self) -> bool {
         self.0.load(Ordering::Relaxed) != 0
     }
 
-    /// Ends this process, if a signal came, as that does where nobody handles it: whoever started it sees why it ended.
-    pub(crate) fn obey(&self) {
+    /// Ends this process by the received signal's default action, so that its parent sees the signal. Does nothing without a signal.
+    pub(crate) fn raise(&self) {
         if let Some(signal) = i32::try_from(self.0.load(Ordering::Relaxed)).ok().filter(|&signal| signal != 0) {
-            // The signals handled here end a process, so this does not return.
+            // The default action of these signals ends the process, so this does not return.
             let _ = signal_hook::low_level::emulate_default_handler(signal);
         }
     }

@@ -1,17 +1,17 @@
-//! Plain text for people: columns, sizes, names.
+//! Tables and values as plain text.
 
 pub(crate) use crate::output::plain;
 
 use std::fmt::Write;
 
-/// Columns as wide as what is in them; numbers go to the right.
+/// A table with columns as wide as their widest cell.
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
     right: &'static [bool],
 }
 
 impl Table {
-    /// A table with a header; `right` says which columns go to the right.
+    /// A table with a header; `right` lists which columns are aligned to the right.
     pub(crate) fn new(right: &'static [bool], header: &[&str]) -> Self {
         Self { rows: vec![header.iter().map(|&cell| cell.to_owned()).collect()], right }
     }
@@ -43,7 +43,7 @@ impl Table {
     }
 }
 
-/// A length of time in one unit.
+/// Formats a duration with one unit.
 pub(crate) fn duration(seconds: f64) -> String {
     match seconds {
         s if s < 1.0 => format!("{:.0} ms", 1000.0 * s),
@@ -54,7 +54,7 @@ pub(crate) fn duration(seconds: f64) -> String {
     }
 }
 
-/// Dimensions as `[2, 768]`.
+/// Formats dimensions as `[2, 768]`.
 pub(crate) fn shape(dims: &[usize]) -> String {
     format!("{dims:?}")
 }
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_line_up() {
+    fn columns_are_aligned() {
         let mut table = Table::new(&[false, true], &["name", "bytes"]);
         table.row(["größer".to_owned(), "7".to_owned()]);
         table.row(["x".to_owned(), "1234567".to_owned()]);
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn times_have_one_unit() {
+    fn durations_have_one_unit() {
         assert_eq!([duration(0.25), duration(60.0), duration(600.0)], ["250 ms", "60 s", "10 min"]);
     }
 }

@@ -17,7 +17,7 @@ pub(crate) struct CacheArgs {
     /// The folder of the cache [default: the user's cache folder].
     #[arg(long, global = true, env = environment::CACHE, value_name = "DIR")]
     pub(crate) cache: Option<PathBuf>,
-    /// Print one JSON object on standard output, and nothing else there.
+    /// Print one JSON object on standard output and nothing else.
     #[arg(long, global = true)]
     pub(crate) json: bool,
 }

@@ -1,4 +1,4 @@
-//! Functions and tasks.
+//! Arguments of the commands for functions and tasks.
 
 use super::Client;
 use clap::Args;
@@ -6,12 +6,12 @@ use cotensor_client::protocol::provider::TaskState;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Calls a function that some process provides, and prints its result.
+/// Call a function of another process, and print its result.
 ///
-/// ARG is JSON, or text as it stands where it does not read as JSON; @NAME is a tensor of the store, @FILE.npy or
-/// @FILE.safetensors (with #TENSOR where the file has several) one of a file. KEY=ARG is an argument by name. Within
-/// JSON, {"$tensor": "NAME"} is a tensor. Tensors of a file last as long as this command and whoever uses them; so do
-/// those of the result, unless the function keeps them.
+/// ARG is JSON; text that is not valid JSON is passed as a string. @NAME is a tensor of the store. @FILE.npy or
+/// @FILE.safetensors (#TENSOR selects one of several) is a tensor of a file. KEY=ARG is a keyword argument. Within JSON,
+/// {"$tensor": "NAME"} is a tensor. Tensors of files and of the result are freed when this command ends and no other process
+/// leases them, unless the function keeps them.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  cotensor call --list\n  cotensor call scale @query 0.5 --output scaled.npy\n  \
     cotensor call score @photo.npy 'labels=[\"cat\", \"dog\"]' --timeout 10\n  \
@@ -20,89 +20,89 @@ use std::time::Duration;
 pub(crate) struct CallArgs {
     #[command(flatten)]
     pub(crate) client: Client,
-    /// The function; with --list, how the names start.
+    /// Name of the function; with --list, the prefix of the names.
     #[arg(required_unless_present = "list")]
     pub(crate) name: Option<String>,
-    /// What it is given.
+    /// Arguments of the function.
     #[arg(value_name = "ARG|KEY=ARG", allow_negative_numbers = true)]
     pub(crate) arguments: Vec<String>,
-    /// List functions and who provides them.
+    /// List functions and their providers.
     #[arg(long, conflicts_with_all = ["arguments", "output", "task", "timeout", "wait"])]
     pub(crate) list: bool,
-    /// Write the result's tensors to a .npy, .safetensors or .raw file; a .safetensors file takes several, under their
-    /// places in the result.
+    /// Write the tensors of the result to a .npy, .safetensors or .raw file. A .safetensors file takes several tensors, named
+    /// by their paths in the result.
     #[arg(long, short, value_name = "FILE", conflicts_with = "task")]
     pub(crate) output: Option<PathBuf>,
-    /// The longest that the call may take; it is asked to stop then [default: as long as its provider lives].
+    /// Time-out of the call, after which it is cancelled [default: none; the call ends with its provider].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) timeout: Option<Duration>,
-    /// Wait so long for a process that offers the function [default: it has to be offered already].
+    /// Time to wait for a process that offers the function [default: do not wait].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) wait: Option<Duration>,
-    /// Do not wait: print a task that `cotensor tasks` waits for, cancels and takes the result of.
+    /// Submit the call as a task and print its name. `cotensor tasks` waits for it, cancels it or prints its result.
     #[arg(long)]
     pub(crate) task: bool,
 }
 
-/// Lists the tasks of all providers, or shows one, waits for it, cancels it or prints its result.
+/// List the tasks of all providers; or show one task, wait for it, cancel it or print its result.
 ///
-/// Exit code 1 when a task that was waited for has not completed.
+/// With --wait, exit code 1 when the task does not complete.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  cotensor tasks --state running\n  cotensor tasks 1a2b3c-7 --wait --result\n  \
     cotensor tasks 1a2b3c-7 --cancel")]
 pub(crate) struct TasksArgs {
     #[command(flatten)]
     pub(crate) client: Client,
-    /// The task, as `cotensor call --task` printed it [default: list all].
+    /// Task, as printed by `cotensor call --task` [default: list all tasks].
     pub(crate) task: Option<String>,
-    /// Wait until it has ended.
+    /// Wait until the task ends.
     #[arg(long, requires = "task")]
     pub(crate) wait: bool,
-    /// The longest to wait.
+    /// Time-out of --wait.
     #[arg(long, requires = "wait", value_name = "SECONDS", value_parser = seconds)]
     pub(crate) timeout: Option<Duration>,
-    /// Print its result, as `cotensor call` does.
+    /// Print the result, as `cotensor call` does.
     #[arg(long, requires = "task")]
     pub(crate) result: bool,
-    /// Write the result's tensors to a file, as `cotensor call` does.
+    /// Write the tensors of the result to a file, as `cotensor call` does.
     #[arg(long, short, requires = "result", value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
-    /// Cancel it: one that runs is asked to stop.
+    /// Cancel the task. A running task gets a request to stop.
     #[arg(long, requires = "task", conflicts_with_all = ["wait", "result"])]
     pub(crate) cancel: bool,
     /// List only tasks in this state: pending, running, completed, failed, cancelled.
     #[arg(long, conflicts_with = "task", value_parser = state)]
     pub(crate) state: Option<TaskState>,
-    /// The most to list of each provider; the newest.
+    /// Maximum number of tasks to list per provider, newest first.
     #[arg(long, default_value_t = 100, value_name = "N", conflicts_with = "task", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) limit: u32,
 }
 
-/// Offers models as functions of the daemon, until SIGTERM or Ctrl-C: a model that is open here, any process runs.
+/// Offer models as functions to other processes, until SIGTERM or Ctrl-C.
 ///
-/// model.open FOLDER gives a reference; model.run MODEL TASK runs a task, model.stage MODEL ROLE INPUTS a stage. MODEL is
-/// a reference or a folder's absolute path. What one caller had computed, the next one gets.
+/// model.open FOLDER returns a reference, model.run MODEL TASK runs a task, and model.stage MODEL ROLE INPUTS runs a stage.
+/// MODEL is a reference or the absolute path of a folder. Callers share computed results.
 #[derive(Args)]
 #[command(after_help = "Example:\n  cotensor serve-models &\n  \
     cotensor call --wait 10 model.run model=$PWD/bert task=sentence-embedding 'text=hello, world' --output embedding.safetensors")]
 pub(crate) struct ServeModelsArgs {
     #[command(flatten)]
     pub(crate) client: Client,
-    /// Threads of the engine [default: one per core].
+    /// Number of engine threads [default: one per core].
     #[arg(long, env = crate::environment::THREADS, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
-    /// Calls that run at a time; more wait.
+    /// Number of calls that run concurrently; further calls wait.
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) workers: u16,
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
     let parsed = text.parse::<f64>().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    parsed.filter(|time| !time.is_zero()).ok_or_else(|| format!("{text:?} is no number of seconds above 0"))
+    parsed.filter(|time| !time.is_zero()).ok_or_else(|| format!("{text:?} is not a positive number of seconds"))
 }
 
 fn state(text: &str) -> Result<TaskState, String> {
     let all = [TaskState::Pending, TaskState::Running, TaskState::Completed, TaskState::Failed, TaskState::Cancelled];
     let found = all.into_iter().find(|state| state.name() == text);
-    found.ok_or_else(|| format!("{text:?} is none of {}", all.map(TaskState::name).join(", ")))
+    found.ok_or_else(|| format!("{text:?} is not one of {}", all.map(TaskState::name).join(", ")))
 }

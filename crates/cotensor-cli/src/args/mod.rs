@@ -1,4 +1,4 @@
-//! What the command line accepts. Definitions only; `commands` acts on them.
+//! The definitions of the command line's arguments. `commands` implements the commands.
 
 mod cache;
 mod calls;
@@ -28,9 +28,9 @@ pub(crate) enum Command {
     Demo(DemoArgs),
     /// Run a pipeline: several users on the same input.
     Run(RunArgs),
-    /// Say which stages of a pipeline are shared and by whom, and why others are not.
+    /// List which stages of a pipeline are shared by which users, and why others are not.
     Explain(ExplainArgs),
-    /// List the model families: what is supported, what is open.
+    /// List the model families: supported ones and planned ones.
     Models(ModelsArgs),
     Serve(ServeArgs),
     Put(PutArgs),
@@ -51,26 +51,26 @@ pub(crate) enum Command {
     Env(EnvArgs),
     /// Print a completion script for a shell.
     Completions {
-        /// The shell.
+        /// Shell.
         shell: clap_complete::Shell,
     },
-    /// One measured run of the demo, in a process of its own.
+    /// Perform one measured run of the demo.
     #[command(hide = true)]
     DemoWorker(WorkerArgs),
 }
 
 #[derive(Args)]
 pub(crate) struct Common {
-    /// Where weights (and the demo's models) are kept [default: the user's cache folder].
+    /// Folder for weights and the demo's models [default: the user's cache folder].
     #[arg(long, env = environment::CACHE, value_name = "DIR")]
     pub(crate) cache: Option<PathBuf>,
-    /// Threads of the engine [default: one per core].
+    /// Number of engine threads [default: one per core].
     #[arg(long, env = environment::THREADS, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
-    /// The store's budget in MiB [default: none].
+    /// Memory budget of the store, in MiB [default: none].
     #[arg(long, env = environment::MAX_MEMORY, value_name = "MIB")]
     pub(crate) max_memory: Option<u64>,
-    /// Print one JSON object on standard output, and nothing else there.
+    /// Print one JSON object on standard output and nothing else.
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -79,22 +79,23 @@ pub(crate) struct Common {
 pub(crate) struct DemoArgs {
     #[command(flatten)]
     pub(crate) common: Common,
-    /// Run every scenario with and without sharing and compare (the default).
+    /// Run every scenario with and without sharing, and compare (the default).
     #[arg(long)]
     pub(crate) compare: bool,
-    /// Only this scenario; may be given several times: clip, bert, whisper.
+    /// Run only this scenario; repeatable: clip, bert, whisper.
     #[arg(long, value_name = "NAME")]
     pub(crate) scenario: Vec<String>,
-    /// The device to run on.
+    /// Device to run on.
     #[arg(long, default_value = "cpu", value_name = "DEVICE")]
     pub(crate) hardware: String,
-    /// A folder of real checkpoints, one folder per model (bert-base, clip-vit-b16, whisper-base); seeded weights where there is none.
+    /// Folder of real checkpoints, one folder per model (bert-base, clip-vit-b16, whisper-base). A model without a folder gets
+    /// seeded random weights.
     #[arg(long, value_name = "DIR")]
     pub(crate) models: Option<PathBuf>,
-    /// Timed runs of each way; the median counts.
+    /// Number of timed runs of each variant; the median counts.
     #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=99))]
     pub(crate) repeats: u16,
-    /// Also write a page with charts of memory and time.
+    /// Write a page with charts of memory and time.
     #[arg(long, value_name = "FILE.html")]
     pub(crate) report: Option<PathBuf>,
 }
@@ -103,26 +104,26 @@ pub(crate) struct DemoArgs {
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) common: Common,
-    /// Keep weights and results in the daemon: what another process has loaded or computed is not done again. The budget
-    /// is the daemon's then, and no cache folder is used.
+    /// Keep weights and results in the daemon, and reuse those of other processes. The daemon's budget applies, and no cache
+    /// folder is used.
     #[arg(long)]
     pub(crate) daemon: bool,
-    /// The daemon's Unix socket, with --daemon [default: cotensor.sock in $XDG_RUNTIME_DIR, else in /tmp/cotensor-UID].
-    // COTENSOR_SOCKET is read where the daemon is looked for: given as a variable, it does not ask for --daemon.
+    /// Unix socket of the daemon, with --daemon [default: cotensor.sock in $XDG_RUNTIME_DIR, else in /tmp/cotensor-UID].
+    // Not read from COTENSOR_SOCKET here: the variable alone must not require --daemon. The client reads it.
     #[arg(long, value_name = "PATH", requires = "daemon")]
     pub(crate) socket: Option<PathBuf>,
-    /// The pipeline's TOML file.
+    /// TOML file of the pipeline.
     pub(crate) pipeline: PathBuf,
-    /// The text that its users read.
+    /// Text input.
     #[arg(long, value_name = "TEXT")]
     pub(crate) text: Option<String>,
-    /// The image that its users look at (PNG, JPEG, WebP, BMP).
+    /// Image input (PNG, JPEG, WebP, BMP).
     #[arg(long, value_name = "FILE")]
     pub(crate) image: Option<PathBuf>,
-    /// The audio that its users hear (WAV, FLAC, MP3, Ogg Vorbis).
+    /// Audio input (WAV, FLAC, MP3, Ogg Vorbis).
     #[arg(long, value_name = "FILE")]
     pub(crate) audio: Option<PathBuf>,
-    /// Run it without sharing too, and say how far the outputs differ. Ends with exit code 1 when they do.
+    /// Also run without sharing, and print the largest difference of the outputs. Exit code 1 when they differ.
     #[arg(long)]
     pub(crate) compare: bool,
     #[command(flatten)]
@@ -133,13 +134,13 @@ pub(crate) struct RunArgs {
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
     pub(crate) common: Common,
-    /// The pipeline's TOML file.
+    /// TOML file of the pipeline.
     pub(crate) pipeline: PathBuf,
 }
 
 #[derive(Args)]
 pub(crate) struct ModelsArgs {
-    /// Print one JSON object on standard output, and nothing else there.
+    /// Print one JSON object on standard output and nothing else.
     #[arg(long)]
     pub(crate) json: bool,
 }

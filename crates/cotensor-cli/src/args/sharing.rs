@@ -1,20 +1,20 @@
-//! What may be shared.
+//! Options of the sharing configuration.
 
 use clap::Args;
 use cotensor::{Kind, SharingConfig};
 
-/// The sharing configuration, by the names of the API. Weights are always shared.
+/// The sharing configuration; the options have the names of the API. Weights are always shared.
 #[derive(Args)]
 #[command(next_help_heading = "Sharing")]
 pub(crate) struct SharingArgs {
-    /// Share weights only: every other tensor is computed privately, and counted.
+    /// Share weights only. Every other tensor is computed privately, and counted.
     #[arg(long)]
     pub(crate) disable_shared_tensors: bool,
-    /// Besides weights, share tensors of these kinds only: text_embedding, vision_embedding, audio_embedding,
+    /// Share only weights and tensors of these kinds: text_embedding, vision_embedding, audio_embedding,
     /// vision_text_joint, audio_text_joint, other.
     #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = kind)]
     pub(crate) allowed_types: Option<Vec<Kind>>,
-    /// Besides weights, share tensors of at most this size only, in MiB.
+    /// Share only weights and tensors up to this size, in MiB.
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..1 << 44))]
     pub(crate) max_shared_tensor_size: Option<u64>,
 }
@@ -35,7 +35,7 @@ impl SharingArgs {
         }
     }
 
-    /// Whether any option is given.
+    /// Whether any of the options is set.
     pub(crate) fn is_given(&self) -> bool {
         self.config() != SharingConfig::default()
     }

@@ -11,9 +11,9 @@ const DAY: Duration = Duration::from_secs(86_400);
 #[derive(Serialize)]
 struct Verification {
     folder: PathBuf,
-    /// Contents that have their hashes.
+    /// Number of contents whose hash is right.
     contents: usize,
-    /// Why packs were removed.
+    /// Reasons of the removed packs.
     removed: Vec<String>,
 }
 
@@ -29,7 +29,7 @@ struct Pruning {
 pub(crate) fn cache(args: &CacheArgs) -> Result<()> {
     let folder = args.cache.clone().map_or_else(PackCache::default_dir, Ok)?;
     if !folder.is_dir() {
-        return Err(Error::not_found("there is no weight cache").in_file(folder));
+        return Err(Error::not_found("no weight cache in this folder; `--cache DIR` names another").in_file(folder));
     }
     let cache = PackCache::open(&folder)?;
     match args.action {
@@ -48,11 +48,11 @@ fn verify(args: &CacheArgs, folder: PathBuf, cache: &PackCache) -> Result<()> {
         print_json(&Verification { folder: folder.clone(), contents, removed: removed.clone() })?;
     } else {
         let lines = removed.iter().map(|problem| format!("removed: {problem}\n")).collect::<String>();
-        print(&format!("{lines}{contents} weights have their hashes\n"))?;
+        print(&format!("{lines}{contents} weights have the right hash\n"))?;
     }
     match removed.len() {
         0 => Ok(()),
-        // Not Corrupt, which stands for bad input: the disk or another program did this.
+        // Not Corrupt, which means bad input: the disk or another program damaged the pack.
         count => Err(Error::new(ErrorKind::Io, format!("{count} damaged packs were removed")).in_file(folder)),
     }
 }
@@ -64,5 +64,5 @@ fn prune(args: &CacheArgs, folder: PathBuf, cache: &PackCache, unused_for: Durat
         return print_json(&Pruning { folder, removed_packs, removed_bytes, packs, bytes });
     }
     let (removed, left) = (size(removed_bytes), size(bytes));
-    print(&format!("removed {removed_packs} packs ({removed}); {packs} are left ({left})\n"))
+    print(&format!("removed {removed_packs} packs ({removed}); {packs} remain ({left})\n"))
 }

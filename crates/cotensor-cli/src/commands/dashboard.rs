@@ -8,18 +8,18 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The program that opens a file with what its user has chosen for such files.
+/// The program that opens a file with the user's default application.
 const OPENER: &str = if cfg!(target_os = "macos") { "open" } else { "xdg-open" };
 
 #[derive(Serialize)]
 struct Shown<'a> {
     token: &'a str,
     token_file: &'a Path,
-    /// Where the daemon takes it.
+    /// Address of the daemon's HTTP server.
     http: SocketAddr,
 }
 
-/// Prints the token, from the file that the daemon itself names.
+/// Prints the token from the file that the daemon reports.
 pub(crate) fn token(args: &TokenArgs) -> Result<()> {
     let http = connect(&args.client, "cotensor token")?.ask::<HttpAddress>(&Empty {})?;
     let token = read_token(&http.token_file)?;
@@ -32,12 +32,13 @@ pub(crate) fn token(args: &TokenArgs) -> Result<()> {
 #[derive(Serialize)]
 struct Opened {
     http: SocketAddr,
-    /// Sends a browser to the page, once.
+    /// The file that redirects a browser to the dashboard once.
     file: PathBuf,
     opened: bool,
 }
 
-/// Opens the page. The address and the file come over the Unix socket, so that no other program at the port gets a code.
+/// Opens the dashboard. The address and the file are received over the Unix socket, so that another program that listens on the
+/// port gets no code.
 pub(crate) fn dashboard(args: &DashboardArgs) -> Result<()> {
     let store = connect(&args.client, "cotensor dashboard")?;
     let http = store.ask::<HttpAddress>(&Empty {})?;
@@ -48,17 +49,17 @@ pub(crate) fn dashboard(args: &DashboardArgs) -> Result<()> {
     }
     let lead = if opened { "opening" } else { "open this file in a browser within a minute:" };
     print(&format!(
-        "{lead} {}\nA browser that cannot read it: open http://{} there and paste what `cotensor token` prints.\n",
+        "{lead} {}\nIf the browser cannot read the file, open http://{} and paste the output of `cotensor token`.\n",
         file.display(),
         http.address
     ))
 }
 
-/// Has the desktop open a file; false where there is none.
+/// Opens a file on the desktop; false when no desktop is installed.
 fn open(file: &Path) -> Result<bool> {
     let mut command = Command::new(OPENER);
     match command.arg(file).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn() {
-        // A browser that this starts may go on for hours.
+        // Not waited for: the browser may run for hours.
         Ok(_) => Ok(true),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(Error::new(ErrorKind::Io, format!("cannot start {OPENER}: {error}"))),

@@ -20,8 +20,8 @@ pub(crate) fn demo(args: &DemoArgs, own: &Program) -> Result<()> {
     };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let (program, program_arguments) = own.command()?;
-    // Workers and folders have to be cleared away first.
-    let signals = Signals::held_back()?;
+    // A signal ends the command after workers and folders are removed.
+    let signals = Signals::deferred()?;
     let options = DemoOptions {
         program,
         program_arguments,
@@ -38,9 +38,9 @@ pub(crate) fn demo(args: &DemoArgs, own: &Program) -> Result<()> {
         let steps = Steps::new();
         run_demo(&options, &steps)
     };
-    if signals.came() {
+    if signals.received() {
         drop(report);
-        signals.obey();
+        signals.raise();
         return comparison.map(drop);
     }
     let comparison = comparison?;
@@ -63,12 +63,12 @@ pub(crate) fn demo_worker(args: WorkerArgs, started: Instant) -> Result<()> {
     print_json(&run_worker(&options, started)?)
 }
 
-/// The report's file, opened before minutes of measuring. What it held stays until the report is there, and a file that
-/// this made goes when none came.
+/// The file of the report, opened before minutes of measurements. Its old content stays until the report is written. A file
+/// created here is removed if no report is written.
 struct ReportFile<'a> {
     path: &'a Path,
     file: File,
-    /// Made here and not written yet.
+    /// Whether the file was created here and is still empty.
     empty: bool,
 }
 
@@ -81,9 +81,12 @@ impl<'a> ReportFile<'a> {
     }
 
     fn write(mut self, html: &str) -> Result<()> {
-        // A pipe or a terminal has no length to cut.
-        let cut = if self.file.metadata().is_ok_and(|file| file.is_file()) { self.file.set_len(0) } else { Ok(()) };
-        cut.and_then(|()| self.file.write_all(html.as_bytes())).map_err(|error| Self::error(self.path, &error))?;
+        // A pipe or a terminal cannot be truncated.
+        let truncated =
+            if self.file.metadata().is_ok_and(|file| file.is_file()) { self.file.set_len(0) } else { Ok(()) };
+        truncated
+            .and_then(|()| self.file.write_all(html.as_bytes()))
+            .map_err(|error| Self::error(self.path, &error))?;
         self.empty = false;
         Ok(())
     }
@@ -96,7 +99,7 @@ impl<'a> ReportFile<'a> {
 impl Drop for ReportFile<'_> {
     fn drop(&mut self) {
         if self.empty {
-            // Best effort: an empty file is in nobody's way.
+            // Best effort: an empty file does no harm.
             let _ = std::fs::remove_file(self.path);
         }
     }

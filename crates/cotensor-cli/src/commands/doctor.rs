@@ -2,7 +2,7 @@ use super::{print, print_json};
 use crate::args::DoctorArgs;
 use crate::table::plain;
 use cotensor::core::{Error, ErrorKind, Result};
-use cotensor_inspect::doctor::{Diagnosis, State, diagnose};
+use cotensor_inspect::doctor::{Diagnosis, Severity, diagnose};
 use std::fmt::Write;
 
 pub(crate) fn doctor(args: &DoctorArgs) -> Result<()> {
@@ -14,7 +14,7 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<()> {
         print(&text(&diagnosis))?;
     }
     match diagnosis.broken {
-        true => Err(Error::new(ErrorKind::Io, "something does not work here")),
+        true => Err(Error::new(ErrorKind::Io, "a check failed; see the findings marked BROKEN")),
         false => Ok(()),
     }
 }
@@ -22,16 +22,16 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<()> {
 fn text(diagnosis: &Diagnosis) -> String {
     let mut text = String::new();
     for finding in &diagnosis.findings {
-        let mark = match finding.state {
-            State::Ok => "ok",
-            State::Note => "note",
-            State::Slow => "SLOW",
-            State::Broken => "BROKEN",
+        let mark = match finding.severity {
+            Severity::Ok => "ok",
+            Severity::Note => "note",
+            Severity::Slow => "SLOW",
+            Severity::Broken => "BROKEN",
         };
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{mark:6} {:22} {}", finding.name, plain(&finding.value));
-        if !finding.why.is_empty() {
-            let _ = writeln!(text, "       {}", plain(&finding.why));
+        if !finding.advice.is_empty() {
+            let _ = writeln!(text, "       {}", plain(&finding.advice));
         }
     }
     text

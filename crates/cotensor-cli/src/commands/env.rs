@@ -16,7 +16,7 @@ struct Entry {
     argument: &'static str,
     default: &'static str,
     meaning: &'static str,
-    /// What it is set to, bytes that are no text replaced.
+    /// The value, with invalid UTF-8 replaced.
     value: Option<String>,
 }
 
@@ -29,7 +29,7 @@ pub(crate) fn env(args: &EnvArgs) -> Result<()> {
         name: variable.name,
         argument: variable.argument,
         default: variable.default,
-        meaning: variable.what,
+        meaning: variable.meaning,
         value: value(variable.name),
     };
     let listing = Listing { variables: VARIABLES.iter().map(entry).collect() };

@@ -10,7 +10,7 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<()> {
     let pipeline = Pipeline::open(&args.pipeline)?;
     let base = args.pipeline.parent().unwrap_or(Path::new("."));
     let runtime = runtime(&args.common, SharingConfig::default())?;
-    // Kept, so that explaining opens the same models.
+    // Held, so that `explain` reuses the open models.
     let models = open_models(&pipeline, base, &runtime)?;
     let steps = progress(&pipeline, &models, &runtime, 0);
     let explanation =
@@ -33,7 +33,7 @@ fn text(explanation: &Explanation) -> String {
             mib(stage.weight_bytes)
         );
         match stage.shared_with.as_slice() {
-            [] => text.push_str("  shared with nobody in this pipeline\n"),
+            [] => text.push_str("  shared with no other user of this pipeline\n"),
             users => {
                 let _ = writeln!(text, "  shared with {}", users.join(", "));
             }

@@ -1,8 +1,8 @@
-//! `put` and `get`: tensors from and to files.
+//! `put` and `get`: read tensors from files, and write them to files.
 
 use super::{connect, of_file, print, print_json};
 use crate::args::{GetArgs, PutArgs};
-use crate::output::{Bytes, Told};
+use crate::output::{FileProgress, Tracked};
 use crate::table::{plain, shape};
 use cotensor::core::{DType, Error, ErrorKind, Kind, Result, size};
 use cotensor::store::{Lease, Retention, TensorStore};
@@ -15,7 +15,7 @@ use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The most tensors that one `get --all` takes.
+/// Maximum number of tensors of `get --all`.
 const LIST_MAX: usize = 10_000;
 
 #[derive(Serialize)]
@@ -66,7 +66,8 @@ pub(super) fn is_stream(file: &Path) -> bool {
 }
 
 fn dims(text: &str) -> Result<Vec<usize>> {
-    let invalid = |_| Error::invalid(format!("{text:?} is no list of whole numbers such as 2,768")).in_field("--shape");
+    let invalid =
+        |_| Error::invalid(format!("{text:?} is not a list of whole numbers such as 2,768")).in_field("--shape");
     let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
     parts.map(|part| part.parse().map_err(invalid)).collect()
 }
@@ -87,7 +88,7 @@ pub(crate) fn put(args: &PutArgs) -> Result<()> {
             let io = |error: std::io::Error| of_file("cannot open", &error, &args.file);
             let file = File::open(&args.file).map_err(io)?;
             let len = file.metadata().map_err(io)?.len();
-            Box::new(Told { file, bytes: Bytes::new(len, format!("reading {}", args.file.display())) })
+            Box::new(Tracked { file, progress: FileProgress::new(len, format!("reading {}", args.file.display())) })
         }
     };
     let in_file = |error: Error| if is_stream(&args.file) { error } else { error.in_file(&args.file) };
@@ -109,7 +110,7 @@ pub(crate) fn put(args: &PutArgs) -> Result<()> {
     report(tensors, args.client.json, false)
 }
 
-/// Which tensors of the file to publish, and as what.
+/// Selects the tensors of the file to publish, as (index, name).
 fn choose(args: &PutArgs, entries: &[Entry]) -> Result<Vec<(usize, String)>> {
     if args.all {
         let named = entries.iter().enumerate();
@@ -123,10 +124,10 @@ fn choose(args: &PutArgs, entries: &[Entry]) -> Result<Vec<(usize, String)>> {
         (Some(name), _) => entries
             .iter()
             .position(|entry| entry.name == *name)
-            .ok_or_else(|| Error::not_found(format!("{name:?} is none of its {}", names())).in_field("--tensor"))?,
+            .ok_or_else(|| Error::not_found(format!("{name:?} is not one of its {}", names())).in_field("--tensor"))?,
         (None, [_]) => 0,
         (None, _) => {
-            let message = format!("the file has {}: choose one, or publish all with --all", names());
+            let message = format!("the file has {}; select one, or publish all with --all", names());
             return Err(Error::invalid(message).in_field("--tensor"));
         }
     };
@@ -141,10 +142,12 @@ pub(crate) fn get(args: &GetArgs) -> Result<()> {
         None => Format::of(&args.file)?,
     };
     if args.client.json && stream {
-        return Err(Error::invalid("standard output holds the tensor already").in_field("--json"));
+        return Err(
+            Error::invalid("cannot be combined with `-`: standard output contains the tensor").in_field("--json")
+        );
     }
     if args.all && format != Format::Safetensors {
-        return Err(Error::invalid("only .safetensors files hold several tensors").in_field("--all"));
+        return Err(Error::invalid("only .safetensors files can contain several tensors").in_field("--all"));
     }
     let store = connect(&args.client, "cotensor get")?;
     let holder = store.holder("");
@@ -157,7 +160,9 @@ pub(crate) fn get(args: &GetArgs) -> Result<()> {
                 return Err(Error::not_found(format!("no tensor's name starts with {:?}", args.name)));
             }
             if found.left_off > 0 {
-                return Err(Error::invalid(format!("more than {LIST_MAX} tensors: take them in parts")));
+                return Err(Error::invalid(format!(
+                    "more than {LIST_MAX} tensors start with this name; use longer prefixes"
+                )));
             }
             let mut names: Vec<_> = found.tensors.into_iter().map(|tensor| tensor.spec.name).collect();
             names.dedup();
@@ -170,7 +175,7 @@ pub(crate) fn get(args: &GetArgs) -> Result<()> {
     report(leases.iter().map(Tensor::of).collect(), args.client.json, stream)
 }
 
-/// Writes until the reader has seen enough; what follows is nobody's.
+/// A writer that discards all further bytes once the reader closes the pipe.
 struct UntilClosed<W> {
     target: W,
     closed: bool,
@@ -200,19 +205,19 @@ fn name_in_file<'a>(lease: &'a Lease, args: &GetArgs) -> &'a str {
     rest.filter(|rest| !rest.is_empty()).unwrap_or(lease.name())
 }
 
-/// Writes tensors to `file`, or to standard output for `-`; the names are what a format that has names calls them.
+/// Writes tensors to `file`, or to standard output for `-`. The names are used by formats with names.
 pub(super) fn export(file: &Path, format: Format, tensors: &[(&str, &Lease)]) -> Result<()> {
     match is_stream(file) {
         true => write(&mut UntilClosed { target: std::io::stdout().lock(), closed: false }, format, tensors),
         false => {
             let len = tensors.iter().map(|(_, lease)| lease.layout().size_bytes() as u64).sum();
-            let bytes = Bytes::new(len, format!("writing {}", file.display()));
-            replace(file, |target| write(&mut Told { file: target, bytes }, format, tensors))
+            let progress = FileProgress::new(len, format!("writing {}", file.display()));
+            replace(file, |target| write(&mut Tracked { file: target, progress }, format, tensors))
         }
     }
 }
 
-/// Writes beside `path` and renames, so that nobody sees half a file; a pipe or a device is written as it is.
+/// Replaces `path` atomically: writes a temporary file beside it and renames that. Pipes and devices are written directly.
 fn replace(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> Result<()>) -> Result<()> {
     let io = |error: std::io::Error| of_file("cannot write", &error, path);
     if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {

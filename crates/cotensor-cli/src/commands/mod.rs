@@ -1,4 +1,4 @@
-//! One file per command.
+//! The commands, one file each.
 
 mod cache;
 mod call;
@@ -36,7 +36,7 @@ pub(crate) use top::top;
 
 use crate::args::{Cli, Client, Common};
 use crate::output::{Steps, printable, printable_json};
-use crate::silence;
+use crate::watchdog::{self, Watchdog};
 use clap::CommandFactory;
 use cotensor::Pipeline;
 use cotensor::core::{Error, ErrorKind, Result};
@@ -74,25 +74,25 @@ fn mib_to_bytes(mib: u64, argument: &str) -> Result<u64> {
     bytes.ok_or_else(|| Error::invalid(format!("{mib} MiB cannot be a budget")).in_field(argument))
 }
 
-/// The daemon's store; `name` is what it calls this process. Whoever waits for it longer than usual is told so.
+/// Connects to the daemon as a client called `name`. Reports on standard error when the daemon does not answer.
 fn connect(client: &Client, name: &str) -> Result<Arc<ClientStore>> {
-    let waiting = watch(client);
+    let watchdog = watch(client);
     let store = ClientStore::connect(client.socket.as_deref(), name)?;
-    waiting.for_good();
+    watchdog.keep();
     Ok(store)
 }
 
-fn watch(client: &Client) -> silence::Watch {
-    silence::watch(client.socket.clone().unwrap_or_else(cotensor_client::default_socket))
+fn watch(client: &Client) -> Watchdog {
+    watchdog::start(client.socket.clone().unwrap_or_else(cotensor_client::default_socket))
 }
 
-/// What is wrong in a pipeline, and in no other file that the error names, is wrong in its file.
+/// Adds the pipeline's file to an `Invalid` error.
 fn in_pipeline(error: Error, file: &Path) -> Error {
     if error.kind() == ErrorKind::Invalid { error.in_file(file) } else { error }
 }
 
-/// Opens each model folder that `pipeline` names, relative to `base`, once: all users of a folder run the same files, also
-/// while it is written. By the name that the pipeline has for it.
+/// Opens each model folder of `pipeline`, relative to `base`, once, so that all users of a folder run the same files even while
+/// they are written. The keys are the folder names in the pipeline.
 fn open_models(pipeline: &Pipeline, base: &Path, runtime: &Arc<Runtime>) -> Result<HashMap<String, Arc<Model>>> {
     let mut models = HashMap::new();
     for user in &pipeline.users {
@@ -103,11 +103,11 @@ fn open_models(pipeline: &Pipeline, base: &Path, runtime: &Arc<Runtime>) -> Resu
     Ok(models)
 }
 
-/// Shows progress over the stages of `models` that `pipeline` loads, as they load, and over `more` steps of the caller.
+/// Shows progress over the stages that `pipeline` loads, and over `more` steps of the caller.
 fn progress(pipeline: &Pipeline, models: &HashMap<String, Arc<Model>>, runtime: &Runtime, more: usize) -> Arc<Steps> {
     let mut stages = BTreeSet::new();
     for user in &pipeline.users {
-        // A wrong task is reported where it runs.
+        // An unknown task is reported when it is run.
         let Some(model) = models.get(&user.model) else { continue };
         let Ok(task) = model.family().task(&user.task) else { continue };
         let head = task.head.then(|| user.head.as_deref().unwrap_or("head"));
@@ -115,12 +115,12 @@ fn progress(pipeline: &Pipeline, models: &HashMap<String, Arc<Model>>, runtime: 
         stages.extend(roles.map(|role| (model.folder().to_path_buf(), role.to_owned())));
     }
     let steps = Arc::new(Steps::expecting((stages.len() + more) as u64));
-    let told = Arc::clone(&steps);
-    runtime.observe_loads(move |role, model| told.next(&format!("loading {role} of {model}")));
+    let progress = Arc::clone(&steps);
+    runtime.observe_loads(move |role, model| progress.next(&format!("loading {role} of {model}")));
     steps
 }
 
-/// An error of a file that the user named: one that may not be read or written is for the user to mend.
+/// An error of a file that the user named. Missing permissions are `Invalid`: the user can correct them.
 fn of_file(what: &str, error: &std::io::Error, file: &Path) -> Error {
     use std::io::ErrorKind::{AlreadyExists, PermissionDenied, ReadOnlyFilesystem};
     let found = Error::io(what, error).in_file(file);
@@ -130,12 +130,12 @@ fn of_file(what: &str, error: &std::io::Error, file: &Path) -> Error {
     }
 }
 
-/// Writes text for people to standard output.
+/// Writes text to standard output, with control characters escaped.
 fn print(text: &str) -> Result<()> {
     write_out(&printable(text))
 }
 
-/// Writes to standard output; a reader that went away ends the program quietly.
+/// Writes to standard output; a closed pipe is no error.
 fn write_out(text: &str) -> Result<()> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
@@ -144,7 +144,7 @@ fn write_out(text: &str) -> Result<()> {
     }
 }
 
-/// The completion script of a shell.
+/// Prints the completion script of a shell.
 pub(crate) fn completions(shell: clap_complete::Shell) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "cotensor", &mut script);

@@ -32,8 +32,11 @@ pub(crate) fn models(args: &ModelsArgs) -> Result<()> {
     }
     let mut text = format!("{:10} {:38} stages\n", "family", "kinds");
     for entry in &listing.families {
-        let stages =
-            if entry.stages.is_empty() { "open: known, cannot be run yet".to_owned() } else { entry.stages.join(", ") };
+        let stages = if entry.stages.is_empty() {
+            "planned: known, cannot be run yet".to_owned()
+        } else {
+            entry.stages.join(", ")
+        };
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{:10} {:38} {stages}", entry.family, entry.kinds.join(", "));
     }

@@ -13,14 +13,14 @@ use std::fmt::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Labels that are shown to people, of an answer that has many.
+/// Maximum number of labels printed per answer.
 const LABELS_SHOWN: usize = 5;
 
 #[derive(Serialize)]
 struct Report {
     pipeline: String,
     users: Vec<UserReport>,
-    /// Against a run in which every user opens and runs its own copy; only with --compare.
+    /// Largest difference from a run without sharing; only with --compare.
     #[serde(skip_serializing_if = "Option::is_none")]
     max_abs_diff: Option<f64>,
 }
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let runtime = match args.daemon {
         false => runtime(&args.common, args.sharing.config())?,
         true if args.sharing.is_given() => {
-            return Err(Error::invalid("what is shared is the daemon's to say: `cotensor serve --allowed-types …`")
+            return Err(Error::invalid("the daemon sets the sharing options: `cotensor serve --allowed-types …`")
                 .in_field("--daemon"));
         }
         true => {
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     if args.compare {
         let mut alone = Vec::new();
         for user in &pipeline.users {
-            steps.next(&format!("running {} with a copy of its own", user.name));
+            steps.next(&format!("running {} without sharing", user.name));
             let source = StageSource::Private(Arc::clone(runtime.engine()), FileMode::Read);
             let model = Model::open(&base.join(&user.model), source)?;
             alone.push(run_user(&model, user, &inputs, &runtime.store().holder(&user.name))?);
@@ -81,11 +81,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
 }
 
 /// # Errors
-/// `Engine` when a run without sharing gave other numbers.
+/// `Engine` when the outputs differ from a run without sharing.
 fn compared(difference: Option<f64>) -> Result<()> {
     match difference {
         Some(difference) if difference != 0.0 => {
-            let message = format!("outputs differ from those of an unshared run by up to {difference}");
+            let message = format!("outputs differ from an unshared run by up to {difference}");
             Err(Error::new(ErrorKind::Engine, message))
         }
         _ => Ok(()),
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn compared_outputs_that_differ_are_an_error() {
+    fn different_outputs_are_an_error() {
         assert!(compared(None).is_ok() && compared(Some(0.0)).is_ok());
         for difference in [1e-9, f64::INFINITY, f64::NAN] {
             assert_eq!(compared(Some(difference)).unwrap_err().kind(), ErrorKind::Engine, "{difference}");

@@ -8,9 +8,9 @@ use cotensor_inspect::scan::{Scan, ScanOptions, scan as scan_processes};
 use std::fmt::Write;
 use std::time::Duration;
 
-/// Characters of a command line that a table shows.
+/// Maximum length of a command line in a table.
 const COMMAND_CHARS: usize = 60;
-/// Processes that are listed.
+/// Maximum number of processes in the table.
 const PROCESSES_SHOWN: usize = 20;
 
 pub(crate) fn scan(args: &ScanArgs) -> Result<()> {
@@ -44,8 +44,8 @@ fn text(found: &Scan) -> String {
     // Writing to a string cannot fail.
     let _ = writeln!(
         text,
-        "{} in memory, of which {} held more than once:\n  {} that several processes each have their own copy of\n  {} that \
-         single processes have several times\nAs mapped by the processes it is {}; what they share already counts once.\n",
+        "{} of memory, {} of it duplicate:\n  {} in separate copies of several processes\n  {} in several copies within one \
+         process\nThe sum over the processes is {}; the first line counts shared memory once.\n",
         size(total.physical_bytes),
         size(total.duplicate_bytes),
         size(total.between_processes_bytes),
@@ -53,7 +53,7 @@ fn text(found: &Scan) -> String {
         size(total.mapped_bytes)
     );
     let right = &[true, true, true, true, true, true, false];
-    let header = ["pid", "in memory", "shared", "copied", "repeated", "swapped", "command"];
+    let header = ["pid", "memory", "shared", "duplicate", "repeated", "swapped", "command"];
     let mut processes = Table::new(right, &header);
     for process in found.processes.iter().take(PROCESSES_SHOWN) {
         processes.row([
@@ -68,22 +68,22 @@ fn text(found: &Scan) -> String {
     }
     let _ = writeln!(
         text,
-        "{}{}shared: mapped by another process too. copied: another process has its own copy.\n",
+        "{}{}shared: also mapped by another process. duplicate: another process has a separate copy. repeated: several copies within the process.\n",
         processes.text(),
         match found.processes.len().saturating_sub(PROCESSES_SHOWN) {
             0 => String::new(),
-            more => format!("and {more} more with less (--json lists all)\n"),
+            more => format!("and {more} more with fewer duplicates (--json lists all)\n"),
         }
     );
     if !found.pairs.is_empty() {
-        let mut pairs = Table::new(&[true, true, true], &["pid", "and pid", "both have"]);
+        let mut pairs = Table::new(&[true, true, true], &["pid", "other pid", "duplicate"]);
         for pair in &found.pairs {
             pairs.row([pair.pids.0.to_string(), pair.pids.1.to_string(), size(pair.duplicate_bytes)]);
         }
         let _ = writeln!(text, "{}", pairs.text());
     }
     if !found.ranges.is_empty() {
-        let mut ranges = Table::new(&[true, true, false], &["pid", "held twice", "where"]);
+        let mut ranges = Table::new(&[true, true, false], &["pid", "duplicate", "mapping"]);
         for range in &found.ranges {
             ranges.row([range.pid.to_string(), size(range.duplicate_bytes), plain(&range.name)]);
         }
@@ -92,7 +92,7 @@ fn text(found: &Scan) -> String {
     for unread in &found.unread {
         let bytes = unread.bytes.map_or_else(String::new, |bytes| format!("{} of ", size(bytes)));
         let whose = unread.pid.map_or_else(String::new, |pid| format!("process {pid}: "));
-        let _ = writeln!(text, "not looked at: {bytes}{whose}{}", plain(&unread.why));
+        let _ = writeln!(text, "not read: {bytes}{whose}{}", plain(&unread.reason));
     }
     for note in &found.notes {
         let _ = writeln!(text, "note: {}", plain(note));

@@ -13,18 +13,18 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// What a program that started the daemon wants to know.
+/// The JSON object that `--json` prints when clients can connect.
 #[derive(Serialize)]
 struct Started<'a> {
     socket: &'a Path,
-    /// The process to end to end the daemon: this one.
+    /// This process, which supervises the server. SIGTERM to it ends the daemon.
     pid: u32,
-    /// The one that serves; another takes its place should it die.
+    /// The server process; replaced when it dies.
     server: Option<u32>,
     epoch: u64,
     http: Option<SocketAddr>,
     token_file: Option<&'a Path>,
-    /// Tensors that a daemon before this one left.
+    /// Number of tensors taken over from a previous daemon.
     resumed: usize,
 }
 
@@ -58,7 +58,7 @@ pub(crate) fn serve(args: &ServeArgs, program: &Program) -> Result<()> {
     });
     let service = Service { config, http };
     let outcome = keeper::run_as(program.again()?, args.role, service, |ready| announce(&ready, args.json));
-    log.settle();
+    log.flush_queue();
     outcome
 }
 
@@ -72,7 +72,7 @@ fn announce(ready: &Ready<'_>, json: bool) {
         tracing::info!("HTTP clients need the token in {}", file.display());
     }
     if ready.resumed > 0 {
-        tracing::info!("{} tensors came from the daemon before", ready.resumed);
+        tracing::info!("took over {} tensors of the previous daemon", ready.resumed);
     }
     let started = Started {
         socket,
@@ -83,13 +83,13 @@ fn announce(ready: &Ready<'_>, json: bool) {
         token_file: ready.token_file.as_deref(),
         resumed: ready.resumed,
     };
-    // Whoever started the daemon may not be listening; the daemon serves all the same.
+    // A closed standard output does not stop the daemon.
     if json && let Err(error) = print_json(&started) {
         tracing::warn!("{error}");
     }
 }
 
-/// What is logged: a level, or a list of levels, of which those for a part of the program name it.
+/// Parses a log level, or a list of levels and `target=level` pairs.
 fn filter(text: &str) -> Result<Targets> {
     let levels = [
         ("off", LevelFilter::OFF),
@@ -103,7 +103,9 @@ fn filter(text: &str) -> Result<Targets> {
         let known = levels.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, level)| *level);
         known.ok_or_else(|| {
             let known = levels.map(|(known, _)| known).join(", ");
-            let message = format!("{name:?} is no level: {known}, or a list such as warn,cotensor_daemon=debug");
+            let message = format!(
+                "{name:?} is not a log level; levels are {known}, or a list such as warn,cotensor_daemon=debug"
+            );
             Error::invalid(message).in_field("--log")
         })
     };
@@ -117,7 +119,7 @@ fn filter(text: &str) -> Result<Targets> {
     Ok(targets)
 }
 
-/// `ADDRESS:PORT`, one of the two, or nothing: loopback, and the port of this rank.
+/// Parses `ADDRESS:PORT`, `ADDRESS`, `PORT` or an empty text. Defaults are loopback and the port of this rank.
 fn address(text: &str) -> Result<SocketAddr> {
     if let Ok(address) = text.parse() {
         return Ok(address);
@@ -128,7 +130,7 @@ fn address(text: &str) -> Result<SocketAddr> {
     let host: IpAddr = match text {
         "" => Ipv4Addr::LOCALHOST.into(),
         text => text.parse().map_err(|_| {
-            Error::invalid(format!("{text:?} is no address such as 127.0.0.1:2537")).in_field("--listen")
+            Error::invalid(format!("{text:?} is not an address such as 127.0.0.1:2537")).in_field("--listen")
         })?,
     };
     Ok((host, default_port()?).into())
@@ -139,12 +141,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn filters_are_levels_and_what_is_none_is_refused() {
+    fn log_filters_are_parsed_and_wrong_ones_refused() {
         for good in ["warn", "OFF", "warn,cotensor_daemon=debug", " cotensor_daemon = trace , info ", "info,"] {
             filter(good).unwrap();
         }
         let part = filter("cotensor_daemon=debug").unwrap();
-        assert_eq!(part.default_level(), Some(LevelFilter::INFO), "the rest stays as it is");
+        assert_eq!(part.default_level(), Some(LevelFilter::INFO), "other targets keep the default level");
         assert!(part.would_enable("cotensor_daemon::http", &tracing::Level::DEBUG));
         for wrong in ["nonsense", "loud", "", "info,cotensor_daemon", "cotensor_daemon=loud", "=", "5"] {
             let error = filter(wrong).unwrap_err();
@@ -154,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_may_leave_out_a_part() {
+    fn addresses_have_defaults() {
         assert_eq!(address("0.0.0.0:80").unwrap().to_string(), "0.0.0.0:80");
         assert_eq!(address("[::1]:80").unwrap().to_string(), "[::1]:80");
         assert_eq!(address("8080").unwrap().to_string(), "127.0.0.1:8080");

@@ -1,9 +1,8 @@
-//! `serve-models`: models as functions of the daemon, in a process of their own, so that an engine that fails takes no
-//! tensor with it.
+//! `serve-models`: offers models as functions, in a separate process, so that a failing engine cannot affect the daemon.
 
 use super::{connect, print_json};
 use crate::args::ServeModelsArgs;
-use crate::output::tell;
+use crate::output::report;
 use crate::signals;
 use cotensor::Runtime;
 use cotensor::core::Result;
@@ -14,7 +13,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use std::io::Read;
 use std::sync::Arc;
 
-/// What a program that started this wants to know.
+/// The JSON object that `--json` prints when the functions are registered.
 #[derive(Serialize)]
 struct Started {
     pid: u32,
@@ -33,9 +32,9 @@ pub(crate) fn serve_models(args: &ServeModelsArgs) -> Result<()> {
     if args.client.json {
         print_json(&Started { pid: std::process::id(), functions })?;
     } else {
-        tell(&format!("offering {}; SIGTERM or Ctrl-C ends it", functions.join(", ")));
+        report(&format!("offering {}; SIGTERM or Ctrl-C ends it", functions.join(", ")));
     }
-    // A signal's byte, or nothing any more: either is the end.
+    // Returns when a signal arrives or the socket fails.
     let _ = stop.read(&mut [0]);
     drop(provider);
     Ok(())

@@ -1,9 +1,9 @@
-//! `tasks`: what providers run, and have run.
+//! `tasks`: lists, waits for and cancels tasks of providers.
 
-use super::call::{mended, show};
+use super::call::{call_error, show};
 use super::{connect, print, print_json};
 use crate::args::TasksArgs;
-use crate::output::tell;
+use crate::output::report;
 use crate::table::{Table, duration, plain};
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor_client::ClientStore;
@@ -14,16 +14,16 @@ use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
 use std::fmt::Write;
 
-/// A task, as `--json` prints it.
+/// A task in the JSON output.
 #[derive(Serialize)]
 struct Shown {
     task: String,
     function: String,
     state: TaskState,
-    /// Who provides the function; only in lists.
+    /// The provider of the function; only in lists.
     #[serde(skip_serializing_if = "Option::is_none")]
     provider: Option<String>,
-    /// Who submitted it.
+    /// The client that submitted the task.
     client: String,
     age_s: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -55,7 +55,7 @@ struct Listing {
     left_off: usize,
 }
 
-/// A task's name: its provider's life and its number there.
+/// The name of a task: the epoch of its provider, and its number.
 fn name(epoch: u64, number: u64) -> String {
     format!("{epoch:x}-{number}")
 }
@@ -64,10 +64,10 @@ fn parse(task: &str) -> Result<(u64, u64)> {
     let parts = task
         .split_once('-')
         .and_then(|(epoch, number)| Some((u64::from_str_radix(epoch, 16).ok()?, number.parse().ok()?)));
-    parts.ok_or_else(|| Error::invalid(format!("{task:?} is no task such as 1a2b3c-7")).in_field("TASK"))
+    parts.ok_or_else(|| Error::invalid(format!("{task:?} is not a task name such as 1a2b3c-7")).in_field("TASK"))
 }
 
-/// Prints the name of a task that was taken on.
+/// Prints the name of a submitted task.
 pub(super) fn submitted(task: &Task, function: &str, as_json: bool) -> Result<()> {
     let name = name(task.epoch(), task.number());
     if as_json { print_json(&json!({"task": name, "function": function})) } else { print(&format!("{name}\n")) }
@@ -77,19 +77,19 @@ pub(crate) fn tasks(args: &TasksArgs) -> Result<()> {
     let store = connect(&args.client, "cotensor tasks")?;
     let Some(named) = &args.task else { return list(args, &store) };
     let (epoch, number) = parse(named)?;
-    let task = Functions::new(store).task(epoch, number).map_err(|error| mended(error, named))?;
+    let task = Functions::new(store).task(epoch, number).map_err(|error| call_error(error, named))?;
     let info = match (args.cancel, args.wait) {
         (true, _) => cancel(&task, named),
         (false, true) => task.wait(args.timeout),
         (false, false) => task.status(),
     };
-    let info = info.map_err(|error| mended(error, named))?;
+    let info = info.map_err(|error| call_error(error, named))?;
     let state = info.state;
     if args.wait && !state.is_final() {
         return Err(Error::new(ErrorKind::TimedOut, format!("still {}", state.name())).in_field(named));
     }
     if args.result {
-        let value = task.result().map_err(|error| mended(error, named))?;
+        let value = task.result().map_err(|error| call_error(error, named))?;
         let about = json!({"task": named, "function": info.function});
         let about = match about {
             Json::Object(about) => about,
@@ -103,7 +103,7 @@ pub(crate) fn tasks(args: &TasksArgs) -> Result<()> {
         print_json(&shown)?;
     } else {
         if args.wait {
-            // It is the error of the command.
+            // Reported as the command's error instead.
             shown.error = None;
         }
         let mut table = Table::new(&[], &["task", named]);
@@ -120,12 +120,12 @@ pub(crate) fn tasks(args: &TasksArgs) -> Result<()> {
     Ok(())
 }
 
-/// Cancels a task, and says so where it had ended before.
+/// Cancels a task; prints a notice when it had already ended.
 fn cancel(task: &Task, named: &str) -> Result<TaskInfo, CallError> {
     let before = task.status()?;
     let info = task.cancel()?;
     if before.state.is_final() {
-        tell(&format!("notice: task {named} was {} already; nothing was cancelled", before.state.name()));
+        report(&format!("notice: task {named} was already {}; nothing was cancelled", before.state.name()));
     }
     Ok(info)
 }
@@ -136,7 +136,7 @@ fn list(args: &TasksArgs, store: &ClientStore) -> Result<()> {
     for found in store.ask::<ListAllTasks>(&wanted)?.providers {
         let (epoch, client) = (found.provider.epoch, found.provider.client);
         if let Some(error) = found.error {
-            tell(&format!("notice: {}: {}", plain(&client), plain(&error)));
+            report(&format!("notice: {}: {}", plain(&client), plain(&error)));
         }
         let shown = found.tasks.into_iter().map(|info| Shown::new(epoch, info, Some(client.clone())));
         listing.tasks.extend(shown);
@@ -151,7 +151,7 @@ fn list(args: &TasksArgs, store: &ClientStore) -> Result<()> {
     let mut text = table.text();
     if listing.left_off > 0 {
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "and {} more: give a --state or a higher --limit", listing.left_off);
+        let _ = writeln!(text, "and {} more; use --state or a higher --limit", listing.left_off);
     }
     print(&text)
 }
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_tasks_are_read_again() {
+    fn task_names_round_trip() {
         assert_eq!(parse(&name((1 << 53) - 1, 7)).unwrap(), ((1 << 53) - 1, 7));
         for wrong in ["", "7", "-", "x-7", "1a-", "1a-b", "1a-7-7"] {
             assert_eq!(parse(wrong).unwrap_err().field(), Some("TASK"), "{wrong}");

@@ -1,4 +1,4 @@
-//! What the daemon has, and who uses it.
+//! `ls`, `stat`, `who` and `rm`: tensors of the daemon, their versions and holders.
 
 use super::{connect, print, print_json};
 use crate::args::{Client, LsArgs, RmArgs, StatArgs, WhoArgs};
@@ -13,7 +13,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// One version of a tensor, as `--json` prints it.
+/// One version of a tensor in the JSON output.
 #[derive(Serialize)]
 struct Tensor {
     name: String,
@@ -24,15 +24,15 @@ struct Tensor {
     kind: String,
     producer: String,
     device: String,
-    /// Whether it stays when nobody holds it.
+    /// Whether the tensor stays when its last lease ends.
     cached: bool,
     age_s: f64,
     hits: u64,
     /// Leases by holder.
     holders: BTreeMap<String, u32>,
-    /// What it is to its name.
+    /// State of this version.
     state: TensorState,
-    /// Why it cannot be read any more, if it was spilled and its file is gone or damaged.
+    /// Why a spilled tensor cannot be read: its file is missing or damaged.
     #[serde(skip_serializing_if = "Option::is_none")]
     lost: Option<String>,
 }
@@ -85,7 +85,7 @@ pub(crate) fn ls(args: &LsArgs) -> Result<()> {
     let mut text = table.text();
     if listing.left_off > 0 {
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "and {} more: give a prefix or a higher --limit", listing.left_off);
+        let _ = writeln!(text, "and {} more; use a prefix or a higher --limit", listing.left_off);
     }
     print(&text)
 }
@@ -93,7 +93,7 @@ pub(crate) fn ls(args: &LsArgs) -> Result<()> {
 #[derive(Serialize)]
 struct Versions {
     name: String,
-    /// Those that live, newest first.
+    /// Existing versions, newest first.
     versions: Vec<Tensor>,
 }
 
@@ -102,7 +102,7 @@ struct Named {
     tensors: Vec<Versions>,
 }
 
-/// The versions of each name, and the names that no tensor has.
+/// The versions of each name, and the names without a tensor.
 fn versions<'a>(store: &ClientStore, names: &'a [String]) -> Result<(Named, Vec<&'a str>)> {
     let (mut tensors, mut missing) = (Vec::new(), Vec::new());
     for name in names {
@@ -118,16 +118,16 @@ fn versions<'a>(store: &ClientStore, names: &'a [String]) -> Result<(Named, Vec<
     Ok((Named { tensors }, missing))
 }
 
-/// What is said once all that is there was dealt with.
-fn without(missing: &[&str]) -> Result<()> {
+/// The error for missing names, reported after the existing ones are processed.
+fn not_found(missing: &[&str]) -> Result<()> {
     if missing.is_empty() {
         return Ok(());
     }
     let missing: Vec<String> = missing.iter().map(|name| format!("{name:?}")).collect();
-    Err(Error::not_found(format!("no tensor is named {}", missing.join(", "))))
+    Err(Error::not_found(format!("no tensor is named {}; `cotensor ls` lists names", missing.join(", "))))
 }
 
-/// Prints what was found of names, as JSON or as `text` has it.
+/// Prints the existing versions of `names`, as JSON or by `text`.
 fn show(client: &Client, command: &str, names: &[String], text: impl FnOnce(&Named) -> String) -> Result<()> {
     let (found, missing) = versions(&*connect(client, command)?, names)?;
     match (found.tensors.is_empty(), client.json) {
@@ -135,7 +135,7 @@ fn show(client: &Client, command: &str, names: &[String], text: impl FnOnce(&Nam
         (false, true) => print_json(&found)?,
         (false, false) => print(&text(&found))?,
     }
-    without(&missing)
+    not_found(&missing)
 }
 
 pub(crate) fn who(args: &WhoArgs) -> Result<()> {
@@ -155,10 +155,10 @@ fn holders(found: &Named) -> String {
         tensor.holders.iter().for_each(|(holder, leases)| row(plain(holder), *leases));
         if tensor.holders.is_empty() {
             let kept = match (&tensor.lost, tensor.state) {
-                (Some(why), _) => format!("nobody; lost: {}", plain(why)),
-                (None, TensorState::Published) => "nobody; kept until its memory is wanted".to_owned(),
-                (None, TensorState::Spilled) => "nobody; spilled to disk".to_owned(),
-                (None, TensorState::Superseded | TensorState::Removed) => "nobody; about to be freed".to_owned(),
+                (Some(why), _) => format!("no lease; lost: {}", plain(why)),
+                (None, TensorState::Published) => "no lease; kept until it is evicted".to_owned(),
+                (None, TensorState::Spilled) => "no lease; spilled to disk".to_owned(),
+                (None, TensorState::Superseded | TensorState::Removed) => "no lease; about to be freed".to_owned(),
             };
             row(kept, 0);
         }
@@ -195,7 +195,7 @@ fn described(found: &Named) -> String {
 fn describe(tensor: &Tensor, text: &mut String) {
     let _ = writeln!(
         text,
-        "version {}, {}: {} {}, {} ({} bytes) on {}\n  kind {}, made by {}, {} ago\n  {} lookups found it, {} leases, {}",
+        "version {}, {}: {} {}, {} ({} bytes) on {}\n  kind {}, produced by {}, {} ago\n  {} hits, {} leases, {}",
         tensor.version,
         tensor.state_name(),
         tensor.dtype,
@@ -209,9 +209,9 @@ fn describe(tensor: &Tensor, text: &mut String) {
         tensor.hits,
         tensor.holders.values().sum::<u32>(),
         match (&tensor.lost, tensor.state, tensor.cached) {
-            (Some(why), ..) => format!("lost, publish it again: {}", plain(why)),
-            (None, TensorState::Spilled, _) => "spilled to disk until somebody asks for it".to_owned(),
-            (None, TensorState::Published, true) => "kept until its memory is wanted".to_owned(),
+            (Some(why), ..) => format!("lost ({}); publish it again", plain(why)),
+            (None, TensorState::Spilled, _) => "spilled to disk until the next lookup".to_owned(),
+            (None, TensorState::Published, true) => "kept until it is evicted".to_owned(),
             _ => "freed with its last lease".to_owned(),
         },
     );
@@ -229,17 +229,17 @@ fn stat_daemon(args: &StatArgs) -> Result<()> {
     let mut table = Table::new(&[], &["daemon", &daemon.version]);
     let mut row = |what: &str, value: String| table.row([what.to_owned(), value]);
     row("tensors", stats.total_tensors.to_string());
-    row("spilled now", format!("{} ({})", stats.spilled_now, size(stats.spilled_now_bytes)));
+    row("spilled tensors", format!("{} ({})", stats.spilled_now, size(stats.spilled_now_bytes)));
     row("holders", stats.total_models.to_string());
     row("memory", size(stats.memory_usage_bytes));
-    row("memory of names and leases", size(stats.metadata_bytes));
-    row("budget for both", budget(stats));
-    row("what follows counts since", format!("{} ago, when this server began", duration(stats.counted_seconds)));
-    row("most memory so far", size(stats.peak_memory_bytes));
-    row("lookups that found", format!("{} ({:.1} %)", stats.cache_hits, 100.0 * stats.hit_rate));
-    row("lookups that did not", stats.cache_misses.to_string());
-    row("evicted", format!("{} ({})", stats.evictions, size(stats.evicted_bytes)));
-    row("spilled", format!("{} ({}), {} came back", stats.spills, size(stats.spilled_bytes), stats.restores));
+    row("memory of metadata", size(stats.metadata_bytes));
+    row("memory budget", budget(stats));
+    row("counters start", format!("{} ago, with this server", duration(stats.counted_seconds)));
+    row("peak memory", size(stats.peak_memory_bytes));
+    row("hits", format!("{} ({:.1} %)", stats.cache_hits, 100.0 * stats.hit_rate));
+    row("misses", stats.cache_misses.to_string());
+    row("evictions", format!("{} ({})", stats.evictions, size(stats.evicted_bytes)));
+    row("spills", format!("{} ({}), {} read back", stats.spills, size(stats.spilled_bytes), stats.restores));
     for copy in &stats.copies {
         row(&format!("copies: {}", copy.reason), format!("{} ({})", copy.count, size(copy.bytes)));
     }
@@ -254,7 +254,7 @@ pub(super) fn budget(stats: &Stats) -> String {
 #[derive(Serialize)]
 struct Removed<'a> {
     removed: Vec<&'a str>,
-    /// Those that no tensor has.
+    /// Names without a tensor.
     missing: Vec<&'a str>,
 }
 
@@ -264,7 +264,7 @@ pub(crate) fn rm(args: &RmArgs) -> Result<()> {
     for name in &args.names {
         match store.remove(name) {
             Ok(()) => outcome.removed.push(name),
-            // The others are to be gone all the same.
+            // Continues, so that the other names are removed.
             Err(error) if error.kind() == ErrorKind::NotFound => outcome.missing.push(name),
             Err(error) => return Err(error),
         }
@@ -272,5 +272,5 @@ pub(crate) fn rm(args: &RmArgs) -> Result<()> {
     if args.client.json {
         print_json(&outcome)?;
     }
-    without(&outcome.missing)
+    not_found(&outcome.missing)
 }

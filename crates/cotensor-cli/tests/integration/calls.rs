@@ -115,7 +115,7 @@ fn arguments_are_json_text_tensors_and_files() {
 #[test]
 fn results_are_written_and_errors_say_what_to_do() {
     let daemon = Daemon::start(&[]);
-    daemon.refuses(&["call", "f"], 2, &["nobody provides any"]);
+    daemon.refuses(&["call", "f"], 2, &["no process offers functions"]);
     let provider = provider(&daemon);
     fs::write(daemon.path("x.bin"), [1, 2, 3]).unwrap();
     daemon.ok(&["put", "x", "x.bin", "--dtype", "uint8", "--shape", "3"]);
@@ -134,7 +134,7 @@ fn results_are_written_and_errors_say_what_to_do() {
     daemon.refuses(&["call", "echo", "@x", "@y", "--output", "z.npy"], 2, &["safetensors"]);
     assert!(!daemon.path("z.npy").exists());
     let object = daemon.run(&["call", "thing"]);
-    assert!(text(object.stdout).contains("$object") && text(object.stderr).contains("given back"));
+    assert!(text(object.stdout).contains("$object") && text(object.stderr).contains("released"));
 
     let listing = daemon.json(&["call", "--list", "e"]);
     let function = &listing["functions"][0];
@@ -145,7 +145,7 @@ fn results_are_written_and_errors_say_what_to_do() {
     );
     let table = text(daemon.ok(&["call", "--list"]));
     assert!(
-        table.contains("Gives its arguments back.") && table.contains("a task") && table.lines().count() == 8,
+        table.contains("Gives its arguments back.") && table.contains("task") && table.lines().count() == 8,
         "{table}"
     );
     daemon.refuses(&["call", "ecko"], 2, &["ecko", "did you mean echo?"]);
@@ -180,7 +180,7 @@ fn tasks_are_submitted_listed_waited_for_and_cancelled() {
     let both = text(waited.stdout) + &text(waited.stderr);
     assert_eq!(both.matches("no such luck").count(), 1, "a failure is printed once: {both}");
     let cancelled = daemon.run(&["tasks", &twice, "--cancel"]);
-    assert!(text(cancelled.stderr).contains("completed already; nothing was cancelled"));
+    assert!(text(cancelled.stderr).contains("already completed; nothing was cancelled"));
     daemon.refuses(&["tasks", failing, "--result"], 1, &["ValueError"]);
     let forever = submit(&["forever"]);
     let state = |task: &str| daemon.json(&["tasks", task])["state"].as_str().unwrap().to_owned();

@@ -121,7 +121,7 @@ fn versions_holders_and_removal_are_shown() {
     let stat = &stat["tensors"][0];
     assert_eq!((&stat["name"], &stat["versions"][0]["version"]), (&json!("x"), &json!(2)));
     assert_eq!((&stat["versions"][0]["cached"], &stat["versions"][0]["bytes"]), (&json!(true), &json!(2)));
-    assert!(String::from_utf8(daemon.ok(&["who", "x"])).unwrap().contains("nobody"));
+    assert!(String::from_utf8(daemon.ok(&["who", "x"])).unwrap().contains("no lease; kept"));
 
     let store = cotensor_client::ClientStore::connect(Some(&daemon.socket()), "reader").unwrap();
     let lease = cotensor::TensorStore::get(&*store, "x", &cotensor::TensorStore::holder(&*store, "the test")).unwrap();
@@ -140,7 +140,10 @@ fn versions_holders_and_removal_are_shown() {
     daemon.refuses(&["get", "x", "-"], 2, &["x"]);
     assert_eq!(lease.bytes().unwrap(), [3, 4], "whoever holds it keeps it");
     let state = |printed: &serde_json::Value| printed["tensors"][0]["state"].clone();
-    assert_eq!((state(&daemon.json(&["ls"])), state(&daemon.json(&["top"]))), (json!("removed"), json!("removed")));
+    assert_eq!(
+        (state(&daemon.json(&["ls"])), state(&daemon.json(&["top"]))),
+        (json!("removed"), json!("removed"))
+    );
     assert_eq!(daemon.json(&["stat", "x"])["tensors"][0]["versions"][0]["state"], "removed");
     for command in [&["ls"][..], &["stat", "x"], &["who", "x"], &["top"]] {
         let printed = String::from_utf8(daemon.ok(command)).unwrap();
@@ -244,7 +247,7 @@ fn what_does_not_fit_is_spilled_where_that_is_wanted() {
     let stats = &daemon.json(&["stat"])["stats"];
     assert_eq!((&stats["spilled_now"], &stats["spilled_now_bytes"]), (&json!(2), &json!(2 << 20)));
     let stat = String::from_utf8(daemon.ok(&["stat"])).unwrap();
-    assert!(stat.contains("spilled now") && stat.contains("counts since"), "{stat}");
+    assert!(stat.contains("spilled tensors") && stat.contains("counters start"), "{stat}");
     for command in ["stat", "who"] {
         assert_eq!(daemon.json(&[command, "t0"])["tensors"][0]["versions"][0]["state"], "spilled");
         assert!(String::from_utf8(daemon.ok(&[command, "t0"])).unwrap().contains("spilled to disk"), "{command}");
@@ -272,7 +275,7 @@ fn whoever_waits_for_a_daemon_that_stands_still_is_told() {
     let mut said = String::new();
     BufReader::new(waiting.stderr.take().unwrap()).read_line(&mut said).unwrap();
     signal("-CONT");
-    assert!(said.contains("cotensor.sock: the daemon does not answer"), "{said}");
+    assert!(said.contains("cotensor.sock: the daemon has not answered"), "{said}");
     assert!(waiting.wait().unwrap().success(), "it waits on");
 }
 
@@ -309,7 +312,7 @@ fn a_takeover_counts_every_tensor_once() {
     until("it tells the counts", || {
         told().contains("4 tensors were taken over: 2 current, 1 removed or superseded, 1 spilled, 0 lost")
     });
-    until("it is ready", || told().contains("4 tensors came from the daemon before"));
+    until("it is ready", || told().contains("took over 4 tensors of the previous daemon"));
     drop(leased);
     assert!(Command::new("kill").arg(heir.id().to_string()).status().unwrap().success());
     assert!(heir.wait().unwrap().success());
@@ -374,17 +377,17 @@ fn a_token_file_is_its_owners_alone() {
 #[test]
 fn the_doctor_finds_the_daemon_and_says_what_is_broken() {
     let mut daemon = Daemon::start(&[]);
-    let state = |diagnosis: &serde_json::Value, name: &str| {
+    let severity = |diagnosis: &serde_json::Value, name: &str| {
         let findings = diagnosis["findings"].as_array().unwrap();
-        findings.iter().find(|finding| finding["name"] == name).unwrap()["state"].clone()
+        findings.iter().find(|finding| finding["name"] == name).unwrap()["severity"].clone()
     };
     let diagnosis = daemon.json(&["doctor"]);
-    assert_eq!([state(&diagnosis, "daemon"), state(&diagnosis, "sealed memory")], ["ok", "ok"]);
+    assert_eq!([severity(&diagnosis, "daemon"), severity(&diagnosis, "sealed memory")], ["ok", "ok"]);
     assert_eq!(diagnosis["broken"], false);
     assert_eq!(daemon.signal("-TERM"), Some(0));
-    assert_eq!(state(&daemon.json(&["doctor"]), "daemon"), "note");
+    assert_eq!(severity(&daemon.json(&["doctor"]), "daemon"), "note");
     fs::write(daemon.socket(), "in the way").unwrap();
-    daemon.refuses(&["doctor"], 1, &["does not work"]);
+    daemon.refuses(&["doctor"], 1, &["a check failed"]);
 }
 
 #[test]
@@ -412,7 +415,7 @@ fn a_scan_finds_what_two_processes_hold() {
     assert_eq!(found["pairs"][0]["pids"].as_array().unwrap().len(), 2);
     assert!(found["ranges"][0]["name"].as_str().unwrap().contains("memfd"), "{found}");
     let text = String::from_utf8(daemon.ok(&arguments)).unwrap();
-    assert!(text.contains("held more than once") && text.contains(&pids[1]), "{text}");
+    assert!(text.contains("of it duplicate") && text.contains(&pids[1]), "{text}");
     for child in &mut waiting {
         child.stdin.take().unwrap().write_all(&[0]).unwrap();
         assert!(child.wait().unwrap().success());

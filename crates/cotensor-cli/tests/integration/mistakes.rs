@@ -23,7 +23,7 @@ fn of_several_names_those_that_are_there_are_dealt_with() {
         let (shown, complaint) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
         assert_eq!(output.status.code(), Some(2));
         assert!(shown.contains('a') && shown.contains('b') && !shown.contains("none"), "{shown}");
-        assert_eq!(complaint, "error: no tensor is named \"none\", \"\\u{1b}[2J\"\n");
+        assert_eq!(complaint, "error: no tensor is named \"none\", \"\\u{1b}[2J\"; `cotensor ls` lists names\n");
     }
     let output = daemon.run(&["rm", "a", "none", "b", "--json"]);
     assert_eq!(output.status.code(), Some(2));

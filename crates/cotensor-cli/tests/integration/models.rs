@@ -112,7 +112,7 @@ fn processes_that_start_together_compute_once() {
 #[test]
 fn a_model_that_one_process_serves_others_run() {
     let daemon = daemon_with_bert();
-    daemon.refuses(&["call", "model.run"], 2, &["nobody provides"]);
+    daemon.refuses(&["call", "model.run"], 2, &["not found"]);
     // A call that waits is there before the function is.
     let waits = ["call", "--wait", "60", "model.stage", "model=bert", "role=encoder"];
     let waiting = daemon.command(&waits).stderr(Stdio::piped()).spawn().unwrap();
@@ -147,5 +147,5 @@ fn a_model_that_one_process_serves_others_run() {
     assert_eq!(String::from_utf8_lossy(&refused.stderr).lines().count(), 1, "{refused:?}");
     daemon.refuses(&["serve-models"], 2, &["model.", "provided by models["]);
     serving.end();
-    daemon.refuses(&["call", "model.run"], 2, &["nobody provides"]);
+    daemon.refuses(&["call", "model.run"], 2, &["not found"]);
 }

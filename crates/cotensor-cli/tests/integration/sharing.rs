@@ -28,7 +28,7 @@ fn the_budget_is_shown() {
     let daemon = Daemon::start(&["--max-memory", "64"]);
     assert_eq!(daemon.json(&["stat"])["stats"]["max_memory_bytes"], 64 << 20);
     let text = String::from_utf8(daemon.ok(&["stat"])).unwrap();
-    assert!(text.lines().any(|line| line.starts_with("budget for both") && line.ends_with("64.0 MiB")), "{text}");
+    assert!(text.lines().any(|line| line.starts_with("memory budget") && line.ends_with("64.0 MiB")), "{text}");
     let top = String::from_utf8(daemon.ok(&["top"])).unwrap();
     assert!(top.contains("budget 64.0 MiB"), "{top}");
     assert_eq!(daemon.json(&["top"])["stats"]["max_memory_bytes"], 64 << 20);

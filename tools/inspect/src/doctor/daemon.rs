@@ -1,6 +1,6 @@
-//! The daemon at a socket.
+//! Checks the daemon at a socket.
 
-use super::{Finding, State};
+use super::finding::{Finding, Severity};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::{Empty, Hello, HelloParams, PROTOCOL, Ping};
 use cotensor_core::{ErrorKind, Result};
@@ -8,33 +8,35 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::time::Instant;
 
-/// The longest path of a Unix socket, in bytes (`sun_path`, which ends with a zero).
+/// Maximum length of a Unix socket's path, in bytes (`sun_path` without its final zero).
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 const PINGS: usize = 100;
 
-pub(super) fn look(socket: &Path) -> Vec<Finding> {
+pub(super) fn check(socket: &Path) -> Vec<Finding> {
     let mut findings = vec![path(socket)];
     let found = std::fs::symlink_metadata(socket);
     findings.push(match found {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            Finding::new("daemon", State::Note, "none runs", "`cotensor serve` starts one")
+            Finding::new("daemon", Severity::Note, "not running", "`cotensor serve` starts it")
         }
-        Err(error) => Finding::new("daemon", State::Broken, error.to_string(), "the socket cannot be looked at"),
+        Err(error) => Finding::new("daemon", Severity::Broken, error.to_string(), "the socket is not accessible"),
         Ok(found) if !found.file_type().is_socket() => {
-            let why = "something else lies where the socket belongs; a daemon will not remove it";
-            Finding::new("daemon", State::Broken, "no socket", why)
+            let advice = "another file has the path of the socket, and the daemon does not remove it";
+            Finding::new("daemon", Severity::Broken, "not a socket", advice)
         }
         Ok(found) if found.uid() != rustix::process::geteuid().as_raw() => {
-            let why = "the socket is another user's: choose another place with --socket";
-            Finding::new("daemon", State::Broken, format!("belongs to user {}", found.uid()), why)
+            let advice = "the socket belongs to another user; choose another path by --socket";
+            Finding::new("daemon", Severity::Broken, format!("owned by user {}", found.uid()), advice)
         }
-        Ok(_) => match ask(socket) {
+        Ok(_) => match ping(socket) {
             Ok(value) => Finding::ok("daemon", value),
             Err(error) if error.kind() == ErrorKind::Unreachable => {
-                let why = "a daemon that was killed left its socket; the next `cotensor serve` replaces it";
-                Finding::new("daemon", State::Note, "none runs", why)
+                let advice = "the socket is left from a killed daemon; the next `cotensor serve` replaces it";
+                Finding::new("daemon", Severity::Note, "not running", advice)
             }
-            Err(error) => Finding::new("daemon", State::Broken, error.to_string(), "it does not answer as it should"),
+            Err(error) => {
+                Finding::new("daemon", Severity::Broken, error.to_string(), "the daemon does not answer correctly")
+            }
         },
     });
     findings
@@ -44,15 +46,15 @@ fn path(socket: &Path) -> Finding {
     let value = socket.display().to_string();
     match socket.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
         true => {
-            let why = format!("a Unix socket's path has at most {SOCKET_PATH_BYTES_MAX} bytes");
-            Finding::new("socket", State::Broken, value, why)
+            let advice = format!("the path of a Unix socket has at most {SOCKET_PATH_BYTES_MAX} bytes");
+            Finding::new("socket", Severity::Broken, value, advice)
         }
         false => Finding::ok("socket", value),
     }
 }
 
-/// Connects, and times an answer.
-fn ask(socket: &Path) -> Result<String> {
+/// Connects, and measures the median time of a ping.
+fn ping(socket: &Path) -> Result<String> {
     let store = ClientStore::connect(Some(socket), "cotensor doctor")?;
     let params = HelloParams { protocol: PROTOCOL, client: String::new(), resume: None };
     let hello = store.ask::<Hello>(&params)?;
@@ -64,5 +66,5 @@ fn ask(socket: &Path) -> Result<String> {
     }
     times.sort_unstable();
     let median = times[PINGS / 2].as_micros();
-    Ok(format!("version {}, protocol {}, answers in {median} µs", hello.version, hello.protocol))
+    Ok(format!("version {}, protocol {}, ping {median} µs", hello.version, hello.protocol))
 }

@@ -1,21 +1,21 @@
-//! The kernel and its limits.
+//! Checks the kernel and its limits.
 
-use super::{Finding, State, mib, number, read};
+use super::finding::{Finding, Severity};
 use cotensor_memory::process;
 use rustix::process::{Resource, getrlimit};
 
-/// `MADV_COLLAPSE`, which makes huge pages of shared memory, came with 6.1.
+/// First kernel with `MADV_COLLAPSE`, which backs shared memory by huge pages.
 const COLLAPSE_MIN: (u32, u32) = (6, 1);
-/// `F_SEAL_FUTURE_WRITE` came with 5.1.
+/// First kernel with `F_SEAL_FUTURE_WRITE`.
 const KERNEL_MIN: (u32, u32) = (5, 1);
-/// Fewer descriptors run out where large tensors are many: each is one.
+/// Recommended minimum of descriptors: each large tensor takes one.
 const DESCRIPTORS_MIN: u64 = 4096;
-/// The kernel's default.
+/// The kernel's default limit.
 const MAPPINGS_MIN: u64 = 65_530;
-/// Less is soon full.
+/// Recommended minimum of available memory.
 const MEMORY_MIN_BYTES: u64 = 1 << 30;
 
-pub(super) fn look() -> Vec<Finding> {
+pub(super) fn check() -> Vec<Finding> {
     let mut findings = vec![kernel(), descriptors(), mappings()];
     findings.extend(overcommit());
     findings.extend(huge_pages());
@@ -26,15 +26,21 @@ pub(super) fn look() -> Vec<Finding> {
 }
 
 fn kernel() -> Finding {
-    let release = read("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let release = read_file("/proc/sys/kernel/osrelease").unwrap_or_default();
     match version(&release) {
         Some(found) if found >= KERNEL_MIN => Finding::ok("kernel", release),
-        Some(_) => {
-            Finding::new("kernel", State::Broken, release, "slabs need F_SEAL_FUTURE_WRITE, which came with Linux 5.1")
-        }
-        None => {
-            Finding::new("kernel", State::Note, release, "its version cannot be read; what it can do is tried below")
-        }
+        Some(_) => Finding::new(
+            "kernel",
+            Severity::Broken,
+            release,
+            "slabs need F_SEAL_FUTURE_WRITE, which requires Linux 5.1",
+        ),
+        None => Finding::new(
+            "kernel",
+            Severity::Note,
+            release,
+            "the version cannot be parsed; the checks below test the features",
+        ),
     }
 }
 
@@ -46,13 +52,13 @@ fn version(release: &str) -> Option<(u32, u32)> {
 fn descriptors() -> Finding {
     let limit = getrlimit(Resource::Nofile);
     let text = |limit: Option<u64>| limit.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string());
-    let value = format!("{} (at most {})", text(limit.current), text(limit.maximum));
+    let value = format!("{} (hard limit {})", text(limit.current), text(limit.maximum));
     match limit.current {
         Some(few) if few < DESCRIPTORS_MIN => Finding::new(
             "descriptors",
-            State::Slow,
+            Severity::Slow,
             value,
-            "every tensor above 256 KiB is one, in the daemon and in each client that has it open: raise `ulimit -n`, or \
+            "every tensor above 256 KiB takes one, in the daemon and in each client that has it open; raise `ulimit -n`, or \
              LimitNOFILE in the daemon's unit",
         ),
         _ => Finding::ok("descriptors", value),
@@ -63,12 +69,12 @@ fn mappings() -> Finding {
     match number("/proc/sys/vm/max_map_count") {
         Some(few) if few < MAPPINGS_MIN => Finding::new(
             "mappings",
-            State::Slow,
+            Severity::Slow,
             few.to_string(),
-            "every tensor above 256 KiB that a process has open is one: raise /proc/sys/vm/max_map_count",
+            "a process needs one for every open tensor above 256 KiB; raise /proc/sys/vm/max_map_count",
         ),
         Some(count) => Finding::ok("mappings", count.to_string()),
-        None => Finding::new("mappings", State::Note, "unknown", "/proc/sys/vm/max_map_count cannot be read"),
+        None => Finding::new("mappings", Severity::Note, "unknown", "/proc/sys/vm/max_map_count cannot be read"),
     }
 }
 
@@ -79,9 +85,9 @@ fn overcommit() -> Option<Finding> {
     Some(match mode {
         2 => Finding::new(
             "overcommit",
-            State::Note,
+            Severity::Note,
             format!("2 (strict){swappiness}"),
-            "shared memory counts against the commit limit when it is made: publishing can fail while memory is free",
+            "shared memory counts against the commit limit at its creation; publishing can fail while memory is free",
         ),
         mode => Finding::ok("overcommit", format!("{mode}{swappiness}")),
     })
@@ -89,20 +95,20 @@ fn overcommit() -> Option<Finding> {
 
 fn huge_pages() -> Option<Finding> {
     let chosen = |path: &str| {
-        let text = read(path)?;
+        let text = read_file(path)?;
         let (_, rest) = text.split_once('[')?;
         Some(rest.split_once(']')?.0.to_owned())
     };
     let shared = chosen("/sys/kernel/mm/transparent_hugepage/shmem_enabled")?;
-    let collapses =
-        version(&read("/proc/sys/kernel/osrelease").unwrap_or_default()).is_some_and(|found| found >= COLLAPSE_MIN);
+    let collapses = version(&read_file("/proc/sys/kernel/osrelease").unwrap_or_default())
+        .is_some_and(|found| found >= COLLAPSE_MIN);
     Some(match shared.as_str() {
         "deny" | "never" | "advise" if shared == "deny" || !collapses => Finding::new(
             "huge pages",
-            State::Note,
+            Severity::Note,
             format!("{shared} for shared memory"),
-            "new memory is made, and first touched by each reader, 4 KiB at a time (see the speeds below): Linux 6.1, or \
-             `always` in /sys/kernel/mm/transparent_hugepage/shmem_enabled, makes both cheaper",
+            "memory is allocated, and mapped by each reader, in pages of 4 KiB (see the speeds below); Linux 6.1, or `always` in \
+             /sys/kernel/mm/transparent_hugepage/shmem_enabled, makes both faster",
         ),
         _ => Finding::ok("huge pages", "for large tensors".to_owned()),
     })
@@ -113,10 +119,10 @@ fn cgroup() -> Finding {
         None => Finding::ok("memory limit", "none"),
         Some((max, used)) if max.saturating_sub(used) < MEMORY_MIN_BYTES => Finding::new(
             "memory limit",
-            State::Slow,
+            Severity::Slow,
             format!("{} of {} used", mib(used), mib(max)),
-            "shared memory counts for the control group of the process that made it, and stays there while anyone has it; \
-             past the limit the kernel ends a process: set `cotensor serve --max-memory` below it",
+            "shared memory is charged to the cgroup of the process that created it until it is freed; above the limit the kernel \
+             kills a process; set `cotensor serve --max-memory` below the limit",
         ),
         Some((max, used)) => Finding::ok("memory limit", format!("{} of {} used", mib(used), mib(max))),
     }
@@ -126,12 +132,12 @@ fn available() -> Finding {
     match process::available_bytes() {
         Some(bytes) if bytes < MEMORY_MIN_BYTES => Finding::new(
             "memory",
-            State::Slow,
+            Severity::Slow,
             format!("{} available", mib(bytes)),
-            "tensors will be swapped or refused",
+            "tensors may be swapped out or refused",
         ),
         Some(bytes) => Finding::ok("memory", format!("{} available", mib(bytes))),
-        None => Finding::new("memory", State::Note, "unknown", "/proc/meminfo cannot be read"),
+        None => Finding::new("memory", Severity::Note, "unknown", "/proc/meminfo cannot be read"),
     }
 }
 
@@ -141,10 +147,9 @@ fn tmpfs() -> Option<Finding> {
     Some(match bytes < MEMORY_MIN_BYTES {
         true => Finding::new(
             "/dev/shm",
-            State::Note,
+            Severity::Note,
             mib(bytes),
-            "Cotensor does not use it (its memory has no size but the machine's), programs beside it do: 64 MiB is what \
-             containers get without --shm-size",
+            "not used by Cotensor, but by other programs; containers get 64 MiB without --shm-size",
         ),
         false => Finding::ok("/dev/shm", mib(bytes)),
     })
@@ -156,11 +161,24 @@ fn ptrace() -> Option<Finding> {
         0 => Finding::ok("ptrace_scope", "0"),
         scope => Finding::new(
             "ptrace_scope",
-            State::Note,
+            Severity::Note,
             scope.to_string(),
-            "`cotensor scan` may read no other process's memory unless it runs as root; nothing else needs it",
+            "`cotensor scan` needs root to read the memory of other processes; nothing else is affected",
         ),
     })
+}
+
+/// The trimmed content of a file in /proc or /sys; `None` without the file.
+fn read_file(path: &str) -> Option<String> {
+    std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+fn number(path: &str) -> Option<u64> {
+    read_file(path)?.parse().ok()
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{} MiB", bytes >> 20)
 }
 
 #[cfg(test)]
@@ -168,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn releases_are_read() {
+    fn kernel_releases_are_parsed() {
         assert_eq!(version("6.18.44-fc-v595"), Some((6, 18)));
         assert_eq!(version("5.1"), Some((5, 1)));
         assert!(version("4.19.0-x") < Some(KERNEL_MIN) && version("5.0.1") < Some(KERNEL_MIN));

@@ -1,20 +1,20 @@
-//! Running processes and what they have mapped, from /proc.
+//! Running processes and their mappings, from /proc.
 
 use cotensor_core::{Error, Result};
 use cotensor_memory::process::{self, MappedRange};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-/// The most bytes of a command line that are kept.
+/// Maximum length of a command line; the rest is cut off.
 const COMMAND_BYTES_MAX: usize = 200;
 
-/// A process that can be looked at.
+/// A running process.
 #[derive(Clone, Debug)]
 pub(super) struct Process {
     pub(super) pid: u32,
     /// Its command line, shortened.
     pub(super) command: String,
-    /// Resident bytes when it was listed.
+    /// Resident bytes when the process was listed.
     pub(super) resident_bytes: u64,
 }
 
@@ -25,7 +25,7 @@ impl Process {
         let line = &line[..line.len().min(COMMAND_BYTES_MAX)];
         let command = String::from_utf8_lossy(line).trim_end_matches('\0').replace('\0', " ");
         if command.is_empty() {
-            // The kernel's own threads have none, and no memory either.
+            // Kernel threads have no command line and no memory.
             return None;
         }
         Some(Self { pid, command, resident_bytes: process::rss_bytes(pid).ok()? })
@@ -35,44 +35,45 @@ impl Process {
         PathBuf::from(format!("/proc/{}/{file}", self.pid))
     }
 
-    /// What it has mapped and may read, memory only: no devices and nothing that the kernel makes up.
+    /// The readable mappings of memory; excludes devices and mappings that the kernel provides.
     ///
     /// # Errors
-    /// `NotFound` when it has ended, `Io` when it may not be looked at.
+    /// `NotFound` when the process has ended, `Io` without permission.
     pub(super) fn ranges(&self) -> Result<Vec<MappedRange>> {
         Ok(process::mapped_ranges(self.pid)?.into_iter().filter(is_memory).collect())
     }
 }
 
+/// Whether the mapping is readable memory.
 fn is_memory(range: &MappedRange) -> bool {
     let name = &range.name;
     let memory = !name.starts_with("/dev/") || name.starts_with("/dev/zero") || name.starts_with("/dev/shm/");
-    let made_up = ["[v", "anon_inode:"].iter().any(|prefix| name.starts_with(prefix));
-    range.permissions.starts_with('r') && memory && !made_up
+    let kernel_provided = ["[v", "anon_inode:"].iter().any(|prefix| name.starts_with(prefix));
+    range.permissions.starts_with('r') && memory && !kernel_provided
 }
 
-/// The name of a range in a report.
+/// The name of a mapping in a report.
 pub(super) fn name(range: &MappedRange) -> &str {
     if range.name.is_empty() { "[anonymous]" } else { &range.name }
 }
 
-/// What there is to look at.
+/// The processes to scan.
 pub(super) struct Listing {
     pub(super) processes: Vec<Process>,
-    /// Processes of other users, which were left alone.
+    /// Number of processes of other users, which are skipped.
     pub(super) others: usize,
 }
 
-/// The processes of this user but this one; or those named by `pids`, whoever's they are.
+/// Lists the processes `pids` of any user; if empty, all processes of this user except this one.
 ///
 /// # Errors
-/// `NotFound` for a pid that there is not, `Io` without /proc.
+/// `NotFound` for a missing process, `Io` without /proc.
 pub(super) fn list(pids: &[u32]) -> Result<Listing> {
     let mut listing = Listing { processes: Vec::new(), others: 0 };
     if !pids.is_empty() {
         for &pid in pids {
-            let gone = || Error::not_found(format!("no process {pid} with memory of its own")).in_field("pid");
-            listing.processes.push(Process::open(pid).ok_or_else(gone)?);
+            let missing = || Error::not_found(format!("process {pid} not found, or a kernel thread")).in_field("pid");
+            listing.processes.push(Process::open(pid).ok_or_else(missing)?);
         }
         return Ok(listing);
     }
@@ -96,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_and_kernel_ranges_are_left_out() {
+    fn devices_and_kernel_mappings_are_skipped() {
         let range = |permissions: &str, name: &str| MappedRange {
             permissions: permissions.to_owned(),
             name: name.to_owned(),
@@ -105,15 +106,15 @@ mod tests {
         for kept in ["/usr/lib/a b.so (deleted)", "", "[heap]", "/memfd:cotensor (deleted)", "/dev/shm/x"] {
             assert!(is_memory(&range("rw-p", kept)), "{kept}");
         }
-        for left_out in ["[vvar]", "/dev/nvidia0", "anon_inode:[io_uring]"] {
-            assert!(!is_memory(&range("rw-p", left_out)), "{left_out}");
+        for skipped in ["[vvar]", "/dev/nvidia0", "anon_inode:[io_uring]"] {
+            assert!(!is_memory(&range("rw-p", skipped)), "{skipped}");
         }
         assert!(!is_memory(&range("---p", "")));
         assert_eq!(name(&range("rw-p", "")), "[anonymous]");
     }
 
     #[test]
-    fn this_process_is_found_by_its_number_only() {
+    fn own_process_is_listed_only_by_pid() {
         let me = std::process::id();
         assert!(list(&[]).unwrap().processes.iter().all(|process| process.pid != me));
         let found = &list(&[me]).unwrap().processes[0];

@@ -1,68 +1,68 @@
-//! From pages that were seen to what is held twice.
+//! Counts duplicate pages.
 
-use super::PAGE_BYTES;
+use super::page::PAGE_BYTES;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// A page that a process has mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Seen {
-    /// Hash of what is in it.
+    /// Hash of the content.
     pub(super) content: u64,
-    /// Which physical page it is.
+    /// Identity of the physical page.
     pub(super) frame: u64,
-    /// Number of the process.
+    /// Index of the process.
     pub(super) process: u32,
-    /// Number of the range's name.
+    /// Index of the mapping's name.
     pub(super) range: u32,
 }
 
-/// Processes of one content beyond which pairs are not counted: every pair is the same story.
+/// Pairs are not counted for a content that more processes have.
 const PAIRED_MAX: usize = 32;
 
-/// What all processes hold together, in bytes. A page counts once however many processes have it mapped, unless it says
+/// Totals of all processes, in bytes. A physical page counts once, regardless of the number of mappings, unless a field says
 /// otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Total {
-    /// Pages, counted for each process that has them mapped.
+    /// Pages, counted once for each process that maps them.
     pub mapped_bytes: u64,
-    /// Pages.
+    /// Physical pages.
     pub physical_bytes: u64,
-    /// Pages, those of equal content counted once.
+    /// Distinct contents.
     pub distinct_bytes: u64,
-    /// What is held more than once: the difference of the two.
+    /// Duplicates: physical pages minus distinct contents.
     pub duplicate_bytes: u64,
-    /// The part of it that would go if no process had a page that another has too.
+    /// Duplicates that disappear when processes share equal pages.
     pub between_processes_bytes: u64,
-    /// The rest: what a process holds several times by itself.
+    /// The other duplicates: several equal pages within one process.
     pub within_processes_bytes: u64,
 }
 
-/// What one process holds, in bytes.
+/// Pages of one process, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Holding {
-    /// Its pages.
+    /// All pages.
     pub physical_bytes: u64,
-    /// Those that another process has mapped too: one copy already.
+    /// Pages that another process maps too: already one copy.
     pub shared_bytes: u64,
-    /// Those whose content another process has in a page of its own.
+    /// Pages whose content another process has in a separate physical page.
     pub duplicate_bytes: u64,
-    /// Those whose content it has in another page itself.
+    /// Pages whose content the process has in a further page of its own.
     pub repeated_bytes: u64,
 }
 
-/// Everything that was counted; processes and ranges by number.
+/// All counts; processes and mappings by index.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) total: Total,
     pub(super) holdings: HashMap<u32, Holding>,
-    /// Duplicate or repeated bytes of a process's range.
+    /// Duplicate or repeated bytes by process and mapping.
     pub(super) ranges: BTreeMap<(u32, u32), u64>,
-    /// Bytes that two processes both hold in pages of their own.
+    /// Bytes that two processes hold in separate physical pages.
     pub(super) pairs: BTreeMap<(u32, u32), u64>,
 }
 
-/// Counts. Each page stands for `weight` of its kind.
+/// Counts `seen`. Each page represents `weight` pages.
 pub(super) fn tally(mut seen: Vec<Seen>, weight: u64) -> Tally {
     let unit = weight * PAGE_BYTES as u64;
     let mut tally = Tally::default();
@@ -106,7 +106,7 @@ fn count(tally: &mut Tally, pages: &[Seen], unit: u64) {
     for frame in &frames {
         let processes: Vec<&Seen> = distinct_processes(frame).collect();
         for page in &processes {
-            // Frames that others have too, but for this one.
+            // Frames of other processes, without this one.
             let others = frames.len() as u64 - own[&page.process].alone - u64::from(processes.len() > 1);
             if others > 0
                 && let Some(holding) = tally.holdings.get_mut(&page.process)
@@ -121,7 +121,7 @@ fn count(tally: &mut Tally, pages: &[Seen], unit: u64) {
     }
     if own.len() <= PAIRED_MAX {
         for pair in pairs(own.keys().copied()) {
-            // One page that both have is one copy, whatever else they have.
+            // Processes that share one page of this content need no second copy.
             if !together.contains(&pair) {
                 *tally.pairs.entry(pair).or_default() += unit;
             }
@@ -129,26 +129,26 @@ fn count(tally: &mut Tally, pages: &[Seen], unit: u64) {
     }
 }
 
-/// Frames of one content that a process has, and those of them that it has alone.
+/// Number of frames of one content in a process, and of those that no other process maps.
 #[derive(Clone, Copy, Default)]
 struct Own {
     frames: u64,
     alone: u64,
 }
 
-/// Every two of `processes`, which are sorted.
+/// All pairs of the sorted `processes`.
 fn pairs(processes: impl Iterator<Item = u32>) -> Vec<(u32, u32)> {
     let processes: Vec<u32> = processes.collect();
     let with = |(index, &a): (usize, &u32)| processes[index + 1..].iter().map(move |&b| (a, b)).collect::<Vec<_>>();
     processes.iter().enumerate().flat_map(with).collect()
 }
 
-/// One page for each process that has a frame mapped, however often.
+/// One entry for each process that maps the frame.
 fn distinct_processes(frame: &[Seen]) -> impl Iterator<Item = &Seen> {
     frame.chunk_by(|a, b| a.process == b.process).map(|pages| &pages[0])
 }
 
-/// How few of the frames every process could do with, found greedily: those that most processes have come first.
+/// Size of a greedy set cover: the number of frames with which every process has one. Frames with most processes come first.
 fn covering(frames: &[&[Seen]]) -> u64 {
     if frames.len() == 1 {
         return 1;
@@ -161,7 +161,7 @@ fn covering(frames: &[&[Seen]]) -> u64 {
         let before = served.len();
         let unserved: Vec<u32> =
             distinct_processes(frame).map(|seen| seen.process).filter(|process| !served.contains(process)).collect();
-        // A frame whose processes are served by others already is a repetition.
+        // Frames that add no process are repetitions.
         served.extend(unserved);
         needed += u64::from(served.len() > before);
     }
@@ -177,22 +177,22 @@ mod tests {
     }
 
     #[test]
-    fn copies_sharing_and_repetition_are_told_apart() {
+    fn copies_shared_pages_and_repetitions_are_distinguished() {
         let page = PAGE_BYTES as u64;
         let tally = tally(
             vec![
-                // One content, a page each for processes 1 and 2.
+                // Content 10: separate pages in processes 1 and 2.
                 seen(10, 1, 1),
                 seen(10, 2, 2),
-                // One page that both have mapped, 2 of them twice.
+                // Content 11: one page mapped by both, twice by process 2.
                 seen(11, 3, 1),
                 seen(11, 3, 2),
                 seen(11, 3, 2),
-                // Process 3 has it three times by itself.
+                // Content 12: three pages in process 3.
                 seen(12, 4, 3),
                 seen(12, 5, 3),
                 seen(12, 6, 3),
-                // Shared by 1 and 2, and 2 has another.
+                // Content 13: a page shared by 1 and 2, and a further page in 2.
                 seen(13, 7, 1),
                 seen(13, 7, 2),
                 seen(13, 8, 2),
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_count_for_what_they_stand_for() {
+    fn sampled_pages_are_scaled() {
         let one = tally(vec![seen(1, 1, 1), seen(1, 2, 2)], 1).total;
         let ten = tally(vec![seen(1, 1, 1), seen(1, 2, 2)], 10).total;
         assert_eq!(ten.duplicate_bytes, 10 * one.duplicate_bytes);

@@ -1,21 +1,21 @@
-use super::*;
+use super::{ScanOptions, Total, scan};
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 
-/// A process with `bytes` of noise of its own, made from `seed`, which waits until it is dropped.
+/// A process that holds `bytes` of noise generated from `seed`, until it is dropped.
 struct Holder(Child);
 
 impl Holder {
     fn start(seed: u64, bytes: usize) -> Self {
-        // perl and python may be missing; this program can start itself.
+        // The test program starts itself: no interpreter is needed.
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "scan::tests::hold", "--nocapture", "--ignored"]);
         command.env("COTENSOR_TEST_HOLD", format!("{seed} {bytes}"));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (mut told, mut byte) = (Vec::new(), [0]);
-        while !told.ends_with(b"held") {
-            assert_eq!(child.stdout.as_mut().unwrap().read(&mut byte).unwrap(), 1, "it ended");
-            told.push(byte[0]);
+        let (mut output, mut byte) = (Vec::new(), [0]);
+        while !output.ends_with(b"held") {
+            assert_eq!(child.stdout.as_mut().unwrap().read(&mut byte).unwrap(), 1, "the process ended");
+            output.push(byte[0]);
         }
         Self(child)
     }
@@ -32,12 +32,12 @@ impl Drop for Holder {
     }
 }
 
-/// What a holder does; not a test of its own.
+/// The main function of the holder process.
 #[test]
-#[ignore = "run by the other tests, in a process of its own"]
+#[ignore = "a helper process of the other tests"]
 fn hold() {
-    let Ok(told) = std::env::var("COTENSOR_TEST_HOLD") else { return };
-    let (seed, bytes) = told.split_once(' ').unwrap();
+    let Ok(parameters) = std::env::var("COTENSOR_TEST_HOLD") else { return };
+    let (seed, bytes) = parameters.split_once(' ').unwrap();
     let (mut state, bytes): (u64, usize) = (seed.parse().unwrap(), bytes.parse().unwrap());
     let mut noise = vec![0u8; bytes];
     for word in noise.chunks_exact_mut(8) {
@@ -51,7 +51,7 @@ fn hold() {
 }
 
 const BYTES: u64 = 24 << 20;
-/// What the two programs hold besides: their heaps and libraries, which may be alike.
+/// Tolerance for the heaps and libraries of the processes, which may be equal.
 const SLACK: u64 = 3 << 20;
 
 fn near(bytes: u64, expected: u64) -> bool {
@@ -59,15 +59,15 @@ fn near(bytes: u64, expected: u64) -> bool {
 }
 
 #[test]
-fn a_buffer_that_two_processes_hold_is_found_and_another_is_not() {
+fn buffer_of_two_processes_is_found() {
     let holders =
         [Holder::start(1, BYTES as usize), Holder::start(1, BYTES as usize), Holder::start(2, BYTES as usize)];
     let pids = holders.each_ref().map(Holder::pid);
     for frame_numbers in [true, false] {
         let options = ScanOptions { pids: pids.to_vec(), frame_numbers, ..ScanOptions::default() };
-        let mut told = 0;
-        let found = scan(&options, &mut |progress| told += u32::from(!progress.command.is_empty())).unwrap();
-        assert_eq!(told, 3);
+        let mut calls = 0;
+        let found = scan(&options, &mut |progress| calls += u32::from(!progress.command.is_empty())).unwrap();
+        assert_eq!(calls, 3);
         assert!(found.complete, "{:?}", found.unread);
         assert!(near(found.total.between_processes_bytes, BYTES), "{:?}", found.total);
         assert!(
@@ -85,23 +85,19 @@ fn a_buffer_that_two_processes_hold_is_found_and_another_is_not() {
 }
 
 #[test]
-fn samples_estimate_and_limits_stop() {
+fn sampling_estimates_and_limits_stop_the_scan() {
     let holders = [Holder::start(3, BYTES as usize), Holder::start(3, BYTES as usize)];
     let pids = holders.each_ref().map(Holder::pid).to_vec();
     let sampled = ScanOptions { pids: pids.clone(), sample: 8, ..ScanOptions::default() };
     let found = scan(&sampled, &mut |_| {}).unwrap();
-    // 6144 pages, about 768 of them in the sample: off by a quarter would be seven deviations.
+    // About 768 of 6144 pages are sampled: an error of a quarter is seven standard deviations.
     assert!(found.total.between_processes_bytes.abs_diff(BYTES) < BYTES / 4 + SLACK, "{:?}", found.total);
     assert!(found.notes.iter().any(|note| note.contains("estimates")));
 
     let limited = ScanOptions { pids: pids.clone(), bytes_max: 1 << 20, ..ScanOptions::default() };
     let found = scan(&limited, &mut |_| {}).unwrap();
     assert!(!found.complete && found.total.mapped_bytes < BYTES, "{:?}", found.total);
-    assert!(
-        found.unread.iter().any(|unread| unread.why.contains("as much as --max-read allows")),
-        "{:?}",
-        found.unread
-    );
+    assert!(found.unread.iter().any(|unread| unread.reason.contains("--max-read")), "{:?}", found.unread);
 
     let large_only = ScanOptions { pids, range_bytes_min: 1 << 40, ..ScanOptions::default() };
     assert_eq!(scan(&large_only, &mut |_| {}).unwrap().total, Total::default());

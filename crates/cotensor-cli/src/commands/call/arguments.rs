@@ -1,4 +1,4 @@
-//! What a function is given, as words of a command line.
+//! Parses the arguments of a function from the command line.
 
 use crate::commands::of_file;
 use cotensor::core::{Error, Kind, Result};
@@ -13,7 +13,7 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Reads arguments, whose tensors are leased from a store or published there.
+/// Parses arguments. Their tensors are leased from the store, or published there.
 pub(super) struct Reader {
     pub(super) store: Arc<ClientStore>,
     pub(super) holder: Holder,
@@ -21,14 +21,14 @@ pub(super) struct Reader {
 
 impl Reader {
     /// # Errors
-    /// `Invalid` naming the word; those of files and of the store.
+    /// `Invalid` with the argument as its field; the errors of files and of the store.
     pub(super) fn read(&self, words: &[String]) -> Result<Arguments> {
         let mut arguments = Arguments::new();
         for word in words {
             match word.split_once('=').filter(|(key, _)| is_key(key)) {
-                None => arguments.args.push(self.value(word).map_err(|error| in_word(error, word))?),
+                None => arguments.args.push(self.value(word).map_err(|error| in_argument(error, word))?),
                 Some((key, text)) => {
-                    let value = self.value(text).map_err(|error| in_word(error, key))?;
+                    let value = self.value(text).map_err(|error| in_argument(error, key))?;
                     if arguments.kwargs.insert(key.to_owned(), value).is_some() {
                         return Err(Error::invalid("given twice").in_field(key));
                     }
@@ -44,7 +44,7 @@ impl Reader {
         }
         match serde_json::from_str::<Json>(word) {
             Ok(json) => check_integers(word).and_then(|()| self.json(json)),
-            // What begins like this was meant to be JSON.
+            // Text that starts like JSON must be valid JSON.
             Err(error) if word.starts_with(['{', '[', '"']) => Err(Error::invalid(error.to_string())),
             Err(_) => Ok(word.into()),
         }
@@ -78,7 +78,7 @@ impl Reader {
         })
     }
 
-    /// The tensor of that name; that of a file, where the name is a file's.
+    /// The tensor called `name`, or the tensor of the file `name`.
     fn tensor(&self, name: &str) -> Result<Value> {
         let (path, inner) = match name.rsplit_once('#') {
             Some((path, inner)) if format(path).is_some() => (path, Some(inner)),
@@ -100,7 +100,7 @@ impl Reader {
                 .ok_or_else(|| Error::not_found(format!("the file has no tensor {inner:?}")).in_file(path))?,
             (None, [_]) => 0,
             (None, entries) => {
-                let message = format!("the file has {} tensors: choose one with #NAME behind the file", entries.len());
+                let message = format!("the file has {} tensors; select one by FILE#NAME", entries.len());
                 return Err(Error::invalid(message).in_file(path));
             }
         };
@@ -111,7 +111,7 @@ impl Reader {
     }
 }
 
-/// The format of a file that says what it holds; none for the name of a tensor.
+/// The format of a file with a self-describing format; `None` for the name of a tensor.
 fn format(path: &str) -> Option<Format> {
     Format::of(Path::new(path)).ok().filter(|format| *format != Format::Raw)
 }
@@ -122,8 +122,8 @@ fn is_key(key: &str) -> bool {
         && bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
-/// An error that names no field is about the word.
-fn in_word(error: Error, word: &str) -> Error {
+/// Adds the argument as the error's field, unless the error has a field.
+fn in_argument(error: Error, word: &str) -> Error {
     if error.field().is_some() { error } else { error.in_field(word) }
 }
 
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_names_and_files_say_what_they_hold() {
+    fn keys_and_file_formats_are_recognised() {
         for (word, key) in [("a=1", true), ("_x9=", true), ("9=9", false), ("a b=c", false), ("=", false)] {
             assert_eq!(word.split_once('=').is_some_and(|(key, _)| is_key(key)), key, "{word}");
         }

@@ -1,4 +1,4 @@
-//! `call`: other processes' functions.
+//! `call`: calls functions of other processes.
 
 mod arguments;
 mod result;
@@ -20,12 +20,12 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Between two looks for a function that is waited for.
+/// Poll interval of `--wait`.
 const OFFER_INTERVAL: Duration = Duration::from_millis(50);
-/// The most names that an error proposes.
-const PROPOSED_MAX: usize = 3;
-/// How alike a name has to be to be proposed, from 0 to 1.
-const ALIKE_MIN: f64 = 0.75;
+/// Maximum number of suggested names in an error.
+const SUGGESTED_MAX: usize = 3;
+/// Minimum similarity of a suggested name, from 0 to 1.
+const SIMILARITY_MIN: f64 = 0.75;
 
 #[derive(Serialize)]
 struct Listing {
@@ -39,29 +39,29 @@ pub(crate) fn call(args: &CallArgs) -> Result<()> {
     if args.list {
         return list(functions.list(name)?, args.client.json);
     }
-    // Before anything is published for it.
+    // Checked before arguments are published.
     offered(&functions, name, args.wait.unwrap_or_default())?;
     let arguments = Reader { holder: store.holder(""), store }.read(&args.arguments)?;
     if args.task {
-        let task = functions.submit_within(name, &arguments, args.timeout).map_err(|error| mended(error, name))?;
+        let task = functions.submit_within(name, &arguments, args.timeout).map_err(|error| call_error(error, name))?;
         return tasks::submitted(&task, name, args.client.json);
     }
-    let value = functions.call_within(name, &arguments, args.timeout).map_err(|error| mended(error, name))?;
+    let value = functions.call_within(name, &arguments, args.timeout).map_err(|error| call_error(error, name))?;
     let about = Map::from_iter([("function".to_owned(), json!(name))]);
     show(&value, about, args.client.json, args.output.as_deref())
 }
 
-/// Waits until a process offers the function, for `patience` at most.
-fn offered(functions: &Functions, name: &str, patience: Duration) -> Result<()> {
-    // Without an end where the time is beyond all clocks.
-    let end = Instant::now().checked_add(patience);
+/// Waits until a process offers the function, for `timeout` at most.
+fn offered(functions: &Functions, name: &str, timeout: Duration) -> Result<()> {
+    // `None`, no time-out, when the sum overflows.
+    let end = Instant::now().checked_add(timeout);
     loop {
         match functions.describe(name) {
             Ok(_) => return Ok(()),
             Err(error) if error.kind() == ErrorKind::NotFound && end.is_none_or(|end| Instant::now() < end) => {
                 sleep(OFFER_INTERVAL);
             }
-            Err(error) => return Err(with_near_names(error, name, functions)),
+            Err(error) => return Err(with_similar_names(error, name, functions)),
         }
     }
 }
@@ -70,20 +70,20 @@ fn list(functions: Vec<FoundFunction>, as_json: bool) -> Result<()> {
     if as_json {
         return print_json(&Listing { functions });
     }
-    let mut table = Table::new(&[], &["function", "is", "provider", "what it does"]);
+    let mut table = Table::new(&[], &["function", "type", "provider", "summary"]);
     for FoundFunction { function, provider } in &functions {
-        let is = match (function.task, function.managed) {
-            (true, _) => "a task",
-            (false, true) => "an object's maker",
-            (false, false) => "a call",
+        let kind = match (function.task, function.managed) {
+            (true, _) => "task",
+            (false, true) => "constructor",
+            (false, false) => "call",
         };
-        table.row([plain(&function.name), is.to_owned(), plain(&provider.client), plain(&function.summary)]);
+        table.row([plain(&function.name), kind.to_owned(), plain(&provider.client), plain(&function.summary)]);
     }
     print(&table.text())
 }
 
-/// An error of a call as the command's own: of the kind that the function gave it, if that is one of Cotensor's.
-pub(super) fn mended(error: CallError, what: &str) -> Error {
+/// Converts the error of a call. The kind is the function's, if it is one of Cotensor's kinds.
+pub(super) fn call_error(error: CallError, what: &str) -> Error {
     let kind = error.kind();
     match error {
         CallError::NotCalled(error) => error,
@@ -96,20 +96,20 @@ pub(super) fn mended(error: CallError, what: &str) -> Error {
     }
 }
 
-/// What might have been meant by a name that nobody provides.
-fn with_near_names(error: Error, name: &str, functions: &Functions) -> Error {
+/// Adds similar names to a `NotFound` error.
+fn with_similar_names(error: Error, name: &str, functions: &Functions) -> Error {
     let Some(all) = functions.list("").ok().filter(|_| error.kind() == ErrorKind::NotFound) else { return error };
     let mut near: Vec<_> = all
         .iter()
         .map(|found| (strsim::jaro_winkler(name, &found.function.name), found.function.name.as_str()))
-        .filter(|(alike, known)| *alike >= ALIKE_MIN || known.contains(name))
+        .filter(|(similarity, known)| *similarity >= SIMILARITY_MIN || known.contains(name))
         .collect();
     near.sort_by(|(left, _), (right, _)| right.total_cmp(left));
-    let near: Vec<&str> = near.into_iter().take(PROPOSED_MAX).map(|(_, name)| name).collect();
+    let near: Vec<&str> = near.into_iter().take(SUGGESTED_MAX).map(|(_, name)| name).collect();
     let hint = match (all.is_empty(), near.is_empty()) {
-        (true, _) => "nobody provides any".to_owned(),
-        (false, true) => "`cotensor call --list` lists what there is".to_owned(),
+        (true, _) => "no process offers functions".to_owned(),
+        (false, true) => "`cotensor call --list` lists all functions".to_owned(),
         (false, false) => format!("did you mean {}?", near.join(", ")),
     };
-    Error::not_found(format!("nobody provides a function {name:?}: {hint}"))
+    Error::not_found(format!("function {name:?} not found: {hint}"))
 }

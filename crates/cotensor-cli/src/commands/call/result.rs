@@ -1,8 +1,8 @@
-//! A result as people and programs read it.
+//! Prints the result of a call.
 
 use crate::commands::files::{export, is_stream};
 use crate::commands::{print, print_json};
-use crate::output::tell;
+use crate::output::report;
 use crate::table::{plain, shape};
 use cotensor::core::{Error, Result, size};
 use cotensor::store::Lease;
@@ -13,25 +13,25 @@ use serde_json::{Map, Value as Json, json};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Prints what a function gave, with `about` where JSON is asked for, and writes its tensors to `output`.
+/// Prints a result, with the fields of `about` in JSON output, and writes its tensors to `output`.
 ///
 /// # Errors
-/// `Invalid` for a result without tensors where a file wants some; those of writing.
+/// `Invalid` for `output` and a result without tensors; the errors of writing.
 pub(crate) fn show(value: &Value, mut about: Map<String, Json>, json: bool, output: Option<&Path>) -> Result<()> {
     let mut tensors = Vec::new();
     let shown = as_json(value, "", &mut tensors);
     match output {
         Some(file) => write(file, &tensors, json)?,
         None if tensors.is_empty() => {}
-        None => {
-            tell("notice: this command leases the tensors of the result until it ends; `--output FILE` writes them")
-        }
+        None => report(
+            "notice: the tensors of the result are freed when this command ends; `--output FILE` writes them to a file",
+        ),
     }
     if json {
         about.insert("result".to_owned(), shown);
         return print_json(&about);
     }
-    // The tensor is on standard output already.
+    // Standard output contains the tensor.
     if output.is_some_and(is_stream) {
         return Ok(());
     }
@@ -41,7 +41,7 @@ pub(crate) fn show(value: &Value, mut about: Map<String, Json>, json: bool, outp
         _ => {
             let text = serde_json::to_string_pretty(&shown).map_err(|error| Error::invalid(error.to_string()))?;
             if matches!(value, Value::Remote(_)) {
-                tell("notice: the object was given back when this command ended");
+                report("notice: the object was released when this command ended");
             }
             print(&format!("{text}\n"))
         }
@@ -51,16 +51,18 @@ pub(crate) fn show(value: &Value, mut about: Map<String, Json>, json: bool, outp
 fn write(file: &Path, tensors: &[(String, Arc<Lease>)], json: bool) -> Result<()> {
     let format = if is_stream(file) { Format::Npy } else { Format::of(file)? };
     if json && is_stream(file) {
-        return Err(Error::invalid("standard output holds the tensor already").in_field("--json"));
+        return Err(
+            Error::invalid("cannot be combined with `-`: standard output contains the tensor").in_field("--json")
+        );
     }
     if tensors.is_empty() {
-        return Err(Error::invalid("no tensor is in the result").in_field("--output"));
+        return Err(Error::invalid("the result contains no tensor").in_field("--output"));
     }
     let named: Vec<(&str, &Lease)> = tensors.iter().map(|(name, lease)| (name.as_str(), &**lease)).collect();
     if named.len() == 1 || format == Format::Safetensors || is_stream(file) {
         return export(file, format, &named);
     }
-    // The function has run: its result is written to a file that takes it, and not lost.
+    // The function has run: its result is written to a file of another format rather than lost.
     let beside = file.with_extension("safetensors");
     if beside.exists() {
         return export(file, format, &named);
@@ -68,7 +70,7 @@ fn write(file: &Path, tensors: &[(String, Arc<Lease>)], json: bool) -> Result<()
     export(&beside, Format::Safetensors, &named)?;
     let places: Vec<String> = tensors.iter().map(|(name, _)| plain(name)).collect();
     let message = format!(
-        "the result has {} tensors ({}), and this format takes one: they were written to {} instead",
+        "the result has {} tensors ({}), but this format holds one; they were written to {}",
         tensors.len(),
         places.join(", "),
         plain(&beside.display().to_string())
@@ -81,7 +83,7 @@ fn line(lease: &Lease) -> String {
     format!("{}: {} {}, {}", plain(lease.name()), lease.dtype().name(), shape(lease.shape()), size(bytes))
 }
 
-/// The value as JSON. Tensors are added to `tensors` under their places, such as `outputs.logits`.
+/// The value as JSON. Tensors are added to `tensors` with their paths, such as `outputs.logits`.
 fn as_json(value: &Value, place: &str, tensors: &mut Vec<(String, Arc<Lease>)>) -> Json {
     let within = |name: &str| if place.is_empty() { name.to_owned() } else { format!("{place}.{name}") };
     match value {
@@ -95,7 +97,7 @@ fn as_json(value: &Value, place: &str, tensors: &mut Vec<(String, Arc<Lease>)>) 
         Value::List(values) | Value::Tuple(values) => {
             values.iter().enumerate().map(|(at, value)| as_json(value, &within(&at.to_string()), tensors)).collect()
         }
-        // One of numpy's numbers, and an OrderedDict, as Python sends them.
+        // Encodings by Python of an OrderedDict and of a NumPy scalar.
         Value::Map(values) if values.len() == 1 && values.contains_key("$ordered") => {
             as_json(&values["$ordered"], place, tensors)
         }
@@ -118,7 +120,7 @@ fn as_json(value: &Value, place: &str, tensors: &mut Vec<(String, Arc<Lease>)>) 
             }})
         }
         Value::Remote(object) => json!({"$object": {"id": object.number(), "epoch": object.epoch()}}),
-        // Only a provider has objects of its own.
+        // Only a provider has local objects.
         Value::Object(_) => json!({"$object": {}}),
     }
 }

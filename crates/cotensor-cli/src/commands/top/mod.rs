@@ -1,4 +1,4 @@
-//! A live view of the daemon; tables once where there is no terminal.
+//! `top`: a live view of the daemon; prints tables once without a terminal.
 
 mod snapshot;
 mod view;
@@ -25,11 +25,11 @@ use view::View;
 const PAGE: isize = 20;
 
 pub(crate) fn top(args: &TopArgs) -> Result<()> {
-    let waiting = super::watch(&args.client);
+    let watchdog = super::watch(&args.client);
     let store = connect(args)?;
     let snapshot = Snapshot::take(&store)?;
-    // The live view has the terminal for itself.
-    drop(waiting);
+    // Its report would disturb the live view.
+    drop(watchdog);
     if args.client.json {
         return print_json(&report(snapshot));
     }
@@ -37,12 +37,12 @@ pub(crate) fn top(args: &TopArgs) -> Result<()> {
         return print(&text(snapshot));
     }
     let io = |error: std::io::Error| Error::io("the terminal", &error);
-    // Nothing is drawn any more once the terminal is put back.
+    // Held while drawing, and for ever once the terminal is restored.
     let drawing = Arc::new(Mutex::new(()));
     let ended = Arc::clone(&drawing);
-    signals::put_back_first(move || {
+    signals::clean_up_first(move || {
         let drawn = ended.lock();
-        // A terminal that is gone needs nothing.
+        // A closed terminal needs no restoring.
         drop(ratatui::try_restore());
         drop(execute!(std::io::stdout(), Show));
         std::mem::forget(drawn);
@@ -57,7 +57,7 @@ fn connect(args: &TopArgs) -> Result<Arc<ClientStore>> {
     ClientStore::connect(args.client.socket.as_deref(), "cotensor top")
 }
 
-/// Shows the daemon until the user has seen enough.
+/// Shows the live view until the user quits.
 fn watch(
     mut terminal: DefaultTerminal,
     store: Arc<ClientStore>,
@@ -67,34 +67,34 @@ fn watch(
 ) -> std::io::Result<()> {
     let socket = args.client.socket.clone().unwrap_or_else(cotensor_client::default_socket);
     let socket = socket.display().to_string();
-    let mut view = View { socket, snapshot, order: Order::Bytes, top: 0, paused: false, rate: 0.0, trouble: None };
+    let mut view = View { socket, snapshot, order: Order::Bytes, top: 0, paused: false, rate: 0.0, error: None };
     view.snapshot.sort(view.order);
     let interval = Duration::from_millis(u64::from(args.interval_ms));
     let mut store = Some(store);
-    let mut asked = Instant::now();
+    let mut refreshed = Instant::now();
     loop {
         let drawn = drawing.lock().unwrap_or_else(PoisonError::into_inner);
         terminal.draw(|frame| view.draw(frame))?;
         drop(drawn);
-        let left = interval.saturating_sub(asked.elapsed());
+        let left = interval.saturating_sub(refreshed.elapsed());
         if poll(left)? {
             if let Event::Key(key) = read()?
                 && key.kind == KeyEventKind::Press
-                && !act(&mut view, key)
+                && !on_key(&mut view, key)
             {
                 return Ok(());
             }
         } else {
             if !view.paused {
-                refresh(&mut view, &mut store, args, asked.elapsed());
+                refresh(&mut view, &mut store, args, refreshed.elapsed());
             }
-            asked = Instant::now();
+            refreshed = Instant::now();
         }
     }
 }
 
-/// What a key does; whether to go on.
-fn act(view: &mut View, key: KeyEvent) -> bool {
+/// Handles a key; false when the user quits.
+fn on_key(view: &mut View, key: KeyEvent) -> bool {
     match key.code {
         KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return false,
         KeyCode::Char('q') | KeyCode::Esc => return false,
@@ -113,29 +113,29 @@ fn act(view: &mut View, key: KeyEvent) -> bool {
     true
 }
 
-/// Asks the daemon again, a new one when the former has gone.
+/// Takes a new snapshot; connects again when the daemon was replaced.
 fn refresh(view: &mut View, store: &mut Option<Arc<ClientStore>>, args: &TopArgs, passed: Duration) {
-    let asked = match store.take() {
+    let connected = match store.take() {
         Some(store) => Ok(store),
         None => connect(args),
     };
-    match asked.and_then(|asked| Ok((Snapshot::take(&asked)?, asked))) {
-        Ok((snapshot, asked)) => {
+    match connected.and_then(|store| Ok((Snapshot::take(&store)?, store))) {
+        Ok((snapshot, connected)) => {
             let lookups = |snapshot: &Snapshot| snapshot.stats.cache_hits + snapshot.stats.cache_misses;
-            // A new daemon counts from zero.
+            // The counters of a new daemon start at zero.
             let new = lookups(&snapshot).saturating_sub(lookups(&view.snapshot));
             view.rate = new as f64 / passed.as_secs_f64();
             view.snapshot = snapshot;
             view.snapshot.sort(view.order);
             view.scroll(0);
-            view.trouble = None;
-            *store = Some(asked);
+            view.error = None;
+            *store = Some(connected);
         }
-        Err(error) => view.trouble = Some(error.to_string()),
+        Err(error) => view.error = Some(error.to_string()),
     }
 }
 
-/// What `--json` prints.
+/// The JSON output.
 #[derive(Serialize)]
 struct Report {
     stats: cotensor::store::Stats,
@@ -196,7 +196,7 @@ fn text(snapshot: Snapshot) -> String {
     }
     let stats = &report.stats;
     format!(
-        "{} tensors, {} in use, most so far {}, budget {}, {:.1} % of lookups found what they asked for\n\n{}\n{}",
+        "{} tensors, {} in use, peak {}, budget {}, hit rate {:.1} %\n\n{}\n{}",
         stats.total_tensors,
         size(stats.memory_usage_bytes),
         size(stats.peak_memory_bytes),

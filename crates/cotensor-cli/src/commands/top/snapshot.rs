@@ -1,4 +1,4 @@
-//! What the daemon had at one moment, and the order to show it in.
+//! A snapshot of the daemon's tensors, and its order.
 
 use cotensor::core::Result;
 use cotensor::store::{Stats, StoreReports};
@@ -6,10 +6,10 @@ use cotensor_client::ClientStore;
 use cotensor_client::protocol::{List, ListParams, TensorInfo};
 use std::collections::BTreeMap;
 
-/// The most tensors that are asked for at a time.
+/// Maximum number of tensors of a snapshot.
 const TENSORS_MAX: usize = 10_000;
 
-/// By what tensors are ordered, the largest first but for names.
+/// The order of tensors: descending, except by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     Bytes,
@@ -41,7 +41,7 @@ impl Order {
     }
 }
 
-/// One holder: its leases, and the bytes of what it leases.
+/// One holder, with the bytes of the tensors that it leases.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HolderRow {
     pub(super) name: String,
@@ -50,7 +50,7 @@ pub(super) struct HolderRow {
     pub(super) bytes: u64,
 }
 
-/// What the daemon had at one moment.
+/// The daemon's tensors and counters at one moment.
 #[derive(Clone, Default)]
 pub(super) struct Snapshot {
     pub(super) tensors: Vec<TensorInfo>,
@@ -81,7 +81,7 @@ impl Snapshot {
         });
     }
 
-    /// Who holds what, the most bytes first. A tensor that several hold counts for each.
+    /// The holders, most bytes first. A tensor counts for each of its holders.
     pub(super) fn holders(&self) -> Vec<HolderRow> {
         let mut rows: BTreeMap<&str, HolderRow> = BTreeMap::new();
         for tensor in &self.tensors {

@@ -1,4 +1,4 @@
-//! The picture.
+//! Draws the live view.
 
 use super::snapshot::{Order, Snapshot, leases};
 use crate::table::{duration, plain, shape};
@@ -9,22 +9,22 @@ use ratatui::style::{Style, Stylize};
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Cell, Paragraph, Row, Table};
 
-/// What is shown, and how.
+/// The state of the live view.
 pub(super) struct View {
     pub(super) socket: String,
     pub(super) snapshot: Snapshot,
     pub(super) order: Order,
-    /// The first tensor shown.
+    /// Index of the first visible tensor.
     pub(super) top: usize,
     pub(super) paused: bool,
-    /// Lookups in a second.
+    /// Lookups per second.
     pub(super) rate: f64,
-    /// Why nothing new comes.
-    pub(super) trouble: Option<String>,
+    /// Error of the last refresh.
+    pub(super) error: Option<String>,
 }
 
 impl View {
-    /// Moves through the tensors.
+    /// Scrolls the tensors by `by` rows.
     pub(super) fn scroll(&mut self, by: isize) {
         let last = self.snapshot.tensors.len().saturating_sub(1);
         self.top = self.top.saturating_add_signed(by).min(last);
@@ -33,7 +33,7 @@ impl View {
     pub(super) fn draw(&self, frame: &mut Frame<'_>) {
         let holders = self.snapshot.holders();
         let shown = u16::try_from(holders.len()).unwrap_or(u16::MAX).clamp(1, 8) + 3;
-        let [head, tensors, who, keys] = Layout::vertical([
+        let [head, tensors, holder_area, keys] = Layout::vertical([
             Constraint::Length(3),
             Constraint::Min(4),
             Constraint::Length(shown),
@@ -52,8 +52,11 @@ impl View {
         });
         let widths = [Constraint::Length(8), Constraint::Length(8), Constraint::Length(10), Constraint::Fill(1)];
         let header = Row::new([right("tensors"), right("leases"), right("bytes"), "holder".into()]).bold();
-        frame.render_widget(Table::new(rows, widths).header(header).block(Block::bordered().title(" holders ")), who);
-        let pause = if self.paused { "p go on" } else { "p pause" };
+        frame.render_widget(
+            Table::new(rows, widths).header(header).block(Block::bordered().title(" holders ")),
+            holder_area,
+        );
+        let pause = if self.paused { "p resume" } else { "p pause" };
         let help = format!(" q quit   ↑ ↓ PgUp PgDn move   s order: {}   {pause}", self.order.name());
         frame.render_widget(Line::from(help).dim(), keys);
     }
@@ -61,10 +64,10 @@ impl View {
     fn head(&self) -> Paragraph<'_> {
         let stats = &self.snapshot.stats;
         let title = format!(" cotensor {} ", plain(&self.socket));
-        let line = match &self.trouble {
-            Some(trouble) => Line::from(plain(trouble)).red(),
+        let line = match &self.error {
+            Some(error) => Line::from(plain(error)).red(),
             None => Line::from(format!(
-                "{} tensors   {} (most so far {}, budget {})   {} holders   {:.0} lookups/s, {:.1} % found   {} evicted",
+                "{} tensors   {} (peak {}, budget {})   {} holders   {:.0} lookups/s, hit rate {:.1} %   {} evicted",
                 stats.total_tensors,
                 size(stats.memory_usage_bytes),
                 size(stats.peak_memory_bytes),
@@ -167,7 +170,7 @@ mod tests {
         let mut snapshot = Snapshot { tensors, ..Snapshot::default() };
         snapshot.sort(order);
         let socket = "/run/cotensor.sock".to_owned();
-        View { socket, snapshot, order, top: 0, paused: false, rate: 12.0, trouble: None }
+        View { socket, snapshot, order, top: 0, paused: false, rate: 12.0, error: None }
     }
 
     fn lines(view: &View) -> Vec<String> {
@@ -194,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn it_scrolls_within_what_there_is_and_tells_of_trouble() {
+    fn view_scrolls_within_its_tensors_and_shows_errors() {
         let mut view = view(Order::Bytes);
         view.scroll(1);
         assert!(!lines(&view).iter().any(|line| line.contains("large")));
@@ -202,7 +205,7 @@ mod tests {
         assert_eq!(view.top, 1);
         view.scroll(-100);
         assert_eq!(view.top, 0);
-        view.trouble = Some("the daemon ended".to_owned());
+        view.error = Some("the daemon ended".to_owned());
         line_with(&lines(&view), "the daemon ended");
         view.snapshot = Snapshot::default();
         line_with(&lines(&view), "no tensors");
