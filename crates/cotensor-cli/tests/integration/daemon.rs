@@ -140,10 +140,7 @@ fn versions_holders_and_removal_are_shown() {
     daemon.refuses(&["get", "x", "-"], 2, &["x"]);
     assert_eq!(lease.bytes().unwrap(), [3, 4], "whoever holds it keeps it");
     let state = |printed: &serde_json::Value| printed["tensors"][0]["state"].clone();
-    assert_eq!(
-        (state(&daemon.json(&["ls"])), state(&daemon.json(&["top"]))),
-        (json!("removed"), json!("removed"))
-    );
+    assert_eq!((state(&daemon.json(&["ls"])), state(&daemon.json(&["top"]))), (json!("removed"), json!("removed")));
     assert_eq!(daemon.json(&["stat", "x"])["tensors"][0]["versions"][0]["state"], "removed");
     for command in [&["ls"][..], &["stat", "x"], &["who", "x"], &["top"]] {
         let printed = String::from_utf8(daemon.ok(command)).unwrap();
