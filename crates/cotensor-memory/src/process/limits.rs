@@ -12,7 +12,7 @@ pub fn available_bytes() -> Option<u64> {
 }
 
 /// `MemAvailable` plus `SwapFree` of `/proc/meminfo` in bytes.
-pub fn available_with_swap_bytes() -> Option<u64> {
+pub(crate) fn available_with_swap_bytes() -> Option<u64> {
     let meminfo = read("/proc/meminfo").ok()?;
     Some(kib_field(&meminfo, "MemAvailable:")?.saturating_add(kib_field(&meminfo, "SwapFree:").unwrap_or(0)))
 }

@@ -15,7 +15,8 @@ pub use credentials::{PeerCredentials, peer_credentials};
 pub use descriptors::{duplicate_fd, fd_limit_error, raise_fd_limit};
 pub(crate) use descriptors::{fd_error, move_above_select};
 pub use heap::trim_heap;
-pub use limits::{available_bytes, available_with_swap_bytes, cgroup_memory_limit};
+pub(crate) use limits::available_with_swap_bytes;
+pub use limits::{available_bytes, cgroup_memory_limit};
 pub use listen_fds::listen_fds_with_names;
 #[cfg(test)]
 pub(crate) use mappings::range_at;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// takes about three times as long, because of its pages.
 ///
 /// Only unpublished memfds return to the pool. A published one is sealed for good, so its pages are freed with its last
-/// holder. Each publication thus uses up one memfd that [`prefault`](Self::prefault) created. While large segments of equal
+/// holder. Each publication thus uses up one memfd that [`prefault`](Memory::prefault) created. While large segments of equal
 /// length are published one after another, a thread prefaults the next memfd after each publication. Memory that is published
 /// repeatedly belongs into a [`Slab`](crate::Slab).
 ///
@@ -31,23 +31,6 @@ impl MemfdPool {
 
     fn with_timing(free_bytes_max: usize, timing: Timing) -> Self {
         Self { free: Arc::new(FreeBlocks::new(free_bytes_max)), prefaulter: Arc::new(Prefaulter::new(timing)) }
-    }
-
-    /// Prefaults memfds for `count` segments of `len` bytes, or for as many as the pool may keep; returns how many. This takes
-    /// several times as long as filling them, so call it while the program is idle.
-    ///
-    /// # Errors
-    /// `Invalid` for a length that cannot exist, `OverBudget` when the system's memory or this process's descriptors do not
-    /// suffice, `Io`.
-    pub fn prefault(&self, len: usize, count: usize) -> Result<usize> {
-        for done in 0..count {
-            let memfd = MemfdMut::create(capacity(len)?)?;
-            memfd.prefault()?;
-            if !self.free.put(Block { memfd, stale: 0 }) {
-                return Ok(done);
-            }
-        }
-        Ok(count)
     }
 
     /// The state of the pool and its counters.
@@ -102,8 +85,20 @@ impl Memory for MemfdPool {
         Ok(Box::new(pooled))
     }
 
+    /// Takes several times as long as filling the memfds, so call it while the program is idle.
+    ///
+    /// # Errors
+    /// `Invalid` for a length that cannot exist, `OverBudget` when the system's memory or this process's descriptors do not
+    /// suffice, `Io`.
     fn prefault(&self, len: usize, count: usize) -> Result<usize> {
-        MemfdPool::prefault(self, len, count)
+        for done in 0..count {
+            let memfd = MemfdMut::create(capacity(len)?)?;
+            memfd.prefault()?;
+            if !self.free.put(Block { memfd, stale: 0 }) {
+                return Ok(done);
+            }
+        }
+        Ok(count)
     }
 
     fn copy_of(&self, source: &[u8]) -> Result<Box<dyn SegmentMut>> {
