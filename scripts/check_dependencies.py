@@ -4,7 +4,7 @@
     check_dependencies.py [CRATE ...]    the named crates' circles are shown with the imports that make them
 
 Fails when a crate depends on a crate of the workspace that `ALLOWED` does not name for it, and when a crate in
-`FREE_OF_CIRCLES` has a circle of more than two files.
+`FREE_OF_CIRCLES` has a circle of more than two files, and when no module declares a source file.
 """
 import json
 import re
@@ -80,6 +80,18 @@ def wrong_dependencies(packages):
                 yield f"{shown(manifest)}:{line}: {name} must not depend on {dependency['name']}"
 
 
+def dead_files(package):
+    """Source files of a package that no `mod` declaration names."""
+    files = sorted(Path(package["manifest_path"]).parent.glob("src/**/*.rs"))
+    named = {name for file in files for name in re.findall(r'\bmod\s+(\w+)\s*;|#\[path = "(?:[^"]*/)?(\w+)\.rs"\]', file.read_text())}
+    named = {name for names in named for name in names}
+    roots = {target["src_path"] for target in package["targets"]}
+    for file in files:
+        name = file.parent.name if file.name == "mod.rs" else file.stem
+        if name not in named and str(file) not in roots:
+            yield f"{shown(file)}:1: no module declares this file"
+
+
 def circles(package):
     """The (crate root, circle) pairs of a package: its library's and its programs'."""
     for target in package["targets"]:
@@ -94,6 +106,7 @@ def main():
     packages = {package["name"]: package for package in json.loads(subprocess.check_output(command))["packages"]}
     wrong, known = list(wrong_dependencies(packages)), 0
     for name, package in packages.items():
+        wrong += dead_files(package)
         for crate, circle in circles(package):
             fails = name in FREE_OF_CIRCLES
             known += not fails

@@ -15,7 +15,7 @@ def passed(log):
 
 def slowest(log, count):
     """The `count` slowest tests, as (seconds, name)."""
-    lines = re.findall(r"^ *(?:PASS|FAIL|SIGNAL|TIMEOUT)\S* \[ *([\d.]+)s\] (?:\( *\d+/\d+\) )?(.+)$", log, re.M)
+    lines = re.findall(r"^ *(?:PASS|FAIL|SIGNAL|TIMEOUT)\S* \[ *([\d.]+)s\] (?:\( *\d+/\d+\) )?(.+)$", log, re.MULTILINE)
     tests = {name.strip(): float(seconds) for seconds, name in lines}
     return sorted(((seconds, name) for name, seconds in tests.items()), reverse=True)[:count]
 
