@@ -2,8 +2,8 @@
 """Fails when a document names a path that does not exist.
 
 Checked are the links of every document, and in ARCHITECTURE.md, SECURITY.md, attacks/ and docs/decisions/ the paths in backticks: those
-that end in `/` or in the name of a source file. A path begins at the repository's root or at the document's folder. `store/leases/`
-stands for `crates/cotensor-store/src/leases/`, and `{a,b}.rs` for `a.rs` and `b.rs`.
+that end in `/` or in the name of a source file. A path begins at the repository's root, at the document's folder, or in a table at the
+folder or crate of the row's first cell. `store/leases/` stands for `crates/cotensor-store/src/leases/`, and `{a,b}.rs` for `a.rs` and `b.rs`.
 """
 import re
 import sys
@@ -26,9 +26,10 @@ def spelt_out(path):
     return chain.from_iterable(spelt_out(path.replace(braces[0], each, 1)) for each in braces[1].split(","))
 
 
-def exists(document, path):
+def exists(document, path, row=""):
     crate, _, rest = path.partition("/")
-    return any(place.exists() for place in (ROOT / path, document.parent / path, ROOT / f"crates/cotensor-{crate}/src" / rest))
+    folders = [ROOT, document.parent, *([ROOT / row, ROOT / "crates" / row / "src"] if row else [])]
+    return any((folder / path).exists() for folder in folders) or (ROOT / f"crates/cotensor-{crate}/src" / rest).exists()
 
 
 def dead(document):
@@ -37,8 +38,9 @@ def dead(document):
         for path in LINK.findall(line):
             if not (document.parent / path).exists():
                 yield number, path
+        row = line.split("|")[1].strip(" `") if line.startswith("|") else ""
         for path in PATH.findall(line) if WITH_PATHS.search(str(document.relative_to(ROOT))) else ():
-            yield from ((number, each) for each in spelt_out(path) if "/" in each and not exists(document, each))
+            yield from ((number, each) for each in spelt_out(path) if "/" in each and not exists(document, each, row))
 
 
 def main():

@@ -16,3 +16,8 @@ class Paths(unittest.TestCase):
         document = ROOT / "ARCHITECTURE.md"
         self.assertTrue(exists(document, "core/lib.rs") and exists(document, "scripts/check_paths.py"))
         self.assertFalse(exists(document, "core/no_such_file.rs"))
+
+    def test_knows_the_folder_of_a_table_row(self):
+        document = ROOT / "ARCHITECTURE.md"
+        self.assertTrue(exists(document, "protocol/", "cotensor-client") and exists(document, "cotensor/", "python/"))
+        self.assertFalse(exists(document, "no_such_folder/", "cotensor-client"))
