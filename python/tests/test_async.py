@@ -105,6 +105,12 @@ async def known():
 """
 
 
+async def sent(client, count):
+    """Waits until `count` calls and waits of the client are with their providers."""
+    while sum(waiter._pending.count for waiter in client._waiters.values()) < count:
+        await asyncio.sleep(0.001)
+
+
 @pytest.fixture(scope="module")
 def provider(daemon) -> Iterator[Program]:
     with providing(daemon.socket, FUNCTIONS.format(socket=str(daemon.socket)), "task_ttl=600") as running:
@@ -238,8 +244,7 @@ def test_the_loop_runs_while_calls_wait(daemon, provider):
     async def main():
         async with AsyncSharedTensorClient(socket=daemon.socket) as client:
             waiting = asyncio.ensure_future(client.call_function("gated", [7]))
-            for _ in range(20):
-                await asyncio.sleep(0.005)
+            assert await client.call_function("double", [3]) == 6
             assert not waiting.done()
             await client.call_function("open_gate_beside")
             assert await waiting == 7
@@ -252,7 +257,7 @@ def test_a_thousand_calls_wait_without_threads(daemon, provider):
     async def main():
         async with AsyncSharedTensorClient(socket=daemon.socket, timeout=None) as client:
             calls = [asyncio.ensure_future(client.call_function("gated", [k])) for k in range(1000)]
-            await asyncio.sleep(0.05)
+            await sent(client, 1000)
             assert threading.active_count() < 30
             # All the workers wait for the gate, so that nothing that they run can open it.
             await client.call_function("open_gate_beside")
@@ -341,7 +346,7 @@ provider.serve()
                 waits.append(asyncio.ensure_future(client.await_for_task(task)))
                 while await client.aget_task_status(task) != "running":
                     await asyncio.sleep(0.005)
-                await asyncio.sleep(0.05)
+                await sent(client, len(waits))
                 ending.signal(signal.SIGKILL)
                 for outcome in await asyncio.gather(*waits, return_exceptions=True):
                     assert isinstance(outcome, IoError), outcome
@@ -388,8 +393,7 @@ def test_what_waits_fails_when_its_client_is_closed(daemon, provider):
     async def main():
         client = AsyncSharedTensorClient(socket=daemon.socket)
         waiting = asyncio.ensure_future(client.call_function("never"))
-        await client.call_function("double", [1])
-        await asyncio.sleep(0.05)
+        await sent(client, 1)
         client.close()
         with pytest.raises(ConflictError, match="closed"):
             await asyncio.wait_for(waiting, 60)

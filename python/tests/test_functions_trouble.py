@@ -27,6 +27,11 @@ def wait():
         check_cancelled()
         time.sleep(0.005)
 
+@provider.share(name="trouble.started")
+def wait_until_started():
+    assert started.wait(60)
+    started.clear()
+
 @provider.share(name="trouble.ones")
 def ones(count):
     return np.ones(count, np.float32)
@@ -88,14 +93,7 @@ def test_ctrl_c_ends_a_wait_and_the_client_stays_usable(daemon, provider, wait):
     with program(INTERRUPTED.format(call=WAITS[wait]), str(daemon.socket)) as calling:
         assert calling.line() == "calling"
         with SharedTensorClient(socket=daemon.socket) as client:
-            from cotensor.async_client import AsyncSharedTensorClient
-
-            with AsyncSharedTensorClient(store=client.store) as looking:
-                if wait in ("task", "result"):
-                    until(lambda: any(t.function == "trouble.wait" for t in looking.list_tasks("running")))
-        import time
-
-        time.sleep(0.3)  # until it waits; earlier is as well
+            client.call_function("trouble.started")
         calling.signal(signal.SIGINT)
         assert calling.line() == "usable"
         calling.finish()
@@ -240,7 +238,9 @@ if __name__ == "__main__":
 
 ENDING = """
 import sys, threading, time
+from cotensor.functions import lifecycle
 from cotensor.provider import SharedTensorProvider
+lifecycle.INTERRUPT_TIMEOUT = 0.1
 from cotensor.client import SharedTensorClient
 provider = SharedTensorProvider(socket=sys.argv[1], execution_mode="server", workers=4)
 started = threading.Event()
@@ -286,17 +286,21 @@ def test_an_interpreter_ends_whatever_its_functions_do(daemon, body, end):
 def test_an_interpreter_ends_with_everything_open(daemon, provider):
     out = run(
         """
-import asyncio, sys
+import asyncio, sys, threading
 from cotensor.async_client import AsyncSharedTensorClient
 from cotensor.async_provider import AsyncSharedTensorProvider
+running, all_running = [], threading.Event()
 provider = AsyncSharedTensorProvider(socket=sys.argv[1])
 @provider.share(name="open.never")
 async def never():
+    running.append(1)
+    if len(running) == 10:
+        all_running.set()
     await asyncio.Event().wait()
 client = AsyncSharedTensorClient(socket=sys.argv[1], timeout=None)
 async def main():
     waits = [asyncio.ensure_future(client.call_function("open.never")) for _ in range(10)]
-    await asyncio.sleep(0.2)
+    await asyncio.get_running_loop().run_in_executor(None, all_running.wait, 60)
     for wait in waits:
         wait.cancel()
 asyncio.run(main())

@@ -10,9 +10,10 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
+import threading
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Iterator
 
@@ -49,6 +50,7 @@ def stamp(x, made=[]):
 @provider.share
 def sleepy():
     import time
+    print("sleeping", flush=True)
     while True:
         time.sleep(0.01)
 
@@ -150,12 +152,17 @@ def test_no_results_are_kept_when_caching_is_off(folder, module):
 
 def test_the_time_limit_is_for_all_functions(folder, module):
     with SharedTensorServer(port=0, socket=folder / "s", timeout=0.1) as server:
-        server.share(name="patient", timeout=30)(lambda: time.sleep(0.3) or "done")
-        server.share(name="hasty")(lambda: time.sleep(0.3) or "done")
-        with SharedTensorClient(server_port=server.port, timeout=None) as client:
+        started, go_on = threading.Event(), threading.Event()
+        server.share(name="patient", timeout=60)(lambda: started.set() or go_on.wait(60))
+        server.share(name="hasty")(lambda: go_on.wait(60))
+        with SharedTensorClient(server_port=server.port, timeout=None) as client, ThreadPoolExecutor(1) as threads:
+            patient = threads.submit(client.patient)
+            assert started.wait(60)
             with pytest.raises(TimeoutError):
                 client.hasty()
-            assert client.patient() == "done"
+            # It has run for longer than the limit of the other.
+            go_on.set()
+            assert patient.result() is True
 
 
 @pytest.mark.parametrize(
@@ -320,7 +327,7 @@ except (OSError, cotensor.errors.CancelledError) as error:
 """
         with program(code, env=environment(XDG_RUNTIME_DIR=str(folder))) as calling:
             assert calling.line() == "calling"
-            time.sleep(0.2)
+            assert server.line() == "sleeping"
             server.signal(number)
             assert calling.line() == "ended"
         out, errors = server.finish()

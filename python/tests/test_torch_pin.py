@@ -171,7 +171,7 @@ def test_a_pinned_module_stays_on_one_version(store: cotensor.Store) -> None:
 
 
 def test_a_pin_holds_for_other_threads_and_ends_for_them(store: cotensor.Store, monkeypatch: Any) -> None:
-    monkeypatch.setattr("cotensor.torch.weights.follow.PATIENCE", 0.2)
+    monkeypatch.setattr("cotensor.torch.weights.follow.PASS_TIMEOUT", 0.2)
     module = follower(store)
     pinned, go_on, seen = threading.Event(), threading.Event(), []
 

@@ -303,9 +303,9 @@ def test_tasks_of_one_loop_have_weights_of_their_own(store: Any) -> None:
 
     async def make(name: str) -> Any:
         with ct.shared_weights(name, store):
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
             model = kind._from_config(config)
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
         return ct.attachment(model).name
 
     async def both() -> Any:

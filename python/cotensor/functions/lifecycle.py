@@ -25,8 +25,8 @@ class _Closable(Protocol):
 
 
 #: How long functions may take to end by themselves, and after that, once they are interrupted, in seconds.
-PATIENCE = 0.2
-INSISTENCE = 1.0
+FINISH_TIMEOUT = 0.2
+INTERRUPT_TIMEOUT = 1.0
 
 _open: Dict[int, "weakref.ref[Any]"] = {}
 _process = os.getpid()
@@ -78,12 +78,12 @@ def _close_all() -> None:
         thing.ending()
         thing.close()
     _open.clear()
-    if _native.stop_functions(PATIENCE):
+    if _native.stop_functions(FINISH_TIMEOUT):
         return
     for thread in list(_running):
         # Heard when the function next runs a line of Python.
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(CancelledError))
-    _native.stop_functions(INSISTENCE)
+    _native.stop_functions(INTERRUPT_TIMEOUT)
 
 
 def _forked() -> None:

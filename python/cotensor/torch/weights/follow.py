@@ -20,7 +20,7 @@ from .collect import plain_module
 
 #: Seconds that a pass waits for the passes and pins of other threads to end, so that the module can switch to a newer
 #: version. One of them may itself wait for this pass.
-PATIENCE = 5.0
+PASS_TIMEOUT = 5.0
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -107,7 +107,7 @@ class Gate:
         self._forget_ended()
         if me in self._inside or me in self._pinned:
             return
-        if not self._changed.wait_for(lambda: not self._is_to_wait(module), PATIENCE):
+        if not self._changed.wait_for(lambda: not self._is_to_wait(module), PASS_TIMEOUT):
             self._gave_up = True
         if not self._is_busy():
             self._gave_up = False
