@@ -1,15 +1,16 @@
 """One copy of every tensor per machine.
 
-A :class:`Store` keeps tensors by name: ``Store()`` inside this process, ``connect()`` the daemon's, which every process of this
-user shares::
+A :class:`Store` keeps tensors by name. ``Store()`` is inside this process. ``connect()`` returns the daemon's store, which every
+process of this user shares::
 
     import cotensor
 
     store = cotensor.connect()              # `cotensor serve` runs the daemon
     store.put("x", array)                   # one copy in
-    x = store.get("x").torch()              # no copy out, in whatever process
+    x = store.get("x").torch()              # no copy out, in any process
 
-What is published never changes. Memory goes when nobody leases it and it is not kept; a process that dies leaves nothing behind.
+A published tensor is immutable. The store frees its memory when no lease is left, unless the tensor is kept. The leases of a
+process end with the process.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ from .errors import (
 
 
 def connect(socket: Optional[Union[str, "os.PathLike[str]"]] = None, *, client: Optional[str] = None) -> Store:
-    """The daemon's store, which every process of this user shares.
+    """Connects to the daemon's store, which every process of this user shares.
 
-    ``socket`` is where the daemon listens: ``COTENSOR_SOCKET`` says so, or it is at its usual place. ``client`` names this
-    process for people (``cotensor who``, ``cotensor top``); its program's name, unless it says otherwise.
+    ``socket`` is the daemon's socket: by default ``COTENSOR_SOCKET``, else the default path. ``client`` names this process in
+    reports (``cotensor who``, ``cotensor top``): by default the program's name.
 
-    Raises :class:`NoDaemonError`, a :class:`ConnectionError`, when no daemon answers there; ``cotensor serve`` starts one.
+    Raises :class:`NoDaemonError`, a :class:`ConnectionError`, if no daemon answers there. ``cotensor serve`` starts one.
     """
     return Store.connect(socket, client=client)
 

@@ -1,4 +1,4 @@
-"""``python -m cotensor``: the same command line as the binary's."""
+"""``python -m cotensor``: the command ``cotensor``."""
 
 from __future__ import annotations
 

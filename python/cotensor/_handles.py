@@ -1,7 +1,7 @@
-"""Tensors, stores and clients as handles: what ``pickle`` makes of them, for other processes of the same user.
+"""Handles: pickled tensors, stores and clients, for other processes of the same user.
 
-The handle of a tensor is its name, its version and the identity of its store. It holds no lease and no secret: a process
-that opens one connects with credentials of its own.
+The handle of a tensor has the tensor's name and version and the identity of its store. It holds no lease and no secret: a process
+that opens a handle connects with its own credentials.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ._native import Store, Tensor
 from .errors import ConflictError, InvalidError, NotFoundError
 
 _lock = threading.Lock()
-#: The connections over which handles of tensors are opened, one for each socket.
+#: The connections that open handles of tensors, one for each socket.
 _stores: Dict[str, Store] = {}
 
 #: Offset in bytes, dtype, shape and strides of a view.
@@ -22,37 +22,37 @@ View = Tuple[int, str, Tuple[int, ...], Tuple[int, ...]]
 
 
 def open_store(socket: str, client: str) -> Store:
-    """The store of a handle: a connection of its own."""
+    """Opens the handle of a store, with a new connection."""
     return Store.connect(socket, client=client)
 
 
 def open_tensor(
     socket: str, epoch: int, name: str, id: Tuple[int, int], view: Optional[View]  # noqa: A002
 ) -> Tensor:
-    """The tensor of a handle, leased.
+    """Opens the handle of a tensor, and leases the tensor.
 
-    Raises :class:`NotFoundError` when nobody keeps that version any more; :class:`NoDaemonError` when no daemon answers;
-    :class:`ConflictError` when another daemon is there now.
+    Raises :class:`NotFoundError` if that version was freed, :class:`NoDaemonError` if no daemon answers, :class:`ConflictError`
+    if another daemon answers.
     """
     if not isinstance(name, str):
-        raise InvalidError(f"a handle has a name, not {type(name).__name__}", field="name")
+        raise InvalidError(f"the name in a handle is a string, not {type(name).__name__}", field="name")
     store = _connected(socket)
     try:
         whole = store.lease(id)
     except NotFoundError as error:
         _check_epoch(store, epoch, name)
-        message = f"{name}: version {id[1]} is gone: a handle keeps no tensor; keep the tensor until it is opened"
+        message = f"{name}: version {id[1]} was freed: a handle holds no lease; keep the tensor until the handle is opened"
         raise NotFoundError(message, field=name) from error
     if whole.name != name:
         whole.release()
-        raise ConflictError(f"{name}: the handle is of another store", field=name)
+        raise ConflictError(f"{name}: the handle belongs to another store", field=name)
     _check_epoch(store, epoch, name)
     return whole if view is None else whole.view(*view)
 
 
 def _check_epoch(store: Store, epoch: int, name: str) -> None:
     if store.epoch != epoch:
-        message = f"{name}: the handle is of another daemon than the one at {store.socket}, which may have been replaced"
+        message = f"{name}: the handle belongs to another daemon than the one at {store.socket}"
         raise ConflictError(f"{message}: send it again", field=name)
 
 
@@ -65,13 +65,13 @@ def _connected(socket: str) -> Store:
 
 
 def open_client(kind: Any, options: Dict[str, Any]) -> Any:
-    """The client of a handle: not connected yet, with the same options."""
+    """Opens the handle of a client: an unconnected client with the same options."""
     return kind(**options)
 
 
 def _forked() -> None:
     global _lock
-    # Another thread of the parent may have held it. The stores connect again by themselves.
+    # Another thread of the parent may have held the lock. The stores connect again on first use.
     _lock = threading.Lock()
 
 

@@ -1,8 +1,7 @@
-"""What can go wrong, as exceptions.
+"""The exceptions of this package.
 
-Every exception of this package is a :class:`CotensorError`, and one of Python's own that says the same, so that
-``except KeyError`` or ``except TimeoutError`` works as anywhere. ``field`` names the argument, tensor or option that an
-error is about, and ``file`` the file, where there is one.
+Every exception is a :class:`CotensorError` and also the built-in exception of the same meaning, so ``except KeyError`` and
+``except TimeoutError`` work. ``field`` is the argument, tensor or option that caused the error. ``file`` is the file, if any.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from typing import Any, Optional, Sequence, Tuple, Type
 
 
 class CotensorError(Exception):
-    """Anything that Cotensor raises."""
+    """The base class of all exceptions of this package."""
 
-    #: The argument, tensor or option that it is about.
+    #: The argument, tensor or option that caused the error.
     field: Optional[str]
-    #: The file that it is about.
+    #: The file that caused the error.
     file: Optional[str]
 
     def __init__(self, message: str = "", *, field: Optional[str] = None, file: Optional[str] = None) -> None:
@@ -26,40 +25,40 @@ class CotensorError(Exception):
         self.field = field
         self.file = file
 
-    def __str__(self) -> str:  # KeyError would show the message in quotes
+    def __str__(self) -> str:  # KeyError would quote the message
         return str(self.args[0]) if self.args else ""
 
 
 class InvalidError(CotensorError, ValueError):
-    """Wrong input: a shape, a dtype, a name, an option."""
+    """Invalid input: a shape, a dtype, a name, an option."""
 
 
 class CorruptError(CotensorError, ValueError):
-    """Bytes that are damaged, cut short or not what their format says."""
+    """Damaged or truncated data, or data that violates its format."""
 
 
 class NotFoundError(CotensorError, KeyError):
-    """No tensor, function, task, file or model of that name."""
+    """No tensor, function, task, file or model has that name."""
 
 
 class ConflictError(CotensorError, RuntimeError):
-    """It clashes with the present state: published already, not held, belonging to another process."""
+    """The request conflicts with the current state: already published, not held, owned by another process."""
 
 
 class OverBudgetError(CotensorError, MemoryError):
-    """The memory budget does not allow it, even after eviction; the message says who holds what."""
+    """The memory limit is reached, even after eviction. The message names the holders."""
 
 
 class RefusedError(CotensorError, PermissionError):
-    """Not allowed: by the sharing configuration, or because it is another user's."""
+    """Forbidden by the sharing configuration, or owned by another user."""
 
 
 class UnsupportedError(CotensorError, NotImplementedError):
-    """Valid, but nothing here can do it: a dtype, a device, a layout."""
+    """Valid input that this package does not support: a dtype, a device, a layout."""
 
 
 class IoError(CotensorError, OSError):
-    """The operating system said no, or the other process is gone."""
+    """The operating system reported an error, or the other process ended."""
 
 
 class NoDaemonError(IoError, ConnectionError):
@@ -71,27 +70,27 @@ class EngineError(CotensorError, RuntimeError):
 
 
 class TimedOutError(CotensorError, TimeoutError):
-    """It took longer than allowed."""
+    """The time-out elapsed."""
 
 
 class CancelledError(CotensorError, concurrent.futures.CancelledError):
-    """A call or a task that was cancelled."""
+    """The call or the task was cancelled."""
 
 
 class RemoteError(CotensorError):
     """A function of another process raised an exception.
 
-    Where Python or this package has that exception, this is one of it, too: ``except ValueError`` catches a function's
-    ``ValueError``.
+    If Python or this package has an exception class of that name, this is also an instance of it: ``except ValueError`` catches
+    a function's ``ValueError``.
     """
 
-    #: The exception's type, as its process names it.
+    #: The name of the exception's class in the function's process.
     type: str
     #: Its message.
     message: str
-    #: Where it was raised there, as Python prints it; may be empty.
+    #: The traceback in the function's process, as Python prints it; possibly empty.
     remote_traceback: str
-    #: What it was raised ``from``, the nearest first: type, message and traceback of each. ``__cause__`` is made of them.
+    #: The causes (``raise … from``), the nearest first: type, message and traceback of each. ``__cause__`` shows them.
     remote_causes: Tuple[Tuple[str, str, str], ...]
 
     def __init__(
@@ -111,7 +110,7 @@ class RemoteError(CotensorError):
         return remote, (self.type, self.message, self.remote_traceback, self.remote_causes)
 
 
-#: What failures of the library itself are called when they cross.
+#: The wire names of the library's own errors.
 _KINDS = {
     "invalid": InvalidError,
     "corrupt": CorruptError,
@@ -134,22 +133,22 @@ def _remote_class(name: str) -> Type[RemoteError]:
     if not (isinstance(known, type) and issubclass(known, Exception)) or issubclass(known, RemoteError):
         return RemoteError
     try:
-        return type("Remote" + name, (RemoteError, known), {"__doc__": f"A function's {name}.", "__module__": __name__})
-    except TypeError:  # its layout is not to be combined
+        return type("Remote" + name, (RemoteError, known), {"__doc__": f"{name} of a function.", "__module__": __name__})
+    except TypeError:  # a class with an incompatible layout
         return RemoteError
 
 
 def remote(
     type: str, message: str, trace: str = "", causes: Sequence[Tuple[str, str, str]] = ()
 ) -> CotensorError:
-    """The exception of a function's failure."""
+    """The exception for a failed function."""
     kind = _KINDS.get(type)
     if kind is not None:
         return kind(message)
     made = _remote_class("AttributeError" if type == "no_method" else type)
     try:
         return made(type, message, trace, causes)
-    except TypeError:  # one that wants arguments of its own, such as UnicodeDecodeError
+    except TypeError:  # a class with other arguments, such as UnicodeDecodeError
         return RemoteError(type, message, trace, causes)
 
 

@@ -1,4 +1,4 @@
-"""Models of a folder for many callers: each is loaded once, and what one computed the others take over.
+"""The models of a folder for many callers. Each model is loaded once, and callers share computed results.
 
 ::
 
@@ -8,7 +8,7 @@
     result = model("Sample text")
     result["output_tensors"]["text_embedding"].numpy()
 
-Models are ONNX folders as hubs lay them out: config.json, tokenizer.json or preprocessor_config.json, onnx/\\*.onnx.
+A model is a folder in the layout of model hubs: config.json, tokenizer.json or preprocessor_config.json, onnx/\\*.onnx.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from . import _checks
 from ._native import PooledModel, ResourcePool, SharedTensor, Store, TensorSharingManager
 from .errors import InvalidError, UnsupportedError
 
-#: The task that inputs mean when nobody names one, where the model can do it.
+#: The default task for each combination of inputs, if the model supports it.
 _TASKS = {
     frozenset({"text"}): ("sentence-embedding",),
     frozenset({"image"}): ("image-embedding",),
@@ -37,10 +37,9 @@ _OPTIONS = ("task", "head", "max_new_tokens", "min_new_tokens")
 class ResourcePoolBridgeIntegration:
     """A pool of models, and the tensors that they share.
 
-    ``models`` is the folder that holds the models' folders (``COTENSOR_MODELS``, else the current folder). At most
-    ``max_connections`` calls run at a time; others wait. ``store`` is where weights and results lie: with
-    ``cotensor.connect()`` every process on the machine that runs the same model shares them. ``threads`` are the
-    engine's.
+    ``models`` is the folder with the models' folders: by default ``COTENSOR_MODELS``, else the current folder. At most
+    ``max_connections`` calls run at a time; others wait. ``store`` keeps weights and results. With ``cotensor.connect()``, all
+    processes that run the same model share them. ``threads`` is the number of threads of the engine.
     """
 
     def __init__(
@@ -62,14 +61,14 @@ class ResourcePoolBridgeIntegration:
 
     @property
     def store(self) -> Store:
-        """Where weights and results lie."""
+        """The store of weights and results."""
         return self._pool.store
 
     def setup_tensor_sharing(self, max_memory_mb: Optional[int] = None) -> TensorSharingManager:
-        """A manager of the tensors in the pool's store, which is limited to ``max_memory_mb`` MiB, weights included.
+        """Returns a manager of the tensors in the pool's store, and limits the store to ``max_memory_mb`` MiB, weights included.
 
-        Called again, it gives the same manager with the new limit. A daemon's limit is the daemon's to set
-        (`cotensor serve --max-memory`): :class:`UnsupportedError` says so.
+        Further calls return the same manager with the new limit. Only `cotensor serve --max-memory` sets a daemon's limit; for a
+        daemon's store this raises :class:`UnsupportedError`.
         """
         if self._manager is None:
             self._manager = self._pool.setup_tensor_sharing(max_memory_mb)
@@ -83,20 +82,20 @@ class ResourcePoolBridgeIntegration:
         model_name: str,
         hardware_preferences: Optional[Mapping[str, Any]] = None,
     ) -> "Model":
-        """The model ``model_name``, a folder below the pool's; however many ask, one copy is loaded.
+        """Loads the model in the folder ``model_name``, once for all callers.
 
         ``model_type`` is a kind (``"text_embedding"``), a modality (``"text"``, ``"vision"``, ``"audio"``) or a family
-        (``"bert"``), and the model has to be of it. ``hardware_preferences["priority_list"]`` names devices, best
-        first; those that cannot be used here are in the model's ``skipped``, each with the reason.
+        (``"bert"``), which the model has to match. ``hardware_preferences["priority_list"]`` lists devices, the best first. The
+        model's ``skipped`` has the unavailable devices, each with the reason.
 
         Raises :class:`NotFoundError` without such a folder, :class:`InvalidError` for a model of another type,
-        :class:`UnsupportedError` when no preferred device can be used, or for a preference that nothing here can serve.
+        :class:`UnsupportedError` if no preferred device is available, or for an unknown preference.
         """
         preferences = dict(hardware_preferences or {})
         devices = preferences.pop("priority_list", None)
         if preferences:
             unknown = ", ".join(sorted(map(str, preferences)))
-            raise UnsupportedError(f"nothing here can serve {unknown}", field="hardware_preferences")
+            raise UnsupportedError(f"unsupported preference: {unknown}", field="hardware_preferences")
         if devices is not None:
             devices = [devices] if isinstance(devices, str) else [str(device) for device in devices]
         found = await asyncio.to_thread(self._pool.get_model, model_type, model_name, devices)
@@ -110,10 +109,10 @@ class ResourcePoolBridgeIntegration:
         consumer_models: Sequence[str],
         storage_type: str = "cpu",
     ) -> SharedTensor:
-        """Publishes an array as ``tensor_name``, acquired once for its producer and once for every consumer.
+        """Publishes an array as ``tensor_name``, with one counted copy, and acquires it for its producer and every consumer.
 
-        They hold it until they release it, or ``manager.release_model_tensors(model)`` does. One copy, counted.
-        ``storage_type`` is ``"cpu"``; others raise :class:`UnsupportedError`.
+        Each holds it until it releases the tensor, or ``manager.release_model_tensors(model)`` does. ``storage_type`` is
+        ``"cpu"``; others raise :class:`UnsupportedError`.
         """
         return await asyncio.to_thread(
             self._share, tensor_data, tensor_name, producer_model, list(consumer_models), storage_type
@@ -148,71 +147,70 @@ class ResourcePoolBridgeIntegration:
 
 
 class Model:
-    """A model of a pool, to be called."""
+    """A callable model of a pool."""
 
     def __init__(self, model: PooledModel, name: str) -> None:
         self._model = model
-        #: The name that it was asked for by.
+        #: The name of its folder.
         self.name = name
 
     @property
     def family(self) -> str:
-        """``bert``, ``vit``, …"""
+        """The family: ``bert``, ``vit``, …"""
         return self._model.family
 
     @property
     def device(self) -> str:
-        """Where it runs."""
+        """The device that it runs on."""
         return self._model.device
 
     @property
     def skipped(self) -> dict[str, str]:
-        """The preferred devices that were passed over, each with the reason."""
+        """The preferred devices that are not available, each with the reason."""
         return dict(self._model.skipped)
 
     @property
     def tasks(self) -> list[str]:
-        """What it can be asked for."""
+        """The tasks that it supports."""
         return [name for name, _ in self._model.tasks]
 
     def is_same_copy(self, other: "Model") -> bool:
-        """Whether both are one loaded copy."""
+        """Whether both objects use one loaded copy."""
         return self._model.is_same_copy(other._model)
 
     def __call__(self, inputs: Any = None, **more: Any) -> dict[str, Any]:
         """Runs the model on a text, or on a dict (or keywords) of ``text``, ``image``, ``audio``, ``texts``.
 
-        An image is a file's path or bytes (PNG, JPEG, WebP, BMP), a PIL image, or an array of uint8
-        [height, width, 3]; audio is the path or bytes of a WAV, FLAC, MP3 or Ogg Vorbis file.
-        ``task`` names the task where the inputs do not decide it (see ``tasks``); ``head``, ``max_new_tokens`` and
-        ``min_new_tokens`` are options of it.
+        An image is the path or bytes of a file (PNG, JPEG, WebP, BMP), a PIL image, or a uint8 array [height, width, 3]. Audio is
+        the path or bytes of a WAV, FLAC, MP3 or Ogg Vorbis file. ``task`` is one of ``tasks``; it is required where the inputs
+        allow several. ``head``, ``max_new_tokens`` and ``min_new_tokens`` are options of the task.
 
-        The result has ``answer``, ``outputs`` (the numbers behind it), ``stages`` (what ran, and what was there
-        already), ``notices``, ``device``, and ``output_tensors``: what the stages made, by kind, as tensors that models
-        share. Waits while as many calls run as the pool allows.
+        The result has ``answer``, ``outputs`` (the numbers behind the answer), ``stages`` (which ran and which were reused),
+        ``notices``, ``device``, and ``output_tensors``: the stages' outputs by kind, as shared tensors. Waits while
+        ``max_connections`` calls of the pool run.
         """
-        asked = dict(inputs) if isinstance(inputs, Mapping) else {} if inputs is None else {"text": inputs}
-        asked.update(more)
-        unknown = sorted(set(asked) - {*_INPUTS, *_OPTIONS})
+        given = dict(inputs) if isinstance(inputs, Mapping) else {} if inputs is None else {"text": inputs}
+        given.update(more)
+        unknown = sorted(set(given) - {*_INPUTS, *_OPTIONS})
         if unknown:
-            there = ", ".join((*_INPUTS, *_OPTIONS))
-            raise InvalidError(f"no such input; there are: {there}", field=str(unknown[0]))
-        asked = {name: value for name, value in asked.items() if value is not None}
-        task = asked.pop("task", None) or self._task(asked)
-        if "image" in asked:
-            asked["image"] = _image(asked["image"])
-        result: dict[str, Any] = self._model.run(task, user=self.name, **asked)
+            known = ", ".join((*_INPUTS, *_OPTIONS))
+            raise InvalidError(f"unknown input; known inputs are: {known}", field=str(unknown[0]))
+        given = {name: value for name, value in given.items() if value is not None}
+        task = given.pop("task", None) or self._task(given)
+        if "image" in given:
+            given["image"] = _image(given["image"])
+        result: dict[str, Any] = self._model.run(task, user=self.name, **given)
         result["device"] = self.device
         return result
 
-    def _task(self, asked: Mapping[str, Any]) -> str:
-        wanted = _TASKS.get(frozenset(name for name in _INPUTS if name in asked), ())
+    def _task(self, given: Mapping[str, Any]) -> str:
+        wanted = _TASKS.get(frozenset(name for name in _INPUTS if name in given), ())
         for task in wanted:
             if task in self.tasks:
                 return task
-        given = ", ".join(sorted(asked)) or "nothing"
+        names = ", ".join(sorted(given)) or "nothing"
         raise InvalidError(
-            f"{self.name} ({self.family}) is given {given}: say which of its tasks is meant: {', '.join(self.tasks)}",
+            f"{self.name} ({self.family}) got {names}: pass task=, one of {', '.join(self.tasks)}",
             field="task",
         )
 

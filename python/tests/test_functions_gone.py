@@ -144,7 +144,7 @@ def test_options_of_a_daemon_are_refused_where_one_runs(daemon, capsys, tmp_path
     ]:
         assert main(["--socket", str(daemon.socket), *options]) == 2
         said = capsys.readouterr().err
-        assert field in said and "runs at" in said, said
+        assert field in said and "running daemon at" in said, said
 
 
 ENDS = """
@@ -174,6 +174,6 @@ def test_a_module_that_offers_nothing_is_warned_about(daemon, tmp_path):
         line = running.process.stderr.readline()
         assert line, said
         said += line
-    assert "empty.py offers no functions" in said
+    assert "empty.py provides no functions" in said
     os.kill(running.process.pid, signal.SIGTERM)
     running.finish()

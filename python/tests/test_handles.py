@@ -85,7 +85,7 @@ def test_a_handle_holds_no_lease_and_no_secret(daemon: Daemon) -> None:
         tensor.release()
         del tensor
         gc.collect()
-        with pytest.raises(cotensor.NotFoundError, match="kept by nobody.*is gone") as error:
+        with pytest.raises(cotensor.NotFoundError, match="kept by nobody.*was freed") as error:
             pickle.loads(handle)
         assert error.value.field == "kept by nobody"
         store.put("removed", np.arange(3)).release()
@@ -118,7 +118,7 @@ def test_a_handle_of_another_daemon_is_an_error(daemon: Daemon) -> None:
                 open_tensor(str(daemon.socket), *wrong, window)
         handle, socket = pickle.dumps(names[0]), pickle.dumps(there)
         folder = other.folder
-    # The daemon is gone, and then another is in its place.
+    # The daemon ends, and another one takes its place.
     with pytest.raises(cotensor.CotensorError):
         pickle.loads(handle)
     with pytest.raises(cotensor.CotensorError):

@@ -1,4 +1,4 @@
-"""Calling functions of other processes from asyncio, and as tasks.
+"""Calls functions of other processes from asyncio, and as tasks.
 
 ::
 
@@ -8,8 +8,8 @@
         y = await client.call_function("scale", [x, 2])
         many = await asyncio.gather(*(client.call_function("scale", [x, k]) for k in range(1000)))
 
-A *task* is a call that is asked about later, by any client: :meth:`AsyncSharedTensorClient.submit_task` gives its id.
-The methods for tasks are plain calls; each has a variant for asyncio, with an ``a`` before its name.
+A *task* is a call that runs without a waiting client. :meth:`AsyncSharedTensorClient.submit_task` returns its id, by which any
+client finds the task. The methods for tasks block; each has an asyncio variant with an ``a`` before its name.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, TypeV
 
 from .. import _checks, _native
 from ..errors import ConflictError, NoDaemonError, NotFoundError, TimedOutError
-from .client import PAUSE, SharedTensorClient, arguments, not_called
+from .client import RETRY_PAUSE, SharedTensorClient, arguments, not_called
 from .task_status import ENDED, STATES, TaskStatus, parts, task_id
 from .waiter import Waiter
 
 T = TypeVar("T")
 
-#: Threads that send calls: what is sent is put into shared memory first, and a loop is not to wait for that.
+#: Threads that send calls. Sending copies arguments into shared memory, which must not block the event loop.
 SENDERS = 4
 
 
 class AsyncSharedTensorClient(SharedTensorClient):
-    """As :class:`~cotensor.client.SharedTensorClient`, for asyncio: ``await client.call_function(…)``.
+    """A :class:`~cotensor.client.SharedTensorClient` for asyncio: ``await client.call_function(…)``.
 
-    A call that waits occupies no thread, neither here nor of the provider's: ten thousand may wait at a time. A call
-    whose ``await`` is cancelled goes on at its provider, and its result is dropped; a task can be cancelled there, too.
+    A waiting call occupies no thread, neither in this process nor in the provider's, so ten thousand calls can wait. If an
+    ``await`` is cancelled, the call continues at its provider, and its result is dropped. A task can be cancelled there, too.
     """
 
     def __init__(self, server_port: Optional[int] = None, timeout: Optional[float] = 30, **options: Any) -> None:
         super().__init__(server_port, timeout, **options)
-        self._fresh()
+        self._reset()
 
-    def _fresh(self) -> None:
+    def _reset(self) -> None:
         self._process = os.getpid()
         self._waiters: Dict[int, Waiter] = {}
         self._waiters_lock = threading.Lock()
         self._senders: Optional[concurrent.futures.ThreadPoolExecutor] = None
 
-    def _ours(self) -> None:
-        # Threads are not forked along.
+    def _reset_after_fork(self) -> None:
+        # A forked child has none of its parent's threads.
         if self._process != os.getpid():
-            self._fresh()
+            self._reset()
 
     # -- asyncio -----------------------------------------
 
@@ -74,14 +74,14 @@ class AsyncSharedTensorClient(SharedTensorClient):
         try:
             waiter.start(loop, future, send)
         except OSError:
-            # The connection is gone; should the provider be found again, it is by another.
+            # The connection broke. A later call gets a new one.
             with self._waiters_lock:
                 if self._waiters.get(pending.epoch) is waiter:
                     del self._waiters[pending.epoch]
             raise
 
     async def _in_thread(self, act: Callable[[], T]) -> T:
-        self._ours()
+        self._reset_after_fork()
         with self._waiters_lock:
             if self._closed:
                 raise ConflictError("this client is closed")
@@ -98,12 +98,11 @@ class AsyncSharedTensorClient(SharedTensorClient):
         *,
         timeout: Optional[float] = None,
     ) -> Any:
-        """As :meth:`SharedTensorClient.call_function <cotensor.client.SharedTensorClient.call_function>`, to be
-        awaited."""
+        """As :meth:`SharedTensorClient.call_function <cotensor.client.SharedTensorClient.call_function>`, for ``await``."""
         args, named = arguments(name, args, kwargs)
         limit = self.timeout if timeout is None else timeout
         loop = asyncio.get_running_loop()
-        pause = PAUSE
+        pause = RETRY_PAUSE
         for left in range(self.retry_count, -1, -1):
             future: "asyncio.Future[Any]" = loop.create_future()
 
@@ -130,15 +129,15 @@ class AsyncSharedTensorClient(SharedTensorClient):
     async def acall_function(
         self, name: str, args: Sequence[Any] = (), kwargs: Optional[Mapping[str, Any]] = None, **options: Any
     ) -> Any:
-        """The same as :meth:`call_function`."""
+        """An alias of :meth:`call_function`."""
         return await self.call_function(name, args, kwargs, **options)
 
     async def alist_functions(self, prefix: str = "") -> List[Dict[str, Any]]:
-        """:meth:`list_functions`, to be awaited."""
+        """As :meth:`list_functions`, for ``await``."""
         return await self._in_thread(lambda: self.list_functions(prefix))
 
     async def aping(self) -> bool:
-        """:meth:`ping`, to be awaited."""
+        """As :meth:`ping`, for ``await``."""
         return await self._in_thread(self.ping)
 
     # -- tasks -----------------------------------------
@@ -151,38 +150,37 @@ class AsyncSharedTensorClient(SharedTensorClient):
         *,
         timeout: Optional[float] = None,
     ) -> str:
-        """Has a function called, and does not wait for it: the id of the task, by which any client finds it.
+        """Submits a call as a task, and returns the task's id, by which any client finds it.
 
-        The task fails when it has not ended within ``timeout`` seconds; without, it takes as long as it takes. Its
-        result is kept by the provider for a while (``task_ttl``), and can be had as often as wanted.
+        The task fails after ``timeout`` seconds; without ``timeout`` there is no limit. The provider keeps the result for its
+        ``task_ttl``.
         """
         args, named = arguments(name, args, kwargs)
-        submitted = self._patiently(lambda _: self._functions().submit(name, args, named, timeout=timeout), name)
+        submitted = self._retrying(lambda _: self._functions().submit(name, args, named, timeout=timeout), name)
         return task_id(submitted.epoch, submitted.number)
 
     def _task(self, task: str) -> _native.Task:
         return self._functions().task(*parts(task))
 
     def get_task_status(self, task_id: str) -> TaskStatus:
-        """How far a task is: a text, ``pending``, ``running``, ``completed``, ``failed`` or ``cancelled``, with
-        ``error`` and more as attributes.
+        """The state of a task: ``pending``, ``running``, ``completed``, ``failed`` or ``cancelled``, with ``error`` and more as
+        attributes.
 
-        Raises :class:`NotFoundError` for a task that never was, or is kept no longer, or whose provider is gone.
+        Raises :class:`NotFoundError` for an unknown or expired task, or if its provider ended.
         """
         found = self._task(task_id)
         return TaskStatus.of(found.epoch, found.status())
 
     def wait_for_task(self, task_id: str, timeout: Optional[float] = None) -> TaskStatus:
-        """Waits until a task has ended, for at most ``timeout`` seconds (``None``: as long as it takes; 0 looks once): how
-        far it is then."""
+        """Waits until a task ends, for at most ``timeout`` seconds, and returns its state. ``None`` means no limit, 0 no wait."""
         found = self._task(task_id)
         return TaskStatus.of(found.epoch, found.wait(timeout))
 
     def get_task_result(self, task_id: str, timeout: Optional[float] = None) -> Any:
-        """A task's result, once it has ended; raises what its function raised.
+        """Waits for a task's result, or raises its function's exception.
 
-        Waits for at most ``timeout`` seconds, then raises :class:`TimedOutError`: the task goes on. A cancelled one
-        raises :class:`CancelledError`.
+        Raises :class:`TimedOutError` after ``timeout`` seconds, while the task continues, and :class:`CancelledError` for a
+        cancelled task.
         """
         found = self._task(task_id)
         info = found.wait(timeout)
@@ -191,14 +189,13 @@ class AsyncSharedTensorClient(SharedTensorClient):
         return found.result()
 
     def cancel_task(self, task_id: str) -> TaskStatus:
-        """Cancels a task, unless it has ended: how far it is then. A function that runs is asked to stop
-        (:func:`~cotensor.functions.check_cancelled`; an ``async def`` is cancelled)."""
+        """Cancels a task unless it has ended, and returns its state. A running function gets a request to stop
+        (:func:`~cotensor.functions.check_cancelled`); an ``async def`` is cancelled."""
         found = self._task(task_id)
         return TaskStatus.of(found.epoch, found.cancel())
 
     def list_tasks(self, state: Optional[str] = None) -> List[TaskStatus]:
-        """The newest tasks of every provider, at most 1000 of each, the newest first; those in one ``state``, if that is
-        given."""
+        """The tasks of every provider, at most 1000 of each, the newest first; with ``state``, those in that state."""
         if state is not None:
             _checks.one_of(state, "state", STATES)
         return [TaskStatus.of(provider["epoch"], info) for provider, info in self._functions().tasks(state)]
@@ -211,15 +208,15 @@ class AsyncSharedTensorClient(SharedTensorClient):
         *,
         timeout: Optional[float] = None,
     ) -> str:
-        """:meth:`submit_task`, to be awaited."""
+        """As :meth:`submit_task`, for ``await``."""
         return await self._in_thread(lambda: self.submit_task(name, args, kwargs, timeout=timeout))
 
     async def aget_task_status(self, task_id: str) -> TaskStatus:
-        """:meth:`get_task_status`, to be awaited."""
+        """As :meth:`get_task_status`, for ``await``."""
         return await self._in_thread(lambda: self.get_task_status(task_id))
 
     async def await_for_task(self, task_id: str, timeout: Optional[float] = None) -> TaskStatus:
-        """:meth:`wait_for_task`, to be awaited."""
+        """As :meth:`wait_for_task`, for ``await``."""
         loop = asyncio.get_running_loop()
         future: "asyncio.Future[Any]" = loop.create_future()
 
@@ -234,26 +231,26 @@ class AsyncSharedTensorClient(SharedTensorClient):
         return TaskStatus.of(epoch, await future)
 
     async def aget_task_result(self, task_id: str, timeout: Optional[float] = None) -> Any:
-        """:meth:`get_task_result`, to be awaited."""
+        """As :meth:`get_task_result`, for ``await``."""
         status = await self.await_for_task(task_id, timeout)
         if not status.ended:
             raise TimedOutError(f"task {task_id} is {status} after {timeout} s", field="timeout")
         return await self._in_thread(lambda: self._task(task_id).result())
 
     async def acancel_task(self, task_id: str) -> TaskStatus:
-        """:meth:`cancel_task`, to be awaited."""
+        """As :meth:`cancel_task`, for ``await``."""
         return await self._in_thread(lambda: self.cancel_task(task_id))
 
     async def alist_tasks(self, state: Optional[str] = None) -> List[TaskStatus]:
-        """:meth:`list_tasks`, to be awaited."""
+        """As :meth:`list_tasks`, for ``await``."""
         return await self._in_thread(lambda: self.list_tasks(state))
 
-    # -- its life -----------------------------------------
+    # -- closing -----------------------------------------
 
     def close(self) -> None:
-        """As :meth:`SharedTensorClient.close <cotensor.client.SharedTensorClient.close>`; what waits fails."""
+        """As :meth:`SharedTensorClient.close <cotensor.client.SharedTensorClient.close>`. Waiting calls fail."""
         super().close()
-        self._ours()
+        self._reset_after_fork()
         with self._waiters_lock:
             senders, self._senders = self._senders, None
             waiters = list(self._waiters.values())

@@ -1,4 +1,4 @@
-"""Offering functions that may be ``async def``.
+"""Provides functions that may be ``async def``.
 
 ::
 
@@ -10,7 +10,7 @@
     async def fetch(url):
         ...
 
-Every call of a shared function can be submitted as a task: see :class:`~cotensor.async_client.AsyncSharedTensorClient`.
+A client can submit a call of any shared function as a task: see :class:`~cotensor.async_client.AsyncSharedTensorClient`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ..errors import ConflictError, InvalidError
 from . import handlers
 from .provider import SharedTensorProvider
 
-#: Threads for functions, unless told otherwise: an ``async def`` that runs occupies one, which waits and does no more.
+#: The default number of worker threads. A running ``async def`` occupies one, which only waits.
 WORKERS = 64
 
 
 class AsyncSharedTensorProvider(SharedTensorProvider):
-    """As a :class:`~cotensor.provider.SharedTensorProvider`; functions may be ``async def``, too.
+    """A :class:`~cotensor.provider.SharedTensorProvider` whose functions may be ``async def``.
 
-    Those run on an event loop in a thread of the provider's own (or on ``loop``, which has to be running elsewhere), as
-    many at a time as there are ``workers`` (64 unless given). One that nobody waits for any more, or whose task is
-    cancelled, gets :class:`asyncio.CancelledError` where it waits.
+    Coroutines run on an event loop in a thread of the provider, or on ``loop``, which has to run in another thread. At most
+    ``workers`` run at a time, by default 64. If a call or task is cancelled, or its caller is gone, its coroutine gets
+    :class:`asyncio.CancelledError`.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class AsyncSharedTensorProvider(SharedTensorProvider):
     ) -> None:
         super().__init__(server_port, workers=WORKERS if workers is None else workers, **options)
         if loop is not None and not isinstance(loop, asyncio.AbstractEventLoop):
-            raise InvalidError(f"loop: an event loop is expected, not {type(loop).__name__}", field="loop")
+            raise InvalidError(f"loop: pass an event loop, not {type(loop).__name__}", field="loop")
         self._loop = loop
         self._loop_given = loop is not None
         self._loop_lock = threading.Lock()
@@ -68,18 +68,18 @@ class AsyncSharedTensorProvider(SharedTensorProvider):
             return self._loop
 
     async def aserve(self) -> None:
-        """Offers the functions until cancelled, then closes."""
+        """Provides the functions until this coroutine is cancelled, then closes."""
         starting = asyncio.get_running_loop().run_in_executor(None, self.start)
         try:
             await asyncio.shield(starting)
             await asyncio.Event().wait()
         finally:
-            # Cancelled while it starts: the thread that starts it would offer the functions after the end.
+            # Cancelled during `start`: its thread would otherwise provide the functions after `close`.
             await asyncio.wait([starting])
             self.close()
 
     def close(self) -> None:
-        """Takes every function back; coroutines that run are cancelled."""
+        """Withdraws every function and cancels running coroutines."""
         super().close()
         with self._loop_lock:
             loop, self._loop = self._loop, self._loop if self._loop_given else None

@@ -8,14 +8,14 @@ from typing import Optional
 from .._native import Call
 from ..errors import CancelledError
 
-#: The call that this thread (or coroutine) runs for.
+#: The call that this thread or coroutine runs for.
 _current: "contextvars.ContextVar[Optional[Call]]" = contextvars.ContextVar("cotensor_call", default=None)
 
 
 def current_call() -> Optional[Call]:
-    """The call that runs here: ``function``, ``client`` (who asked), and ``cancelled`` (whether nobody waits any more).
+    """The call that the current function runs for: ``function``, ``client`` (the caller's name) and ``cancelled``.
 
-    ``None`` where no provider's function runs, such as in a direct call of the same function::
+    ``None`` outside of a provider's call, such as in a direct call of the same function::
 
         @provider.share(execution="task")
         def train(steps):
@@ -27,8 +27,7 @@ def current_call() -> Optional[Call]:
 
 
 def check_cancelled() -> None:
-    """Raises :class:`~cotensor.errors.CancelledError` when the call that runs here is cancelled, or nobody waits for
-    it."""
+    """Raises :class:`~cotensor.errors.CancelledError` if the current call was cancelled or its caller is gone."""
     call = _current.get()
     if call is not None and call.cancelled:
         raise CancelledError(f"{call.function} was cancelled")

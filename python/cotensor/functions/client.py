@@ -1,4 +1,4 @@
-"""Calling functions of other processes.
+"""Calls functions of other processes.
 
 ::
 
@@ -7,7 +7,7 @@
     with SharedTensorClient() as client:
         client.call_function("add_numbers", [10, 20])
         client.add_numbers(10, 20)                       # the same
-        model = client.call_function("create_model")     # a managed result: a reference to an object that stays there
+        model = client.call_function("create_model")     # a managed result: a reference to an object in the provider's process
         client.call_function("model_inference", [model, x])
 """
 
@@ -30,12 +30,12 @@ log = logging.getLogger("cotensor.client")
 
 T = TypeVar("T")
 
-#: The pause before the first time that something is tried again, in seconds; each further one is twice as long.
-PAUSE = 0.1
+#: The pause before the first retry, in seconds. It doubles with each further retry.
+RETRY_PAUSE = 0.1
 
 
 def not_called(error: BaseException) -> bool:
-    """Whether nothing was called: no daemon is there, or nobody offers that function (yet)."""
+    """Whether the error means that no function ran: there is no daemon, or no process provides the function."""
     if isinstance(error, NoDaemonError):
         return True
     if isinstance(error, RemoteError) or not isinstance(error, NotFoundError):
@@ -46,18 +46,16 @@ def not_called(error: BaseException) -> bool:
 class SharedTensorClient:
     """Calls functions of other processes by name.
 
-    The daemon is that of ``store`` or ``socket``, else of ``COTENSOR_SOCKET``, else the one whose HTTP port
-    ``server_port`` is (2537 + ``RANK`` unless given). It is looked for when first needed.
+    The daemon is the one of ``store`` or ``socket``, else of ``COTENSOR_SOCKET``, else the one with HTTP at ``server_port``, by
+    default 2537 + ``RANK``. The client connects on first use.
 
-    ``timeout`` is how long a call may take, in seconds, for calls that say nothing else; ``None`` is as long as it
-    takes. It counts from the look-up of the function to the answer. The provider stops a call whose time is over, and the caller
-    gets a :class:`~cotensor.errors.TimedOutError` that names the provider, also when the provider does not answer at all.
-    ``retry_count`` is how often it is tried again when there is no daemon or nobody offers the function (a server that
-    is starting): nothing was called then. A call that may have run is never repeated.
+    ``timeout`` is the default time limit of a call in seconds, from the look-up of the function to the answer; ``None`` means no
+    limit. After it the provider stops the call, and the caller gets a :class:`~cotensor.errors.TimedOutError` that names the
+    provider, even if the provider does not answer. ``retry_count`` is the number of retries while there is no daemon or no
+    provider of the function, for example while a server starts. The client never repeats a call that may have run.
 
-    ``tensors`` says as what tensors of results come: ``torch``, ``numpy``, ``cotensor``, or ``auto`` (torch's where
-    torch is imported, else numpy's where that is installed). For ``allow_pickle`` see
-    :class:`~cotensor.provider.SharedTensorProvider`.
+    ``tensors`` is the type of tensors in results: ``torch``, ``numpy``, ``cotensor``, or ``auto`` (torch's if torch is imported,
+    else numpy's if numpy is installed). For ``allow_pickle`` see :class:`~cotensor.provider.SharedTensorProvider`.
 
     All methods may be called from any thread. A forked child connects anew by itself.
     """
@@ -110,22 +108,22 @@ class SharedTensorClient:
 
     @property
     def store(self) -> Store:
-        """The store that arguments and results are in."""
+        """The store of arguments and results."""
         self._functions()
         assert self._store is not None
         return self._store
 
-    def _patiently(self, act: Callable[[Callable[[], Optional[float]]], T], name: str = "", timeout: Optional[float] = None) -> T:
-        """Does ``act``, which can ask for the time that is left for it; again, after a pause, while nothing was called.
+    def _retrying(self, act: Callable[[Callable[[], Optional[float]]], T], name: str = "", timeout: Optional[float] = None) -> T:
+        """Runs ``act`` with a function that returns the remaining time, and retries it while no function ran.
 
-        A function that nobody offers is not waited for when one of a similar name is there, nor past the timeout.
+        There is no retry after the timeout, and none for an unknown name if a function has a similar name.
         """
         end = None if timeout is None else time.monotonic() + timeout
 
         def time_left() -> Optional[float]:
             return None if end is None else max(0.0, end - time.monotonic())
 
-        pause = PAUSE
+        pause = RETRY_PAUSE
         for left in range(self.retry_count, -1, -1):
             try:
                 return act(time_left)
@@ -138,7 +136,7 @@ class SharedTensorClient:
                         raise NotFoundError(f"{error}{suggestion}", field="name") from None
                 if not left or (end is not None and time.monotonic() + pause >= end):
                     raise
-                log.debug("trying again in %.1f s: %s", pause, error)
+                log.debug("retry in %.1f s: %s", pause, error)
             time.sleep(pause)
             pause *= 2
         raise AssertionError("the last attempt returns or raises")
@@ -147,7 +145,7 @@ class SharedTensorClient:
         try:
             return self.functions._directory.suggestion(name)
         except CotensorError:
-            return ""  # the error that it would be part of says more
+            return ""  # the caller raises the first error
 
     # -- calls -----------------------------------------
 
@@ -159,16 +157,14 @@ class SharedTensorClient:
         *,
         timeout: Optional[float] = None,
     ) -> Any:
-        """Calls the function ``name`` with these arguments and waits for its result, for at most ``timeout`` seconds
-        (the client's, unless given).
+        """Calls the function ``name`` and waits for its result, for at most ``timeout`` seconds, by default the client's.
 
-        Arguments are numbers, texts, bytes, lists, tuples, dicts with texts as keys, tensors (of torch, numpy, JAX or
-        this package) and remote objects. Tensors that are in the store already travel as they are; others are put there
-        first.
+        Arguments are numbers, strings, bytes, lists, tuples, dicts with strings as keys, tensors (of torch, numpy, JAX or this
+        package) and remote objects. Tensors of the store cross without a copy; others are put there first.
 
-        Raises what the function raised (:class:`~cotensor.errors.RemoteError`, which is also a ``ValueError`` if that
-        was one), :class:`NotFoundError` when no process offers the function, :class:`NoDaemonError` when no daemon answers,
-        :class:`TimedOutError`, :class:`IoError` when its provider ended meanwhile, :class:`UnsupportedError` or
+        Raises the function's exception (:class:`~cotensor.errors.RemoteError`, which is also a ``ValueError`` for a
+        ``ValueError``), :class:`NotFoundError` if no process provides the function, :class:`NoDaemonError` if no daemon answers,
+        :class:`TimedOutError`, :class:`IoError` if the provider ended during the call, and :class:`UnsupportedError` or
         :class:`InvalidError` for an argument that does not cross.
         """
         args, named = arguments(name, args, kwargs)
@@ -178,7 +174,7 @@ class SharedTensorClient:
         def call(time_left: Callable[[], Optional[float]]) -> Any:
             return self._functions(time_left()).call(name, args, named, timeout=time_left())
 
-        return self._patiently(call, name, limit)
+        return self._retrying(call, name, limit)
 
     def _by_attribute(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return self.call_function(name, args, kwargs)
@@ -187,7 +183,7 @@ class SharedTensorClient:
         # A client whose __init__ failed has no functions.
         if name.startswith("_") or "functions" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return self._patiently(lambda _: self.functions._directory.attribute(name))
+        return self._retrying(lambda _: self.functions._directory.attribute(name))
 
     def __dir__(self) -> List[str]:
         try:
@@ -195,11 +191,11 @@ class SharedTensorClient:
         except CotensorError:
             return sorted(super().__dir__())
 
-    # -- looking -----------------------------------------
+    # -- look-ups -----------------------------------------
 
     def list_functions(self, prefix: str = "") -> List[Dict[str, Any]]:
-        """The functions whose names start with ``prefix``, in their order: dicts of name, summary, task (whether a call
-        is one), provider (who offers it) and epoch (which life of that)."""
+        """The functions whose names start with ``prefix``, sorted. Each is a dict of name, summary, task (whether a call is a
+        task), provider (its name) and epoch (of the provider)."""
         found = self._functions().list(_checks.text(prefix, "prefix"))
         return [
             {
@@ -213,21 +209,21 @@ class SharedTensorClient:
         ]
 
     def has_function(self, name: str) -> bool:
-        """Whether somebody offers ``name``."""
+        """Whether a process provides the function ``name``."""
         return self._functions().provides(_checks.text(name, "name"))
 
     def ping(self) -> bool:
-        """Whether the daemon is there. Never tries twice."""
+        """Whether the daemon answers. Without retries."""
         try:
             self._functions().list("\0")
             return True
         except OSError:
             return False
 
-    # -- its life -----------------------------------------
+    # -- closing -----------------------------------------
 
     def close(self) -> None:
-        """Lets go of everything: what this client leased is given back. Arrays stay readable."""
+        """Releases all leases and the connection. Arrays stay readable."""
         with self._lock:
             store, self._store, self._native = self._store, None, None
             self._closed = True
@@ -236,7 +232,7 @@ class SharedTensorClient:
         lifecycle.closed(self)
 
     def ending(self) -> None:
-        """Does nothing: a client may be left open."""
+        """Does nothing: an open client needs no warning."""
 
     def __enter__(self) -> "SharedTensorClient":
         return self
@@ -245,7 +241,7 @@ class SharedTensorClient:
         self.close()
 
     def __reduce__(self) -> Any:
-        """A handle, for other processes of this user: the options of this client, and nothing that it leases."""
+        """Pickles a handle for other processes of this user: the options of this client, without leases."""
         options = {
             "server_port": self.server_port,
             "timeout": self.timeout,
@@ -265,20 +261,20 @@ class SharedTensorClient:
 def arguments(
     name: str, args: Sequence[Any], kwargs: Optional[Mapping[str, Any]]
 ) -> "tuple[Sequence[Any], Optional[Dict[str, Any]]]":
-    """Arguments as they are passed on; what is none gives an error that says so."""
+    """Checks a name and arguments, and returns the arguments."""
     if not isinstance(name, str) or not name:
-        raise InvalidError(f"name: a function's name is expected, not {name!r}", field="name")
+        raise InvalidError(f"name: pass the name of a function, not {name!r}", field="name")
     if isinstance(args, (str, bytes)) or not isinstance(args, (list, tuple)):
-        raise InvalidError(f"args: a list or a tuple of arguments is expected, not {type(args).__name__}", field="args")
+        raise InvalidError(f"args: pass a list or a tuple of arguments, not {type(args).__name__}", field="args")
     if kwargs is None:
         return args, None
     if not isinstance(kwargs, Mapping):
         raise InvalidError(
-            f"kwargs: a dict of arguments by name is expected, not {type(kwargs).__name__}", field="kwargs"
+            f"kwargs: pass a dict of arguments by name, not {type(kwargs).__name__}", field="kwargs"
         )
     wrong = [key for key in kwargs if not isinstance(key, str)]
     if wrong:
-        raise InvalidError(f"kwargs: {wrong[0]!r} is no name of an argument", field="kwargs")
+        raise InvalidError(f"kwargs: {wrong[0]!r} is not the name of an argument", field="kwargs")
     return args, dict(kwargs)
 
 

@@ -9,7 +9,7 @@ from ..errors import InvalidError, NotFoundError
 
 
 class Directory:
-    """The functions that are offered now, and how they are called: what stands behind attributes and items."""
+    """Looks functions up and calls them, for attributes and items."""
 
     __slots__ = ("call", "provides", "list")
 
@@ -24,37 +24,37 @@ class Directory:
         self.list = list
 
     def names(self, prefix: str = "") -> "List[str]":
-        """The names that start with ``prefix``, in order."""
+        """The sorted names that start with ``prefix``."""
         return [info["name"] for info in self.list(prefix)]
 
     def suggestion(self, name: str) -> str:
-        """``; did you mean …?``, or nothing."""
+        """``; did you mean …?`` with similar names, or an empty string."""
         alike = difflib.get_close_matches(name, self.names(), n=3)
         return f"; did you mean {' or '.join(map(repr, alike))}?" if alike else ""
 
     def function(self, name: str) -> "RemoteFunction":
-        """The function ``name``, or those whose names begin with ``name`` and a dot.
+        """The function ``name``, or the functions whose names start with ``name`` and a dot.
 
-        Raises :class:`~cotensor.errors.NotFoundError` when there are none.
+        Raises :class:`~cotensor.errors.NotFoundError` without any.
         """
         if not self.provides(name) and not self.names(name + "."):
-            raise NotFoundError(f"no process offers a function {name!r}{self.suggestion(name)}", field="name")
+            raise NotFoundError(f"no process provides a function {name!r}{self.suggestion(name)}", field="name")
         return RemoteFunction(self, name)
 
     def attribute(self, name: str) -> "RemoteFunction":
-        """The same for an attribute."""
+        """As :meth:`function`, but raises :class:`AttributeError`."""
         try:
             return self.function(name)
         except NotFoundError as error:
             raise AttributeError(str(error)) from None
 
     def beneath(self, prefix: str) -> "List[str]":
-        """The next part of each name that starts with ``prefix``."""
+        """The next part of every name that starts with ``prefix``, sorted."""
         return sorted({name[len(prefix) :].split(".")[0] for name in self.names(prefix)})
 
 
 class RemoteFunction:
-    """A function of another process, by its name: called like any function.
+    """A function of another process. Call it like any function.
 
     A dot in a name is an attribute: ``client.functions.model.run(…)`` calls ``model.run``.
     """
@@ -81,9 +81,9 @@ class RemoteFunction:
 
 
 class Functions:
-    """The functions that are offered now: ``functions.add(1, 2)``, ``functions["model.run"](…)``, ``"add" in functions``.
+    """The functions of all providers: ``functions.add(1, 2)``, ``functions["model.run"](…)``, ``"add" in functions``.
 
-    Iteration gives their names, in order. An attribute or an item that no process offers is an error at once.
+    Iteration yields their sorted names. An attribute or an item that no process provides raises at once.
     """
 
     __slots__ = ("_directory",)
@@ -98,7 +98,7 @@ class Functions:
 
     def __getitem__(self, name: str) -> RemoteFunction:
         if not isinstance(name, str):
-            raise InvalidError(f"name: the name of a function is expected, not {name!r}", field="name")
+            raise InvalidError(f"name: pass the name of a function, not {name!r}", field="name")
         return self._directory.function(name)
 
     def __iter__(self) -> Iterator[str]:

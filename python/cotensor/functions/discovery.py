@@ -1,4 +1,4 @@
-"""Where the daemon of a port is."""
+"""Finds the daemon of a port or a socket."""
 
 from __future__ import annotations
 
@@ -20,50 +20,49 @@ PORT = 2537
 
 
 def port_of(server_port: Optional[int], field: str = "server_port") -> int:
-    """The port, or this rank's: 2537 + ``RANK``, or 2537 where ``GPUS_PER_NODE`` says that one daemon is for all
-    devices."""
+    """The port: by default 2537 + ``RANK``, or 2537 if ``GPUS_PER_NODE`` is set, because all ranks then share one daemon."""
     if server_port is None:
         return int(_native.default_port())
     if isinstance(server_port, bool) or not isinstance(server_port, int) or not 0 <= server_port < 65536:
-        raise InvalidError(f"{field}: {server_port!r} is no port", field=field)
+        raise InvalidError(f"{field}: {server_port!r} is not a port: pass 0 to 65535", field=field)
     return server_port
 
 
 def socket_for(port: int) -> Path:
-    """The socket of a daemon that is known by its port only: each port has its own, so that ranks do not meet."""
+    """The default socket of a port. Every port has its own, so every rank has its own daemon."""
     usual = Path(_native.default_socket())
     return usual if port == PORT else usual.with_name(f"cotensor-{port}.sock")
 
 
 def named(socket: Optional[Socket]) -> Optional[Path]:
-    """The socket that somebody named."""
+    """The socket of the argument or of ``COTENSOR_SOCKET``; ``None`` without either."""
     path = socket if socket is not None else os.environ.get("COTENSOR_SOCKET") or None
     return None if path is None else Path(path)
 
 
 def answering(port: int) -> Optional[Path]:
-    """The socket of the daemon that answers HTTP at this port of this machine; none where it does not, or not to us."""
+    """The socket of the daemon with HTTP at this port of this machine; ``None`` without one, or if it refuses."""
     if port == 0:
         return None
     try:
         return Path(_native.socket_of(f"127.0.0.1:{port}"))
     except (NotFoundError, RefusedError):
-        return None  # its socket may be known all the same
+        return None  # the caller may still know its socket
     except CorruptError as error:
-        raise ConflictError(f"port {port} is taken by something that is no daemon", field="server_port") from error
+        raise ConflictError(f"port {port} is in use by another program: choose another port", field="server_port") from error
 
 
 def connect(
     port: int, socket: Optional[Socket], client: Optional[str], timeout: Optional[float] = None
 ) -> Store:
-    """Connects to the daemon: of that socket, of ``COTENSOR_SOCKET``, of the port, or at the port's usual place. It has to
-    answer within ``timeout`` seconds.
+    """Connects to the daemon: at ``socket``, at ``COTENSOR_SOCKET``, with HTTP at the port, or at the port's default socket. It
+    has to answer within ``timeout`` seconds.
 
-    Raises :class:`NoDaemonError` when there is none.
+    Raises :class:`NoDaemonError` without one.
     """
-    told = named(socket)
-    if told is not None:
-        return Store.connect(told, client=client, timeout=timeout)
+    given = named(socket)
+    if given is not None:
+        return Store.connect(given, client=client, timeout=timeout)
     found = answering(port)
     if found is not None:
         return Store.connect(found, client=client, timeout=timeout)
@@ -86,28 +85,28 @@ def connect_or_embed(
     hosts: Optional[List[str]] = None,
     max_memory_mb: Optional[int] = None,
 ) -> Tuple[Store, Optional[Embedded]]:
-    """As :func:`connect`; where no daemon is, this process becomes it.
+    """As :func:`connect`; without a daemon, this process runs one.
 
-    It answers HTTP at ``host`` and that port, too: of this machine unless given, not at all at a socket that somebody
-    named: the port may be another's.
+    That daemon has HTTP at ``host`` and the port, by default at 127.0.0.1. With an explicit socket and no ``host`` it has no
+    HTTP, because another daemon may use the port.
     """
-    told = named(socket)
-    found = answering(port) if told is None else None
+    given = named(socket)
+    found = answering(port) if given is None else None
     if found is not None:
         return Store.connect(found, client=client), None
-    place = told or (socket_for(port) if port else socket_for(port).with_name(f"cotensor-{os.getpid()}.sock"))
-    if host is None and told is None:
+    path = given or (socket_for(port) if port else socket_for(port).with_name(f"cotensor-{os.getpid()}.sock"))
+    if host is None and given is None:
         host = "127.0.0.1"
     address = None if host is None else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         store, embedded = _native.connect_or_embed(
-            place, listen=address, token_file=token_file, hosts=hosts, client=client, max_memory_mb=max_memory_mb
+            path, listen=address, token_file=token_file, hosts=hosts, client=client, max_memory_mb=max_memory_mb
         )
     except IoError as error:
         if error.field != "listen":
             raise
-        # Another user's daemon, say, which tells us nothing.
-        raise ConflictError(f"port {port} is not to be had: {error}", field="server_port") from error
+        # For example another user's daemon, which does not answer this user.
+        raise ConflictError(f"port {port} is not available: {error}", field="server_port") from error
     if embedded is not None:
-        log.info("this process is the daemon at %s, HTTP at %s", place, embedded.http)
+        log.info("this process is the daemon at %s, HTTP at %s", path, embedded.http)
     return store, embedded

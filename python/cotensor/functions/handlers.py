@@ -1,4 +1,4 @@
-"""How a function of Python's is run for a caller."""
+"""Wrappers that run a Python function for a caller."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..errors import CancelledError
 from .call_context import _current
 from .lifecycle import running
 
-#: Under this name, which no parameter has, a function is told of its call.
+#: The keyword argument that carries the call. No parameter can have this name.
 CALL = "$call"
-#: How often it is asked whether anybody still waits for a coroutine, in seconds.
-ASK = 0.05
+#: The interval between two checks whether the call of a coroutine was cancelled, in seconds.
+CANCEL_CHECK_INTERVAL = 0.05
 
 
 def signature_of(function: Callable[..., Any]) -> Optional[inspect.Signature]:
-    """The function's signature; none where Python does not know it, as of some that are written in C."""
+    """The function's signature; ``None`` for functions without one, such as some that are written in C."""
     try:
         return inspect.signature(function)
     except (TypeError, ValueError):
@@ -29,7 +29,7 @@ def signature_of(function: Callable[..., Any]) -> Optional[inspect.Signature]:
 
 
 def check(name: str, signature: inspect.Signature, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-    """Raises :class:`TypeError` that names the argument which is missing, surplus or unknown."""
+    """Raises :class:`TypeError` that names a missing, surplus or unknown argument."""
     try:
         signature.bind(*args, **kwargs)
         return
@@ -46,7 +46,7 @@ def check(name: str, signature: inspect.Signature, args: Tuple[Any, ...], kwargs
 
 
 @contextlib.contextmanager
-def _telling(call: Optional[Call]) -> Iterator[None]:
+def _calling(call: Optional[Call]) -> Iterator[None]:
     token = _current.set(call)
     try:
         yield
@@ -55,7 +55,7 @@ def _telling(call: Optional[Call]) -> Iterator[None]:
 
 
 def handler(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """What the provider runs: ``function``, which can ask for its call, and whose wrong arguments are named."""
+    """Wraps ``function`` for a provider: sets the current call, and names wrong arguments."""
     signature = signature_of(function)
 
     @functools.wraps(function)
@@ -67,7 +67,7 @@ def handler(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
                 return function(*args, **kwargs)
         except TypeError as error:
             trace = error.__traceback__
-            # Raised by the call itself, not in the function: the signature says what is wrong.
+            # Raised by the call itself, not inside the function: the signature shows the wrong argument.
             if signature is not None and (trace is None or trace.tb_next is None):
                 check(name, signature, args, kwargs)
             raise
@@ -78,14 +78,14 @@ def handler(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling it gives a coroutine."""
+    """Whether a call returns a coroutine."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(type(function), "__call__", None))  # noqa: B004
 
 
 def async_handler(
     name: str, function: Callable[..., Coroutine[Any, Any, Any]], loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> Callable[..., Any]:
-    """As :func:`handler`, of an ``async def``, which runs on the loop; it is cancelled when nobody waits any more."""
+    """As :func:`handler`, for an ``async def``, which runs on the loop. A cancelled call cancels the coroutine."""
     signature = signature_of(function)
 
     @functools.wraps(function)
@@ -94,24 +94,24 @@ def async_handler(
         if signature is not None:
             check(name, signature, args, kwargs)
 
-        async def told() -> Any:
-            with _telling(call):
+        async def run_with_call() -> Any:
+            with _calling(call):
                 try:
                     return await function(*args, **kwargs)
                 except (SystemExit, KeyboardInterrupt) as error:
-                    # The function's own end, not the loop's with everything else that runs there.
+                    # They must not end the event loop and its other coroutines.
                     raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
         with running():
-            future = asyncio.run_coroutine_threadsafe(told(), loop())
+            future = asyncio.run_coroutine_threadsafe(run_with_call(), loop())
             while True:
                 try:
-                    return future.result(ASK if call is not None else None)
+                    return future.result(CANCEL_CHECK_INTERVAL if call is not None else None)
                 except concurrent.futures.CancelledError:
                     raise CancelledError(f"{name} was cancelled") from None
                 except concurrent.futures.TimeoutError:
                     if future.done():
-                        raise  # the function's own
+                        raise  # raised by the function
                     if call is not None and call.cancelled:
                         future.cancel()
 
@@ -119,8 +119,8 @@ def async_handler(
 
 
 def describe(function: Callable[..., Any]) -> str:
-    """The first paragraph of a function's documentation and its signature, for lists."""
-    said = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
+    """A summary of a function: the first paragraph of its docstring, and its signature."""
+    summary = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
     signature = signature_of(function)
     shown = "" if signature is None else f"{getattr(function, '__name__', 'function')}{signature}"
-    return ". ".join(part.rstrip(".") for part in (said, shown) if part)
+    return ". ".join(part.rstrip(".") for part in (summary, shown) if part)

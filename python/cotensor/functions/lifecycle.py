@@ -1,7 +1,7 @@
-"""What has to end before the interpreter does.
+"""Closes providers, clients and servers before the interpreter shuts down.
 
-Threads of the extension run Python's functions. Once the interpreter is about to end, such a thread could be stopped in
-the middle of one; so providers are closed first, and functions that run are asked to end.
+Threads of the extension run Python functions. A shutdown would end such a thread inside a function, so this module first closes
+the providers and interrupts running functions.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class _Closable(Protocol):
     def close(self) -> None: ...
 
     def ending(self) -> None:
-        """The interpreter ends, and this was not closed."""
+        """Called before ``close()`` if the interpreter shuts down without a call of ``close()``."""
 
 
-#: How long functions may take to end by themselves, and after that, once they are interrupted, in seconds.
+#: How long the shutdown waits for running functions, and then for interrupted ones, in seconds.
 FINISH_TIMEOUT = 0.2
 INTERRUPT_TIMEOUT = 1.0
 
@@ -35,17 +35,17 @@ _lock = threading.Lock()
 
 
 def opened(thing: _Closable) -> None:
-    """``thing`` is to be closed before the interpreter ends, the last one first."""
+    """Registers ``thing`` to be closed before the shutdown; the last one first."""
     _open[id(thing)] = weakref.ref(thing)
 
 
 def closed(thing: _Closable) -> None:
-    """``thing`` was closed."""
+    """Removes ``thing`` after it was closed."""
     _open.pop(id(thing), None)
 
 
 class running:
-    """A function of a provider's runs on this thread."""
+    """Marks this thread as running a function of a provider."""
 
     __slots__ = ("_thread",)
 
@@ -71,7 +71,7 @@ def _ours() -> Iterator[Any]:
 
 
 def _close_all() -> None:
-    # A forked child has nothing of its own here until it makes it; what it inherited is its parent's.
+    # A forked child does not close its parent's objects.
     if os.getpid() != _process:
         return
     for thing in _ours():
@@ -81,7 +81,7 @@ def _close_all() -> None:
     if _native.stop_functions(FINISH_TIMEOUT):
         return
     for thread in list(_running):
-        # Heard when the function next runs a line of Python.
+        # The exception is raised when the function next runs Python code.
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(CancelledError))
     _native.stop_functions(INTERRUPT_TIMEOUT)
 

@@ -1,4 +1,4 @@
-"""Offering functions to other processes.
+"""Provides functions for other processes.
 
 ::
 
@@ -12,8 +12,8 @@
 
     provider.serve()                       # until Ctrl-C or SIGTERM
 
-Any process of this user then calls ``SharedTensorClient().call_function("add_numbers", [1, 2])``. Tensors among
-arguments and results, however deep in lists and dicts, stay where they are; their handles travel.
+Any process of this user then calls ``SharedTensorClient().call_function("add_numbers", [1, 2])``. Tensors in arguments and
+results, at any depth of lists and dicts, cross as handles, without a copy.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ log = logging.getLogger("cotensor.provider")
 F = TypeVar("F", bound=Callable[..., Any])
 
 MODES = ("auto", "client", "server", "local")
-#: The most threads for functions.
+#: The most worker threads.
 WORKERS_MAX = 4096
-#: How long and how many results are kept with ``cache=True``: seconds, and results.
+#: The limits of ``cache=True``: in seconds, and in results.
 CACHE_TTL = 3600.0
 CACHE_CAPACITY = 1024
 
 
 class Shared(NamedTuple):
-    """A function and how it is offered."""
+    """A function and its options."""
 
     function: Callable[..., Any]
     options: Dict[str, Any]
@@ -61,11 +61,11 @@ def _cached(cache: Union[bool, Mapping[str, Any]]) -> Dict[str, Any]:
         return {"cache_ttl": CACHE_TTL, "cache_capacity": CACHE_CAPACITY}
     if not isinstance(cache, Mapping):
         raise InvalidError(
-            f"cache: True, False or a dict of ttl and capacity is expected, not {cache!r}", field="cache"
+            f"cache: pass True, False or a dict of ttl and capacity, not {cache!r}", field="cache"
         )
     unknown = set(cache) - {"ttl", "capacity"}
     if unknown:
-        raise InvalidError(f"cache: {sorted(map(str, unknown))[0]!r} is neither ttl nor capacity", field="cache")
+        raise InvalidError(f"cache: unknown key {sorted(map(str, unknown))[0]!r}: pass ttl and capacity", field="cache")
     return {
         "cache_ttl": _checks.seconds(cache.get("ttl"), "cache") or CACHE_TTL,
         "cache_capacity": _checks.count(cache.get("capacity", CACHE_CAPACITY), "cache"),
@@ -73,31 +73,29 @@ def _cached(cache: Union[bool, Mapping[str, Any]]) -> Dict[str, Any]:
 
 
 class SharedTensorProvider:
-    """Functions of this process that others call by name.
+    """Provides functions of this process, which other processes call by name.
 
-    A daemon introduces callers and providers: that of ``store`` or ``socket``, else of ``COTENSOR_SOCKET``, else the
-    one whose HTTP port ``server_port`` is (2537 + ``RANK`` unless given). Where none runs, this process becomes the
-    daemon of that port.
+    A daemon connects callers and providers: the one of ``store`` or ``socket``, else of ``COTENSOR_SOCKET``, else the one with
+    HTTP at ``server_port``, by default 2537 + ``RANK``. Without a daemon, this process runs one at that port.
 
-    ``execution_mode`` says what :meth:`share` does:
+    ``execution_mode`` is the mode of :meth:`share`:
 
     ``server``
-        offers each function at once; a name that another process offers is a :class:`~cotensor.errors.ConflictError`.
+        provides each function at once. A name that another process provides raises :class:`~cotensor.errors.ConflictError`.
     ``auto``
-        as ``server``, but a name that another process offers already is left to that one: a module of functions can be
-        imported anywhere. In modules that ``shared-tensor-server`` loads, and with
-        ``__SHARED_TENSOR_SERVER_MODE__=true``, it is ``server``.
+        as ``server``, but skips a name that another process provides, so that any process can import a module of functions. In
+        modules that ``shared-tensor-server`` loads, and with ``__SHARED_TENSOR_SERVER_MODE__=true``, it means ``server``.
     ``client``
-        offers nothing: the decorated functions call the functions of that name of the process that does.
+        provides nothing. The decorated functions call the functions of these names in their provider's process.
     ``local``
-        offers nothing and needs no daemon: plain functions.
+        provides nothing and needs no daemon. The decorated functions stay plain functions.
 
-    Except in ``client`` mode the decorated function is what it was: calling it here runs it here.
+    In all modes but ``client``, a call of the decorated function in this process runs it in this process.
 
-    ``workers`` functions run at a time (one per core unless given); a task's result is kept for ``task_ttl`` seconds
-    after it has ended. ``tensors`` says as what functions get tensors: ``torch``, ``numpy``, ``cotensor``, or ``auto``
-    (torch's where torch is imported). With ``allow_pickle``, here and at the client, values of other types cross as
-    pickles: only between processes of one user that trust each other, as unpickling can run anything.
+    At most ``workers`` functions run at a time, by default one per core. The provider keeps a task's result for ``task_ttl``
+    seconds after its end. ``tensors`` is the type of tensors in arguments: ``torch``, ``numpy``, ``cotensor``, or ``auto``
+    (torch's if torch is imported). With ``allow_pickle`` on both sides, values of other types cross as pickles. Use it only
+    between processes that trust each other, because unpickling can run any code.
     """
 
     def __init__(
@@ -118,10 +116,10 @@ class SharedTensorProvider:
         verbose_debug: bool = False,
     ) -> None:
         _checks.one_of(execution_mode, "execution_mode", MODES)
-        asked = os.environ.get(server_context.VARIABLE, "").strip().lower() in ("1", "true", "yes", "on")
-        #: What :meth:`share` does: ``auto``, ``client``, ``server`` or ``local``.
+        is_server_process = os.environ.get(server_context.VARIABLE, "").strip().lower() in ("1", "true", "yes", "on")
+        #: The mode of :meth:`share`: ``auto``, ``client``, ``server`` or ``local``.
         self.execution_mode = (
-            "server" if execution_mode == "auto" and (asked or server_context.current is not None) else execution_mode
+            "server" if execution_mode == "auto" and (is_server_process or server_context.current is not None) else execution_mode
         )
         self.server_port = discovery.port_of(server_port)
         self._socket = _checks.path(socket, "socket")
@@ -145,11 +143,11 @@ class SharedTensorProvider:
         self._provider: Optional[Provider] = None
         self._client: Optional["SharedTensorClient"] = None
         self._caching = True
-        # Whether a program waits for calls by itself.
+        # Whether the program called `start` or `serve`.
         self._attended = False
-        # What names a daemon of its own, or none, is not the server's.
-        asks = store is None and socket is None and self.execution_mode == "server"
-        self._server_context = server_context.current if asks else None
+        # A provider with an explicit daemon, or without one, does not join the server.
+        joins_server = store is None and socket is None and self.execution_mode == "server"
+        self._server_context = server_context.current if joins_server else None
         if self._server_context is not None:
             self._server_context.providers.append(self)
         if verbose_debug:
@@ -184,14 +182,14 @@ class SharedTensorProvider:
         managed: bool = False,
         timeout: Optional[float] = None,
     ) -> Any:
-        """Offers the decorated function to other processes, under ``name`` or its own.
+        """Provides the decorated function to other processes, under ``name`` or its own name.
 
-        ``cache`` keeps results for equal calls (``True``, or ``{"ttl": seconds, "capacity": results}``): calls are
-        equal when their arguments are by content, whatever the tensors are called. ``singleflight`` runs equal calls at
-        the same time once. ``concurrency="serialized"`` runs one call at a time. ``execution="task"`` enters every call
-        among the tasks, where it can be listed and cancelled. ``managed`` keeps the result here, a model for instance:
-        callers get a :class:`~cotensor.functions.RemoteObject`, whose methods they call and which they pass to other
-        functions of this provider. ``timeout`` is the longest that one run may take, in seconds.
+        ``cache`` (``True``, or ``{"ttl": seconds, "capacity": results}``) keeps results for equal calls. Calls are equal if the
+        contents of their arguments are; names of tensors do not matter. ``singleflight`` runs concurrent equal calls once.
+        ``concurrency="serialized"`` runs one call at a time. ``execution="task"`` makes every call a task, which clients can list
+        and cancel. ``managed`` keeps the result, for example a model, in this process: callers get a
+        :class:`~cotensor.functions.RemoteObject`, to call its methods and to pass it to other functions of this provider.
+        ``timeout`` limits one run, in seconds.
         """
         _checks.one_of(execution, "execution", ("direct", "task"))
         _checks.one_of(concurrency, "concurrency", ("parallel", "serialized"))
@@ -210,25 +208,25 @@ class SharedTensorProvider:
 
     def _shared(self, function: Any, name: Optional[str], options: Dict[str, Any]) -> Any:
         if not callable(function):
-            raise InvalidError(f"function: {function!r} cannot be called", field="function")
+            raise InvalidError(f"function: pass a callable, not {function!r}", field="function")
         name = name or getattr(function, "__name__", None)
         if not name:
-            raise InvalidError("name: this function has none of its own", field="name")
+            raise InvalidError("name: the function has no name: pass one", field="name")
         with self._lock:
             if name in self._registered_functions:
-                raise ConflictError(f"this provider offers {name!r} already", field="name")
+                raise ConflictError(f"this provider already provides {name!r}", field="name")
             if self.execution_mode in ("server", "auto"):
-                self._offer(name, Shared(function, options))
+                self._provide(name, Shared(function, options))
             self._registered_functions[name] = Shared(function, options)
-        return self._elsewhere(name, function) if self.execution_mode == "client" else function
+        return self._remote(name, function) if self.execution_mode == "client" else function
 
     def _handler(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if handlers.is_async(function):
-            message = f"{name} is an async def: AsyncSharedTensorProvider runs those"
+            message = f"{name} is an async def: use AsyncSharedTensorProvider"
             raise InvalidError(message, field="function")
         return handlers.handler(name, function)
 
-    def _offer(self, name: str, shared: Shared) -> None:
+    def _provide(self, name: str, shared: Shared) -> None:
         handler = self._handler(name, shared.function)
         native = self._running()
         options = dict(shared.options)
@@ -239,13 +237,13 @@ class SharedTensorProvider:
             options.pop("cache_capacity", None)
         try:
             native.add(name, handler, summary=handlers.describe(shared.function), with_call=True, **options)
-            log.debug("offering %s", name)
+            log.debug("provides %s", name)
         except ConflictError as error:
             if self.execution_mode == "server" or native.closed:
                 raise
-            log.warning("%s is offered by another process already, and left to it: %s", name, error)
+            log.warning("another process provides %s, so this one does not: %s", name, error)
 
-    def _elsewhere(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _remote(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             return self._caller().call_function(name, args, kwargs)
@@ -284,9 +282,9 @@ class SharedTensorProvider:
             return self._provider
 
     def start(self) -> "SharedTensorProvider":
-        """Connects to the daemon, or becomes it, and offers every function that is not offered yet."""
+        """Connects to the daemon, or runs one, and provides every function that is not provided yet."""
         if self.execution_mode in ("client", "local"):
-            message = f"a provider in {self.execution_mode} mode offers nothing; execution_mode='server' does"
+            message = f"a provider in {self.execution_mode} mode provides nothing: use execution_mode='server'"
             raise ConflictError(message, field="execution_mode")
         self._attended = True
         with self._lock:
@@ -296,35 +294,35 @@ class SharedTensorProvider:
             self._running()
             if fresh:
                 for name, shared in self._registered_functions.items():
-                    self._offer(name, shared)
+                    self._provide(name, shared)
         return self
 
     def serve(self) -> None:
-        """Offers the functions until SIGINT or SIGTERM, then closes. For the main thread.
+        """Provides the functions until SIGINT or SIGTERM, then closes. Call it in the main thread.
 
-        In a module that ``shared-tensor-server`` loads it returns at once: the server does the waiting.
+        In a module that ``shared-tensor-server`` loads it returns at once, and the server waits for the signal.
         """
         self.start()
         if self._server_context is not None:
             return
-        wait_for_signal(f"offering {len(self._registered_functions)} functions")
+        wait_for_signal(f"providing {len(self._registered_functions)} functions")
         self.close()
 
     def ending(self) -> None:
-        """Warns when the program ends and takes functions with it that it never waited with."""
+        """Warns if the program ends without a call of ``start`` or ``serve``."""
         provider = self._provider
         if provider is None or provider.closed or self._attended or self._server_context is not None:
             return
         if self._registered_functions:
             names = ", ".join(sorted(self._registered_functions))
             log.warning(
-                "this program ends, and nobody offers %s any more: call serve() at its end, or run it with "
+                "this program ends, so no process provides %s any more: call serve() at its end, or run it with "
                 "`shared-tensor-server FILE`",
                 names,
             )
 
     def close(self) -> None:
-        """Takes every function back, and ends the daemon if this process is it. What runs is not waited for."""
+        """Withdraws every function, and stops the daemon if this process runs it. Does not wait for running functions."""
         with self._lock:
             provider, client = self._provider, self._client
             embedded, self._embedded = self._embedded, None
@@ -340,17 +338,17 @@ class SharedTensorProvider:
         lifecycle.closed(self)
 
     def remove(self, name: str) -> None:
-        """Takes one function back. What runs runs on."""
+        """Withdraws one function. Running calls continue."""
         with self._lock:
             if self._provider is not None:
                 self._provider.remove(name)
             self._registered_functions.pop(name, None)
 
-    # -- looking -----------------------------------------
+    # -- status -----------------------------------------
 
     @property
     def store(self) -> Store:
-        """The store that arguments and results are in."""
+        """The store of arguments and results."""
         with self._lock:
             self._running()
             assert self._store is not None
@@ -358,26 +356,26 @@ class SharedTensorProvider:
 
     @property
     def epoch(self) -> int:
-        """Tells this life of the provider from others."""
+        """The number that identifies this start of the provider."""
         return self._running().epoch
 
     @property
     def callers(self) -> int:
-        """Callers that are connected now."""
+        """The number of connected callers."""
         return self._running().callers
 
     @property
     def running(self) -> bool:
-        """Whether the functions are offered."""
+        """Whether this provider provides its functions."""
         return self._provider is not None and not self._provider.closed
 
     @property
     def embedded(self) -> bool:
-        """Whether this process is the daemon."""
+        """Whether this process runs the daemon."""
         return self._embedded is not None
 
     def list_functions(self) -> "list[str]":
-        """The names that were shared here."""
+        """The sorted names of the functions of this provider."""
         return sorted(self._registered_functions)
 
     def __enter__(self) -> "SharedTensorProvider":
@@ -388,15 +386,15 @@ class SharedTensorProvider:
 
     def __repr__(self) -> str:
         kind, count = type(self).__name__, len(self._registered_functions)
-        state = "offering" if self.running else "not offering"
+        state = "running" if self.running else "not running"
         return f"<{kind} {self.execution_mode}, port {self.server_port}, {state}, {count} functions>"
 
 
 def wait_for_signal(what: str) -> None:
-    """Waits for SIGINT or SIGTERM; their handlers are put back then. For the main thread."""
+    """Waits for SIGINT or SIGTERM, then restores their handlers. Call it in the main thread."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        raise ConflictError("signals are heard by the main thread only: use start() and close() from others")
+        raise ConflictError("only the main thread handles signals: use start() and close() in other threads")
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         log.info("%s until SIGINT or SIGTERM", what)

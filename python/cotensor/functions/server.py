@@ -1,11 +1,11 @@
-"""Serving functions from a process of its own: ``shared-tensor-server``, ``python -m cotensor.server``.
+"""A process that serves functions: ``shared-tensor-server``, ``python -m cotensor.server``.
 
 ::
 
     shared-tensor-server my_functions.py --port 2537 --workers 8
 
-loads the module, whose :class:`~cotensor.provider.SharedTensorProvider` offers its functions, and serves until SIGINT
-or SIGTERM.
+loads the module, whose :class:`~cotensor.provider.SharedTensorProvider` provides its functions, and serves until SIGINT or
+SIGTERM.
 """
 
 from __future__ import annotations
@@ -36,16 +36,15 @@ log = logging.getLogger("cotensor.server")
 class SharedTensorServer:
     """A daemon with HTTP at ``host`` and ``port``, and functions.
 
-    The daemon is the one that answers there, or that of ``socket`` or ``COTENSOR_SOCKET``; where none is, this process
-    becomes it. ``port`` is 2537 + ``RANK`` unless given (2537 where ``GPUS_PER_NODE`` says that one server is for all
-    devices). HTTP clients need the token in :attr:`token_file`. One server runs at a port: a second one
-    is a :class:`~cotensor.errors.ConflictError`, and so is a ``port`` at which the daemon at a given socket does not answer.
+    The server joins the daemon at that port, at ``socket`` or at ``COTENSOR_SOCKET``. Without a daemon, this process runs one.
+    ``port`` is 2537 + ``RANK`` by default, or 2537 if ``GPUS_PER_NODE`` is set, because all ranks then share one server. HTTP
+    clients need the token in :attr:`token_file`. A second server at a port raises :class:`~cotensor.errors.ConflictError`, and so
+    does a ``port`` at which the daemon of an explicit socket does not answer.
 
-    ``timeout`` is the longest that one run of a function may take, in seconds, unless the function says otherwise
-    (``None``: as long as it takes); ``max_workers`` functions of a provider run at a time. With ``enable_cache=False``
-    no results are kept, whatever the functions say; none are kept unless they say so.
+    ``timeout`` is the default time limit of one run of a function in seconds; ``None`` means no limit. At most ``max_workers``
+    functions of a provider run at a time. With ``enable_cache=False`` no function caches results.
 
-    Functions come from modules (:meth:`load`), or from :meth:`share`, which decorates as a provider's does.
+    Functions come from modules (:meth:`load`) or from :meth:`share`, which works like a provider's.
     """
 
     def __init__(
@@ -72,15 +71,15 @@ class SharedTensorServer:
         self.enable_cache = _checks.truth(enable_cache, "enable_cache")
         self.debug = debug
         self._socket = _checks.path(socket, "socket")
-        # A port finds a daemon, unless a socket does: then the daemon at that socket has to answer HTTP at the port. 0 is any.
-        self._asked_port = bool(port) and discovery.named(self._socket) is not None
+        # With an explicit socket, the daemon at that socket has to have HTTP at the port. 0 accepts any port.
+        self._explicit_port = bool(port) and discovery.named(self._socket) is not None
         self._embedding: Dict[str, Any] = {
             "token_file": token_file,
             "hosts": allow_hosts,
             "max_memory_mb": max_memory_mb,
         }
         self._name = name or "shared-tensor-server"
-        #: The provider of what :meth:`share` decorates.
+        #: The provider of functions that :meth:`share` decorates.
         self.provider = SharedTensorProvider(
             self.port,
             execution_mode="local",
@@ -93,7 +92,7 @@ class SharedTensorServer:
         self._lock = threading.RLock()
         self._store: Optional[Store] = None
         self._embedded: Optional[Embedded] = None
-        self._mark: Optional[Provider] = None
+        self._marker: Optional[Provider] = None
         self._loaded: List[SharedTensorProvider] = []
         self._stopped = False
         self._answers = False
@@ -101,20 +100,19 @@ class SharedTensorServer:
             logging.getLogger("cotensor").setLevel(logging.DEBUG)
 
     def share(self, name: Any = None, **options: Any) -> Any:
-        """Offers the decorated function; see :meth:`SharedTensorProvider.share
+        """Provides the decorated function; see :meth:`SharedTensorProvider.share
         <cotensor.provider.SharedTensorProvider.share>`."""
         return self.provider.share(name, **options)
 
     # -- running -----------------------------------------
 
     def start(self) -> "SharedTensorServer":
-        """Serves, on threads of this process. Raises :class:`ConflictError` when it runs, or another server does
-        there."""
+        """Serves on threads of this process. Raises :class:`ConflictError` if this server, or another one at the port, runs."""
         with self._lock:
             if self._store is not None:
-                raise ConflictError(f"this server runs already, at port {self.port}", field="port")
+                raise ConflictError(f"this server already runs at port {self.port}", field="port")
             if self._stopped:
-                raise ConflictError("this server was stopped: make another one")
+                raise ConflictError("this server was stopped: create another one")
             store, embedded = discovery.connect_or_embed(
                 self.port, self._socket, self._name, host=self.host, **self._embedding
             )
@@ -124,14 +122,14 @@ class SharedTensorServer:
                     self._refuse_options_of_a_daemon(store)
                 elif embedded.http is not None:
                     self.port = int(embedded.http.rsplit(":", 1)[1])
-                mark = self._marked(store)
+                marker = self._register(store)
             except BaseException:
                 self._answers = False
                 store.close()
                 if embedded is not None:
                     embedded.close()
                 raise
-            self._store, self._embedded, self._mark = store, embedded, mark
+            self._store, self._embedded, self._marker = store, embedded, marker
             lifecycle.opened(self)
             self.provider._given, self.provider._attended = store, True
             self.provider.execution_mode = "server"
@@ -143,10 +141,10 @@ class SharedTensorServer:
         return self
 
     def _refuse_options_of_a_daemon(self, store: Store) -> None:
-        """A daemon that runs already has options of its own: none of ours would have an effect."""
+        """Raises for options that have no effect on a running daemon."""
         given = {
             "host": None if self.host == "127.0.0.1" else self.host,
-            "port": self.port if self._asked_port and not self._answers else None,
+            "port": self.port if self._explicit_port and not self._answers else None,
             **self._embedding,
         }
         names = {"hosts": "allow_hosts"}
@@ -154,8 +152,8 @@ class SharedTensorServer:
             if value is not None:
                 field = names.get(field, field)
                 message = (
-                    f"{field}: a daemon runs at {store.socket} already, without this option: stop that daemon, or leave "
-                    "the option out"
+                    f"{field}: the running daemon at {store.socket} does not have this option: stop that daemon, or omit "
+                    "the option"
                 )
                 raise ConflictError(message, field=field)
 
@@ -163,23 +161,23 @@ class SharedTensorServer:
         try:
             return str(discovery.answering(self.port)) == str(store.socket)
         except CotensorError:
-            return False  # something that is no daemon
+            return False  # another program uses the port
 
-    def _marked(self, store: Store) -> Provider:
-        # One server of a port: the name can be taken once.
-        mark = Provider(store, workers=1)
+    def _register(self, store: Store) -> Provider:
+        # The daemon accepts a name once, so a port has one server.
+        marker = Provider(store, workers=1)
         pid = os.getpid()
         try:
-            mark.add(
+            marker.add(
                 f"server/{self.port}", lambda: {"pid": pid, "version": __version__}, summary="The server of this port"
             )
         except ConflictError as error:
-            mark.close()
-            raise ConflictError(f"a server runs at port {self.port} already", field="port") from error
-        return mark
+            marker.close()
+            raise ConflictError(f"a server already runs at port {self.port}", field="port") from error
+        return marker
 
     def load(self, module: str) -> ModuleType:
-        """Imports a module, by its name or its file, whose providers offer their functions from here on."""
+        """Imports a module by its name or its file, and provides the functions of its providers."""
         with self._lock:
             if self._store is None:
                 self.start()
@@ -193,13 +191,13 @@ class SharedTensorServer:
         return loaded
 
     def _names_of(self, module: str) -> List[str]:
-        """Loads a module; the names that it offers."""
+        """Loads a module, and returns the names that it provides."""
         before = set(self.list_functions())
         self.load(module)
         return sorted(set(self.list_functions()) - before)
 
     def serve_forever(self) -> None:
-        """Serves until SIGINT or SIGTERM, then stops. For the main thread."""
+        """Serves until SIGINT or SIGTERM, then stops. Call it in the main thread."""
         with self._lock:
             if self._store is None:
                 self.start()
@@ -209,17 +207,17 @@ class SharedTensorServer:
             self.stop()
 
     def stop(self) -> None:
-        """Takes the functions back, and ends the daemon if this process is it. What runs is not waited for."""
+        """Withdraws the functions, and stops the daemon if this process runs it. Does not wait for running functions."""
         with self._lock:
             store, self._store = self._store, None
             embedded, self._embedded = self._embedded, None
-            mark, self._mark = self._mark, None
+            marker, self._marker = self._marker, None
             self._stopped = self._stopped or store is not None
             self._answers = False
         for provider in (*reversed(self._loaded), self.provider):
             provider.close()
-        if mark is not None:
-            mark.close()
+        if marker is not None:
+            marker.close()
         if store is not None:
             store.close()
         if embedded is not None:
@@ -229,9 +227,9 @@ class SharedTensorServer:
     close = stop
 
     def ending(self) -> None:
-        """Does nothing: a server says by itself that it runs and ends."""
+        """Does nothing: a server needs no warning."""
 
-    # -- looking -----------------------------------------
+    # -- status -----------------------------------------
 
     @property
     def running(self) -> bool:
@@ -240,24 +238,23 @@ class SharedTensorServer:
 
     @property
     def url(self) -> Optional[str]:
-        """Where the daemon answers HTTP; ``None`` while it does not run, and for one that was joined and does not answer
-        there."""
+        """The URL of the daemon's HTTP; ``None`` while the server is stopped, or if a joined daemon has none at the port."""
         if not self._answers:
             return None
         return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
 
     @property
     def socket(self) -> Optional[str]:
-        """The daemon's Unix socket, on which tensors travel; ``None`` while it does not run."""
+        """The daemon's Unix socket; ``None`` while the server is stopped."""
         return None if self._store is None else str(self._store.socket)
 
     @property
     def token_file(self) -> Optional[str]:
-        """The file of the token that HTTP clients need; ``None`` where another process is the daemon."""
+        """The file with the token for HTTP clients; ``None`` if another process runs the daemon."""
         return None if self._embedded is None or self._embedded.token_file is None else str(self._embedded.token_file)
 
     def list_functions(self) -> List[str]:
-        """The names that this server's providers offer."""
+        """The sorted names of the functions of this server."""
         names = set(self.provider.list_functions())
         for provider in self._loaded:
             names.update(provider.list_functions())
@@ -284,15 +281,15 @@ def _import(module: str) -> ModuleType:
             if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
                 raise
             raise NotFoundError(
-                f"there is no module {module!r}: a name, or a file that ends in .py", field="module"
+                f"no module {module!r}: pass a name, or a file that ends in .py", field="module"
             ) from error
     path = Path(module).resolve()
     if not path.is_file():
-        raise NotFoundError(f"there is no file {module}", file=str(path))
+        raise NotFoundError(f"no file {module}", file=str(path))
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise InvalidError(f"{module} is no Python file", file=str(path))
+        raise InvalidError(f"{module} is not a Python file", file=str(path))
     loaded = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = loaded
     spec.loader.exec_module(loaded)
@@ -301,28 +298,28 @@ def _import(module: str) -> ModuleType:
 
 def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "shared-tensor-server", description="Serves the functions of Python modules to other processes of this machine."
+        "shared-tensor-server", description="Serve the functions of Python modules to other processes of this machine."
     )
     parser.add_argument(
         "modules", nargs="*", help="modules with a SharedTensorProvider: names, or files that end in .py"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="where HTTP is answered")
-    parser.add_argument("--port", type=int, help="the HTTP port: 2537 + RANK unless given")
-    parser.add_argument("--socket", help="the Unix socket of the daemon, joined or made (COTENSOR_SOCKET)")
+    parser.add_argument("--host", default="127.0.0.1", help="the address of the HTTP server")
+    parser.add_argument("--port", type=int, help="the HTTP port (default: 2537 + RANK)")
+    parser.add_argument("--socket", help="the Unix socket of the daemon to join or to run (default: COTENSOR_SOCKET)")
     parser.add_argument(
-        "--workers", "--max-workers", type=int, default=4, help="functions that run at a time: 4 unless given"
+        "--workers", "--max-workers", type=int, default=4, help="the most functions that run at a time (default: 4)"
     )
     parser.add_argument(
-        "--timeout", type=float, default=30, help="seconds that one run may take: 30 unless given, 0 for any"
+        "--timeout", type=float, default=30, help="the time limit of one run in seconds; 0 for none (default: 30)"
     )
-    parser.add_argument("--no-cache", action="store_true", help="keep no results, whatever the functions say")
+    parser.add_argument("--no-cache", action="store_true", help="disable the result caches of all functions")
     parser.add_argument(
-        "--max-memory", type=int, metavar="MIB", help="the most memory of all tensors, where this is the daemon"
+        "--max-memory", type=int, metavar="MIB", help="the memory limit of all tensors, if this process runs the daemon"
     )
-    parser.add_argument("--token-file", help="the file of the token that HTTP clients need")
+    parser.add_argument("--token-file", help="the file with the token for HTTP clients")
     parser.add_argument("--allow-host", action="append", metavar="NAME", help="a host name that HTTP clients may use")
     parser.add_argument(
-        "--allow-pickle", action="store_true", help="for share(): values of other types cross as pickles"
+        "--allow-pickle", action="store_true", help="let values of other types cross as pickles, for share()"
     )
     parser.add_argument("--debug", action="store_true", help="log more")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
@@ -336,7 +333,7 @@ def _stop(*_: object) -> None:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """The command ``shared-tensor-server``; its exit code."""
     options = _arguments().parse_args(argv)
-    # Also while modules are loaded, which may take long.
+    # Before the modules load, which may take long.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     logging.basicConfig(level=logging.DEBUG if options.debug else logging.INFO, format="%(levelname)s %(message)s")
@@ -357,14 +354,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         with server:
             for module in options.modules:
                 if not server._names_of(module):
-                    log.warning("%s offers no functions: no SharedTensorProvider in it shares any", module)
+                    log.warning("%s provides no functions: it has no SharedTensorProvider that shares any", module)
             names = server.list_functions()
             if server.token_file is not None:
                 log.info("HTTP clients need the token in %s", server.token_file)
             if names:
                 log.info("%d functions: %s", len(names), ", ".join(names))
             elif not options.modules:
-                log.info("no functions of its own: a daemon for providers of other processes")
+                log.info("no functions: this is a daemon for providers in other processes")
             server.serve_forever()
     except CotensorError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Tasks as their clients see them."""
+"""The status of tasks."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ STATES = ("pending", "running", *ENDED)
 
 
 class TaskStatus(str):
-    """How far a task is: its state (``pending``, ``running``, ``completed``, ``failed`` or ``cancelled``), as a text,
-    with what else is known as attributes."""
+    """The state of a task (``pending``, ``running``, ``completed``, ``failed`` or ``cancelled``) as a string, with details as
+    attributes."""
 
-    #: By which any client finds the task.
+    #: The id, by which any client finds the task.
     task_id: str
-    #: The function.
+    #: The function's name.
     function: str
-    #: Who submitted it.
+    #: The name of the client that submitted it.
     client: str
-    #: Since it was submitted, in seconds.
+    #: Seconds since its submission.
     age_seconds: float
-    #: What went wrong, for one that failed; a long error is cut.
+    #: The error of a failed task; a long error is truncated.
     error: Optional[str]
 
     @classmethod
@@ -36,7 +36,7 @@ class TaskStatus(str):
 
     @property
     def state(self) -> str:
-        """The state alone."""
+        """The state as a plain string."""
         return str(self)
 
     @property
@@ -49,14 +49,14 @@ class TaskStatus(str):
 
 
 def task_id(epoch: int, number: int) -> str:
-    """The text by which any client finds a task: which life of its provider, and its number there."""
+    """The id of a task: the epoch of its provider, and its number there."""
     return f"{epoch:x}-{number}"
 
 
 def parts(task: str) -> Tuple[int, int]:
-    """Epoch and number."""
+    """The epoch and the number in an id."""
     try:
         epoch, number = task.split("-")
         return int(epoch, 16), int(number)
     except (ValueError, AttributeError):
-        raise InvalidError(f"task_id: {task!r} is no task's", field="task_id") from None
+        raise InvalidError(f"task_id: {task!r} is not the id of a task", field="task_id") from None

@@ -1,4 +1,4 @@
-"""Calls and tasks that asyncio waits for: one thread hears of all that one provider has to tell."""
+"""Calls and tasks as asyncio futures. One thread waits for all of one provider."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from ..errors import IoError
 
 log = logging.getLogger("cotensor.client")
 
-#: How long the thread waits at a time, in seconds; it ends when nothing is left to wait for.
-TURN = 1.0
+#: How long one wait of the thread takes at most, in seconds.
+WAIT_TIMEOUT = 1.0
 
 _Waiting = Tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
 
 
 class Waiter:
-    """What is waited for of one provider, as asyncio's futures. The thread lives only while there is something to wait
-    for."""
+    """Completes futures with the outcomes of calls and tasks of one provider. Its thread runs only while a future waits."""
 
     def __init__(self, pending: Pending) -> None:
         self._pending = pending
@@ -33,9 +32,9 @@ class Waiter:
     def start(
         self, loop: asyncio.AbstractEventLoop, future: "asyncio.Future[Any]", send: Callable[[Pending, int], None]
     ) -> None:
-        """Sends something, whose outcome becomes that of the future, which is the loop's. From any thread.
+        """Sends a call or a wait with ``send``. Its outcome completes ``future``, which belongs to ``loop``. Thread-safe.
 
-        Raises what keeps it from being sent.
+        Raises what ``send`` raises.
         """
         number = next(self._numbers)
         with self._lock:
@@ -48,59 +47,59 @@ class Waiter:
             raise
         with self._lock:
             if self._thread is None and self._waiting:
-                self._thread = threading.Thread(target=self._hear, name="cotensor-waiter", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="cotensor-waiter", daemon=True)
                 self._thread.start()
 
-    def fail(self, error: Exception, *, deaf: bool = False) -> None:
-        """Ends every wait; ``deaf`` says that the thread ends, too."""
+    def fail(self, error: Exception, *, thread_ended: bool = False) -> None:
+        """Fails every future. With ``thread_ended``, the next :meth:`start` starts a new thread."""
         with self._lock:
             waiting = list(self._waiting.values())
             self._waiting.clear()
-            if deaf:
+            if thread_ended:
                 self._thread = None
-        _tell([(one, error, True) for one in waiting])
+        _settle_all([(one, error, True) for one in waiting])
 
-    def _hear(self) -> None:
+    def _run(self) -> None:
         try:
-            self._hear_until_done()
+            self._wait_for_all()
         except BaseException as error:
-            # Nobody else would ever tell those who wait; whoever starts something after this gets a new thread.
+            # Without this thread no future would complete. The next `start` starts a new thread.
             log.warning("waiting for results failed: %s", error)
-            # StopIteration, and what is no Exception, cannot be a future's.
-            told = error if isinstance(error, Exception) and not isinstance(error, StopIteration) else None
-            self.fail(told or IoError(f"waiting for results failed: {error!r}"), deaf=True)
+            # A future accepts neither StopIteration nor a BaseException.
+            failure = error if isinstance(error, Exception) and not isinstance(error, StopIteration) else None
+            self.fail(failure or IoError(f"waiting for results failed: {error!r}"), thread_ended=True)
 
-    def _hear_until_done(self) -> None:
+    def _wait_for_all(self) -> None:
         while True:
-            done = self._pending.next(TURN)
-            told = []
+            done = self._pending.next(WAIT_TIMEOUT)
+            outcomes = []
             with self._lock:
                 for number, value, failed in done:
                     waiting = self._waiting.pop(number, None)
                     if waiting is not None:
-                        told.append((waiting, value, failed))
-            _tell(told)
-            del done, told
+                        outcomes.append((waiting, value, failed))
+            _settle_all(outcomes)
+            del done, outcomes
             with self._lock:
                 if not self._waiting:
                     self._thread = None
                     return
 
 
-def _tell(told: List[Tuple[_Waiting, Any, bool]]) -> None:
+def _settle_all(outcomes: List[Tuple[_Waiting, Any, bool]]) -> None:
     loops: Dict[asyncio.AbstractEventLoop, Any] = {}
-    for (loop, future), value, failed in told:
+    for (loop, future), value, failed in outcomes:
         loops.setdefault(loop, []).append((future, value, failed))
-    for loop, outcomes in loops.items():
+    for loop, own in loops.items():
         try:
-            loop.call_soon_threadsafe(_settle, outcomes)
+            loop.call_soon_threadsafe(_settle, own)
         except RuntimeError:
-            log.debug("%d results came after their event loop was closed", len(outcomes))
+            log.debug("%d results arrived after their event loop was closed", len(own))
 
 
 def _settle(outcomes: Any) -> None:
     for future, value, failed in outcomes:
-        # Cancelled by whoever waited: the result is dropped, and so given back.
+        # Cancelled: dropping the result releases its leases.
         if future.done():
             continue
         if failed:
