@@ -2,13 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "a bench fails by panicking")]
 #![allow(missing_docs, reason = "criterion's macros make public items")]
 
-#[path = "../tests/support/mod.rs"]
-mod support;
-
 use cotensor_client::protocol as p;
+use cotensor_daemon::testing::{Running, spec};
 use cotensor_store::{CopyReason, TensorStore};
 use criterion::{Criterion, criterion_group, criterion_main};
-use support::{Running, spec};
 
 fn get(criterion: &mut Criterion) {
     let running = Running::start(|_| {});

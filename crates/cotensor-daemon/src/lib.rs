@@ -23,6 +23,8 @@ mod socket;
 mod spill;
 mod takeover;
 mod tasks;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use config::{Config, default_socket};
 pub use embed::{Embedded, connect_or_embed, connect_or_serve};

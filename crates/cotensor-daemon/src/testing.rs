@@ -1,0 +1,105 @@
+//! A daemon for tests: it runs in the test's process, on a socket of its own.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use crate::{Config, Daemon, Listening};
+use cotensor_client::ClientStore;
+use cotensor_core::DType;
+use cotensor_store::{CopyReason, Lease, Store, StoreReports, TensorSpec};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+/// How long [`until`] waits before it fails: far longer than any condition takes.
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A daemon that serves in a thread of this process. Dropping it stops the daemon.
+pub struct Running {
+    /// The daemon.
+    pub daemon: Arc<Daemon>,
+    /// Its socket, in a temporary folder.
+    pub socket: PathBuf,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+    _folder: tempfile::TempDir,
+}
+
+impl Running {
+    /// Starts a daemon with the default configuration after `change`.
+    ///
+    /// # Panics
+    /// When the daemon does not start.
+    pub fn start(change: impl FnOnce(&mut Config)) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("cotensor.sock");
+        let mut config = Config { socket: socket.clone(), ..Config::default() };
+        change(&mut config);
+        let daemon = Daemon::new(config).unwrap();
+        let mut listening = Listening::bind(&socket).unwrap();
+        let (stop, stopped) = oneshot::channel();
+        let serving = Arc::clone(&daemon);
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+            runtime.block_on(serving.serve(&mut listening, async { drop(stopped.await) })).unwrap();
+        });
+        Self { daemon, socket, stop: Some(stop), thread: Some(thread), _folder: folder }
+    }
+
+    /// Connects a client named `client`.
+    ///
+    /// # Panics
+    /// When the daemon does not answer.
+    pub fn connect(&self, client: &str) -> Arc<ClientStore> {
+        ClientStore::connect(Some(&self.socket), client).unwrap()
+    }
+
+    /// Waits until the daemon's store holds exactly `bytes`. Clients release asynchronously.
+    ///
+    /// # Panics
+    /// When it does not after [`WAIT_TIMEOUT`].
+    pub fn settles_at(&self, bytes: u64) {
+        let used = || self.daemon.store().stats().memory_usage_bytes;
+        let start = Instant::now();
+        while used() != bytes {
+            assert!(start.elapsed() < WAIT_TIMEOUT, "{} bytes in use, {bytes} expected", used());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}
+
+/// A tensor of `bytes` elements of type u8.
+pub fn spec(name: &str, bytes: usize) -> TensorSpec {
+    TensorSpec { producer: "test".to_owned(), ..TensorSpec::new(name, DType::U8, &[bytes]) }
+}
+
+/// Publishes `bytes`.
+///
+/// # Panics
+/// When the store refuses them.
+pub fn put(store: &dyn Store, name: &str, bytes: &[u8]) -> Lease {
+    let mut reservation = store.reserve(spec(name, bytes.len()), &store.holder("")).unwrap();
+    reservation.write(bytes, CopyReason::Put).unwrap();
+    reservation.publish().unwrap()
+}
+
+/// Waits until `done` returns true.
+///
+/// # Panics
+/// With `what` when it does not after [`WAIT_TIMEOUT`].
+pub fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < WAIT_TIMEOUT, "timed out: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}

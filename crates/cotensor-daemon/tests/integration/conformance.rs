@@ -1,0 +1,30 @@
+//! Clients of a daemon keep what [`Store`] promises: of one that serves, and of one in their own process.
+
+use crate::support::Running;
+use cotensor_daemon::{Config, connect_or_embed};
+use cotensor_store::Store;
+use cotensor_store::testing::conformance;
+use std::sync::Arc;
+
+#[test]
+fn clients_of_a_daemon_conform() {
+    conformance(&|max_bytes| {
+        let running = Running::start(|config| config.max_memory_bytes = max_bytes);
+        Box::new(move || running.connect("user") as Arc<dyn Store>)
+    });
+}
+
+#[test]
+fn clients_of_a_daemon_in_their_process_conform() {
+    conformance(&|max_bytes| {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("cotensor.sock");
+        let config = Config { socket, max_memory_bytes: max_bytes, ..Config::default() };
+        let (first, embedded) = connect_or_embed(&config, "first").unwrap();
+        assert!(embedded.is_some());
+        Box::new(move || {
+            let _alive = (&folder, &embedded, &first);
+            connect_or_embed(&config, "user").unwrap().0 as Arc<dyn Store>
+        })
+    });
+}

@@ -1,0 +1,38 @@
+//! What many leases take of the daemon's own memory comes back when nobody has them any more.
+
+use crate::support::processes::{Processes, put, settles_empty};
+use crate::support::until;
+use cotensor_store::{Lease, Retention};
+
+const LEASES: usize = 10_000;
+/// Of these, how many have a name that nobody lets go of: in between all others, as names are.
+const STAYING: usize = 10;
+
+/// Bytes of a process's heap that are in memory.
+fn heap(pid: u32) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse::<usize>().unwrap() << 10
+}
+
+#[test]
+fn what_sessions_took_is_given_back_when_they_have_ended() {
+    let processes = Processes::start();
+    let (server, keeper) = (processes.server(), processes.keeper());
+    let before = [server, keeper].map(heap);
+    let (staying, passing) = (processes.connect("staying"), processes.connect("passing"));
+    let (mut stay, mut pass): (Vec<Lease>, Vec<Lease>) = (Vec::new(), Vec::new());
+    for n in 0..LEASES {
+        let stays = n % (LEASES / STAYING) == LEASES / STAYING - 1;
+        let (store, held) = if stays { (&staying, &mut stay) } else { (&passing, &mut pass) };
+        held.push(put(store, &format!("tensor number {n}"), b"x", Retention::WhileLeased));
+    }
+    let full = [server, keeper].map(heap);
+    drop((pass, passing));
+    until("most of what it took is given back", || {
+        let now = [server, keeper].map(heap);
+        (0..2).all(|at| now[at].saturating_sub(before[at]) < (full[at] - before[at]) / 2)
+    });
+    drop((stay, staying));
+    settles_empty(&processes);
+}

@@ -1,0 +1,84 @@
+//! What one client may take.
+
+use crate::support::{Running, spec};
+use cotensor_client::protocol as p;
+use cotensor_core::{ContentHash, ErrorKind};
+use cotensor_store::{Lease, Store, TensorStore};
+
+fn put(store: &dyn Store, name: &str, bytes: usize) -> cotensor_core::Result<Lease> {
+    store.reserve(spec(name, bytes), &store.holder("test"))?.publish()
+}
+
+#[test]
+fn one_client_has_a_limit_of_its_own() {
+    const MIB: usize = 1 << 20;
+    let running = Running::start(|config| config.max_client_bytes = 8 << 20);
+    let (one, other) = (running.connect("one"), running.connect("other"));
+    let first = put(&*one, "first", 5 * MIB).unwrap();
+    let error = put(&*one, "second", 4 * MIB).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OverBudget);
+    for word in ["one", "5.00 MiB", "4.00 MiB more", "8.00 MiB of one client"] {
+        assert!(error.message().contains(word), "{error}");
+    }
+    // A reservation counts until it is dropped, and becomes the lease when it is published.
+    let reserved = one.reserve(spec("reserved", 2 * MIB), &one.holder("test")).unwrap();
+    assert!(put(&*one, "more", 2 * MIB).is_err());
+    drop(reserved.publish().unwrap());
+    drop(put(&*one, "more", 3 * MIB).unwrap());
+
+    // Another client has its own, for what it reads too.
+    let second = put(&*other, "second", 4 * MIB).unwrap();
+    assert_eq!(other.get("first", &other.holder("test")).unwrap_err().kind(), ErrorKind::OverBudget);
+    drop(second);
+    let read = other.get("first", &other.holder("test")).unwrap();
+    let again = other.get("first", &other.holder("test")).unwrap();
+    drop((first, read, again));
+    // Small tensors lie in slabs, which count in full: they are made to fit what is left.
+    let small: Vec<_> = (0..40).map(|number| put(&*other, &format!("small{number}"), 256 << 10)).collect();
+    assert!(small[..32].iter().all(Result::is_ok) && small[32..].iter().all(Result::is_err));
+    drop(small);
+    drop((one, other));
+    running.settles_at(0);
+}
+
+#[test]
+fn a_client_may_name_any_number_of_its_parts_though_not_at_a_time() {
+    let running = Running::start(|_| {});
+    let (one, other) = (running.connect("one"), running.connect("other"));
+    let shared = put(&*one, "shared", 100).unwrap();
+    let get = |part: usize| other.get("shared", &other.holder(&format!("part {part}")));
+    let held = get(0).unwrap();
+    for part in 1..3000 {
+        // Asked of the daemon: what this process holds it would lease itself.
+        let lease = put(&*one, &format!("own {part}"), 10).unwrap();
+        drop(other.get(lease.name(), &other.holder(&format!("part {part}"))).unwrap());
+    }
+    let all: Vec<_> = (0..1023).map(|part| put(&*one, &format!("all {part}"), 10).unwrap()).collect();
+    let get = |part: usize| other.get(&format!("all {part}"), &other.holder(&format!("holding {part}")));
+    let holding: Vec<_> = (0..1023).map(|part| get(part).unwrap()).collect();
+    let last = put(&*one, "last", 10).unwrap();
+    let error = other.get("last", &other.holder("one too many")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+    drop(holding);
+    drop(other.get("last", &other.holder("one too many")).unwrap());
+    drop((shared, held, all, last, one, other));
+    running.settles_at(0);
+}
+
+#[test]
+fn a_claim_has_distinct_results_and_not_too_many() {
+    let running = Running::start(|_| {});
+    let one = running.connect("one");
+    let finish = |results: Vec<p::Id>| {
+        let key = ContentHash::of(b"stage").to_string();
+        let claim = one.ask::<p::Claim>(&p::ClaimParams { key, holder: String::new(), timeout_ms: None }).unwrap();
+        let p::ClaimResult::Compute(ticket) = claim else { panic!("nothing is there") };
+        let error = one.ask::<p::Finish>(&p::FinishParams { ticket, results }).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        error.message().to_owned()
+    };
+    let id = |slot| p::Id { slot, version: 1 };
+    assert!(finish(vec![id(1), id(2), id(1)]).contains("twice"));
+    // An error gives the claim back.
+    assert!(finish((0..5000).map(id).collect()).contains("more than 4096"));
+}

@@ -1,0 +1,27 @@
+//! Tests of the daemon: in this process, and in processes of its own.
+//!
+//! They need `cargo nextest`, which runs each test in a process of its own: some tests count or limit what the whole process has
+//! open.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod blobs;
+mod clients_die;
+mod conformance;
+mod descriptors;
+mod foreground;
+mod heap;
+mod limits;
+mod metadata;
+mod namespaces;
+mod protocol;
+mod reconnection;
+mod sharing;
+mod signals;
+mod slabs;
+mod socket_files;
+mod spill;
+mod support;
+mod systemd;
+mod takeover;
+mod upgrade;
+mod version_states;

@@ -1,0 +1,232 @@
+//! A daemon in processes of its own, to be killed.
+
+use super::until;
+use cotensor_client::ClientStore;
+use cotensor_client::protocol as p;
+use cotensor_daemon::testing::WAIT_TIMEOUT;
+use cotensor_store::{CopyReason, Lease, Retention, StoreReports, TensorStore};
+use rustix::process::{Pid, Signal, kill_process};
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub(crate) struct Processes {
+    keeper: Child,
+    pub(crate) socket: PathBuf,
+    /// The program that is started, and its first arguments.
+    command: Vec<OsString>,
+    arguments: Vec<OsString>,
+    pub(crate) folder: tempfile::TempDir,
+}
+
+impl Processes {
+    pub(crate) fn start() -> Self {
+        Self::start_with(|_| Vec::new())
+    }
+
+    /// Starts one with more arguments than the socket; these are given the folder that the socket is in.
+    pub(crate) fn start_with(more: impl FnOnce(&Path) -> Vec<OsString>) -> Self {
+        Self::start_by(|_| vec![PROGRAM.into()], more)
+    }
+
+    /// Starts one by another command, which is given the folder that the socket is in.
+    pub(crate) fn start_by(
+        command: impl FnOnce(&Path) -> Vec<OsString>,
+        more: impl FnOnce(&Path) -> Vec<OsString>,
+    ) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("cotensor.sock");
+        let arguments: Vec<OsString> = std::iter::once(socket.clone().into()).chain(more(folder.path())).collect();
+        let command = command(folder.path());
+        let keeper = spawn(&command, &arguments);
+        let this = Self { keeper, socket, command, arguments, folder };
+        until("the daemon answers", || ClientStore::connect(Some(&this.socket), "first").is_ok());
+        this
+    }
+
+    /// Kills both, and starts others that know nothing.
+    pub(crate) fn start_anew(mut self) -> Self {
+        let server = self.server();
+        signal(self.keeper(), Signal::STOP);
+        signal(server, Signal::KILL);
+        drop(self.keeper.kill());
+        drop(self.keeper.wait());
+        // As long as one of them lives it has the lock.
+        until("both are gone", || with_argument(&self.socket).is_empty());
+        self.keeper = spawn(&self.command, &self.arguments);
+        self
+    }
+
+    /// Kills the foreground alone, and waits until its server has another keeper: that one's process.
+    pub(crate) fn kill_foreground(&mut self) -> u32 {
+        let server = self.server();
+        signal(self.keeper(), Signal::KILL);
+        drop(self.keeper.wait());
+        let mut next = None;
+        until("there is another keeper", || {
+            next = children(server).first().copied();
+            next.is_some()
+        });
+        until("it waits for an heir", || self.folder.path().join("cotensor.sock.heir").exists());
+        next.unwrap()
+    }
+
+    /// Starts the program once more, on the same socket.
+    pub(crate) fn start_again(&mut self) {
+        self.keeper = spawn(&self.command, &self.arguments);
+    }
+
+    /// What the program says when it is started beside the one that runs.
+    pub(crate) fn refused(&self) -> String {
+        self.refused_with(&[])
+    }
+
+    /// The same with more arguments.
+    pub(crate) fn refused_with(&self, more: &[OsString]) -> String {
+        let output = Command::new(PROGRAM).args(&self.arguments).args(more).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8(output.stderr).unwrap()
+    }
+
+    pub(crate) fn connect(&self, client: &str) -> Arc<ClientStore> {
+        ClientStore::connect(Some(&self.socket), client).unwrap()
+    }
+
+    pub(crate) fn keeper(&self) -> u32 {
+        self.keeper.id()
+    }
+
+    /// The server that the first keeper has now.
+    pub(crate) fn server(&self) -> u32 {
+        let mut found = None;
+        until("there is a server", || {
+            found = children(self.keeper()).first().copied();
+            found.is_some()
+        });
+        found.unwrap()
+    }
+
+    /// All processes of this daemon.
+    pub(crate) fn running(&self) -> BTreeSet<u32> {
+        with_argument(&self.socket).into_iter().collect()
+    }
+
+    /// Kills the server; the next one has another number.
+    pub(crate) fn kill_server(&self) {
+        let server = self.server();
+        signal(server, Signal::KILL);
+        until("the next server starts", || children(self.keeper()).first().is_some_and(|next| *next != server));
+    }
+
+    /// Asks it to stop; whether it did so well.
+    pub(crate) fn stop(&mut self) -> bool {
+        signal(self.keeper.id(), Signal::TERM);
+        self.ended_well()
+    }
+
+    /// Waits for the foreground's end; whether it ended well.
+    pub(crate) fn ended_well(&mut self) -> bool {
+        self.keeper.wait().unwrap().success()
+    }
+}
+
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_cotensor-daemon");
+
+fn spawn(command: &[OsString], arguments: &[OsString]) -> Child {
+    Command::new(&command[0]).args(&command[1..]).args(arguments).spawn().unwrap()
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        // A server would start another keeper.
+        for child in children(self.keeper.id()) {
+            signal(child, Signal::KILL);
+        }
+        drop(self.keeper.kill());
+        drop(self.keeper.wait());
+        // One that was started in between.
+        until("nobody listens", || {
+            let listening = ClientStore::connect(Some(&self.socket), "last").is_ok();
+            for pid in with_argument(&self.socket) {
+                signal(pid, Signal::KILL);
+            }
+            !listening
+        });
+    }
+}
+
+/// Processes that were started with this socket.
+pub(crate) fn with_argument(socket: &std::path::Path) -> Vec<u32> {
+    let wanted = socket.as_os_str().as_encoded_bytes();
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let started = |pid: &u32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).nth(1) == Some(wanted)
+    };
+    pids.filter(started).collect()
+}
+
+/// The processes that a process has started, those that are dead already left out.
+pub(crate) fn children(parent: u32) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let child = |pid: &u32| {
+        let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+        let mut fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+        fields.next() != Some("Z") && fields.next() == Some(&parent.to_string())
+    };
+    pids.filter(child).collect()
+}
+
+pub(crate) fn signal(pid: u32, signal: Signal) {
+    let _ = kill_process(Pid::from_raw(pid as i32).unwrap(), signal);
+}
+
+/// Waits until the daemon has no tensor and no bytes.
+pub(crate) fn settles_empty(processes: &Processes) {
+    let store = processes.connect("inspector");
+    let mut seen = String::new();
+    let start = Instant::now();
+    loop {
+        let stats = store.stats();
+        let list = store.ask::<p::List>(&p::ListParams { prefix: String::new(), limit: 100 });
+        if list.as_ref().is_ok_and(|list| list.tensors.is_empty()) && stats.memory_usage_bytes == 0 {
+            return;
+        }
+        if start.elapsed() > WAIT_TIMEOUT {
+            seen.push_str(&format!("{} bytes, {list:?}", stats.memory_usage_bytes));
+            panic!("not everything came back: {seen}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Bytes by which a tensor is known: of `number`, in whatever length.
+pub(crate) fn content(number: u64, bytes: usize) -> Vec<u8> {
+    let mut state = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut content: Vec<u8> = number.to_le_bytes().into_iter().take(bytes).collect();
+    content.resize_with(bytes, || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    });
+    content
+}
+
+/// Whether `bytes` are a whole [`content`].
+pub(crate) fn is_whole(bytes: &[u8]) -> bool {
+    let number = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+    bytes == content(number, bytes.len())
+}
+
+pub(crate) fn put(store: &ClientStore, name: &str, bytes: &[u8], retention: Retention) -> Lease {
+    let spec = cotensor_store::TensorSpec { retention, ..super::spec(name, bytes.len()) };
+    let mut reservation = store.reserve(spec, &store.holder("")).unwrap();
+    reservation.write(bytes, CopyReason::Put).unwrap();
+    reservation.publish().unwrap()
+}

@@ -1,0 +1,308 @@
+//! The daemon is killed, and everything goes on.
+
+use crate::support::processes::{Processes, children, content, is_whole, put, settles_empty, signal, with_argument};
+use crate::support::until;
+use cotensor_client::{ClientStore, protocol as p};
+use cotensor_core::{ContentHash, ErrorKind};
+use cotensor_store::{
+    BlobStore, Claim, ComputationStore, CopyReason, Key, Lease, Retention, StoreReports, TensorStore,
+};
+use rustix::process::Signal;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const KEPT: Retention = Retention::Cached { recompute: Duration::ZERO };
+
+#[test]
+fn published_tensors_and_leases_outlive_the_server() {
+    let processes = Processes::start();
+    let one = processes.connect("one");
+    let sizes = [100, 4096, 1 << 20, 0];
+    let put_all = |retention| -> Vec<Lease> {
+        let each = |&bytes: &usize| put(&one, &format!("{bytes} {}", retention == KEPT), &content(7, bytes), retention);
+        sizes.iter().map(each).collect()
+    };
+    let (leased, kept) = (put_all(Retention::WhileLeased), put_all(KEPT));
+    let old = one.get("100 true", &one.holder("old")).unwrap();
+    let newer = put(&one, "100 true", &content(8, 100), KEPT);
+    let (kept_id, newer_id) = (old.id(), newer.id());
+    drop((kept, newer));
+    one.put_note(&ContentHash::of(b"note"), b"a note");
+    // Nobody answers that; who asks for it afterwards knows that it was heard.
+    assert!(one.get_note(&ContentHash::of(b"note")).is_some());
+    processes.kill_server();
+
+    let two = processes.connect("two");
+    let holder = two.holder("");
+    for lease in &leased {
+        let found = two.get(lease.name(), &holder).unwrap();
+        assert_eq!((found.id(), found.bytes().unwrap()), (lease.id(), lease.bytes().unwrap()), "{}", lease.name());
+    }
+    for bytes in sizes {
+        let number = if bytes == 100 { 8 } else { 7 };
+        assert_eq!(two.get(&format!("{bytes} true"), &holder).unwrap().bytes().unwrap(), content(number, bytes));
+    }
+    assert_eq!(two.get_note(&ContentHash::of(b"note")).as_deref(), Some(&b"a note"[..]));
+    assert_eq!(two.lease(kept_id, &holder).unwrap().bytes().unwrap(), content(7, 100), "a version that is only leased");
+    assert_eq!(two.get("100 true", &holder).unwrap().id(), newer_id);
+    let newest = put(&two, "100 true", &content(9, 100), KEPT);
+    assert_eq!(newest.id().version, newer_id.version + 1, "versions go on counting");
+    assert_eq!(newest.id().slot, newer_id.slot);
+
+    // What was leased before the takeover is given back after it.
+    drop((leased, old, newest));
+    until("the leased are gone", || !two.has(kept_id) && two.get("4096 false", &holder).is_err());
+    for bytes in sizes {
+        two.remove(&format!("{bytes} true")).unwrap();
+    }
+    drop((one, two));
+    settles_empty(&processes);
+}
+
+#[test]
+fn what_is_taken_over_is_as_old_as_it_was_and_counting_begins_anew() {
+    const MIB: usize = 1 << 20;
+    let processes =
+        Processes::start_with(|folder| vec![(3 * MIB + (16 << 10)).to_string().into(), folder.join("spill").into()]);
+    let one = processes.connect("one");
+    for number in 0..5 {
+        drop(put(&one, &number.to_string(), &content(number, MIB), KEPT));
+    }
+    let published = Instant::now();
+    assert_eq!((one.stats().spilled_now, one.stats().spilled_now_bytes), (2, 2 * MIB as u64));
+    for _ in 0..2 {
+        processes.kill_server();
+        let two = processes.connect("two");
+        let stats = two.stats();
+        assert_eq!((stats.total_tensors, stats.spilled_now, stats.spilled_now_bytes), (3, 2, 2 * MIB as u64));
+        assert!(stats.counted_seconds < published.elapsed().as_secs_f64() && stats.spills == 0, "{stats:?}");
+        let at_least = published.elapsed().as_secs_f64();
+        let list = two.ask::<p::List>(&p::ListParams { prefix: String::new(), limit: 100 }).unwrap().tensors;
+        assert_eq!(list.iter().filter(|tensor| tensor.state == p::TensorState::Spilled).count(), 2);
+        assert!(list.iter().all(|tensor| tensor.age_s >= at_least), "{at_least} {list:?}");
+    }
+}
+
+#[test]
+fn readers_and_writers_go_on_while_the_server_is_killed_again_and_again() {
+    const WRITERS: usize = 3;
+    const KILLS: usize = 8;
+    let processes = Processes::start();
+    let (stop, next) = (AtomicBool::new(false), AtomicU64::new(1));
+    let progress: Vec<AtomicU64> = (0..2 * WRITERS).map(|_| AtomicU64::new(0)).collect();
+    std::thread::scope(|scope| {
+        for writer in 0..WRITERS {
+            let (processes, stop, next, progress) = (&processes, &stop, &next, &progress[writer]);
+            scope.spawn(move || {
+                let store = processes.connect(&format!("writer {writer}"));
+                let mut held: Vec<Lease> = Vec::new();
+                while !stop.load(Ordering::SeqCst) {
+                    let number = next.fetch_add(1, Ordering::SeqCst);
+                    let bytes = if number % 5 == 0 { 300 << 10 } else { 100 + (number as usize * 37) % 5000 };
+                    held.push(put(&store, &format!("w{writer}"), &content(number, bytes), Retention::WhileLeased));
+                    // Older versions stay a while, and their ranges must not be used meanwhile.
+                    if held.len() > 4 {
+                        let old = held.remove(0);
+                        assert!(is_whole(old.bytes().unwrap()));
+                    }
+                    progress.fetch_add(1, Ordering::SeqCst);
+                }
+                assert!(held.iter().all(|lease| is_whole(lease.bytes().unwrap())));
+            });
+        }
+        for reader in 0..WRITERS {
+            let (processes, stop, progress) = (&processes, &stop, &progress[WRITERS + reader]);
+            scope.spawn(move || {
+                let store = processes.connect(&format!("reader {reader}"));
+                let mut held: Vec<Lease> = Vec::new();
+                let mut turn = reader;
+                while !stop.load(Ordering::SeqCst) {
+                    turn += 1;
+                    match store.get(&format!("w{}", turn % WRITERS), &store.holder("")) {
+                        Ok(lease) => {
+                            assert!(is_whole(lease.bytes().unwrap()), "{lease:?} {:?}", lease.id());
+                            held.push(lease);
+                            progress.fetch_add(1, Ordering::SeqCst);
+                        }
+                        // Between a writer's versions there is always one, but for its first.
+                        Err(error) => assert_eq!(error.kind(), ErrorKind::NotFound, "{error}"),
+                    }
+                    if held.len() > 6 {
+                        let old = held.remove(0);
+                        assert!(is_whole(old.bytes().unwrap()), "{:?} was overwritten", old.id());
+                    }
+                }
+            });
+        }
+        for kill in 0..=KILLS {
+            let before: Vec<u64> = progress.iter().map(|count| count.load(Ordering::SeqCst)).collect();
+            until(&format!("all have done something after kill {kill}"), || {
+                progress.iter().zip(&before).all(|(count, before)| count.load(Ordering::SeqCst) >= before + 10)
+            });
+            if kill < KILLS {
+                processes.kill_server();
+            }
+        }
+        stop.store(true, Ordering::SeqCst);
+    });
+    settles_empty(&processes);
+}
+
+#[test]
+fn a_server_without_its_keeper_starts_another() {
+    let mut processes = Processes::start();
+    let one = processes.connect("one");
+    let held = put(&one, "x", &content(1, 1 << 20), Retention::WhileLeased);
+    let server = processes.server();
+    let next = processes.kill_foreground();
+    assert_eq!(one.get("x", &one.holder("")).unwrap().id(), held.id());
+    let more = put(&one, "y", &content(2, 1 << 20), KEPT);
+    // The new keeper has what there was, and what has come since: it starts the next server.
+    signal(server, Signal::KILL);
+    let two = processes.connect("two");
+    for (name, number) in [("x", 1), ("y", 2)] {
+        assert_eq!(two.get(name, &two.holder("")).unwrap().bytes().unwrap(), content(number, 1 << 20));
+    }
+    assert_eq!(children(next).len(), 1);
+    drop((held, more, one));
+    until("what was leased is gone", || two.get("x", &two.holder("")).is_err());
+    signal(next, Signal::TERM);
+    until("all have stopped", || with_argument(&processes.socket).is_empty());
+    assert!(!processes.socket.exists());
+}
+
+#[test]
+fn a_keeper_that_stands_still_is_replaced_for_good() {
+    let mut processes = Processes::start();
+    let one = processes.connect("one");
+    let (server, heir) = (processes.server(), processes.folder.path().join("cotensor.sock.heir"));
+    signal(processes.keeper(), Signal::STOP);
+    // What the server tells fills the queue, until it has waited long enough.
+    let mut names = 0;
+    until("there is another keeper", || {
+        drop(put(&one, &names.to_string(), &content(names, 100), KEPT));
+        names += 1;
+        heir.exists()
+    });
+    let next = children(server);
+    signal(processes.keeper(), Signal::CONT);
+    assert!(!processes.stop(), "it was killed");
+    let two = processes.connect("two");
+    assert_eq!(processes.running(), [&next[..], &[server]].concat().into_iter().collect());
+    // The next one has what the other was not told any more.
+    signal(server, Signal::KILL);
+    until("there is another server", || children(next[0]).first().is_some_and(|other| *other != server));
+    for name in 0..names {
+        assert_eq!(two.get(&name.to_string(), &two.holder("")).unwrap().bytes().unwrap(), content(name, 100));
+    }
+    assert_eq!(processes.running().len(), 2);
+    signal(next[0], Signal::TERM);
+    until("all have stopped", || processes.running().is_empty());
+    assert!(!processes.socket.exists());
+}
+
+#[test]
+fn a_clean_stop_ends_both_and_takes_the_socket_away() {
+    let mut processes = Processes::start();
+    let one = processes.connect("one");
+    let held = put(&one, "x", &content(1, 5000), KEPT);
+    assert!(processes.stop());
+    assert!(!processes.socket.exists() && with_argument(&processes.socket).is_empty());
+    assert!(is_whole(held.bytes().unwrap()));
+    assert!(one.get("y", &one.holder("")).is_err());
+}
+
+#[test]
+fn a_client_joins_a_daemon_that_knows_nothing_of_it() {
+    let processes = Processes::start();
+    let (one, two) = (processes.connect("one"), processes.connect("two"));
+    let held = put(&one, "x", &content(1, 1000), Retention::WhileLeased);
+    let read = two.get("x", &two.holder("")).unwrap();
+    let processes = processes.start_anew();
+    // Nobody was left to end the index: until the end of the connection is noticed, the client answers from it.
+    let empty = |store: &ClientStore| store.get("x", &store.holder("")).is_err_and(|e| e.kind() == ErrorKind::NotFound);
+    until("both are at the new one, which is empty", || empty(&one) && empty(&two));
+    // What is held goes on, and nobody writes where it lies.
+    let next: Vec<Lease> = (2..60).map(|n| put(&one, "x", &content(n, 1000), Retention::WhileLeased)).collect();
+    assert_eq!((held.bytes().unwrap(), read.bytes().unwrap()), (&content(1, 1000)[..], &content(1, 1000)[..]));
+    assert_eq!(two.get("x", &two.holder("")).unwrap().bytes().unwrap(), content(59, 1000));
+    drop(held);
+    drop(put(&one, "y", &content(61, 1000), Retention::WhileLeased));
+    assert_eq!(read.bytes().unwrap(), content(1, 1000), "its producer let go, which no daemon knows");
+    drop((read, next, one, two));
+    settles_empty(&processes);
+}
+
+#[test]
+fn claims_are_taken_up_again() {
+    let processes = Processes::start();
+    let key = Key(ContentHash::of(b"stage"));
+    let (one, two) = (processes.connect("one"), processes.connect("two"));
+    let Claim::Compute(ticket) = one.claim(&key, &one.holder("")).unwrap() else { panic!("nothing is there") };
+    let spec = || cotensor_store::TensorSpec { retention: KEPT, ..crate::support::spec("result", 1 << 20) };
+    let mut result = one.reserve(spec(), &one.holder("")).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| match two.claim(&key, &two.holder("")).unwrap() {
+            Claim::Ready(leases) => leases[0].bytes().unwrap().to_vec(),
+            Claim::Compute(_) => panic!("it is computed already"),
+        });
+        processes.kill_server();
+        result.write(&content(3, 1 << 20), CopyReason::Put).unwrap();
+        ticket.publish(vec![result]).unwrap();
+        assert_eq!(waiting.join().unwrap(), content(3, 1 << 20));
+    });
+    // Results are results for the next server, too.
+    processes.kill_server();
+    let three = processes.connect("three");
+    assert!(three.is_computed(&key));
+    assert!(matches!(three.claim(&key, &three.holder("")).unwrap(), Claim::Ready(leases) if leases.len() == 1));
+}
+
+#[test]
+fn a_name_that_has_not_changed_is_got_without_asking() {
+    let processes = Processes::start();
+    let (one, two) = (processes.connect("one"), processes.connect("two"));
+    let holder = one.holder("reader");
+    let first = put(&two, "x", &content(1, 4096), Retention::WhileLeased);
+    let held = one.get("x", &holder).unwrap();
+    let server = processes.server();
+    // A server that stands still answers nobody.
+    signal(server, Signal::STOP);
+    let again = one.get("x", &holder).unwrap();
+    assert_eq!((again.id(), again.bytes().unwrap().as_ptr()), (held.id(), held.bytes().unwrap().as_ptr()));
+    signal(server, Signal::CONT);
+
+    let second = put(&two, "x", &content(2, 4096), Retention::WhileLeased);
+    let newer = one.get("x", &holder).unwrap();
+    assert_eq!((newer.id(), newer.bytes().unwrap()), (second.id(), &content(2, 4096)[..]));
+    assert_ne!(newer.id(), first.id());
+    two.remove("x").unwrap();
+    assert!(one.get("x", &holder).is_err(), "removed, though it is held");
+    drop((again, held, newer, first, second));
+
+    // The end of the server ends its index.
+    let kept = put(&two, "y", &content(3, 100), Retention::WhileLeased);
+    let held = one.get("y", &holder).unwrap();
+    processes.kill_server();
+    let third = put(&two, "y", &content(4, 100), Retention::WhileLeased);
+    assert_eq!(one.get("y", &holder).unwrap().bytes().unwrap(), content(4, 100));
+    drop((kept, held, third, one, two));
+    settles_empty(&processes);
+}
+
+#[test]
+fn a_large_tensor_is_one_descriptor_of_the_server_and_one_of_the_keeper() {
+    const COUNT: usize = 50;
+    let processes = Processes::start();
+    let store = processes.connect("one");
+    let fds = |pid: u32| std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+    let put =
+        |number: usize| put(&store, &number.to_string(), &content(number as u64, 300 << 10), Retention::WhileLeased);
+    let _first = put(COUNT);
+    let (server, keeper) = (processes.server(), processes.keeper());
+    let before = (fds(server), fds(keeper));
+    let _held: Vec<_> = (0..COUNT).map(put).collect();
+    until("the keeper has all of them", || fds(keeper) >= before.1 + COUNT);
+    let more = (fds(server) - before.0, fds(keeper) - before.1);
+    assert!(more.0 <= COUNT + 2 && more.1 <= COUNT + 2, "{more:?} for {COUNT} tensors");
+}

@@ -1,0 +1,368 @@
+//! Functions of one client, called by another: values and tensors cross, and each option does what it says.
+
+use crate::support::{Counted, Door, int, none, put, until};
+use cotensor_client::protocol::provider::TaskState;
+use cotensor_core::{DType, ErrorKind};
+use cotensor_daemon::testing::Running;
+use cotensor_functions::{Arguments, Entries, Failure, Functions, Limits, Options, Provider, Value};
+use cotensor_store::{Lease, ManualClock, StoreReports, TensorStore};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+#[test]
+fn values_of_all_kinds_cross_and_come_back() {
+    let running = Running::start(|_| {});
+    let provider = Provider::builder(running.connect("provider"))
+        .function("echo", Options::new("Gives its first argument back."), |arguments, _| {
+            Ok(arguments.get(0, "value")?.clone())
+        })
+        .start()
+        .unwrap();
+    let store = running.connect("caller");
+    let functions = Functions::new(store.clone());
+    let large = Arc::new(put(&*store, "large", &vec![7; 1 << 20]));
+    let small = Arc::new(put(&*store, "small", &[1, 2, 3]));
+    let map: Entries = [
+        ("plain".to_owned(), Value::List(vec![Value::Null, true.into(), (-5).into(), 1.0.into(), "é\"\n".into()])),
+        ("tuple".to_owned(), Value::Tuple(vec![1.into(), Value::Tuple(Vec::new()), "b".into()])),
+        ("tensors".to_owned(), Value::List(vec![Value::Tensor(large.clone()), Value::Tensor(small.clone())])),
+        ("$odd".to_owned(), Value::Map([("$tensor".to_owned(), Value::Int(i64::MIN))].into())),
+        ("bytes".to_owned(), Value::Bytes(vec![0, 255])),
+        ("ordered".to_owned(), Value::Map([("z".to_owned(), 1.into()), ("a".to_owned(), 2.into())].into())),
+        ("floats".to_owned(), Value::List(vec![f64::NAN.into(), f64::INFINITY.into(), (-0.0).into(), 1e300.into()])),
+    ]
+    .into();
+    let sent = Value::Map(map);
+    let back = functions.call("echo", &none().named("value", sent.clone())).unwrap();
+    let text = |value: &Value| format!("{value:?}").replace("by functions", "by ");
+    assert_eq!(text(&back), text(&sent));
+    let tensors = back.as_map().unwrap()["tensors"].as_list().unwrap();
+    let lease = tensors[0].as_tensor().unwrap();
+    assert_eq!(lease.bytes().unwrap().as_ptr(), large.bytes().unwrap().as_ptr(), "a handle, no copy");
+    assert_eq!(functions.list("e").unwrap()[0].function.summary, "Gives its first argument back.");
+    assert_eq!(provider.callers(), 1);
+    drop((back, sent, large, small));
+    // The provider lets go when the caller has taken the result.
+    until("all leases are given back", || running.daemon.store().stats().total_tensors == 0);
+}
+
+#[test]
+fn a_tensor_of_another_connection_is_not_copied() {
+    let running = Running::start(|_| {});
+    let _provider = Provider::builder(running.connect("provider"))
+        .function("echo", Options::default(), |arguments, _| Ok(arguments.get(0, "value")?.clone()))
+        .start()
+        .unwrap();
+    let (mine, other) = (running.connect("caller"), running.connect("the same process"));
+    let functions = Functions::new(mine.clone());
+    for len in [100, 2 << 20] {
+        let there = Arc::new(put(&*other, "x", &vec![7; len]));
+        let back = functions.call("echo", &none().arg(Value::Tensor(there.clone()))).unwrap();
+        assert_eq!(back.as_tensor().unwrap().id(), there.id());
+    }
+    // The same numbers, but another daemon's.
+    let elsewhere = Running::start(|_| {});
+    let stranger = Arc::new(put(&*elsewhere.connect("stranger"), "x", &vec![8; 2 << 20]));
+    let own = put(&*mine, "x", &vec![9; 2 << 20]);
+    assert!(mine.join(&stranger, &mine.holder("me")).is_none());
+    assert!(mine.join(&own, &mine.holder("me")).is_some());
+    let refused = functions.call("echo", &none().arg(Value::Tensor(stranger))).unwrap_err();
+    assert!(refused.to_string().contains("publish it there first"), "{refused}");
+}
+
+#[test]
+fn a_result_outlives_its_maker_without_a_gap() {
+    let running = Running::start(|_| {});
+    let provider = Provider::builder(running.connect("provider"))
+        .function("ones", Options::default(), |arguments, context| {
+            let len = usize::try_from(arguments.get(0, "len")?.as_int()?).unwrap_or(0);
+            Ok(context.tensor("ones", DType::U8, &[len], &vec![1; len])?.into())
+        })
+        .start()
+        .unwrap();
+    let functions = Functions::new(running.connect("caller"));
+    for len in [10, 1 << 20, 100, 3 << 20] {
+        // Nobody but the result holds it: were there a moment without a lease, it would be gone.
+        let ones = functions.call("ones", &none().arg(len)).unwrap();
+        assert!(ones.as_tensor().unwrap().bytes().unwrap() == vec![1; len as usize]);
+    }
+    let kept = functions.call("ones", &none().arg(5 << 20)).unwrap();
+    drop(provider);
+    assert!(kept.as_tensor().unwrap().bytes().unwrap().iter().all(|&byte| byte == 1));
+}
+
+#[test]
+fn errors_say_what_and_where() {
+    let running = Running::start(|_| {});
+    let provider = Provider::builder(running.connect("provider"))
+        .function("fails", Options::default(), |_, _| {
+            Err(Failure { trace: "line 3".into(), ..Failure::new("ValueError", "no") })
+        })
+        .function("panics", Options::default(), |_, _| panic!("at the disco"))
+        .function("needs", Options::default(), |arguments, _| Ok(arguments.get(0, "number")?.as_int()?.into()))
+        .start()
+        .unwrap();
+    let functions = Functions::new(running.connect("caller"));
+    let failure = |name: &str| functions.call(name, &none()).unwrap_err().failure().unwrap().clone();
+    let fails = failure("fails");
+    assert_eq!((&*fails.kind, &*fails.message, &*fails.trace), ("ValueError", "no", "line 3"));
+    assert_eq!((&*failure("panics").kind, &*failure("panics").message), ("panic", "at the disco"));
+    assert!(failure("needs").message.contains("number"));
+    assert_eq!(int(functions.call("needs", &none().arg(3))), 3, "the worker goes on after a panic");
+    let error = functions.call("os.system", &none()).unwrap_err();
+    assert!(error.kind() == ErrorKind::NotFound && error.to_string().contains("os.system"), "{error}");
+    provider.remove("needs").unwrap();
+    let gone = functions.call("needs", &none().arg(3)).unwrap_err();
+    assert_eq!(gone.kind(), ErrorKind::NotFound);
+    let second =
+        Provider::builder(running.connect("second")).function("fails", Options::default(), |_, _| Ok(Value::Null));
+    assert_eq!(second.start().err().unwrap().kind(), ErrorKind::Conflict, "a name is one provider's");
+    for name in ["", "a b", "../x\0", &"x".repeat(300)] {
+        assert!(provider.add(name, Options::default(), |_, _| Ok(Value::Null)).is_err(), "{name:?}");
+    }
+}
+
+#[test]
+fn endless_and_foreign_arguments_are_refused() {
+    let running = Running::start(|_| {});
+    let _provider =
+        Provider::builder(running.connect("provider"))
+            .function("echo", Options::default(), |arguments, _| Ok(arguments.get(0, "value")?.clone()))
+            .function("deep", Options::default(), |_, _| {
+                Ok((0..500).fold(Value::Null, |inner, _| Value::List(vec![inner])))
+            })
+            .start()
+            .unwrap();
+    let functions = Functions::new(running.connect("caller"));
+    let deep = (0..500).fold(Value::Null, |inner, _| Value::List(vec![inner]));
+    let error = functions.call("echo", &none().arg(deep)).unwrap_err();
+    assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("deeper"), "{error}");
+    assert!(functions.call("deep", &none()).unwrap_err().to_string().contains("result"));
+    let elsewhere = cotensor_store::EmbeddedStore::builder().build();
+    let foreign = put(&*elsewhere, "x", &[1]);
+    let error = functions.call("echo", &none().arg(foreign)).unwrap_err();
+    assert!(error.to_string().contains("not in the daemon's store"), "{error}");
+    let many = Value::List(vec![Value::Null; 1 << 20]);
+    let error = functions.call("echo", &none().arg(many)).unwrap_err();
+    assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("values"), "{error}");
+    assert_eq!(int(functions.call("echo", &none().arg(4))), 4, "the socket is as good as before");
+}
+
+#[test]
+fn equal_calls_at_the_same_time_run_once() {
+    let running = Running::start(|_| {});
+    let (door, runs) = (Arc::new(Door::default()), Arc::new(AtomicUsize::new(0)));
+    let (at, counted) = (Arc::clone(&door), Arc::clone(&runs));
+    let _provider = Provider::builder(running.connect("provider"))
+        .function("slow", Options::default().singleflight(), move |arguments, _| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            at.pass();
+            Ok(arguments.get(0, "number")?.clone())
+        })
+        .start()
+        .unwrap();
+    let callers: Vec<_> = (0..6).map(|caller| Functions::new(running.connect(&format!("caller {caller}")))).collect();
+    std::thread::scope(|scope| {
+        let calls: Vec<_> =
+            callers.iter().map(|functions| scope.spawn(|| int(functions.call("slow", &none().arg(7))))).collect();
+        door.waits_for(1);
+        // A task joins the same run; another argument is another run.
+        let task = callers[0].submit("slow", &none().arg(7)).unwrap();
+        let other = scope.spawn(|| int(callers[1].call("slow", &none().arg(8))));
+        door.waits_for(2);
+        std::thread::sleep(Duration::from_millis(50));
+        door.open();
+        assert!(calls.into_iter().all(|call| call.join().unwrap() == 7));
+        assert_eq!(other.join().unwrap(), 8);
+        assert_eq!(task.wait(None).unwrap().state, TaskState::Completed);
+    });
+    // All six and the task came while the first ran, unless one was slow to connect: then it ran again.
+    assert!(runs.load(Ordering::SeqCst) <= 3, "{} runs", runs.load(Ordering::SeqCst));
+}
+
+#[test]
+fn serialised_calls_run_one_at_a_time_and_occupy_one_worker() {
+    let running = Running::start(|_| {});
+    let counted = Arc::new(Counted::default());
+    let at = Arc::clone(&counted);
+    let _provider = Provider::builder(running.connect("provider"))
+        .limits(Limits { workers: 2, ..Limits::default() })
+        .function("one", Options::default().serialized(), move |_, _| {
+            at.pass();
+            Ok(Value::Null)
+        })
+        .function("free", Options::default(), |_, _| Ok(1.into()))
+        .start()
+        .unwrap();
+    let functions = Functions::new(running.connect("caller"));
+    std::thread::scope(|scope| {
+        let calls: Vec<_> = (0..8).map(|_| scope.spawn(|| functions.call("one", &none()))).collect();
+        counted.door.waits_for(1);
+        assert_eq!(int(functions.call("free", &none())), 1, "seven wait, and a worker is free");
+        counted.door.open();
+        calls.into_iter().for_each(|call| drop(call.join().unwrap().unwrap()));
+    });
+    assert_eq!(counted.most(), 1);
+}
+
+#[test]
+fn results_are_kept_for_equal_contents_not_for_equal_names() {
+    let running = Running::start(|_| {});
+    let (clock, runs) = (Arc::new(ManualClock::default()), Arc::new(AtomicUsize::new(0)));
+    let counted = Arc::clone(&runs);
+    let sum = move |arguments: &Arguments, _: &_| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        let bytes = arguments
+            .get(0, "tensor")?
+            .as_tensor()?
+            .bytes()
+            .map_or(0, |bytes| bytes.iter().map(|&b| i64::from(b)).sum());
+        Ok(Value::Int(bytes))
+    };
+    let again = sum.clone();
+    let _provider = Provider::builder(running.connect("provider"))
+        .clock(clock.clone())
+        .function("sum", Options::default().cached(Duration::from_secs(60), 100), sum)
+        .function("sum.uncached", Options::default(), again)
+        .start()
+        .unwrap();
+    let store = running.connect("caller");
+    let functions = Functions::new(store.clone());
+    let runs = || runs.load(Ordering::SeqCst);
+    let call = |lease: &Arc<Lease>| int(functions.call("sum", &none().arg(lease.clone())));
+    let first = Arc::new(put(&*store, "x", &[1, 2, 3]));
+    assert_eq!((call(&first), call(&first), runs()), (6, 6, 1));
+    let same = Arc::new(put(&*store, "y", &[1, 2, 3]));
+    assert_eq!((call(&same), runs()), (6, 1), "the same content under another name");
+    let other = Arc::new(put(&*store, "x", &[4, 5, 6]));
+    assert_eq!((call(&other), runs()), (15, 2), "another content under the same name");
+    assert_eq!((int(functions.call("sum", &none().named("tensor", first.clone()))), runs()), (6, 3), "said otherwise");
+    clock.advance(Duration::from_secs(61));
+    assert_eq!((call(&first), runs()), (6, 4), "too old");
+    for expected in [5, 6] {
+        int(functions.call("sum.uncached", &none().arg(first.clone())));
+        assert_eq!(runs(), expected, "nothing is kept unless it is asked for");
+    }
+}
+
+#[test]
+fn a_failure_is_not_kept() {
+    let running = Running::start(|_| {});
+    let runs = AtomicUsize::new(0);
+    let _provider = Provider::builder(running.connect("provider"))
+        .function("second", Options::default().cached(Duration::from_secs(60), 100).singleflight(), move |_, _| {
+            match runs.fetch_add(1, Ordering::SeqCst) {
+                0 => Err(Failure::new("NotYet", "the first time")),
+                run => Ok(Value::Int(run as i64)),
+            }
+        })
+        .start()
+        .unwrap();
+    let functions = Functions::new(running.connect("caller"));
+    assert_eq!(functions.call("second", &none()).unwrap_err().failure().unwrap().kind, "NotYet");
+    assert_eq!((int(functions.call("second", &none())), int(functions.call("second", &none()))), (1, 1));
+}
+
+/// A counter that lives with its provider.
+struct Counter(AtomicUsize, Arc<AtomicUsize>);
+
+impl cotensor_functions::Managed for Counter {
+    fn call(&self, method: &str, arguments: &Arguments, _: &cotensor_functions::Context) -> Result<Value, Failure> {
+        match method {
+            "add" => {
+                let by = usize::try_from(arguments.get(0, "by")?.as_int()?).unwrap_or(0);
+                Ok(Value::Int((self.0.fetch_add(by, Ordering::SeqCst) + by) as i64))
+            }
+            _ => Err(Failure::no_method(method)),
+        }
+    }
+}
+
+impl Drop for Counter {
+    fn drop(&mut self) {
+        self.1.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn counting(running: &Running, live: &Arc<AtomicUsize>) -> Provider {
+    use cotensor_functions::Object;
+    let live = Arc::clone(live);
+    Provider::builder(running.connect("provider"))
+        .limits(Limits { objects_max: 3, ..Limits::default() })
+        .function("counter", Options::default(), move |_, _| {
+            live.fetch_add(1, Ordering::SeqCst);
+            Ok(Object::new(Counter(AtomicUsize::new(0), Arc::clone(&live))).into())
+        })
+        .function("read", Options::default(), |arguments, _| {
+            let counter = arguments.get(0, "counter")?.as_object::<Counter>()?;
+            Ok(Value::Int(counter.0.load(Ordering::SeqCst) as i64))
+        })
+        .function("numbers", Options::default().managed(), |_, _| Ok(Value::List(vec![1.into(), 2.into()])))
+        .function("length", Options::default(), |arguments, _| {
+            Ok(Value::Int(arguments.get(0, "list")?.as_list()?.len() as i64))
+        })
+        .start()
+        .unwrap()
+}
+
+#[test]
+fn objects_stay_with_their_provider_and_are_given_back_once() {
+    let running = Running::start(|_| {});
+    let live = Arc::new(AtomicUsize::new(0));
+    let provider = counting(&running, &live);
+    let functions = Functions::new(running.connect("caller"));
+    let remote = |value: &Value| match value {
+        Value::Remote(object) => Arc::clone(object),
+        other => panic!("{other:?}"),
+    };
+    let counter = functions.call("counter", &none()).unwrap();
+    assert_eq!(int(remote(&counter).call("add", &none().arg(2))), 2);
+    assert_eq!(int(remote(&counter).call("add", &none().named("by", 3))), 5);
+    assert_eq!(int(functions.call("read", &none().arg(counter.clone()))), 5, "the live object in its owner");
+    assert_eq!(remote(&counter).call("drop", &none()).unwrap_err().failure().unwrap().kind, "no_method");
+    let numbers = functions.call("numbers", &none()).unwrap();
+    assert_eq!(int(functions.call("length", &none().arg(numbers.clone()))), 2, "a managed result is the value again");
+    assert_eq!(remote(&numbers).call("get", &none()).unwrap().as_list().unwrap().len(), 2);
+    // References are the caller's own: another cannot use their numbers.
+    let other = Functions::new(running.connect("another caller"));
+    assert!(other.call("read", &none().arg(counter.clone())).is_err());
+    remote(&counter).release().unwrap();
+    until("the counter is dropped", || live.load(Ordering::SeqCst) == 0);
+    assert_eq!(remote(&counter).release().unwrap_err().kind(), ErrorKind::NotFound, "once");
+    assert_eq!(remote(&counter).call("add", &none().arg(1)).unwrap_err().kind(), ErrorKind::NotFound);
+    let kept: Vec<_> = (0..2).map(|_| functions.call("counter", &none()).unwrap()).collect();
+    let error = functions.call("counter", &none()).unwrap_err();
+    assert!(error.to_string().contains("objects"), "one caller has so many and no more: {error}");
+    until("refused ones go", || live.load(Ordering::SeqCst) == 2);
+    drop(kept);
+    until("dropped references are given back", || live.load(Ordering::SeqCst) == 0);
+    let stale = functions.call("counter", &none()).unwrap();
+    drop(provider);
+    until("objects go with their provider", || live.load(Ordering::SeqCst) == 0);
+    let _again = counting(&running, &live);
+    until("the next life of the provider is found", || functions.call("counter", &none()).is_ok());
+    let error = functions.call("read", &none().arg(stale.clone())).unwrap_err();
+    assert!(error.to_string().contains("restarted"), "{error}");
+    assert_eq!(remote(&stale).call("add", &none().arg(1)).unwrap_err().kind(), ErrorKind::Conflict);
+}
+
+#[test]
+fn what_a_caller_had_goes_with_it() {
+    let running = Running::start(|_| {});
+    let live = Arc::new(AtomicUsize::new(0));
+    let provider = counting(&running, &live);
+    for _ in 0..5 {
+        let functions = Functions::new(running.connect("caller"));
+        let kept: Vec<_> = (0..3).map(|_| functions.call("counter", &none()).unwrap()).collect();
+        std::mem::forget(kept.clone());
+        assert_eq!(provider.callers(), 1);
+        // The references are never dropped; the socket's end is what counts.
+        for value in &kept {
+            if let Value::Remote(object) = value {
+                object.disconnect();
+            }
+        }
+        until("nothing is left", || live.load(Ordering::SeqCst) == 0 && provider.callers() == 0);
+    }
+}

@@ -1,0 +1,287 @@
+//! Providers and callers in processes of their own, which are killed at the worst moments. The other process is this test's
+//! own program, started again with its part in the environment.
+
+use crate::support::{Tracked, int, none, until};
+use cotensor_client::ClientStore;
+use cotensor_core::{DType, ErrorKind};
+use cotensor_daemon::testing::{Running, spec};
+use cotensor_daemon::{Config, Embedded, connect_or_embed};
+use cotensor_functions::{Arguments, CallError, Context, Done, Failure, Functions, Object, Options, Provider, Value};
+use cotensor_store::{CopyReason, StoreReports, TensorStore};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Where the daemon of the other process is; its presence says that this is the other process.
+const SOCKET: &str = "COTENSOR_TEST_SOCKET";
+
+/// Another process, which is killed when this is dropped.
+struct Other {
+    child: Child,
+    lines: BufReader<std::process::ChildStdout>,
+}
+
+impl Other {
+    /// Starts `test` again as the other process.
+    fn start(test: &str, socket: &Path) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--exact", &format!("processes::{test}"), "--nocapture"])
+            .env(SOCKET, socket)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        Self { child, lines }
+    }
+
+    /// Waits until the other process has said `word`.
+    fn says(&mut self, word: &str) {
+        let mut line = String::new();
+        while !line.ends_with(&format!("{word}\n")) {
+            line.clear();
+            assert!(self.lines.read_line(&mut line).unwrap() > 0, "the other process ended before it said {word:?}");
+        }
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// The socket, in the other process.
+fn other_process() -> Option<PathBuf> {
+    std::env::var_os(SOCKET).map(PathBuf::from)
+}
+
+fn say(word: &str) {
+    println!("\n{word}");
+    std::io::stdout().flush().unwrap();
+}
+
+/// Until the process is killed, or its parent is.
+fn wait_for_the_end() {
+    drop(std::io::stdin().read_line(&mut String::new()));
+}
+
+fn hang(_: &Arguments, context: &Context) -> Result<Value, Failure> {
+    say("hanging");
+    while !context.is_cancelled() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Err(Failure::new("stopped", ""))
+}
+
+#[test]
+fn a_stopped_provider_is_late_with_one_call_and_loses_no_other() {
+    if let Some(socket) = other_process() {
+        let store = ClientStore::connect(Some(&socket), "stopped").unwrap();
+        let _provider = Provider::builder(store)
+            .function("pid", Options::default(), |_, _| Ok(Value::Int(i64::from(std::process::id()))))
+            .function("kept", Options::default().managed(), |_, _| Ok(Value::Int(1)))
+            .function("tensor", Options::default(), |_, context| {
+                Ok(context.tensor("t", DType::U8, &[2 << 20], &vec![5; 2 << 20])?.into())
+            })
+            .start()
+            .unwrap();
+        say("ready");
+        return wait_for_the_end();
+    }
+    let running = Running::start(|_| {});
+    let functions = Functions::new(running.connect("caller")).with_timeout(Duration::from_secs(60));
+    let mut provider = Other::start("a_stopped_provider_is_late_with_one_call_and_loses_no_other", &running.socket);
+    provider.says("ready");
+    let pid = Pid::from_child(&provider.child);
+    let kept = functions.call("kept", &none()).unwrap();
+    let Value::Remote(object) = kept else { panic!("an object") };
+    functions.call("pid", &none()).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+    let threads = format!("/proc/{}/task", provider.child.id());
+    until("every thread is stopped", || {
+        let mut threads = std::fs::read_dir(&threads).unwrap();
+        threads.all(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap().contains(") T "))
+    });
+    let brief = Some(Duration::from_millis(50));
+    let is_late = |error: CallError| {
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+        let text = error.to_string();
+        assert!(text.contains(&format!("stopped[{}]", provider.child.id())) && !text.contains("daemon"), "{text}");
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| functions.call("pid", &none()));
+        is_late(functions.call_within("tensor", &none(), brief).unwrap_err());
+        is_late(object.call_within("get", &none(), brief).unwrap_err());
+        is_late(functions.submit_within("pid", &none(), brief).err().unwrap());
+        let pending = functions.pending("pid").unwrap();
+        pending.call(9, "pid", none(), brief).unwrap();
+        let [(9, Done::Call(Err(error)))] = &mut *pending.next(&|| true) else { panic!("the call is late") };
+        is_late(error.clone());
+        // More than the socket takes: the second is not even begun.
+        for _ in 0..2 {
+            let long = Value::List(vec![Value::from("x".repeat(60_000)); 100]);
+            is_late(functions.call_within("pid", &none().arg(long), brief).unwrap_err());
+        }
+        kill_process(pid, Signal::CONT).unwrap();
+        assert_eq!(int(other.join().unwrap()), i64::from(provider.child.id()), "a call at the same time");
+    });
+    assert_eq!(int(functions.call("pid", &none())), i64::from(provider.child.id()));
+    assert_eq!(int(object.call("get", &none())), 1, "over the same connection");
+    // The late result was taken, and let go.
+    running.settles_at(0);
+}
+
+#[test]
+fn a_provider_is_killed_while_it_is_called() {
+    if let Some(socket) = other_process() {
+        let store = ClientStore::connect(Some(&socket), "doomed").unwrap();
+        let _provider = Provider::builder(store)
+            .function("hang", Options::default(), hang)
+            .function("pid", Options::default(), |_, _| Ok(Value::Int(i64::from(std::process::id()))))
+            .function("tensor", Options::default(), |_, context| {
+                Ok(context.tensor("t", DType::U8, &[1 << 20], &vec![5; 1 << 20])?.into())
+            })
+            .start()
+            .unwrap();
+        say("ready");
+        return wait_for_the_end();
+    }
+    let running = Running::start(|_| {});
+    let store = running.connect("caller");
+    let functions = Functions::new(store.clone());
+    for round in 0..3 {
+        let mut provider = Other::start("a_provider_is_killed_while_it_is_called", &running.socket);
+        provider.says("ready");
+        // The same caller finds each new life of the provider.
+        let pid = functions.call("pid", &none()).unwrap().as_int().unwrap();
+        assert_eq!(pid, i64::from(provider.child.id()), "round {round}: in the process itself");
+        let kept = functions.call("tensor", &none()).unwrap();
+        std::thread::scope(|scope| {
+            let call = scope.spawn(|| functions.call("hang", &none()));
+            let task = functions.submit("pid", &none()).unwrap();
+            provider.says("hanging");
+            provider.kill();
+            let error = call.join().unwrap().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Io);
+            assert!(error.to_string().contains("doomed[") && error.to_string().contains("gone"), "{error}");
+            assert_eq!(task.wait(None).unwrap_err().kind(), ErrorKind::Io);
+        });
+        assert!(kept.as_tensor().unwrap().bytes().unwrap().iter().all(|&byte| byte == 5), "the result is the caller's");
+        drop(kept);
+        until("the daemon forgets its functions", || functions.list("").unwrap().is_empty());
+        assert_eq!(functions.call("pid", &none()).unwrap_err().kind(), ErrorKind::NotFound);
+        until("nothing is left", || running.daemon.store().stats().total_tensors == 0);
+    }
+}
+
+#[test]
+fn a_caller_is_killed_while_it_calls() {
+    if let Some(socket) = other_process() {
+        let store = ClientStore::connect(Some(&socket), "doomed").unwrap();
+        let functions = Functions::new(store.clone());
+        let mut reservation = store.reserve(spec("argument", 3 << 20), &store.holder("")).unwrap();
+        reservation.write(&vec![1; 3 << 20], CopyReason::Put).unwrap();
+        let argument = Arc::new(reservation.publish().unwrap());
+        let objects: Vec<_> = (0..10).map(|_| functions.call("object", &none()).unwrap()).collect();
+        let echoed = functions.call("echo", &none().arg(argument.clone())).unwrap();
+        let task = functions.submit("echo", &none().arg(argument.clone())).unwrap();
+        say("calling");
+        drop(functions.call("hang", &none().arg(argument.clone())));
+        return drop((objects, echoed, task, argument));
+    }
+    let running = Running::start(|_| {});
+    let (live, stopped) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (made, stops) = (Arc::clone(&live), Arc::clone(&stopped));
+    let hanging = Arc::new(AtomicUsize::new(0));
+    let hangs = Arc::clone(&hanging);
+    let limits = cotensor_functions::Limits { task_ttl: Duration::from_secs(10), ..Default::default() };
+    let clock = Arc::new(cotensor_store::ManualClock::default());
+    let provider = Provider::builder(running.connect("provider"))
+        .limits(limits)
+        .clock(clock.clone())
+        .function("echo", Options::default(), |arguments, _| Ok(arguments.get(0, "value")?.clone()))
+        .function("object", Options::default(), move |_, _| {
+            made.fetch_add(1, Ordering::SeqCst);
+            Ok(Object::new(Tracked(Arc::clone(&made))).into())
+        })
+        .function("hang", Options::default(), move |_, context| {
+            hangs.fetch_add(1, Ordering::SeqCst);
+            while !context.is_cancelled() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            stops.fetch_add(1, Ordering::SeqCst);
+            Ok(Value::Null)
+        })
+        .start()
+        .unwrap();
+    for round in 1..4 {
+        let mut caller = Other::start("a_caller_is_killed_while_it_calls", &running.socket);
+        caller.says("calling");
+        until("it hangs", || hanging.load(Ordering::SeqCst) == round);
+        assert_eq!((live.load(Ordering::SeqCst), provider.callers()), (10, 1));
+        caller.kill();
+        until("its call is stopped", || stopped.load(Ordering::SeqCst) == round);
+        until("its objects are gone", || live.load(Ordering::SeqCst) == 0 && provider.callers() == 0);
+        assert_eq!(running.daemon.store().stats().total_tensors, 1, "its task's result has its time");
+        clock.advance(Duration::from_secs(11));
+        until("nothing is left", || running.daemon.store().stats().total_tensors == 0);
+    }
+}
+
+fn connected(socket: &Path) -> (Arc<ClientStore>, Option<Embedded>) {
+    connect_or_embed(&Config { socket: socket.to_path_buf(), ..Config::default() }, "embedding").unwrap()
+}
+
+#[test]
+fn a_provider_that_finds_no_daemon_is_one() {
+    if let Some(socket) = other_process() {
+        let (store, embedded) = connected(&socket);
+        let _provider = Provider::builder(store)
+            .function("pid", Options::default(), |_, _| Ok(Value::Int(i64::from(std::process::id()))))
+            .start()
+            .unwrap();
+        say(if embedded.is_some() { "embedded" } else { "connected" });
+        return wait_for_the_end();
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("cotensor.sock");
+    let mut first = Other::start("a_provider_that_finds_no_daemon_is_one", &socket);
+    first.says("embedded");
+    // One that is here when the daemon dies becomes the next one, and offers its functions again.
+    let embedded = Arc::new(std::sync::Mutex::new(None));
+    let (keeper, at) = (Arc::clone(&embedded), socket.clone());
+    let (store, none_needed) = connected(&socket);
+    assert!(none_needed.is_none(), "one daemon is enough");
+    let _second = Provider::builder(store)
+        .connector(move || {
+            let (store, embedded) = connected(&at);
+            *keeper.lock().unwrap() = embedded;
+            Ok(store)
+        })
+        .function("answer", Options::default(), |_, _| Ok(42.into()))
+        .start()
+        .unwrap();
+    let (store, _) = connected(&socket);
+    let functions = Functions::new(store);
+    assert_eq!(functions.call("pid", &none()).unwrap().as_int().unwrap(), i64::from(first.child.id()));
+    assert_eq!(functions.call("answer", &none()).unwrap().as_int().unwrap(), 42);
+    first.kill();
+    // Calls need no daemon once the two are connected.
+    assert_eq!(functions.call("answer", &none()).unwrap().as_int().unwrap(), 42);
+    until("there is a daemon again", || embedded.lock().unwrap().is_some());
+    let (store, _) = connected(&socket);
+    let functions = Functions::new(store);
+    until("the function is offered again", || functions.call("answer", &none()).is_ok());
+    assert_eq!(functions.call("pid", &none()).unwrap_err().kind(), ErrorKind::NotFound);
+}

@@ -1,0 +1,78 @@
+//! Shared by the tests.
+
+pub(crate) use cotensor_daemon::testing::{put, until};
+
+use cotensor_functions::{Arguments, CallError, Context, Failure, Managed, Value};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+
+/// An object that counts how many of it there are.
+pub(crate) struct Tracked(pub(crate) Arc<AtomicI64>);
+
+impl Managed for Tracked {
+    fn call(&self, method: &str, _: &Arguments, _: &Context) -> Result<Value, Failure> {
+        Err(Failure::no_method(method))
+    }
+}
+
+impl Drop for Tracked {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// A door that functions wait at until the test opens it.
+#[derive(Default)]
+pub(crate) struct Door {
+    open: Mutex<bool>,
+    opened: Condvar,
+    waiting: AtomicUsize,
+}
+
+impl Door {
+    pub(crate) fn pass(&self) {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let mut open = self.open.lock().unwrap();
+        while !*open {
+            open = self.opened.wait(open).unwrap();
+        }
+    }
+
+    pub(crate) fn open(&self) {
+        *self.open.lock().unwrap() = true;
+        self.opened.notify_all();
+    }
+
+    pub(crate) fn waits_for(&self, count: usize) {
+        until(&format!("{count} at the door"), || self.waiting.load(Ordering::SeqCst) >= count);
+    }
+}
+
+/// A door that counts how many stand at it at a time.
+#[derive(Default)]
+pub(crate) struct Counted {
+    pub(crate) door: Door,
+    now: AtomicUsize,
+    most: AtomicUsize,
+}
+
+impl Counted {
+    pub(crate) fn pass(&self) {
+        self.most.fetch_max(self.now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        self.door.pass();
+        self.now.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// The most that there were at a time.
+    pub(crate) fn most(&self) -> usize {
+        self.most.load(Ordering::SeqCst)
+    }
+}
+
+pub(crate) fn int(value: Result<Value, CallError>) -> i64 {
+    value.unwrap().as_int().unwrap()
+}
+
+pub(crate) fn none() -> Arguments {
+    Arguments::new()
+}
