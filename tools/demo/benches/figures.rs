@@ -1,5 +1,5 @@
-//! The figures that are no single function's: memory of a second model, cost of a hit, cost of the layer itself.
-//! Ratios of one run, interleaved, medians. Uses the seeded BERT-base of the demo (made at first use).
+//! Measures the memory of a second model, the time of a hit, and the overhead of the layer, as ratios of interleaved medians.
+//! Uses the demo's seeded BERT-base, which is generated at first use.
 #![allow(clippy::unwrap_used)]
 
 use cotensor::LocalOptions;
@@ -35,7 +35,7 @@ fn input() -> Value {
     Value::from(Array::i32([1, 128], (0..128).map(|i| 1000 + i * 37 % 20_000).collect()).unwrap())
 }
 
-/// What a second model in this process, and a second process, add to memory; every page of the weights touched.
+/// Memory added by a second model in this process, and by a second process, with every page of the weights touched.
 fn memory(cache: &Path, folder: &Path, weights: u64) {
     let pid = std::process::id();
     let runtime = options(cache).runtime().unwrap();
@@ -47,7 +47,7 @@ fn memory(cache: &Path, folder: &Path, weights: u64) {
     let first = runtime.open(folder).unwrap().stage("encoder").unwrap();
     first.run(&inputs, &["last_hidden_state"], &holder).unwrap();
     let one = process::pss_bytes(pid).unwrap();
-    // Another folder with the same files: nothing is known to be the same but the content.
+    // A copy of the folder: only the content is equal.
     let twin = tempfile::tempdir_in(cache).unwrap();
     let twin_folder = twin.path().join("twin");
     copy(folder, &twin_folder);
@@ -80,7 +80,7 @@ fn memory(cache: &Path, folder: &Path, weights: u64) {
     );
 }
 
-/// Opens, runs, says so, and stays until its standard input ends.
+/// Opens and runs the model, prints a line, and waits until standard input is closed.
 fn second_process(cache: &Path, folder: &Path) {
     let runtime = options(cache).runtime().unwrap();
     let model = runtime.open(folder).unwrap();
@@ -93,7 +93,7 @@ fn second_process(cache: &Path, folder: &Path) {
     std::io::read_to_string(std::io::stdin()).unwrap();
 }
 
-/// A stage through Cotensor against plain rten, and a stage that was computed already.
+/// A stage through Cotensor and on plain rten, and hits.
 fn time(cache: &Path, folder: &Path) {
     let runtime = options(cache).runtime().unwrap();
     let holder = runtime.store().holder("bench");
@@ -111,14 +111,14 @@ fn time(cache: &Path, folder: &Path) {
         let views = inputs.map(|(name, value)| (name, value.view().unwrap()));
         direct.push(timed(|| drop(plain.run(&views, &["last_hidden_state"]).unwrap())));
         let hit = || timed(|| assert!(!stage.run(&inputs, &["last_hidden_state"], &holder).unwrap().computed));
-        // The first comes when the engine has just emptied every cache of the processor.
+        // The first hit follows a run of the engine, with cold processor caches.
         first_hits.push(hit());
         hits.extend((0..HITS).map(|_| hit()));
     }
     let (through, direct) = (median(through), median(direct));
     println!("a run through Cotensor {:.1} ms, plain rten {:.1} ms", ms(through), ms(direct));
     report("a run through Cotensor over plain rten (at most 1.05)", through.as_secs_f64() / direct.as_secs_f64());
-    report("a hit, inputs hashed before, in microseconds (at most 20)", ms(median(hits)) * 1e3);
+    report("a hit with hashed inputs, in microseconds (at most 20)", ms(median(hits)) * 1e3);
     report("a hit right after the engine ran, in microseconds", ms(median(first_hits)) * 1e3);
 }
 

@@ -1,5 +1,5 @@
-//! What ships inside the program: skeletons of real architectures, a photograph, a speech clip, a text.
-//! Their origin is told in fixtures/media/ORIGIN.md.
+//! Embedded assets: skeletons of real architectures, a photograph, a speech clip and a text.
+//! fixtures/media/ORIGIN.md names their origin.
 
 /// A model folder without its weights; names ending in `.gz` are compressed.
 pub(crate) struct Skeleton {
@@ -29,7 +29,7 @@ const SKELETONS: &[Skeleton] = &[
         "onnx/decoder_with_past_model.onnx.gz" "onnx/head.audio.onnx.gz" "seed.json.gz"),
 ];
 
-/// The skeleton of that name.
+/// Finds a skeleton by name.
 pub(crate) fn skeleton(name: &str) -> Option<&'static Skeleton> {
     SKELETONS.iter().find(|skeleton| skeleton.name == name)
 }

@@ -1,10 +1,10 @@
-//! The ways side by side, and the arithmetic of what could be saved.
+//! Compares the variants, and derives the possible savings.
 
 use crate::by_hand::Onnxruntime;
 use crate::measure::Progress;
 use crate::savings::{Avoidable, MemoryParts, TimeParts, efficiency, max_abs_diff};
 use crate::scenario::{Scenario as Definition, materialize};
-use crate::ways::{Ways, measure};
+use crate::variants::{Variants, measure};
 use crate::worker::WeightBytes;
 use cotensor::core::{Error, Result};
 use cotensor::model::pipeline::UserReport;
@@ -14,51 +14,51 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What the demo is asked for.
+/// Options of the demo.
 #[derive(Clone, Debug)]
 pub struct DemoOptions {
-    /// The program whose `demo-worker` command runs a scenario.
+    /// The executable whose `demo-worker` command runs a scenario.
     pub program: PathBuf,
-    /// Its arguments before that command, as an interpreter needs them.
+    /// Arguments of the executable before that command, for an interpreter.
     pub program_arguments: Vec<OsString>,
     /// Scenario names, in order.
     pub scenarios: Vec<String>,
-    /// Where seeded models and the weight cache are kept.
+    /// Folder of seeded models and of the weight cache.
     pub cache: PathBuf,
-    /// A folder with real checkpoints, one folder per model name; seeded weights where it has none.
+    /// Folder of real checkpoints, one folder per model name; other models get seeded weights.
     pub models: Option<PathBuf>,
-    /// Threads of the engine in every run.
+    /// Number of engine threads in every run.
     pub threads: usize,
-    /// Timed runs of each way; the median counts.
+    /// Number of timed runs of each variant; the median counts.
     pub repeats: usize,
-    /// The store's budget in bytes.
+    /// Memory budget of the store, in bytes.
     pub max_memory_bytes: Option<u64>,
-    /// Not zero once the demo has to end early: it then clears away its workers and folders and gives an error.
+    /// Set to nonzero to stop the demo: it removes its workers and folders and returns an error.
     pub stop: Arc<AtomicUsize>,
 }
 
-/// The whole demo.
+/// The result of the demo.
 #[derive(Clone, Debug, Serialize)]
 pub struct Comparison {
     /// One entry per scenario.
     pub scenarios: Vec<Scenario>,
 }
 
-/// Memory and time of one way.
+/// Memory and time of one variant.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Cost {
     /// Peak memory in bytes.
     pub memory_bytes: u64,
-    /// Wall time in milliseconds, median of several fresh processes.
+    /// Wall time in milliseconds, median of several processes.
     pub time_ms: f64,
 }
 
-/// One scenario, measured in all ways.
+/// The result of one scenario.
 #[derive(Clone, Debug, Serialize)]
 pub struct Scenario {
-    /// Its name.
+    /// Name of the scenario.
     pub name: String,
-    /// The models that it runs.
+    /// Names of its models.
     pub models: Vec<String>,
     /// The engine with its version.
     pub engine: String,
@@ -66,55 +66,55 @@ pub struct Scenario {
     pub hardware: String,
     /// `seeded` or `checkpoint`.
     pub weights: &'static str,
-    /// Every user its own copy.
+    /// Every user with its own copy.
     pub without: Cost,
-    /// Every user its own mapping of the weights.
+    /// Every user with its own mapping of the weights.
     pub mapped: Cost,
-    /// One model by hand: one program, one mapped copy, results used again.
+    /// One model by hand: one program, one mapped copy, results reused.
     pub by_hand: Cost,
-    /// The same program on onnxruntime at its default settings; none where no Python interpreter can import it.
+    /// The same program on onnxruntime with default settings; `None` without onnxruntime.
     pub onnxruntime: Option<Onnxruntime>,
-    /// Through Cotensor, its weight cache warm: an earlier run has put the weights there.
+    /// Through Cotensor with a warm weight cache, filled by an earlier run.
     pub with: Cost,
-    /// Through Cotensor with an empty weight cache: the first run ever, which puts the weights there. Timed once.
+    /// Through Cotensor with an empty weight cache: the first run, which fills the cache. Timed once.
     pub with_cold: Cost,
-    /// Less memory than `without`, in percent.
+    /// Memory savings over `without`, in percent.
     pub memory_saved_percent: f64,
-    /// Less time than `without`, in percent.
+    /// Time savings over `without`, in percent.
     pub time_saved_percent: f64,
-    /// Where the saved memory comes from; adds up to what was saved.
+    /// Origin of the saved memory; the sum is the whole saving.
     pub memory_saved: MemoryParts,
-    /// Where the saved time comes from; adds up to what was saved.
+    /// Origin of the saved time; the sum is the whole saving.
     pub time_saved: TimeParts,
-    /// Share of the time of `without` that went into work that had been done before.
+    /// Share of repeated work in the time of `without`, 0 to 1.
     pub avoidable_time_share: f64,
-    /// That time by the kind of work.
+    /// The time of repeated work by kind.
     pub avoidable_time: Avoidable,
-    /// Weight bytes that `without` holds more than once.
+    /// Duplicated weight bytes of `without`.
     pub avoidable_weight_bytes: u64,
-    /// Time saved over time that could be saved.
+    /// Time saved divided by avoidable time.
     pub time_efficiency: f64,
-    /// Memory saved over weight bytes that could be saved.
+    /// Memory saved divided by duplicated weight bytes.
     pub memory_efficiency: f64,
-    /// Where the savings come from: `weights`, `computation`.
+    /// Origin of the savings: `weights`, `computation`.
     pub saved_by: Vec<&'static str>,
     /// Largest difference of any output of any run from the unshared run.
     pub max_abs_diff: f64,
-    /// The figures that the ratios were made of, spelled out.
+    /// The figures behind the ratios, in sentences.
     pub arithmetic: Vec<String>,
-    /// What the users got, through Cotensor.
+    /// Reports of the users through Cotensor.
     pub answers: Vec<UserReport>,
-    /// Memory over the watched runs: way, then seconds and bytes.
+    /// Memory of the sampled runs: variant, then pairs of seconds and bytes.
     pub timelines: Vec<(&'static str, Vec<(f64, u64)>)>,
-    /// Every timed run, in milliseconds: way and times.
+    /// Times of the timed runs in milliseconds, by variant.
     pub times_ms: Vec<(&'static str, Vec<f64>)>,
 }
 
 /// Runs the demo.
 ///
 /// # Errors
-/// `Invalid` for an unknown scenario; `NotFound` when the folder of checkpoints is not there; `Engine` when sharing changes an output in a way that has no size; else what making
-/// the models or running a worker gives, also when it is stopped.
+/// `Invalid` for an unknown scenario; `NotFound` for a missing folder of checkpoints; `Engine` when outputs have no finite
+/// difference; the errors of creating models and of running workers; `Io` when the demo is stopped.
 pub fn run_demo(options: &DemoOptions, progress: &dyn Progress) -> Result<Comparison> {
     let definitions: Vec<_> = options.scenarios.iter().map(|name| Definition::named(name)).collect::<Result<_>>()?;
     if let Some(models) = options.models.as_ref().filter(|models| !models.is_dir()) {
@@ -131,19 +131,19 @@ fn compare(definition: &Definition, options: &DemoOptions, progress: &dyn Progre
     let (folder, weights) = match checkpoint {
         Some(folder) => (folder, "checkpoint"),
         None => {
-            let what = format!("making seeded weights of {}", definition.model);
+            let label = format!("generating seeded weights of {}", definition.model);
             let made = |done, total| {
-                progress.step(done, total, &what);
+                progress.step(done, total, &label);
                 options.stop.load(Ordering::Relaxed) == 0
             };
             (materialize(definition.model, &options.cache.join("models"), &made)?, "seeded")
         }
     };
-    let ways = measure(definition, &folder, options, progress)?;
-    let (without, with) = (ways.without.cost(), ways.with.cost());
-    let (base, shared) = (ways.without.median(), ways.with.median());
-    let bytes = shared.weights.ok_or_else(|| Error::invalid("the worker with Cotensor told no weights"))?;
-    let rounds: Vec<_> = ways.without.timed.iter().zip(&ways.mapped.timed).collect();
+    let variants = measure(definition, &folder, options, progress)?;
+    let (without, with) = (variants.without.cost(), variants.with.cost());
+    let (base, shared) = (variants.without.median(), variants.with.median());
+    let bytes = shared.weights.ok_or_else(|| Error::invalid("the worker with Cotensor reported no weights"))?;
+    let rounds: Vec<_> = variants.without.timed.iter().zip(&variants.mapped.timed).collect();
     let avoidable = Avoidable::of(base, &rounds);
     let avoidable_weight_bytes = bytes.opened_bytes - bytes.unique_bytes;
     let saved_bytes = without.memory_bytes as i64 - with.memory_bytes as i64;
@@ -154,7 +154,7 @@ fn compare(definition: &Definition, options: &DemoOptions, progress: &dyn Progre
         || shared.users.iter().flat_map(|user| &user.stages).any(|stage| !stage.computed && stage.run_ms > 0.0);
     let by_computation = reused() && time_saved.computation_ms() > 0.0;
     let saved_by = [("weights", memory_saved.weights_bytes > 0), ("computation", by_computation)];
-    let runs = [&ways.without, &ways.mapped, &ways.by_hand, &ways.with, &ways.with_cold];
+    let runs = [&variants.without, &variants.mapped, &variants.by_hand, &variants.with, &variants.with_cold];
     Ok(Scenario {
         name: definition.name.to_owned(),
         models: vec![definition.model.to_owned()],
@@ -162,11 +162,11 @@ fn compare(definition: &Definition, options: &DemoOptions, progress: &dyn Progre
         hardware: hardware(options.threads),
         weights,
         without,
-        mapped: ways.mapped.cost(),
-        by_hand: ways.by_hand.cost(),
-        onnxruntime: ways.onnxruntime.clone(),
+        mapped: variants.mapped.cost(),
+        by_hand: variants.by_hand.cost(),
+        onnxruntime: variants.onnxruntime.clone(),
         with,
-        with_cold: ways.with_cold.cost(),
+        with_cold: variants.with_cold.cost(),
         memory_saved_percent: 100.0 * saved_bytes as f64 / without.memory_bytes as f64,
         time_saved_percent: 100.0 * saved_ms / without.time_ms,
         memory_saved,
@@ -177,52 +177,55 @@ fn compare(definition: &Definition, options: &DemoOptions, progress: &dyn Progre
         time_efficiency: efficiency(saved_ms, avoidable.total_ms()),
         memory_efficiency: efficiency(saved_bytes as f64, avoidable_weight_bytes as f64),
         saved_by: saved_by.into_iter().filter_map(|(name, counts)| counts.then_some(name)).collect(),
-        max_abs_diff: max_abs_diff(&base.users, runs.into_iter().flat_map(|way| way.runs()))?,
-        arithmetic: arithmetic(&ways, &bytes, &avoidable, memory_saved),
+        max_abs_diff: max_abs_diff(&base.users, runs.into_iter().flat_map(|variant| variant.runs()))?,
+        arithmetic: arithmetic(&variants, &bytes, &avoidable, memory_saved),
         answers: shared.users.clone(),
-        times_ms: named(&ways).map(|(name, way)| (name, way.timed.iter().map(|run| run.time_ms).collect())).to_vec(),
-        timelines: named(&ways).map(|(name, way)| (name, way.watched.samples.clone())).to_vec(),
+        times_ms: named(&variants)
+            .map(|(name, variant)| (name, variant.timed.iter().map(|run| run.time_ms).collect()))
+            .to_vec(),
+        timelines: named(&variants).map(|(name, variant)| (name, variant.sampled.samples.clone())).to_vec(),
     })
 }
 
-fn named(ways: &Ways) -> [(&'static str, &crate::ways::Way); 5] {
+fn named(variants: &Variants) -> [(&'static str, &crate::variants::Variant); 5] {
     [
-        ("without", &ways.without),
-        ("mapped", &ways.mapped),
-        ("by_hand", &ways.by_hand),
-        ("with", &ways.with),
-        ("with_cold", &ways.with_cold),
+        ("without", &variants.without),
+        ("mapped", &variants.mapped),
+        ("by_hand", &variants.by_hand),
+        ("with", &variants.with),
+        ("with_cold", &variants.with_cold),
     ]
 }
 
-/// All weights that the users open are in the memory of `without`; of `with`, what is resident. The rest is computation's.
+/// Splits the saved bytes. The memory of `without` contains all weights that the users open, that of `with` only the resident
+/// ones. The rest is computation.
 fn memory_parts(saved_bytes: i64, weights: &WeightBytes) -> MemoryParts {
     let weights_bytes = weights.opened_bytes as i64 - weights.resident_bytes as i64;
     MemoryParts { weights_bytes, computation_bytes: saved_bytes - weights_bytes }
 }
 
-/// What the ratios were made of, in words.
-fn arithmetic(ways: &Ways, weights: &WeightBytes, avoidable: &Avoidable, saved: MemoryParts) -> Vec<String> {
+/// The figures behind the ratios, in sentences.
+fn arithmetic(variants: &Variants, weights: &WeightBytes, avoidable: &Avoidable, saved: MemoryParts) -> Vec<String> {
     let mib = |bytes: f64| bytes / f64::from(1 << 20);
-    let (without, with) = (ways.without.cost(), ways.with.cost());
+    let (without, with) = (variants.without.cost(), variants.with.cost());
     let duplicated = (weights.opened_bytes - weights.unique_bytes) as f64;
-    let by_hand = ways.by_hand.cost();
+    let by_hand = variants.by_hand.cost();
     let mut lines = vec![
-        beside("one model by hand", with, by_hand),
+        relative_to("one model by hand", with, by_hand),
         format!(
-            "weights: all users open {:.1} MiB, {:.1} MiB differ, so {:.1} MiB could be saved; with Cotensor {:.1} MiB are in memory (what nobody reads stays on disk)",
+            "weights: all users open {:.1} MiB, of which {:.1} MiB are unique and {:.1} MiB are duplicates; with Cotensor {:.1} MiB are resident (unread pages stay on disk)",
             mib(weights.opened_bytes as f64),
             mib(weights.unique_bytes as f64),
             mib(duplicated),
             mib(weights.resident_bytes as f64)
         ),
         format!(
-            "memory saved: {:.1} MiB of weights, {:.1} MiB of computation (work buffers, less the results that are kept)",
+            "memory saved: {:.1} MiB of weights, {:.1} MiB of computation (work buffers, minus kept results)",
             mib(saved.weights_bytes as f64),
             mib(saved.computation_bytes as f64)
         ),
         format!(
-            "time: of {:.0} ms without sharing, {:.0} ms could be saved: {:.0} opening stages again, {:.0} reading weights that the warm cache has, {:.0} running stages again, {:.0} preparing inputs again; saved {:.0} ms",
+            "time: {:.0} ms without sharing, of which {:.0} ms are avoidable: {:.0} opening stages again, {:.0} reading weights that the warm cache contains, {:.0} running stages again, {:.0} preparing inputs again; saved {:.0} ms",
             without.time_ms,
             avoidable.total_ms(),
             avoidable.load_again_ms,
@@ -234,19 +237,19 @@ fn arithmetic(ways: &Ways, weights: &WeightBytes, avoidable: &Avoidable, saved: 
         at_least_half("memory", duplicated / without.memory_bytes as f64),
         at_least_half("time", avoidable.total_ms() / without.time_ms),
     ];
-    if let Some(peer) = &ways.onnxruntime {
-        let name = format!("one model by hand on onnxruntime {} (its inputs prepared before)", peer.version);
+    if let Some(peer) = &variants.onnxruntime {
+        let name = format!("one model by hand on onnxruntime {} (with prepared inputs)", peer.version);
         let cost = Cost { memory_bytes: peer.memory_bytes, time_ms: peer.time_ms };
-        lines.insert(1, beside(&name, with, cost));
-        lines.insert(2, format!("onnxruntime's outputs differ from these by at most {:.1e}", peer.max_abs_diff));
+        lines.insert(1, relative_to(&name, with, cost));
+        lines.insert(2, format!("the outputs of onnxruntime differ by at most {:.1e}", peer.max_abs_diff));
     }
     lines
 }
 
-/// Cotensor with a warm cache beside a peer, as ratios.
-fn beside(peer: &str, with: Cost, other: Cost) -> String {
+/// Cotensor with a warm cache relative to another program, as ratios.
+fn relative_to(peer: &str, with: Cost, other: Cost) -> String {
     format!(
-        "beside {peer}: {:.2} times its memory, {:.2} times its time",
+        "relative to {peer}: {:.2} times its memory, {:.2} times its time",
         with.memory_bytes as f64 / other.memory_bytes as f64,
         with.time_ms / other.time_ms
     )
@@ -254,8 +257,8 @@ fn beside(peer: &str, with: Cost, other: Cost) -> String {
 
 fn at_least_half(what: &str, avoidable_share: f64) -> String {
     let verdict =
-        if avoidable_share >= 0.5 { "so 50 % less is within reach" } else { "so 50 % less is out of reach here" };
-    format!("{what}: {:.1} % could be avoided, {verdict}", 100.0 * avoidable_share)
+        if avoidable_share >= 0.5 { "so 50 % savings are possible" } else { "so 50 % savings are not possible" };
+    format!("{what}: {:.1} % are avoidable, {verdict}", 100.0 * avoidable_share)
 }
 
 fn hardware(threads: usize) -> String {

@@ -1,8 +1,8 @@
-//! The demo: several users of one input, measured in several ways, each in fresh processes.
+//! The demo: measures several users of one input in several variants, each in new processes.
 //!
-//! *without*: every user opens its own copy, the way the engine loads by default. *mapped*: the same with the engine's own
-//! memory-mapped weights. *by hand*: one program opens one copy and uses its results again, on this engine and on
-//! onnxruntime where it is installed. *with*: through Cotensor.
+//! *without*: every user opens its own copy, as the engine loads by default. *mapped*: the same with the engine's memory-mapped
+//! weights. *by hand*: one program opens one copy and reuses its results, on this engine and on onnxruntime if installed.
+//! *with*: through Cotensor.
 
 mod assets;
 mod by_hand;
@@ -13,7 +13,7 @@ mod resident;
 mod savings;
 mod scenario;
 mod seeded;
-mod ways;
+mod variants;
 mod worker;
 
 pub use by_hand::Onnxruntime;

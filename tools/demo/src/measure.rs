@@ -1,4 +1,4 @@
-//! Runs a worker in a fresh process and watches its memory from outside.
+//! Runs a worker in a new process and samples its memory.
 
 use crate::worker::{WorkerOptions, WorkerReport};
 use cotensor::core::{Error, ErrorKind, Result};
@@ -9,34 +9,34 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often a watched worker's memory is read.
-const SAMPLE_EVERY: Duration = Duration::from_millis(10);
-/// The longest that one worker may take.
-pub(crate) const WORKER_TIME_MAX: Duration = Duration::from_secs(600);
+/// Interval between memory samples.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
+/// Time-out of one worker.
+pub(crate) const WORKER_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Told what is going on; long work is never silent.
+/// Receives the progress of long operations.
 pub trait Progress: Sync {
-    /// A step begins or goes on: `done` of `total`, with a few words.
-    fn step(&self, done: u64, total: u64, what: &str);
+    /// Reports that `done` of `total` units are complete, with a short label of the current step.
+    fn step(&self, done: u64, total: u64, label: &str);
 }
 
 /// One worker's run.
 pub(crate) struct Measured {
     pub(crate) report: WorkerReport,
-    /// Seconds since the start, proportional set size in bytes; empty when not watched.
+    /// Samples: seconds since the start, and proportional set size in bytes. Empty without sampling.
     pub(crate) samples: Vec<(f64, u64)>,
 }
 
 impl Measured {
-    /// Peak memory in bytes: the largest sample, or the end if that is larger.
+    /// Peak memory in bytes: the largest of all samples and the final value.
     pub(crate) fn peak_bytes(&self) -> u64 {
         let sampled = self.samples.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0);
         sampled.max(self.report.pss_bytes)
     }
 }
 
-/// Runs `command demo-worker …` to its end, or until `stop` is not zero. Watching costs the worker time, so runs that are timed are not watched.
-pub(crate) fn run(mut command: Command, options: &WorkerOptions, watch: bool, stop: &AtomicUsize) -> Result<Measured> {
+/// Runs `command demo-worker …` until it ends, or until `stop` is nonzero. Sampling slows the worker, so timed runs are not sampled.
+pub(crate) fn run(mut command: Command, options: &WorkerOptions, sample: bool, stop: &AtomicUsize) -> Result<Measured> {
     command
         .arg("demo-worker")
         .args(["--scenario", &options.scenario, "--mode", options.mode.name()])
@@ -52,22 +52,22 @@ pub(crate) fn run(mut command: Command, options: &WorkerOptions, watch: bool, st
         command.arg("--record").arg(folder);
     }
     let name = format!("the {} worker of {}", options.mode.name(), options.scenario);
-    let (text, samples) = watch_process(command, &name, watch, stop)?;
+    let (text, samples) = run_process(command, &name, sample, stop)?;
     let report = serde_json::from_str(&text)
-        .map_err(|error| Error::new(ErrorKind::Io, format!("{name} gave no report: {error}")))?;
+        .map_err(|error| Error::new(ErrorKind::Io, format!("{name} printed no report: {error}")))?;
     Ok(Measured { report, samples })
 }
 
-/// Runs `command`, which errors call `name`, to its end or until `stop` is not zero. Gives its standard output and, when
-/// watched, its proportional set size over time as (seconds, bytes).
+/// Runs `command`, called `name` in errors, until it ends or `stop` is nonzero. Returns its standard output and, with `sample`,
+/// its proportional set size over time as (seconds, bytes).
 ///
 /// # Errors
-/// `Io` when it cannot be started, takes too long or is stopped, and with the end of its standard error when it fails;
-/// `Invalid` when it exits with 2.
-pub(crate) fn watch_process(
+/// `Io` when the process cannot be started, times out, is stopped or fails; `Invalid` when it exits with code 2. The message
+/// contains its standard error.
+pub(crate) fn run_process(
     mut command: Command,
     name: &str,
-    watch: bool,
+    sample: bool,
     stop: &AtomicUsize,
 ) -> Result<(String, Vec<(f64, u64)>)> {
     let failed = |what: &str| Error::new(ErrorKind::Io, format!("{name} {what}"));
@@ -94,16 +94,16 @@ pub(crate) fn watch_process(
             break status;
         }
         let stopped = stop.load(Ordering::Relaxed) != 0;
-        if stopped || started.elapsed() > WORKER_TIME_MAX {
-            // Best effort: the error below tells what happened.
+        if stopped || started.elapsed() > WORKER_TIMEOUT {
+            // Best effort: the error below reports the cause.
             let _ = child.kill();
             let _ = child.wait();
             return Err(failed(if stopped { "was stopped" } else { "took too long" }));
         }
-        if watch && let Ok(bytes) = process::pss_bytes(child.id()) {
+        if sample && let Ok(bytes) = process::pss_bytes(child.id()) {
             samples.push((started.elapsed().as_secs_f64(), bytes));
         }
-        std::thread::sleep(SAMPLE_EVERY);
+        std::thread::sleep(SAMPLE_INTERVAL);
     };
     let text = output.join().ok().and_then(|text| text.ok()).unwrap_or_default();
     if !status.success() {

@@ -1,4 +1,4 @@
-//! The comparison in words, and as a page with charts.
+//! Formats the comparison as text and as an HTML page with charts.
 
 use crate::compare::{Comparison, Cost, Scenario};
 use std::fmt::Write;
@@ -37,25 +37,25 @@ fn write_scenario(text: &mut String, scenario: &Scenario) -> std::fmt::Result {
             .map(|stage| stage.role.as_str())
             .collect();
         let shared = if shared.is_empty() { "nothing".to_owned() } else { shared.join(", ") };
-        writeln!(text, "  {} ({}): not run again: {shared}", user.user, user.task)?;
+        writeln!(text, "  {} ({}): reused: {shared}", user.user, user.task)?;
     }
     writeln!(text)
 }
 
-/// One line of the table, for terminal and page alike.
+/// One row of the table, for text and page.
 struct Row {
-    /// Class of the page's style.
+    /// CSS class.
     class: &'static str,
     name: &'static str,
     memory: String,
     time: String,
-    /// Where the line's figures come from, in words.
+    /// Origin of the figures.
     origin: String,
 }
 
 fn rows(scenario: &Scenario) -> Vec<Row> {
     let mib = |bytes: f64| format!("{:.1} MiB", bytes / MIB);
-    // Adding zero makes a rounded -0 a 0.
+    // Adding zero converts -0 to 0.
     let ms = |ms: f64| format!("{:.0} ms", ms.round() + 0.0);
     let row = |class, name, memory, time, origin| Row { class, name, memory, time, origin };
     let cost = |class, name, cost: Cost, origin: &str| {
@@ -65,14 +65,9 @@ fn rows(scenario: &Scenario) -> Vec<Row> {
     let mut rows = vec![
         cost("without", "without sharing", scenario.without, ""),
         cost("mapped", "mapped by the engine", scenario.mapped, ""),
-        cost("by_hand", "one model by hand", scenario.by_hand, "one program, one copy, results used again"),
+        cost("by_hand", "one model by hand", scenario.by_hand, "one program, one copy, results reused"),
         cost("with", "with Cotensor (weight cache warm)", scenario.with, ""),
-        cost(
-            "with_cold",
-            "with Cotensor, first run ever (cold)",
-            scenario.with_cold,
-            "puts the weights into the cache; timed once",
-        ),
+        cost("with_cold", "with Cotensor, first run (cold)", scenario.with_cold, "fills the weight cache; timed once"),
         row(
             "",
             "saved (warm)",
@@ -88,7 +83,7 @@ fn rows(scenario: &Scenario) -> Vec<Row> {
             "  from weights",
             mib(memory.weights_bytes as f64),
             ms(time.load_ms),
-            "not copied, not loaded".to_owned(),
+            "copies and loads avoided".to_owned(),
         ),
         row(
             "",
@@ -102,19 +97,19 @@ fn rows(scenario: &Scenario) -> Vec<Row> {
             "  from the rest",
             String::new(),
             ms(time.other_ms),
-            "the program's start, putting answers together".to_owned(),
+            "start of the program, composing answers".to_owned(),
         ),
         row(
             "",
-            "of what could be saved",
+            "efficiency",
             format!("{:.2}", scenario.memory_efficiency),
             format!("{:.2}", scenario.time_efficiency),
-            "weights; weights and computation".to_owned(),
+            "savings divided by duplicated weight bytes and by avoidable time".to_owned(),
         ),
     ];
     if let Some(peer) = &scenario.onnxruntime {
         let cost_of = Cost { memory_bytes: peer.memory_bytes, time_ms: peer.time_ms };
-        let origin = format!("onnxruntime {}; inputs prepared before, Python included", peer.version);
+        let origin = format!("onnxruntime {}; with prepared inputs, including Python", peer.version);
         rows.insert(3, cost("onnxruntime", "one model by hand, onnxruntime", cost_of, &origin));
     }
     rows
@@ -122,12 +117,12 @@ fn rows(scenario: &Scenario) -> Vec<Row> {
 
 fn weights_in_words(scenario: &Scenario) -> &'static str {
     match scenario.weights {
-        "seeded" => "seeded (the real architecture at real size; random numbers, so the answers mean nothing)",
+        "seeded" => "seeded (the real architecture at real size with random weights; the answers are meaningless)",
         _ => "a real checkpoint",
     }
 }
 
-/// The comparison as one HTML page without anything from elsewhere.
+/// The comparison as one self-contained HTML page.
 pub fn html(comparison: &Comparison) -> String {
     let mut page = String::from(
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>Cotensor demo</title>\
@@ -136,7 +131,7 @@ pub fn html(comparison: &Comparison) -> String {
          .without{color:#b3412e;stroke:#b3412e}.mapped{color:#b8860b;stroke:#b8860b}.by_hand{color:#7a4fa3;stroke:#7a4fa3}.with{color:#1a7f4b;stroke:#1a7f4b}\
          .with_cold{color:#5b7fb8;stroke:#5b7fb8}\
          svg{background:#fafafa;border:1px solid #ddd}text{font-size:11px;fill:#555;stroke:none}</style>\
-         <h1>One copy of every tensor</h1><p>Several users of one input, each way measured in fresh processes.</p>",
+         <h1>One copy of every tensor</h1><p>Several users of one input; each variant runs in new processes.</p>",
     );
     for scenario in &comparison.scenarios {
         // Writing to a string cannot fail.
@@ -174,7 +169,7 @@ fn write_html(page: &mut String, scenario: &Scenario) -> std::fmt::Result {
     write_chart(page, scenario)?;
     write!(
         page,
-        "<p>The chart shows one run of each way with its memory watched. Watching slows a run, so the times in the table are \
+        "<p>The chart shows one run of each variant with sampled memory. Sampling slows a run, so the times in the table are \
          medians of other runs.</p>"
     )?;
     write!(page, "<ul>")?;
@@ -184,7 +179,7 @@ fn write_html(page: &mut String, scenario: &Scenario) -> std::fmt::Result {
     write!(page, "<li>largest difference from the unshared outputs: {}</li></ul>", scenario.max_abs_diff)
 }
 
-/// Memory over time, one line for each way.
+/// Memory over time, one line per variant.
 fn write_chart(page: &mut String, scenario: &Scenario) -> std::fmt::Result {
     let points = || scenario.timelines.iter().flat_map(|(_, samples)| samples);
     let seconds = points().map(|(at, _)| *at).fold(0.1, f64::max);

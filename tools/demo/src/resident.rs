@@ -1,4 +1,4 @@
-//! The resident part of a folder's files that this process maps.
+//! Resident bytes of the files that this process maps from a folder.
 
 use cotensor::core::{Error, Result};
 use cotensor::memory::process::{RangeUsage, range_usage};
@@ -25,7 +25,7 @@ mod tests {
     use cotensor::memory::process::MappedRange;
 
     #[test]
-    fn only_mappings_below_the_folder_count() {
+    fn only_mappings_below_the_folder_are_counted() {
         let mapped = |name: &str, pss_bytes| RangeUsage {
             range: MappedRange { name: name.to_owned(), ..MappedRange::default() },
             pss_bytes,
@@ -38,7 +38,7 @@ mod tests {
     }
 
     #[test]
-    fn the_program_itself_is_resident() {
+    fn own_executable_is_resident() {
         assert!(resident_bytes(std::env::current_exe().unwrap().parent().unwrap()).unwrap() > 0);
         assert!(resident_bytes(Path::new("/no/such/folder")).is_err());
     }

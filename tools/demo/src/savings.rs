@@ -1,4 +1,4 @@
-//! What sharing saved, what it could have saved, and where from: weights or computation.
+//! Actual and possible savings, split into weights and computation.
 
 use crate::worker::WorkerReport;
 use cotensor::core::{Error, ErrorKind, Result};
@@ -6,7 +6,7 @@ use cotensor::model::pipeline::{StageReport, UserReport};
 use serde::Serialize;
 use std::collections::HashSet;
 
-/// Milliseconds by what they went into.
+/// Time in milliseconds, by kind of work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct TimeParts {
     /// Opening stages: weights.
@@ -15,12 +15,12 @@ pub struct TimeParts {
     pub run_ms: f64,
     /// Reading and preprocessing inputs, opening tokenizers: computation.
     pub prepare_ms: f64,
-    /// Everything else: the program's start, putting answers together.
+    /// The rest: start of the program, composing answers.
     pub other_ms: f64,
 }
 
 impl TimeParts {
-    /// Where the time of one run went.
+    /// Splits the time of one run.
     pub(crate) fn of(report: &WorkerReport) -> Self {
         let stages = || report.users.iter().flat_map(|user| &user.stages);
         let prepared = report.users.iter().flat_map(|user| &user.prepared);
@@ -40,72 +40,71 @@ impl TimeParts {
         }
     }
 
-    /// What is computation.
+    /// Time of computation.
     pub(crate) fn computation_ms(&self) -> f64 {
         self.run_ms + self.prepare_ms
     }
 }
 
-/// Memory by what it held, in bytes; negative where sharing takes more.
+/// Memory in bytes, by content; negative if sharing needs more.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct MemoryParts {
-    /// Weights: copies that were not made, and pages that nobody read.
+    /// Weights: avoided copies and unread pages.
     pub weights_bytes: i64,
-    /// Computation: work buffers of runs that were not made, less the results that are kept.
+    /// Computation: work buffers of avoided runs, minus kept results.
     pub computation_bytes: i64,
 }
 
-/// Milliseconds of a run without sharing that could have been avoided: work that had been done before.
+/// Avoidable time of a run without sharing, in milliseconds: repeated work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Avoidable {
     /// Opening stages that another user had opened.
     pub load_again_ms: f64,
-    /// Reading the weights of first copies, which lie in the warm weight cache: what opening and running those stages took
-    /// beyond what the engine takes that maps the same files (whose pages come in while it runs).
+    /// Reading the weights of first copies, which the warm weight cache contains: the additional time to open and run these stages
+    /// compared with mapped weights (whose pages are faulted in while the stage runs).
     pub first_read_ms: f64,
-    /// Running stages on input that another user had run them on.
+    /// Running stages on input on which another user had run them.
     pub run_again_ms: f64,
     /// Reading and preprocessing the same input, opening the same tokenizer.
     pub prepare_again_ms: f64,
 }
 
 impl Avoidable {
-    /// What could be avoided in the run `without`. `rounds` are runs like it, each with the one that followed it with the
-    /// weights mapped by the engine.
+    /// The avoidable time of the run `without`. `rounds` are pairs of such a run and the following run with mapped weights.
     pub(crate) fn of(without: &WorkerReport, rounds: &[(&WorkerReport, &WorkerReport)]) -> Self {
-        let mut seen = Seen::default();
+        let mut done = Done::default();
         let mut avoidable = Self::default();
         for (index, user) in without.users.iter().enumerate() {
             for (at, stage) in user.stages.iter().enumerate() {
-                if seen.opened(user, stage) {
+                if done.opened(user, stage) {
                     avoidable.load_again_ms += stage.load_ms;
                 } else {
                     avoidable.first_read_ms += read_ms(rounds, index, at).clamp(0.0, stage.load_ms);
                 }
-                if seen.ran(user, stage) {
+                if done.ran(user, stage) {
                     avoidable.run_again_ms += stage.run_ms;
                 }
             }
             for part in &user.prepared {
-                // A tokenizer is opened, all else is run; the other figure is zero.
-                if seen.ran(user, part) {
+                // A tokenizer has only a load time, other parts only a run time.
+                if done.ran(user, part) {
                     avoidable.prepare_again_ms += part.load_ms + part.run_ms;
                 }
             }
-            if !seen.models.insert(&user.model) {
+            if !done.models.insert(&user.model) {
                 avoidable.prepare_again_ms += without.open_ms.get(index).copied().unwrap_or(0.0);
             }
         }
         avoidable
     }
 
-    /// Everything together.
+    /// The sum.
     pub(crate) fn total_ms(&self) -> f64 {
         self.load_again_ms + self.first_read_ms + self.run_again_ms + self.prepare_again_ms
     }
 }
 
-/// Milliseconds that a stage took longer because its weights were read and not mapped: the median of `rounds`.
+/// Additional milliseconds of a stage whose weights are read instead of mapped: the median of `rounds`.
 fn read_ms(rounds: &[(&WorkerReport, &WorkerReport)], user: usize, stage: usize) -> f64 {
     let cost = |report: &WorkerReport| {
         let stage = report.users.get(user)?.stages.get(stage)?;
@@ -116,15 +115,15 @@ fn read_ms(rounds: &[(&WorkerReport, &WorkerReport)], user: usize, stage: usize)
     longer.get(longer.len().saturating_sub(1) / 2).copied().unwrap_or(0.0)
 }
 
-/// What was done before.
+/// Work done so far.
 #[derive(Default)]
-struct Seen<'a> {
+struct Done<'a> {
     models: HashSet<&'a str>,
     opened: HashSet<(&'a str, &'a str)>,
     ran: HashSet<(&'a str, &'a str)>,
 }
 
-impl<'a> Seen<'a> {
+impl<'a> Done<'a> {
     fn opened(&mut self, user: &'a UserReport, stage: &'a StageReport) -> bool {
         !self.opened.insert((&user.model, &stage.role))
     }
@@ -134,18 +133,18 @@ impl<'a> Seen<'a> {
     }
 }
 
-/// `saved` over `avoidable`; 1 when there was nothing to avoid.
+/// `saved` divided by `avoidable`; 1 when nothing is avoidable.
 pub(crate) fn efficiency(saved: f64, avoidable: f64) -> f64 {
     if avoidable > 0.0 { saved / avoidable } else { 1.0 }
 }
 
-/// The largest difference of any output in any of `runs` from `base`.
+/// The largest difference of any output of `runs` from `base`.
 ///
 /// # Errors
-/// `Engine` naming user and output when one is missing, of another shape, or no number on one side only: such a
-/// difference has no size.
+/// `Engine` with user and output when an output is missing, has another shape, or differs by a NaN or an infinity.
 pub fn max_abs_diff<'a>(base: &[UserReport], runs: impl IntoIterator<Item = &'a [UserReport]>) -> Result<f64> {
-    let differ = |what: String| Error::new(ErrorKind::Engine, format!("the runs do not give the same outputs: {what}"));
+    let differ =
+        |what: String| Error::new(ErrorKind::Engine, format!("the outputs of the runs cannot be compared: {what}"));
     let mut largest = 0f64;
     for users in runs {
         if users.len() != base.len() {
@@ -160,7 +159,7 @@ pub fn max_abs_diff<'a>(base: &[UserReport], runs: impl IntoIterator<Item = &'a 
                 let difference = output.max_abs_diff(other);
                 if !difference.is_finite() {
                     let shapes = format!("shapes {:?} and {:?}", output.shape, other.shape);
-                    return Err(differ(format!("{} of {}, {shapes}, or no numbers", output.name, a.user)));
+                    return Err(differ(format!("{} of {}: {shapes}, or NaN", output.name, a.user)));
                 }
                 largest = largest.max(difference);
             }

@@ -1,21 +1,21 @@
-//! The scenarios, and the model folders they run on.
+//! The scenarios and their model folders.
 
 use crate::assets::{self, Skeleton};
 use crate::seeded::write_weights;
-use crate::ways::remove_stale;
+use crate::variants::remove_stale;
 use cotensor::core::{ContentHash, Error, Hasher, Result};
 use cotensor::model::pipeline::{Inputs, Pipeline};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// How the folders of models that are being made begin.
-const MAKING_PREFIX: &str = ".making-";
+/// Prefix of the folders of incomplete models.
+const INCOMPLETE_PREFIX: &str = ".incomplete-";
 
-/// One scenario: users, their model and their input.
+/// A scenario: users, a model and an input.
 pub struct Scenario {
-    /// Its name on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// The model's name: a skeleton, or a folder below the user's own `--models`.
+    /// Name of the model: a skeleton, or a folder below `--models`.
     pub model: &'static str,
     pipeline: &'static str,
     input: Medium,
@@ -28,7 +28,7 @@ enum Medium {
     Audio,
 }
 
-/// Every scenario, in the order of the report.
+/// All scenarios, in the order of the report.
 pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "clip",
@@ -51,10 +51,10 @@ pub const SCENARIOS: &[Scenario] = &[
 ];
 
 impl Scenario {
-    /// The scenario of that name.
+    /// Finds a scenario by name.
     ///
     /// # Errors
-    /// `NotFound` naming those that exist.
+    /// `Invalid` with the known names.
     pub fn named(name: &str) -> Result<&'static Scenario> {
         SCENARIOS.iter().find(|scenario| scenario.name == name).ok_or_else(|| {
             let known: Vec<&str> = SCENARIOS.iter().map(|scenario| scenario.name).collect();
@@ -62,38 +62,38 @@ impl Scenario {
         })
     }
 
-    /// The pipeline.
+    /// The pipeline of the scenario.
     ///
     /// # Errors
-    /// None for the scenarios that ship; a parse error would be a defect.
+    /// None for the built-in scenarios.
     pub fn pipeline(&self) -> Result<Pipeline> {
         Pipeline::parse(self.pipeline)
     }
 
-    /// The shipped input, written below `folder` where a file is needed.
+    /// The embedded input. An image or a sound is written to a file below `folder`.
     ///
     /// # Errors
-    /// `Io` when it cannot be written.
+    /// `Io` when the file cannot be written.
     pub fn inputs(&self, folder: &Path) -> Result<Inputs> {
         match self.input {
             Medium::Text => Ok(Inputs::default().with_text(assets::TEXT.trim())),
-            Medium::Image => Inputs::default().with_image(&shipped(folder, "photo.png", assets::PHOTO)?),
-            Medium::Audio => Inputs::default().with_audio(&shipped(folder, "speech.wav", assets::SPEECH)?),
+            Medium::Image => Inputs::default().with_image(&asset_file(folder, "photo.png", assets::PHOTO)?),
+            Medium::Audio => Inputs::default().with_audio(&asset_file(folder, "speech.wav", assets::SPEECH)?),
         }
     }
 }
 
-fn shipped(folder: &Path, name: &str, bytes: &[u8]) -> Result<PathBuf> {
+fn asset_file(folder: &Path, name: &str, bytes: &[u8]) -> Result<PathBuf> {
     let path = folder.join(name);
     let current = std::fs::read(&path).is_ok_and(|old| old == bytes);
     if !current {
-        write_whole(&path, bytes)?;
+        write_atomically(&path, bytes)?;
     }
     Ok(path)
 }
 
-/// Writes a file so that nobody ever sees half of it.
-fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+/// Writes a file atomically.
+fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     let io = |error: std::io::Error| Error::io("cannot write", &error).in_file(path);
     let folder = path.parent().unwrap_or(Path::new("."));
     let mut file = tempfile::NamedTempFile::new_in(folder).map_err(io)?;
@@ -102,11 +102,11 @@ fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// The folder of the seeded model `name` below `root`, made at first use. `done` is told bytes so far and in
-/// total, after every tensor and from several threads; it stops the making by returning false.
+/// Returns the folder of the seeded model `name` below `root`, and generates it if missing. `done` gets the bytes written so far
+/// and in total, after every tensor and from several threads; it stops the generation by returning false.
 ///
 /// # Errors
-/// `NotFound` for a model without a skeleton, `Io` when it cannot be written (nothing half-made is left).
+/// `NotFound` for a model without a skeleton, `Io` when it cannot be written. An incomplete folder is removed.
 pub fn materialize(name: &str, root: &Path, done: &(dyn Fn(u64, u64) -> bool + Sync)) -> Result<PathBuf> {
     let skeleton = assets::skeleton(name).ok_or_else(|| Error::not_found(format!("no skeleton for {name:?}")))?;
     let folder = root.join(format!("{name}-{}", version(skeleton).short())).join(name);
@@ -114,11 +114,11 @@ pub fn materialize(name: &str, root: &Path, done: &(dyn Fn(u64, u64) -> bool + S
         return Ok(folder);
     }
     let parent = folder.parent().unwrap_or(root);
-    let io = |error: std::io::Error| Error::io("cannot make the seeded model", &error).in_file(parent);
+    let io = |error: std::io::Error| Error::io("cannot generate the seeded model", &error).in_file(parent);
     std::fs::create_dir_all(root).map_err(io)?;
-    remove_stale(root, MAKING_PREFIX)?;
-    let making = tempfile::Builder::new().prefix(MAKING_PREFIX).tempdir_in(root).map_err(io)?;
-    let target = making.path().join(name);
+    remove_stale(root, INCOMPLETE_PREFIX)?;
+    let incomplete = tempfile::Builder::new().prefix(INCOMPLETE_PREFIX).tempdir_in(root).map_err(io)?;
+    let target = incomplete.path().join(name);
     std::fs::create_dir_all(target.join("onnx")).map_err(io)?;
     for (file, bytes) in skeleton.files {
         let bytes = unpacked(file, bytes)?;
@@ -127,9 +127,9 @@ pub fn materialize(name: &str, root: &Path, done: &(dyn Fn(u64, u64) -> bool + S
             file => std::fs::write(target.join(file.trim_end_matches(".gz")), bytes).map_err(io)?,
         }
     }
-    match std::fs::rename(making.path(), parent) {
-        Ok(()) => drop(making.keep()),
-        // Another process was faster: its folder is as good.
+    match std::fs::rename(incomplete.path(), parent) {
+        Ok(()) => drop(incomplete.keep()),
+        // Another process has generated the same folder.
         Err(_) if folder.join("config.json").is_file() => {}
         Err(error) => return Err(io(error)),
     }
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_making_that_is_stopped_leaves_nothing() {
+    fn stopped_generation_leaves_no_files() {
         let root = tempfile::tempdir().unwrap();
         let error = materialize("bert-base", root.path(), &|_, _| false).unwrap_err();
         assert!(error.to_string().contains("stopped"), "{error}");

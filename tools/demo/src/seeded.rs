@@ -1,7 +1,7 @@
 //! Seeded weights: real architectures at real size without a checkpoint.
 //!
-//! A skeleton says of every large tensor which parameter it is and how that is drawn. Values depend on the
-//! parameter's key alone, so two graphs that use one parameter get the same bytes, and so do two machines.
+//! A skeleton lists the parameter and distribution of every large tensor. Values depend only on the parameter's key, so that two
+//! graphs with the same parameter, or two machines, get the same bytes.
 
 use cotensor::core::{ContentHash, Error, Result};
 use rand_chacha::ChaCha8Rng;
@@ -14,7 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Values drawn from one stream; a tensor is cut into as many streams as it takes.
+/// Number of values per random stream; a tensor consists of as many streams as needed.
 const STREAM_VALUES: usize = 1 << 18;
 
 #[derive(Deserialize)]
@@ -47,16 +47,15 @@ enum Init {
     Sinusoid,
 }
 
-/// Writes the external data files of all graphs that `seeds` (seed.json) describes into `folder`.
-/// `done` is told the bytes written so far and in total, after every tensor and from several threads; it
-/// stops the writing by returning false.
+/// Writes the external data files of all graphs in `seeds` (seed.json) into `folder`. `done` gets the bytes written so far and in
+/// total, after every tensor and from several threads; it stops the writing by returning false.
 pub(crate) fn write_weights(seeds: &[u8], folder: &Path, done: &(dyn Fn(u64, u64) -> bool + Sync)) -> Result<()> {
     let seeds: Seeds =
         serde_json::from_slice(seeds).map_err(|error| Error::corrupt(error.to_string()).in_field("seed.json"))?;
     let size = |tensor: &TensorSeed| (tensor.shape.iter().product::<usize>() * size_of::<f32>()) as u64;
     let total = seeds.graphs.values().flat_map(|graph| &graph.tensors).map(size).sum();
     let written = AtomicU64::new(0);
-    let tell = |tensor: &TensorSeed| {
+    let report = |tensor: &TensorSeed| {
         let bytes = size(tensor);
         done(written.fetch_add(bytes, Ordering::Relaxed) + bytes, total)
     };
@@ -65,7 +64,7 @@ pub(crate) fn write_weights(seeds: &[u8], folder: &Path, done: &(dyn Fn(u64, u64
         let io = |error: std::io::Error| Error::io("cannot write seeded weights", &error).in_file(&path);
         let file = File::create_new(&path).map_err(io)?;
         file.set_len(graph.data_bytes).map_err(io)?;
-        write_tensors(&file, &graph.tensors, &tell).map_err(io)?;
+        write_tensors(&file, &graph.tensors, &report).map_err(io)?;
     }
     Ok(())
 }
@@ -91,9 +90,9 @@ fn write_tensors(
                 })
             })
             .collect();
-        workers
-            .into_iter()
-            .try_for_each(|worker| worker.join().unwrap_or_else(|_| Err(std::io::Error::other("a writer died"))))
+        workers.into_iter().try_for_each(|worker| {
+            worker.join().unwrap_or_else(|_| Err(std::io::Error::other("a writer thread panicked")))
+        })
     })
 }
 
@@ -124,7 +123,7 @@ fn normal(key: &str, len: usize, mean: f32, std: f32) -> Vec<f32> {
     values
 }
 
-/// Whisper's fixed positions: `[positions, width]`, sines then cosines at geometrically falling frequencies.
+/// Whisper's fixed positional embedding: `[positions, width]`, sines then cosines with geometrically decreasing frequencies.
 fn sinusoid(shape: &[usize]) -> Vec<f32> {
     let (width, positions) = (shape.last().copied().unwrap_or(1), shape.iter().rev().skip(1).product::<usize>());
     let half = width / 2;
@@ -136,7 +135,7 @@ fn sinusoid(shape: &[usize]) -> Vec<f32> {
     (0..positions).flat_map(|position| (0..width).map(move |index| at(position, index))).collect()
 }
 
-/// A matrix stored `[rows, columns]` that is the transpose of the one that was drawn as `[columns, rows]`.
+/// Transposes a `[columns, rows]` matrix to `[rows, columns]`.
 fn transposed(drawn: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     let mut values = vec![0.0; drawn.len()];
     for (column, drawn_row) in drawn.chunks_exact(rows).enumerate() {
@@ -156,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_depend_on_the_key_alone() {
+    fn values_depend_only_on_the_key() {
         let a = normal("layer.0", STREAM_VALUES + 5, 0.0, 1.0);
         assert_eq!(a, normal("layer.0", STREAM_VALUES + 5, 0.0, 1.0));
         assert_eq!(a[..9], normal("layer.0", 9, 0.0, 1.0)[..]);
@@ -166,27 +165,27 @@ mod tests {
     }
 
     #[test]
-    fn every_tensor_is_told() {
+    fn progress_is_reported_per_tensor() {
         let seeds = br#"{"graphs": {"model": {"data": "model.onnx_data", "data_bytes": 80, "tensors": [
             {"key": "a", "shape": [2, 4], "offset": 0, "init": {"kind": "constant", "value": 0.5}},
             {"key": "b", "shape": [12], "offset": 32, "init": {"kind": "normal", "mean": 0.0, "std": 1.0}}]}}}"#;
         let folder = tempfile::tempdir().unwrap();
-        let told = std::sync::Mutex::new(Vec::new());
+        let reports = std::sync::Mutex::new(Vec::new());
         write_weights(seeds, folder.path(), &|done, total| {
-            told.lock().unwrap().push((done, total));
+            reports.lock().unwrap().push((done, total));
             true
         })
         .unwrap();
-        let mut told = told.into_inner().unwrap();
-        told.sort_unstable();
-        assert!(told == [(32, 80), (80, 80)] || told == [(48, 80), (80, 80)], "{told:?}");
+        let mut reports = reports.into_inner().unwrap();
+        reports.sort_unstable();
+        assert!(reports == [(32, 80), (80, 80)] || reports == [(48, 80), (80, 80)], "{reports:?}");
         let written = std::fs::read(folder.path().join("model.onnx_data")).unwrap();
         assert_eq!((&written[..32], written.len()), (&[0, 0, 0, 0x3f].repeat(8)[..], 80));
     }
 
     #[test]
     fn transposition_moves_every_element() {
-        // Drawn as 3 rows of 2: [[0, 1], [2, 3], [4, 5]]; stored as 2 rows of 3.
+        // Generated as 3 rows of 2: [[0, 1], [2, 3], [4, 5]]; stored as 2 rows of 3.
         assert_eq!(transposed(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0], 2, 3), [0.0, 2.0, 4.0, 1.0, 3.0, 5.0]);
     }
 }

@@ -1,4 +1,4 @@
-//! One run of one scenario one way, in a process of its own.
+//! Runs one variant of one scenario, in a process of its own.
 
 use crate::by_hand::{OneCopy, Recorder};
 use crate::resident::resident_bytes;
@@ -18,22 +18,22 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How the users get their models.
+/// The variants: how the users get their models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// Every user its own copy, read into memory as the engine does by default.
+    /// Every user opens its own copy, read into memory as the engine does by default.
     Without,
-    /// Every user its own copy, weights mapped by the engine.
+    /// Every user opens its own copy, with weights mapped by the engine.
     Mapped,
-    /// One copy for all users, weights mapped by the engine, results used again: a program written by hand.
+    /// One program opens one copy for all users, with mapped weights, and reuses results.
     ByHand,
     /// Through Cotensor.
     With,
 }
 
 impl Mode {
-    /// All ways, in the order of the report.
+    /// All variants, in the order of the report.
     pub const ALL: [Mode; 4] = [Mode::Without, Mode::Mapped, Mode::ByHand, Mode::With];
 
     /// The name on the command line.
@@ -56,57 +56,57 @@ impl FromStr for Mode {
     }
 }
 
-/// What a worker is told.
+/// Options of a worker.
 #[derive(Clone, Debug)]
 pub struct WorkerOptions {
-    /// The scenario's name.
+    /// Name of the scenario.
     pub scenario: String,
-    /// How.
+    /// The variant.
     pub mode: Mode,
-    /// The model's folder.
+    /// Folder of the model.
     pub model: PathBuf,
-    /// Where Cotensor keeps its weight cache.
+    /// Folder of the weight cache.
     pub cache: PathBuf,
-    /// Threads of the engine; all ways use the same.
+    /// Number of engine threads; equal for all variants.
     pub threads: usize,
-    /// The store's budget in bytes.
+    /// Memory budget of the store, in bytes.
     pub max_memory_bytes: Option<u64>,
-    /// A folder that the runs of [`Mode::ByHand`] are recorded in, for the same program on another engine.
+    /// Folder in which to record the runs of [`Mode::ByHand`], for another engine.
     pub record: Option<PathBuf>,
 }
 
-/// What a worker found.
+/// The report of a worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct WorkerReport {
-    /// Wall time in milliseconds from the start of the program to the last answer, all copies open. Without what private
-    /// copies only hash for the report ([`UserReport::report_ms`]).
+    /// Wall time in milliseconds from the start of the program to the last answer, with all copies open. Excludes hashing for
+    /// the report ([`UserReport::report_ms`]).
     pub time_ms: f64,
-    /// Proportional set size in bytes at the end, all copies open. The store is in the process and every segment mapped,
-    /// so it is all there is.
+    /// Proportional set size in bytes at the end, with all copies open. It is complete, because the store is embedded and every
+    /// segment is mapped.
     pub pss_bytes: u64,
-    /// What every user got.
+    /// Reports of the users.
     pub users: Vec<UserReport>,
-    /// Milliseconds that each user, in the same order, spent on reading the input's file and the model's config.
+    /// Milliseconds for reading the input file and the model's config, for each user in the same order.
     pub open_ms: Vec<f64>,
-    /// The weights, for runs with Cotensor, which alone looks at content.
+    /// Sizes of the weights; only for [`Mode::With`], which hashes contents.
     pub weights: Option<WeightBytes>,
 }
 
 /// Bytes of weights in a run.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct WeightBytes {
-    /// What all users together open, each copy counted.
+    /// Weights that all users open, counting each copy.
     pub opened_bytes: u64,
-    /// What differs: held when each content is held once.
+    /// Distinct weights.
     pub unique_bytes: u64,
-    /// What of the weight cache is in memory at the end; pages that nobody read are not.
+    /// Resident part of the weight cache at the end; unread pages are not resident.
     pub resident_bytes: u64,
 }
 
-/// Runs a scenario one way. `started` is when the program started.
+/// Runs one variant of a scenario. `started` is the start time of the program.
 ///
 /// # Errors
-/// Whatever opening or running gives.
+/// The errors of opening and running models.
 pub fn run_worker(options: &WorkerOptions, started: Instant) -> Result<WorkerReport> {
     let scenario = Scenario::named(&options.scenario)?;
     let mut pipeline = scenario.pipeline()?;
@@ -121,7 +121,7 @@ pub fn run_worker(options: &WorkerOptions, started: Instant) -> Result<WorkerRep
     }
 }
 
-/// Every user opens and runs everything itself.
+/// Every user opens and runs its own copy.
 fn private(
     scenario: &Scenario,
     pipeline: &Pipeline,
@@ -137,7 +137,7 @@ fn private(
     run.report(report_ms, None)
 }
 
-/// One program opens the model once and uses every result again.
+/// One program opens the model once and reuses its results.
 fn by_hand(
     scenario: &Scenario,
     pipeline: &Pipeline,
@@ -152,18 +152,18 @@ fn by_hand(
     recorder.map_or(Ok(()), |recorder| recorder.finish())?;
     let report_ms: f64 = run.users.iter().map(|user| user.report_ms).sum();
     let mut report = run.report(report_ms, None)?;
-    // Each user of this run prepares its input itself. A program by hand does that once, so the repetitions do not count.
+    // Each user of this run prepares its input. A program by hand does this once, so repetitions are subtracted.
     report.time_ms -= Avoidable::of(&report, &[]).prepare_again_ms;
     Ok(report)
 }
 
-/// The engine of the ways without Cotensor. It skips the check of the graph: the run with Cotensor, which comes first, has
-/// made it.
+/// The engine of the variants without Cotensor. It skips the validation of the graph, which the preceding run with Cotensor has
+/// done.
 fn plain_engine(options: &WorkerOptions) -> Arc<dyn Engine> {
     Arc::new(RtenEngine::new(Some(options.threads)).trusting_files())
 }
 
-/// Every user asks the same runtime.
+/// All users share one runtime.
 fn shared(scenario: &Scenario, pipeline: &Pipeline, options: &WorkerOptions, started: Instant) -> Result<WorkerReport> {
     let local = LocalOptions {
         cache: Some(options.cache.clone()),
@@ -177,7 +177,7 @@ fn shared(scenario: &Scenario, pipeline: &Pipeline, options: &WorkerOptions, sta
     run.report(0.0, Some(weights))
 }
 
-/// All users' runs, and the models, which stay open.
+/// The reports of all users, and the open models.
 struct Run {
     time_ms: f64,
     users: Vec<UserReport>,
@@ -207,14 +207,14 @@ fn run_users(
 }
 
 impl Run {
-    /// The weights of all stages that the users opened; everything is loaded, so this only looks.
+    /// Sizes of the weights of all opened stages.
     fn weights(&self, cache: &Path) -> Result<WeightBytes> {
         let mut contents = HashMap::new();
         let mut opened_bytes = 0;
         for (user, model) in self.users.iter().zip(&self.models) {
             let roles: BTreeSet<&str> = user.stages.iter().map(|stage| stage.role.as_str()).collect();
             for role in roles {
-                // What is no stage of the family is a head.
+                // A role that is not a stage of the family is a head.
                 let of_family = model.family().stage(role).is_ok();
                 let stage = if of_family { model.stage(role)? } else { model.head(role)? };
                 for &(hash, bytes) in stage.weights() {
@@ -226,7 +226,7 @@ impl Run {
         Ok(WeightBytes { opened_bytes, unique_bytes: contents.values().sum(), resident_bytes: resident_bytes(cache)? })
     }
 
-    /// `report_ms` is what went into the report alone.
+    /// Builds the report; `report_ms` is subtracted from the time.
     fn report(self, report_ms: f64, weights: Option<WeightBytes>) -> Result<WorkerReport> {
         Ok(WorkerReport {
             time_ms: self.time_ms - report_ms,

@@ -1,10 +1,10 @@
-//! The demo's comparison on tiny models: every figure that it promises, and that they fit together.
+//! The demo on tiny models: every documented figure is present, and the figures are consistent.
 
 use crate::support::{Place, copy, fixtures};
 use serde_json::{Value, json};
 use std::fs;
 
-/// A place with a folder of models in which the demo finds the tiny model of that family under its own model's name.
+/// A folder of models with the tiny model of `family` under the demo's model name.
 fn place(family: &str, model: &str, heads: &[&str]) -> Place {
     let place = Place::with(family);
     let folder = place.path("models").join(model);
@@ -37,19 +37,19 @@ fn near(a: f64, b: f64) -> bool {
     (a - b).abs() <= 1e-6 * a.abs().max(b.abs()).max(1.0)
 }
 
-/// What holds of every scenario, however small its model.
+/// Checks that hold for every scenario and model size.
 fn check(scenario: &Value, name: &str, model: &str, repeats: usize) {
     assert_eq!(scenario["name"], name);
     assert_eq!(scenario["models"], json!([model]));
     assert!(scenario["engine"].as_str().unwrap().contains("rten"));
     assert!(scenario["hardware"].as_str().unwrap().contains("2 engine threads"));
     assert_eq!(scenario["weights"], "checkpoint");
-    let cost = |way: &str, of: &str| number(&scenario[way][of]);
-    for way in ["without", "mapped", "by_hand", "with", "with_cold"] {
-        assert!(cost(way, "memory_bytes") > f64::from(1 << 20), "{way}");
-        assert!(cost(way, "time_ms") > 0.0, "{way}");
+    let cost = |variant: &str, of: &str| number(&scenario[variant][of]);
+    for variant in ["without", "mapped", "by_hand", "with", "with_cold"] {
+        assert!(cost(variant, "memory_bytes") > f64::from(1 << 20), "{variant}");
+        assert!(cost(variant, "time_ms") > 0.0, "{variant}");
     }
-    // Saved is the one less the other, in percent, and its parts add up to it.
+    // Savings are the difference in percent, and the sum of their parts.
     for (of, percent, parts) in
         [("memory_bytes", "memory_saved_percent", "memory_saved"), ("time_ms", "time_saved_percent", "time_saved")]
     {
@@ -58,7 +58,7 @@ fn check(scenario: &Value, name: &str, model: &str, repeats: usize) {
         let parts: f64 = scenario[parts].as_object().unwrap().values().map(number).sum();
         assert!(near(parts, saved), "{parts} is not {saved}");
     }
-    // Efficiency is what was saved over what could be saved.
+    // Efficiency is savings divided by avoidable time, or by duplicated bytes.
     let time = cost("without", "time_ms");
     let avoidable: f64 = scenario["avoidable_time"].as_object().unwrap().values().map(number).sum();
     let share = number(&scenario["avoidable_time_share"]);
@@ -70,34 +70,34 @@ fn check(scenario: &Value, name: &str, model: &str, repeats: usize) {
     assert!(avoidable > 0.0 && near(number(&scenario["memory_efficiency"]), saved / avoidable));
     let saved_by = scenario["saved_by"].as_array().unwrap();
     assert!(saved_by.iter().all(|by| by == "weights" || by == "computation"));
-    // Bit-equal in every run.
+    // Outputs are bit-equal in every run.
     assert_eq!(scenario["max_abs_diff"], 0.0);
-    for (way, times) in
+    for (variant, times) in
         [("without", repeats), ("mapped", repeats), ("by_hand", repeats), ("with", repeats), ("with_cold", 1)]
     {
         let find = |list: &str| {
             let entries = scenario[list].as_array().unwrap();
-            entries.iter().find(|entry| entry[0] == way).unwrap()[1].as_array().unwrap().len()
+            entries.iter().find(|entry| entry[0] == variant).unwrap()[1].as_array().unwrap().len()
         };
-        assert_eq!(find("times_ms"), times, "{way}");
-        assert!(find("timelines") > 0, "{way}");
+        assert_eq!(find("times_ms"), times, "{variant}");
+        assert!(find("timelines") > 0, "{variant}");
     }
     assert!(!scenario["arithmetic"].as_array().unwrap().is_empty());
-    // Only where this machine's Python has it.
+    // Only if Python can import onnxruntime.
     if let Some(peer) = scenario["onnxruntime"].as_object() {
         assert!(number(&peer["memory_bytes"]) > f64::from(1 << 20) && number(&peer["time_ms"]) > 0.0);
         assert!(number(&peer["max_abs_diff"]) < 1e-3, "{peer:?}");
     }
 }
 
-/// Which stages a user did not run, by role.
+/// Roles of the stages that a user reused.
 fn reused(scenario: &Value, user: usize) -> Vec<&str> {
     let stages = scenario["answers"][user]["stages"].as_array().unwrap();
     stages.iter().filter(|stage| stage["computed"] == false).map(|stage| stage["role"].as_str().unwrap()).collect()
 }
 
 #[test]
-fn three_users_of_one_text() {
+fn three_users_share_one_text() {
     let place = place("bert", "bert-base", &["head.sentiment", "head.entities"]);
     let scenario = demo(&place, "bert", 2);
     check(&scenario, "bert", "bert-base", 2);
@@ -105,7 +105,7 @@ fn three_users_of_one_text() {
         [reused(&scenario, 0), reused(&scenario, 1), reused(&scenario, 2)],
         [vec![], vec!["encoder"], vec!["encoder"]]
     );
-    // The encoder's weights three times, once needed.
+    // The encoder's weights are loaded three times and needed once.
     let graph = fs::metadata(place.path("models/bert-base/onnx/model.onnx_data")).unwrap().len() as f64;
     let avoidable = number(&scenario["avoidable_weight_bytes"]);
     assert!(avoidable > 1.8 * graph && avoidable < 2.2 * graph, "{avoidable} of {graph}");
@@ -114,27 +114,27 @@ fn three_users_of_one_text() {
         "from weights",
         "from computation",
         "weight cache warm",
-        "first run ever",
+        "first run",
         "class=\"with_cold\"",
         "one model by hand",
         "The chart shows one run",
     ] {
         assert!(page.contains(words), "the page lacks {words:?}");
     }
-    // No cold cache is left behind.
+    // Cold caches are removed.
     let left = fs::read_dir(place.path("cache")).unwrap().flatten().map(|entry| entry.file_name());
     assert!(left.into_iter().all(|name| !name.to_string_lossy().starts_with(".cold-")));
 }
 
 #[test]
-fn three_users_of_one_image() {
+fn three_users_share_one_image() {
     let scenario = demo(&place("clip", "clip-vit-b16", &["head.classifier"]), "clip", 1);
     check(&scenario, "clip", "clip-vit-b16", 1);
     assert_eq!([reused(&scenario, 1), reused(&scenario, 2)], [["vision_tower"], ["vision_tower"]]);
 }
 
 #[test]
-fn three_users_of_one_sound() {
+fn three_users_share_one_sound() {
     let scenario = demo(&place("whisper", "whisper-base", &["head.audio"]), "whisper", 1);
     check(&scenario, "whisper", "whisper-base", 1);
     assert_eq!([reused(&scenario, 1), reused(&scenario, 2)], [vec!["encoder", "decoder"], vec!["encoder"]]);
@@ -142,26 +142,23 @@ fn three_users_of_one_sound() {
 }
 
 #[test]
-fn words_name_the_origin_of_each_figure_and_progress_stays_apart() {
+fn text_names_origins_and_progress_goes_to_stderr() {
     let place = place("bert", "bert-base", &["head.sentiment"]);
     let output = place.run(&["demo", "--scenario", "bert", "--models", "models", "--repeats", "1", "--threads", "1"]);
     let (words, progress) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert!(output.status.success(), "{progress}");
-    for line in [
-        "with Cotensor (weight cache warm)",
-        "with Cotensor, first run ever (cold)",
-        "from weights",
-        "from computation",
-    ] {
+    for line in
+        ["with Cotensor (weight cache warm)", "with Cotensor, first run (cold)", "from weights", "from computation"]
+    {
         assert!(words.contains(line), "{line:?} is missing in {words}");
     }
-    for line in ["bert with, first run ever", "bert without, timed (1 of 1)", "bert done"] {
+    for line in ["bert with, first run", "bert without, timed (1 of 1)", "bert done"] {
         assert!(progress.contains(line) && !words.contains(line), "{line:?}: {progress}");
     }
 }
 
 #[test]
-fn a_worker_that_fails_says_why() {
+fn failing_worker_reports_its_error() {
     let place = place("bert", "bert-base", &[]);
     let arguments = ["demo", "--scenario", "bert", "--models", "models", "--repeats", "1", "--json"];
     place.refuses(&arguments, &["head.sentiment.onnx"]);

@@ -1,7 +1,7 @@
-//! The peer *by hand*: a program without Cotensor that opens one copy of its model and reuses its own results.
+//! The variant *by hand*: a program without Cotensor that opens one copy of its model and reuses its results.
 //!
-//! All users share one [`Model`](cotensor::model::model::Model). [`OneCopy`] keeps the result of every graph with a single
-//! output, as a variable of such a program does, and [`Recorder`] writes the runs down for the same program on onnxruntime.
+//! All users share one [`Model`](cotensor::model::model::Model). [`OneCopy`] keeps the results of graphs with a single
+//! output, as such a program does in a variable. [`Recorder`] records the runs for the same program on onnxruntime.
 
 mod onnxruntime;
 mod record;
@@ -18,14 +18,14 @@ use cotensor::store::Lease;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// An engine whose graphs keep their results.
+/// An engine whose graphs memoize their results.
 pub(crate) struct OneCopy {
     engine: Arc<dyn Engine>,
     recorder: Option<Arc<Recorder>>,
 }
 
 impl OneCopy {
-    /// Runs graphs on `engine`; `recorder` gets every run that the engine made.
+    /// Runs graphs on `engine`; `recorder` records every run of the engine.
     pub(crate) fn new(engine: Arc<dyn Engine>, recorder: Option<Arc<Recorder>>) -> Self {
         Self { engine, recorder }
     }
@@ -49,7 +49,7 @@ impl Engine for OneCopy {
     }
 
     fn load_file(&self, path: &Path, mode: FileMode) -> Result<Arc<dyn LoadedGraph>> {
-        Ok(Arc::new(Remembering {
+        Ok(Arc::new(Memoized {
             path: path.to_path_buf(),
             graph: self.engine.load_file(path, mode)?,
             results: Mutex::default(),
@@ -58,22 +58,22 @@ impl Engine for OneCopy {
     }
 }
 
-/// A graph and its results. A run with several outputs is a step of a decoding loop, whose results nobody uses again.
-struct Remembering {
+/// A graph and its memoized results. Runs with several outputs are steps of a decoding loop and are not memoized.
+struct Memoized {
     path: PathBuf,
     graph: Arc<dyn LoadedGraph>,
-    results: Mutex<Vec<Kept>>,
+    results: Mutex<Vec<Memo>>,
     recorder: Option<Arc<Recorder>>,
 }
 
-struct Kept {
+struct Memo {
     inputs: Vec<(String, Array)>,
     output: String,
     result: Array,
 }
 
-impl Kept {
-    fn is_of(&self, inputs: &[(&str, ArrayView<'_>)], output: &str) -> bool {
+impl Memo {
+    fn matches(&self, inputs: &[(&str, ArrayView<'_>)], output: &str) -> bool {
         let equal = |((name, array), (other, view)): (&(String, Array), &(&str, ArrayView<'_>))| {
             name == other && array.shape() == view.shape() && same_elements(array.view(), *view)
         };
@@ -81,18 +81,18 @@ impl Kept {
     }
 }
 
-impl LoadedGraph for Remembering {
+impl LoadedGraph for Memoized {
     fn run(&self, inputs: &[(&str, ArrayView<'_>)], outputs: &[&str]) -> Result<Vec<Array>> {
         let [output] = outputs else { return self.compute(inputs, outputs) };
         let mut results = self.results.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kept) = results.iter().find(|kept| kept.is_of(inputs, output)) {
-            return Ok(vec![kept.result.clone()]);
+        if let Some(memo) = results.iter().find(|memo| memo.matches(inputs, output)) {
+            return Ok(vec![memo.result.clone()]);
         }
         let computed = self.compute(inputs, outputs)?;
         if let [result] = &computed[..] {
             let inputs = inputs.iter().map(|(name, view)| Ok(((*name).to_owned(), owned(*view)?)));
             let inputs = inputs.collect::<Result<_>>()?;
-            results.push(Kept { inputs, output: (*output).to_owned(), result: result.clone() });
+            results.push(Memo { inputs, output: (*output).to_owned(), result: result.clone() });
         }
         Ok(computed)
     }
@@ -114,7 +114,7 @@ impl LoadedGraph for Remembering {
     }
 }
 
-impl Remembering {
+impl Memoized {
     fn compute(&self, inputs: &[(&str, ArrayView<'_>)], outputs: &[&str]) -> Result<Vec<Array>> {
         let results = self.graph.run(inputs, outputs)?;
         if let Some(recorder) = &self.recorder {
@@ -126,7 +126,7 @@ impl Remembering {
 
 fn same_elements(one: ArrayView<'_>, other: ArrayView<'_>) -> bool {
     match (one, other) {
-        // By bits: a NaN is the input that it was before.
+        // By bits, so that equal NaNs compare equal.
         (ArrayView::F32(_, one), ArrayView::F32(_, other)) => {
             one.iter().map(|value| value.to_bits()).eq(other.iter().map(|value| value.to_bits()))
         }

@@ -1,7 +1,7 @@
-"""One model by hand on onnxruntime: one session for each graph, each recorded run once. Arguments: folder, threads.
+"""Repeats the recorded runs on onnxruntime, with one session per graph. Arguments: folder, threads.
 
-Prints one JSON object: version, time_ms (from the import on), pss_bytes (at the end, sessions open) and max_abs_diff (from the
-recorded outputs). Inputs are read before the clock starts: another program has prepared them.
+Prints one JSON object: version, time_ms (starting with the import), pss_bytes (at the end, with open sessions) and max_abs_diff
+(from the recorded outputs). The time excludes reading the inputs, which another program has prepared.
 """
 
 import json
@@ -27,7 +27,7 @@ for number, run in enumerate(runs):
             last_use[source["run"], source["output"]] = number
 
 started = time.perf_counter()
-import onnxruntime  # noqa: E402  A program by hand pays for this, too.
+import onnxruntime  # noqa: E402  The time includes the import.
 
 options = onnxruntime.SessionOptions()
 options.intra_op_num_threads = threads

@@ -1,7 +1,7 @@
-//! The program by hand on onnxruntime, where a Python interpreter can import it.
+//! The variant `by_hand` on onnxruntime, if a Python interpreter can import it.
 
 use crate::compare::DemoOptions;
-use crate::measure::watch_process;
+use crate::measure::run_process;
 use cotensor::core::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -9,21 +9,21 @@ use std::process::{Command, Stdio};
 
 const SCRIPT: &str = include_str!("onnxruntime.py");
 
-/// One model by hand on onnxruntime.
+/// The result of one model by hand on onnxruntime.
 #[derive(Clone, Debug, Serialize)]
 pub struct Onnxruntime {
-    /// The library's version.
+    /// Version of onnxruntime.
     pub version: String,
-    /// Peak memory in bytes, the Python interpreter's and numpy's included.
+    /// Peak memory in bytes, including the Python interpreter and NumPy.
     pub memory_bytes: u64,
-    /// Wall time in milliseconds from importing the library to the last answer, median of several fresh processes. Inputs
-    /// are prepared before.
+    /// Wall time in milliseconds from the import of the library to the last answer, median of several processes. Excludes the
+    /// preparation of inputs.
     pub time_ms: f64,
-    /// Largest difference of any output from this engine's.
+    /// Largest difference from the outputs of the embedded engine.
     pub max_abs_diff: f64,
 }
 
-/// What the script prints.
+/// The output of the script.
 #[derive(Deserialize)]
 struct Report {
     version: String,
@@ -32,7 +32,7 @@ struct Report {
     max_abs_diff: f64,
 }
 
-/// A Python interpreter that has onnxruntime, and runs for it.
+/// A Python interpreter with onnxruntime, and its runs.
 pub(crate) struct Peer<'a> {
     python: PathBuf,
     options: &'a DemoOptions,
@@ -42,8 +42,8 @@ pub(crate) struct Peer<'a> {
 }
 
 impl<'a> Peer<'a> {
-    /// The interpreter that runs this program, else `python3`; `None` where it cannot import onnxruntime. `folder` is where
-    /// a [`Recorder`](super::Recorder) writes.
+    /// Uses the interpreter that runs this program, otherwise `python3`; `None` if it cannot import onnxruntime. `folder` is the
+    /// folder of a [`Recorder`](super::Recorder).
     pub(crate) fn find(options: &'a DemoOptions, folder: &'a Path) -> Option<Self> {
         let python = match options.program_arguments.is_empty() {
             true => PathBuf::from("python3"),
@@ -56,18 +56,18 @@ impl<'a> Peer<'a> {
         found.then_some(Self { python, options, folder, reports: Vec::new(), peak_bytes: 0 })
     }
 
-    /// Runs it once. A watched run gives the memory, the others the time.
+    /// Runs the script once. A sampled run yields the memory, other runs the time.
     ///
     /// # Errors
     /// `Io` when the script fails or the demo is stopped.
-    pub(crate) fn run(&mut self, watched: bool) -> Result<()> {
+    pub(crate) fn run(&mut self, sampled: bool) -> Result<()> {
         let mut command = Command::new(&self.python);
         command.args(["-c", SCRIPT]).arg(self.folder).arg(self.options.threads.to_string());
         let what = "the program by hand on onnxruntime";
-        let (text, samples) = watch_process(command, what, watched, &self.options.stop)?;
-        let report: Report =
-            serde_json::from_str(&text).map_err(|error| Error::corrupt(format!("{what} gave no report: {error}")))?;
-        if watched {
+        let (text, samples) = run_process(command, what, sampled, &self.options.stop)?;
+        let report: Report = serde_json::from_str(&text)
+            .map_err(|error| Error::corrupt(format!("{what} printed no report: {error}")))?;
+        if sampled {
             let sampled = samples.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0);
             self.peak_bytes = sampled.max(report.pss_bytes);
         } else {
@@ -76,7 +76,7 @@ impl<'a> Peer<'a> {
         Ok(())
     }
 
-    /// The figures, once it ran watched and unwatched.
+    /// The result, after at least one sampled run and one without sampling.
     pub(crate) fn finish(self) -> Option<Onnxruntime> {
         let max_abs_diff = self.reports.iter().map(|report| report.max_abs_diff).fold(0.0, f64::max);
         let mut order = self.reports;

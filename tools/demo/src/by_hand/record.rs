@@ -1,4 +1,4 @@
-//! Writes down which graph runs on which inputs, so that another engine can run the same.
+//! Records which graph runs on which inputs, so that another engine can repeat the runs.
 
 use cotensor::core::{ContentHash, Error, Result};
 use cotensor::model::tensor::{Array, ArrayView};
@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// The file of the recorded runs, in the recorder's folder.
+/// Name of the file with the recorded runs, in the recorder's folder.
 pub(super) const PLAN_FILE: &str = "plan.json";
 
-/// Records runs into a folder: [`PLAN_FILE`], and a file for each input that is no earlier run's output.
+/// Records runs into a folder: [`PLAN_FILE`], and a file for each input that is not the output of an earlier run.
 pub(crate) struct Recorder {
     folder: PathBuf,
     recorded: Mutex<Recorded>,
@@ -19,7 +19,7 @@ pub(crate) struct Recorder {
 #[derive(Default)]
 struct Recorded {
     runs: Vec<Run>,
-    /// Run and output by what the output holds.
+    /// Run and output name by the hash of the output's content.
     outputs: HashMap<ContentHash, (usize, String)>,
 }
 
@@ -28,7 +28,7 @@ struct Run {
     graph: PathBuf,
     inputs: BTreeMap<String, Input>,
     outputs: Vec<String>,
-    /// What this engine gave for outputs that an answer is made of.
+    /// This engine's results of the outputs that answers are derived from.
     expected: BTreeMap<String, File>,
 }
 
@@ -39,7 +39,7 @@ enum Input {
     File(File),
 }
 
-/// Elements row by row, in the machine's byte order.
+/// Elements in row-major order and native byte order.
 #[derive(Serialize)]
 struct File {
     file: String,
@@ -48,7 +48,7 @@ struct File {
 }
 
 impl Recorder {
-    /// Records into `folder`, which is there.
+    /// Records into the existing folder `folder`.
     pub(crate) fn new(folder: &Path) -> Self {
         Self { folder: folder.to_path_buf(), recorded: Mutex::default() }
     }
@@ -86,10 +86,10 @@ impl Recorder {
         Ok(())
     }
 
-    /// Writes the plan: call it after the last run.
+    /// Writes the plan. Must be called after the last run.
     ///
     /// # Errors
-    /// `Io` when it cannot be written.
+    /// `Io` when the file cannot be written.
     pub(crate) fn finish(&self) -> Result<()> {
         let recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
         let path = self.folder.join(PLAN_FILE);
@@ -111,7 +111,7 @@ fn bytes(view: ArrayView<'_>) -> Vec<u8> {
     }
 }
 
-/// Equal for arrays of equal type, shape and elements.
+/// Hash of an array's type, shape and elements.
 fn content(view: ArrayView<'_>) -> ContentHash {
     let mut all = format!("{} {:?} ", view.dtype().name(), view.shape()).into_bytes();
     all.extend(bytes(view));

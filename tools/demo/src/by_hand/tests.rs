@@ -1,7 +1,7 @@
 use super::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Adds one to what it reads; counts its runs.
+/// Adds one to its input, and counts its runs.
 struct AddOne {
     runs: AtomicUsize,
     names: [String; 1],
@@ -31,18 +31,18 @@ impl LoadedGraph for AddOne {
     }
 }
 
-fn remembering(recorder: Option<Arc<Recorder>>) -> (Arc<AddOne>, Remembering) {
+fn memoized(recorder: Option<Arc<Recorder>>) -> (Arc<AddOne>, Memoized) {
     let graph = Arc::new(AddOne { runs: AtomicUsize::new(0), names: ["x".to_owned()] });
     let inner = Arc::clone(&graph) as Arc<dyn LoadedGraph>;
     let path = PathBuf::from("add.onnx");
-    (graph, Remembering { path, graph: inner, results: Mutex::default(), recorder })
+    (graph, Memoized { path, graph: inner, results: Mutex::default(), recorder })
 }
 
 #[test]
-fn a_result_is_computed_once_for_equal_inputs_and_outputs() {
-    let (graph, remembering) = remembering(None);
+fn result_is_computed_once_for_equal_inputs_and_outputs() {
+    let (graph, memoized) = memoized(None);
     let run = |values: &[f32], outputs: &[&str]| {
-        remembering.run(&[("x", ArrayView::F32(&[values.len()], values))], outputs).unwrap()
+        memoized.run(&[("x", ArrayView::F32(&[values.len()], values))], outputs).unwrap()
     };
     assert_eq!(run(&[1.0, f32::NAN], &["y"])[0].as_f32().unwrap()[0], 2.0);
     run(&[1.0, f32::NAN], &["y"]);
@@ -51,7 +51,7 @@ fn a_result_is_computed_once_for_equal_inputs_and_outputs() {
         run(values, outputs);
     }
     assert_eq!(graph.runs.load(Ordering::Relaxed), 4);
-    // Steps of a loop are computed each time.
+    // Steps of a loop are not memoized.
     for _ in 0..2 {
         run(&[1.0], &["y", "z"]);
     }
@@ -59,12 +59,12 @@ fn a_result_is_computed_once_for_equal_inputs_and_outputs() {
 }
 
 #[test]
-fn a_recorded_input_that_an_earlier_run_made_names_that_run() {
+fn recorded_input_names_the_run_that_produced_it() {
     let folder = tempfile::tempdir().unwrap();
     let recorder = Arc::new(Recorder::new(folder.path()));
-    let (_, remembering) = remembering(Some(Arc::clone(&recorder)));
-    let first = remembering.run(&[("x", ArrayView::F32(&[2], &[1.0, 2.0]))], &["y"]).unwrap();
-    remembering.run(&[("x", first[0].view())], &["y"]).unwrap();
+    let (_, memoized) = memoized(Some(Arc::clone(&recorder)));
+    let first = memoized.run(&[("x", ArrayView::F32(&[2], &[1.0, 2.0]))], &["y"]).unwrap();
+    memoized.run(&[("x", first[0].view())], &["y"]).unwrap();
     recorder.finish().unwrap();
     let plan: serde_json::Value =
         serde_json::from_slice(&std::fs::read(folder.path().join(record::PLAN_FILE)).unwrap()).unwrap();

@@ -25,7 +25,7 @@ fn report(time_ms: f64, users: Vec<UserReport>) -> WorkerReport {
     WorkerReport { time_ms, pss_bytes: 1, users, open_ms, weights: None }
 }
 
-/// Two users of an encoder, each with a head of its own.
+/// Two users of one encoder with different heads.
 fn without() -> WorkerReport {
     let of = |name: &str, head: &str| {
         let prepared = vec![part("tokenizer", "tokenizer", 20.0, 0.0), part("text", "text:a", 0.0, 2.0)];
@@ -44,10 +44,10 @@ fn mapped() -> WorkerReport {
 }
 
 #[test]
-fn only_what_was_done_before_is_avoidable() {
+fn only_repeated_work_is_avoidable() {
     let (without, mapped) = (without(), mapped());
     let avoidable = Avoidable::of(&without, &[(&without, &mapped)]);
-    // The second encoder; the first one's 100 ms less the 5 of a mapping; heads differ, and 4 less 5 is nothing.
+    // The second encoder; 100 ms of the first one minus 5 ms with mapping; the heads differ, and 4 minus 5 is bounded by zero.
     let expected =
         Avoidable { load_again_ms: 100.0, first_read_ms: 95.0, run_again_ms: 50.0, prepare_again_ms: 20.0 + 2.0 + 1.0 };
     assert_eq!(avoidable, expected);
@@ -55,19 +55,19 @@ fn only_what_was_done_before_is_avoidable() {
 }
 
 #[test]
-fn pages_that_come_in_while_running_are_not_spared() {
+fn page_faults_while_running_are_subtracted() {
     let (without, mut mapped, mut other) = (without(), mapped(), mapped());
     mapped.users[0].stages[0].run_ms += 10.0;
     other.users[0].stages[0].run_ms += 1000.0;
     let first_read_ms = |rounds: &[(&WorkerReport, &WorkerReport)]| Avoidable::of(&without, rounds).first_read_ms;
     assert_eq!(first_read_ms(&[(&without, &mapped)]), 85.0);
-    // The median round counts; never less than nothing.
+    // The median of the rounds counts, bounded by zero.
     assert_eq!(first_read_ms(&[(&without, &mapped), (&without, &other), (&without, &mapped)]), 85.0);
     assert_eq!(first_read_ms(&[(&without, &other)]), 0.0);
 }
 
 #[test]
-fn the_same_role_on_other_input_is_no_repetition() {
+fn same_role_on_other_input_is_not_repeated_work() {
     let mut without = without();
     without.users[1].stages[0].signature = "encoder:y".to_owned();
     let avoidable = Avoidable::of(&without, &[]);
@@ -83,18 +83,18 @@ fn parts_add_up_to_the_time() {
 }
 
 #[test]
-fn nothing_to_avoid_is_nothing_missed() {
+fn efficiency_is_one_without_avoidable_work() {
     assert_eq!(efficiency(50.0, 100.0), 0.5);
     assert_eq!(efficiency(-3.0, 0.0), 1.0);
 }
 
 #[test]
-fn a_difference_without_a_size_is_an_error() {
+fn incomparable_outputs_are_an_error() {
     let base = without().users;
     let changed = |change: fn(&mut UserReport)| {
         let mut users = base.clone();
         change(&mut users[1]);
-        // A good run before and after hides nothing.
+        // Equal runs before and after do not hide the difference.
         max_abs_diff(&base, [&base[..], &users, &base])
     };
     assert_eq!(changed(|_| ()).unwrap(), 0.0);

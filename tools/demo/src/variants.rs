@@ -1,8 +1,8 @@
-//! The runs behind a comparison: every way watched once and timed several times, each in a fresh process.
+//! Runs the variants of a scenario: each once with its memory sampled, and several times for the time, in new processes.
 
 use crate::by_hand::{Onnxruntime, Peer};
 use crate::compare::{Cost, DemoOptions};
-use crate::measure::{Measured, Progress, WORKER_TIME_MAX, run};
+use crate::measure::{Measured, Progress, WORKER_TIMEOUT, run};
 use crate::scenario::Scenario;
 use crate::worker::{Mode, WorkerOptions, WorkerReport};
 use cotensor::core::{Error, Result};
@@ -10,21 +10,21 @@ use cotensor::model::pipeline::UserReport;
 use std::path::Path;
 use std::process::Command;
 
-/// How the folders of cold runs begin, below the cache folder.
+/// Prefix of the folders of cold runs, below the cache folder.
 const COLD_PREFIX: &str = ".cold-";
-/// How the folders of recorded runs begin, below the cache folder.
+/// Prefix of the folders of recorded runs, below the cache folder.
 const RECORD_PREFIX: &str = ".recorded-";
 
-/// The runs of one way.
-pub(crate) struct Way {
-    /// Its memory was read while it ran, which costs it time.
-    pub(crate) watched: Measured,
-    /// Not watched; at least one.
+/// The runs of one variant.
+pub(crate) struct Variant {
+    /// The run whose memory was sampled, which slows it down.
+    pub(crate) sampled: Measured,
+    /// The runs without sampling; at least one.
     pub(crate) timed: Vec<WorkerReport>,
 }
 
-impl Way {
-    /// The timed run of median time, the faster one of the two in the middle.
+impl Variant {
+    /// The timed run of median time; of two, the faster one.
     pub(crate) fn median(&self) -> &WorkerReport {
         let mut order: Vec<&WorkerReport> = self.timed.iter().collect();
         order.sort_by(|a, b| a.time_ms.total_cmp(&b.time_ms));
@@ -32,51 +32,51 @@ impl Way {
     }
 
     pub(crate) fn cost(&self) -> Cost {
-        Cost { memory_bytes: self.watched.peak_bytes(), time_ms: self.median().time_ms }
+        Cost { memory_bytes: self.sampled.peak_bytes(), time_ms: self.median().time_ms }
     }
 
-    /// The users of every run, watched or timed.
+    /// The user reports of every run.
     pub(crate) fn runs(&self) -> impl Iterator<Item = &[UserReport]> {
-        std::iter::once(&self.watched.report).chain(&self.timed).map(|report| &report.users[..])
+        std::iter::once(&self.sampled.report).chain(&self.timed).map(|report| &report.users[..])
     }
 }
 
 /// All runs of one scenario.
-pub(crate) struct Ways {
-    pub(crate) without: Way,
-    pub(crate) mapped: Way,
-    pub(crate) by_hand: Way,
-    pub(crate) with: Way,
-    /// With Cotensor and an empty weight cache: what the very first run takes.
-    pub(crate) with_cold: Way,
-    /// The program by hand on onnxruntime, where a Python interpreter has it.
+pub(crate) struct Variants {
+    pub(crate) without: Variant,
+    pub(crate) mapped: Variant,
+    pub(crate) by_hand: Variant,
+    pub(crate) with: Variant,
+    /// With Cotensor and an empty weight cache.
+    pub(crate) with_cold: Variant,
+    /// The variant `by_hand` on onnxruntime, if a Python interpreter can import it.
     pub(crate) onnxruntime: Option<Onnxruntime>,
 }
 
-/// Runs `scenario` in all ways on the model in `folder`.
+/// Runs all variants of `scenario` on the model in `folder`.
 ///
 /// # Errors
-/// What a worker gives.
+/// The errors of workers; `Io` when a folder cannot be created.
 pub(crate) fn measure(
     scenario: &Scenario,
     folder: &Path,
     options: &DemoOptions,
     progress: &dyn Progress,
-) -> Result<Ways> {
+) -> Result<Variants> {
     remove_stale(&options.cache, COLD_PREFIX)?;
     remove_stale(&options.cache, RECORD_PREFIX)?;
     let recorded = empty_folder(&options.cache, RECORD_PREFIX)?;
     let mut onnxruntime = Peer::find(options, recorded.path());
     let peers = u64::from(onnxruntime.is_some());
-    let ways = Mode::ALL.len() as u64;
-    // Cold runs watched and timed, one that fills the cache; each way watched once and timed in each round.
-    let total = 3 + ways + peers * 2 + (ways + peers) * options.repeats as u64;
+    let variants = Mode::ALL.len() as u64;
+    // Two cold runs and one that fills the cache; each variant sampled once and timed in each round.
+    let total = 3 + variants + peers * 2 + (variants + peers) * options.repeats as u64;
     let mut done = 0;
-    let mut step = |what: &str| {
-        progress.step(done, total, &format!("{} {what}", scenario.name));
+    let mut step = |label: &str| {
+        progress.step(done, total, &format!("{} {label}", scenario.name));
         done += 1;
     };
-    let run_mode = |mode: Mode, watch: bool, cache: &Path, record: Option<&Path>| {
+    let run_mode = |mode: Mode, sample: bool, cache: &Path, record: Option<&Path>| {
         let worker = WorkerOptions {
             scenario: scenario.name.to_owned(),
             mode,
@@ -88,34 +88,34 @@ pub(crate) fn measure(
         };
         let mut command = Command::new(&options.program);
         command.args(&options.program_arguments);
-        run(command, &worker, watch, &options.stop)
+        run(command, &worker, sample, &options.stop)
     };
-    let mut cold = |watch| {
-        step("with, first run ever");
+    let mut cold = |sample| {
+        step("with, first run");
         let cache = empty_folder(&options.cache, COLD_PREFIX)?;
-        run_mode(Mode::With, watch, cache.path(), None)
+        run_mode(Mode::With, sample, cache.path(), None)
     };
-    let with_cold = Way { watched: cold(true)?, timed: vec![cold(false)?.report] };
+    let with_cold = Variant { sampled: cold(true)?, timed: vec![cold(false)?.report] };
     step("with, filling the weight cache");
     run_mode(Mode::With, false, &options.cache, None)?;
-    let mut watched = |mode: Mode| {
-        step(&format!("{}, watched", mode.name()));
-        Ok(Way { watched: run_mode(mode, true, &options.cache, None)?, timed: Vec::new() })
+    let mut sampled = |mode: Mode| {
+        step(&format!("{}, sampled", mode.name()));
+        Ok(Variant { sampled: run_mode(mode, true, &options.cache, None)?, timed: Vec::new() })
     };
-    let [mut without, mut mapped] = [watched(Mode::Without)?, watched(Mode::Mapped)?];
-    let [mut by_hand, mut with] = [watched(Mode::ByHand)?, watched(Mode::With)?];
+    let [mut without, mut mapped] = [sampled(Mode::Without)?, sampled(Mode::Mapped)?];
+    let [mut by_hand, mut with] = [sampled(Mode::ByHand)?, sampled(Mode::With)?];
     if let Some(peer) = &mut onnxruntime {
         step("by_hand, recorded for onnxruntime");
         run_mode(Mode::ByHand, false, &options.cache, Some(recorded.path()))?;
-        step("by_hand on onnxruntime, watched");
+        step("by_hand on onnxruntime, sampled");
         peer.run(true)?;
     }
-    // Interleaved, so that a drift of the machine meets all alike.
+    // Interleaved, so that a drift of the machine's speed affects all variants equally.
     for round in 1..=options.repeats {
         let of = format!("timed ({round} of {})", options.repeats);
-        for (mode, way) in Mode::ALL.into_iter().zip([&mut without, &mut mapped, &mut by_hand, &mut with]) {
+        for (mode, variant) in Mode::ALL.into_iter().zip([&mut without, &mut mapped, &mut by_hand, &mut with]) {
             step(&format!("{}, {of}", mode.name()));
-            way.timed.push(run_mode(mode, false, &options.cache, None)?.report);
+            variant.timed.push(run_mode(mode, false, &options.cache, None)?.report);
         }
         if let Some(peer) = &mut onnxruntime {
             step(&format!("by_hand on onnxruntime, {of}"));
@@ -124,16 +124,16 @@ pub(crate) fn measure(
     }
     progress.step(total, total, &format!("{} done", scenario.name));
     let onnxruntime = onnxruntime.and_then(Peer::finish);
-    Ok(Ways { without, mapped, by_hand, with, with_cold, onnxruntime })
+    Ok(Variants { without, mapped, by_hand, with, with_cold, onnxruntime })
 }
 
-/// An empty folder below `cache`, so on the same disk; removed when dropped.
+/// A temporary folder below `cache`, and so on the same disk.
 fn empty_folder(cache: &Path, prefix: &str) -> Result<tempfile::TempDir> {
     let made = std::fs::create_dir_all(cache).and_then(|()| tempfile::Builder::new().prefix(prefix).tempdir_in(cache));
-    made.map_err(|error| Error::io("cannot make a folder", &error).in_file(cache))
+    made.map_err(|error| Error::io("cannot create a folder", &error).in_file(cache))
 }
 
-/// Removes what a demo that was killed left behind in `folder`: folders with this prefix, older than any worker can be.
+/// Removes folders of killed demos from `folder`: those with this prefix that are older than any running worker.
 pub(crate) fn remove_stale(folder: &Path, prefix: &str) -> Result<()> {
     let entries = match std::fs::read_dir(folder) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
@@ -142,8 +142,8 @@ pub(crate) fn remove_stale(folder: &Path, prefix: &str) -> Result<()> {
     for entry in entries.flatten() {
         let age = entry.metadata().and_then(|data| data.modified()).ok().and_then(|time| time.elapsed().ok());
         let ours = entry.file_name().to_string_lossy().starts_with(prefix);
-        if ours && age.is_some_and(|age| age > 2 * WORKER_TIME_MAX) {
-            // Best effort: what cannot be removed is in nobody's way.
+        if ours && age.is_some_and(|age| age > 2 * WORKER_TIMEOUT) {
+            // Best effort: a folder that cannot be removed does no harm.
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn only_old_cold_caches_are_removed() {
         let cache = tempfile::tempdir().unwrap();
-        let old = SystemTime::now() - 3 * WORKER_TIME_MAX;
+        let old = SystemTime::now() - 3 * WORKER_TIMEOUT;
         for (name, is_old) in [(".cold-old", true), (".cold-new", false), ("packs", true)] {
             let folder = cache.path().join(name);
             std::fs::create_dir(&folder).unwrap();
