@@ -39,8 +39,8 @@ fn a_hundred_opens_leave_nothing() {
     let engine = RtenEngine::new(Some(1));
     let open = || {
         for graph in [load(&path, &*store), engine.load_file(&path, FileMode::Map).unwrap()] {
-            let rows = cotensor_model::tensor::ArrayView::I32(&[2], &[5, 6]);
-            assert_eq!(graph.run(&[("rows", rows)], &["y"]).unwrap()[0].shape(), [2, SIZE]);
+            let rows = cotensor_model::tensor::TensorRef::i64(&[2], &[5, 6]).unwrap();
+            assert_eq!(graph.run_alone(&[("rows", rows)], &["y"]).unwrap()[0].shape(), [2, SIZE]);
         }
         // Each engine brings threads; its own must end with it.
         drop(load_plain(&path));

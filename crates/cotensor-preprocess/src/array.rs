@@ -1,61 +1,74 @@
+use bytemuck::{AnyBitPattern, NoUninit};
 use cotensor_core::{DType, Error, Result};
+use std::fmt;
+use std::sync::Arc;
 
-/// A row-major array in memory of its own: what preprocessing makes and an engine returns.
-#[derive(Clone, Debug, PartialEq)]
+/// A row-major tensor in host memory of its own. Preprocessing and engines make arrays. Cloning shares the elements.
+#[derive(Clone)]
 pub struct Array {
+    dtype: DType,
     shape: Vec<usize>,
-    data: ArrayData,
+    elements: Arc<dyn Elements>,
 }
 
-/// The elements of an [`Array`]. Integers are 32-bit, as engines want token ids.
-#[derive(Clone, Debug, PartialEq)]
-pub enum ArrayData {
-    /// `float32`.
-    F32(Vec<f32>),
-    /// `int32`.
-    I32(Vec<i32>),
+/// The elements of an array, of any type.
+trait Elements: Send + Sync {
+    fn bytes(&self) -> &[u8];
 }
 
-/// A borrowed [`Array`]: shape and elements lie wherever they lie, a store's segment included.
-#[derive(Clone, Copy, Debug)]
-pub enum ArrayView<'a> {
-    /// `float32`.
-    F32(&'a [usize], &'a [f32]),
-    /// `int32`.
-    I32(&'a [usize], &'a [i32]),
+impl<T: NoUninit + Send + Sync> Elements for Vec<T> {
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(self)
+    }
 }
 
 impl Array {
-    /// Wraps elements.
+    /// An array of `elements`. `T` has the size of `dtype`: `u8` for `bool`, `u16` with the bits for `float16` and `bfloat16`.
     ///
     /// # Errors
-    /// `Invalid` when the shape does not have as many elements.
-    pub fn new(shape: Vec<usize>, data: ArrayData) -> Result<Self> {
-        let len = match &data {
-            ArrayData::F32(values) => values.len(),
-            ArrayData::I32(values) => values.len(),
-        };
-        let wanted = shape.iter().try_fold(1usize, |total, &dim| total.checked_mul(dim));
-        if wanted != Some(len) {
-            return Err(Error::invalid(format!("{len} elements do not fill shape {shape:?}")));
+    /// `Invalid` when `T` has another size than `dtype`, or when `shape` has another number of elements.
+    pub fn new<T>(dtype: DType, shape: impl Into<Vec<usize>>, elements: Vec<T>) -> Result<Self>
+    where
+        T: NoUninit + Send + Sync + 'static,
+    {
+        let shape = shape.into();
+        if size_of::<T>() != dtype.size_bytes() {
+            return Err(Error::invalid(format!("elements of {} bytes are not {dtype}", size_of::<T>())));
         }
-        Ok(Self { shape, data })
+        let expected = shape.iter().try_fold(1usize, |total, &dim| total.checked_mul(dim));
+        if expected != Some(elements.len()) {
+            return Err(Error::invalid(format!("{} elements do not fill shape {shape:?}", elements.len())));
+        }
+        Ok(Self { dtype, shape, elements: Arc::new(elements) })
     }
 
     /// A `float32` array.
     ///
     /// # Errors
     /// As [`Array::new`].
-    pub fn f32(shape: impl Into<Vec<usize>>, values: Vec<f32>) -> Result<Self> {
-        Self::new(shape.into(), ArrayData::F32(values))
+    pub fn f32(shape: impl Into<Vec<usize>>, elements: Vec<f32>) -> Result<Self> {
+        Self::new(DType::F32, shape, elements)
     }
 
     /// An `int32` array.
     ///
     /// # Errors
     /// As [`Array::new`].
-    pub fn i32(shape: impl Into<Vec<usize>>, values: Vec<i32>) -> Result<Self> {
-        Self::new(shape.into(), ArrayData::I32(values))
+    pub fn i32(shape: impl Into<Vec<usize>>, elements: Vec<i32>) -> Result<Self> {
+        Self::new(DType::I32, shape, elements)
+    }
+
+    /// An `int64` array.
+    ///
+    /// # Errors
+    /// As [`Array::new`].
+    pub fn i64(shape: impl Into<Vec<usize>>, elements: Vec<i64>) -> Result<Self> {
+        Self::new(DType::I64, shape, elements)
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
     }
 
     /// Dimensions, in elements.
@@ -63,63 +76,80 @@ impl Array {
         &self.shape
     }
 
-    /// Element type.
-    pub fn dtype(&self) -> DType {
-        match self.data {
-            ArrayData::F32(_) => DType::F32,
-            ArrayData::I32(_) => DType::I32,
-        }
+    /// The elements as bytes.
+    pub fn bytes(&self) -> &[u8] {
+        self.elements.bytes()
     }
 
-    /// The elements.
-    pub fn data(&self) -> &ArrayData {
-        &self.data
-    }
-
-    /// The array, borrowed.
-    pub fn view(&self) -> ArrayView<'_> {
-        match &self.data {
-            ArrayData::F32(values) => ArrayView::F32(&self.shape, values),
-            ArrayData::I32(values) => ArrayView::I32(&self.shape, values),
-        }
-    }
-
-    /// The elements as `float32`.
+    /// The elements as numbers of the size of the element type.
     ///
     /// # Errors
-    /// `Invalid` when they are not.
+    /// `Invalid` when `T` has another size.
+    pub fn typed<T: AnyBitPattern>(&self) -> Result<&[T]> {
+        if size_of::<T>() != self.dtype.size_bytes() {
+            return Err(Error::invalid(format!("{} has no elements of {} bytes", self.dtype, size_of::<T>())));
+        }
+        bytemuck::try_cast_slice(self.bytes()).map_err(|error| Error::invalid(error.to_string()))
+    }
+
+    /// The elements of a `float32` array.
+    ///
+    /// # Errors
+    /// `Invalid` for another element type.
     pub fn as_f32(&self) -> Result<&[f32]> {
-        match &self.data {
-            ArrayData::F32(values) => Ok(values),
-            ArrayData::I32(_) => Err(Error::invalid("float32 expected, the array holds int32")),
-        }
+        self.expect(DType::F32)?.typed()
     }
 
-    /// The elements as `int32`.
+    /// The elements of an `int32` array.
     ///
     /// # Errors
-    /// `Invalid` when they are not.
+    /// `Invalid` for another element type.
     pub fn as_i32(&self) -> Result<&[i32]> {
-        match &self.data {
-            ArrayData::I32(values) => Ok(values),
-            ArrayData::F32(_) => Err(Error::invalid("int32 expected, the array holds float32")),
+        self.expect(DType::I32)?.typed()
+    }
+
+    /// The elements of an `int64` array.
+    ///
+    /// # Errors
+    /// `Invalid` for another element type.
+    pub fn as_i64(&self) -> Result<&[i64]> {
+        self.expect(DType::I64)?.typed()
+    }
+
+    fn expect(&self, dtype: DType) -> Result<&Self> {
+        match self.dtype == dtype {
+            true => Ok(self),
+            false => Err(Error::invalid(format!("{dtype} expected, the array has {}", self.dtype))),
         }
     }
 }
 
-impl ArrayView<'_> {
-    /// Dimensions, in elements.
-    pub fn shape(&self) -> &[usize] {
-        match self {
-            ArrayView::F32(shape, _) | ArrayView::I32(shape, _) => shape,
-        }
+/// Arrays are equal if type, shape and bits are equal.
+impl PartialEq for Array {
+    fn eq(&self, other: &Self) -> bool {
+        self.dtype == other.dtype && self.shape == other.shape && self.bytes() == other.bytes()
     }
+}
 
-    /// Element type.
-    pub fn dtype(&self) -> DType {
-        match self {
-            ArrayView::F32(..) => DType::F32,
-            ArrayView::I32(..) => DType::I32,
-        }
+impl fmt::Debug for Array {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Array({} {:?})", self.dtype, self.shape)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn array_has_the_dtype_that_it_was_made_with() {
+        let half = Array::new(DType::F16, [2], vec![0x3c00u16, 0]).unwrap();
+        assert_eq!((half.dtype(), half.typed::<u16>().unwrap(), half.bytes().len()), (DType::F16, &[0x3c00, 0][..], 4));
+        let flags = Array::new(DType::Bool, [1, 2], vec![1u8, 0]).unwrap();
+        assert_eq!((flags.shape(), flags.bytes()), (&[1, 2][..], &[1, 0][..]));
+        assert!(half.as_f32().is_err() && half.typed::<u32>().is_err());
+        assert_eq!(Array::i64([1], vec![-1]).unwrap().as_i64().unwrap(), [-1]);
+        assert!(Array::new(DType::I64, [1], vec![1i32]).is_err() && Array::f32([2], vec![1.0]).is_err());
+        assert!(Array::f32([usize::MAX, 2], vec![1.0]).is_err());
     }
 }

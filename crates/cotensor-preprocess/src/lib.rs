@@ -12,7 +12,7 @@ pub mod image;
 mod processor_config;
 pub mod text;
 
-pub use array::{Array, ArrayData, ArrayView};
+pub use array::Array;
 pub use audio::{Audio, AudioLength, AudioProcessor, audio_length, decode_audio, decode_audio_start, resample};
 pub use files::{JSON_BYTES_MAX, ModelFiles, find_json};
 pub use image::{ImageProcessor, decode_image};

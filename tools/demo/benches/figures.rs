@@ -32,7 +32,7 @@ fn options(cache: &Path) -> LocalOptions {
 }
 
 fn input() -> Value {
-    Value::from(Array::i32([1, 128], (0..128).map(|i| 1000 + i * 37 % 20_000).collect()).unwrap())
+    Value::from(Array::i64([1, 128], (0..128).map(|i| 1000 + i * 37 % 20_000).collect()).unwrap())
 }
 
 /// Memory added by a second model in this process, and by a second process, with every page of the weights touched.
@@ -41,8 +41,8 @@ fn memory(cache: &Path, folder: &Path, weights: u64) {
     let runtime = options(cache).runtime().unwrap();
     let holder = runtime.store().holder("bench");
     let ids = input();
-    let ones = Value::from(Array::i32([1, 128], vec![1; 128]).unwrap());
-    let zeros = Value::from(Array::i32([1, 128], vec![0; 128]).unwrap());
+    let ones = Value::from(Array::i64([1, 128], vec![1; 128]).unwrap());
+    let zeros = Value::from(Array::i64([1, 128], vec![0; 128]).unwrap());
     let inputs = [("input_ids", &ids), ("attention_mask", &ones), ("token_type_ids", &zeros)];
     let first = runtime.open(folder).unwrap().stage("encoder").unwrap();
     first.run(&inputs, &["last_hidden_state"], &holder).unwrap();
@@ -53,7 +53,7 @@ fn memory(cache: &Path, folder: &Path, weights: u64) {
     copy(folder, &twin_folder);
     let model = runtime.open(&twin_folder).unwrap();
     let stage = model.stage("encoder").unwrap();
-    let other = Value::from(Array::i32([1, 128], (0..128).map(|i| 2000 + i).collect()).unwrap());
+    let other = Value::from(Array::i64([1, 128], (0..128).map(|i| 2000 + i).collect()).unwrap());
     let inputs = [("input_ids", &other), ("attention_mask", &ones), ("token_type_ids", &zeros)];
     assert!(stage.run(&inputs, &["last_hidden_state"], &holder).unwrap().computed);
     let two = process::pss_bytes(pid).unwrap();
@@ -85,8 +85,8 @@ fn second_process(cache: &Path, folder: &Path) {
     let runtime = options(cache).runtime().unwrap();
     let model = runtime.open(folder).unwrap();
     let stage = model.stage("encoder").unwrap();
-    let (ids, ones) = (input(), Value::from(Array::i32([1, 128], vec![1; 128]).unwrap()));
-    let zeros = Value::from(Array::i32([1, 128], vec![0; 128]).unwrap());
+    let (ids, ones) = (input(), Value::from(Array::i64([1, 128], vec![1; 128]).unwrap()));
+    let zeros = Value::from(Array::i64([1, 128], vec![0; 128]).unwrap());
     let inputs = [("input_ids", &ids), ("attention_mask", &ones), ("token_type_ids", &zeros)];
     stage.run(&inputs, &["last_hidden_state"], &runtime.store().holder("second")).unwrap();
     println!("ready");
@@ -100,16 +100,16 @@ fn time(cache: &Path, folder: &Path) {
     let stage = runtime.open(folder).unwrap().stage("encoder").unwrap();
     let engine = RtenEngine::new(None);
     let plain = engine.load_file(&folder.join("onnx/model.onnx"), FileMode::Read).unwrap();
-    let ones = Value::from(Array::i32([1, 128], vec![1; 128]).unwrap());
-    let zeros = Value::from(Array::i32([1, 128], vec![0; 128]).unwrap());
+    let ones = Value::from(Array::i64([1, 128], vec![1; 128]).unwrap());
+    let zeros = Value::from(Array::i64([1, 128], vec![0; 128]).unwrap());
     let (mut through, mut direct, mut hits, mut first_hits) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for round in 0..ROUNDS as i32 {
-        let fresh = || Value::from(Array::i32([1, 128], (0..128).map(|i| 1000 + round * 128 + i).collect()).unwrap());
+    for round in 0..ROUNDS as i64 {
+        let fresh = || Value::from(Array::i64([1, 128], (0..128).map(|i| 1000 + round * 128 + i).collect()).unwrap());
         let ids = fresh();
         let inputs = [("input_ids", &ids), ("attention_mask", &ones), ("token_type_ids", &zeros)];
         through.push(timed(|| assert!(stage.run(&inputs, &["last_hidden_state"], &holder).unwrap().computed)));
-        let views = inputs.map(|(name, value)| (name, value.view().unwrap()));
-        direct.push(timed(|| drop(plain.run(&views, &["last_hidden_state"]).unwrap())));
+        let views = inputs.map(|(name, value)| (name, value.tensor().unwrap()));
+        direct.push(timed(|| drop(plain.run_alone(&views, &["last_hidden_state"]).unwrap())));
         let hit = || timed(|| assert!(!stage.run(&inputs, &["last_hidden_state"], &holder).unwrap().computed));
         // The first hit follows a run of the engine, with cold processor caches.
         first_hits.push(hit());

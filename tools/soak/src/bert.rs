@@ -188,9 +188,9 @@ pub(crate) fn run_model(options: &ModelOptions) -> Result<()> {
     };
     let holder = store.holder("bert");
     let stage = model.stage("encoder")?;
-    let ids = Value::from(Array::i32([1, 128], (0..128).map(|i| 1000 + options.index * 128 + i).collect())?);
+    let ids = Value::from(Array::i64([1, 128], (0..128).map(|i| 1000 + i64::from(options.index) * 128 + i).collect())?);
     let (ones, zeros) =
-        (Value::from(Array::i32([1, 128], vec![1; 128])?), Value::from(Array::i32([1, 128], vec![0; 128])?));
+        (Value::from(Array::i64([1, 128], vec![1; 128])?), Value::from(Array::i64([1, 128], vec![0; 128])?));
     let inputs = [("input_ids", &ids), ("attention_mask", &ones), ("token_type_ids", &zeros)];
     let run = stage.run(&inputs, &["last_hidden_state"], &holder)?;
     if !run.computed {

@@ -1,11 +1,12 @@
-use crate::graph::Graph;
-use crate::tensor::{Array, ArrayView};
-use cotensor_core::{DType, Result};
+use super::output::{Output, OutputAllocator, OwnMemory};
+use crate::graph::{Graph, Port};
+use crate::tensor::{Array, TensorRef};
+use cotensor_core::{DType, Device, Result};
 use cotensor_store::Lease;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Loads graphs and runs them. Small on purpose: the store decides what runs, the pipeline decides in which order.
+/// Loads graphs and runs them. The store decides which stages run, the pipeline decides their order.
 pub trait Engine: Send + Sync {
     /// Short name, part of every stage key: `rten`.
     fn name(&self) -> &'static str;
@@ -16,59 +17,76 @@ pub trait Engine: Send + Sync {
     /// What this engine can do.
     fn capabilities(&self) -> Capabilities;
 
-    /// Loads `graph`, whose weights lie in `weights`: one lease per entry of [`Graph::weights`], in that order.
-    /// The loaded graph reads them where they are and keeps the leases for as long as it lives.
+    /// Loads `graph`. `weights` has one lease for each entry of [`Graph::weights`], in that order.
+    /// The loaded graph reads the weights in place and keeps the leases as long as it lives.
     ///
     /// # Errors
-    /// `Unsupported` for an operator or an attribute that this engine would get wrong or does not know, `Corrupt` for a graph that makes no sense.
+    /// `Unsupported` for an operator or an attribute that this engine does not know or would compute wrongly, `Corrupt` for an
+    /// inconsistent graph.
     fn load(&self, graph: &Graph, weights: Vec<Lease>) -> Result<Arc<dyn LoadedGraph>>;
 
-    /// Loads a graph from its file the way a program without Cotensor would: the yardstick of the demo and the benches.
+    /// Loads a graph from its file as a program without Cotensor would. The demo and the benchmarks compare against this.
     ///
     /// # Errors
     /// As [`load`](Engine::load), and `Io`.
     fn load_file(&self, path: &Path, mode: FileMode) -> Result<Arc<dyn LoadedGraph>>;
 }
 
-/// How [`Engine::load_file`] gets at the weights.
+/// How [`Engine::load_file`] reads the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileMode {
-    /// Read into private memory: the engine's default.
+    /// Into private memory: the engine's default.
     Read,
-    /// The engine's own mapping of the file, which nobody may write or truncate while the graph lives (the engine would read
-    /// torn weights, or the process die by SIGBUS). For files of one's own, to measure against; nothing shared uses it.
+    /// From the engine's own mapping of the file. No program may write or truncate the file while the graph lives: the engine would
+    /// read torn weights, or SIGBUS would end the process. For measurements with files of one's own; nothing shared uses it.
     Map,
 }
 
 /// What an engine can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Weights are used where they lie in the store's segments.
+    /// The device on which graphs run.
+    pub device: Device,
+    /// The engine reads weights in place, in the segments of the store.
     pub borrows_weights: bool,
-    /// Inputs are used where they lie.
+    /// The engine reads inputs in place.
     pub borrows_inputs: bool,
-    /// Outputs can be written into memory of the caller; otherwise one copy out is made and counted.
+    /// The engine writes outputs into memory from the [`OutputAllocator`]. Otherwise the stage copies each output into the store and
+    /// counts the copy.
     pub writes_outputs_in_place: bool,
 }
 
 /// A graph that is ready to run, on any thread.
 pub trait LoadedGraph: Send + Sync {
-    /// Runs the graph and returns the `outputs` asked for, in that order.
+    /// Runs the graph and returns `outputs`, in that order, with the element types that the graph declares.
+    ///
+    /// An engine that can write outputs into given memory gets it from `allocator`; others return arrays. If the engine computes with
+    /// another element type than an input has or an output declares, it converts and reports the bytes to `allocator`.
     ///
     /// # Errors
-    /// `Invalid` for a missing, unknown or misshapen input or an unknown output, naming it; `Engine` when the engine fails.
-    fn run(&self, inputs: &[(&str, ArrayView<'_>)], outputs: &[&str]) -> Result<Vec<Array>>;
+    /// `Invalid` for a missing, unknown or misshapen input or an unknown output; the error names it. `Unsupported` for an input on a
+    /// device that the engine cannot read. `Engine` when the engine fails.
+    fn run(
+        &self,
+        inputs: &[(&str, TensorRef<'_>)],
+        outputs: &[&str],
+        allocator: &dyn OutputAllocator,
+    ) -> Result<Vec<Output>>;
 
-    /// The type in which it computes, part of every stage key: a graph in float16 gives other numbers than the same one in
-    /// float32.
+    /// Runs the graph without a store: the outputs are arrays in host memory.
+    ///
+    /// # Errors
+    /// As [`run`](LoadedGraph::run).
+    fn run_alone(&self, inputs: &[(&str, TensorRef<'_>)], outputs: &[&str]) -> Result<Vec<Array>> {
+        self.run(inputs, outputs, &OwnMemory::default())?.into_iter().map(Output::into_array).collect()
+    }
+
+    /// The element type in which the engine computes, part of every stage key: float16 gives other numbers than float32.
     fn precision(&self) -> DType;
 
-    /// Names of the graph's inputs, in its order.
-    fn inputs(&self) -> &[String];
+    /// The inputs, in the order of the graph.
+    fn inputs(&self) -> &[Port];
 
-    /// The dimensions of an input, where the graph says them; `None` for one that may vary.
-    fn input_dims(&self, name: &str) -> Option<&[Option<usize>]>;
-
-    /// Names of the graph's outputs, in its order.
-    fn outputs(&self) -> &[String];
+    /// The outputs, in the order of the graph.
+    fn outputs(&self) -> &[Port];
 }

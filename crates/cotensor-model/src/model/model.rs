@@ -187,7 +187,7 @@ impl Model {
         if self.head_file(OWN_HEAD).is_file() {
             return self.head(OWN_HEAD).map(Some);
         }
-        if self.stage(role)?.graph().outputs().iter().any(|output| output == LOGITS) {
+        if self.stage(role)?.has_output(LOGITS) {
             return Ok(None);
         }
         let (Some(_), Some(output), StageSource::Shared(_)) = (&def.encoder, def.outputs.first(), &self.source) else {

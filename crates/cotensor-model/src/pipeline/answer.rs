@@ -2,6 +2,7 @@ use crate::model::{Labels, Problem};
 use crate::tensor::Value;
 use cotensor_core::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
 /// What a user gets.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -133,7 +134,7 @@ pub(crate) fn softmax(logits: &[f32]) -> Vec<f32> {
 ///
 /// # Errors
 /// `Unsupported` for an output of another shape: it means something else. `Engine` for elements that are not a number.
-pub(crate) fn read<'v>(value: &'v Value, task: &str, rows: Option<Option<usize>>) -> Result<(usize, &'v [f32])> {
+pub(crate) fn read<'v>(value: &'v Value, task: &str, rows: Option<Option<usize>>) -> Result<(usize, Cow<'v, [f32]>)> {
     let shape = value.shape();
     let width = match (shape, rows) {
         (&[1, width], None) => Some(width),
@@ -148,8 +149,8 @@ pub(crate) fn read<'v>(value: &'v Value, task: &str, rows: Option<Option<usize>>
         };
         return Err(Error::unsupported(format!("{task} reads an output of shape {wanted}; the model gives {shape:?}")));
     };
-    let values = value.as_f32()?;
-    numbers(values)?;
+    let values = value.to_f32()?;
+    numbers(&values)?;
     Ok((width, values))
 }
 

@@ -4,10 +4,10 @@ use super::answer::{Answer, Output, numbers, softmax};
 use super::inputs::Inputs;
 use super::pipeline::{NEW_TOKENS_MAX, User};
 use super::run::{Run, token_value};
-use crate::engine::LoadedGraph;
+use crate::engine::{LoadedGraph, Output as GraphOutput, OwnMemory};
 use crate::model::Model;
 use crate::stage::Stage;
-use crate::tensor::{Array, ArrayView, Value};
+use crate::tensor::{Array, TensorRef, Value};
 use cotensor_core::{ContentHash, Error, Hasher, Result};
 use std::collections::HashMap;
 
@@ -15,13 +15,13 @@ const DEFAULT_NEW_TOKENS: usize = 224;
 
 /// What generation_config.json says of a decoder's special tokens.
 struct Special {
-    start: i32,
-    end: i32,
-    languages: Vec<(String, i32)>,
-    transcribe: Option<i32>,
-    no_timestamps: Option<i32>,
-    suppressed: Vec<i32>,
-    suppressed_first: Vec<i32>,
+    start: i64,
+    end: i64,
+    languages: Vec<(String, i64)>,
+    transcribe: Option<i64>,
+    no_timestamps: Option<i64>,
+    suppressed: Vec<i64>,
+    suppressed_first: Vec<i64>,
     lengths: Lengths,
 }
 
@@ -48,8 +48,7 @@ impl Special {
         const FILE: &str = "generation_config.json";
         let file = model.folder().join(FILE);
         let config = model.json(FILE)?.ok_or_else(|| Error::not_found("decoding needs this file").in_file(&file))?;
-        let token =
-            |name: &str| config.get(name).and_then(serde_json::Value::as_i64).and_then(|id| i32::try_from(id).ok());
+        let token = |name: &str| config.get(name).and_then(serde_json::Value::as_i64);
         let required = |name: &str| {
             token(name).ok_or_else(|| Error::invalid("a token id is required").in_file(&file).in_field(name))
         };
@@ -61,16 +60,13 @@ impl Special {
                 .map(Some)
                 .ok_or_else(|| Error::invalid(format!("{value} is no length")).in_file(&file).in_field(name)),
         };
-        let list = |name: &str| -> Vec<i32> {
+        let list = |name: &str| -> Vec<i64> {
             let ids = config.get(name).and_then(serde_json::Value::as_array);
-            ids.into_iter().flatten().filter_map(|id| i32::try_from(id.as_i64()?).ok()).collect()
+            ids.into_iter().flatten().filter_map(serde_json::Value::as_i64).collect()
         };
-        let of_map = |name: &str| -> Vec<(String, i32)> {
+        let of_map = |name: &str| -> Vec<(String, i64)> {
             let ids = config.get(name).and_then(serde_json::Value::as_object);
-            ids.into_iter()
-                .flatten()
-                .filter_map(|(key, id)| Some((key.clone(), i32::try_from(id.as_i64()?).ok()?)))
-                .collect()
+            ids.into_iter().flatten().filter_map(|(key, id)| Some((key.clone(), id.as_i64()?))).collect()
         };
         Ok(Self {
             start: required("decoder_start_token_id")?,
@@ -106,10 +102,10 @@ fn language(run: &mut Run<'_>, decoder: &Stage, encoder: &Value, special: &Speci
     let start = token_value(&[special.start])?;
     let inputs = [("input_ids", &start), ("encoder_hidden_states", encoder)];
     let logits = run.one(decoder, &inputs, "logits", "start")?;
-    let all = logits.as_f32()?;
+    let all = logits.to_f32()?;
     let of_languages: Option<Vec<f32>> =
         special.languages.iter().map(|(_, id)| all.get(usize::try_from(*id).ok()?).copied()).collect();
-    numbers(all)?;
+    numbers(&all)?;
     let of_languages = of_languages.filter(|logits| !logits.is_empty()).ok_or_else(|| {
         Error::invalid("language tokens are missing or beyond the vocabulary")
             .in_file(run.model.folder().join("generation_config.json"))
@@ -143,17 +139,18 @@ pub(super) fn transcribe(run: &mut Run<'_>, user: &User, inputs: &Inputs) -> Res
     settings.number(limits.min as u64).number(limits.max as u64).number(limits.end as u64);
     let with_past_space = with_past.space().map_or(ContentHash::of(b""), |space| space.0);
     let extra = [settings.finish(), with_past_space, encoder.identity()];
-    let decoded = decoder.run_once("greedy decoding", &extra, run.holder, || {
-        let forbidden = |step: usize, token: i32| {
+    let decoded = decoder.run_once("greedy decoding", &extra, run.holder, |allocator| {
+        let forbidden = |step: usize, token: i64| {
             special.suppressed.contains(&token) || (step == 0 && special.suppressed_first.contains(&token))
         };
-        let tokens = greedy(&**decoder.graph(), &**with_past.graph(), &prompt, &encoder, &limits, forbidden)?;
-        Ok(vec![Array::i32([tokens.len()], tokens)?])
+        let graphs = Decoder { prompt: &**decoder.graph(), step: &**with_past.graph() };
+        let tokens = greedy(&graphs, &prompt, &encoder, &limits, forbidden, &OwnMemory::counted_by(allocator))?;
+        Ok(vec![Array::i64([tokens.len()], tokens)?.into()])
     })?;
     run.note(&with_past, &decoded, &format!("greedy:{}:{}", settings.finish().short(), encoder.identity().short()));
-    let tokens = decoded.outputs.first().ok_or_else(|| Error::corrupt("decoding gave nothing"))?.as_i32()?;
+    let tokens = decoded.outputs.first().ok_or_else(|| Error::corrupt("decoding gave nothing"))?.as_i64()?;
     let tokenizer = run.tokenizer()?;
-    let of_text = |token: &i32| !tokenizer.token(*token).is_some_and(|token| is_timestamp(&token));
+    let of_text = |token: &i64| !tokenizer.token(*token).is_some_and(|token| is_timestamp(&token));
     let ids: Vec<u32> = tokens.iter().filter(|token| of_text(token)).filter_map(|&id| u32::try_from(id).ok()).collect();
     let text = tokenizer.decode(&ids)?;
     if tokens.len() >= limits.max {
@@ -181,7 +178,7 @@ pub struct Limits {
     /// Most tokens.
     pub max: usize,
     /// The token that ends the text; not part of the result.
-    pub end: i32,
+    pub end: i64,
 }
 
 impl Limits {
@@ -209,33 +206,46 @@ impl Limits {
     }
 }
 
-/// Decodes greedily: `decoder` reads the prompt and fills the cache, `with_past` adds a token at a time.
-/// The cache stays in the engine's own arrays and is lent back to it at every step.
+/// The two graphs of a decoder with a key-value cache.
+pub struct Decoder<'a> {
+    /// Reads the prompt and fills the cache.
+    pub prompt: &'a dyn LoadedGraph,
+    /// Reads one token and extends the cache.
+    pub step: &'a dyn LoadedGraph,
+}
+
+/// Decodes greedily. The cache stays in arrays of the engine, which reads them again at the next step; `allocator` counts
+/// conversions.
 ///
 /// # Errors
-/// As [`LoadedGraph::run`]; `Corrupt` when the graphs' cache inputs and outputs do not match.
+/// As [`LoadedGraph::run`]; `Corrupt` when the cache inputs and outputs of the graphs do not match.
 pub fn greedy(
-    decoder: &dyn LoadedGraph,
-    with_past: &dyn LoadedGraph,
-    prompt: &[i32],
+    decoder: &Decoder<'_>,
+    prompt: &[i64],
     encoder: &Value,
     limits: &Limits,
-    forbidden: impl Fn(usize, i32) -> bool,
-) -> Result<Vec<i32>> {
+    forbidden: impl Fn(usize, i64) -> bool,
+    allocator: &OwnMemory<'_>,
+) -> Result<Vec<i64>> {
     let ids_shape = [1, prompt.len()];
-    let first_inputs = [("input_ids", ArrayView::I32(&ids_shape, prompt)), ("encoder_hidden_states", encoder.view()?)];
-    let names: Vec<&str> = decoder.outputs().iter().map(String::as_str).collect();
+    let first = [("input_ids", TensorRef::i64(&ids_shape, prompt)?), ("encoder_hidden_states", encoder.tensor()?)];
+    let names = |graph: &'_ dyn LoadedGraph| graph.outputs().iter().map(|port| port.name.clone()).collect::<Vec<_>>();
+    let run = |graph: &dyn LoadedGraph, inputs: &[(&str, TensorRef<'_>)], outputs: &[String]| {
+        let outputs: Vec<&str> = outputs.iter().map(String::as_str).collect();
+        graph.run(inputs, &outputs, allocator)?.into_iter().map(GraphOutput::into_array).collect::<Result<Vec<_>>>()
+    };
     let mut cache: HashMap<String, Array> = HashMap::new();
     let mut logits = None;
-    for (name, array) in names.iter().zip(decoder.run(&first_inputs, &names)?) {
+    let prompt_outputs = names(decoder.prompt);
+    for (name, array) in prompt_outputs.iter().zip(run(decoder.prompt, &first, &prompt_outputs)?) {
         keep(&mut cache, &mut logits, name, array);
     }
-    let step_outputs: Vec<&str> = with_past.outputs().iter().map(String::as_str).collect();
+    let step_outputs = names(decoder.step);
     let mut tokens = Vec::new();
     loop {
         let scores = logits.take().ok_or_else(|| Error::corrupt("the decoder has no output \"logits\""))?;
         let step = tokens.len();
-        let allowed = |token: i32| !(forbidden(step, token) || token == limits.end && step < limits.min);
+        let allowed = |token: i64| !(forbidden(step, token) || token == limits.end && step < limits.min);
         let token = likeliest(&scores, allowed)?;
         if token == limits.end {
             return Ok(tokens);
@@ -245,15 +255,14 @@ pub fn greedy(
             return Ok(tokens);
         }
         let id = [token];
-        let mut inputs = vec![("input_ids", ArrayView::I32(&[1, 1], &id))];
-        for name in with_past.inputs().iter().filter(|name| *name != "input_ids") {
+        let mut inputs = vec![("input_ids", TensorRef::i64(&[1, 1], &id)?)];
+        for name in decoder.step.inputs().iter().map(|port| port.name.as_str()).filter(|name| *name != "input_ids") {
             let array = cache.get(name).ok_or_else(|| {
                 Error::corrupt(format!("decoder_with_past reads {name}, which the decoder does not write"))
             })?;
-            inputs.push((name, array.view()));
+            inputs.push((name, array.into()));
         }
-        let outputs = with_past.run(&inputs, &step_outputs)?;
-        for (name, array) in step_outputs.iter().zip(outputs) {
+        for (name, array) in step_outputs.iter().zip(run(decoder.step, &inputs, &step_outputs)?) {
             keep(&mut cache, &mut logits, name, array);
         }
     }
@@ -269,14 +278,15 @@ fn keep(cache: &mut HashMap<String, Array>, logits: &mut Option<Array>, name: &s
 }
 
 /// The allowed token with the highest logit in the last row; the lowest id among equals.
-fn likeliest(logits: &Array, allowed: impl Fn(i32) -> bool) -> Result<i32> {
-    let values = logits.as_f32()?;
+fn likeliest(logits: &Array, allowed: impl Fn(i64) -> bool) -> Result<i64> {
+    let logits = Value::from(logits.clone());
+    let values = logits.to_f32()?;
     let vocabulary = logits.shape().last().copied().filter(|&size| size > 0 && values.len() >= size);
     let vocabulary = vocabulary.ok_or_else(|| Error::corrupt("logits without a vocabulary"))?;
     numbers(&values[values.len() - vocabulary..])?;
-    let mut best: Option<(i32, f32)> = None;
+    let mut best: Option<(i64, f32)> = None;
     for (token, &value) in values[values.len() - vocabulary..].iter().enumerate() {
-        let Ok(token) = i32::try_from(token) else { break };
+        let token = token as i64;
         if best.is_none_or(|(_, highest)| value > highest) && allowed(token) {
             best = Some((token, value));
         }

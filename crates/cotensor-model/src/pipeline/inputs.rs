@@ -1,5 +1,5 @@
 use crate::model::{Model, StageSource};
-use crate::stage::compute_once;
+use crate::stage::{Computation, compute_once};
 use crate::tensor::{Array, Value};
 use cotensor_core::{ContentHash, Error, Hasher, Kind, Result, size};
 use cotensor_preprocess::{audio_length, decode_audio_start, decode_image, resample};
@@ -148,8 +148,9 @@ fn prepared(
     hasher.field(label.as_bytes()).field(preprocessing.as_bytes()).field(file.hash.as_bytes());
     let key = Key(hasher.finish());
     let labels = [format!("{label} input")];
-    let compute = || prepare().map(|array| vec![array]);
-    let (mut values, computed) = compute_once(&**runtime.store(), key, None, Kind::Other, &labels, holder, compute)?;
+    let store = &**runtime.store();
+    let computation = Computation { store, key, space: None, kind: Kind::Other, labels: &labels, holder };
+    let (mut values, computed) = compute_once(&computation, |_| Ok(vec![prepare()?.into()]))?;
     let value = values.pop().ok_or_else(|| Error::not_found("the store lost a preprocessed input"))?;
     Ok((value, computed))
 }

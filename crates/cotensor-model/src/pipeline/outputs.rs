@@ -8,30 +8,27 @@ use cotensor_preprocess::family::{LOGITS, StageDef, Task};
 /// The output of a stage that a task reads: the answer itself where the graph has it, the logits of the model's own head, or
 /// the trunk's result.
 pub(super) fn output_of<'a>(task: &'a Task, def: &'a StageDef, stage: &Stage, own_head: bool) -> Result<&'a str> {
-    let outputs = stage.graph().outputs();
-    let has = |name: &str| outputs.iter().any(|output| output == name);
-    if let Some(result) = task.result.as_deref().filter(|result| has(result)) {
+    if let Some(result) = task.result.as_deref().filter(|result| stage.has_output(result)) {
         return Ok(result);
     }
-    if task.head && own_head && def.encoder.is_some() && has(LOGITS) {
+    if task.head && own_head && def.encoder.is_some() && stage.has_output(LOGITS) {
         return Ok(LOGITS);
     }
-    def.trunk_output(outputs).ok_or_else(|| lacks(&task.name, def, stage))
+    def.trunk_output(|name| stage.has_output(name)).ok_or_else(|| lacks(&task.name, def, stage))
 }
 
 /// The error for a graph without the outputs that a task could read.
 pub(super) fn lacks(task: &str, def: &StageDef, stage: &Stage) -> Error {
-    let (wanted, given) = (def.outputs.first().map_or("", String::as_str), stage.graph().outputs().join(", "));
+    let (wanted, given) = (def.outputs.first().map_or("", String::as_str), stage.output_names());
     Error::unsupported(format!("{task} cannot be answered: the graph gives {given} and no {wanted}")).in_field(wanted)
 }
 
 /// The output of a head that gives logits: the one of this name, or the only one of a head in a file of its own.
 pub(super) fn head_output(stage: &Stage) -> Result<String> {
-    let outputs = stage.graph().outputs();
-    match outputs {
-        [only] if stage.role != OWN_HEAD => Ok(only.clone()),
-        _ if outputs.iter().any(|output| output == LOGITS) => Ok(LOGITS.to_owned()),
-        _ => Err(Error::unsupported(format!("a head gives logits; this one gives {}", outputs.join(", ")))
+    match stage.graph().outputs() {
+        [only] if stage.role != OWN_HEAD => Ok(only.name.clone()),
+        _ if stage.has_output(LOGITS) => Ok(LOGITS.to_owned()),
+        _ => Err(Error::unsupported(format!("a head gives logits; this one gives {}", stage.output_names()))
             .in_field(&stage.role)),
     }
 }

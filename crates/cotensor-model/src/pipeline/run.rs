@@ -111,7 +111,7 @@ impl<'a> Run<'a> {
             let [input] = stage.graph().inputs() else {
                 return Err(Error::invalid("a head has exactly one input").in_field(head));
             };
-            let (input, of_head) = (input.clone(), head_output(&stage)?);
+            let (input, of_head) = (input.name.clone(), head_output(&stage)?);
             last = self.one(&stage, &[(&input, &last)], &of_head, user.name.as_str())?;
             output = LOGITS;
         }
@@ -139,13 +139,16 @@ impl<'a> Run<'a> {
     /// Opens a stage of the family, runs it on the values that its definition names, and returns its own output.
     pub(super) fn encode(&mut self, def: &StageDef, inputs: &Inputs) -> Result<Value> {
         let stage = self.load(&def.role, |model| model.stage(&def.role))?;
-        let output = def.trunk_output(stage.graph().outputs()).ok_or_else(|| lacks(&def.role, def, &stage))?;
+        let output = def.trunk_output(|name| stage.has_output(name)).ok_or_else(|| lacks(&def.role, def, &stage))?;
         self.run_stage(def, &stage, inputs, output)
     }
 
     /// Runs a stage on the values that its definition names; returns `output`.
     fn run_stage(&mut self, def: &StageDef, stage: &Stage, inputs: &Inputs, output: &str) -> Result<Value> {
-        let optional = def.inputs_optional.iter().filter(|(name, _)| stage.graph().inputs().contains(name));
+        let optional = def
+            .inputs_optional
+            .iter()
+            .filter(|(name, _)| stage.graph().inputs().iter().any(|port| port.name == **name));
         let mut bound = Vec::new();
         for (name, source) in def.inputs.iter().chain(optional) {
             let value = match source.as_str() {
@@ -171,7 +174,7 @@ impl<'a> Run<'a> {
         let bound: Vec<(&str, &Value)> = bound.iter().map(|(name, value)| (*name, value)).collect();
         let value = self.one(stage, &bound, output, "")?;
         if let Some(first) = def.outputs.first()
-            && def.trunk_output(stage.graph().outputs()) == Some(output)
+            && def.trunk_output(|name| stage.has_output(name)) == Some(output)
         {
             self.values.insert(format!("{}.{first}", def.role), value.clone());
         }
@@ -188,11 +191,12 @@ impl<'a> Run<'a> {
         user: &User,
         inputs: &Inputs,
     ) -> Result<Value> {
-        let output = def.trunk_output(stage.graph().outputs()).ok_or_else(|| lacks(&task.name, def, stage))?;
+        let output = def.trunk_output(|name| stage.has_output(name)).ok_or_else(|| lacks(&task.name, def, stage))?;
         let mut all = Vec::new();
         for text in &user.texts {
             self.encode_texts(task, def, stage, &[text])?;
-            all.extend_from_slice(read(&self.run_stage(def, stage, inputs, output)?, &task.name, None)?.1);
+            let row = self.run_stage(def, stage, inputs, output)?;
+            all.extend_from_slice(&read(&row, &task.name, None)?.1);
         }
         let value = Value::from(Array::f32([user.texts.len(), all.len() / user.texts.len()], all)?);
         if let Some(output) = def.outputs.first() {
@@ -206,7 +210,8 @@ impl<'a> Run<'a> {
         let tokenizer = self.tokenizer()?;
         let start = Instant::now();
         let ids = def.inputs.iter().find(|(_, source)| *source == "text.ids").map_or("", |(name, _)| name);
-        let length = stage.graph().input_dims(ids).and_then(|dims| dims.get(1).copied().flatten());
+        let port = stage.graph().inputs().iter().find(|port| port.name == ids);
+        let length = port.and_then(|port| port.dims.as_ref()?.get(1).copied().flatten());
         let (batch, prompt_tokens) = if task.answer == AnswerKind::Sentence {
             let (sentence, tokenizer) = self.model.sentence()?;
             let prompt = sentence.prompt();
@@ -320,21 +325,21 @@ impl<'a> Run<'a> {
         Ok(match task.answer {
             AnswerKind::Label => {
                 let (width, logits) = read(None)?;
-                let answer = labelled(logits, Labels::of(self.model, head, width)?)?;
-                (answer, vec![Output::new(LOGITS, last.shape(), logits)])
+                let answer = labelled(&logits, Labels::of(self.model, head, width)?)?;
+                (answer, vec![Output::new(LOGITS, last.shape(), &logits)])
             }
             AnswerKind::LabelPerToken => {
                 let batch = &text()?.batch;
                 let (width, logits) = read(Some(Some(batch.added.len())))?;
                 let labels = Labels::of(self.model, head, width)?.names;
                 let mut tokens = Vec::new();
-                for ((row, &id), added) in logits.chunks_exact(width).zip(batch.ids.as_i32()?).zip(&batch.added) {
+                for ((row, &id), added) in logits.chunks_exact(width).zip(batch.ids.as_i64()?).zip(&batch.added) {
                     if !added {
                         let token = self.model.text()?.token(id).unwrap_or_default();
                         tokens.push((token, labels[best(row)?.0].clone()));
                     }
                 }
-                (Answer::Tokens { tokens }, vec![Output::new(LOGITS, last.shape(), logits)])
+                (Answer::Tokens { tokens }, vec![Output::new(LOGITS, last.shape(), &logits)])
             }
             AnswerKind::Sentence => {
                 let (sentence, _) = self.model.sentence()?;
@@ -345,7 +350,7 @@ impl<'a> Run<'a> {
                 } else {
                     let Text { batch, prompt_tokens } = text()?;
                     let (width, rows) = read(Some(Some(batch.added.len())))?;
-                    sentence.pool(rows, width, batch.mask.as_i32()?, *prompt_tokens)?
+                    sentence.pool(&rows, width, batch.mask.as_i64()?, *prompt_tokens)?
                 };
                 embedding("sentence_embedding", vector)
             }
@@ -353,7 +358,7 @@ impl<'a> Run<'a> {
                 let (width, rows) = read(Some(None))?;
                 embedding("embedding", normalized(&rows[..width]))
             }
-            AnswerKind::Embedding => embedding("embedding", normalized(read(None)?.1)),
+            AnswerKind::Embedding => embedding("embedding", normalized(&read(None)?.1)),
             AnswerKind::Similarity => self.similarity(task, user, inputs)?,
             AnswerKind::Transcript | AnswerKind::Language => {
                 return Err(Error::invalid("decoding tasks are answered by their own loop"));
@@ -367,17 +372,17 @@ impl<'a> Run<'a> {
         };
         let (width, image) = read(value("vision_tower.image_embeds")?, &task.name, None)?;
         let text_embeds = value("text_tower.text_embeds")?;
-        let (&[_, text_width], texts) = (text_embeds.shape(), text_embeds.as_f32()?) else {
+        let (&[_, text_width], texts) = (text_embeds.shape(), text_embeds.to_f32()?) else {
             let message = format!("text embeddings of shape {:?}; [texts, N] is read", text_embeds.shape());
             return Err(Error::unsupported(message));
         };
-        numbers(texts)?;
+        numbers(&texts)?;
         if width != text_width {
             return Err(Error::corrupt(format!(
                 "image embeddings have {width} dimensions, text embeddings {text_width}"
             )));
         }
-        let image = normalized(image);
+        let image = normalized(&image);
         let cosine = |row: &[f32]| normalized(row).iter().zip(&image).map(|(a, b)| a * b).sum::<f32>();
         let cosines: Vec<f32> = texts.chunks_exact(width).map(cosine).collect();
         let scaled: Vec<f32> = cosines.iter().map(|cosine| cosine * CLIP_LOGIT_SCALE).collect();
@@ -412,8 +417,8 @@ struct Text {
 }
 
 /// An array as a value, for inputs made on the way.
-pub(super) fn token_value(tokens: &[i32]) -> Result<Value> {
-    Array::i32([1, tokens.len()], tokens.to_vec()).map(Value::from)
+pub(super) fn token_value(tokens: &[i64]) -> Result<Value> {
+    Array::i64([1, tokens.len()], tokens.to_vec()).map(Value::from)
 }
 
 fn milliseconds(time: Duration) -> f64 {

@@ -1,102 +1,82 @@
 //! Results that are computed once and kept in a store.
 
-use crate::tensor::{Array, Value, array_bytes};
-use cotensor_core::{ErrorKind, Hasher, Kind, Result, Space};
-use cotensor_store::{Claim, CopyReason, Holder, Key, Lease, Reservation, Retention, Store, TensorSpec};
-use std::time::Instant;
+use super::outputs::{Computation, StoreOutputs, values};
+use crate::engine::{Output, OutputAllocator};
+use crate::tensor::Value;
+use cotensor_core::Result;
+use cotensor_store::Claim;
 
-/// Claims `key`; computes and publishes the arrays when nobody has. Results that may not be shared (configuration) are
-/// the caller's own: private in the store, so that the budget knows of them. Where that is known beforehand nobody
-/// waits for another's result, which would never come.
+/// Claims the key of a computation; if no other caller has the results, computes and publishes them. Returns the results, and
+/// whether this call computed them.
+///
+/// If the sharing configuration refuses the kind, the call does not claim the key: it would wait for the result of another caller,
+/// which stays private.
 pub(crate) fn compute_once(
-    store: &dyn Store,
-    key: Key,
-    space: Option<Space>,
-    kind: Kind,
-    labels: &[String],
-    holder: &Holder,
-    compute: impl FnOnce() -> Result<Vec<Array>>,
+    computation: &Computation<'_>,
+    compute: impl FnOnce(&dyn OutputAllocator) -> Result<Vec<Output>>,
 ) -> Result<(Vec<Value>, bool)> {
-    let ticket = if store.config().refuses(kind, 0).is_some() {
+    let Computation { store, key, kind, holder, .. } = computation;
+    let ticket = if store.config().refuses(*kind, 0).is_some() {
         None
     } else {
-        match store.claim(&key, holder)? {
+        match store.claim(key, holder)? {
             Claim::Ready(leases) => return Ok((values(leases), false)),
             Claim::Compute(ticket) => Some(ticket),
         }
     };
-    // What belongs to no space is an input on its way to an encoder.
-    let reason = if space.is_some() { CopyReason::EngineOutput } else { CopyReason::Preprocessed };
-    let start = Instant::now();
-    let arrays = compute()?;
-    let recompute = start.elapsed();
-    let spec = |(index, array): (usize, &Array)| TensorSpec {
-        name: format!("{}/{}", labels.get(index).map_or("output", String::as_str), key.0.short()),
-        dtype: array.dtype(),
-        shape: array.shape().to_vec(),
-        device: cotensor_core::Device::Cpu,
-        kind,
-        space,
-        producer: holder.name().to_owned(),
-        retention: Retention::Cached { recompute },
-        provenance: Some(Hasher::new("cotensor output v1").field(key.0.as_bytes()).number(index as u64).finish()),
-    };
-    let specs: Vec<TensorSpec> = arrays.iter().enumerate().map(spec).collect();
-    // All are asked for, so that every refusal is counted; one refused output keeps the whole result private.
-    let reserved: Vec<Result<Reservation>> = specs.iter().map(|spec| store.reserve(spec.clone(), holder)).collect();
-    let refused = |reserved: &Result<Reservation>| matches!(reserved, Err(e) if e.kind() == ErrorKind::Refused);
-    match ticket {
-        Some(ticket) if !arrays.is_empty() && !reserved.iter().any(refused) => {
-            let leases = ticket.publish(filled(reserved, &arrays, reason)?)?;
-            Ok((values(leases), true))
-        }
-        ticket => {
-            // Who waits goes on at once, and what was reserved makes room.
-            drop((ticket, reserved));
-            let reserved = specs.into_iter().map(|spec| store.reserve_private(spec, holder));
-            let leases: Result<_> = filled(reserved, &arrays, reason)?.into_iter().map(Reservation::publish).collect();
-            Ok((values(leases?), true))
-        }
-    }
-}
-
-fn values(leases: Vec<Lease>) -> Vec<Value> {
-    leases.into_iter().map(Value::from).collect()
-}
-
-/// The reservations with the arrays' elements copied in.
-fn filled(
-    reserved: impl IntoIterator<Item = Result<Reservation>>,
-    arrays: &[Array],
-    reason: CopyReason,
-) -> Result<Vec<Reservation>> {
-    let fill = |(reserved, array): (Result<Reservation>, &Array)| {
-        let mut reservation = reserved?;
-        reservation.write(array_bytes(array), reason)?;
-        Ok(reservation)
-    };
-    reserved.into_iter().zip(arrays).map(fill).collect()
+    let outputs = StoreOutputs::new(computation, ticket.is_none());
+    let computed = compute(&outputs)?;
+    Ok((outputs.publish(computed, ticket)?, true))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cotensor_core::ContentHash;
-    use cotensor_store::{EmbeddedStore, SharingConfig};
-    use cotensor_store::{StoreReports, TensorStore};
-    use std::sync::{Arc, Barrier};
+    use crate::engine::OutputSpec;
+    use crate::tensor::Array;
+    use cotensor_core::testing::FakeDevice;
+    use cotensor_core::{ContentHash, DType, Device, ErrorKind, Kind};
+    use cotensor_store::{CopyReason, EmbeddedStore, Key, SharingConfig, Store, StoreReports, TensorStore};
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
 
-    fn once(store: &EmbeddedStore, compute: impl FnOnce() -> Result<Vec<Array>>) -> Result<(Vec<Value>, bool)> {
+    fn once(
+        store: &dyn Store,
+        compute: impl FnOnce(&dyn OutputAllocator) -> Result<Vec<Output>>,
+    ) -> Result<(Vec<Value>, bool)> {
         let labels = ["a".to_owned(), "b".to_owned()];
-        compute_once(store, Key(ContentHash::of(b"k")), None, Kind::Other, &labels, &store.holder("m"), compute)
+        let (key, holder) = (Key(ContentHash::of(b"k")), store.holder("m"));
+        let computation = Computation { store, key, space: None, kind: Kind::Other, labels: &labels, holder: &holder };
+        compute_once(&computation, compute)
     }
 
-    fn arrays() -> Result<Vec<Array>> {
-        Ok(vec![Array::f32([10], vec![1.5; 10])?, Array::i32([1], vec![7])?])
+    /// Two outputs, of 40 and of 8 bytes, in memory of the engine.
+    fn arrays(_: &dyn OutputAllocator) -> Result<Vec<Output>> {
+        Ok(vec![Array::f32([10], vec![1.5; 10])?.into(), Array::i64([1], vec![7])?.into()])
+    }
+
+    /// The same outputs in memory of the store.
+    fn in_place(allocator: &dyn OutputAllocator) -> Result<Vec<Output>> {
+        let outputs = arrays(allocator)?.into_iter().enumerate().rev().map(|(index, output)| {
+            let array = output.into_array()?;
+            let spec = OutputSpec { index, dtype: array.dtype(), shape: array.shape(), device: Device::Cpu };
+            let mut reservation = allocator.allocate(&spec)?.expect("the store has memory");
+            reservation.bytes_mut().expect("host memory").copy_from_slice(array.bytes());
+            Ok(Output::Reserved(reservation))
+        });
+        let mut outputs = outputs.collect::<Result<Vec<_>>>()?;
+        outputs.reverse();
+        Ok(outputs)
     }
 
     fn store(config: SharingConfig, max_memory_bytes: u64) -> Arc<EmbeddedStore> {
         EmbeddedStore::builder().config(config).max_memory_bytes(max_memory_bytes).build()
+    }
+
+    fn copied(store: &EmbeddedStore, reason: CopyReason) -> u64 {
+        let copies = store.stats().copies;
+        copies.iter().find(|copies| copies.reason == reason.name()).map_or(0, |copies| copies.bytes)
     }
 
     #[test]
@@ -104,45 +84,83 @@ mod tests {
         let disabled = SharingConfig { enable_shared_tensors: false, ..SharingConfig::default() };
         let large = SharingConfig { max_shared_tensor_size_bytes: Some(20), ..SharingConfig::default() };
         for (config, refused) in [(disabled, 2), (large, 1)] {
-            let tight = store(config.clone(), 43);
-            assert_eq!(once(&tight, arrays).err().unwrap().kind(), ErrorKind::OverBudget);
-            let store = store(config, 44);
-            let (values, computed) = once(&store, arrays).unwrap();
-            assert!(computed && values[0].as_f32().unwrap() == [1.5; 10] && values[1].as_i32().unwrap() == [7]);
-            let stats = store.stats();
-            assert_eq!((stats.memory_usage_bytes, stats.total_tensors), (44, 0));
-            assert_eq!(stats.refused.values().sum::<u64>(), refused);
-            drop(values);
-            assert_eq!(store.stats().memory_usage_bytes, 0);
+            for compute in [arrays, in_place] {
+                let tight = store(config.clone(), 47);
+                assert_eq!(once(&*tight, compute).err().unwrap().kind(), ErrorKind::OverBudget);
+                let store = store(config.clone(), 48);
+                let (values, computed) = once(&*store, compute).unwrap();
+                assert!(computed && *values[0].to_f32().unwrap() == [1.5; 10] && values[1].as_i64().unwrap() == [7]);
+                let stats = store.stats();
+                assert_eq!(stats.memory_usage_bytes, 48);
+                assert_eq!(stats.refused.values().sum::<u64>(), refused);
+                assert_eq!(store.get("a/", &store.holder("m")).unwrap_err().kind(), ErrorKind::NotFound);
+                drop(values);
+                assert_eq!(store.stats().memory_usage_bytes, 0);
+                assert!(once(&*store, compute).unwrap().1, "no other call gets a refused result");
+            }
         }
     }
 
     #[test]
-    fn nobody_waits_for_a_result_that_is_not_shared() {
+    fn outputs_in_place_are_not_copied_and_arrays_are() {
+        for (compute, bytes) in [(arrays as fn(&dyn OutputAllocator) -> _, 48), (in_place, 0)] {
+            let store = store(SharingConfig::default(), u64::MAX);
+            let (values, _) = once(&*store, compute).unwrap();
+            assert_eq!((values[0].dtype(), values[1].as_i64().unwrap()), (DType::F32, &[7][..]));
+            assert_eq!(copied(&store, CopyReason::Preprocessed), bytes);
+            let (again, computed) = once(&*store, compute).unwrap();
+            assert!(!computed && again[1].lease().unwrap().id() == values[1].lease().unwrap().id());
+        }
+    }
+
+    #[test]
+    fn device_outputs_stay_on_the_device() {
+        let device = FakeDevice::default();
+        let store = EmbeddedStore::builder().memory(Arc::new(device.clone())).build();
+        let kernel = |allocator: &dyn OutputAllocator| {
+            let spec = OutputSpec { index: 0, dtype: DType::F16, shape: &[2], device: Device::Cuda(0) };
+            let mut reservation = allocator.allocate(&spec)?.expect("the store has memory on the device");
+            assert!(reservation.bytes_mut().is_none(), "the host cannot address it");
+            // The copy to the fake device stands for a kernel that writes there.
+            reservation.write(&[0, 0x3c, 0, 0xc0], CopyReason::DeviceTransfer)?;
+            allocator.record_conversion("x", 8);
+            Ok(vec![Output::Reserved(reservation)])
+        };
+        let (values, computed) = once(&*store, kernel).unwrap();
+        assert!(computed);
+        let tensor = values[0].tensor().unwrap();
+        assert_eq!((tensor.device(), tensor.dtype(), tensor.shape()), (Device::Cuda(0), DType::F16, &[2][..]));
+        assert!(tensor.bytes().is_none() && values[0].to_f32().is_err());
+        let memory = tensor.device_memory().unwrap();
+        let mut bytes = [0; 4];
+        memory.segment.read_at(memory.offset_bytes, &mut bytes).unwrap();
+        assert_eq!(bytes, [0, 0x3c, 0, 0xc0]);
+        assert_eq!(copied(&store, CopyReason::EngineConversion), 8);
+        assert_eq!(device.live_bytes(), 4);
+    }
+
+    #[test]
+    fn call_does_not_wait_for_a_result_that_stays_private() {
         let config = SharingConfig { enable_shared_tensors: false, ..SharingConfig::default() };
         let store = store(config, u64::MAX);
-        // Passes only when both compute at the same time.
-        let both = Barrier::new(2);
-        std::thread::scope(|scope| {
-            for _ in 0..2 {
-                scope.spawn(|| {
-                    once(&store, || {
-                        both.wait();
-                        arrays()
-                    })
-                    .unwrap()
-                });
-            }
-        });
+        once(&*store, |allocator| {
+            // The second call finishes while the first one computes.
+            let (finished, second) = channel();
+            let other = Arc::clone(&store);
+            std::thread::spawn(move || finished.send(once(&*other, arrays).is_ok()));
+            assert_eq!(second.recv_timeout(Duration::from_secs(60)), Ok(true));
+            arrays(allocator)
+        })
+        .unwrap();
     }
 
     #[test]
-    fn a_computation_without_results_is_no_claim() {
+    fn computation_without_results_is_not_shared() {
         let store = store(SharingConfig::default(), u64::MAX);
         for _ in 0..2 {
-            let (values, computed) = once(&store, || Ok(Vec::new())).unwrap();
+            let (values, computed) = once(&*store, |_| Ok(Vec::new())).unwrap();
             assert!(values.is_empty() && computed);
         }
-        assert!(once(&store, arrays).unwrap().1 && !once(&store, arrays).unwrap().1);
+        assert!(once(&*store, arrays).unwrap().1 && !once(&*store, arrays).unwrap().1);
     }
 }

@@ -1,40 +1,41 @@
 use super::compute::compute_once;
-use crate::engine::LoadedGraph;
-use crate::tensor::{Array, Value};
+use super::outputs::Computation;
+use crate::engine::{LoadedGraph, Output, OutputAllocator, OwnMemory};
+use crate::tensor::Value;
 use cotensor_core::{ContentHash, DType, Hasher, Kind, Result, Space};
 use cotensor_store::{Holder, Key, Store};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A loaded graph and, when it is shared, where its results are kept.
+/// A loaded graph. A shared stage has a store for its results.
 pub struct Stage {
-    /// What it does in its model: `encoder`, `head.classifier`.
+    /// The role in its model: `encoder`, `head.classifier`.
     pub role: String,
-    /// What its outputs mean.
+    /// The kind of its outputs.
     pub kind: Kind,
-    /// The graph's file, for errors.
+    /// The graph's file, for error messages.
     path: PathBuf,
     graph: Arc<dyn LoadedGraph>,
     sharing: Option<Sharing>,
     load_time: Duration,
 }
 
-/// What sharing a stage takes.
+/// The store of a shared stage, and what identifies its results.
 pub(crate) struct Sharing {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) space: Space,
-    /// Name and version of the engine: two engines may round differently.
+    /// Name and version of the engine. Two engines may round differently.
     pub(crate) engine: (&'static str, &'static str),
-    /// Hash and bytes of every weight.
+    /// Hash and size in bytes of every weight.
     pub(crate) weights: Vec<(ContentHash, usize)>,
 }
 
-/// What a run of a stage gave.
+/// The result of running a stage.
 pub struct StageRun {
-    /// The outputs asked for, in that order.
+    /// The requested outputs, in that order.
     pub outputs: Vec<Value>,
-    /// Whether this call ran the graph; otherwise the result was there, or another call made it.
+    /// Whether this call ran the graph. Otherwise the store had the result, or another call computed it.
     pub computed: bool,
     /// Wall time of the call.
     pub time: Duration,
@@ -52,27 +53,37 @@ impl Stage {
         Self { role: role.to_owned(), kind, path: path.to_path_buf(), graph, sharing, load_time }
     }
 
-    /// The space of its outputs; `None` for a private copy, which shares nothing.
+    /// The space of the outputs; `None` for a private copy.
     pub fn space(&self) -> Option<Space> {
         self.sharing.as_ref().map(|sharing| sharing.space)
     }
 
-    /// Content hash and bytes of each of its weights; empty for a private copy.
+    /// Content hash and size in bytes of each weight; empty for a private copy.
     pub fn weights(&self) -> &[(ContentHash, usize)] {
         self.sharing.as_ref().map_or(&[], |sharing| &sharing.weights)
     }
 
-    /// How long it took to open.
+    /// The time that loading took.
     pub fn load_time(&self) -> Duration {
         self.load_time
     }
 
-    /// The loaded graph, for loops that keep state of their own between steps.
+    /// The loaded graph, for decoding loops that keep state between steps.
     pub fn graph(&self) -> &Arc<dyn LoadedGraph> {
         &self.graph
     }
 
-    /// The key of this stage's result for these inputs; `None` for a private copy.
+    /// Whether the graph has an output of this name.
+    pub fn has_output(&self, name: &str) -> bool {
+        self.graph.outputs().iter().any(|port| port.name == name)
+    }
+
+    /// The names of the outputs, for error messages.
+    pub(crate) fn output_names(&self) -> String {
+        self.graph.outputs().iter().map(|port| port.name.as_str()).collect::<Vec<_>>().join(", ")
+    }
+
+    /// The key of the result for these inputs; `None` for a private copy.
     pub fn key(&self, inputs: &[(&str, &Value)], outputs: &[&str]) -> Option<Key> {
         let sharing = self.sharing.as_ref()?;
         let mut hasher = sharing.key_hasher("cotensor stage v1", self.graph.precision());
@@ -88,52 +99,64 @@ impl Stage {
         Some(Key(hasher.finish()))
     }
 
-    /// Runs the graph on `inputs` unless its result is already in the store. Concurrent calls with the same
-    /// inputs compute it once.
+    /// Runs the graph on `inputs`, unless the store has the result. Concurrent calls with equal inputs compute it once.
     ///
     /// # Errors
     /// As [`LoadedGraph::run`] and [`ComputationStore::claim`](cotensor_store::ComputationStore::claim); `OverBudget` when the outputs do not fit the store.
     pub fn run(&self, inputs: &[(&str, &Value)], outputs: &[&str], holder: &Holder) -> Result<StageRun> {
         let start = Instant::now();
-        let compute = || {
-            let views: Vec<_> = inputs.iter().map(|(name, value)| Ok((*name, value.view()?))).collect::<Result<_>>()?;
-            self.graph.run(&views, outputs).map_err(|error| error.in_file(&self.path))
+        let labels: Vec<String> = outputs.iter().map(|output| format!("{}.{output}", self.role)).collect();
+        let compute = |allocator: &dyn OutputAllocator| {
+            let tensors =
+                inputs.iter().map(|(name, value)| Ok((*name, value.tensor()?))).collect::<Result<Vec<_>>>()?;
+            self.graph.run(&tensors, outputs, allocator)
         };
-        let (outputs, computed) = match (&self.sharing, self.key(inputs, outputs)) {
-            (Some(sharing), Some(key)) => {
-                let labels: Vec<String> = outputs.iter().map(|output| format!("{}.{output}", self.role)).collect();
-                compute_once(&*sharing.store, key, Some(sharing.space), self.kind, &labels, holder, compute)?
-            }
-            _ => (compute()?.into_iter().map(Value::from).collect(), true),
-        };
-        Ok(StageRun { outputs, computed, time: start.elapsed() })
+        self.compute(self.key(inputs, outputs), &labels, holder, start, compute)
     }
 
-    /// Computes something that is made of this stage (a whole decoding loop) once per `extra` and engine.
-    /// A private copy always computes.
+    /// Computes a result that takes several runs, such as a decoding loop, once per `extra` and engine. A private copy always
+    /// computes.
     ///
     /// # Errors
-    /// What `compute` returns, or as [`ComputationStore::claim`](cotensor_store::ComputationStore::claim).
+    /// The errors of `compute`, or as [`ComputationStore::claim`](cotensor_store::ComputationStore::claim).
     pub fn run_once(
         &self,
         label: &str,
         extra: &[ContentHash],
         holder: &Holder,
-        compute: impl FnOnce() -> Result<Vec<Array>>,
+        compute: impl FnOnce(&dyn OutputAllocator) -> Result<Vec<Output>>,
     ) -> Result<StageRun> {
         let start = Instant::now();
-        let compute = || compute().map_err(|error| error.in_file(&self.path));
-        let (outputs, computed) = match &self.sharing {
-            Some(sharing) => {
-                let mut hasher = sharing.key_hasher(label, self.graph.precision());
-                for part in extra {
-                    hasher.field(part.as_bytes());
-                }
-                let key = Key(hasher.finish());
-                let labels = [label.to_owned()];
-                compute_once(&*sharing.store, key, Some(sharing.space), self.kind, &labels, holder, compute)?
+        let key = self.sharing.as_ref().map(|sharing| {
+            let mut hasher = sharing.key_hasher(label, self.graph.precision());
+            for part in extra {
+                hasher.field(part.as_bytes());
             }
-            None => (compute()?.into_iter().map(Value::from).collect(), true),
+            Key(hasher.finish())
+        });
+        self.compute(key, &[label.to_owned()], holder, start, compute)
+    }
+
+    /// Computes once per key; a private copy has no key and always computes.
+    fn compute(
+        &self,
+        key: Option<Key>,
+        labels: &[String],
+        holder: &Holder,
+        start: Instant,
+        compute: impl FnOnce(&dyn OutputAllocator) -> Result<Vec<Output>>,
+    ) -> Result<StageRun> {
+        let compute = |allocator: &dyn OutputAllocator| compute(allocator).map_err(|error| error.in_file(&self.path));
+        let (outputs, computed) = match (&self.sharing, key) {
+            (Some(Sharing { store, space, .. }), Some(key)) => {
+                let (store, space) = (&**store, Some(*space));
+                compute_once(&Computation { store, key, space, kind: self.kind, labels, holder }, compute)?
+            }
+            _ => {
+                let outputs = compute(&OwnMemory::default())?;
+                let values = outputs.into_iter().map(|output| output.into_array().map(Value::from));
+                (values.collect::<Result<_>>()?, true)
+            }
         };
         Ok(StageRun { outputs, computed, time: start.elapsed() })
     }

@@ -1,7 +1,9 @@
 //! The tensors that flow between stages.
 
+pub(crate) mod convert;
+mod tensor_ref;
 mod value;
 
-pub use cotensor_preprocess::{Array, ArrayData, ArrayView};
+pub use cotensor_preprocess::Array;
+pub use tensor_ref::{DeviceMemory, TensorRef};
 pub use value::Value;
-pub(crate) use value::array_bytes;

@@ -1,114 +1,120 @@
+use super::convert::to_f32;
+use super::tensor_ref::TensorRef;
 use cotensor_core::{ContentHash, DType, Error, Hasher, Result};
-use cotensor_preprocess::{Array, ArrayData, ArrayView};
+use cotensor_preprocess::Array;
 use cotensor_store::Lease;
+use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 
-/// A tensor on its way from one stage to the next. Cloning shares it.
+/// A tensor that flows from one stage to the next: an array or a leased tensor. Cloning shares it.
 #[derive(Clone)]
-pub struct Value(Arc<Inner>);
+pub struct Value(Arc<Shared>);
 
-struct Inner {
-    held: Held,
+struct Shared {
+    tensor: Tensor,
     identity: OnceLock<ContentHash>,
 }
 
-enum Held {
+enum Tensor {
     Array(Array),
     Lease(Lease),
 }
 
 impl From<Array> for Value {
     fn from(array: Array) -> Self {
-        Self(Arc::new(Inner { held: Held::Array(array), identity: OnceLock::new() }))
+        Self(Arc::new(Shared { tensor: Tensor::Array(array), identity: OnceLock::new() }))
     }
 }
 
 impl From<Lease> for Value {
     fn from(lease: Lease) -> Self {
-        Self(Arc::new(Inner { held: Held::Lease(lease), identity: OnceLock::new() }))
+        Self(Arc::new(Shared { tensor: Tensor::Lease(lease), identity: OnceLock::new() }))
     }
 }
 
 impl Value {
-    /// The elements where they lie; nothing is copied.
+    /// The tensor, without a copy.
     ///
     /// # Errors
-    /// `Unsupported` for a leased tensor that is on a device, strided, or of a type other than `float32` and `int32`.
-    pub fn view(&self) -> Result<ArrayView<'_>> {
-        match &self.0.held {
-            Held::Array(array) => Ok(array.view()),
-            Held::Lease(lease) => match lease.dtype() {
-                DType::F32 => Ok(ArrayView::F32(lease.shape(), lease.typed::<f32>()?)),
-                DType::I32 => Ok(ArrayView::I32(lease.shape(), lease.typed::<i32>()?)),
-                other => {
-                    Err(Error::unsupported(format!("{}: stages read float32 and int32, not {other}", lease.name())))
-                }
-            },
+    /// `Unsupported` for a leased tensor that is not row-major.
+    pub fn tensor(&self) -> Result<TensorRef<'_>> {
+        match &self.0.tensor {
+            Tensor::Array(array) => Ok(array.into()),
+            Tensor::Lease(lease) => TensorRef::of_lease(lease),
         }
     }
 
     /// Dimensions, in elements.
     pub fn shape(&self) -> &[usize] {
-        match &self.0.held {
-            Held::Array(array) => array.shape(),
-            Held::Lease(lease) => lease.shape(),
+        match &self.0.tensor {
+            Tensor::Array(array) => array.shape(),
+            Tensor::Lease(lease) => lease.shape(),
         }
     }
 
-    /// The elements as `float32`.
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        match &self.0.tensor {
+            Tensor::Array(array) => array.dtype(),
+            Tensor::Lease(lease) => lease.dtype(),
+        }
+    }
+
+    /// The elements as `float32`. Converts a copy of elements of another floating-point type.
     ///
     /// # Errors
-    /// `Invalid` when they are of another type, or as [`Value::view`].
-    pub fn as_f32(&self) -> Result<&[f32]> {
-        match self.view()? {
-            ArrayView::F32(_, values) => Ok(values),
-            ArrayView::I32(..) => Err(Error::invalid("float32 expected, the value holds int32")),
+    /// `Invalid` for integers, `Unsupported` for a tensor on a device, or as [`Value::tensor`].
+    pub fn to_f32(&self) -> Result<Cow<'_, [f32]>> {
+        let tensor = self.tensor()?;
+        match tensor.dtype() {
+            DType::F32 => tensor.typed().map(Cow::Borrowed),
+            DType::F16 | DType::BF16 | DType::F64 => {
+                // Refuses a tensor on a device.
+                let bytes = tensor.bytes().ok_or_else(|| device_error(&tensor))?;
+                Ok(Cow::Owned(to_f32(tensor.dtype(), bytes)))
+            }
+            other => Err(Error::invalid(format!("floating-point numbers expected, the value has {other}"))),
         }
     }
 
-    /// The elements as `int32`.
+    /// The elements of an `int64` value.
     ///
     /// # Errors
-    /// `Invalid` when they are of another type, or as [`Value::view`].
-    pub fn as_i32(&self) -> Result<&[i32]> {
-        match self.view()? {
-            ArrayView::I32(_, values) => Ok(values),
-            ArrayView::F32(..) => Err(Error::invalid("int32 expected, the value holds float32")),
+    /// `Invalid` for another element type, or as [`Value::to_f32`].
+    pub fn as_i64(&self) -> Result<&[i64]> {
+        match self.dtype() {
+            DType::I64 => self.tensor()?.typed(),
+            other => Err(Error::invalid(format!("int64 expected, the value has {other}"))),
         }
     }
 
-    /// What the value is: how it was made, where that is known, else its content with dtype and shape.
-    /// Equal identities are equal numbers. Computed once.
+    /// The identity of the value: its provenance if it is known, else the hash of dtype, shape and content. Equal identities
+    /// are equal numbers. Computed once.
     pub fn identity(&self) -> ContentHash {
-        *self.0.identity.get_or_init(|| match &self.0.held {
-            Held::Lease(lease) => lease.identity(),
-            Held::Array(array) => {
-                let bytes = array_bytes(array);
+        *self.0.identity.get_or_init(|| match &self.0.tensor {
+            Tensor::Lease(lease) => lease.identity(),
+            Tensor::Array(array) => {
                 let mut hasher = Hasher::new("cotensor array v1");
                 hasher.field(array.dtype().name().as_bytes()).number(array.shape().len() as u64);
                 for &dim in array.shape() {
                     hasher.number(dim as u64);
                 }
-                hasher.field(bytes).finish()
+                hasher.field(array.bytes()).finish()
             }
         })
     }
 
-    /// The lease, when the store holds the value.
+    /// The lease, if a store holds the value.
     pub fn lease(&self) -> Option<&Lease> {
-        match &self.0.held {
-            Held::Lease(lease) => Some(lease),
-            Held::Array(_) => None,
+        match &self.0.tensor {
+            Tensor::Lease(lease) => Some(lease),
+            Tensor::Array(_) => None,
         }
     }
 }
 
-/// The elements of `array` as bytes.
-pub(crate) fn array_bytes(array: &Array) -> &[u8] {
-    match array.data() {
-        ArrayData::F32(values) => bytemuck::cast_slice(values),
-        ArrayData::I32(values) => bytemuck::cast_slice(values),
-    }
+fn device_error(tensor: &TensorRef<'_>) -> Error {
+    Error::unsupported(format!("the tensor is on {}, where the host cannot read it", tensor.device()))
 }
 
 #[cfg(test)]
@@ -116,12 +122,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn identity_depends_on_type_shape_and_content() {
+    fn identity_depends_on_dtype_shape_and_content() {
         let identity = |array: Array| Value::from(array).identity();
         let a = identity(Array::f32([2, 2], vec![0.0; 4]).unwrap());
         assert_eq!(a, identity(Array::f32([2, 2], vec![0.0; 4]).unwrap()));
         assert_ne!(a, identity(Array::f32([4], vec![0.0; 4]).unwrap()));
         assert_ne!(a, identity(Array::i32([2, 2], vec![0; 4]).unwrap()));
         assert_ne!(a, identity(Array::f32([2, 2], vec![0.0, 0.0, 0.0, 1.0]).unwrap()));
+    }
+
+    #[test]
+    fn half_precision_values_convert_to_float32() {
+        let halves = Value::from(Array::new(DType::F16, [2], vec![0x3c00u16, 0xc000]).unwrap());
+        assert_eq!(*halves.to_f32().unwrap(), [1.0, -2.0]);
+        assert!(Value::from(Array::i64([1], vec![1]).unwrap()).to_f32().is_err());
     }
 }

@@ -1,5 +1,6 @@
 //! What happens to weights between their file and the store, where anything does.
 
+use crate::tensor::convert::f16_to_f32;
 use cotensor_core::DType;
 
 /// Converts little-endian `float16` or `float64` elements to `float32`.
@@ -16,19 +17,6 @@ pub(super) fn to_f32(from: DType, source: &[u8], target: &mut [u8]) {
                 *target = (f64::from_le_bytes(*bytes) as f32).to_le_bytes();
             }
         }
-    }
-}
-
-/// The value of an IEEE 754 half, given by its bits.
-fn f16_to_f32(half: u16) -> f32 {
-    let sign = u32::from(half >> 15) << 31;
-    let exponent = u32::from(half >> 10 & 0x1f);
-    let fraction = u32::from(half & 0x3ff);
-    match (exponent, fraction) {
-        // Subnormal halves are multiples of 2^-24; so is zero.
-        (0, _) => f32::from_bits(sign | (fraction as f32 * 2f32.powi(-24)).to_bits()),
-        (0x1f, _) => f32::from_bits(sign | 0xff << 23 | fraction << 13),
-        _ => f32::from_bits(sign | (exponent + 127 - 15) << 23 | fraction << 13),
     }
 }
 
@@ -66,27 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn halves_are_exact() {
-        for (half, value) in [
-            (0x0000, 0.0),
-            (0x8000, -0.0),
-            (0x3c00, 1.0),
-            (0xc000, -2.0),
-            (0x7bff, 65504.0),
-            (0x0001, 2f32.powi(-24)),
-            (0x03ff, 1023.0 * 2f32.powi(-24)),
-            (0x0400, 2f32.powi(-14)),
-            (0x3555, 0.333_251_95),
-            (0x7c00, f32::INFINITY),
-            (0xfc00, f32::NEG_INFINITY),
-        ] {
-            assert_eq!(f16_to_f32(half).to_bits(), value.to_bits(), "{half:#06x}");
-        }
-        assert!(f16_to_f32(0x7e00).is_nan());
-    }
-
-    #[test]
-    fn a_transposed_matrix_and_a_turned_cube() {
+    fn matrix_and_cube_are_transposed() {
         let mut target = [0; 6];
         transpose(&[1, 2, 3, 4, 5, 6], &mut target, &[3, 2], &[1, 0], 1);
         assert_eq!(target, [1, 4, 2, 5, 3, 6]);

@@ -65,14 +65,14 @@ fn lower_case_is_as_tokenizer_config_says() {
     let ids = |lower: bool| {
         set(folder.path(), "tokenizer_config.json", "do_lower_case", lower.into());
         let batch = TextProcessor::open(&ModelFolder::new(folder.path())).unwrap().encode(&["The Harbour"]).unwrap();
-        batch.ids.as_i32().unwrap().to_vec()
+        batch.ids.as_i64().unwrap().to_vec()
     };
     let lowered = TextProcessor::open(&ModelFolder::new(&tiny("bert"))).unwrap().encode(&["the harbour"]).unwrap();
-    assert_eq!(ids(true), lowered.ids.as_i32().unwrap());
-    assert_ne!(ids(false), lowered.ids.as_i32().unwrap());
+    assert_eq!(ids(true), lowered.ids.as_i64().unwrap());
+    assert_ne!(ids(false), lowered.ids.as_i64().unwrap());
     // A class that is not BERT's does not read the field.
     set(folder.path(), "tokenizer_config.json", "tokenizer_class", "PreTrainedTokenizerFast".into());
-    assert_eq!(ids(false), lowered.ids.as_i32().unwrap());
+    assert_eq!(ids(false), lowered.ids.as_i64().unwrap());
 }
 
 #[test]

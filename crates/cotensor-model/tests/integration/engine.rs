@@ -2,11 +2,11 @@
 
 use crate::support::onnx::*;
 use cotensor_core::testing::FakeDevice;
-use cotensor_core::{DType, ErrorKind};
+use cotensor_core::{DType, Device, ErrorKind};
 use cotensor_model::engine::{Engine, FileMode, RtenEngine};
 use cotensor_model::graph::Graph;
-use cotensor_model::tensor::ArrayView;
-use cotensor_store::{CopyReason, EmbeddedStore, StoreReports};
+use cotensor_model::tensor::{Array, TensorRef};
+use cotensor_store::{CopyReason, EmbeddedStore, StoreReports, TensorSpec, TensorStore};
 use rten_onnx::onnx::{DataType, GraphProto, ModelProto};
 use std::sync::Arc;
 
@@ -52,7 +52,7 @@ fn a_constant_as_output_outlives_the_graph() {
     let store = store();
     let graph = load(&path, &*store);
     let x = noise(SIZE, 3);
-    let output = graph.run(&[("x", ArrayView::F32(&[1, SIZE], &x))], &["w"]).unwrap().remove(0);
+    let output = graph.run_alone(&[("x", TensorRef::f32(&[1, SIZE], &x).unwrap())], &["w"]).unwrap().remove(0);
     drop((graph, store));
     assert_eq!(output.as_f32().unwrap(), noise(SIZE * SIZE, 1));
 }
@@ -87,32 +87,32 @@ fn two_loads_use_one_copy_of_the_weights() {
 fn what_does_not_fit_an_input_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let graph = load(&save(folder.path(), "model.onnx", &embedded_linear()), &*store());
-    let (floats, ints) = (noise(2 * SIZE, 3), vec![0; SIZE]);
-    let good = ("x", ArrayView::F32(&[2, SIZE], &floats));
-    type Case<'a> = (&'a str, Vec<(&'a str, ArrayView<'a>)>, &'a [&'a str]);
+    let (floats, ints) = (noise(2 * SIZE, 3), vec![0i64; SIZE]);
+    assert!(TensorRef::f32(&[3, SIZE], &floats).is_err(), "too few elements");
+    let good = ("x", TensorRef::f32(&[2, SIZE], &floats).unwrap());
+    type Case<'a> = (&'a str, Vec<(&'a str, TensorRef<'a>)>, &'a [&'a str]);
     let cases: Vec<Case<'_>> = vec![
-        ("x", vec![("x", ArrayView::I32(&[1, SIZE], &ints))], &["y"]),
-        ("x", vec![("x", ArrayView::F32(&[SIZE, 2], &floats))], &["y"]),
-        ("x", vec![("x", ArrayView::F32(&[2 * SIZE], &floats))], &["y"]),
-        ("x", vec![("x", ArrayView::F32(&[3, SIZE], &floats))], &["y"]),
+        ("x", vec![("x", TensorRef::i64(&[1, SIZE], &ints).unwrap())], &["y"]),
+        ("x", vec![("x", TensorRef::f32(&[SIZE, 2], &floats).unwrap())], &["y"]),
+        ("x", vec![("x", TensorRef::f32(&[2 * SIZE], &floats).unwrap())], &["y"]),
         ("x", vec![good, good], &["y"]),
         ("x", vec![], &["y"]),
-        ("z", vec![good, ("z", ArrayView::F32(&[0], &[]))], &["y"]),
+        ("z", vec![good, ("z", TensorRef::f32(&[0], &[]).unwrap())], &["y"]),
         ("z", vec![good], &["z"]),
         ("y", vec![good], &["y", "y"]),
     ];
     for (field, inputs, outputs) in cases {
-        let error = graph.run(&inputs, outputs).unwrap_err();
+        let error = graph.run_alone(&inputs, outputs).unwrap_err();
         assert_eq!((error.kind(), error.field()), (ErrorKind::Invalid, Some(field)), "{error}");
     }
-    assert_eq!(graph.run(&[good], &[]).unwrap().len(), 0);
+    assert_eq!(graph.run_alone(&[good], &[]).unwrap().len(), 0);
 }
 
 #[test]
 fn an_empty_batch_runs() {
     let folder = tempfile::tempdir().unwrap();
     let graph = load(&save(folder.path(), "model.onnx", &embedded_linear()), &*store());
-    let output = graph.run(&[("x", ArrayView::F32(&[0, SIZE], &[]))], &["y"]);
+    let output = graph.run_alone(&[("x", TensorRef::f32(&[0, SIZE], &[]).unwrap())], &["y"]);
     assert_eq!(output.unwrap()[0].shape(), [0, SIZE]);
 }
 
@@ -143,7 +143,8 @@ fn a_cubic_resize_is_refused_and_a_linear_one_is_not() {
     }
     let path = save(folder.path(), "linear.onnx", &resize("linear"));
     let x = [1.0, 2.0, 3.0, 4.0];
-    let output = load(&path, &*store()).run(&[("x", ArrayView::F32(&[1, 1, 2, 2], &x))], &["y"]).unwrap();
+    let output =
+        load(&path, &*store()).run_alone(&[("x", TensorRef::f32(&[1, 1, 2, 2], &x).unwrap())], &["y"]).unwrap();
     assert_eq!(output[0].shape(), [1, 1, 4, 4]);
 }
 
@@ -179,7 +180,7 @@ fn weights_must_fit_the_graph_and_be_addressable() {
 }
 
 #[test]
-fn narrow_weights_and_outputs_are_read_in_place() {
+fn uint8_weights_and_outputs_keep_their_type() {
     let folder = tempfile::tempdir().unwrap();
     let codes: Vec<u8> = (0..SIZE * SIZE).map(|index| (index % 256) as u8).collect();
     let dims = [SIZE as i64, SIZE as i64];
@@ -193,9 +194,8 @@ fn narrow_weights_and_outputs_are_read_in_place() {
     let path = save(folder.path(), "model.onnx", &model);
     assert_eq!(Graph::open(&path).unwrap().weights()[0].dtype, DType::U8);
     let graph = load(&path, &*store());
-    let output = graph.run(&[("rows", ArrayView::I32(&[1], &[3]))], &["y"]).unwrap();
-    let row: Vec<i32> = codes[3 * SIZE..4 * SIZE].iter().map(|&code| code.into()).collect();
-    assert_eq!(output[0].as_i32().unwrap(), row);
+    let output = graph.run_alone(&[("rows", TensorRef::i64(&[1], &[3]).unwrap())], &["y"]).unwrap();
+    assert_eq!((output[0].dtype(), output[0].bytes()), (DType::U8, &codes[3 * SIZE..4 * SIZE]));
 }
 
 #[test]
@@ -204,4 +204,65 @@ fn the_version_is_the_one_that_is_pinned() {
     let pin = format!("rten = {{ version = \"={}\"", RtenEngine::new(None).version());
     assert!(manifest.contains(&pin), "{pin} is not in the manifest");
     assert_eq!(RtenEngine::describe(), format!("rten {}", RtenEngine::new(None).version()));
+}
+
+/// A graph of `Identity` nodes, one for each type.
+fn identities(dtypes: &[DataType]) -> ModelProto {
+    let name = |prefix: &str, index: usize| format!("{prefix}{index}");
+    let values = |prefix: &str| {
+        dtypes.iter().enumerate().map(|(index, dtype)| value(&name(prefix, index), *dtype, &[None])).collect()
+    };
+    let copy = |index: usize| node("Identity", &[&name("x", index)], &[&name("y", index)], vec![]);
+    model(GraphProto {
+        node: (0..dtypes.len()).map(copy).collect(),
+        input: values("x"),
+        output: values("y"),
+        ..GraphProto::default()
+    })
+}
+
+#[test]
+fn inputs_and_outputs_have_the_types_that_the_graph_declares() {
+    let folder = tempfile::tempdir().unwrap();
+    let types =
+        [DataType::INT64, DataType::BOOL, DataType::FLOAT16, DataType::DOUBLE, DataType::INT32, DataType::FLOAT];
+    let graph = load(&save(folder.path(), "model.onnx", &identities(&types)), &*store());
+    let arrays = [
+        Array::i64([2], vec![-5, 1 << 20]),
+        Array::new(DType::Bool, [2], vec![0u8, 1]),
+        Array::new(DType::F16, [2], vec![0x3c00u16, 0xc000]),
+        Array::new(DType::F64, [2], vec![0.5f64, -2.0]),
+        Array::i32([2], vec![7, -7]),
+        Array::f32([2], vec![1.5, -1.5]),
+    ]
+    .map(|array| array.unwrap());
+    let names: Vec<(String, String)> =
+        (0..arrays.len()).map(|index| (format!("x{index}"), format!("y{index}"))).collect();
+    let inputs: Vec<_> =
+        names.iter().zip(&arrays).map(|((x, _), array)| (x.as_str(), TensorRef::from(array))).collect();
+    let outputs: Vec<_> = names.iter().map(|(_, y)| y.as_str()).collect();
+    assert_eq!(
+        graph.inputs().iter().map(|port| port.dtype).collect::<Vec<_>>(),
+        arrays.clone().map(|a| Some(a.dtype()))
+    );
+    assert_eq!(graph.run_alone(&inputs, &outputs).unwrap(), arrays);
+
+    // rten computes with 32-bit integers.
+    let large = Array::i64([1], vec![1 << 40]).unwrap();
+    let mut too_large = inputs.clone();
+    too_large[0].1 = TensorRef::from(&large);
+    let error = graph.run_alone(&too_large, &outputs).unwrap_err();
+    assert_eq!((error.kind(), error.field()), (ErrorKind::Invalid, Some("x0")), "{error}");
+}
+
+#[test]
+fn input_on_a_device_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let graph = load(&save(folder.path(), "model.onnx", &embedded_linear()), &*store());
+    let device = EmbeddedStore::builder().memory(Arc::new(FakeDevice::default())).build();
+    let mut spec = TensorSpec::new("x", DType::F32, &[1, SIZE]);
+    spec.device = Device::Cuda(0);
+    let lease = device.reserve(spec, &device.holder("test")).unwrap().publish().unwrap();
+    let error = graph.run_alone(&[("x", TensorRef::of_lease(&lease).unwrap())], &["y"]).unwrap_err();
+    assert_eq!((error.kind(), error.field()), (ErrorKind::Unsupported, Some("x")), "{error}");
 }

@@ -4,7 +4,7 @@ use crate::support::onnx::*;
 use cotensor_core::{Error, ErrorKind};
 use cotensor_model::engine::{Engine, RtenEngine};
 use cotensor_model::graph::{DEPTH_MAX, Graph};
-use cotensor_model::tensor::ArrayView;
+use cotensor_model::tensor::TensorRef;
 use cotensor_model::weights::load_weights;
 use cotensor_store::{StoreReports, TensorStore};
 use rten_onnx::onnx::{AttributeProto, DataType, GraphProto, ModelProto, TensorProto, TypeProto, TypeProtoSequence};
@@ -19,9 +19,9 @@ fn use_file(path: &Path) -> Result<(), Error> {
     let store = store();
     let weights = load_weights(&graph, &*store, &store.holder("test"), "test")?;
     let loaded = RtenEngine::new(Some(1)).load(&graph, weights.leases)?;
-    let outputs: Vec<_> = loaded.outputs().iter().map(String::as_str).collect();
+    let outputs: Vec<_> = loaded.outputs().iter().map(|port| port.name.as_str()).collect();
     let x = noise(SIZE, 3);
-    loaded.run(&[("x", ArrayView::F32(&[1, SIZE], &x))], &outputs).map(drop)
+    loaded.run_alone(&[("x", TensorRef::f32(&[1, SIZE], &x)?)], &outputs).map(drop)
 }
 
 fn open_error(model: &ModelProto) -> Error {
@@ -256,7 +256,7 @@ fn enormous_constants_are_refused_before_an_engine_folds_them() {
     }
     let folder = tempfile::tempdir().unwrap();
     let path = save(folder.path(), "model.onnx", &making("ConstantOfShape", &["shape"], &[2, 3]));
-    let output = load(&path, &*store()).run(&[], &["y"]).unwrap();
+    let output = load(&path, &*store()).run_alone(&[], &["y"]).unwrap();
     assert_eq!(output[0].shape(), [2, 3]);
 }
 

@@ -1,8 +1,8 @@
 //! Greedy decoding against the tokens that the reference implementation decodes with the same weights.
 
 use cotensor_model::Runtime;
-use cotensor_model::engine::{Engine, FileMode, LoadedGraph, RtenEngine};
-use cotensor_model::pipeline::generate::{Limits, greedy};
+use cotensor_model::engine::{Engine, FileMode, LoadedGraph, OwnMemory, RtenEngine};
+use cotensor_model::pipeline::generate::{Decoder, Limits, greedy};
 use cotensor_model::tensor::Array;
 use cotensor_model::tensor::Value;
 use cotensor_store::EmbeddedStore;
@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// No token of the fixture: decoding goes on for as long as is asked.
-const NO_END: i32 = -1;
+const NO_END: i64 = -1;
 
 struct Fixture {
     folder: PathBuf,
-    prompt: Vec<i32>,
-    tokens: Vec<i32>,
+    prompt: Vec<i64>,
+    tokens: Vec<i64>,
     features: Value,
 }
 
@@ -26,8 +26,7 @@ fn fixture() -> Fixture {
     let greedy: serde_json::Value =
         serde_json::from_slice(&std::fs::read(folder.join("greedy.json")).unwrap()).unwrap();
     let list = |name: &str| greedy[name].as_array().unwrap().clone();
-    let ids =
-        |name: &str| -> Vec<i32> { list(name).iter().map(|id| i32::try_from(id.as_i64().unwrap()).unwrap()).collect() };
+    let ids = |name: &str| -> Vec<i64> { list(name).iter().map(|id| id.as_i64().unwrap()).collect() };
     let tokens = ids("tokens");
     // A fixture that repeats itself, or whose logits nearly tie, would prove little.
     assert!(tokens.iter().collect::<BTreeSet<_>>().len() >= 8, "{tokens:?}");
@@ -40,7 +39,7 @@ fn fixture() -> Fixture {
     Fixture { folder, prompt: ids("prompt"), tokens, features }
 }
 
-fn limits(min: usize, max: usize, end: i32) -> Limits {
+fn limits(min: usize, max: usize, end: i64) -> Limits {
     Limits { min, max, end }
 }
 
@@ -52,11 +51,12 @@ fn equal_token_for_token_with_graphs_opened_as_files() {
         engine.load_file(&fixture.folder.join(format!("onnx/{name}.onnx")), FileMode::Read).unwrap()
     };
     let (decoder, with_past) = (open("decoder_model"), open("decoder_with_past_model"));
-    let inputs = [("input_features", fixture.features.view().unwrap())];
-    let encoded = open("encoder_model").run(&inputs, &["last_hidden_state"]).unwrap().remove(0);
+    let inputs = [("input_features", fixture.features.tensor().unwrap())];
+    let encoded = open("encoder_model").run_alone(&inputs, &["last_hidden_state"]).unwrap().remove(0);
     let encoded = Value::from(encoded);
-    let decode = |limits: Limits, forbidden: &dyn Fn(usize, i32) -> bool| {
-        greedy(&*decoder, &*with_past, &fixture.prompt, &encoded, &limits, forbidden).unwrap()
+    let decode = |limits: Limits, forbidden: &dyn Fn(usize, i64) -> bool| {
+        let graphs = Decoder { prompt: &*decoder, step: &*with_past };
+        greedy(&graphs, &fixture.prompt, &encoded, &limits, forbidden, &OwnMemory::default()).unwrap()
     };
     let all = fixture.tokens.len();
     assert_eq!(decode(limits(0, all, NO_END), &|_, _| false), fixture.tokens);
@@ -85,7 +85,8 @@ fn equal_token_for_token_through_a_store() {
     assert!(encoded.lease().is_some(), "the decoder reads the encoder's output where the store has it");
     let (decoder, with_past) = (stage("decoder"), stage("decoder_with_past"));
     let limits = limits(0, fixture.tokens.len(), NO_END);
-    let tokens =
-        greedy(&**decoder.graph(), &**with_past.graph(), &fixture.prompt, &encoded, &limits, |_, _| false).unwrap();
+    let graphs = Decoder { prompt: &**decoder.graph(), step: &**with_past.graph() };
+    let memory = OwnMemory::default();
+    let tokens = greedy(&graphs, &fixture.prompt, &encoded, &limits, |_, _| false, &memory).unwrap();
     assert_eq!(tokens, fixture.tokens);
 }

@@ -1,16 +1,16 @@
-//! The resource pool: one loaded copy however many ask, bounded calls, devices by preference, tensors by name.
+//! The resource pool: one loaded copy, a bounded number of concurrent calls, devices by preference, tensors by name.
 
 use cotensor_core::{DType, Device, ErrorKind, Result};
 use cotensor_model::Runtime;
-use cotensor_model::engine::{Capabilities, Engine, FileMode, LoadedGraph, RtenEngine};
-use cotensor_model::graph::Graph;
+use cotensor_model::engine::{Capabilities, Engine, FileMode, LoadedGraph, Output, OutputAllocator, RtenEngine};
+use cotensor_model::graph::{Graph, Port};
 use cotensor_model::pipeline::{Inputs, Pipeline, User};
 use cotensor_model::pool::{HardwarePreferences, PooledModel, ResourcePool};
-use cotensor_model::tensor::{Array, ArrayView};
+use cotensor_model::tensor::TensorRef;
 use cotensor_store::{CopyReason, EmbeddedStore, Lease};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 fn models() -> PathBuf {
@@ -32,7 +32,7 @@ fn user(name: &str) -> User {
 }
 
 #[test]
-fn one_copy_is_loaded_however_many_ask() {
+fn concurrent_requests_load_one_copy_of_a_model() {
     let pool = pool(2);
     let cpu = HardwarePreferences::default();
     let models: Vec<_> = std::thread::scope(|scope| {
@@ -47,29 +47,47 @@ fn one_copy_is_loaded_however_many_ask() {
     assert!(models.iter().all(|model| Arc::ptr_eq(&model.model().stage("encoder").unwrap(), &stage)));
 }
 
-/// An engine that counts how many of its graphs run at a time.
+/// An engine whose graphs wait before they run, until the test opens the gate.
 #[derive(Clone, Default)]
-struct Counting {
-    running: Arc<AtomicUsize>,
-    most: Arc<AtomicUsize>,
-    /// Its graphs run no further while somebody has this.
-    held: Arc<Mutex<()>>,
+struct Gated {
+    gate: Arc<(Mutex<Gate>, Condvar)>,
 }
 
-struct CountingGraph {
+#[derive(Default)]
+struct Gate {
+    open: bool,
+    running: usize,
+    most: usize,
+}
+
+struct GatedGraph {
     graph: Arc<dyn LoadedGraph>,
-    counting: Counting,
+    engine: Gated,
 }
 
-impl Counting {
+impl Gated {
     fn wrap(&self, graph: Arc<dyn LoadedGraph>) -> Arc<dyn LoadedGraph> {
-        Arc::new(CountingGraph { graph, counting: self.clone() })
+        Arc::new(GatedGraph { graph, engine: self.clone() })
+    }
+
+    /// Changes the gate and notifies every waiting thread.
+    fn update<T>(&self, change: impl FnOnce(&mut Gate) -> T) -> T {
+        let result = change(&mut self.gate.0.lock().unwrap());
+        self.gate.1.notify_all();
+        result
+    }
+
+    fn wait_until(&self, reached: impl Fn(&Gate) -> bool) {
+        let gate = self.gate.0.lock().unwrap();
+        let (_gate, wait) =
+            self.gate.1.wait_timeout_while(gate, Duration::from_secs(60), |gate| !reached(gate)).unwrap();
+        assert!(!wait.timed_out(), "the state was not reached within a minute");
     }
 }
 
-impl Engine for Counting {
+impl Engine for Gated {
     fn name(&self) -> &'static str {
-        "counting"
+        "gated"
     }
 
     fn version(&self) -> &'static str {
@@ -89,15 +107,20 @@ impl Engine for Counting {
     }
 }
 
-impl LoadedGraph for CountingGraph {
-    fn run(&self, inputs: &[(&str, ArrayView<'_>)], outputs: &[&str]) -> Result<Vec<Array>> {
-        let Counting { running, most, held } = &self.counting;
-        most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-        drop(held.lock());
-        // Long enough for callers that nothing holds back to be seen together.
-        std::thread::sleep(Duration::from_millis(20));
-        let outputs = self.graph.run(inputs, outputs);
-        running.fetch_sub(1, Ordering::SeqCst);
+impl LoadedGraph for GatedGraph {
+    fn run(
+        &self,
+        inputs: &[(&str, TensorRef<'_>)],
+        outputs: &[&str],
+        allocator: &dyn OutputAllocator,
+    ) -> Result<Vec<Output>> {
+        self.engine.update(|gate| {
+            gate.running += 1;
+            gate.most = gate.most.max(gate.running);
+        });
+        self.engine.wait_until(|gate| gate.open);
+        let outputs = self.graph.run(inputs, outputs, allocator);
+        self.engine.update(|gate| gate.running -= 1);
         outputs
     }
 
@@ -105,22 +128,18 @@ impl LoadedGraph for CountingGraph {
         self.graph.precision()
     }
 
-    fn inputs(&self) -> &[String] {
+    fn inputs(&self) -> &[Port] {
         self.graph.inputs()
     }
 
-    fn input_dims(&self, name: &str) -> Option<&[Option<usize>]> {
-        self.graph.input_dims(name)
-    }
-
-    fn outputs(&self) -> &[String] {
+    fn outputs(&self) -> &[Port] {
         self.graph.outputs()
     }
 }
 
-/// A model of a pool that allows so many calls at a time, and what counts them.
-fn counted(max_connections: usize) -> (Arc<Counting>, PooledModel) {
-    let engine = Arc::new(Counting::default());
+/// A model of a pool that allows so many concurrent calls, and its engine.
+fn gated(max_connections: usize) -> (Arc<Gated>, PooledModel) {
+    let engine = Arc::new(Gated::default());
     let runtime = Runtime::new(EmbeddedStore::builder().build(), Arc::clone(&engine) as Arc<dyn Engine>);
     let pool = ResourcePool::new(runtime, models(), max_connections).unwrap();
     let model = pool.get_model("bert", "bert", &HardwarePreferences::default()).unwrap();
@@ -128,53 +147,52 @@ fn counted(max_connections: usize) -> (Arc<Counting>, PooledModel) {
 }
 
 #[test]
-fn no_more_calls_run_at_a_time_than_there_are_connections() {
-    let (engine, model) = counted(2);
+fn concurrent_calls_are_limited_to_the_number_of_connections() {
+    let (engine, model) = gated(2);
+    let text = |index: usize| Inputs::default().with_text(format!("harbour number {index}"));
     let computed: usize = std::thread::scope(|scope| {
         let call = |index: usize| {
-            let model = &model;
+            let (model, text) = (&model, &text);
             scope.spawn(move || {
-                // A text of its own each: every call has to run the encoder.
-                let inputs = Inputs::default().with_text(format!("harbour number {index}"));
-                let report = model.run(&user(&format!("user {index}")), &inputs).unwrap();
+                // Each call has a text of its own, so it runs the encoder.
+                let report = model.run(&user(&format!("user {index}")), &text(index)).unwrap();
                 usize::from(report.report.stages[0].computed)
             })
         };
         let calls: Vec<_> = (0..6).map(call).collect();
+        // Two calls hold the connections, so no other call gets one.
+        engine.wait_until(|gate| gate.running == 2);
+        assert!(model.run_while(&user("third"), &text(6), &|| false).unwrap().is_none());
+        engine.update(|gate| gate.open = true);
         calls.into_iter().map(|call| call.join().unwrap()).sum()
     });
-    assert_eq!(computed, 6, "all get served");
-    let most = engine.most.load(Ordering::SeqCst);
-    assert!((1..=2).contains(&most), "{most} at a time");
-    // Failed calls give their connection back: otherwise the last would wait for ever.
+    assert_eq!((computed, engine.update(|gate| gate.most)), (6, 2), "all six calls run, two at a time");
+    // A failed call releases its connection: otherwise the last call would wait for ever.
     for _ in 0..3 {
         assert!(model.run(&user("nobody"), &Inputs::default()).is_err());
     }
-    assert!(model.run(&user("next"), &Inputs::default().with_text("x")).is_ok());
+    assert!(model.run(&user("next"), &text(7)).is_ok());
 }
 
 #[test]
-fn who_no_longer_wants_a_connection_does_not_wait_for_one() {
-    let (engine, model) = counted(1);
+fn waiting_call_ends_when_its_caller_gives_up() {
+    let (engine, model) = gated(1);
     let text = |text: &str| Inputs::default().with_text(text);
-    let held = engine.held.lock().unwrap();
-    let asked = AtomicUsize::new(0);
+    let checks = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         let running = scope.spawn(|| model.run(&user("one"), &text("long")).unwrap());
-        while engine.running.load(Ordering::SeqCst) == 0 {
-            std::thread::yield_now();
-        }
-        let wanted = || asked.fetch_add(1, Ordering::SeqCst) < 1;
+        engine.wait_until(|gate| gate.running == 1);
+        let wanted = || checks.fetch_add(1, Ordering::SeqCst) < 1;
         assert!(model.run_while(&user("two"), &text("x"), &wanted).unwrap().is_none());
-        assert_eq!(asked.load(Ordering::SeqCst), 2);
-        drop(held);
+        assert_eq!(checks.load(Ordering::SeqCst), 2);
+        engine.update(|gate| gate.open = true);
         running.join().unwrap();
     });
-    assert!(model.run_while(&user("two"), &text("x"), &|| false).unwrap().is_some(), "it is free, so nobody waits");
+    assert!(model.run_while(&user("two"), &text("x"), &|| false).unwrap().is_some(), "a free connection needs no wait");
 }
 
 #[test]
-fn output_tensors_are_leased_by_kind_and_can_be_passed_on() {
+fn output_tensors_are_leased_by_kind_and_can_be_shared() {
     let pool = pool(1);
     let model = pool.get_model("text_embedding", "bert", &HardwarePreferences::default()).unwrap();
     let result = model.run(&user("one"), &Inputs::default().with_text("the harbour wakes")).unwrap();
@@ -195,7 +213,7 @@ fn output_tensors_are_leased_by_kind_and_can_be_passed_on() {
 }
 
 #[test]
-fn the_cap_of_a_sharing_manager_is_enforced_for_the_whole_pool() {
+fn memory_limit_of_a_sharing_manager_applies_to_the_whole_pool() {
     let pool = pool(1);
     let model = pool.get_model("text", "bert", &HardwarePreferences::default()).unwrap();
     let loaded = model.model().stage("encoder").unwrap();
@@ -219,7 +237,7 @@ fn the_cap_of_a_sharing_manager_is_enforced_for_the_whole_pool() {
 }
 
 #[test]
-fn devices_that_are_not_here_are_passed_over_with_the_reason() {
+fn unavailable_devices_are_skipped_with_the_reason() {
     let pool = pool(1);
     let model = pool.get_model("vision", "vit", &prefer(&["cuda:0", "webgpu", "cpu"])).unwrap();
     assert_eq!(model.device().device, Device::Cpu);
@@ -231,7 +249,7 @@ fn devices_that_are_not_here_are_passed_over_with_the_reason() {
 }
 
 #[test]
-fn wrong_types_and_names_are_errors() {
+fn wrong_model_types_and_names_are_errors() {
     let pool = pool(1);
     let refused = |model_type: &str, model_name: &str| {
         pool.get_model(model_type, model_name, &HardwarePreferences::default()).err().unwrap()
@@ -252,7 +270,7 @@ fn wrong_types_and_names_are_errors() {
 }
 
 #[test]
-fn a_tensor_is_leased_to_its_consumers() {
+fn shared_tensor_is_leased_to_its_consumers() {
     let pool = pool(1);
     let store = pool.runtime().store();
     let values: Vec<u8> = (0..24u16).flat_map(|value| f32::from(value).to_ne_bytes()).collect();

@@ -67,10 +67,10 @@ pub struct EncoderFields {
 }
 
 impl StageDef {
-    /// The name of the first output in a graph whose outputs are `given`.
-    pub fn trunk_output<'a>(&'a self, given: &[String]) -> Option<&'a str> {
+    /// The name of the first output in a graph; `has_output` tells whether the graph has an output of a name.
+    pub fn trunk_output(&self, has_output: impl Fn(&str) -> bool) -> Option<&str> {
         let names = self.outputs.first().into_iter().chain(&self.output_aliases);
-        names.map(String::as_str).find(|name| given.iter().any(|output| output == name))
+        names.map(String::as_str).find(|name| has_output(name))
     }
 }
 

@@ -85,7 +85,7 @@ impl SentenceProcessor {
     ///
     /// # Errors
     /// `Unsupported` when modules.json lists an unsupported module, `Invalid` when no token is left.
-    pub fn pool(&self, rows: &[f32], width: usize, mask: &[i32], prompt_tokens: usize) -> Result<Vec<f32>> {
+    pub fn pool(&self, rows: &[f32], width: usize, mask: &[i64], prompt_tokens: usize) -> Result<Vec<f32>> {
         if let Some(module) = &self.unknown_module {
             let message = format!("{module} is not supported; export the graph with an output sentence_embedding");
             return Err(Error::unsupported(message).in_field("modules.json"));

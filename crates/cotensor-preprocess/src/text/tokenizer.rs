@@ -20,7 +20,7 @@ pub struct TextProcessor {
     fingerprint: ContentHash,
 }
 
-/// A batch of texts: each array is `[texts, tokens of the longest text]`, `int32`.
+/// A batch of texts: each array is `[texts, tokens of the longest text]`, `int64`.
 #[derive(Clone, Debug)]
 pub struct TokenBatch {
     /// Token ids.
@@ -150,7 +150,7 @@ impl TextProcessor {
         };
         let array = |of: fn(&Encoding) -> &[u32], pad: u32| {
             let rows = encodings.iter().flat_map(|encoding| row(encoding, of, pad));
-            Array::i32(shape, rows.map(|id| id as i32).collect())
+            Array::i64(shape, rows.map(i64::from).collect())
         };
         let added = encodings.iter().flat_map(|encoding| row(encoding, Encoding::get_special_tokens_mask, 1));
         Ok(TokenBatch {
@@ -185,7 +185,7 @@ impl TextProcessor {
     }
 
     /// The token with this id, as the vocabulary has it.
-    pub fn token(&self, id: i32) -> Option<String> {
+    pub fn token(&self, id: i64) -> Option<String> {
         self.tokenizer.id_to_token(u32::try_from(id).ok()?)
     }
 

@@ -29,15 +29,14 @@ fn tokens_are_equal() {
         let cases = cases(family)["text"].clone();
         let list = cases["cases"].as_array().unwrap();
         let text = |case: &Value| case["text"].as_str().unwrap().to_owned();
-        let ids =
-            |value: &Value| value.as_array().unwrap().iter().map(|id| id.as_i64().unwrap() as i32).collect::<Vec<_>>();
+        let ids = |value: &Value| value.as_array().unwrap().iter().map(|id| id.as_i64().unwrap()).collect::<Vec<_>>();
         for case in list {
             let expected = ids(&case["input_ids"]);
             if expected.is_empty() {
                 continue;
             }
             let batch = processor.encode(&[&text(case)]).unwrap();
-            assert_eq!(batch.ids.as_i32().unwrap(), expected, "{family}: {:?}", text(case));
+            assert_eq!(batch.ids.as_i64().unwrap(), expected, "{family}: {:?}", text(case));
             let decoded = processor.decode(&expected.iter().map(|&id| id as u32).collect::<Vec<_>>()).unwrap();
             assert_eq!(decoded, case["decoded"].as_str().unwrap(), "{family}: {:?}", text(case));
             checked += 1;
@@ -50,8 +49,8 @@ fn tokens_are_equal() {
             .collect();
         let batch = processor.encode(&texts.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
         let rows = |field: &str| cases["batch"][field].as_array().unwrap().iter().flat_map(ids).collect::<Vec<_>>();
-        assert_eq!(batch.ids.as_i32().unwrap(), rows("input_ids"), "{family}");
-        assert_eq!(batch.mask.as_i32().unwrap(), rows("attention_mask"), "{family}");
+        assert_eq!(batch.ids.as_i64().unwrap(), rows("input_ids"), "{family}");
+        assert_eq!(batch.mask.as_i64().unwrap(), rows("attention_mask"), "{family}");
         assert!(batch.truncated.iter().any(|truncated| *truncated) || family == "whisper");
     }
     assert!(checked > 30);

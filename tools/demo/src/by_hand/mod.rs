@@ -11,9 +11,9 @@ pub(crate) use onnxruntime::Peer;
 pub(crate) use record::Recorder;
 
 use cotensor::core::{DType, Result};
-use cotensor::model::engine::{Capabilities, Engine, FileMode, LoadedGraph};
-use cotensor::model::graph::Graph;
-use cotensor::model::tensor::{Array, ArrayView};
+use cotensor::model::engine::{Capabilities, Engine, FileMode, LoadedGraph, Output, OutputAllocator};
+use cotensor::model::graph::{Graph, Port};
+use cotensor::model::tensor::{Array, TensorRef};
 use cotensor::store::Lease;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -73,50 +73,62 @@ struct Memo {
 }
 
 impl Memo {
-    fn matches(&self, inputs: &[(&str, ArrayView<'_>)], output: &str) -> bool {
-        let equal = |((name, array), (other, view)): (&(String, Array), &(&str, ArrayView<'_>))| {
-            name == other && array.shape() == view.shape() && same_elements(array.view(), *view)
+    fn matches(&self, inputs: &[(&str, TensorRef<'_>)], output: &str) -> bool {
+        let equal = |((name, array), (other, view)): (&(String, Array), &(&str, TensorRef<'_>))| {
+            name == other
+                && (array.dtype(), array.shape()) == (view.dtype(), view.shape())
+                // By bits: a NaN equals itself.
+                && Some(array.bytes()) == view.bytes()
         };
         self.output == output && self.inputs.len() == inputs.len() && self.inputs.iter().zip(inputs).all(equal)
     }
 }
 
 impl LoadedGraph for Memoized {
-    fn run(&self, inputs: &[(&str, ArrayView<'_>)], outputs: &[&str]) -> Result<Vec<Array>> {
-        let [output] = outputs else { return self.compute(inputs, outputs) };
+    fn run(
+        &self,
+        inputs: &[(&str, TensorRef<'_>)],
+        outputs: &[&str],
+        allocator: &dyn OutputAllocator,
+    ) -> Result<Vec<Output>> {
+        let [output] = outputs else {
+            return Ok(self.compute(inputs, outputs, allocator)?.into_iter().map(Output::from).collect());
+        };
         let mut results = self.results.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(memo) = results.iter().find(|memo| memo.matches(inputs, output)) {
-            return Ok(vec![memo.result.clone()]);
+        if let Some(kept) = results.iter().find(|memo| memo.matches(inputs, output)) {
+            return Ok(vec![memo.result.clone().into()]);
         }
-        let computed = self.compute(inputs, outputs)?;
+        let computed = self.compute(inputs, outputs, allocator)?;
         if let [result] = &computed[..] {
-            let inputs = inputs.iter().map(|(name, view)| Ok(((*name).to_owned(), owned(*view)?)));
+            let inputs = inputs.iter().map(|(name, tensor)| Ok(((*name).to_owned(), owned(tensor)?)));
             let inputs = inputs.collect::<Result<_>>()?;
             results.push(Memo { inputs, output: (*output).to_owned(), result: result.clone() });
         }
-        Ok(computed)
+        Ok(computed.into_iter().map(Output::from).collect())
     }
 
     fn precision(&self) -> DType {
         self.graph.precision()
     }
 
-    fn inputs(&self) -> &[String] {
+    fn inputs(&self) -> &[Port] {
         self.graph.inputs()
     }
 
-    fn input_dims(&self, name: &str) -> Option<&[Option<usize>]> {
-        self.graph.input_dims(name)
-    }
-
-    fn outputs(&self) -> &[String] {
+    fn outputs(&self) -> &[Port] {
         self.graph.outputs()
     }
 }
 
 impl Memoized {
-    fn compute(&self, inputs: &[(&str, ArrayView<'_>)], outputs: &[&str]) -> Result<Vec<Array>> {
-        let results = self.graph.run(inputs, outputs)?;
+    fn compute(
+        &self,
+        inputs: &[(&str, TensorRef<'_>)],
+        outputs: &[&str],
+        allocator: &dyn OutputAllocator,
+    ) -> Result<Vec<Array>> {
+        let results = self.graph.run(inputs, outputs, allocator)?;
+        let results = results.into_iter().map(Output::into_array).collect::<Result<Vec<_>>>()?;
         if let Some(recorder) = &self.recorder {
             recorder.record(&self.path, inputs, outputs, &results)?;
         }
@@ -124,21 +136,13 @@ impl Memoized {
     }
 }
 
-fn same_elements(one: ArrayView<'_>, other: ArrayView<'_>) -> bool {
-    match (one, other) {
-        // By bits, so that equal NaNs compare equal.
-        (ArrayView::F32(_, one), ArrayView::F32(_, other)) => {
-            one.iter().map(|value| value.to_bits()).eq(other.iter().map(|value| value.to_bits()))
-        }
-        (ArrayView::I32(_, one), ArrayView::I32(_, other)) => one == other,
-        _ => false,
-    }
-}
-
-fn owned(view: ArrayView<'_>) -> Result<Array> {
-    match view {
-        ArrayView::F32(shape, values) => Array::f32(shape, values.to_vec()),
-        ArrayView::I32(shape, values) => Array::i32(shape, values.to_vec()),
+fn owned(tensor: &TensorRef<'_>) -> Result<Array> {
+    let (dtype, shape) = (tensor.dtype(), tensor.shape());
+    match dtype.size_bytes() {
+        1 => Array::new(dtype, shape, tensor.typed::<u8>()?.to_vec()),
+        2 => Array::new(dtype, shape, tensor.typed::<u16>()?.to_vec()),
+        4 => Array::new(dtype, shape, tensor.typed::<u32>()?.to_vec()),
+        _ => Array::new(dtype, shape, tensor.typed::<u64>()?.to_vec()),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Records which graph runs on which inputs, so that another engine can repeat the runs.
 
 use cotensor::core::{ContentHash, Error, Result};
-use cotensor::model::tensor::{Array, ArrayView};
+use cotensor::model::tensor::{Array, TensorRef};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -60,7 +60,7 @@ impl Recorder {
     pub(crate) fn record(
         &self,
         path: &Path,
-        inputs: &[(&str, ArrayView<'_>)],
+        inputs: &[(&str, TensorRef<'_>)],
         outputs: &[&str],
         results: &[Array],
     ) -> Result<()> {
@@ -68,7 +68,7 @@ impl Recorder {
         let run = recorded.runs.len();
         let mut sources = BTreeMap::new();
         for (name, view) in inputs {
-            let source = match recorded.outputs.get(&content(*view)) {
+            let source = match recorded.outputs.get(&content(*view)?) {
                 Some((run, output)) => Input::Output { run: *run, output: output.clone() },
                 None => Input::File(self.write(&format!("{run}.in.{name}"), *view)?),
             };
@@ -76,9 +76,9 @@ impl Recorder {
         }
         let mut expected = BTreeMap::new();
         for (name, result) in outputs.iter().zip(results) {
-            recorded.outputs.insert(content(result.view()), (run, (*name).to_owned()));
+            recorded.outputs.insert(content(result.into())?, (run, (*name).to_owned()));
             if outputs.len() == 1 || *name == "logits" {
-                expected.insert((*name).to_owned(), self.write(&format!("{run}.out.{name}"), result.view())?);
+                expected.insert((*name).to_owned(), self.write(&format!("{run}.out.{name}"), result.into())?);
             }
         }
         let outputs = outputs.iter().map(|name| (*name).to_owned()).collect();
@@ -97,23 +97,20 @@ impl Recorder {
         std::fs::write(&path, plan).map_err(|error| Error::io("cannot write", &error).in_file(&path))
     }
 
-    fn write(&self, name: &str, view: ArrayView<'_>) -> Result<File> {
+    fn write(&self, name: &str, view: TensorRef<'_>) -> Result<File> {
         let path = self.folder.join(name);
-        std::fs::write(&path, bytes(view)).map_err(|error| Error::io("cannot write", &error).in_file(&path))?;
+        std::fs::write(&path, bytes(&view)?).map_err(|error| Error::io("cannot write", &error).in_file(&path))?;
         Ok(File { file: name.to_owned(), dtype: view.dtype().name(), shape: view.shape().to_vec() })
     }
 }
 
-fn bytes(view: ArrayView<'_>) -> Vec<u8> {
-    match view {
-        ArrayView::F32(_, values) => values.iter().flat_map(|value| value.to_ne_bytes()).collect(),
-        ArrayView::I32(_, values) => values.iter().flat_map(|value| value.to_ne_bytes()).collect(),
-    }
+fn bytes<'a>(tensor: &TensorRef<'a>) -> Result<&'a [u8]> {
+    tensor.bytes().ok_or_else(|| Error::unsupported("only tensors in host memory can be recorded"))
 }
 
-/// Hash of an array's type, shape and elements.
-fn content(view: ArrayView<'_>) -> ContentHash {
-    let mut all = format!("{} {:?} ", view.dtype().name(), view.shape()).into_bytes();
-    all.extend(bytes(view));
-    ContentHash::of(&all)
+/// Hash of a tensor's type, shape and elements.
+fn content(tensor: TensorRef<'_>) -> Result<ContentHash> {
+    let mut all = format!("{} {:?} ", tensor.dtype().name(), tensor.shape()).into_bytes();
+    all.extend(bytes(&tensor)?);
+    Ok(ContentHash::of(&all))
 }

@@ -4,35 +4,31 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Adds one to its input, and counts its runs.
 struct AddOne {
     runs: AtomicUsize,
-    names: [String; 1],
 }
 
 impl LoadedGraph for AddOne {
-    fn run(&self, inputs: &[(&str, ArrayView<'_>)], outputs: &[&str]) -> Result<Vec<Array>> {
+    fn run(&self, inputs: &[(&str, TensorRef<'_>)], outputs: &[&str], _: &dyn OutputAllocator) -> Result<Vec<Output>> {
         self.runs.fetch_add(1, Ordering::Relaxed);
-        let (_, ArrayView::F32(shape, values)) = inputs[0] else { panic!("float32 expected") };
-        outputs.iter().map(|_| Array::f32(shape, values.iter().map(|value| value + 1.0).collect())).collect()
+        let (shape, values) = (inputs[0].1.shape(), inputs[0].1.typed::<f32>()?);
+        let add = |_| Array::f32(shape, values.iter().map(|value| value + 1.0).collect()).map(Output::from);
+        outputs.iter().map(add).collect()
     }
 
     fn precision(&self) -> DType {
         DType::F32
     }
 
-    fn inputs(&self) -> &[String] {
-        &self.names
+    fn inputs(&self) -> &[Port] {
+        &[]
     }
 
-    fn input_dims(&self, _: &str) -> Option<&[Option<usize>]> {
-        None
-    }
-
-    fn outputs(&self) -> &[String] {
-        &self.names
+    fn outputs(&self) -> &[Port] {
+        &[]
     }
 }
 
 fn memoized(recorder: Option<Arc<Recorder>>) -> (Arc<AddOne>, Memoized) {
-    let graph = Arc::new(AddOne { runs: AtomicUsize::new(0), names: ["x".to_owned()] });
+    let graph = Arc::new(AddOne { runs: AtomicUsize::new(0) });
     let inner = Arc::clone(&graph) as Arc<dyn LoadedGraph>;
     let path = PathBuf::from("add.onnx");
     (graph, Memoized { path, graph: inner, results: Mutex::default(), recorder })
@@ -42,7 +38,7 @@ fn memoized(recorder: Option<Arc<Recorder>>) -> (Arc<AddOne>, Memoized) {
 fn result_is_computed_once_for_equal_inputs_and_outputs() {
     let (graph, memoized) = memoized(None);
     let run = |values: &[f32], outputs: &[&str]| {
-        memoized.run(&[("x", ArrayView::F32(&[values.len()], values))], outputs).unwrap()
+        memoized.run_alone(&[("x", TensorRef::f32(&[values.len()], values).unwrap())], outputs).unwrap()
     };
     assert_eq!(run(&[1.0, f32::NAN], &["y"])[0].as_f32().unwrap()[0], 2.0);
     run(&[1.0, f32::NAN], &["y"]);
@@ -63,8 +59,8 @@ fn recorded_input_names_the_run_that_produced_it() {
     let folder = tempfile::tempdir().unwrap();
     let recorder = Arc::new(Recorder::new(folder.path()));
     let (_, memoized) = memoized(Some(Arc::clone(&recorder)));
-    let first = memoized.run(&[("x", ArrayView::F32(&[2], &[1.0, 2.0]))], &["y"]).unwrap();
-    memoized.run(&[("x", first[0].view())], &["y"]).unwrap();
+    let first = memoized.run_alone(&[("x", TensorRef::f32(&[2], &[1.0, 2.0]).unwrap())], &["y"]).unwrap();
+    memoized.run_alone(&[("x", (&first[0]).into())], &["y"]).unwrap();
     recorder.finish().unwrap();
     let plan: serde_json::Value =
         serde_json::from_slice(&std::fs::read(folder.path().join(record::PLAN_FILE)).unwrap()).unwrap();

@@ -1,5 +1,6 @@
 //! The default engine: the crate `rten`, which reads weights from the segments of the store.
 
+mod convert;
 mod engine;
 
 pub use engine::RtenEngine;

@@ -2,7 +2,7 @@
 
 use cotensor_model::engine::{Engine, FileMode, LoadedGraph, RtenEngine};
 use cotensor_model::graph::Graph;
-use cotensor_model::tensor::{Array, ArrayView};
+use cotensor_model::tensor::{Array, TensorRef};
 use cotensor_model::weights::{LoadedWeights, load_weights};
 use cotensor_store::{EmbeddedStore, Store};
 use rten_onnx::onnx::{
@@ -173,5 +173,5 @@ pub(crate) fn load_plain(path: &Path) -> Arc<dyn LoadedGraph> {
 /// Runs [`linear`] on two rows.
 pub(crate) fn run_linear(graph: &dyn LoadedGraph) -> Array {
     let x = noise(2 * SIZE, 3);
-    graph.run(&[("x", ArrayView::F32(&[2, SIZE], &x))], &["y"]).unwrap().remove(0)
+    graph.run_alone(&[("x", TensorRef::f32(&[2, SIZE], &x).unwrap())], &["y"]).unwrap().remove(0)
 }

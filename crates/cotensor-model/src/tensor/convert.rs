@@ -1,0 +1,185 @@
+//! Conversions between element types. All elements are little-endian.
+
+use cotensor_core::{DType, Error, Result};
+use cotensor_preprocess::Array;
+
+/// Converts floating-point elements to `float32`.
+///
+/// # Panics
+/// For an integer type.
+pub(crate) fn to_f32(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    let halves = || bytes.as_chunks::<2>().0.iter().map(|&bytes| u16::from_le_bytes(bytes));
+    match dtype {
+        DType::F16 => halves().map(f16_to_f32).collect(),
+        DType::BF16 => halves().map(|half| f32::from_bits(u32::from(half) << 16)).collect(),
+        DType::F32 => bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect(),
+        DType::F64 => bytes.as_chunks().0.iter().map(|&bytes| f64::from_le_bytes(bytes) as f32).collect(),
+        other => panic!("{other} is not a floating-point type"),
+    }
+}
+
+/// Converts integer or Boolean elements to `int32`.
+///
+/// # Errors
+/// `Invalid` for a number that does not fit 32 bits.
+///
+/// # Panics
+/// For a floating-point type.
+pub(crate) fn to_i32(dtype: DType, bytes: &[u8]) -> Result<Vec<i32>> {
+    fn checked<const N: usize, T: TryInto<i32>>(bytes: &[u8], read: fn([u8; N]) -> T) -> Result<Vec<i32>> {
+        let convert = |(index, &bytes): (usize, &[u8; N])| {
+            let fits = read(bytes).try_into();
+            fits.map_err(|_| {
+                Error::invalid(format!("element {index} does not fit int32, in which the engine computes"))
+            })
+        };
+        bytes.as_chunks::<N>().0.iter().enumerate().map(convert).collect()
+    }
+    match dtype {
+        DType::Bool => Ok(bytes.iter().map(|&byte| i32::from(byte != 0)).collect()),
+        DType::U8 => checked(bytes, u8::from_le_bytes),
+        DType::I8 => checked(bytes, i8::from_le_bytes),
+        DType::U16 => checked(bytes, u16::from_le_bytes),
+        DType::I16 => checked(bytes, i16::from_le_bytes),
+        DType::U32 => checked(bytes, u32::from_le_bytes),
+        DType::I32 => checked(bytes, i32::from_le_bytes),
+        DType::U64 => checked(bytes, u64::from_le_bytes),
+        DType::I64 => checked(bytes, i64::from_le_bytes),
+        other => panic!("{other} is not an integer type"),
+    }
+}
+
+/// An array of `dtype` with the numbers of a `float32` array; `None` when `dtype` is not a floating-point type.
+pub(crate) fn from_f32(shape: &[usize], values: Vec<f32>, dtype: DType) -> Option<Result<Array>> {
+    Some(match dtype {
+        DType::F32 => Array::f32(shape, values),
+        DType::F16 => Array::new(dtype, shape, values.into_iter().map(f32_to_f16).collect()),
+        DType::BF16 => Array::new(dtype, shape, values.into_iter().map(f32_to_bf16).collect()),
+        DType::F64 => Array::new(dtype, shape, values.into_iter().map(f64::from).collect()),
+        _ => return None,
+    })
+}
+
+/// An array of `dtype` with the numbers of an `int32` array, which wrap around in a narrower type; `None` when `dtype` is not an
+/// integer type.
+pub(crate) fn from_i32(shape: &[usize], values: Vec<i32>, dtype: DType) -> Option<Result<Array>> {
+    fn array<T>(dtype: DType, shape: &[usize], values: Vec<i32>, convert: fn(i32) -> T) -> Result<Array>
+    where
+        T: bytemuck::NoUninit + Send + Sync,
+    {
+        Array::new(dtype, shape, values.into_iter().map(convert).collect())
+    }
+    Some(match dtype {
+        DType::I32 => Array::i32(shape, values),
+        DType::Bool => array(dtype, shape, values, |value| u8::from(value != 0)),
+        DType::U8 => array(dtype, shape, values, |value| value as u8),
+        DType::I8 => array(dtype, shape, values, |value| value as i8),
+        DType::U16 => array(dtype, shape, values, |value| value as u16),
+        DType::I16 => array(dtype, shape, values, |value| value as i16),
+        DType::U32 => array(dtype, shape, values, |value| value as u32),
+        DType::U64 => array(dtype, shape, values, |value| value as u64),
+        DType::I64 => array(dtype, shape, values, i64::from),
+        _ => return None,
+    })
+}
+
+/// The value of an IEEE 754 half, given by its bits.
+pub(crate) fn f16_to_f32(half: u16) -> f32 {
+    let sign = u32::from(half >> 15) << 31;
+    let exponent = u32::from(half >> 10 & 0x1f);
+    let fraction = u32::from(half & 0x3ff);
+    match (exponent, fraction) {
+        // Subnormal halves are multiples of 2^-24; so is zero.
+        (0, _) => f32::from_bits(sign | (fraction as f32 * 2f32.powi(-24)).to_bits()),
+        (0x1f, _) => f32::from_bits(sign | 0xff << 23 | fraction << 13),
+        _ => f32::from_bits(sign | (exponent + 127 - 15) << 23 | fraction << 13),
+    }
+}
+
+/// The bits of the nearest IEEE 754 half; ties go to the even fraction.
+pub(crate) fn f32_to_f16(value: f32) -> u16 {
+    let sign = (value.to_bits() >> 16 & 0x8000) as u16;
+    let magnitude = value.abs();
+    if magnitude.is_nan() {
+        return sign | 0x7e00;
+    }
+    if magnitude < 2f32.powi(-14) {
+        // A multiple of 2^-24: scaling by a power of two is exact. 1024 is the smallest normal number.
+        return sign | (magnitude * 2f32.powi(24)).round_ties_even() as u16;
+    }
+    let bits = magnitude.to_bits();
+    // 13 bits of the fraction are dropped; adding half of their range rounds, the last kept bit decides ties.
+    let rounded = (bits + 0xfff + (bits >> 13 & 1)) >> 13;
+    // The exponents differ by 112. A larger exponent is infinity.
+    sign | (rounded - (112 << 10)).min(0x7c00) as u16
+}
+
+fn f32_to_bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    if value.is_nan() {
+        return (bits >> 16) as u16 | 0x40;
+    }
+    ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_precision_values_are_exact() {
+        for (half, value) in [
+            (0x0000, 0.0),
+            (0x8000, -0.0),
+            (0x3c00, 1.0),
+            (0xc000, -2.0),
+            (0x7bff, 65504.0),
+            (0x0001, 2f32.powi(-24)),
+            (0x03ff, 1023.0 * 2f32.powi(-24)),
+            (0x0400, 2f32.powi(-14)),
+            (0x3555, 0.333_251_95),
+            (0x7c00, f32::INFINITY),
+            (0xfc00, f32::NEG_INFINITY),
+        ] {
+            assert_eq!(f16_to_f32(half).to_bits(), value.to_bits(), "{half:#06x}");
+        }
+        assert!(f16_to_f32(0x7e00).is_nan());
+    }
+
+    #[test]
+    fn every_half_survives_a_round_trip_and_rounding_is_to_nearest_even() {
+        for half in 0..=u16::MAX {
+            let value = f16_to_f32(half);
+            assert!(
+                value.is_nan() && f16_to_f32(f32_to_f16(value)).is_nan() || f32_to_f16(value) == half,
+                "{half:#06x}"
+            );
+        }
+        let step = 2f32.powi(-10);
+        for (value, half) in [
+            (1.0 + step / 2.0, 0x3c00),
+            (1.0 + step * 1.5, 0x3c02),
+            (1.0 + step * 0.51, 0x3c01),
+            (65519.0, 0x7bff),
+            (65520.0, 0x7c00),
+            (f32::MAX, 0x7c00),
+            (2f32.powi(-25), 0),
+            (2f32.powi(-25) * 1.01, 1),
+        ] {
+            assert_eq!((f32_to_f16(value), f32_to_f16(-value)), (half, half | 0x8000), "{value}");
+        }
+    }
+
+    #[test]
+    fn integers_convert_both_ways_and_large_ones_are_refused() {
+        let wide: Vec<u8> = [-1i64, 7, i64::from(i32::MAX)].iter().flat_map(|value| value.to_le_bytes()).collect();
+        assert_eq!(to_i32(DType::I64, &wide).unwrap(), [-1, 7, i32::MAX]);
+        let error = to_i32(DType::I64, &(1i64 << 31).to_le_bytes()).unwrap_err();
+        assert!(error.message().contains("element 0"), "{error}");
+        assert_eq!(to_i32(DType::Bool, &[0, 1, 255]).unwrap(), [0, 1, 1]);
+        let back = |dtype| from_i32(&[2], vec![0, 300], dtype).unwrap().unwrap();
+        assert_eq!(back(DType::I64).as_i64().unwrap(), [0, 300]);
+        assert_eq!(back(DType::Bool).bytes(), [0, 1]);
+        assert!(from_i32(&[2], vec![0, 300], DType::F32).is_none());
+    }
+}
