@@ -1,4 +1,4 @@
-//! Opening and dropping a model a hundred times gives all of it back. Alone in its file, because it looks at the whole process.
+//! Loading and dropping a graph a hundred times releases all memory. A program of its own: it measures the whole process.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 
@@ -11,7 +11,7 @@ use cotensor_model::engine::{Engine, FileMode, RtenEngine};
 use cotensor_store::{MemoryControl, StoreReports};
 use onnx::*;
 
-/// Rows of the weight here: 4 MiB in all, so that a hundred leaked copies could not hide.
+/// Rows of the weight, 4 MiB in total: a hundred leaked copies are visible.
 const ROWS: usize = 32 * 1024;
 
 fn mappings() -> usize {
@@ -25,7 +25,7 @@ fn resident_bytes() -> usize {
 }
 
 #[test]
-fn a_hundred_opens_leave_nothing() {
+fn hundred_loads_release_all_memory() {
     let folder = tempfile::tempdir().unwrap();
     let mut model = embedded_linear();
     let graph = model.graph.as_mut().unwrap();
@@ -42,7 +42,7 @@ fn a_hundred_opens_leave_nothing() {
             let rows = cotensor_model::tensor::TensorRef::i64(&[2], &[5, 6]).unwrap();
             assert_eq!(graph.run_alone(&[("rows", rows)], &["y"]).unwrap()[0].shape(), [2, SIZE]);
         }
-        // Each engine brings threads; its own must end with it.
+        // Each engine starts threads, which must end with it.
         drop(load_plain(&path));
     };
     for _ in 0..5 {

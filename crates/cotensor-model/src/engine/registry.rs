@@ -1,35 +1,35 @@
-//! The engines of this build. A new engine is one file beside this one and one line here.
+//! The engines of this build. A new engine is a folder beside this file and a line in `ENGINES`.
 
 use super::api::Engine;
 use super::rten::RtenEngine;
 use cotensor_core::{Error, Result};
 use std::sync::Arc;
 
-/// Opens an engine with so many threads of its own; `None` lets it choose.
+/// Opens an engine with `threads` threads of its own; `None` lets the engine choose.
 type Open = fn(threads: Option<usize>) -> Arc<dyn Engine>;
 
-/// Every engine by its name, the default first.
+/// The engines by name; the first is the default.
 const ENGINES: &[(&str, Open)] = &[(RtenEngine::NAME, |threads| Arc::new(RtenEngine::new(threads)))];
 
-/// The names of all engines, the default first.
+/// The names of all engines; the first is the default.
 pub fn names() -> impl Iterator<Item = &'static str> {
     ENGINES.iter().map(|(name, _)| *name)
 }
 
-/// The engine of that name with `threads` threads of its own; `None` lets it choose.
+/// Opens the engine of this name with `threads` threads of its own; `None` lets the engine choose.
 ///
 /// # Errors
-/// `Invalid` for a name that no engine has; the message lists those there are.
+/// `Invalid` for an unknown name; the message lists the engines.
 pub fn open(name: &str, threads: Option<usize>) -> Result<Arc<dyn Engine>> {
     let found = ENGINES.iter().find(|(known, _)| *known == name);
     let (_, open) = found.ok_or_else(|| {
         let known = names().collect::<Vec<_>>().join(", ");
-        Error::invalid(format!("{name:?} is no engine: {known}")).in_field("engine")
+        Error::invalid(format!("{name:?} is not an engine; engines: {known}")).in_field("engine")
     })?;
     Ok(open(threads))
 }
 
-/// The default engine.
+/// Opens the default engine.
 pub fn open_default(threads: Option<usize>) -> Arc<dyn Engine> {
     let (_, open) = ENGINES[0];
     open(threads)

@@ -38,7 +38,7 @@ pub(crate) fn canonical_folder(folder: &Path) -> Result<PathBuf> {
 /// Reads a regular file of at most `bytes_max` bytes.
 pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
     let io = |error: std::io::Error| Error::io("cannot read", &error).in_file(path);
-    // Asked before opening: opening a pipe would wait for its writer.
+    // Checked before the file is opened: opening a pipe would wait for its writer.
     let found = std::fs::metadata(path).map_err(io)?;
     if !found.is_file() {
         return Err(Error::invalid("not a regular file").in_file(path));

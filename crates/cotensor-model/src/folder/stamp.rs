@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// The most entries that a model's folder and the folders in it may have.
+/// The most entries in a model's folder and its subfolders.
 const ENTRIES_MAX: usize = 10_000;
 
-/// Sizes and times of all files of a model: those in its folder and in the folders directly in it, hidden ones left out.
+/// Sizes and times of the files in a model's folder and its direct subfolders, without hidden files.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct FolderStamp {
     files: BTreeMap<PathBuf, Stamp>,
-    /// Whether every file was written long enough ago that another write would have changed its times.
+    /// Whether every file is old enough that a further write would change its times.
     settled: bool,
 }
 
@@ -28,30 +28,30 @@ impl FolderStamp {
         Ok(stamp)
     }
 
-    /// Whether the files are those that `earlier` saw, and a write since then would have been seen.
+    /// Whether the files are unchanged since `earlier`. False if `earlier` could not detect a later write.
     pub(crate) fn continues(&self, earlier: &FolderStamp) -> bool {
         earlier.settled && self.files == earlier.files
     }
 
-    /// Whether sizes and times are the same. Says less than [`continues`](Self::continues) about files that were just written.
+    /// Whether sizes and times are equal. Less strict than [`continues`](Self::continues) for files that were just written.
     pub(crate) fn same_files(&self, other: &FolderStamp) -> bool {
         self.files == other.files
     }
 
-    /// Adds the files of one folder and returns the folders in it.
+    /// Adds the files of one folder and returns its subfolders.
     fn add(&mut self, folder: &Path, now: SystemTime, room: &mut usize) -> Result<Vec<PathBuf>> {
         let io = |error: std::io::Error| Error::io("cannot read the model folder", &error).in_file(folder);
         let mut inner = Vec::new();
         for entry in std::fs::read_dir(folder).map_err(io)? {
             let entry = entry.map_err(io)?;
             *room = room.checked_sub(1).ok_or_else(|| {
-                Error::invalid(format!("a model folder of more than {ENTRIES_MAX} entries")).in_file(folder)
+                Error::invalid(format!("the model folder has more than {ENTRIES_MAX} entries")).in_file(folder)
             })?;
             if entry.file_name().as_encoded_bytes().starts_with(b".") {
                 continue;
             }
             let path = entry.path();
-            // A link that leads nowhere is no file of the model.
+            // A broken link is ignored.
             let Ok(metadata) = path.metadata() else { continue };
             if metadata.is_dir() {
                 inner.push(path);
@@ -65,7 +65,7 @@ impl FolderStamp {
     }
 }
 
-/// The error for a model whose folder is no longer what was opened.
+/// The error for a model whose folder changed after it was opened.
 pub(crate) fn changed(folder: &Path) -> Error {
     let message = "the model's folder changed since the model was opened; open it again";
     Error::new(ErrorKind::Conflict, message).in_file(folder)

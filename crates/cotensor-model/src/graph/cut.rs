@@ -1,10 +1,11 @@
-//! A graph that is trunk and head in one file, cut in two, so that models with the same trunk share its computation.
+//! Cuts a graph that holds trunk and head, so that models with the same trunk share its computation.
 //!
-//! The trunk ends with the last encoder block ([`encoder`](super::encoder) proves the place). A graph without such a place is not cut.
+//! The trunk ends with the last encoder block; [`encoder`](super::encoder) proves its position. A graph without such a position is
+//! not cut.
 
 use super::encoder::{Cut, EncoderSize, find};
-use super::graph::Graph;
 use super::initializer;
+use super::onnx::Graph;
 use super::proto::port;
 use cotensor_core::{Error, Hasher, Result};
 use rten_onnx::onnx::{
@@ -21,15 +22,15 @@ enum Half {
 }
 
 impl Graph {
-    /// The part up to the end of the last of the encoder's blocks. Its only output is that block's result, named `output`.
+    /// The part up to the end of the last encoder block. Its only output is the result of that block, named `output`.
     ///
     /// # Errors
-    /// `Unsupported` with the reason when the graph has no place that is provably the end of an encoder of this size.
+    /// `Unsupported` when the end of an encoder of this size cannot be proved; the message has the reason.
     pub fn trunk(self, output: &str, encoder: EncoderSize) -> Result<Graph> {
         self.half(Half::Trunk, output, encoder)
     }
 
-    /// The part after the last of the encoder's blocks. Its only input is that block's result, named `input`.
+    /// The part after the last encoder block. Its only input is the result of that block, named `input`.
     ///
     /// # Errors
     /// As [`Graph::trunk`].
@@ -38,11 +39,11 @@ impl Graph {
     }
 
     fn half(mut self, half: Half, name: &str, encoder: EncoderSize) -> Result<Graph> {
-        let graph = self.model.graph.as_mut().expect("a graph without its graph is not opened");
+        let graph = self.model.graph.as_mut().expect("an opened model has a graph");
         let cut = find(graph, encoder).map_err(|why| {
             Error::unsupported(format!("the graph does not give {name} and cannot be cut: {why}")).in_field(name)
         })?;
-        // The name may be the value's already, but no other's.
+        // The value may have the name already, but no other value may.
         let uses = |node: &NodeProto| node.input.iter().chain(&node.output).any(|known| known == name);
         let constant = |tensor: &TensorProto| tensor.name.as_deref() == Some(name);
         if cut.value != name && (graph.node.iter().any(uses) || graph.initializer.iter().any(constant)) {
@@ -57,7 +58,7 @@ impl Graph {
                 self.outputs = vec![port];
             }
             Half::Head => {
-                // What depends on no input belongs to whichever half needs it.
+                // Both halves may need a node that is independent of the inputs.
                 let mut position = 0;
                 graph.node.retain(|_| {
                     position += 1;
@@ -87,12 +88,12 @@ impl Graph {
     }
 }
 
-/// The description of the value at the cut, under its new name. Where the file has none it is made up of what a trunk
-/// gives, because engines choose kernels by it: hidden states `[batch, tokens, width]`.
+/// The description of the value at the cut, under its new name. If the file has none, it describes hidden states
+/// `[batch, tokens, width]`: engines choose kernels by it.
 fn boundary(graph: &GraphProto, cut: &Cut, name: &str) -> ValueInfoProto {
     let known = graph.value_info.iter().find(|known| known.name.as_ref() == Some(&cut.value));
     let kind = known.and_then(|known| known.r#type.clone()).unwrap_or_else(|| {
-        // The scale or shift that the normalization ends in.
+        // The scale or the shift at the end of the normalization.
         let ends_in =
             |tensor: &&TensorProto| tensor.name.as_ref().is_some_and(|name| graph.node[cut.node].input.contains(name));
         let width = graph.initializer.iter().find(ends_in).and_then(|tensor| tensor.dims.last().copied());
@@ -106,7 +107,7 @@ fn boundary(graph: &GraphProto, cut: &Cut, name: &str) -> ValueInfoProto {
     ValueInfoProto { name: Some(name.to_owned()), r#type: Some(kind) }
 }
 
-/// Drops the nodes that no output needs.
+/// Drops nodes on which no output depends.
 fn prune(graph: &mut GraphProto) {
     let mut needed: HashSet<String> = graph.output.iter().filter_map(|output| output.name.clone()).collect();
     let mut kept = Vec::with_capacity(graph.node.len());

@@ -1,32 +1,31 @@
-//! The end of an encoder in a graph, found by the structure that every encoder block has.
+//! Finds the end of an encoder in a graph by the structure of encoder blocks.
 //!
-//! A transformer block multiplies two values that depend on the input twice (queries by keys, weights by values), adds the
-//! result to the residual stream, and adds a feed-forward part to it. Two normalizations follow the last such
-//! product: the one around the feed-forward part, and the one that ends the encoder. A head's own normalization comes later and adds
-//! no residual, so it is never taken for the end.
+//! A transformer block multiplies two values that depend on the input twice (queries by keys, weights by values), adds the result to
+//! the residual stream, and adds a feed-forward part. Two normalizations follow the last such product: one around the feed-forward
+//! part, and one at the end of the encoder. A normalization of the head comes later and adds no residual, so it is not the end.
 
 use super::proto::{normal_domain, tensor_bytes};
 use rten_onnx::onnx::{GraphProto, NodeProto, TensorProto};
 use std::collections::{HashMap, HashSet};
 
-/// The size of an encoder, as its configuration says.
+/// The size of an encoder, from its configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncoderSize {
-    /// How many blocks it has.
+    /// The number of blocks.
     pub layers: usize,
-    /// How many elements its hidden states have.
+    /// The elements of a hidden state.
     pub width: usize,
 }
 
-/// Where to cut: nodes up to and with `node` are the trunk, and `value` is the only varying value that the rest reads.
+/// The position of a cut: the nodes up to `node` are the trunk, and `value` is the only varying value that the head reads.
 pub(super) struct Cut {
     pub(super) node: usize,
     pub(super) value: String,
-    /// For each node, whether it depends on no input of the graph.
+    /// For each node, whether it is independent of the inputs of the graph.
     pub(super) constant: Vec<bool>,
 }
 
-/// A layer normalization: one node, or the nodes that it is spelt out in.
+/// A layer normalization: one node or a sequence of nodes.
 struct Norm<'g> {
     end: usize,
     input: &'g str,
@@ -36,18 +35,18 @@ struct Norm<'g> {
 /// Finds the end of the last encoder block.
 ///
 /// # Errors
-/// Why there is no place that is provably that end.
+/// The reason why the end cannot be proved.
 pub(super) fn find(graph: &GraphProto, size: EncoderSize) -> Result<Cut, String> {
     let constants: HashMap<&str, &TensorProto> =
         graph.initializer.iter().filter_map(|tensor| Some((tensor.name.as_deref()?, tensor))).collect();
-    let flow = Flow::of(graph, &constants).ok_or("it has subgraphs, or its nodes are out of order")?;
+    let flow = Flow::of(graph, &constants).ok_or("the graph has subgraphs, or its nodes are out of order")?;
     let walk = Walk::new(graph, &constants, &flow);
 
     let products: Vec<usize> =
         (0..graph.node.len()).flat_map(|node| std::iter::repeat_n(node, walk.products(node))).collect();
     let (wanted, count) = (size.layers.saturating_mul(2), products.len());
     let (Some(&last), true) = (products.last(), count == wanted) else {
-        return Err(format!("{} encoder blocks make {wanted} attention products, it makes {count}", size.layers));
+        return Err(format!("{} encoder blocks have {wanted} attention products, the graph has {count}", size.layers));
     };
     let mut norms = (last + 1..graph.node.len()).filter_map(|node| walk.norm(node));
     let (Some(inner), Some(outer)) = (norms.next(), norms.next()) else {
@@ -74,13 +73,13 @@ pub(super) fn find(graph: &GraphProto, size: EncoderSize) -> Result<Cut, String>
         return Err("the last block's result is an output already, under another name".into());
     }
     if crossings(graph, &flow)[outer.end].as_deref() != Some(outer.output) {
-        return Err("what follows the last block reads other values, too".into());
+        return Err("the nodes after the last block read other values, too".into());
     }
     let constant = graph.node.iter().map(|node| !node.output.iter().any(|name| flow.varying.contains(name.as_str())));
     Ok(Cut { node: outer.end, value: outer.output.to_owned(), constant: constant.collect() })
 }
 
-/// A graph with what is known of its values.
+/// A graph with indexes of its values.
 struct Walk<'g> {
     graph: &'g GraphProto,
     constants: &'g HashMap<&'g str, &'g TensorProto>,
@@ -101,7 +100,7 @@ impl<'g> Walk<'g> {
         Self { graph, constants, flow, makers: graph.node.iter().flat_map(makes).collect(), readers }
     }
 
-    /// How many products of two varying values a node makes.
+    /// The number of products of two varying values that a node computes.
     fn products(&self, node: usize) -> usize {
         let node = &self.graph.node[node];
         let varying = || node.input.iter().filter(|name| self.flow.varying.contains(name.as_str())).count() >= 2;
@@ -112,7 +111,7 @@ impl<'g> Walk<'g> {
         }
     }
 
-    /// The normalization that begins at a node.
+    /// The normalization that starts at a node.
     fn norm(&self, start: usize) -> Option<Norm<'g>> {
         let node = &self.graph.node[start];
         let (input, first) = (node.input.first()?, node.output.first()?);
@@ -138,18 +137,18 @@ impl<'g> Walk<'g> {
         Some(Norm { end, input, output })
     }
 
-    /// The first node that reads a value and is like that, and its first output.
+    /// The first node that reads a value and satisfies `like`, and its first output.
     fn reader(&self, name: &str, like: impl Fn(&NodeProto) -> bool) -> Option<(usize, &'g str)> {
         let at = *self.readers.get(name)?.iter().find(|&&at| like(&self.graph.node[at]))?;
         Some((at, self.graph.node[at].output.first()?))
     }
 
-    /// The value that `name` is a copy of, perhaps in another element type.
+    /// The value of which `name` is a copy, possibly with another element type.
     fn origin<'a>(&self, mut name: &'a str) -> &'a str
     where
         'g: 'a,
     {
-        // Nodes are in order, so the loop ends.
+        // The nodes are in order, so the loop ends.
         while let Some(node) = self.makers.get(name)
             && matches!(operator(node), "Identity" | "Cast" | "Dropout")
             && let Some(input) = node.input.first()
@@ -159,7 +158,7 @@ impl<'g> Walk<'g> {
         name
     }
 
-    /// The two varying values whose sum a value is.
+    /// The two varying summands of a value.
     fn sum(&self, name: &str) -> Option<(&'g str, &'g str)> {
         let name = self.origin(name);
         let node = self.makers.get(name).filter(|node| operator(node) == "Add")?;
@@ -169,7 +168,7 @@ impl<'g> Walk<'g> {
         }
     }
 
-    /// All values after node `from` that depend on `name`, itself included.
+    /// All values after node `from` that depend on `name`, including `name`.
     fn depending_on(&self, name: &'g str, from: usize) -> HashSet<&'g str> {
         let mut found = HashSet::from([name]);
         for node in &self.graph.node[from..] {
@@ -181,7 +180,7 @@ impl<'g> Walk<'g> {
     }
 }
 
-/// The name of an operator of ONNX's own; empty for one of another domain.
+/// The name of an operator in ONNX's own domain; empty for other domains.
 fn operator(node: &NodeProto) -> &str {
     match normal_domain(node.domain.as_deref()) {
         "" => node.op_type.as_deref().unwrap_or_default(),
@@ -189,7 +188,7 @@ fn operator(node: &NodeProto) -> &str {
     }
 }
 
-/// For each node: the one varying value that those after it need; `None` where they need more.
+/// For each node: the only varying value that later nodes read; `None` if they read several.
 fn crossings(graph: &GraphProto, flow: &Flow<'_>) -> Vec<Option<String>> {
     let count = graph.node.len();
     let mut last_use: HashMap<&str, usize> = HashMap::new();
@@ -209,14 +208,14 @@ fn crossings(graph: &GraphProto, flow: &Flow<'_>) -> Vec<Option<String>> {
     crossings
 }
 
-/// Which values depend on the graph's inputs.
+/// The values that depend on the inputs of the graph.
 struct Flow<'g> {
     inputs: Vec<&'g str>,
     varying: HashSet<&'g str>,
 }
 
 impl<'g> Flow<'g> {
-    /// `None` for nodes out of order, names defined twice, and subgraphs, which may read any value around them.
+    /// `None` for nodes out of order, names that are defined twice, and subgraphs, which may read any outer value.
     fn of(graph: &'g GraphProto, constants: &HashMap<&str, &TensorProto>) -> Option<Self> {
         let names = graph.input.iter().filter_map(|input| input.name.as_deref());
         let inputs: Vec<&str> = names.filter(|name| !constants.contains_key(name)).collect();
@@ -243,7 +242,7 @@ impl<'g> Flow<'g> {
     }
 }
 
-/// Whether a mean is over the last axis.
+/// Whether a node reduces the last axis.
 fn over_last_axis(node: &NodeProto, constants: &HashMap<&str, &TensorProto>) -> bool {
     let attribute = node.attribute.iter().find(|attribute| attribute.name.as_deref() == Some("axes"));
     match (attribute, node.input.get(1).and_then(|name| constants.get(name.as_str()))) {

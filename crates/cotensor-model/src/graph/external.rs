@@ -1,4 +1,4 @@
-//! External data: which file, which bytes of it, and that both are inside the model's folder.
+//! External data: finds the file and the range of bytes, and checks that the file is inside the model's folder.
 
 use super::wire::{DataField, Span};
 use cotensor_core::{Error, Result};
@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 /// The folder of one model file.
 pub(super) struct Folder<'a> {
     model: &'a Path,
-    /// Resolved path and length in bytes of each file named so far.
+    /// Resolved path and length in bytes of each file, by the name in the graph.
     files: HashMap<String, (PathBuf, u64)>,
 }
 
@@ -23,8 +23,7 @@ impl<'a> Folder<'a> {
         self.model.canonicalize().map_err(|error| Error::io("resolving", &error))
     }
 
-    /// The file and bytes that an initializer of `size` bytes names. A missing offset is zero, a missing length
-    /// is what the shape says.
+    /// The file and the range of an initializer of `size` bytes. A missing offset is zero; a missing length is `size`.
     pub(super) fn external(&mut self, entries: &[StringStringEntryProto], size: u64) -> Result<(PathBuf, Span)> {
         let get = |key: &str| {
             entries.iter().find(|entry| entry.key.as_deref() == Some(key)).and_then(|entry| entry.value.as_deref())
@@ -40,9 +39,9 @@ impl<'a> Folder<'a> {
         let offset = number("offset")?.unwrap_or(0);
         let length = number("length")?.unwrap_or(size);
         if offset.checked_add(length).is_none_or(|end| end > file_bytes) {
-            let place = format!("{length} bytes at {offset}");
+            let range = format!("{length} bytes at {offset}");
             return Err(Error::corrupt(format!(
-                "external data {location:?} has {file_bytes} bytes, needed are {place}"
+                "external data {location:?} has {file_bytes} bytes, needed are {range}"
             )));
         }
         Ok((file, Span { field: DataField::Raw, offset, length }))
@@ -64,7 +63,7 @@ impl<'a> Folder<'a> {
         };
         let missing = |error| Error::io(format!("external data {location:?}"), &error);
         let file = folder.join(relative).canonicalize().map_err(missing)?;
-        // Hub caches link the graph and its data into one folder of blobs, so the real graph's folder counts, too.
+        // Hub caches link the graph and its data into one folder of blobs, so the folder of the linked graph is allowed, too.
         let real = self.model()?;
         let real_folder = real.parent().unwrap_or(Path::new("/"));
         let folder = folder.canonicalize().map_err(missing)?;

@@ -1,7 +1,7 @@
-//! The identity of what a graph computes.
+//! The identity of a graph's computation.
 //!
-//! Values are numbered in the order in which they are defined, so their names do not matter. Constants stand for their content
-//! wherever they are used, so neither the order of initializers nor how their bytes are spelt matters.
+//! Values are numbered in the order of their definition, so the fingerprint does not depend on their names. A use of a constant is
+//! hashed as its content, so the fingerprint depends neither on the order of initializers nor on the encoding of their bytes.
 
 use super::proto::{normal_domain, tensor_bytes};
 use super::types::{Port, Weight};
@@ -9,7 +9,7 @@ use cotensor_core::{ContentHash, Hasher};
 use rten_onnx::onnx::{AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto};
 use std::collections::HashMap;
 
-/// What a name stands for.
+/// The meaning of a name.
 #[derive(Clone, Copy)]
 enum Value {
     /// An input or a node's output.
@@ -18,7 +18,7 @@ enum Value {
     Constant(ContentHash),
 }
 
-/// The names of one graph, and of those around it.
+/// The names of a graph, and of the graphs that contain it.
 struct Scope<'a> {
     values: HashMap<&'a str, Value>,
     outer: Option<&'a Scope<'a>>,
@@ -36,7 +36,7 @@ pub(super) fn fingerprint(
     ports: [&[Port]; 2],
     hashes: &[ContentHash],
 ) -> ContentHash {
-    let mut state = State { hasher: Hasher::new("cotensor graph v1"), next: 0 };
+    let mut state = GraphHasher { hasher: Hasher::new("cotensor graph v1"), next: 0 };
     let mut opsets: Vec<_> = model
         .opset_import
         .iter()
@@ -57,12 +57,12 @@ pub(super) fn fingerprint(
     state.hasher.finish()
 }
 
-struct State {
+struct GraphHasher {
     hasher: Hasher,
     next: u64,
 }
 
-impl State {
+impl GraphHasher {
     fn text(&mut self, text: &str) -> &mut Self {
         self.hasher.field(text.as_bytes());
         self
@@ -99,7 +99,7 @@ impl State {
             self.node(node, &scope);
         }
         self.values(&graph.input, &scope).values(&graph.output, &scope);
-        // Engines choose kernels by what is known of a value, so it belongs to what is computed.
+        // Engines choose kernels by the declared types of values, so the types are part of the computation.
         let mut known: Vec<_> = graph.value_info.iter().filter_map(|value| numbered(value, &scope)).collect();
         known.sort_by_key(|(number, _)| *number);
         self.number(known.len() as u64);
@@ -132,7 +132,7 @@ impl State {
                 self.text("constant").hasher.field(hash.as_bytes());
                 self
             }
-            // Nothing defines it, so only its name tells it from others.
+            // An undefined value is identified by its name.
             None => self.text("undefined").text(name),
         };
     }
@@ -165,9 +165,9 @@ impl State {
         }
     }
 
-    /// Inputs or outputs: what they refer to and their types.
+    /// Inputs or outputs: their values and types.
     fn values(&mut self, values: &[ValueInfoProto], scope: &Scope<'_>) -> &mut Self {
-        // A constant that is listed as an input, as old files do, is no input.
+        // Old files list constants as inputs. They do not count.
         let count = values.iter().filter(|value| numbered(value, scope).is_some()).count();
         self.number(count as u64).number(values.len() as u64 - count as u64);
         for value in values {
@@ -177,7 +177,7 @@ impl State {
         self
     }
 
-    /// Element type and fixed dimensions; the names of those that vary do not matter.
+    /// Element type and fixed dimensions, without the names of varying dimensions.
     fn value_type(&mut self, value: Option<&TypeProto>) {
         self.number(u64::from(value.is_some_and(|value| value.sequence.is_some())));
         let tensor = value.and_then(|value| value.tensor_type.as_ref());
@@ -190,7 +190,7 @@ impl State {
     }
 }
 
-/// A value that is no constant, with its number.
+/// A value that is not a constant, with its number.
 fn numbered<'v>(value: &'v ValueInfoProto, scope: &Scope<'_>) -> Option<(u64, &'v ValueInfoProto)> {
     match scope.find(value.name.as_deref()?)? {
         Value::Number(number) => Some((number, value)),
@@ -198,7 +198,7 @@ fn numbered<'v>(value: &'v ValueInfoProto, scope: &Scope<'_>) -> Option<(u64, &'
     }
 }
 
-/// Type, shape and content of a tensor. `content` is its hash where the bytes are elsewhere.
+/// Type, shape and content of a tensor. `content` is its hash if the bytes are in another file.
 fn constant(tensor: &TensorProto, content: Option<ContentHash>) -> ContentHash {
     let mut hasher = Hasher::new("cotensor constant v1");
     hasher.number(tensor.data_type.map_or(0, |dtype| dtype.0) as u64).number(tensor.dims.len() as u64);

@@ -1,4 +1,4 @@
-//! A graph's initializers: which are weights, where their data lies, and what of them stays in the graph.
+//! The initializers of a graph: large ones are weights, small ones stay in the graph.
 
 use super::external::Folder;
 use super::limits::{PRIVATE_BYTES_MAX, SHARED_BYTES_MIN};
@@ -13,7 +13,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Finds the weights among the initializers and reads all others into the graph. Returns the names of all, too.
+/// Finds the weights among the initializers and reads all other initializers into the graph. Returns the names of all initializers and
+/// the weights.
 ///
 /// # Errors
 /// As [`Graph::open`](super::Graph::open).
@@ -30,7 +31,7 @@ pub(super) fn collect(
         let name = tensor.name.clone().unwrap_or_default();
         let field = format!("initializer {name:?}");
         if name.is_empty() || !names.insert(name.clone()) {
-            return Err(Error::corrupt("an initializer needs a name of its own").in_field(field));
+            return Err(Error::corrupt("an initializer needs a unique name").in_field(field));
         }
         let located = locate(tensor, span, &mut folder).map_err(|error| error.in_field(&field))?;
         let Some(source) = located else { continue };
@@ -47,18 +48,18 @@ pub(super) fn collect(
     Ok((names, weights))
 }
 
-/// Makes every weight's initializer name its place in `weights` instead of its data.
+/// Replaces the data of the initializer of each weight by its index in `weights`.
 pub(super) fn detach(graph: &mut GraphProto, weights: &[Weight]) {
-    let places: HashMap<&str, usize> =
+    let indices: HashMap<&str, usize> =
         weights.iter().enumerate().map(|(index, weight)| (weight.name.as_str(), index)).collect();
     for tensor in &mut graph.initializer {
-        if let Some(&index) = tensor.name.as_deref().and_then(|name| places.get(name)) {
+        if let Some(&index) = tensor.name.as_deref().and_then(|name| indices.get(name)) {
             make_external(tensor, &weights[index], index);
         }
     }
 }
 
-/// Where an initializer's data lies, unless it lies inside the structure.
+/// The source of an initializer's data; `None` if the structure holds the data.
 fn locate(tensor: &TensorProto, span: Option<Span>, folder: &mut Folder<'_>) -> Result<Option<WeightSource>> {
     let dtype = dtype_of(tensor.data_type)?;
     let shape = shape(tensor)?;
@@ -72,7 +73,7 @@ fn locate(tensor: &TensorProto, span: Option<Span>, folder: &mut Folder<'_>) -> 
             (folder.model()?, span)
         }
         (Some(DataLocation::EXTERNAL), None) => folder.external(&tensor.external_data, size)?,
-        (Some(_), _) => return Err(Error::corrupt("its data has two places, or one that does not exist")),
+        (Some(_), _) => return Err(Error::corrupt("its data has two locations, or an unknown location")),
     };
     if span.length != size {
         return Err(Error::corrupt(format!(
@@ -83,7 +84,7 @@ fn locate(tensor: &TensorProto, span: Option<Span>, folder: &mut Folder<'_>) -> 
     Ok(Some(WeightSource { file, offset: span.offset, length: span.length, dtype, permutation: None }))
 }
 
-/// Small data inside the structure fills the shape.
+/// Checks that data in the structure has the size of the shape.
 fn check_inner(tensor: &TensorProto, size: u64) -> Result<()> {
     let found = tensor_bytes(tensor).len() as u64;
     if found != size {
@@ -92,12 +93,12 @@ fn check_inner(tensor: &TensorProto, size: u64) -> Result<()> {
     Ok(())
 }
 
-/// Types that engines use in place, or that are converted to one of those once.
+/// Whether engines use the type in place, or the type that loading converts it to.
 fn is_shareable(stored: DType) -> bool {
     matches!(stored, DType::F32 | DType::I32 | DType::U8 | DType::I8 | DType::F16 | DType::F64)
 }
 
-/// The type in the store of a weight that is stored as `stored` in its file.
+/// The type in the store of a weight with the type `stored` in the file.
 fn shared_dtype(stored: DType) -> DType {
     match stored {
         DType::F16 | DType::F64 => DType::F32,
@@ -105,18 +106,18 @@ fn shared_dtype(stored: DType) -> DType {
     }
 }
 
-/// ONNX's number for a weight's type.
+/// The ONNX data type of a weight's type.
 fn onnx_dtype(shared: DType) -> DataType {
     match shared {
         DType::I32 => DataType::INT32,
         DType::U8 => DataType::UINT8,
         DType::I8 => DataType::INT8,
-        // The only other that is shared.
+        // The only other shared type is float32.
         _ => DataType::FLOAT,
     }
 }
 
-/// Leaves of a weight's initializer its name, type and shape, and where its engine is to look for the rest.
+/// Replaces the data of a weight's initializer by a reference to external file number `index`.
 fn make_external(tensor: &mut TensorProto, weight: &Weight, index: usize) {
     let entry = |key: &str, value: String| StringStringEntryProto { key: Some(key.to_owned()), value: Some(value) };
     *tensor = TensorProto {
@@ -133,9 +134,9 @@ fn make_external(tensor: &mut TensorProto, weight: &Weight, index: usize) {
     };
 }
 
-/// Reads data that does not become a weight into the graph.
+/// Reads the data of an initializer that is not a weight into the graph.
 fn make_private(tensor: &mut TensorProto, source: &WeightSource) -> Result<()> {
-    // At most PRIVATE_BYTES_MAX, and no more than the file has.
+    // The length is at most PRIVATE_BYTES_MAX and at most the length of the file.
     let mut bytes = vec![0; source.length as usize];
     File::open(&source.file)
         .and_then(|file| file.read_exact_at(&mut bytes, source.offset))

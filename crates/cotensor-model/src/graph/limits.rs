@@ -1,28 +1,28 @@
-//! What a graph file may hold. Real models are far below every one of these.
+//! Limits of graph files. Real models are far below each limit.
 
-/// Bytes of a graph file: protobuf's own limit.
+/// The most bytes of a graph file: the limit of protobuf.
 pub const FILE_BYTES_MAX: u64 = (1 << 31) - 1;
 
-/// Bytes of a graph file beside the main graph's large initializers.
+/// The most bytes of a graph file without the large initializers of the main graph.
 pub const STRUCTURE_BYTES_MAX: usize = 256 << 20;
 
-/// Nodes, those of subgraphs included.
+/// The most nodes, including the nodes of subgraphs.
 pub const NODES_MAX: usize = 1_000_000;
 
-/// Initializers, those of subgraphs included.
+/// The most initializers, including the initializers of subgraphs.
 pub const INITIALIZERS_MAX: usize = 1_000_000;
 
-/// Protobuf fields of all other kinds.
+/// The most protobuf fields of all other kinds.
 pub const FIELDS_MAX: usize = 16_000_000;
 
-/// How deep subgraphs (and sequence types) may be nested.
+/// The most levels of nested subgraphs or sequence types.
 pub const DEPTH_MAX: usize = 8;
 
-/// Bytes from which an initializer is a weight that the store shares; a smaller one stays in the graph.
+/// The fewest bytes of an initializer that is a shared weight. A smaller initializer stays in the graph.
 pub const SHARED_BYTES_MIN: u64 = 1 << 10;
 
-/// Bytes of all initializers that no engine can use in place (64-bit integers, booleans) and that therefore stay in the graph.
+/// The most bytes of all initializers that engines cannot use in place (64-bit integers, booleans). They stay in the graph.
 pub const PRIVATE_BYTES_MAX: u64 = 256 << 20;
 
-/// Elements of a tensor that a node makes from a shape stated in the file.
+/// The most elements of a tensor that a node makes from a shape in the file.
 pub const MADE_ELEMENTS_MAX: u64 = 1 << 28;

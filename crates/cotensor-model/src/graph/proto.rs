@@ -4,11 +4,12 @@ use super::types::Port;
 use cotensor_core::{DType, Error, Result};
 use rten_onnx::onnx::{AttributeProto, DataType, GraphProto, NodeProto, TensorProto, ValueInfoProto};
 
-/// The external file that stands for weight number `index` in [`Graph::encode`].
+/// The external file of weight number `index` in the encoded graph.
 pub(crate) fn weight_location(index: usize) -> String {
     format!("{index}.data")
 }
 
+/// Calls `visit` with every node, including the nodes of subgraphs.
 pub(super) fn visit_nodes(graph: &GraphProto, visit: &mut dyn FnMut(&NodeProto)) {
     for node in &graph.node {
         visit(node);
@@ -18,6 +19,10 @@ pub(super) fn visit_nodes(graph: &GraphProto, visit: &mut dyn FnMut(&NodeProto))
     }
 }
 
+/// The port of an input or output.
+///
+/// # Errors
+/// `Corrupt` without a name, `Unsupported` for an unknown element type.
 pub(super) fn port(value: &ValueInfoProto) -> Result<Port> {
     let name = value.name.clone().filter(|name| !name.is_empty());
     let name = name.ok_or_else(|| Error::corrupt("an input or output has no name").in_field("graph"))?;
@@ -30,6 +35,7 @@ pub(super) fn port(value: &ValueInfoProto) -> Result<Port> {
     Ok(Port { name, dtype, dims })
 }
 
+/// The element type of an ONNX data type.
 pub(super) fn dtype_of(dtype: Option<DataType>) -> Result<DType> {
     Ok(match dtype.ok_or_else(|| Error::corrupt("the element type is missing"))? {
         DataType::FLOAT => DType::F32,
@@ -49,7 +55,7 @@ pub(super) fn dtype_of(dtype: Option<DataType>) -> Result<DType> {
     })
 }
 
-/// The domain of ONNX's own operators has two spellings.
+/// The domain of an operator; ONNX's own domain has two spellings.
 pub(super) fn normal_domain(domain: Option<&str>) -> &str {
     match domain {
         None | Some("ai.onnx") => "",
@@ -57,7 +63,7 @@ pub(super) fn normal_domain(domain: Option<&str>) -> &str {
     }
 }
 
-/// A tensor's elements in little-endian order, whichever field they are in.
+/// The elements of a tensor in little-endian order, from any of its data fields.
 pub(super) fn tensor_bytes(tensor: &TensorProto) -> Vec<u8> {
     if let Some(raw) = &tensor.raw_data {
         return raw.borrow().clone();
@@ -67,7 +73,7 @@ pub(super) fn tensor_bytes(tensor: &TensorProto) -> Vec<u8> {
         Some(DataType::DOUBLE) => tensor.double_data.iter().flat_map(|value| value.to_le_bytes()).collect(),
         Some(DataType::INT64) => tensor.int64_data.iter().flat_map(|value| value.to_le_bytes()).collect(),
         Some(DataType::INT32) => tensor.int32_data.iter().flat_map(|value| value.to_le_bytes()).collect(),
-        // The narrower types are widened to 32 bits each.
+        // Each element of a narrower type has 32 bits in the file.
         Some(DataType::INT8 | DataType::UINT8 | DataType::BOOL) => {
             tensor.int32_data.iter().map(|&value| value as u8).collect()
         }

@@ -1,7 +1,7 @@
-//! Refuses nodes that make enormous tensors of nothing: an engine that folds constants would allocate them while loading,
-//! and a failed allocation ends the process instead of giving an error.
+//! Refuses nodes that make enormous constants. An engine that folds constants would allocate them while loading, and a failed
+//! allocation aborts the process.
 //!
-//! Only shapes that the file states are seen; one that is computed from inputs is the caller's.
+//! The check sees shapes in the file only, not shapes that a run computes from inputs.
 
 use super::limits::MADE_ELEMENTS_MAX;
 use super::proto::{tensor_bytes, visit_nodes};
@@ -10,7 +10,7 @@ use rten_onnx::onnx::{DataType, GraphProto, NodeProto, TensorProto};
 use std::collections::HashMap;
 
 /// # Errors
-/// `Corrupt` naming the node whose stated output is negative in a dimension or passes [`MADE_ELEMENTS_MAX`].
+/// `Corrupt` for an output with a negative dimension or more than [`MADE_ELEMENTS_MAX`] elements; the error names the node.
 pub(super) fn refuse_enormous(graph: &GraphProto) -> Result<()> {
     let mut constants = HashMap::new();
     collect(graph, &mut constants);
@@ -51,7 +51,7 @@ fn collect(graph: &GraphProto, constants: &mut HashMap<String, Vec<i64>>) {
 }
 
 fn integers(tensor: &TensorProto) -> Option<Vec<i64>> {
-    // Counted before the bytes are copied: only shapes are wanted.
+    // Checked before the bytes are copied: a larger tensor is not a shape.
     let count = tensor.dims.iter().try_fold(1i64, |count, &dim| count.checked_mul(dim))?;
     if count > RANK_MAX as i64 {
         return None;
@@ -91,7 +91,7 @@ fn bounded(dims: &[i64]) -> Result<()> {
     if let Some(dim) = dims.iter().find(|dim| **dim < 0) {
         return Err(Error::corrupt(format!("makes a tensor with a dimension of {dim}")));
     }
-    // A dimension of zero must not hide the size of the others: the engine multiplies them in its own order.
+    // A zero counts as one: the engine multiplies the dimensions in its own order.
     match dims.iter().try_fold(1i64, |count, &dim| count.checked_mul(dim.max(1))) {
         Some(count) if count as u64 <= MADE_ELEMENTS_MAX => Ok(()),
         _ => Err(Error::corrupt(format!(

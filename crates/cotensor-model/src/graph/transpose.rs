@@ -1,19 +1,18 @@
-//! Transposed weights. An engine folds `Transpose(weight)` while loading, into a copy that nobody shares. Folded here instead,
-//! the transposed weight is one more weight, with a content of its own.
+//! Folds `Transpose(weight)` into a transposed weight, which is shared by its content. An engine would fold it into a private copy.
 
 use super::proto::{normal_domain, visit_nodes};
 use super::types::Weight;
 use rten_onnx::onnx::{GraphProto, NodeProto, TensorProto};
 use std::collections::{HashMap, HashSet};
 
-/// Replaces transpositions of weights by weights, and drops weights that nothing uses any more.
+/// Replaces transpositions of weights by weights, and drops unused weights.
 pub(super) fn fold(graph: &mut GraphProto, weights: &mut Vec<Weight>) {
     let outputs: HashSet<String> = graph.output.iter().filter_map(|output| output.name.clone()).collect();
     let by_name: HashMap<&str, &Weight> = weights.iter().map(|weight| (weight.name.as_str(), weight)).collect();
     let mut sources = HashSet::new();
     let mut transposed = Vec::new();
     graph.node.retain(|node| match transposition(node, &by_name) {
-        // A graph's output stays a node's.
+        // An output of the graph stays the output of a node.
         Some((source, weight)) if !outputs.contains(&weight.name) => {
             sources.insert(source);
             transposed.push(weight);
@@ -37,14 +36,14 @@ pub(super) fn fold(graph: &mut GraphProto, weights: &mut Vec<Weight>) {
     weights.append(&mut transposed);
 }
 
-/// The weight that a node makes by transposing another one, whose name comes first.
+/// The transposed weight that a node makes, with the name of its source.
 fn transposition(node: &NodeProto, weights: &HashMap<&str, &Weight>) -> Option<(String, Weight)> {
     let ([input], [output]) = (node.input.as_slice(), node.output.as_slice()) else { return None };
     if node.op_type.as_deref() != Some("Transpose") || !normal_domain(node.domain.as_deref()).is_empty() {
         return None;
     }
     let weight = weights.get(input.as_str()).filter(|weight| weight.source.dtype == weight.dtype)?;
-    // A second definition of the name is for the engine to complain about.
+    // The engine reports a second definition of the name.
     if output.is_empty() || weights.contains_key(output.as_str()) {
         return None;
     }

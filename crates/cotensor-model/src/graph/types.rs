@@ -4,46 +4,46 @@ use std::path::PathBuf;
 /// An initializer that is large enough to be shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Weight {
-    /// The initializer's name.
+    /// The name of the initializer.
     pub name: String,
-    /// Element type in the store: one that engines use in place.
+    /// Element type in the store. Engines use it in place.
     pub dtype: DType,
     /// Dimensions, in elements.
     pub shape: Vec<usize>,
-    /// Where the elements come from.
+    /// The source of the elements.
     pub source: WeightSource,
 }
 
-/// Bytes of a file: row-major, little-endian elements.
+/// Row-major, little-endian elements in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightSource {
-    /// The graph's own file or one beside it; symbolic links resolved.
+    /// The path of the file, without symbolic links.
     pub file: PathBuf,
-    /// From the start of the file, in bytes.
+    /// The offset from the start of the file, in bytes.
     pub offset: u64,
-    /// In bytes.
+    /// The length in bytes.
     pub length: u64,
-    /// Element type in the file; where it is not the weight's, the elements are converted once, while filling.
+    /// Element type in the file. Loading converts elements of another type than the weight's.
     pub dtype: DType,
-    /// Where the weight is a transposed copy of what the file holds: the file's dimension that each dimension of the weight is.
+    /// For a weight that is transposed while loading: the dimension in the file of each dimension of the weight.
     pub permutation: Option<Vec<usize>>,
 }
 
 /// An input or output of a graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its element type, where the graph says it.
+    /// The element type, if the graph declares it.
     pub dtype: Option<DType>,
-    /// Its dimensions, where the graph says them; `None` for one that may vary.
+    /// The dimensions, if the graph declares them; `None` for a dimension that varies.
     pub dims: Option<Vec<Option<usize>>>,
 }
 
 impl Weight {
-    /// Bytes that the elements fill in the store.
+    /// The size in the store, in bytes.
     pub fn size_bytes(&self) -> usize {
-        // Checked against TENSOR_BYTES_MAX when the graph was opened.
+        // The graph checked it against TENSOR_BYTES_MAX when it was opened.
         self.shape.iter().product::<usize>() * self.dtype.size_bytes()
     }
 }

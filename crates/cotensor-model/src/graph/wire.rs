@@ -1,8 +1,8 @@
-//! Reads an ONNX file's protobuf before any parser allocates for it: lengths must stay inside their message,
-//! nesting and counts inside limits, and every field must be one that the graph layer understands or may ignore.
+//! Checks the protobuf of an ONNX file before a parser allocates memory for it: lengths stay inside their message, nesting and counts
+//! stay inside limits, and the graph module supports or may ignore each field.
 //!
-//! Large tensor data of the main graph's initializers stays in the file. What is left, the structure, is copied into a small
-//! buffer, and where the data lies is noted, so that it can be read straight into a store's segment.
+//! Large data of the main graph's initializers stays in the file. The rest, the structure, is copied into a small buffer. The
+//! positions of the data are returned, so that it can be read directly into a segment of the store.
 
 use super::limits::{
     DEPTH_MAX, FIELDS_MAX, FILE_BYTES_MAX, INITIALIZERS_MAX, NODES_MAX, SHARED_BYTES_MIN, STRUCTURE_BYTES_MAX,
@@ -10,18 +10,18 @@ use super::limits::{
 use cotensor_core::{DType, Error, Result};
 use std::io::{Read, Seek, SeekFrom};
 
-/// Bytes of the file that hold an initializer's elements, little-endian and packed.
+/// The range of an initializer's elements in the file; they are little-endian and packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
-    /// Which field of the initializer holds them.
+    /// The field of the initializer that holds them.
     pub(super) field: DataField,
-    /// From the start of the file, in bytes.
+    /// The offset from the start of the file, in bytes.
     pub(super) offset: u64,
-    /// In bytes.
+    /// The length in bytes.
     pub(super) length: u64,
 }
 
-/// A field of a tensor that holds packed little-endian elements.
+/// A field of a tensor with packed little-endian elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DataField {
     Float,
@@ -47,7 +47,7 @@ impl DataField {
         }
     }
 
-    /// Whether its bytes are elements of `dtype` as they are.
+    /// Whether its bytes are elements of `dtype`.
     pub(super) fn holds(self, dtype: DType) -> bool {
         match self {
             Self::Raw => true,
@@ -59,13 +59,13 @@ impl DataField {
 
 /// A model file without its large tensors.
 pub(super) struct Structure {
-    /// The protobuf message, large tensor data left out.
+    /// The protobuf message, without large tensor data.
     pub(super) proto: Vec<u8>,
-    /// For each initializer of the main graph, in order: where its data lies, if it was left out.
+    /// For each initializer of the main graph, in order: the range of its data in the file, if the message does not have it.
     pub(super) spans: Vec<Option<Span>>,
 }
 
-/// The messages of the ONNX format that a graph is made of.
+/// The messages of the ONNX format in a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Message {
     Model,
@@ -73,7 +73,7 @@ enum Message {
     Node,
     Attribute,
     Tensor,
-    /// Anything whose own fields need no check beyond their lengths: a name, a number, a pair of strings.
+    /// A message whose fields need a check of their lengths only: a name, a number, a pair of strings.
     Leaf,
     Type,
     TensorType,
@@ -82,19 +82,19 @@ enum Message {
     ValueInfo,
 }
 
-/// What to do with a field.
+/// How a field is treated.
 enum Field {
-    /// A message of its own.
+    /// A nested message.
     Nested(Message),
-    /// A value.
+    /// A value that is copied.
     Plain,
-    /// Numbers of variable length, one by one or packed.
+    /// Numbers of variable length, single or packed.
     Varints,
-    /// Numbers of so many bytes, one by one or packed.
+    /// Numbers of this many bytes, single or packed.
     Packed(usize),
-    /// Documentation and the like; the fingerprint leaves it out.
+    /// Documentation and similar fields, which are not part of the fingerprint.
     Ignored,
-    /// It would change what the graph computes, and nothing here understands it.
+    /// A field that would change the computation and is not supported.
     Unsupported(&'static str),
 }
 
@@ -143,7 +143,7 @@ impl Message {
     }
 }
 
-/// A protobuf field's value on the wire.
+/// The encoding of a field's value.
 #[derive(Clone, Copy)]
 enum Wire {
     Varint,
@@ -154,7 +154,7 @@ enum Wire {
 /// Reads and checks a whole model file.
 ///
 /// # Errors
-/// `Corrupt` for bytes that are no protobuf or pass a limit, `Unsupported` for parts of ONNX that nothing here understands.
+/// `Corrupt` for bytes that are not protobuf or exceed a limit, `Unsupported` for unsupported parts of ONNX.
 pub(super) fn read_structure(reader: &mut (impl Read + Seek)) -> Result<Structure> {
     let io = |error| Error::io("reading", &error);
     let len = reader.seek(SeekFrom::End(0)).map_err(io)?;
@@ -192,14 +192,14 @@ impl Counts {
     }
 }
 
-/// The outer levels (model, graph, initializer), read from the file field by field.
+/// Reads the outer levels (model, graph, initializer) from the file, field by field.
 struct Scan<'a, R> {
     reader: &'a mut R,
     position: u64,
     len: u64,
     counts: Counts,
     spans: Vec<Option<Span>>,
-    /// Bytes copied so far, over all levels.
+    /// The bytes that were copied so far, on all levels.
     kept: usize,
 }
 
@@ -219,7 +219,7 @@ impl<R: Read + Seek> Scan<'_, R> {
                 self.copy(Message::Model, number, wire, 0, &mut proto)?;
             }
         }
-        let graph = graph.ok_or_else(|| Error::corrupt("there is no graph in it").in_field("graph"))?;
+        let graph = graph.ok_or_else(|| Error::corrupt("the file has no graph").in_field("graph"))?;
         put_bytes(&mut proto, 7, &graph);
         Ok(proto)
     }
@@ -263,7 +263,7 @@ impl<R: Read + Seek> Scan<'_, R> {
         Ok(proto)
     }
 
-    /// Reads a field's head; its value must end by `end`.
+    /// Reads the tag of a field; its value must end at `end` or before.
     fn field(&mut self, end: u64) -> Result<(u64, Wire)> {
         let tag = self.varint()?;
         let wire = match tag & 7 {
@@ -279,12 +279,12 @@ impl<R: Read + Seek> Scan<'_, R> {
             Wire::Bytes(length) => length,
         };
         if self.position.checked_add(needed).is_none_or(|reached| reached > end) {
-            return Err(Error::corrupt(format!("a field at byte {} is longer than what holds it", self.position)));
+            return Err(Error::corrupt(format!("a field at byte {} is longer than its message", self.position)));
         }
         Ok((tag >> 3, wire))
     }
 
-    /// Copies a field into `proto` after checking it, or skips it when it does not matter.
+    /// Checks a field and copies it into `proto`, or skips it if it is ignored.
     fn copy(&mut self, message: Message, number: u64, wire: Wire, depth: usize, proto: &mut Vec<u8>) -> Result<()> {
         self.counts.add(message, number)?;
         let field = message.field(number);
@@ -349,14 +349,14 @@ impl<R: Read + Seek> Scan<'_, R> {
     }
 
     fn skip(&mut self, length: u64) -> Result<()> {
-        // The length is at most the file's, which fits.
+        // The length is at most the length of the file, which fits.
         self.reader.seek_relative(length as i64).map_err(|error| Error::io("reading", &error))?;
         self.position += length;
         Ok(())
     }
 }
 
-/// Checks what a field holds. The parser behind would read a number that is cut off again and again.
+/// Checks the content of a field. The parser would loop on a truncated number.
 fn check_value(field: &Field, mut bytes: &[u8], depth: usize, counts: &mut Counts) -> Result<()> {
     match field {
         Field::Nested(nested) => check(*nested, bytes, depth, counts)?,
@@ -373,7 +373,7 @@ fn check_value(field: &Field, mut bytes: &[u8], depth: usize, counts: &mut Count
     Ok(())
 }
 
-/// Checks a message that lies in memory, and all inside it.
+/// Checks a message in memory, with its nested messages.
 fn check(message: Message, bytes: &[u8], depth: usize, counts: &mut Counts) -> Result<()> {
     if depth > DEPTH_MAX * LEVELS_PER_GRAPH {
         return Err(Error::corrupt(format!("graphs or types are nested more than {DEPTH_MAX} deep")));
@@ -409,7 +409,7 @@ fn take<'a>(rest: &mut &'a [u8], length: u64) -> Result<&'a [u8]> {
     let (taken, left) = usize::try_from(length)
         .ok()
         .and_then(|length| rest.split_at_checked(length))
-        .ok_or_else(|| Error::corrupt("a field is longer than the message that holds it"))?;
+        .ok_or_else(|| Error::corrupt("a field is longer than its message"))?;
     *rest = left;
     Ok(taken)
 }
@@ -417,7 +417,7 @@ fn take<'a>(rest: &mut &'a [u8], length: u64) -> Result<&'a [u8]> {
 fn take_varint(rest: &mut &[u8]) -> Result<u64> {
     let mut value = 0u64;
     for (index, &byte) in rest.iter().take(10).enumerate() {
-        // Of the tenth byte one bit is left.
+        // The tenth byte has one bit.
         if index == 9 && byte > 1 {
             break;
         }
@@ -427,7 +427,7 @@ fn take_varint(rest: &mut &[u8]) -> Result<u64> {
             return Ok(value);
         }
     }
-    Err(Error::corrupt("a number is cut off or too long"))
+    Err(Error::corrupt("a number is truncated or too long"))
 }
 
 fn put_varint(proto: &mut Vec<u8>, mut value: u64) {

@@ -1,45 +1,43 @@
-//! What the numbers of a head mean: the names of its labels, and how they become probabilities.
-
-use super::model::Model;
+use super::open_model::Model;
 use cotensor_core::{Error, Result};
 use serde_json::Value;
 
-/// A file that names the labels of heads, with precedence over config.json.
+/// The file with the labels of heads. It has precedence over config.json.
 const FILE: &str = "labels.json";
 
-/// What a classification head was trained for.
+/// The problem for which a classification head was trained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Problem {
-    /// One label is right: a softmax.
+    /// One label is right: softmax.
     SingleLabel,
-    /// Each label is right or not: a sigmoid for each. A head of one number is of this kind.
+    /// Each label is right or wrong by itself: sigmoid. A head with one number is of this kind.
     MultiLabel,
-    /// The numbers are the answer.
+    /// Regression: the numbers are the answer.
     Regression,
 }
 
 /// The labels of a head.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Labels {
-    /// One name for each number of the head.
+    /// A name for each number of the head.
     pub names: Vec<String>,
-    /// What the head was trained for.
+    /// The problem for which the head was trained.
     pub problem: Problem,
 }
 
 impl Labels {
-    /// The labels of a head of `model` that gives `count` numbers: those of labels.json, else those of config.json
-    /// (`id2label`, `problem_type`). Where neither names any, label 0 is called `label 0`.
+    /// The labels of a head of `model` with `count` numbers, from labels.json or from `id2label` and `problem_type` in config.json. If
+    /// neither file names labels, the names are `label 0`, `label 1` and so on.
     ///
     /// # Errors
-    /// `Invalid` when there are names for another count, or when the numbers are one for each word of the vocabulary.
+    /// `Invalid` when a file names another number of labels, or when the head has a number for each word of the vocabulary.
     pub(crate) fn of(model: &Model, head: &str, count: usize) -> Result<Self> {
         let several = if count == 1 { Problem::MultiLabel } else { Problem::SingleLabel };
         if let Some(names) = model.json(FILE)?.as_deref().and_then(|file| file.get(head)) {
             let names = names.as_array().into_iter().flatten().map(|name| name.as_str().map(str::to_owned));
             let names: Option<Vec<String>> = names.collect();
             let names = names.filter(|names| names.len() == count).ok_or_else(|| {
-                Error::invalid(format!("a list of {count} names is required, one for each number that the head gives"))
+                Error::invalid(format!("a list of {count} names is required, one for each number of the head"))
                     .in_file(model.folder().join(FILE))
                     .in_field(head)
             })?;

@@ -1,6 +1,4 @@
-//! Models opened over one store: one loaded copy of each, however many ask.
-
-use super::model::{Model, StageSource};
+use super::open_model::{Model, StageSource};
 use crate::engine::Engine;
 use crate::graph::Graph;
 use crate::stage::{Sharing, Stage};
@@ -12,21 +10,21 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
-/// A store and an engine, and every model that is open over them.
+/// A store, an engine and the models that are open over them. Each model is loaded once.
 pub struct Runtime {
     store: Arc<dyn Store>,
     engine: Arc<dyn Engine>,
     models: Mutex<HashMap<PathBuf, Weak<Model>>>,
-    /// Loaded graphs by space, so that two folders with the same content load one.
+    /// Loaded graphs by space: two folders with equal content load one graph.
     stages: Mutex<HashMap<(Space, String), Weak<Stage>>>,
     observer: OnceLock<LoadObserver>,
 }
 
-/// Told role and model when a stage begins to load.
+/// Called with the role and the model when a stage begins to load.
 type LoadObserver = Box<dyn Fn(&str, &str) + Send + Sync>;
 
 impl Runtime {
-    /// A runtime over `store`, running graphs on `engine`.
+    /// A runtime over `store` that runs graphs on `engine`.
     pub fn new(store: Arc<dyn Store>, engine: Arc<dyn Engine>) -> Arc<Self> {
         Arc::new(Self { store, engine, models: Mutex::default(), stages: Mutex::default(), observer: OnceLock::new() })
     }
@@ -47,18 +45,17 @@ impl Runtime {
         &self.engine
     }
 
-    /// Calls `observer` with role and model whenever a stage begins to load, to show progress. Set once; a later call
-    /// changes nothing.
+    /// Sets the observer of loads: it is called with the role and the model when a stage begins to load. A second call has no effect.
     pub fn observe_loads(&self, observer: impl Fn(&str, &str) + Send + Sync + 'static) {
-        // The first one stays, as documented.
+        // The first observer stays.
         let _ = self.observer.set(Box::new(observer));
     }
 
-    /// Opens the model in `folder`, or gives the copy that is open already. A folder with files that changed since then (by size
-    /// or times) is opened anew; the model that was open stays as it is. Graphs are loaded when first needed.
+    /// The model in `folder`: the open copy, or a new one if none is open or the size or times of a file changed. An open model never
+    /// changes. Graphs are loaded at their first use.
     ///
     /// # Errors
-    /// `NotFound`, `Corrupt`, `Invalid` or `Unsupported`, naming file and field.
+    /// `NotFound`, `Corrupt`, `Invalid` or `Unsupported`; the error names file and field.
     pub fn open(self: &Arc<Self>, folder: &Path) -> Result<Arc<Model>> {
         let path = crate::folder::canonical_folder(folder)?;
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,8 +70,8 @@ impl Runtime {
         Ok(model)
     }
 
-    /// Loads `graph` as a stage, its weights shared by content. `preprocessing` is the
-    /// fingerprint of what feeds it, `start` when opening began.
+    /// Loads `graph` as a stage with shared weights. `preprocessing` has the fingerprints of the preprocessing of its inputs; the load
+    /// time counts from `start`.
     pub(crate) fn load_stage(
         &self,
         role: &str,
@@ -95,7 +92,7 @@ impl Runtime {
             hasher.field(part.as_bytes());
         }
         let space = Space(hasher.finish());
-        // Held while loading: a second asker waits for the first copy and makes none of its own.
+        // The lock is held while the engine loads: a concurrent call waits for this copy and does not load its own.
         let mut stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(stage) = stages.get(&(space, role.to_owned())).and_then(Weak::upgrade) {
             return Ok(stage);

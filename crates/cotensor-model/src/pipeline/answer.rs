@@ -4,47 +4,47 @@ use cotensor_core::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// What a user gets.
+/// The answer to a user.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "type")]
 pub enum Answer {
     /// One label for the whole input.
     Label {
-        /// The likeliest label.
+        /// The label with the highest probability.
         label: String,
         /// Its probability, 0 to 1.
         probability: f32,
     },
-    /// Labels of which any number may be right (`problem_type` `multi_label_classification`), best first.
+    /// Labels that are right or wrong independently (`problem_type` `multi_label_classification`), best first.
     Labels {
-        /// Label and probability, 0 to 1; they do not add up to 1.
+        /// Label and probability, 0 to 1; the probabilities do not sum to 1.
         labels: Vec<(String, f32)>,
     },
-    /// The numbers of a regression (`problem_type` `regression`), as the model gives them.
+    /// The numbers of a regression (`problem_type` `regression`).
     Numbers {
         /// Name and number.
         numbers: Vec<(String, f32)>,
     },
     /// A label for every token.
     Tokens {
-        /// Token text and label; tokens that the tokenizer adds around the text are left out.
+        /// Token text and label, without the tokens that the tokenizer adds around the text.
         tokens: Vec<(String, String)>,
     },
-    /// The texts, each with its cosine similarity and its probability among them, best first.
+    /// The texts, each with its cosine similarity and its probability among the texts, best first.
     Ranking {
         /// Text, cosine similarity, probability.
         texts: Vec<(String, f32, f32)>,
     },
     /// A vector.
     Embedding {
-        /// Its dimensions.
+        /// The number of dimensions.
         width: usize,
     },
     /// Decoded text.
     Transcript {
         /// The text.
         text: String,
-        /// How many tokens were decoded.
+        /// The number of decoded tokens.
         tokens: usize,
     },
     /// A spoken language.
@@ -56,14 +56,14 @@ pub enum Answer {
     },
 }
 
-/// The numbers behind an answer, to compare runs bit by bit.
+/// The numbers behind an answer, for bitwise comparisons of runs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Output {
-    /// Which output.
+    /// The name of the output.
     pub name: String,
     /// Dimensions, in elements.
     pub shape: Vec<usize>,
-    /// The elements; integers as they are.
+    /// The elements; integers are converted.
     pub values: Vec<f32>,
 }
 
@@ -72,7 +72,7 @@ impl Output {
         Self { name: name.to_owned(), shape: shape.to_vec(), values: values.to_vec() }
     }
 
-    /// The largest absolute difference of any element; infinite when shapes differ or one side is not a number.
+    /// The largest absolute difference of an element; infinite when shapes differ or one of two elements is NaN.
     pub fn max_abs_diff(&self, other: &Output) -> f64 {
         if self.shape != other.shape || self.values.len() != other.values.len() {
             return f64::INFINITY;
@@ -88,10 +88,10 @@ impl Output {
     }
 }
 
-/// What the logits of a whole input say.
+/// The answer for the logits of a whole input.
 ///
 /// # Errors
-/// `Corrupt` when there are none.
+/// `Corrupt` without logits.
 pub(crate) fn labelled(logits: &[f32], labels: Labels) -> Result<Answer> {
     let named = |values: Vec<f32>| labels.names.iter().cloned().zip(values).collect::<Vec<_>>();
     let sigmoid = || logits.iter().map(|logit| 1.0 / (1.0 + (-logit).exp())).collect::<Vec<f32>>();
@@ -110,7 +110,7 @@ pub(crate) fn labelled(logits: &[f32], labels: Labels) -> Result<Answer> {
     })
 }
 
-/// The row of the highest value and its softmax probability.
+/// The index of the highest logit and its softmax probability.
 pub(crate) fn best(logits: &[f32]) -> Result<(usize, f32)> {
     let probabilities = softmax(logits);
     probabilities
@@ -129,11 +129,11 @@ pub(crate) fn softmax(logits: &[f32]) -> Vec<f32> {
     exponentials.iter().map(|value| value / sum).collect()
 }
 
-/// The elements of an output of one input that a task reads: `[1, width]`, or `[1, rows, width]` where `rows` says how many rows
-/// are expected (`None`: any number). Returns width and elements.
+/// The width and the elements of an output for one input: `[1, width]`, or `[1, rows, width]` if `rows` is set. The inner `None` of
+/// `rows` accepts any number of rows.
 ///
 /// # Errors
-/// `Unsupported` for an output of another shape: it means something else. `Engine` for elements that are not a number.
+/// `Unsupported` for an output of another shape: it has another meaning. `Engine` for an element that is NaN or infinite.
 pub(crate) fn read<'v>(value: &'v Value, task: &str, rows: Option<Option<usize>>) -> Result<(usize, Cow<'v, [f32]>)> {
     let shape = value.shape();
     let width = match (shape, rows) {
@@ -154,7 +154,7 @@ pub(crate) fn read<'v>(value: &'v Value, task: &str, rows: Option<Option<usize>>
     Ok((width, values))
 }
 
-/// Refuses what is no number, which no answer can be made of.
+/// Refuses NaN and infinity.
 pub(crate) fn numbers(values: &[f32]) -> Result<()> {
     match values.iter().position(|value| value.is_nan() || *value == f32::INFINITY) {
         None => Ok(()),
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn differences_are_never_hidden() {
+    fn nan_and_shape_differences_are_infinite() {
         let output = |values: &[f32]| Output::new("x", &[values.len()], values);
         assert_eq!(output(&[1.0, f32::NAN]).max_abs_diff(&output(&[1.0, f32::NAN])), 0.0);
         assert_eq!(output(&[1.0, 2.0]).max_abs_diff(&output(&[1.5, 2.0])), 0.5);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn logits_are_read_as_the_problem_says() {
+    fn logits_become_the_answer_of_the_problem() {
         let labels = |count: usize, problem| Labels { names: (0..count).map(|i| format!("l{i}")).collect(), problem };
         let read = |logits: &[f32], problem| labelled(logits, labels(logits.len(), problem)).unwrap();
         assert_eq!(read(&[0.0], Problem::MultiLabel), Answer::Label { label: "l0".into(), probability: 0.5 });

@@ -1,6 +1,6 @@
-//! Which stages of a pipeline are shared and by whom; and where they are not, why.
+//! Explains which users of a pipeline share which stages, and why other stages are not shared.
 
-use super::pipeline::{Pipeline, User};
+use super::definition::{Pipeline, User};
 use crate::model::{Model, Runtime};
 use crate::stage::Stage;
 use cotensor_core::{ContentHash, Hasher, Result};
@@ -9,37 +9,37 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
-/// What a pipeline shares.
+/// The sharing in a pipeline.
 #[derive(Clone, Debug, Serialize)]
 pub struct Explanation {
-    /// Every stage of every user, in order.
+    /// The stages of all users, in order.
     pub stages: Vec<StageUse>,
-    /// Weight bytes if every user loaded its own copy.
+    /// The weight bytes if each user loads its own copy.
     pub weight_bytes_unshared: u64,
-    /// Weight bytes that are held: each content once.
+    /// The weight bytes in the store: each content once.
     pub weight_bytes_shared: u64,
 }
 
-/// One user's use of one stage.
+/// A stage of a user.
 #[derive(Clone, Debug, Serialize)]
 pub struct StageUse {
     /// The user.
     pub user: String,
-    /// Its model.
+    /// The model.
     pub model: String,
-    /// The stage's role.
+    /// The role of the stage.
     pub role: String,
-    /// What its outputs mean.
+    /// The kind of the outputs.
     pub kind: &'static str,
-    /// The space of its outputs.
+    /// The space of the outputs.
     pub space: String,
-    /// Bytes of its weights.
+    /// The bytes of the weights.
     pub weight_bytes: u64,
-    /// Users whose stage has the same space and reads the same: on equal input they compute it once.
+    /// The users whose stage has the same space and the same sources. On equal input, they compute it once.
     pub shared_with: Vec<String>,
-    /// Where it is not shared with a stage that one might expect: why, naming both spaces.
+    /// For each similar stage that does not share: the reason, with both spaces.
     pub not_shared: Vec<String>,
-    /// What sharing depends on beyond the space.
+    /// A condition of sharing besides the space.
     pub condition: Option<String>,
 }
 
@@ -47,9 +47,9 @@ struct Use<'a> {
     user: &'a User,
     model: Arc<Model>,
     stage: Arc<Stage>,
-    /// What it reads: `image.pixels`, `encoder.last_hidden_state`; a head reads the stage before it.
+    /// The sources of its inputs: `image.pixels`, `encoder.last_hidden_state`. A head reads the previous stage.
     sources: Vec<String>,
-    /// Its own space and those of the stages it reads: equal for two uses whose results are equal on equal input.
+    /// Its own space with the spaces of the stages that it reads. Two uses with equal values give equal results on equal input.
     whole: ContentHash,
 }
 
@@ -66,7 +66,7 @@ impl<'a> Use<'a> {
         Self { user, model: Arc::clone(model), stage, sources, whole: hasher.finish() }
     }
 
-    /// Whether one might expect the two to share: they read the same thing, or both are heads.
+    /// Whether the two are similar: they have a common source, or both are heads.
     fn is_comparable(&self, other: &Use<'_>) -> bool {
         let head = |each: &Use<'_>| each.model.family().stage(&each.stage.role).is_err();
         head(self) && head(other) || self.sources.iter().any(|source| other.sources.contains(source))
@@ -76,7 +76,7 @@ impl<'a> Use<'a> {
 /// Opens every model of `pipeline` (folders relative to `base`) and compares their stages.
 ///
 /// # Errors
-/// As [`Runtime::open`] and [`Model::stage`]; tasks that a family cannot do.
+/// As [`Runtime::open`] and [`Model::stage`]; `Invalid` for a task that a family does not have.
 pub fn explain(pipeline: &Pipeline, base: &Path, runtime: &Arc<Runtime>) -> Result<Explanation> {
     let mut uses = Vec::new();
     for user in &pipeline.users {
@@ -126,11 +126,11 @@ fn describe(this: &Use<'_>, uses: &[Use<'_>]) -> StageUse {
     }
 }
 
-/// Why two stages of one role are in different spaces.
+/// The reason why two similar stages do not share.
 fn difference(this: &Use<'_>, other: &Use<'_>) -> String {
     if this.stage.space() == other.stage.space() {
         return format!(
-            "{} of {} and of {} are both in space {}, but read what different encoders make: {}",
+            "{} of {} and of {} are both in space {}, but read the results of different encoders: {}",
             this.stage.role,
             this.user.name,
             other.user.name,
@@ -143,7 +143,7 @@ fn difference(this: &Use<'_>, other: &Use<'_>) -> String {
     let why = match (common == mine.len(), mine.len() == theirs.len()) {
         (true, true) => "the weights are equal, the graph or the preprocessing differs".to_owned(),
         _ if common == 0 => "no weight is equal".to_owned(),
-        _ => format!("{common} of {} weights are equal (and held once), the rest differs", mine.len()),
+        _ => format!("{common} of {} weights are equal (and stored once), the rest differ", mine.len()),
     };
     format!(
         "{} of {} is in space {}, {} of {} in space {}: {why}; values of one would be wrong for the other without an adapter",
@@ -156,14 +156,14 @@ fn difference(this: &Use<'_>, other: &Use<'_>) -> String {
     )
 }
 
-/// What the result depends on besides the pipeline's common input.
+/// The dependencies of the result besides the common input.
 fn condition(this: &Use<'_>) -> Option<String> {
     let def = this.model.family().stage(&this.stage.role).ok()?;
     let reads = |prefix: &str| def.inputs.values().any(|source| source.starts_with(prefix));
     if reads("text.") && !this.user.texts.is_empty() {
-        Some(format!("reads {} text(s) of its own: each is computed once, whoever has it", this.user.texts.len()))
+        Some(format!("reads {} text(s) of its own: users with an equal text compute it once", this.user.texts.len()))
     } else if reads("tokens.") {
-        Some("the first step is shared; a whole decoding is shared by users with equal settings".to_owned())
+        Some("users share the first step; users with equal settings share the whole decoding".to_owned())
     } else {
         None
     }

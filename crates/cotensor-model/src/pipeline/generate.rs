@@ -1,8 +1,8 @@
-//! Greedy decoding with a key-value cache, as Whisper's two decoder graphs want it.
+//! Greedy decoding with a key-value cache, for the two decoder graphs of Whisper.
 
 use super::answer::{Answer, Output, numbers, softmax};
+use super::definition::{NEW_TOKENS_MAX, User};
 use super::inputs::Inputs;
-use super::pipeline::{NEW_TOKENS_MAX, User};
 use super::run::{Run, token_value};
 use crate::engine::{LoadedGraph, Output as GraphOutput, OwnMemory};
 use crate::model::Model;
@@ -11,9 +11,10 @@ use crate::tensor::{Array, TensorRef, Value};
 use cotensor_core::{ContentHash, Error, Hasher, Result};
 use std::collections::HashMap;
 
+/// The most new tokens when neither the user nor the model sets a limit.
 const DEFAULT_NEW_TOKENS: usize = 224;
 
-/// What generation_config.json says of a decoder's special tokens.
+/// The special tokens and the lengths in generation_config.json.
 struct Special {
     start: i64,
     end: i64,
@@ -25,8 +26,8 @@ struct Special {
     lengths: Lengths,
 }
 
-/// What generation_config.json says of a text's length, in tokens: lengths of new tokens, and lengths with the prompt, which
-/// count only where the former are not there.
+/// The lengths in generation_config.json, in tokens. `max` and `min` include the prompt; they count only without `max_new` and
+/// `min_new`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Lengths {
     max_new: Option<usize>,
@@ -36,7 +37,7 @@ struct Lengths {
 }
 
 impl Lengths {
-    /// The fewest and the most new tokens after a prompt, where they are said.
+    /// The fewest and the most new tokens after a prompt of `prompt` tokens, if they are configured.
     fn after(self, prompt: usize) -> (Option<usize>, Option<usize>) {
         let new = |whole: usize| whole.saturating_sub(prompt);
         (self.min_new.or(self.min.map(new)), self.max_new.or(self.max.map(new)))
@@ -58,7 +59,7 @@ impl Special {
                 .as_u64()
                 .and_then(|length| usize::try_from(length).ok())
                 .map(Some)
-                .ok_or_else(|| Error::invalid(format!("{value} is no length")).in_file(&file).in_field(name)),
+                .ok_or_else(|| Error::invalid(format!("{value} is not a length")).in_file(&file).in_field(name)),
         };
         let list = |name: &str| -> Vec<i64> {
             let ids = config.get(name).and_then(serde_json::Value::as_array);
@@ -86,7 +87,7 @@ impl Special {
     }
 }
 
-/// The spoken language: one decoder step on the start token, its logits compared over the languages.
+/// The spoken language: the language token with the highest logit after one decoder step on the start token.
 pub(super) fn identify_language(run: &mut Run<'_>, inputs: &Inputs) -> Result<(Answer, Vec<Output>)> {
     let special = Special::of(run.model)?;
     let encoder = run.encode(run.model.family().stage("encoder")?, inputs)?;
@@ -97,7 +98,7 @@ pub(super) fn identify_language(run: &mut Run<'_>, inputs: &Inputs) -> Result<(A
     Ok((Answer::Language { language, probability }, vec![Output::new("language_logits", &[logits.len()], &logits)]))
 }
 
-/// Index of the likeliest language, and the logits of all of them.
+/// The index of the language with the highest logit, and the logits of all languages.
 fn language(run: &mut Run<'_>, decoder: &Stage, encoder: &Value, special: &Special) -> Result<(usize, Vec<f32>)> {
     let start = token_value(&[special.start])?;
     let inputs = [("input_ids", &start), ("encoder_hidden_states", encoder)];
@@ -114,13 +115,13 @@ fn language(run: &mut Run<'_>, decoder: &Stage, encoder: &Value, special: &Speci
     Ok((argmax(&of_languages), of_languages))
 }
 
-/// Text from speech: language first (shared with whoever asks for it), then greedy decoding.
+/// Transcribes speech: identifies the language, a result that other users share, and decodes greedily.
 pub(super) fn transcribe(run: &mut Run<'_>, user: &User, inputs: &Inputs) -> Result<(Answer, Vec<Output>)> {
     let special = Special::of(run.model)?;
     let encoder = run.encode(run.model.family().stage("encoder")?, inputs)?;
     let decoder = run.load("decoder", |model| model.stage("decoder"))?;
     let mut prompt = vec![special.start];
-    // A checkpoint of one language has no token for it.
+    // A checkpoint for one language has no language tokens.
     if !special.languages.is_empty() {
         let (best, _) = language(run, &decoder, &encoder, &special)?;
         prompt.push(special.languages[best].1);
@@ -154,15 +155,17 @@ pub(super) fn transcribe(run: &mut Run<'_>, user: &User, inputs: &Inputs) -> Res
     let ids: Vec<u32> = tokens.iter().filter(|token| of_text(token)).filter_map(|&id| u32::try_from(id).ok()).collect();
     let text = tokenizer.decode(&ids)?;
     if tokens.len() >= limits.max {
-        run.notice(format!("decoding was stopped after {} tokens ({reason}); the text may go on", tokens.len()));
+        run.notice(format!(
+            "decoding was stopped after {} tokens ({reason}); the text may be incomplete",
+            tokens.len()
+        ));
     }
     let values: Vec<f32> = tokens.iter().map(|&token| token as f32).collect();
     let output = Output::new("tokens", &[tokens.len()], &values);
     Ok((Answer::Transcript { text: text.trim().to_owned(), tokens: tokens.len() }, vec![output]))
 }
 
-/// Whether a token is one of Whisper's timestamps, such as `<|2.40|>`. transformers leaves them out of the text, too, although
-/// they are no special tokens.
+/// Whether a token is a timestamp of Whisper, such as `<|2.40|>`. transformers omits them, too, although they are not special tokens.
 fn is_timestamp(token: &str) -> bool {
     let number =
         token.strip_prefix("<|").and_then(|rest| rest.strip_suffix("|>")).and_then(|number| number.split_once('.'));
@@ -170,20 +173,20 @@ fn is_timestamp(token: &str) -> bool {
     number.is_some_and(|(seconds, fraction)| digits(seconds) && digits(fraction))
 }
 
-/// When greedy decoding ends.
+/// The limits of greedy decoding.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Fewest tokens before `end` counts.
+    /// The fewest tokens before `end` counts.
     pub min: usize,
-    /// Most tokens.
+    /// The most tokens.
     pub max: usize,
     /// The token that ends the text; not part of the result.
     pub end: i64,
 }
 
 impl Limits {
-    /// What the user asks for, else what generation_config.json says, within what the model's positions have room for; and
-    /// where the most comes from.
+    /// The limits of the user, else of generation_config.json, else the defaults, within the model's positions; and the origin of the
+    /// maximum.
     fn of(user: &User, model: &Model, prompt: usize, special: &Special) -> Result<(Self, &'static str)> {
         let positions = model.config().get("max_target_positions").and_then(serde_json::Value::as_u64);
         let room = positions.map_or(usize::MAX, |positions| (positions as usize).saturating_sub(prompt));
@@ -238,7 +241,7 @@ pub fn greedy(
     let mut logits = None;
     let prompt_outputs = names(decoder.prompt);
     for (name, array) in prompt_outputs.iter().zip(run(decoder.prompt, &first, &prompt_outputs)?) {
-        keep(&mut cache, &mut logits, name, array);
+        store_output(&mut cache, &mut logits, name, array);
     }
     let step_outputs = names(decoder.step);
     let mut tokens = Vec::new();
@@ -258,18 +261,18 @@ pub fn greedy(
         let mut inputs = vec![("input_ids", TensorRef::i64(&[1, 1], &id)?)];
         for name in decoder.step.inputs().iter().map(|port| port.name.as_str()).filter(|name| *name != "input_ids") {
             let array = cache.get(name).ok_or_else(|| {
-                Error::corrupt(format!("decoder_with_past reads {name}, which the decoder does not write"))
+                Error::corrupt(format!("decoder_with_past reads {name}, which the decoder does not output"))
             })?;
             inputs.push((name, array.into()));
         }
         for (name, array) in step_outputs.iter().zip(run(decoder.step, &inputs, &step_outputs)?) {
-            keep(&mut cache, &mut logits, name, array);
+            store_output(&mut cache, &mut logits, name, array);
         }
     }
 }
 
-/// Files an output: logits, or the cache entry that the next step reads (`present.X` becomes `past_key_values.X`).
-fn keep(cache: &mut HashMap<String, Array>, logits: &mut Option<Array>, name: &str, array: Array) {
+/// Stores an output: the logits, or the cache entry for the next step (`present.X` becomes `past_key_values.X`).
+fn store_output(cache: &mut HashMap<String, Array>, logits: &mut Option<Array>, name: &str, array: Array) {
     if name == "logits" {
         *logits = Some(array);
     } else if let Some(entry) = name.strip_prefix("present.") {
@@ -277,7 +280,7 @@ fn keep(cache: &mut HashMap<String, Array>, logits: &mut Option<Array>, name: &s
     }
 }
 
-/// The allowed token with the highest logit in the last row; the lowest id among equals.
+/// The allowed token with the highest logit in the last row; of several, the one with the lowest id.
 fn likeliest(logits: &Array, allowed: impl Fn(i64) -> bool) -> Result<i64> {
     let logits = Value::from(logits.clone());
     let values = logits.to_f32()?;
@@ -303,7 +306,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timestamps_are_no_text() {
+    fn timestamps_are_recognized() {
         for timestamp in ["<|0.00|>", "<|29.98|>"] {
             assert!(is_timestamp(timestamp), "{timestamp}");
         }
@@ -313,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn the_likeliest_allowed_token() {
+    fn allowed_token_with_the_highest_logit_is_chosen() {
         let logits = Array::f32([1, 2, 3], vec![9.0, 9.0, 9.0, 1.0, 3.0, 3.0]).unwrap();
         assert_eq!(likeliest(&logits, |_| true).unwrap(), 1);
         assert_eq!(likeliest(&logits, |token| token != 1).unwrap(), 2);

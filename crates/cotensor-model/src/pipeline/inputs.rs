@@ -6,10 +6,10 @@ use cotensor_preprocess::{audio_length, decode_audio_start, decode_image, resamp
 use cotensor_store::{Holder, Key};
 use std::path::{Path, PathBuf};
 
-/// The most bytes an input file may have.
+/// The most bytes of an input file.
 const INPUT_BYTES_MAX: u64 = 1 << 30;
 
-/// What all users of a pipeline run on. Files are read once.
+/// The inputs of all users of a pipeline. Each file is read once.
 #[derive(Clone, Debug, Default)]
 pub struct Inputs {
     text: Option<String>,
@@ -56,7 +56,7 @@ impl Inputs {
         Ok(self)
     }
 
-    /// Takes the bytes of an image file, as [`with_image`](Self::with_image) reads.
+    /// As [`with_image`](Self::with_image), with the bytes of the file.
     ///
     /// # Errors
     /// `Invalid` past the size limit.
@@ -65,7 +65,7 @@ impl Inputs {
         Ok(self)
     }
 
-    /// Takes the bytes of an audio file, as [`with_audio`](Self::with_audio) reads.
+    /// As [`with_audio`](Self::with_audio), with the bytes of the file.
     ///
     /// # Errors
     /// `Invalid` past the size limit.
@@ -86,16 +86,16 @@ impl Inputs {
     /// The text.
     ///
     /// # Errors
-    /// `Invalid` when none was given.
+    /// `Invalid` without a text.
     pub fn text(&self) -> Result<&str> {
         self.text.as_deref().ok_or_else(|| Error::invalid("this pipeline needs a text (--text)"))
     }
 
-    /// The image, preprocessed for `model`: `[1, 3, height, width]`, and whether this call did it. Shared like a stage's
-    /// result.
+    /// The image, preprocessed for `model`: `[1, 3, height, width]`, and whether this call preprocessed it. Shared like the result of
+    /// a stage.
     ///
     /// # Errors
-    /// `Invalid` when none was given, `Corrupt` when it cannot be decoded.
+    /// `Invalid` without an image, `Corrupt` when it cannot be decoded.
     pub(crate) fn pixels(&self, model: &Model, holder: &Holder) -> Result<(Value, bool)> {
         let file = self.image.as_ref().ok_or_else(|| Error::invalid("this pipeline needs an image (--image)"))?;
         let processor = model.image()?;
@@ -104,8 +104,8 @@ impl Inputs {
         })
     }
 
-    /// The audio's features for `model`, `[1, mel bins, frames]`, shared like a stage's result; whether this call made them;
-    /// and what was done to the audio that its owner may not expect.
+    /// The features of the audio for `model`, `[1, mel bins, frames]`, whether this call computed them, and notices about changes of
+    /// the audio. Shared like the result of a stage.
     ///
     /// # Errors
     /// As [`Inputs::pixels`].
@@ -113,7 +113,7 @@ impl Inputs {
         let file = self.audio.as_ref().ok_or_else(|| Error::invalid("this pipeline needs an audio file (--audio)"))?;
         let processor = model.audio()?;
         let (features, computed) = prepared(model, holder, file, "audio", processor.fingerprint(), || {
-            // What the model does not hear need not be resampled; the filter's reach is far below a second.
+            // Only the part that the model reads is resampled. The length of the filter is far below a second.
             let audio = decode_audio_start(&file.bytes, processor.seconds() + 1.0)?;
             processor.process(&resample(&audio, processor.sample_rate_hz())?)
         })?;
@@ -124,13 +124,13 @@ impl Inputs {
             notices.push(format!("the audio was resampled from {rate} to {} Hz", processor.sample_rate_hz()));
         }
         if seconds > processor.seconds() {
-            notices.push(format!("of {seconds:.1} s of audio, the model hears the first {} s", processor.seconds()));
+            notices.push(format!("of {seconds:.1} s of audio, the model reads the first {} s", processor.seconds()));
         }
         Ok((features, computed, notices))
     }
 }
 
-/// Preprocesses `file` once per content and preprocessing; a private copy of a model always does it again. Says whether
+/// Preprocesses `file` once per content and preprocessing; a private copy of a model preprocesses each time. Also returns whether
 /// this call did.
 fn prepared(
     model: &Model,

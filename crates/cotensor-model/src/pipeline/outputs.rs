@@ -1,12 +1,12 @@
-//! What a graph's outputs are taken to mean: by their names, and by what config.json says of the checkpoint.
+//! The meaning of a graph's outputs, from their names and from config.json.
 
 use crate::model::{Model, OWN_HEAD};
 use crate::stage::Stage;
 use cotensor_core::{Error, Result};
 use cotensor_preprocess::family::{LOGITS, StageDef, Task};
 
-/// The output of a stage that a task reads: the answer itself where the graph has it, the logits of the model's own head, or
-/// the trunk's result.
+/// The output of a stage that a task reads: the answer itself if the graph has it, the logits of the model's own head, or the result
+/// of the trunk.
 pub(super) fn output_of<'a>(task: &'a Task, def: &'a StageDef, stage: &Stage, own_head: bool) -> Result<&'a str> {
     if let Some(result) = task.result.as_deref().filter(|result| stage.has_output(result)) {
         return Ok(result);
@@ -17,13 +17,13 @@ pub(super) fn output_of<'a>(task: &'a Task, def: &'a StageDef, stage: &Stage, ow
     def.trunk_output(|name| stage.has_output(name)).ok_or_else(|| lacks(&task.name, def, stage))
 }
 
-/// The error for a graph without the outputs that a task could read.
+/// The error for a graph without an output that the task can read.
 pub(super) fn lacks(task: &str, def: &StageDef, stage: &Stage) -> Error {
     let (wanted, given) = (def.outputs.first().map_or("", String::as_str), stage.output_names());
     Error::unsupported(format!("{task} cannot be answered: the graph gives {given} and no {wanted}")).in_field(wanted)
 }
 
-/// The output of a head that gives logits: the one of this name, or the only one of a head in a file of its own.
+/// The output of a head with the logits: the output of this name, or the only output of a head in a separate file.
 pub(super) fn head_output(stage: &Stage) -> Result<String> {
     match stage.graph().outputs() {
         [only] if stage.role != OWN_HEAD => Ok(only.name.clone()),
@@ -33,16 +33,16 @@ pub(super) fn head_output(stage: &Stage) -> Result<String> {
     }
 }
 
-/// Refuses a checkpoint whose own head was made for another task, as far as config.json says.
+/// Refuses a checkpoint whose own head is for another task, according to config.json.
 pub(super) fn check_architecture(model: &Model, task: &Task) -> Result<()> {
     let named = model.config().get("architectures").and_then(serde_json::Value::as_array);
     let named: Vec<&str> = named.into_iter().flatten().filter_map(serde_json::Value::as_str).collect();
     let fits = |name: &&str| task.architectures.iter().any(|end| name.ends_with(end.as_str()));
-    // The class of a trunk alone says nothing of the head in the graph.
+    // The class of a trunk does not describe the head in the graph.
     let is_trunk = |name: &&str| name.ends_with("Model") && !name.ends_with("LMHeadModel");
     if named.iter().all(is_trunk) || named.iter().any(fits) {
         return Ok(());
     }
-    let message = format!("the head of {} does another task than {}", named.join(", "), task.name);
+    let message = format!("the head of {} is for another task than {}", named.join(", "), task.name);
     Err(Error::invalid(message).in_file(model.folder().join("config.json")).in_field("architectures"))
 }

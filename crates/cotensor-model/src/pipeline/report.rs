@@ -1,48 +1,48 @@
 use super::answer::{Answer, Output};
 use serde::{Deserialize, Serialize};
 
-/// What one user got, and what it took.
+/// The answer to a user, and the report of the run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct UserReport {
     /// The user's name.
     pub user: String,
-    /// Its task.
+    /// The task.
     pub task: String,
-    /// The model's name.
+    /// The name of the model.
     pub model: String,
     /// The answer.
     pub answer: Answer,
-    /// The numbers behind it.
+    /// The numbers behind the answer.
     pub outputs: Vec<Output>,
-    /// What had to be ready before the stages, in order: `tokenizer` (opened), `text`, `image`, `audio` (preprocessed).
+    /// The preparations before the stages, in order: `tokenizer` (opened), `text`, `image`, `audio` (preprocessed).
     pub prepared: Vec<StageReport>,
-    /// What ran, in order.
+    /// The stages, in the order in which they ran.
     pub stages: Vec<StageReport>,
-    /// Milliseconds that went into this report's signatures alone: a private copy has no other use for its inputs' hashes.
+    /// Milliseconds for the signatures in this report. A private copy needs the hashes of its inputs for nothing else.
     pub report_ms: f64,
-    /// What was served differently than asked: a truncated text, resampled audio.
+    /// Changes of the inputs: a truncated text, resampled audio.
     pub notices: Vec<String>,
 }
 
-/// One stage's part in a run.
+/// The report of one stage in a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StageReport {
-    /// Its role.
+    /// The role.
     pub role: String,
-    /// What was run: stages with equal signature on equal input give equal results.
+    /// The identity of the computation: equal signatures on equal input give equal results.
     pub signature: String,
-    /// Its space; none for a private copy.
+    /// The space; `None` for a private copy.
     pub space: Option<String>,
-    /// Whether this user ran it; otherwise the result was there.
+    /// Whether this user computed it. Otherwise the store had the result.
     pub computed: bool,
-    /// Milliseconds that this user spent opening it.
+    /// Milliseconds for opening.
     pub load_ms: f64,
-    /// Milliseconds that this user spent running it or waiting for its result.
+    /// Milliseconds for running, or for waiting for the result.
     pub run_ms: f64,
 }
 
 impl StageReport {
-    /// A report on something that is no stage of a graph; nothing took time yet.
+    /// A report on a preparation, with zero times.
     pub(super) fn without_stage(role: &str, signature: &str, computed: bool) -> Self {
         let (role, signature) = (role.to_owned(), signature.to_owned());
         Self { role, signature, space: None, computed, load_ms: 0.0, run_ms: 0.0 }

@@ -1,10 +1,10 @@
-//! One user's task: stages in order, each run only when its result is not there yet.
+//! Runs the task of a user: the stages in order. A stage runs only if the store does not have its result.
 
 use super::answer::{Answer, Output, best, labelled, numbers, read, softmax};
+use super::definition::User;
 use super::generate;
 use super::inputs::Inputs;
 use super::outputs::{check_architecture, head_output, lacks, output_of};
-use super::pipeline::User;
 use super::report::{StageReport, UserReport};
 use crate::model::{Labels, Model, OWN_HEAD};
 use crate::stage::{Stage, StageRun};
@@ -17,19 +17,19 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The temperature that CLIP's published checkpoints were trained to (their logit scale is clamped at 100).
+/// The logit scale of CLIP's published checkpoints: training clamps it at 100.
 const CLIP_LOGIT_SCALE: f32 = 100.0;
 
-/// Runs `user`'s task with `model` on `inputs`; leases are counted for `holder`.
+/// Runs the task of `user` with `model` on `inputs`. `holder` holds the leases.
 ///
 /// # Errors
-/// `Invalid` for a task that the family cannot do or an input that is missing; else what opening or running gives.
+/// `Invalid` for a task that the family does not have or for a missing input; else the errors of opening or running a stage.
 pub fn run_user(model: &Model, user: &User, inputs: &Inputs, holder: &Holder) -> Result<UserReport> {
     run_user_keeping(model, user, inputs, holder).map(|(report, _)| report)
 }
 
-/// As [`run_user`], with leases on what the stages made: by kind (`vision_embedding`), the last of each. Results that
-/// were not shared (a list of texts, a refused kind) have no lease.
+/// As [`run_user`], with leases on the outputs of the stages by kind (`vision_embedding`), the last output of each kind. Outputs that
+/// are not shared (a list of texts, a refused kind) have no lease.
 ///
 /// # Errors
 /// As [`run_user`].
@@ -75,6 +75,7 @@ pub fn run_user_keeping(
     Ok((report, kept))
 }
 
+/// The run of a user's task.
 pub(super) struct Run<'a> {
     pub(super) model: &'a Model,
     pub(super) holder: &'a Holder,
@@ -121,7 +122,7 @@ impl<'a> Run<'a> {
         self.answer(task, user, inputs, head, (output, &last), batch.as_ref())
     }
 
-    /// The head that the user names, or the model's own.
+    /// The head that the user names, or the model's own head.
     fn load_head(&mut self, user: &User, task: &Task) -> Result<Arc<Stage>> {
         let start = Instant::now();
         let stage = match &user.head {
@@ -136,7 +137,7 @@ impl<'a> Run<'a> {
         Ok(stage)
     }
 
-    /// Opens a stage of the family, runs it on the values that its definition names, and returns its own output.
+    /// Opens a stage of the family, runs it on the values that its definition names, and returns its first output.
     pub(super) fn encode(&mut self, def: &StageDef, inputs: &Inputs) -> Result<Value> {
         let stage = self.load(&def.role, |model| model.stage(&def.role))?;
         let output = def.trunk_output(|name| stage.has_output(name)).ok_or_else(|| lacks(&def.role, def, &stage))?;
@@ -166,7 +167,7 @@ impl<'a> Run<'a> {
                     features
                 }
                 source => self.values.get(source).cloned().ok_or_else(|| {
-                    Error::invalid(format!("stage {:?} needs {source}, which nothing made", def.role))
+                    Error::invalid(format!("stage {:?} needs {source}, which no stage made", def.role))
                 })?,
             };
             bound.push((name.as_str(), value));
@@ -181,8 +182,8 @@ impl<'a> Run<'a> {
         Ok(value)
     }
 
-    /// Runs a text stage on each of the user's texts by itself, so that a text is computed once however the lists that
-    /// it stands in differ, and no graph sees padding that it can do without. The rows together are the stage's output.
+    /// Runs a text stage on each text of the user separately: users with different lists share the results of equal texts, and no text
+    /// needs padding. The output of the stage has a row for each text.
     fn encode_each(
         &mut self,
         task: &Task,
@@ -205,7 +206,7 @@ impl<'a> Run<'a> {
         Ok(value)
     }
 
-    /// Tokenizes texts for a stage, with the limits of the task and as many tokens as the graph reads.
+    /// Tokenizes texts for a stage, with the limits of the task and the number of tokens that the graph reads.
     fn encode_texts(&mut self, task: &Task, def: &StageDef, stage: &Stage, texts: &[&str]) -> Result<Text> {
         let tokenizer = self.tokenizer()?;
         let start = Instant::now();
@@ -234,12 +235,12 @@ impl<'a> Run<'a> {
         Ok(Text { batch, prompt_tokens })
     }
 
-    /// Notes what was served differently than asked.
+    /// Adds a notice about a change of the inputs.
     pub(super) fn notice(&mut self, notice: String) {
         self.notices.push(notice);
     }
 
-    /// Opens a stage and notes what that took.
+    /// Opens a stage and reports the time.
     pub(super) fn load(&mut self, role: &str, open: impl FnOnce(&Model) -> Result<Arc<Stage>>) -> Result<Arc<Stage>> {
         let start = Instant::now();
         let stage = open(self.model)?;
@@ -247,7 +248,7 @@ impl<'a> Run<'a> {
         Ok(stage)
     }
 
-    /// The tokenizer; what it took to open is noted once.
+    /// The tokenizer. The time to open it is reported once.
     pub(super) fn tokenizer(&mut self) -> Result<&'a TextProcessor> {
         let start = Instant::now();
         let tokenizer = self.model.text()?;
@@ -274,17 +275,17 @@ impl<'a> Run<'a> {
         });
     }
 
-    /// Runs a stage for one output. `part` tells apart stages of the same role on the same input.
+    /// Runs a stage for one output. `part` distinguishes stages of the same role on the same input.
     pub(super) fn one(&mut self, stage: &Stage, inputs: &[(&str, &Value)], output: &str, part: &str) -> Result<Value> {
         let mut run = stage.run(inputs, &[output], self.holder)?;
         let start = Instant::now();
         let input = inputs.iter().map(|(_, value)| value.identity().short()).collect::<Vec<_>>().join("+");
         self.report_ms += milliseconds(start.elapsed());
         self.note(stage, &run, &format!("{}:{part}:{output}:{input}", stage.role));
-        run.outputs.pop().ok_or_else(|| Error::corrupt(format!("stage {:?} gave no {output}", stage.role)))
+        run.outputs.pop().ok_or_else(|| Error::corrupt(format!("stage {:?} did not give {output}", stage.role)))
     }
 
-    /// Notes a run with the stage's loading, or apart when that has one already.
+    /// Reports a run together with the load of the stage, or separately if the load has a run already.
     pub(super) fn note(&mut self, stage: &Stage, run: &StageRun, signature: &str) {
         let fresh = self.stages.iter_mut().find(|report| report.role == stage.role && report.signature.is_empty());
         let report = match fresh {
@@ -361,7 +362,7 @@ impl<'a> Run<'a> {
             AnswerKind::Embedding => embedding("embedding", normalized(&read(None)?.1)),
             AnswerKind::Similarity => self.similarity(task, user, inputs)?,
             AnswerKind::Transcript | AnswerKind::Language => {
-                return Err(Error::invalid("decoding tasks are answered by their own loop"));
+                return Err(Error::invalid("a decoding task has its own loop"));
             }
         })
     }
@@ -373,7 +374,7 @@ impl<'a> Run<'a> {
         let (width, image) = read(value("vision_tower.image_embeds")?, &task.name, None)?;
         let text_embeds = value("text_tower.text_embeds")?;
         let (&[_, text_width], texts) = (text_embeds.shape(), text_embeds.to_f32()?) else {
-            let message = format!("text embeddings of shape {:?}; [texts, N] is read", text_embeds.shape());
+            let message = format!("text embeddings of shape {:?}; [texts, N] is required", text_embeds.shape());
             return Err(Error::unsupported(message));
         };
         numbers(&texts)?;
@@ -401,7 +402,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// The user's own texts, or the input text when it has none.
+/// The texts of the user, or the input text if the user has none.
 fn texts_of<'a>(user: &'a User, inputs: &'a Inputs) -> Result<Vec<&'a str>> {
     match user.texts.as_slice() {
         [] => Ok(vec![inputs.text()?]),
@@ -409,14 +410,14 @@ fn texts_of<'a>(user: &'a User, inputs: &'a Inputs) -> Result<Vec<&'a str>> {
     }
 }
 
-/// A text as a graph reads it.
+/// A tokenized text.
 struct Text {
     batch: TokenBatch,
-    /// How many of its first tokens belong to sentence-transformers' prompt.
+    /// The number of tokens of the prompt of sentence-transformers, at the beginning.
     prompt_tokens: usize,
 }
 
-/// An array as a value, for inputs made on the way.
+/// Token ids as a value `[1, tokens]`.
 pub(super) fn token_value(tokens: &[i64]) -> Result<Value> {
     Array::i64([1, tokens.len()], tokens.to_vec()).map(Value::from)
 }

@@ -1,6 +1,6 @@
 use cotensor_core::{Device, Error, Result};
 
-/// The devices that a model may run on, best first.
+/// The devices on which a model may run, best first.
 #[derive(Clone, Debug)]
 pub struct HardwarePreferences {
     /// Device names: `cpu`, `cuda:0`, `webgpu`, `webnn`.
@@ -13,20 +13,20 @@ impl Default for HardwarePreferences {
     }
 }
 
-/// The outcome of choosing a device.
+/// A device that was chosen from preferences.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceChoice {
-    /// The device that will be used.
+    /// The chosen device.
     pub device: Device,
-    /// Preferred devices that were passed over, each with the reason.
+    /// The preferred devices that were skipped, each with the reason.
     pub skipped: Vec<(String, String)>,
 }
 
 impl HardwarePreferences {
-    /// The first device of the list that can be used here.
+    /// The first device of the list that this build can use.
     ///
     /// # Errors
-    /// `Unsupported` when none can, with every reason.
+    /// `Unsupported` when it can use none; the message has every reason.
     pub fn choose(&self) -> Result<DeviceChoice> {
         let mut skipped = Vec::new();
         for name in &self.priority_list {
@@ -50,7 +50,7 @@ mod tests {
     use cotensor_core::ErrorKind;
 
     #[test]
-    fn devices_by_preference_with_reasons() {
+    fn first_usable_device_is_chosen_and_others_are_skipped_with_reasons() {
         let choose = |names: &[&str]| {
             HardwarePreferences { priority_list: names.iter().map(|name| (*name).to_owned()).collect() }.choose()
         };

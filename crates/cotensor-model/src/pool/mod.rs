@@ -2,7 +2,7 @@
 
 mod devices;
 mod permits;
-mod pool;
+mod resource_pool;
 
 pub use devices::{DeviceChoice, HardwarePreferences};
-pub use pool::{PooledModel, PooledResult, ResourcePool};
+pub use resource_pool::{PooledModel, PooledResult, ResourcePool};

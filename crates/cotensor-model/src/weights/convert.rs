@@ -1,4 +1,4 @@
-//! What happens to weights between their file and the store, where anything does.
+//! Conversions of weights between the file and the store.
 
 use crate::tensor::convert::f16_to_f32;
 use cotensor_core::DType;
@@ -27,7 +27,7 @@ pub(super) fn transpose(source: &[u8], target: &mut [u8], shape: &[usize], permu
     for (&dim, &axis) in shape.iter().zip(permutation) {
         source_shape[axis] = dim;
     }
-    // How far apart, in elements of the source, neighbours along each of the target's dimensions are.
+    // The distance in the source, in elements, between neighbours along each dimension of the target.
     let strides: Vec<usize> = permutation.iter().map(|&axis| source_shape[axis + 1..].iter().product()).collect();
     let (Some(&row), Some(&stride)) = (shape.last(), strides.last()) else {
         return target.copy_from_slice(source);

@@ -8,20 +8,20 @@ use std::time::{Duration, SystemTime};
 /// A file that was written less than this ago may be written again without its times changing.
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
 
-/// From this size on a read is split over threads: copying out of the page cache is bound by one core.
+/// From this size on, several threads read: one core limits copying from the page cache. In bytes.
 const PARALLEL_BYTES_MIN: usize = 8 << 20;
 
-/// Threads of one large read.
+/// The threads of a large read.
 const READERS: usize = 4;
 
-/// An open file and what it was when it was opened.
+/// An open file and its stamp at the time of opening.
 pub(super) struct WeightFile {
     path: PathBuf,
     file: File,
     stamp: Stamp,
 }
 
-/// What changes when a file is written or replaced.
+/// The identity of a file. It changes when the file is written or replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     device: u64,
@@ -43,12 +43,12 @@ impl Stamp {
         }
     }
 
-    /// Whether the last write is long enough ago that another one would have changed the times.
+    /// Whether the file is old enough that a further write would change its times.
     pub(crate) fn settled(&self, now: SystemTime) -> bool {
         let newest = self.modified.max(self.changed);
         let Ok(seconds) = u64::try_from(newest.0) else { return true };
         let written = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds) + Duration::from_nanos(newest.1 as u64);
-        // A time in the future settles nothing.
+        // A time in the future cannot be trusted.
         now.duration_since(written).is_ok_and(|age| age >= SETTLED_AFTER)
     }
 }
@@ -57,9 +57,8 @@ impl WeightFile {
     pub(super) fn open(path: &Path) -> Result<Self> {
         let open = || {
             let file = File::open(path)?;
-            // A page that another program changed through a mapping, and that is not on the disk yet, can change again
-            // without a change of the times. Flushed, its next change sets them. Where a file system cannot flush, the
-            // times are all there is.
+            // A dirty page of a shared mapping can change again without a change of the times. After a flush, the next change
+            // updates the times. A file system that cannot flush gives no more than the times.
             let _ = file.sync_data();
             let stamp = Stamp::of(&file.metadata()?);
             Ok(Self { path: path.to_path_buf(), file, stamp })
@@ -81,7 +80,7 @@ impl WeightFile {
     }
 
     /// # Errors
-    /// `Conflict` when it was written since it was opened.
+    /// `Conflict` when the file was written after it was opened.
     pub(super) fn check_unchanged(&self) -> Result<()> {
         let now = self.file.metadata().map_err(|error| Error::io("reading", &error).in_file(&self.path))?;
         if Stamp::of(&now) == self.stamp { Ok(()) } else { Err(self.changed()) }
@@ -91,16 +90,16 @@ impl WeightFile {
         Error::new(ErrorKind::Conflict, "the file changed while its weights were read").in_file(&self.path)
     }
 
-    /// Fills `target` from byte `offset` on.
+    /// Fills `target` from byte `offset`.
     pub(super) fn read(&self, offset: u64, target: &mut [u8]) -> Result<()> {
         self.file.read_exact_at(target, offset).map_err(|error| match error.kind() {
-            // It was long enough when the graph was opened.
+            // The graph checked the length when it was opened.
             std::io::ErrorKind::UnexpectedEof => self.changed(),
             _ => Error::io("reading", &error).in_file(&self.path),
         })
     }
 
-    /// As [`read`](Self::read), on several threads where that is faster.
+    /// As [`read`](Self::read); several threads read a large target.
     pub(super) fn read_parallel(&self, offset: u64, target: &mut [u8]) -> Result<()> {
         if target.len() < PARALLEL_BYTES_MIN {
             return self.read(offset, target);

@@ -16,21 +16,22 @@ pub struct LoadedWeights {
     pub hashes: Vec<ContentHash>,
 }
 
-/// Bytes that are read, converted and hashed at a time.
+/// The bytes of a file that are read, converted and hashed at a time.
 const CHUNK_BYTES: usize = 8 << 20;
 
-/// Leases the weights of `graph` for `holder`; what the store lacks is read from the graph's files into it. `producer` is for people.
+/// Leases the weights of `graph` for `holder` and reads the weights that the store lacks from the graph's files. `producer` is the
+/// name in reports.
 ///
-/// Content hashes are remembered under the files' identities (path, device, inode, size, times), so that a second
-/// process reads nothing but a note.
+/// The store keeps a note with the content hashes under the identity of the files (path, device, inode, size, times). A second process
+/// reads the note instead of the files.
 ///
 /// # Errors
-/// `Conflict` naming a file that changed while it was read, `Io`, or as [`BlobStore::blobs`].
+/// `Conflict` for a file that changes while it is read, `Io`, or as [`BlobStore::blobs`].
 pub fn load_weights(graph: &Graph, store: &dyn Store, holder: &Holder, producer: &str) -> Result<LoadedWeights> {
     load_at(graph, store, holder, producer, SystemTime::now())
 }
 
-/// `now` decides which files were written too recently for their times to be trusted.
+/// As [`load_weights`] at the time `now`. The times of a file that was written shortly before cannot be trusted.
 fn load_at(
     graph: &Graph,
     store: &dyn Store,
@@ -77,7 +78,7 @@ fn load_at(
     Ok(LoadedWeights { leases, hashes })
 }
 
-/// The files that hold a graph's weights, each opened once.
+/// The files with the weights of a graph, each opened once.
 #[derive(Default)]
 struct Files {
     files: Vec<WeightFile>,
@@ -97,14 +98,14 @@ impl Files {
         &self.files[self.by_path[&weight.source.file]]
     }
 
-    /// Equal for the same graph over files that nobody has written since.
+    /// The identity of the graph and its files. It changes when a file is written.
     fn identity(&self, graph: &Graph) -> ContentHash {
         let mut hasher = Hasher::new("cotensor weight hashes v1");
         hasher.field(graph.structure_hash().as_bytes());
         for file in &self.files {
             file.add_identity(&mut hasher);
         }
-        // Where embedded weights lie is not part of the structure.
+        // The structure does not contain the offsets of embedded weights.
         for weight in graph.weights() {
             hasher.number(self.by_path[&weight.source.file] as u64).number(weight.source.offset);
         }
@@ -116,9 +117,9 @@ impl Files {
     }
 }
 
-/// Hashes what the store would hold, in one pass over the files.
+/// Hashes the weights as the store would hold them, in one pass over the files.
 fn hash_all(weights: &[Weight], files: &Files) -> Result<Vec<ContentHash>> {
-    // Made once: filling them with zeros for every weight would cost as much as reading.
+    // Allocated once: zeroing them for each weight would cost as much as reading.
     let mut buffer = vec![0; CHUNK_BYTES];
     let mut converted = Vec::new();
     let hashes = weights
@@ -131,7 +132,7 @@ fn hash_all(weights: &[Weight], files: &Files) -> Result<Vec<ContentHash>> {
     Ok(hashes)
 }
 
-/// `buffer` has `CHUNK_BYTES`.
+/// Hashes one weight. `buffer` has `CHUNK_BYTES` bytes.
 fn hash_one(weight: &Weight, file: &WeightFile, buffer: &mut [u8], converted: &mut Vec<u8>) -> Result<ContentHash> {
     let source = &weight.source;
     let mut hasher = blake3::Hasher::new();
@@ -167,7 +168,7 @@ fn read_transposed(file: &WeightFile, weight: &Weight, target: &mut [u8]) -> Res
     Ok(())
 }
 
-/// Reads weights into the store's memory.
+/// Reads weights into memory of the store.
 struct Source<'a> {
     weights: &'a [Weight],
     hashes: &'a [ContentHash],
@@ -200,7 +201,7 @@ impl BlobSource for Source<'_> {
             self.store.record_copy(&weight.name, CopyReason::EngineConversion, target.len());
         }
         file.check_unchanged()?;
-        // The times of a file that was just written cannot tell a second write from the first.
+        // The times of a file that was just written do not show a second write.
         if !file.settled(self.now) {
             let mut hasher = blake3::Hasher::new();
             hasher.update_rayon(target);
@@ -212,7 +213,7 @@ impl BlobSource for Source<'_> {
     }
 }
 
-/// The hashes and a checksum, so that a note cut short or damaged on its way to disk is no note.
+/// The hashes and a checksum, which detects a truncated or damaged note.
 fn write_note(hashes: &[ContentHash]) -> Vec<u8> {
     let mut note: Vec<u8> = hashes.iter().flat_map(|hash| *hash.as_bytes()).collect();
     note.extend_from_slice(ContentHash::of(&note).as_bytes());
@@ -246,7 +247,7 @@ mod tests {
         Weight { name: "w".to_owned(), dtype: DType::F32, shape: vec![bytes / dtype.size_bytes()], source }
     }
 
-    /// A file of weights, opened.
+    /// An open file of weights.
     fn weights_file(bytes: &[u8]) -> (tempfile::NamedTempFile, Files) {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(bytes).unwrap();
@@ -264,21 +265,21 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_changes_is_not_stored() {
+    fn changed_file_is_a_conflict() {
         let (mut file, files) = weights_file(&[1; BYTES]);
         let weight = weight(file.path(), DType::F32, BYTES);
         let hash = hash_all(std::slice::from_ref(&weight), &files).unwrap()[0];
         assert_eq!(hash, ContentHash::of(&[1; BYTES]));
         let later = SystemTime::now() + Duration::from_secs(60);
         assert_eq!(fill(&weight, hash, &files, later).unwrap(), [1; BYTES]);
-        // The times say so.
+        // The times change.
         file.write_all(&[2]).unwrap();
         let error = fill(&weight, hash, &files, later).unwrap_err();
         assert_eq!((error.kind(), error.file()), (ErrorKind::Conflict, Some(file.path())));
     }
 
     #[test]
-    fn where_times_cannot_tell_the_content_does() {
+    fn content_is_checked_when_the_times_cannot_be_trusted() {
         let (file, files) = weights_file(&[1; BYTES]);
         let weight = weight(file.path(), DType::F32, BYTES);
         let other = ContentHash::of(&[2; BYTES]);
@@ -287,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn conversion_in_chunks_is_conversion_as_a_whole() {
+    fn conversion_in_chunks_equals_conversion_in_one_pass() {
         let count = CHUNK_BYTES / 2 + 1000;
         let halves: Vec<u8> = (0..count).flat_map(|index| ((index * 31 % 0x7c00) as u16).to_le_bytes()).collect();
         let (file, files) = weights_file(&halves);
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn large_reads_are_whole() {
+    fn large_reads_are_complete() {
         let bytes: Vec<u8> = (0..(9 << 20) + 5).map(|index: usize| (index % 251) as u8).collect();
         let (file, files) = weights_file(&bytes);
         let mut target = vec![0; bytes.len() - 3];
@@ -311,11 +312,11 @@ mod tests {
     }
 
     #[test]
-    fn only_settled_files_are_noted() {
+    fn note_is_written_for_settled_files_only() {
         let folder = tempfile::tempdir().unwrap();
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/vit/onnx");
         for name in ["model.onnx", "model.onnx_data"] {
-            // Written anew, so that its times are of now.
+            // Written, not copied, so that the times are new.
             std::fs::write(folder.path().join(name), std::fs::read(path.join(name)).unwrap()).unwrap();
         }
         let graph = Graph::open(&folder.path().join("model.onnx")).unwrap();
@@ -331,7 +332,7 @@ mod tests {
         let later = SystemTime::now() + Duration::from_secs(60);
         assert_eq!(load_at(&graph, &*store, &holder, "test", later).unwrap().hashes, hashes);
         assert_eq!(store.get_note(&key), Some(write_note(&hashes)));
-        // The note is what the next load goes by; a damaged one is not believed.
+        // The next load uses the note, but not a damaged one.
         let others: Vec<_> = hashes.iter().map(|hash| ContentHash::of(hash.as_bytes())).collect();
         store.put_note(&key, &write_note(&others));
         assert_eq!(load_at(&graph, &*store, &holder, "test", later).unwrap().hashes, others);
@@ -341,7 +342,7 @@ mod tests {
         assert_eq!(load_at(&graph, &*store, &holder, "test", later).unwrap().hashes, hashes);
     }
 
-    /// Maps a file and sets the byte at an offset to each number that it reads, without flushing.
+    /// Maps a file and writes each number from its input to the byte at an offset, without flushing.
     const WRITER: &str = "import mmap, sys
 with open(sys.argv[1], 'r+b') as file:
     mapping = mmap.mmap(file.fileno(), 0)
@@ -351,10 +352,10 @@ with open(sys.argv[1], 'r+b') as file:
 ";
 
     #[test]
-    fn a_write_through_a_mapping_is_seen_however_long_the_file_was_quiet() {
+    fn write_through_a_mapping_is_detected() {
         use std::io::{BufRead, BufReader};
         use std::process::{Command, Stdio};
-        // In the build folder, which is on a disk: a tmpfs never writes its pages back, so a change cannot be seen there.
+        // The build folder is on a disk. A tmpfs never writes its pages back, so it does not show a change.
         let program = std::env::current_exe().unwrap();
         let folder = tempfile::tempdir_in(program.parent().unwrap()).unwrap();
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tiny/vit/onnx");
@@ -386,7 +387,7 @@ with open(sys.argv[1], 'r+b') as file:
     }
 
     #[test]
-    fn notes_read_back_and_wrong_ones_do_not() {
+    fn notes_read_back_and_wrong_notes_are_refused() {
         let hashes = [ContentHash::of(b"a"), ContentHash::of(b"b")];
         let note = write_note(&hashes);
         assert_eq!(read_note(&note, 2), Some(hashes.to_vec()));

@@ -1,4 +1,4 @@
-//! What a model's configuration files say is what is done.
+//! The configuration files of a model take effect.
 
 use crate::support::{change_a_weight, copy, fixtures, inputs, runtime, tiny, user};
 use cotensor_core::{ErrorKind, Result};
@@ -48,7 +48,7 @@ fn edit(path: &Path, change: impl FnOnce(&mut ModelProto)) {
 }
 
 #[test]
-fn special_tokens_that_stand_in_the_text_keep_their_labels() {
+fn special_tokens_in_the_text_keep_their_labels() {
     let mut entities = user("one", "bert", "token-classification");
     entities.head = Some("head.entities".to_owned());
     let text = Inputs::default().with_text("the [MASK] wakes [UNK] 東");
@@ -60,7 +60,7 @@ fn special_tokens_that_stand_in_the_text_keep_their_labels() {
 }
 
 #[test]
-fn lower_case_is_as_tokenizer_config_says() {
+fn tokenizer_config_sets_lower_case() {
     let folder = folder("bert");
     let ids = |lower: bool| {
         set(folder.path(), "tokenizer_config.json", "do_lower_case", lower.into());
@@ -70,13 +70,13 @@ fn lower_case_is_as_tokenizer_config_says() {
     let lowered = TextProcessor::open(&ModelFolder::new(&tiny("bert"))).unwrap().encode(&["the harbour"]).unwrap();
     assert_eq!(ids(true), lowered.ids.as_i64().unwrap());
     assert_ne!(ids(false), lowered.ids.as_i64().unwrap());
-    // A class that is not BERT's does not read the field.
+    // Only BERT's classes read the field.
     set(folder.path(), "tokenizer_config.json", "tokenizer_class", "PreTrainedTokenizerFast".into());
     assert_eq!(ids(false), lowered.ids.as_i64().unwrap());
 }
 
 #[test]
-fn image_fields_that_are_missing_are_as_the_class_has_them() {
+fn missing_image_fields_have_the_defaults_of_the_class() {
     let photo = decode_image(&fs::read(fixtures().join("tiny/images/tall.png")).unwrap()).unwrap();
     for family in ["vit", "clip"] {
         let folder = folder(family);
@@ -106,7 +106,7 @@ fn image_fields_that_are_missing_are_as_the_class_has_them() {
         assert_eq!(sized(json!({"shortest_edge": 32, "longest_edge": 64})), (64, 26), "{family}");
         assert_eq!(sized(json!({"shortest_edge": 32, "longest_edge": 640})), (78, 32), "{family}");
         assert_eq!(sized(json!({"max_height": 50, "max_width": 50})), (50, 20), "{family}");
-        // One number is a square or a shortest edge, as the class has it.
+        // A single number is a square or a shortest edge, depending on the class.
         assert_eq!(sized(32.into()), if family == "vit" { (32, 32) } else { (78, 32) });
         set(folder.path(), "preprocessor_config.json", "image_processor_type", "CLIPImageProcessorFast".into());
         assert!(ImageProcessor::open(&ModelFolder::new(folder.path()), None).is_ok());
@@ -130,19 +130,19 @@ fn generation_config_lengths_stop_a_decoding_with_a_notice() {
     set(folder.path(), "generation_config.json", "min_new_tokens", 3.into());
     let (tokens, notices) = run(&speech);
     assert!(tokens == 3 && notices.len() == 1 && notices[0].contains("generation_config.json"), "{tokens} {notices:?}");
-    // The prompt counts in max_length: start, language, task, no timestamps.
+    // max_length includes the prompt: start, language, task, no timestamps.
     set(folder.path(), "generation_config.json", "max_new_tokens", Value::Null);
     set(folder.path(), "generation_config.json", "max_length", 6.into());
     let (tokens, notices) = run(&speech);
     assert!(tokens < 6 && notices.len() == 1, "{tokens} {notices:?}");
-    // What is asked for goes first.
+    // The options of the user have precedence.
     (speech.min_new_tokens, speech.max_new_tokens) = (Some(7), Some(7));
     let (tokens, notices) = run(&speech);
     assert!(tokens == 7 && notices[0].contains("max_new_tokens"), "{tokens} {notices:?}");
 }
 
 #[test]
-fn text_tower_of_fixed_length_gets_rows_filled_up_as_the_tokenizer_says() {
+fn text_tower_of_fixed_length_gets_padded_rows() {
     let folder = folder("clip");
     let mut ranking = user("one", "clip", "zero-shot-image-classification");
     ranking.texts = vec!["a cat".to_owned(), "a photo of the harbour".to_owned()];
@@ -159,13 +159,13 @@ fn text_tower_of_fixed_length_gets_rows_filled_up_as_the_tokenizer_says() {
     for (fixed, plain) in fixed.outputs.iter().zip(&plain.outputs) {
         assert!(fixed.max_abs_diff(plain) < 1e-5, "{}", fixed.name);
     }
-    // A length that nobody means is not reserved.
+    // An implausible length is refused before memory is allocated.
     let error = TextProcessor::open(&ModelFolder::new(folder.path()))
         .unwrap()
         .encode_to(&["a cat"], Some(1 << 21))
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-    // A text that is longer is cut to what the graph reads.
+    // A longer text is truncated to the length of the graph.
     ranking.texts = vec!["a photo of the harbour ".repeat(20)];
     let cut = run(folder.path(), &ranking, &inputs()).unwrap();
     assert!(cut.notices.iter().any(|notice| notice.contains("truncated")), "{:?}", cut.notices);
@@ -182,7 +182,7 @@ fn bfloat16_graph_is_refused_with_the_name_of_its_file() {
     let folder = folder("bert");
     let path = folder.path().join("onnx/model.onnx");
     edit(&path, |model| {
-        // Two elements of it for each float.
+        // A float has the bytes of two bfloat16 elements.
         for tensor in &mut model.graph.as_mut().unwrap().initializer {
             if tensor.data_type == Some(DataType::FLOAT) && tensor.dims.len() == 2 {
                 tensor.data_type = Some(DataType::BFLOAT16);
@@ -196,7 +196,7 @@ fn bfloat16_graph_is_refused_with_the_name_of_its_file() {
 }
 
 #[test]
-fn folder_that_was_edited_in_place_is_opened_anew() {
+fn edited_folder_is_opened_again() {
     let folder = folder("bert");
     let runtime = Runtime::new(EmbeddedStore::builder().build(), Arc::new(RtenEngine::new(Some(1))));
     let unchanged = [runtime.open(&tiny("bert")).unwrap(), runtime.open(&tiny("bert")).unwrap()];
@@ -208,8 +208,8 @@ fn folder_that_was_edited_in_place_is_opened_anew() {
     assert_eq!(kept.outputs, first.outputs);
     change_a_weight(folder.path());
     let second = run_with(&runtime, folder.path(), &embedding, &inputs()).unwrap();
-    assert_ne!(second.stages[0].space, first.stages[0].space, "the weights are those of now");
-    // The model that was open goes on as it was, and mixes no files of two times.
+    assert_ne!(second.stages[0].space, first.stages[0].space, "the weights are the new ones");
+    // The open model is unchanged, and never mixes files of two times.
     let again = run_user(&model, &embedding, &inputs(), &runtime.store().holder("one")).unwrap();
     assert_eq!((&again.outputs, &again.stages[0].space), (&first.outputs, &first.stages[0].space));
     let labels = user("one", "bert", "text-classification");

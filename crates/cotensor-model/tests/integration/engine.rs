@@ -1,4 +1,4 @@
-//! The engine over a store: same bits as by itself, weights shared, nothing wrong let through.
+//! The engine over a store: results equal to the engine alone, shared weights, refused inputs.
 
 use crate::support::onnx::*;
 use cotensor_core::testing::FakeDevice;
@@ -16,7 +16,7 @@ fn imported_bytes(store: &EmbeddedStore) -> u64 {
 }
 
 #[test]
-fn the_bits_are_those_of_the_engine_by_itself() {
+fn results_are_bitwise_equal_to_the_engine_without_a_store() {
     let folder = tempfile::tempdir().unwrap();
     let path = save(folder.path(), "model.onnx", &embedded_linear());
     let shared = run_linear(&*load(&path, &*store()));
@@ -42,9 +42,9 @@ fn outputs_outlive_the_graph_and_the_store() {
     assert_eq!(output, expected);
 }
 
-/// An output that is a constant of the graph, unchanged, is a copy, too.
+/// An output that is a constant of the graph is a copy, too.
 #[test]
-fn a_constant_as_output_outlives_the_graph() {
+fn constant_output_outlives_the_graph() {
     let folder = tempfile::tempdir().unwrap();
     let mut model = embedded_linear();
     model.graph.as_mut().unwrap().output.push(value("w", DataType::FLOAT, &[None, None]));
@@ -58,7 +58,7 @@ fn a_constant_as_output_outlives_the_graph() {
 }
 
 #[test]
-fn two_loads_use_one_copy_of_the_weights() {
+fn two_loads_share_one_copy_of_the_weights() {
     let folder = tempfile::tempdir().unwrap();
     let path = save(folder.path(), "model.onnx", &embedded_linear());
     let store = store();
@@ -67,7 +67,7 @@ fn two_loads_use_one_copy_of_the_weights() {
     let address = leases[0].bytes().unwrap().as_ptr();
     let imported = imported_bytes(&store);
     assert_eq!(imported, (SIZE * SIZE * 4) as u64);
-    // Another file, other names, external data: the same content.
+    // The same content in another file, with other names and as external data.
     let mut other = external_linear(&[("location", "weights.data")]);
     let graph = other.graph.as_mut().unwrap();
     graph.initializer[0].name = Some("kernel".to_owned());
@@ -84,7 +84,7 @@ fn two_loads_use_one_copy_of_the_weights() {
 }
 
 #[test]
-fn what_does_not_fit_an_input_is_refused_by_name() {
+fn mismatched_inputs_and_outputs_are_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let graph = load(&save(folder.path(), "model.onnx", &embedded_linear()), &*store());
     let (floats, ints) = (noise(2 * SIZE, 3), vec![0i64; SIZE]);
@@ -109,7 +109,7 @@ fn what_does_not_fit_an_input_is_refused_by_name() {
 }
 
 #[test]
-fn an_empty_batch_runs() {
+fn empty_batch_runs() {
     let folder = tempfile::tempdir().unwrap();
     let graph = load(&save(folder.path(), "model.onnx", &embedded_linear()), &*store());
     let output = graph.run_alone(&[("x", TensorRef::f32(&[0, SIZE], &[]).unwrap())], &["y"]);
@@ -127,7 +127,7 @@ fn resize(mode: &str) -> ModelProto {
 }
 
 #[test]
-fn a_cubic_resize_is_refused_and_a_linear_one_is_not() {
+fn cubic_resize_is_refused_and_linear_resize_runs() {
     let folder = tempfile::tempdir().unwrap();
     let engine = RtenEngine::new(Some(1));
     let path = save(folder.path(), "cubic.onnx", &resize("cubic"));
@@ -149,7 +149,7 @@ fn a_cubic_resize_is_refused_and_a_linear_one_is_not() {
 }
 
 #[test]
-fn an_unknown_operator_is_unsupported() {
+fn unknown_operator_is_unsupported() {
     let folder = tempfile::tempdir().unwrap();
     let mut model = resize("linear");
     model.graph.as_mut().unwrap().node[0].op_type = Some("Teleport".to_owned());
@@ -175,7 +175,10 @@ fn weights_must_fit_the_graph_and_be_addressable() {
     assert_eq!((error.kind(), error.field()), (ErrorKind::Invalid, Some("w")), "{error}");
 
     let device = EmbeddedStore::builder().memory(Arc::new(FakeDevice::default())).build();
-    let error = engine.load(&graph, weights(&graph, &*device).leases).map(drop).unwrap_err();
+    let mut spec = TensorSpec::new("w", DType::F32, &[SIZE, SIZE]);
+    spec.device = Device::Fake(0);
+    let lease = device.reserve(spec, &device.holder("test")).unwrap().publish().unwrap();
+    let error = engine.load(&graph, vec![lease]).map(drop).unwrap_err();
     assert_eq!((error.kind(), error.field()), (ErrorKind::Unsupported, Some("w")), "{error}");
 }
 
@@ -199,7 +202,7 @@ fn uint8_weights_and_outputs_keep_their_type() {
 }
 
 #[test]
-fn the_version_is_the_one_that_is_pinned() {
+fn engine_version_is_the_pinned_version() {
     let manifest = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml")).unwrap();
     let pin = format!("rten = {{ version = \"={}\"", RtenEngine::new(None).version());
     assert!(manifest.contains(&pin), "{pin} is not in the manifest");
@@ -261,7 +264,7 @@ fn input_on_a_device_is_refused_by_name() {
     let graph = load(&save(folder.path(), "model.onnx", &embedded_linear()), &*store());
     let device = EmbeddedStore::builder().memory(Arc::new(FakeDevice::default())).build();
     let mut spec = TensorSpec::new("x", DType::F32, &[1, SIZE]);
-    spec.device = Device::Cuda(0);
+    spec.device = Device::Fake(0);
     let lease = device.reserve(spec, &device.holder("test")).unwrap().publish().unwrap();
     let error = graph.run_alone(&[("x", TensorRef::of_lease(&lease).unwrap())], &["y"]).unwrap_err();
     assert_eq!((error.kind(), error.field()), (ErrorKind::Unsupported, Some("x")), "{error}");

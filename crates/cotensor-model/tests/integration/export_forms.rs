@@ -1,4 +1,4 @@
-//! The forms in which models are exported (fixtures/forms): each gives the right answer, or an error that says why it cannot.
+//! The export forms of models (fixtures/forms): each gives the right answer, or an error with the reason.
 
 use crate::support::{copy, fixtures, runtime, tiny, user};
 use cotensor_core::{Error, ErrorKind, Result};
@@ -44,8 +44,8 @@ fn reference(name: &str) -> Vec<f32> {
     data.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
 }
 
-/// Holds the report's numbers against a reference; `tolerance` is absolute.
-fn holds(report: &UserReport, name: &str, tolerance: f32) {
+/// Compares the numbers of the report with a reference; `tolerance` is absolute.
+fn matches_reference(report: &UserReport, name: &str, tolerance: f32) {
     let (given, expected) = (&report.outputs[0].values, reference(name));
     assert_eq!(given.len(), expected.len(), "{name}");
     let worst = given.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
@@ -66,7 +66,7 @@ fn sigmoid(logit: f32) -> f32 {
 #[test]
 fn trunk_gives_the_mean_over_tokens_and_has_no_head() {
     let folder = unpacked("trunk");
-    holds(&run(folder.path(), "sentence-embedding").unwrap(), "trunk.embedding", 1e-5);
+    matches_reference(&run(folder.path(), "sentence-embedding").unwrap(), "trunk.embedding", 1e-5);
     refused(run(folder.path(), "text-classification"), &["no such head"]);
 }
 
@@ -74,14 +74,14 @@ fn trunk_gives_the_mean_over_tokens_and_has_no_head() {
 fn trunk_with_a_classification_head_does_only_that_task() {
     let folder = unpacked("classification");
     let report = run(folder.path(), "text-classification").unwrap();
-    holds(&report, "classification.logits", 1e-5);
+    matches_reference(&report, "classification.logits", 1e-5);
     let Answer::Label { label, .. } = &report.answer else { panic!("{:?}", report.answer) };
     let logits = reference("classification.logits");
     let best = (0..3).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
     assert_eq!(*label, ["negative", "neutral", "positive"][best]);
-    holds(&run(folder.path(), "sentence-embedding").unwrap(), "classification.embedding", 1e-5);
+    matches_reference(&run(folder.path(), "sentence-embedding").unwrap(), "classification.embedding", 1e-5);
     refused(run(folder.path(), "token-classification"), &["BertForSequenceClassification", "token-classification"]);
-    // The shape says it, too, where config.json does not.
+    // Without the class in config.json, the shape decides.
     set(folder.path(), "config.json", "architectures", serde_json::Value::Null);
     refused(run(folder.path(), "token-classification"), &["one row for each token"]);
 }
@@ -90,13 +90,13 @@ fn trunk_with_a_classification_head_does_only_that_task() {
 fn token_classifier_does_not_classify_texts() {
     let folder = unpacked("token-classification");
     let report = run(folder.path(), "token-classification").unwrap();
-    holds(&report, "token-classification.logits", 1e-5);
+    matches_reference(&report, "token-classification.logits", 1e-5);
     let Answer::Tokens { tokens } = &report.answer else { panic!("{:?}", report.answer) };
     assert!(tokens.iter().all(|(_, label)| ["O", "B-PLACE", "I-PLACE", "B-TIME"].contains(&label.as_str())));
     refused(run(folder.path(), "text-classification"), &["BertForTokenClassification"]);
     set(folder.path(), "config.json", "architectures", serde_json::Value::Null);
     refused(run(folder.path(), "text-classification"), &["one row for the whole input"]);
-    // Names for another number of labels are not cut to fit.
+    // A list of names of another length is refused.
     set(folder.path(), "config.json", "id2label", serde_json::json!({"0": "O", "1": "B"}));
     refused(run(folder.path(), "token-classification"), &["2 labels", "4 numbers"]);
 }
@@ -104,7 +104,7 @@ fn token_classifier_does_not_classify_texts() {
 #[test]
 fn fill_mask_model_is_cut_at_the_end_of_its_encoder_and_classifies_nothing() {
     let folder = unpacked("fill-mask");
-    holds(&run(folder.path(), "sentence-embedding").unwrap(), "fill-mask.embedding", 1e-5);
+    matches_reference(&run(folder.path(), "sentence-embedding").unwrap(), "fill-mask.embedding", 1e-5);
     refused(run(folder.path(), "text-classification"), &["BertForMaskedLM"]);
     refused(run(folder.path(), "token-classification"), &["BertForMaskedLM"]);
     set(folder.path(), "config.json", "architectures", serde_json::Value::Null);
@@ -117,15 +117,15 @@ fn fill_mask_model_is_cut_at_the_end_of_its_encoder_and_classifies_nothing() {
 #[test]
 fn sentence_embedding_output_is_the_answer() {
     let folder = unpacked("sentence-embedding");
-    holds(&run(folder.path(), "sentence-embedding").unwrap(), "sentence-embedding.embedding", 1e-5);
+    matches_reference(&run(folder.path(), "sentence-embedding").unwrap(), "sentence-embedding.embedding", 1e-5);
     refused(run(folder.path(), "text-classification"), &["sentence_embedding", "last_hidden_state"]);
 }
 
 #[test]
-fn pooling_files_are_obeyed_as_sentence_transformers_does() {
+fn pooling_files_take_effect_as_in_sentence_transformers() {
     let folder = unpacked("pooled");
     let report = run(folder.path(), "sentence-embedding").unwrap();
-    holds(&report, "pooled.max", 1e-5);
+    matches_reference(&report, "pooled.max", 1e-5);
     assert!(report.notices.iter().any(|notice| notice.contains("truncated")), "max_seq_length is 7");
     let pooling = |mode: serde_json::Value| {
         let config = serde_json::json!({"embedding_dimension": 16, "pooling_mode": mode});
@@ -133,7 +133,7 @@ fn pooling_files_are_obeyed_as_sentence_transformers_does() {
         run(folder.path(), "sentence-embedding")
     };
     for mode in ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"] {
-        holds(&pooling(mode.into()).unwrap(), &format!("pooled.{mode}"), 1e-5);
+        matches_reference(&pooling(mode.into()).unwrap(), &format!("pooled.{mode}"), 1e-5);
     }
     refused(pooling("median".into()), &["1_Pooling/config.json", "median"]);
     let modules = folder.path().join("modules.json");
@@ -143,7 +143,7 @@ fn pooling_files_are_obeyed_as_sentence_transformers_does() {
         fs::write(&modules, listed.to_string()).unwrap();
     };
     add("2_Normalize", "sentence_transformers.models.Normalize");
-    holds(&pooling(serde_json::json!(["max", "mean"])).unwrap(), "pooled.max.mean.normalized", 1e-5);
+    matches_reference(&pooling(serde_json::json!(["max", "mean"])).unwrap(), "pooled.max.mean.normalized", 1e-5);
     add("3_Dense", "sentence_transformers.models.Dense");
     refused(pooling("mean".into()), &["module 3 (Dense)"]);
     add("../elsewhere", "sentence_transformers.models.Normalize");
@@ -151,14 +151,14 @@ fn pooling_files_are_obeyed_as_sentence_transformers_does() {
 }
 
 #[test]
-fn pooler_output_alone_is_taken_for_nothing_else() {
+fn pooler_output_is_not_taken_for_logits() {
     let folder = unpacked("pooled");
     let graph = folder.path().join("onnx/model.onnx");
     let mut model = rten_onnx::onnx::ModelProto::parse_buf(&fs::read(&graph).unwrap()).unwrap();
     let outputs = &mut model.graph.as_mut().unwrap().output;
     outputs.retain(|output| output.name.as_deref() == Some("pooler_output"));
     fs::write(&graph, model.write_buf().unwrap()).unwrap();
-    // The pooler reads the encoder's result, so the trunk is still there; its own output is no logits.
+    // The pooler reads the result of the encoder, so the graph still has the trunk.
     assert!(run(folder.path(), "sentence-embedding").is_ok());
     refused(run(folder.path(), "text-classification"), &["a head gives logits", "pooler_output"]);
 }
@@ -167,7 +167,7 @@ fn pooler_output_alone_is_taken_for_nothing_else() {
 fn half_precision_weights_give_the_same_logits() {
     let folder = unpacked("fp16");
     match run(folder.path(), "text-classification") {
-        Ok(report) => holds(&report, "fp16.logits", 5e-3),
+        Ok(report) => matches_reference(&report, "fp16.logits", 5e-3),
         Err(error) => panic!("{error}"),
     }
 }
@@ -175,14 +175,14 @@ fn half_precision_weights_give_the_same_logits() {
 #[test]
 fn external_data_beside_a_graph_in_the_model_folder_is_read() {
     let folder = unpacked("external-data");
-    holds(&run(folder.path(), "token-classification").unwrap(), "external-data.logits", 1e-5);
+    matches_reference(&run(folder.path(), "token-classification").unwrap(), "external-data.logits", 1e-5);
 }
 
 #[test]
-fn optimum_export_with_spelt_out_normalizations_is_cut_and_answers_each_label() {
+fn optimum_export_with_expanded_normalizations_is_cut_and_answers_each_label() {
     let folder = unpacked("optimum-names");
     let report = run(folder.path(), "text-classification").unwrap();
-    holds(&report, "optimum-names.logits", 1e-5);
+    matches_reference(&report, "optimum-names.logits", 1e-5);
     assert_eq!(report.stages.len(), 2, "trunk and head");
     let Answer::Labels { labels } = &report.answer else { panic!("{:?}", report.answer) };
     let logits = reference("optimum-names.logits");
@@ -201,10 +201,10 @@ fn optimum_export_with_spelt_out_normalizations_is_cut_and_answers_each_label() 
 }
 
 #[test]
-fn processor_config_alone_is_enough() {
+fn processor_config_is_sufficient() {
     let folder = unpacked("processor-config");
-    holds(&run(folder.path(), "image-classification").unwrap(), "processor-config.logits", 1e-2);
-    // What is said in the part for images counts.
+    matches_reference(&run(folder.path(), "image-classification").unwrap(), "processor-config.logits", 1e-2);
+    // The part for images takes effect.
     let path = folder.path().join("processor_config.json");
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, text.replace("ViTImageProcessor", "VitMatteImageProcessor")).unwrap();

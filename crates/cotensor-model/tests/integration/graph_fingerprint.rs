@@ -1,4 +1,4 @@
-//! What a graph's fingerprint sees, and where its weights are found.
+//! The fingerprint of a graph, and the sources of its weights.
 
 use crate::support::onnx::*;
 use cotensor_core::{ContentHash, DType};
@@ -27,7 +27,7 @@ fn differs(change: impl FnOnce(&mut GraphProto)) -> bool {
 }
 
 #[test]
-fn internal_names_and_documentation_do_not_matter() {
+fn fingerprint_ignores_internal_names_and_documentation() {
     assert!(!differs(|graph| {
         for node in &mut graph.node {
             node.name = Some("renamed".to_owned());
@@ -47,7 +47,7 @@ fn internal_names_and_documentation_do_not_matter() {
 }
 
 #[test]
-fn the_order_of_initializers_and_of_attributes_does_not_matter() {
+fn fingerprint_ignores_the_order_of_initializers_and_attributes() {
     assert!(!differs(|graph| graph.initializer.reverse()));
     let softmax = |reversed: bool| {
         changed(|graph| {
@@ -62,7 +62,7 @@ fn the_order_of_initializers_and_of_attributes_does_not_matter() {
 }
 
 #[test]
-fn how_constants_are_spelt_does_not_matter() {
+fn fingerprint_ignores_the_encoding_of_constants() {
     assert!(!differs(|graph| {
         let bias = &mut graph.initializer[1];
         bias.raw_data = None;
@@ -76,7 +76,7 @@ fn how_constants_are_spelt_does_not_matter() {
 }
 
 #[test]
-fn structure_attributes_and_constants_matter() {
+fn fingerprint_depends_on_structure_attributes_and_constants() {
     assert!(differs(|graph| graph.node[3].attribute[0].i = Some(0)));
     assert!(differs(|graph| graph.node[3].attribute.clear()));
     assert!(differs(|graph| graph.node[2].op_type = Some("Sigmoid".to_owned())));
@@ -91,14 +91,14 @@ fn structure_attributes_and_constants_matter() {
 }
 
 #[test]
-fn weights_matter_by_content() {
+fn fingerprint_depends_on_the_content_of_weights() {
     let mut values = noise(SIZE * SIZE, 1);
     values[77] += 1e-6;
     assert!(differs(|graph| graph.initializer[0] = f32_tensor("w", &[SIZE as i64, SIZE as i64], &values)));
 }
 
 #[test]
-fn the_names_of_inputs_and_outputs_matter() {
+fn fingerprint_depends_on_the_names_of_inputs_and_outputs() {
     assert!(differs(|graph| {
         graph.input[0].name = Some("z".to_owned());
         graph.node[0].input[0] = "z".to_owned();
@@ -111,7 +111,7 @@ fn the_names_of_inputs_and_outputs_matter() {
 }
 
 #[test]
-fn subgraphs_see_the_values_around_them() {
+fn subgraphs_read_outer_values() {
     let with_branch = |inner: &str| {
         changed(|graph| {
             let branch = |op: &str| GraphProto {
@@ -139,7 +139,7 @@ fn subgraphs_see_the_values_around_them() {
 }
 
 #[test]
-fn embedded_weights_lie_where_the_file_has_them() {
+fn embedded_weight_has_its_position_in_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = save(folder.path(), "model.onnx", &embedded_linear());
     let graph = Graph::open(&path).unwrap();
@@ -156,7 +156,7 @@ fn embedded_weights_lie_where_the_file_has_them() {
 }
 
 #[test]
-fn small_external_data_joins_the_graph() {
+fn small_external_data_is_embedded() {
     let folder = tempfile::tempdir().unwrap();
     let mut model = embedded_linear();
     let small = external_tensor("b", &[SIZE as i64], &[("location", "b.data")]);
@@ -170,7 +170,7 @@ fn small_external_data_joins_the_graph() {
 }
 
 #[test]
-fn half_and_double_weights_become_single_ones() {
+fn float16_and_float64_weights_become_float32() {
     let halves: Vec<f32> = noise(SIZE * SIZE, 1).iter().map(|value| (value * 64.0).round() / 64.0).collect();
     let doubles: Vec<u8> = halves.iter().flat_map(|&value| f64::from(value).to_le_bytes()).collect();
     let dims = [SIZE as i64, SIZE as i64];
@@ -199,7 +199,7 @@ fn transposing() -> ModelProto {
 }
 
 #[test]
-fn a_transposed_weight_is_a_weight_of_its_own() {
+fn transposed_weight_is_folded_into_a_weight() {
     let folder = tempfile::tempdir().unwrap();
     let path = save(folder.path(), "model.onnx", &transposing());
     let graph = Graph::open(&path).unwrap();
@@ -209,13 +209,13 @@ fn a_transposed_weight_is_a_weight_of_its_own() {
     let store = store();
     let loaded = weights(&graph, &*store);
     assert_eq!(loaded.leases[0].bytes().unwrap(), f32_bytes(&noise(SIZE * SIZE, 1)));
-    // It is what a graph with the transposed weight in its file computes, to the bit.
+    // The result is bitwise equal to a graph with the transposed weight in its file.
     assert_eq!(graph.fingerprint(&loaded.hashes), fingerprint(&embedded_linear()));
     assert_eq!(run_linear(&*load(&path, &*store)), run_linear(&*load_plain(&path)));
 }
 
 #[test]
-fn a_weight_that_is_also_used_as_it_is_stays() {
+fn weight_with_another_use_is_kept() {
     let mut both = transposing();
     both.graph.as_mut().unwrap().node.insert(1, node("Identity", &["turned"], &["same"], vec![]));
     both.graph.as_mut().unwrap().output.push(value("same", DataType::FLOAT, &[None, None]));
@@ -232,9 +232,9 @@ fn a_weight_that_is_also_used_as_it_is_stays() {
 }
 
 #[test]
-fn a_graph_is_read_from_any_bytes() {
+fn graph_is_read_from_memory() {
     let bytes = embedded_linear().write_buf().unwrap();
-    // Nothing of the path is touched but its name, unless there is external or embedded data to find.
+    // The path is used only to find embedded or external data.
     let error = Graph::read(Cursor::new(&bytes), Path::new("nowhere/model.onnx")).map(drop).unwrap_err();
     assert_eq!(error.kind(), cotensor_core::ErrorKind::NotFound, "{error}");
 }

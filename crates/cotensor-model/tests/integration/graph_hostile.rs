@@ -1,4 +1,4 @@
-//! Damaged and hostile files: each gives an error that names the file, and nothing panics or escapes.
+//! Damaged and hostile files: each gives an error with the name of the file, without a panic.
 
 use crate::support::onnx::*;
 use cotensor_core::{Error, ErrorKind};
@@ -13,7 +13,7 @@ use std::path::Path;
 const DIMS: [i64; 2] = [SIZE as i64, SIZE as i64];
 const WEIGHT_BYTES: usize = SIZE * SIZE * 4;
 
-/// Opens, loads and runs whatever the file says.
+/// Opens, loads and runs the file.
 fn use_file(path: &Path) -> Result<(), Error> {
     let graph = Graph::open(path)?;
     let store = store();
@@ -37,7 +37,7 @@ fn with_weight(weight: TensorProto) -> ModelProto {
 }
 
 #[test]
-fn every_prefix_of_a_file_is_an_error() {
+fn every_prefix_of_a_file_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let bytes = embedded_linear().write_buf().unwrap();
     let path = folder.path().join("model.onnx");
@@ -58,7 +58,7 @@ fn no_flipped_bit_panics() {
     let graph = Graph::open(&save(folder.path(), "good.onnx", &embedded_linear())).unwrap();
     let weight = graph.weights()[0].source.offset as usize;
     let mut refused = 0;
-    // Flips inside the weight only change numbers.
+    // A flipped bit of the weight only changes a number.
     for index in (0..weight).chain(weight + WEIGHT_BYTES..bytes.len()) {
         for bit in [0, 3, 7] {
             let mut damaged = bytes.clone();
@@ -71,7 +71,7 @@ fn no_flipped_bit_panics() {
 }
 
 #[test]
-fn things_that_are_no_model_file() {
+fn files_of_other_formats_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let missing = Graph::open(&folder.path().join("none.onnx")).map(drop).unwrap_err();
     assert_eq!(missing.kind(), ErrorKind::NotFound);
@@ -131,7 +131,7 @@ fn wrapped(number: u8, bytes: &[u8]) -> Vec<u8> {
     message
 }
 
-/// A string that claims 2^56 bytes, found by fuzzing: the parser below would reserve them.
+/// Found by fuzzing: a string with a length of 2^56 bytes. The parser would allocate them.
 #[test]
 fn lengths_are_checked_in_the_smallest_messages() {
     let long_string = [0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f];
@@ -145,9 +145,9 @@ fn lengths_are_checked_in_the_smallest_messages() {
     }
 }
 
-/// Found by fuzzing, too: the parser below would read the last number for ever.
+/// Found by fuzzing: the parser would loop on the last number.
 #[test]
-fn packed_numbers_are_whole() {
+fn truncated_packed_numbers_are_refused() {
     let in_tensor = |field: u8, bytes: &[u8]| wrapped(7, &wrapped(5, &wrapped(field, bytes)));
     let in_attribute = |field: u8, bytes: &[u8]| wrapped(7, &wrapped(1, &wrapped(5, &wrapped(field, bytes))));
     for bytes in [
@@ -166,7 +166,7 @@ fn packed_numbers_are_whole() {
 }
 
 #[test]
-fn nesting_beyond_the_stack_is_bounded() {
+fn nesting_is_bounded_before_the_stack_overflows() {
     let folder = tempfile::tempdir().unwrap();
     let mut bytes = Vec::new();
     // graph(7) { node(1) { attribute(5) { g(6) ... } } }; each level copies all inside it, so not too many.
@@ -181,7 +181,7 @@ fn nesting_beyond_the_stack_is_bounded() {
 }
 
 #[test]
-fn parts_of_onnx_that_nothing_understands_are_refused() {
+fn unsupported_parts_of_onnx_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.onnx");
     let good = embedded_linear().write_buf().unwrap();
@@ -201,7 +201,7 @@ fn parts_of_onnx_that_nothing_understands_are_refused() {
 }
 
 #[test]
-fn hostile_shapes() {
+fn hostile_shapes_are_refused() {
     let cases: [&[i64]; 6] = [
         &[-1, 32],
         &[i64::MIN, i64::MIN],
@@ -284,7 +284,7 @@ fn external_error(entries: &[(&str, &str)], data_bytes: usize) -> ErrorKind {
 }
 
 #[test]
-fn external_data_has_defaults() {
+fn external_data_offset_and_length_have_defaults() {
     for entries in [
         &[("location", "weights.data")][..],
         &[("location", "./weights.data"), ("offset", "0")],
@@ -301,7 +301,7 @@ fn external_data_has_defaults() {
 }
 
 #[test]
-fn external_data_that_is_missing_or_short() {
+fn missing_or_short_external_data_is_refused() {
     assert_eq!(external_error(&[("location", "none.data")], WEIGHT_BYTES), ErrorKind::NotFound);
     assert_eq!(external_error(&[], WEIGHT_BYTES), ErrorKind::Corrupt);
     for entries in [
@@ -325,7 +325,7 @@ fn external_data_stays_inside_the_folder() {
 }
 
 #[test]
-fn a_hub_cache_links_graph_and_data_into_one_folder() {
+fn hub_cache_with_linked_graph_and_data_loads() {
     let folder = tempfile::tempdir().unwrap();
     let (blobs, snapshot) = (folder.path().join("blobs"), folder.path().join("snapshots/1"));
     std::fs::create_dir_all(&blobs).unwrap();

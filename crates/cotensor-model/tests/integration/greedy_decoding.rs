@@ -1,4 +1,4 @@
-//! Greedy decoding against the tokens that the reference implementation decodes with the same weights.
+//! Greedy decoding gives the tokens of the reference implementation with the same weights.
 
 use cotensor_model::Runtime;
 use cotensor_model::engine::{Engine, FileMode, LoadedGraph, OwnMemory, RtenEngine};
@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// No token of the fixture: decoding goes on for as long as is asked.
+/// Not a token of the fixture: decoding continues to the maximum.
 const NO_END: i64 = -1;
 
 struct Fixture {
@@ -28,7 +28,7 @@ fn fixture() -> Fixture {
     let list = |name: &str| greedy[name].as_array().unwrap().clone();
     let ids = |name: &str| -> Vec<i64> { list(name).iter().map(|id| id.as_i64().unwrap()).collect() };
     let tokens = ids("tokens");
-    // A fixture that repeats itself, or whose logits nearly tie, would prove little.
+    // A fixture with repeated tokens or nearly equal logits would prove little.
     assert!(tokens.iter().collect::<BTreeSet<_>>().len() >= 8, "{tokens:?}");
     assert!(list("margins").iter().all(|margin| margin.as_f64().unwrap() > 1e-2));
     let references = std::fs::read(folder.join("reference.safetensors")).unwrap();
@@ -44,7 +44,7 @@ fn limits(min: usize, max: usize, end: i64) -> Limits {
 }
 
 #[test]
-fn equal_token_for_token_with_graphs_opened_as_files() {
+fn tokens_equal_the_reference_without_a_store() {
     let fixture = fixture();
     let engine = RtenEngine::new(Some(2));
     let open = |name: &str| -> Arc<dyn LoadedGraph> {
@@ -61,10 +61,10 @@ fn equal_token_for_token_with_graphs_opened_as_files() {
     let all = fixture.tokens.len();
     assert_eq!(decode(limits(0, all, NO_END), &|_, _| false), fixture.tokens);
 
-    // Limits and forbidden tokens change exactly what they say.
+    // Limits and forbidden tokens.
     assert_eq!(decode(limits(0, 5, NO_END), &|_, _| false), fixture.tokens[..5]);
     let end = fixture.tokens[3];
-    assert_eq!(decode(limits(0, all, end), &|_, _| false), fixture.tokens[..3], "the end token is left out");
+    assert_eq!(decode(limits(0, all, end), &|_, _| false), fixture.tokens[..3], "the end token is omitted");
     let longer = decode(limits(6, all, end), &|_, _| false);
     assert!(longer.len() >= 6 && longer[..3] == fixture.tokens[..3] && !longer.contains(&end), "{longer:?}");
     let first = fixture.tokens[0];
@@ -73,7 +73,7 @@ fn equal_token_for_token_with_graphs_opened_as_files() {
 }
 
 #[test]
-fn equal_token_for_token_through_a_store() {
+fn tokens_equal_the_reference_with_a_store() {
     let fixture = fixture();
     let runtime = Runtime::new(EmbeddedStore::builder().build(), Arc::new(RtenEngine::new(Some(2))));
     let model = runtime.open(&fixture.folder).unwrap();
@@ -82,7 +82,7 @@ fn equal_token_for_token_through_a_store() {
     let encoder = stage("encoder");
     let mut run = encoder.run(&[("input_features", &fixture.features)], &["last_hidden_state"], &holder).unwrap();
     let encoded = run.outputs.remove(0);
-    assert!(encoded.lease().is_some(), "the decoder reads the encoder's output where the store has it");
+    assert!(encoded.lease().is_some(), "the decoder reads the encoder's output in the store");
     let (decoder, with_past) = (stage("decoder"), stage("decoder_with_past"));
     let limits = limits(0, fixture.tokens.len(), NO_END);
     let graphs = Decoder { prompt: &**decoder.graph(), step: &**with_past.graph() };

@@ -1,4 +1,4 @@
-//! Pipelines over one store: what is computed once, what is held once, what is refused, and that no answer changes by it.
+//! Pipelines over one store: shared computations and weights, refusals, and unchanged answers.
 
 use crate::support::{TEXT, change_a_weight, copy, inputs, runtime, tiny, user};
 use cotensor_core::{ErrorKind, Kind};
@@ -34,7 +34,7 @@ fn run(runtime: &Arc<Runtime>, folder: &Path, user: &User) -> UserReport {
     run_user(&model, user, &inputs(), &runtime.store().holder(&user.name)).unwrap()
 }
 
-/// The same as a program without Cotensor would run it.
+/// Runs the task as a program without Cotensor would.
 fn run_alone(folder: &Path, user: &User) -> UserReport {
     let model = Model::open(folder, StageSource::Private(Arc::new(RtenEngine::new(Some(1))), FileMode::Read)).unwrap();
     run_user(&model, user, &inputs(), &runtime(EmbeddedStore::builder()).store().holder("alone")).unwrap()
@@ -48,7 +48,7 @@ fn same_bits(a: &UserReport, b: &UserReport) {
     }
 }
 
-/// Whether the user computed the stage that all users of its family have in common.
+/// Whether the user computed the stage that all users of its family share.
 fn computed_encoder(report: &UserReport) -> bool {
     let encoder = report.stages.iter().find(|stage| ["encoder", "vision_tower"].contains(&stage.role.as_str()));
     encoder.unwrap().computed
@@ -66,7 +66,7 @@ fn later_users_share_the_encoder_and_every_output_is_bit_equal() {
             assert!(alone.stages.iter().all(|stage| stage.computed && stage.space.is_none()), "{family}");
             same_bits(report, &alone);
         }
-        // Again: nothing at all is computed.
+        // A second run computes nothing.
         for (user, report) in users.iter().zip(&reports) {
             let again = run(&runtime, &tiny(family), user);
             assert!(again.stages.iter().all(|stage| !stage.computed), "{family} {}", user.task);
@@ -97,7 +97,7 @@ fn concurrent_users_compute_the_encoder_once() {
 }
 
 #[test]
-fn a_copy_of_a_folder_shares_space_weights_and_results() {
+fn copy_of_a_folder_shares_space_weights_and_results() {
     let place = tempfile::tempdir().unwrap();
     for family in ["bert", "vit", "whisper"] {
         let runtime = runtime(EmbeddedStore::builder());
@@ -121,7 +121,7 @@ fn a_copy_of_a_folder_shares_space_weights_and_results() {
 }
 
 #[test]
-fn another_checkpoint_shares_equal_weights_and_no_results() {
+fn other_checkpoint_shares_equal_weights_but_no_results() {
     let place = tempfile::tempdir().unwrap();
     let other = place.path().join("other");
     copy(&tiny("bert"), &other);
@@ -135,7 +135,7 @@ fn another_checkpoint_shares_equal_weights_and_no_results() {
     let added = runtime.store().stats().memory_usage_bytes - used;
     assert!(computed_encoder(&first) && computed_encoder(&second));
     assert_ne!(first.stages[0].space, second.stages[0].space);
-    assert!(added < used / 4, "the weights that are equal are held once: {added} of {used} bytes more");
+    assert!(added < used / 4, "equal weights are stored once: {added} of {used} bytes more");
     same_bits(&second, &run_alone(&other, &user));
     drop(models);
 
@@ -150,7 +150,7 @@ fn another_checkpoint_shares_equal_weights_and_no_results() {
     assert!(why.contains(&first.space) && why.contains(&second.space) && first.space != second.space, "{why}");
     assert!(explanation.weight_bytes_shared < explanation.weight_bytes_unshared * 3 / 4);
 
-    // Equal heads over encoders that differ read different things: their results are not shared either.
+    // Equal heads over different encoders do not share results, either.
     let pipeline = pipeline.users.iter().map(|user| {
         let name = &user.name;
         format!("[[user]]\nname = '{name}'\nmodel = '{}'\ntask = 'text-classification'\n", user.model)
@@ -164,8 +164,8 @@ fn another_checkpoint_shares_equal_weights_and_no_results() {
 }
 
 #[test]
-fn decodings_with_other_suppressed_tokens_are_not_mixed_up() {
-    // The two lists, one after the other, are the same numbers: only their lengths tell them apart.
+fn decodings_with_different_suppressed_tokens_are_not_shared() {
+    // The concatenated lists are equal; only their lengths differ.
     let place = tempfile::tempdir().unwrap();
     let runtime = runtime(EmbeddedStore::builder());
     let mut user = user("one", "whisper", "transcription");
@@ -191,7 +191,7 @@ fn decodings_with_other_suppressed_tokens_are_not_mixed_up() {
 }
 
 #[test]
-fn what_may_not_be_shared_is_computed_privately_and_counted() {
+fn refused_results_are_computed_privately_and_counted() {
     let refusing = |config: SharingConfig, reason: &str| {
         let runtime = runtime(EmbeddedStore::builder().config(config));
         let users = three_users("bert");
@@ -215,12 +215,12 @@ fn what_may_not_be_shared_is_computed_privately_and_counted() {
 }
 
 #[test]
-fn a_budget_that_is_too_small_is_an_error_and_leaves_nothing() {
+fn too_small_budget_is_an_error_and_leaves_no_memory() {
     let unlimited = runtime(EmbeddedStore::builder());
     let stage = unlimited.open(&tiny("bert")).unwrap().stage("encoder").unwrap();
     let weights = unlimited.store().stats().memory_usage_bytes;
     drop(stage);
-    // Not the weights; and the weights, but not the 64 rows of 32 numbers that the encoder makes of the text.
+    // The first budget is too small for the weights, the second for the encoder's 64 rows of 32 numbers.
     for max_memory_bytes in [weights / 2, weights + 64 * 32 * 4 - 1] {
         let runtime = runtime(EmbeddedStore::builder().max_memory_bytes(max_memory_bytes));
         let model = runtime.open(&tiny("bert")).unwrap();
@@ -237,7 +237,7 @@ fn a_budget_that_is_too_small_is_an_error_and_leaves_nothing() {
 }
 
 #[test]
-fn a_long_text_is_truncated_with_a_notice() {
+fn long_text_is_truncated_with_a_notice() {
     let runtime = runtime(EmbeddedStore::builder());
     let model = runtime.open(&tiny("bert")).unwrap();
     let mut user = user("entities", "bert", "token-classification");
@@ -256,7 +256,7 @@ fn a_long_text_is_truncated_with_a_notice() {
 }
 
 #[test]
-fn a_missing_input_is_named() {
+fn missing_input_is_named() {
     let runtime = runtime(EmbeddedStore::builder());
     for (family, task, option) in [
         ("bert", "sentence-embedding", "--text"),

@@ -1,4 +1,4 @@
-//! Inputs and options as people give them: what is unusual is said, what is wrong is refused by name.
+//! Inputs and options: changes of an input give a notice, wrong ones are refused by name.
 
 use crate::support::{inputs, runtime, tiny, user};
 use cotensor_core::{ErrorKind, Result};
@@ -25,7 +25,7 @@ fn tone(path: &Path, rate: u32, seconds: u32) {
 }
 
 #[test]
-fn what_is_done_to_a_sound_is_said() {
+fn resampled_or_cut_audio_gives_a_notice() {
     let place = tempfile::tempdir().unwrap();
     let file = place.path().join("tone.wav");
     let user = user("one", "whisper", "language-identification");
@@ -42,7 +42,7 @@ fn what_is_done_to_a_sound_is_said() {
 }
 
 #[test]
-fn files_that_never_end_or_never_start_are_refused() {
+fn devices_pipes_and_folders_are_refused_as_inputs() {
     let place = tempfile::tempdir().unwrap();
     let pipe = place.path().join("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());

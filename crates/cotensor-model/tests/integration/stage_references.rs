@@ -1,4 +1,4 @@
-//! Every stage of every family against the outputs that the reference implementation gave for the same weights and inputs.
+//! Compares each stage of each family with the outputs of the reference implementation for the same weights and inputs.
 
 use cotensor_model::engine::{Engine, LoadedGraph, RtenEngine};
 use cotensor_model::graph::Graph;
@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Largest allowed difference, in standard deviations of the reference.
+/// The largest allowed difference, in standard deviations of the reference.
 const TOLERANCE: f64 = 1e-4;
 
 fn folder(family: &str) -> PathBuf {
@@ -39,7 +39,7 @@ fn array(tensor: &TensorView<'_>) -> Array {
 
 /// max |a - b| / std(reference)
 fn difference(given: &[f32], reference: &[f32]) -> f64 {
-    // A maximum passes over NaN, so NaN is looked for by itself.
+    // A maximum ignores NaN.
     assert!(given.iter().all(|value| value.is_finite()), "not finite");
     let count = reference.len() as f64;
     let mean = reference.iter().map(|&value| f64::from(value)).sum::<f64>() / count;
@@ -60,7 +60,7 @@ fn check_family(family: &str) -> BTreeMap<String, usize> {
     let folder = folder(family);
     let file = std::fs::read(folder.join("reference.safetensors")).unwrap();
     let references = SafeTensors::deserialize(&file).unwrap();
-    // "<stage>.<case>.in.<name>"; each part may have dots of its own, so the longest stage that has a graph is meant.
+    // "<stage>.<case>.in.<name>": parts may contain dots, so the longest stage with a graph counts.
     let split = |name: &str| {
         let (head, port, input) = match name.split_once(".in.") {
             Some((head, port)) => (head, port, true),
@@ -109,21 +109,21 @@ fn check(family: &str, stages: &[&str]) {
 }
 
 #[test]
-fn bert() {
+fn bert_stages_match_the_reference() {
     check("bert", &["model", "head"]);
 }
 
 #[test]
-fn vit() {
+fn vit_stages_match_the_reference() {
     check("vit", &["model", "head"]);
 }
 
 #[test]
-fn clip() {
+fn clip_stages_match_the_reference() {
     check("clip", &["vision_model", "text_model", "head"]);
 }
 
 #[test]
-fn whisper() {
+fn whisper_stages_match_the_reference() {
     check("whisper", &["encoder_model", "decoder_model", "decoder_with_past_model", "head"]);
 }

@@ -1,4 +1,4 @@
-//! Graphs that are trunk and head in one file, as most hubs have them: the trunk is shared, the answers stay the same.
+//! Graphs that hold trunk and head, as on most hubs: models share the trunk, and the answers are unchanged.
 
 use crate::support::onnx::*;
 use cotensor_core::{ErrorKind, Result};
@@ -21,7 +21,7 @@ fn read(path: &Path) -> ModelProto {
     ModelProto::parse_buf(&fs::read(path).unwrap()).unwrap()
 }
 
-/// The tiny BERT and one of its heads as a single graph that gives logits only, in a folder of its own.
+/// A model folder with the tiny BERT and a head in one graph, whose only output is logits.
 fn whole_bert(folder: &Path, head: &str) -> PathBuf {
     let (from, onnx) = (tiny_bert(), folder.join("onnx"));
     fs::create_dir_all(&onnx).unwrap();
@@ -82,7 +82,7 @@ fn two_checkpoints_with_one_trunk_compute_it_once() {
         let alone =
             Model::open(&path, StageSource::Private(Arc::<RtenEngine>::clone(&engine), FileMode::Read)).unwrap();
         let alone = run(&alone, user, &holder).unwrap();
-        assert_eq!(alone.stages.len(), 1, "a private copy runs to its end");
+        assert_eq!(alone.stages.len(), 1, "a private copy is one stage");
         assert_eq!(alone.answer, report.answer);
         assert_eq!(alone.outputs[0].max_abs_diff(&report.outputs[0]), 0.0);
     }
@@ -94,7 +94,7 @@ fn two_checkpoints_with_one_trunk_compute_it_once() {
 }
 
 #[test]
-fn hidden_states_come_from_the_trunk_and_from_no_private_whole_graph() {
+fn hidden_states_come_from_the_shared_trunk_but_not_from_a_private_graph() {
     let folder = tempfile::tempdir().unwrap();
     whole_bert(folder.path(), "head");
     let engine = Arc::new(RtenEngine::new(Some(1)));
@@ -110,7 +110,7 @@ fn hidden_states_come_from_the_trunk_and_from_no_private_whole_graph() {
     assert!(error.to_string().contains("last_hidden_state"), "{error}");
 }
 
-/// What config.json says of the tiny BERT.
+/// The size of the tiny BERT, as in its config.json.
 const TINY: EncoderSize = EncoderSize { layers: 2, width: 32 };
 
 /// The two halves of the tiny BERT with a head, changed by `change`.
@@ -131,7 +131,7 @@ fn head_nodes(graph: &GraphProto) -> usize {
 #[test]
 fn graph_is_cut_before_a_normalization_of_the_head() {
     let folder = tempfile::tempdir().unwrap();
-    // As a fill-mask head has it: hidden states through a normalization of its own.
+    // A fill-mask head has a normalization of its own.
     let [trunk, rest] = halves(folder.path(), TINY, |graph| {
         let at = head_nodes(graph);
         let scale = graph.node.iter().rev().find(|node| node.op_type.as_deref() == Some("LayerNormalization")).unwrap();
@@ -167,7 +167,7 @@ fn graph_without_a_provable_end_of_the_encoder_is_refused_with_the_reason() {
     refused("3 encoder blocks", EncoderSize { layers: 3, ..TINY }, |_| ());
     refused("encoder blocks", EncoderSize { layers: usize::MAX, ..TINY }, |_| ());
     refused("not over 33 elements", EncoderSize { width: 33, ..TINY }, |_| ());
-    refused("reads other values", TINY, |graph| {
+    refused("read other values", TINY, |graph| {
         let earlier = graph.node[head_nodes(graph) - 3].output[0].clone();
         graph.output.push(value(&earlier, DataType::FLOAT, &[None, None, None]));
     });

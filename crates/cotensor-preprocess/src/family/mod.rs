@@ -1,9 +1,9 @@
 //! Model families and their tasks, read once from `families.toml`. A new family is a new table in that file.
 
-mod family;
+mod definition;
 mod tables;
 mod task;
 
-pub use family::{EncoderFields, Family, LOGITS, StageDef};
+pub use definition::{EncoderFields, Family, LOGITS, StageDef};
 pub use tables::{families, family_of, kinds_by_name, tasks};
 pub use task::{AnswerKind, Task, TextLimit};

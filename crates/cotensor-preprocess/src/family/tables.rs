@@ -1,4 +1,4 @@
-use super::family::{Family, StageDef};
+use super::definition::{Family, StageDef};
 use super::task::{AnswerKind, Task, TextLimit};
 use cotensor_core::{Error, Kind, Result};
 use serde::Deserialize;

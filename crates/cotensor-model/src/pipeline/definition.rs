@@ -5,23 +5,23 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::path::Path;
 
-/// The most bytes a pipeline file may have.
+/// The most bytes of a pipeline file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// The most users a pipeline may have.
+/// The most users of a pipeline.
 const USERS_MAX: usize = 256;
-/// The most texts a user may bring.
+/// The most texts of a user.
 const TEXTS_MAX: usize = 1024;
-/// The most tokens a user may ask a decoder for.
+/// The most tokens that a user may request from a decoder.
 pub(super) const NEW_TOKENS_MAX: usize = 448;
 
-/// A pipeline as its TOML file describes it.
+/// A pipeline, as described by a TOML file.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pipeline {
-    /// For people.
+    /// The display name.
     #[serde(default)]
     pub name: String,
-    /// Who runs, in order.
+    /// The users, in the order in which they run.
     #[serde(rename = "user", default)]
     pub users: Vec<User>,
 }
@@ -30,22 +30,22 @@ pub struct Pipeline {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct User {
-    /// Unique in the pipeline.
+    /// The name, unique in the pipeline.
     pub name: String,
-    /// The model's folder, relative to the pipeline's file.
+    /// The folder of the model, relative to the pipeline file.
     pub model: String,
-    /// What it does with the model.
+    /// The task.
     pub task: String,
-    /// The head graph `onnx/HEAD.onnx` of the model's folder, for tasks that need one.
+    /// The head graph, `onnx/HEAD.onnx` in the model's folder, for tasks with a head.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head: Option<String>,
-    /// Texts of its own: labels to choose from, captions to rank. Without any, the input text is used.
+    /// The user's own texts: labels to choose from, captions to rank. Without any, the task reads the input text.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub texts: Vec<String>,
-    /// Most tokens to decode.
+    /// The most tokens to decode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_new_tokens: Option<usize>,
-    /// Fewest tokens to decode before the end token counts.
+    /// The fewest tokens to decode before the end token counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_new_tokens: Option<usize>,
 }
@@ -54,7 +54,7 @@ impl Pipeline {
     /// Reads a pipeline file.
     ///
     /// # Errors
-    /// `Corrupt` for no TOML or unknown fields, `Invalid` for values out of bounds, naming the field.
+    /// `Corrupt` for a file that is not TOML or has unknown fields, `Invalid` for a value out of bounds; the error names the field.
     pub fn open(path: &Path) -> Result<Self> {
         let bytes = read_bounded(path, FILE_BYTES_MAX)?;
         let text = String::from_utf8(bytes).map_err(|_| Error::corrupt("not UTF-8").in_file(path))?;
@@ -91,8 +91,8 @@ impl Pipeline {
 }
 
 impl User {
-    /// Whether this user's task reads the pipeline's input of type `medium`: `text`, `image` or `audio`. A task that the family
-    /// lacks, or that does not take the user's own texts, counts as one that reads it: running it says what is wrong.
+    /// Whether the task reads the input of type `medium`: `text`, `image` or `audio`. True for a task that the family does not have or
+    /// that cannot take the user's texts: running it gives the error.
     pub fn reads(&self, family: &Family, medium: &str) -> bool {
         let Ok(task) = family.task(&self.task) else { return true };
         let own_texts = match task.text_limit() {
@@ -106,7 +106,7 @@ impl User {
         reads && !(own_texts && medium == "text")
     }
 
-    /// Whether its lists and counts are within bounds; `field` names the user in errors.
+    /// Checks the bounds of lists and counts. `field` names the user in errors.
     pub(super) fn check_limits(&self, field: &str) -> Result<()> {
         if self.texts.len() > TEXTS_MAX {
             let message = format!("{} texts; at most {TEXTS_MAX}", self.texts.len());
@@ -118,13 +118,13 @@ impl User {
             return Err(Error::invalid(message).in_field(format!("{field}.max_new_tokens")));
         }
         if min > max {
-            let message = format!("at least {min} tokens are asked for, and at most {max}");
+            let message = format!("the minimum of {min} tokens exceeds the maximum of {max}");
             return Err(Error::invalid(message).in_field(format!("{field}.min_new_tokens")));
         }
         Ok(())
     }
 
-    /// Whether `task` reads everything that the user says: what is ignored would surprise.
+    /// Refuses options that `task` does not read.
     pub(super) fn check_task(&self, task: &Task) -> Result<()> {
         let refuse = |option: &str, message: &str| {
             Err(Error::invalid(format!("{} {message}", self.task)).in_field(format!("{}.{option}", self.name)))
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parses_and_refuses() {
+    fn pipeline_is_parsed_and_invalid_fields_are_named() {
         let good = "[[user]]\nname='a'\nmodel='m'\ntask='sentence-embedding'\n";
         assert_eq!(Pipeline::parse(good).unwrap().users.len(), 1);
         for (bad, names) in [

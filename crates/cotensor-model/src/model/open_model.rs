@@ -1,5 +1,3 @@
-//! A model: a folder in the usual hub layout, opened stage by stage.
-
 use super::runtime::Runtime;
 use crate::engine::{Engine, FileMode};
 use crate::folder::{FolderStamp, ModelFolder, changed};
@@ -14,25 +12,25 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 const CONFIG_FILE: &str = "config.json";
-/// The most heads that an error lists.
+/// The most heads in an error message.
 const HEADS_SHOWN_MAX: usize = 20;
 
-/// The head of a model that is not named.
+/// The name of a model's own head.
 pub(crate) const OWN_HEAD: &str = "head";
 
-/// Where a model's stages come from.
+/// How a model loads its stages.
 pub enum StageSource {
-    /// Weights and results shared through a runtime's store.
+    /// With weights and results in the store of a runtime.
     Shared(Arc<Runtime>),
-    /// A copy of its own, loaded as a program without Cotensor would: the yardstick.
+    /// As a private copy, like a program without Cotensor. Measurements compare against it.
     Private(Arc<dyn Engine>, FileMode),
 }
 
-/// A model folder: its family, its preprocessing and its stages, each opened when first needed. An open model never mixes
-/// files of different times: when the folder has changed, what was not opened before is refused.
+/// A model: its family, its preprocessing and its stages. Each part is opened at its first use. An open model never mixes files of
+/// different times: after a change of the folder, it refuses to open further parts.
 pub struct Model {
     folder: PathBuf,
-    /// The files as they were when the model was opened.
+    /// The state of the files when the model was opened.
     stamp: FolderStamp,
     family: &'static Family,
     config: serde_json::Value,
@@ -46,11 +44,11 @@ pub struct Model {
 }
 
 impl Model {
-    /// Opens a folder: reads config.json and finds the family. No graph is loaded yet.
+    /// Opens a folder: reads config.json and finds the family. Loads no graph.
     ///
     /// # Errors
-    /// `NotFound` without a config.json, `Corrupt` when it is no JSON object, `Invalid` without a `model_type`,
-    /// `Unsupported` for a family that is not known.
+    /// `NotFound` without a config.json, `Corrupt` when it is not a JSON object, `Invalid` without a `model_type`,
+    /// `Unsupported` for an unknown family.
     pub fn open(folder: &Path, source: StageSource) -> Result<Self> {
         let path = folder.join(CONFIG_FILE);
         let stamp = FolderStamp::of(folder)?;
@@ -84,7 +82,7 @@ impl Model {
         ModelFolder::new(&self.folder)
     }
 
-    /// The folder's name, for people.
+    /// The display name: the name of the folder.
     pub fn name(&self) -> String {
         self.folder
             .file_name()
@@ -96,12 +94,12 @@ impl Model {
         self.family
     }
 
-    /// config.json.
+    /// The content of config.json.
     pub fn config(&self) -> &serde_json::Value {
         &self.config
     }
 
-    /// Whether the folder's files are those that this model was opened from.
+    /// Whether the files are unchanged since the model was opened.
     ///
     /// # Errors
     /// `Io` when the folder cannot be read.
@@ -109,7 +107,7 @@ impl Model {
         Ok(FolderStamp::of(&self.folder)?.continues(&self.stamp))
     }
 
-    /// Refuses to read a file that may be newer than the others.
+    /// Refuses to read further files after a change of the folder.
     fn check_unchanged(&self) -> Result<()> {
         match FolderStamp::of(&self.folder)?.same_files(&self.stamp) {
             true => Ok(()),
@@ -117,16 +115,16 @@ impl Model {
         }
     }
 
-    /// Where its stages come from.
+    /// How the model loads its stages.
     pub fn source(&self) -> &StageSource {
         &self.source
     }
 
-    /// The stage with this role, loaded when first asked for. Of a graph that is trunk and head in one, a shared stage
-    /// is the trunk alone; a private copy stays whole, as its owner would run it.
+    /// The stage with this role, loaded at its first use. If the graph holds trunk and head, a shared stage is the trunk only; a private
+    /// copy is the whole graph.
     ///
     /// # Errors
-    /// `Unsupported` for a role that the family lacks, `NotFound` without the graph, or as [`Engine::load`].
+    /// `Unsupported` for a role that the family does not have, `NotFound` without the graph, or as [`Engine::load`].
     pub fn stage(&self, role: &str) -> Result<Arc<Stage>> {
         let def = self.family.stage(role)?;
         self.loaded(role, || {
@@ -142,7 +140,7 @@ impl Model {
         })
     }
 
-    /// The error of a head that is not there, with the heads that are: the graphs in `onnx/` that are no stage of the family.
+    /// The error for a missing head. It lists the heads of the model: the graphs in `onnx/` that are not stages of the family.
     pub(crate) fn no_head(&self) -> Error {
         let stages: Vec<&str> = self.family.stages.iter().flat_map(|stage| &stage.files).map(String::as_str).collect();
         let files = std::fs::read_dir(self.folder.join("onnx")).into_iter().flatten().flatten();
@@ -154,12 +152,12 @@ impl Model {
             .collect();
         heads.sort_unstable();
         Error::not_found(match heads.as_slice() {
-            [] => "no such head: the model has no graph of a head".to_owned(),
+            [] => "no such head: the model has no head graph".to_owned(),
             heads => format!("no such head; the model has {}", heads.join(", ")),
         })
     }
 
-    /// A head: `onnx/NAME.onnx` beside the model's own graphs.
+    /// A head: the graph `onnx/NAME.onnx`.
     ///
     /// # Errors
     /// `Invalid` for a name that is not a plain file name, `NotFound` without the graph, or as [`Engine::load`].
@@ -177,11 +175,11 @@ impl Model {
         })
     }
 
-    /// The head that runs when none is named: `onnx/head.onnx`, else what follows the trunk in the graph of stage
-    /// `role`. `None` when that stage gives logits itself, because its graph has all outputs or is a private copy.
+    /// The model's own head: `onnx/head.onnx`, or the part after the trunk in the graph of stage `role`. `None` when that stage gives
+    /// logits itself: its graph has both outputs, or it is a private copy.
     ///
     /// # Errors
-    /// `NotFound` when there is none, or as [`Engine::load`].
+    /// `NotFound` when the model has no head, or as [`Engine::load`].
     pub fn own_head(&self, role: &str) -> Result<Option<Arc<Stage>>> {
         let def = self.family.stage(role)?;
         if self.head_file(OWN_HEAD).is_file() {
@@ -211,9 +209,10 @@ impl Model {
         self.head_file(OWN_HEAD).is_file()
     }
 
-    /// The size of a stage's encoder, as config.json says.
+    /// The size of a stage's encoder, from config.json.
     fn encoder_size(&self, def: &StageDef) -> Result<EncoderSize> {
-        let fields = def.encoder.as_ref().ok_or_else(|| Error::unsupported(format!("{} is no encoder", def.role)))?;
+        let fields =
+            def.encoder.as_ref().ok_or_else(|| Error::unsupported(format!("{} is not an encoder", def.role)))?;
         let number = |field: &String| {
             let value =
                 self.config.get(field).and_then(serde_json::Value::as_u64).and_then(|n| usize::try_from(n).ok());
@@ -249,7 +248,7 @@ impl Model {
         Ok(stage)
     }
 
-    /// Loads the part of the graph at `path` that `part` takes; a private copy is always whole.
+    /// Loads the part of a graph that `part` returns; a private copy is always the whole graph.
     fn load(
         &self,
         role: &str,
@@ -281,7 +280,7 @@ impl Model {
         self.opened(&self.text, || TextProcessor::open(&self.files()))
     }
 
-    /// How sentence embeddings are made, and the tokenizer with the limits that go with it.
+    /// The configuration of sentence embeddings, and the tokenizer with its limits.
     ///
     /// # Errors
     /// As [`SentenceProcessor::open`] and [`TextProcessor::open`].
@@ -310,7 +309,7 @@ impl Model {
         self.opened(&self.audio, || AudioProcessor::open(&self.files()))
     }
 
-    /// Fingerprints of the preprocessing that feeds `def` directly: part of its space.
+    /// Fingerprints of the preprocessing of the inputs of `def`: part of its space.
     fn preprocessing_of(&self, def: &StageDef) -> Result<Vec<ContentHash>> {
         let mut sources: Vec<&str> = def.inputs.values().filter_map(|source| source.split('.').next()).collect();
         sources.sort_unstable();
@@ -327,10 +326,10 @@ impl Model {
         Ok(fingerprints)
     }
 
-    /// Another JSON file of the folder, if it is there. It is read once.
+    /// Another JSON file of the folder, if it exists. It is read once.
     ///
     /// # Errors
-    /// `Corrupt` when it is no JSON, `Conflict` when the folder changed since the model was opened.
+    /// `Corrupt` when it is not JSON, `Conflict` when the folder changed since the model was opened.
     pub fn json(&self, file: &str) -> Result<Option<Arc<serde_json::Value>>> {
         let mut read = self.json.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = read.get(file) {
@@ -352,7 +351,7 @@ impl Model {
     }
 }
 
-/// Whether the graph gives the stage's own result, under any of its names, and so need not be cut.
+/// Whether the graph has the result of the stage as an output, under any of its names. Such a graph is not cut.
 fn has_result(def: &StageDef, graph: &Graph) -> bool {
     let names = || graph.outputs().iter().map(|output| output.name.as_str());
     names().any(|name| {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// A graph whose large weights are not loaded.
 pub struct Graph {
     pub(super) path: PathBuf,
-    /// Every weight's initializer names `<index>.data` as its external file; all other constants are inside.
+    /// The initializer of each weight names `<index>.data` as its external file; all other constants are embedded.
     pub(super) model: ModelProto,
     pub(super) weights: Vec<Weight>,
     pub(super) inputs: Vec<Port>,
@@ -20,15 +20,14 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// Opens an ONNX file. External data is looked up, not read.
+    /// Opens an ONNX file. Finds external data but does not read it.
     ///
     /// # Errors
-    /// `NotFound` without the file or the external data, `Corrupt` for bytes that are no such file or that disagree
-    /// with themselves, `Unsupported` for parts of ONNX that nothing here understands, `Invalid` for external data outside the folder.
-    /// Errors name the file and, where there is one, the initializer.
+    /// `NotFound` without the file or its external data, `Corrupt` for another format or an inconsistent file, `Unsupported` for
+    /// unsupported parts of ONNX, `Invalid` for external data outside the folder. Errors name the file and the initializer, if any.
     pub fn open(path: &Path) -> Result<Self> {
         let open = || {
-            // Asked before opening: opening a pipe would wait for its writer.
+            // Checked before the file is opened: opening a pipe would wait for its writer.
             if !path.metadata().map_err(|error| Error::io("opening", &error))?.is_file() {
                 return Err(Error::invalid("not a regular file"));
             }
@@ -38,7 +37,7 @@ impl Graph {
         open().map_err(|error| error.in_file(path))
     }
 
-    /// Reads an ONNX file from `reader`; `path` says where it lies and where its external data is to be found.
+    /// Reads an ONNX file from `reader`. `path` is its path; external data is relative to it.
     ///
     /// # Errors
     /// As [`Graph::open`].
@@ -49,7 +48,7 @@ impl Graph {
         if model.opset_import.is_empty() {
             return Err(Error::corrupt("no operator set is imported").in_field("opset_import"));
         }
-        let graph = model.graph.as_mut().ok_or_else(|| Error::corrupt("there is no graph in it").in_field("graph"))?;
+        let graph = model.graph.as_mut().ok_or_else(|| Error::corrupt("the file has no graph").in_field("graph"))?;
 
         let (names, mut weights) = initializer::collect(graph, structure.spans, path)?;
         transpose::fold(graph, &mut weights);
@@ -59,18 +58,18 @@ impl Graph {
 
         let ports = |values: &[ValueInfoProto]| values.iter().map(port).collect::<Result<Vec<_>>>();
         let mut inputs = ports(&graph.input)?;
-        // Before version 4 of the format, initializers were listed as inputs, too.
+        // Before version 4 of the format, the inputs include the initializers.
         inputs.retain(|input| !names.contains(&input.name));
         let outputs = ports(&graph.output)?;
         Ok(Self { path: path.to_path_buf(), model, weights, inputs, outputs, structure_hash })
     }
 
-    /// The file it was opened from.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The weights, in the order in which an engine wants them.
+    /// The weights, in the order of the leases that an engine takes.
     pub fn weights(&self) -> &[Weight] {
         &self.weights
     }
@@ -85,7 +84,7 @@ impl Graph {
         &self.outputs
     }
 
-    /// The operators it needs, subgraphs included: `MatMul`, or `domain::Name` outside ONNX's own domain.
+    /// The operators of the graph and its subgraphs: `MatMul`, or `domain::Name` outside ONNX's own domain.
     pub fn operators(&self) -> BTreeSet<String> {
         let mut operators = BTreeSet::new();
         visit_nodes(self.graph(), &mut |node| {
@@ -98,41 +97,41 @@ impl Graph {
         operators
     }
 
-    /// What the graph computes, given the content hash of each of [`weights`](Graph::weights), in order. Internal names, the order
-    /// of initializers and documentation do not matter; operators, attributes, constants and how they are connected do,
-    /// and so do the names and the order of inputs and outputs.
+    /// The identity of the computation, given the content hash of each of [`weights`](Graph::weights), in order. It depends on
+    /// operators, attributes, constants and connections, and on names and order of inputs and outputs. It does not depend on internal
+    /// names, the order of initializers or documentation.
     ///
     /// # Panics
-    /// When there is not one hash for each weight.
+    /// When the number of hashes is not the number of weights.
     pub fn fingerprint(&self, weights: &[ContentHash]) -> ContentHash {
         assert_eq!(weights.len(), self.weights.len(), "one content hash per weight");
         fingerprint::fingerprint(&self.model, &self.weights, [&self.inputs, &self.outputs], weights)
     }
 
-    /// Identity of the file's bytes except for its large tensors.
+    /// The hash of the file without its large tensors.
     pub(crate) fn structure_hash(&self) -> ContentHash {
         self.structure_hash
     }
 
-    /// Calls `visit` with every node, those of subgraphs included.
+    /// Calls `visit` with every node, including the nodes of subgraphs.
     pub(crate) fn visit_nodes(&self, visit: &mut dyn FnMut(&NodeProto)) {
         visit_nodes(self.graph(), visit);
     }
 
-    /// The graph as an ONNX file in which weight number `i` is the whole of the external file [`weight_location`]`(i)`.
+    /// The graph as an ONNX file. Weight number `i` is the whole external file [`weight_location`](super::weight_location)`(i)`.
     ///
     /// # Errors
-    /// `Corrupt` when it cannot be encoded.
+    /// `Corrupt` when the graph cannot be encoded.
     pub(crate) fn encode(&self) -> Result<Vec<u8>> {
         self.model.write_buf().map_err(|error| Error::corrupt(error.to_string()).in_file(&self.path))
     }
 
     fn graph(&self) -> &GraphProto {
-        self.model.graph.as_ref().expect("a graph without its graph is not opened")
+        self.model.graph.as_ref().expect("an opened model has a graph")
     }
 }
 
-/// Only the main graph's initializers may name other files: an engine must not open any on its own.
+/// Only initializers of the main graph may name other files: an engine must not open files itself.
 fn refuse_nested_external_data(graph: &GraphProto) -> Result<()> {
     let mut found = None;
     visit_nodes(graph, &mut |node| {

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Models for many callers: each is loaded once, and at most `max_connections` calls run at a time.
+/// Models for many callers. Each model is loaded once, and at most `max_connections` calls run at a time.
 pub struct ResourcePool {
     runtime: Arc<Runtime>,
     models: PathBuf,
@@ -18,7 +18,7 @@ pub struct ResourcePool {
 }
 
 impl ResourcePool {
-    /// A pool over `runtime`; model names are folders below `models`.
+    /// A pool over `runtime`. Model names are folders in `models`.
     ///
     /// # Errors
     /// `Invalid` for zero connections.
@@ -29,12 +29,12 @@ impl ResourcePool {
         Ok(Self { runtime, models: models.into(), permits: Permits::new(max_connections) })
     }
 
-    /// The runtime, whose store all models of the pool share.
+    /// The runtime of all models in the pool.
     pub fn runtime(&self) -> &Arc<Runtime> {
         &self.runtime
     }
 
-    /// Limits the pool's store to `max_memory_mb` MiB, weights included, and gives a manager of the tensors in it.
+    /// Limits the store of the pool to `max_memory_mb` MiB, including weights, and returns a manager of its tensors.
     ///
     /// # Errors
     /// As [`cotensor_store::MemoryControl::limit_memory`].
@@ -44,11 +44,11 @@ impl ResourcePool {
         Ok(TensorSharingManager::with_store(Arc::clone(store)).with_model_kinds(kinds_by_name))
     }
 
-    /// The model `model_name` on the best device of the list; however many ask, one copy is loaded.
-    /// `model_type` is a kind (`text_embedding`), a modality (`text`, `vision`, `audio`) or a family (`bert`); the model must be of it.
+    /// The model `model_name` on the best device of the list. All callers get one loaded copy. `model_type` is a kind
+    /// (`text_embedding`), a modality (`text`, `vision`, `audio`) or a family (`bert`) of the model.
     ///
     /// # Errors
-    /// `Invalid` when the model is of another type or its name leaves the pool's folder; as [`Runtime::open`] and [`HardwarePreferences::choose`].
+    /// `Invalid` when the model is of another type or its name leads out of the pool's folder; as [`Runtime::open`] and [`HardwarePreferences::choose`].
     pub fn get_model(
         &self,
         model_type: &str,
@@ -58,7 +58,7 @@ impl ResourcePool {
         let device = hardware_preferences.choose()?;
         let name = Path::new(model_name);
         if !name.components().all(|part| matches!(part, std::path::Component::Normal(_))) || model_name.is_empty() {
-            return Err(Error::invalid(format!("{model_name:?} leaves the pool's folder")).in_field("model_name"));
+            return Err(Error::invalid(format!("{model_name:?} leads out of the pool's folder")).in_field("model_name"));
         }
         let model = self.runtime.open(&self.models.join(name))?;
         let family = model.family();
@@ -78,7 +78,7 @@ impl ResourcePool {
     /// Publishes `tensor_data` under `tensor_name` and leases it to every consumer.
     ///
     /// # Errors
-    /// `Invalid` when data and shape differ in size, `Unsupported` for a storage type that is not here, or as [`cotensor_store::TensorStore::reserve`].
+    /// `Invalid` when data and shape differ in size, `Unsupported` for a device without memory in this store, or as [`cotensor_store::TensorStore::reserve`].
     #[allow(clippy::too_many_arguments, reason = "the documented call has these arguments")]
     pub fn share_tensor_between_models(
         &self,
@@ -133,27 +133,27 @@ pub struct PooledModel {
     permits: Arc<Permits>,
 }
 
-/// What a call gave.
+/// The result of a call.
 #[derive(Debug)]
 pub struct PooledResult {
-    /// The answer, and what it took.
+    /// The answer and the report of the run.
     pub report: UserReport,
-    /// The tensors that the model's stages made, by kind (`vision_embedding`), leased for as long as this lives.
+    /// The outputs of the model's stages by kind (`vision_embedding`).
     pub output_tensors: BTreeMap<&'static str, Lease>,
 }
 
 impl PooledModel {
-    /// The model itself. Calls made on it directly do not count against the pool's connections.
+    /// The model. Direct calls on it do not count against the pool's connections.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
     }
 
-    /// Where it runs, and which preferred devices were passed over.
+    /// The device of the model, and the preferred devices that were skipped.
     pub fn device(&self) -> &DeviceChoice {
         &self.device
     }
 
-    /// Runs `user`'s task; waits while as many calls run as the pool allows.
+    /// Runs the task of `user`. Waits for a free connection of the pool.
     ///
     /// # Errors
     /// As [`run_user_keeping`].
@@ -161,8 +161,8 @@ impl PooledModel {
         self.run_with(&self.permits.acquire(), user, inputs)
     }
 
-    /// As [`run`](Self::run), but waits only as long as `wanted` says so, which is asked ten times a second; none once it
-    /// does not. It is not asked while the task runs.
+    /// As [`run`](Self::run), but waits only while `wanted` returns true, and returns `None` afterwards. The pool calls `wanted` ten
+    /// times a second while it waits, and not while the task runs.
     ///
     /// # Errors
     /// As [`run`](Self::run).
