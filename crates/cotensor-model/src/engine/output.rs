@@ -3,6 +3,7 @@ use cotensor_core::{DType, Device, Error, Result};
 use cotensor_store::Reservation;
 
 /// An output of a graph.
+#[allow(clippy::large_enum_variant, reason = "a run has few outputs")]
 pub enum Output {
     /// In memory that the engine allocated.
     Array(Array),

@@ -144,6 +144,7 @@ impl OutputAllocator for StoreOutputs<'_> {
 }
 
 /// An output on its way into the store.
+#[allow(clippy::large_enum_variant, reason = "a run has few outputs")]
 enum Reserved {
     /// The engine wrote it into memory of the store.
     InPlace(Reservation),
