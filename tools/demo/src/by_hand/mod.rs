@@ -95,7 +95,7 @@ impl LoadedGraph for Memoized {
             return Ok(self.compute(inputs, outputs, allocator)?.into_iter().map(Output::from).collect());
         };
         let mut results = self.results.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kept) = results.iter().find(|memo| memo.matches(inputs, output)) {
+        if let Some(memo) = results.iter().find(|memo| memo.matches(inputs, output)) {
             return Ok(vec![memo.result.clone().into()]);
         }
         let computed = self.compute(inputs, outputs, allocator)?;
