@@ -17,6 +17,7 @@ mod heap;
 mod kind;
 mod layout;
 mod segment;
+pub mod sync;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod units;

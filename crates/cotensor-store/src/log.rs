@@ -31,7 +31,7 @@ pub fn tell(event: impl FnOnce() -> String) {
 /// Tells of tensors that leave their store: evicted, or let go by their last holder.
 pub(crate) fn tell_gone(records: &[Arc<Record>]) {
     for record in records {
-        let event = if record.kept.load(Ordering::Relaxed) { "evict" } else { "free" };
+        let event = if record.is_retained() { "evict" } else { "free" };
         tell(|| format!("{event} {}: {} bytes", record.name(), record.layout.size_bytes()));
     }
 }

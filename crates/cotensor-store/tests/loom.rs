@@ -1,101 +1,150 @@
-//! Every interleaving of the lease count's operations, and of the slots by which readers know their versions. Run with `RUSTFLAGS="--cfg loom"`.
+//! Model-checks every interleaving of leases and of version words. It is a program of its own, because the whole crate is
+//! compiled for loom: `make loom`.
 #![cfg(loom)]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use cotensor_store::backend::{LeaseCount, Released};
-use cotensor_store::{VersionWord, VersionWords, WordTable};
+use cotensor_core::{DType, HeapMemory, Layout, Memory};
+use cotensor_store::backend::{Budget, LeaseBackend, Record, RecordParts};
+use cotensor_store::{CopyReason, Holder, Lease, TensorId, TensorSpec, VersionWord, VersionWords, WordTable};
 use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
+use std::time::Duration;
 
-/// A count, and how often its tensor was freed.
+/// A backend that counts the records that it frees, as a store does.
 #[derive(Default)]
-struct Tensor {
-    leases: LeaseCount,
+struct Backend {
     freed: AtomicUsize,
 }
 
-impl Tensor {
-    /// What a lease's drop does for a tensor that is not kept.
-    fn release(&self, holder: u32) {
-        if self.leases.release(holder) == Released::Last && self.leases.close() {
-            self.freed.fetch_add(1, Ordering::SeqCst);
-        }
-    }
-
-    fn evict(&self) {
-        if self.leases.close() {
-            self.freed.fetch_add(1, Ordering::SeqCst);
-        }
-    }
-
+impl Backend {
     fn freed(&self) -> usize {
         self.freed.load(Ordering::SeqCst)
     }
 }
 
+impl LeaseBackend for Backend {
+    fn release(&self, record: &std::sync::Arc<Record>) {
+        if record.close() {
+            self.freed.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn holder_name(&self, _: u32) -> std::sync::Arc<str> {
+        "holder".into()
+    }
+
+    fn count_copy(&self, _: &str, _: CopyReason, _: usize) {}
+}
+
+#[derive(Clone)]
+struct Tensor {
+    record: std::sync::Arc<Record>,
+    backend: std::sync::Arc<Backend>,
+}
+
+impl Tensor {
+    fn new(retained: bool) -> Self {
+        let backend = std::sync::Arc::new(Backend::default());
+        let weak: std::sync::Weak<Backend> = std::sync::Arc::downgrade(&backend);
+        let spec = TensorSpec::new("x", DType::U8, &[1]);
+        let parts = RecordParts {
+            id: TensorId { slot: 1, version: 1 },
+            layout: Layout::contiguous(spec.dtype, &spec.shape).unwrap(),
+            spec,
+            segment: HeapMemory.reserve(1).unwrap().freeze().unwrap(),
+            charge: Budget::new(u64::MAX).take(1).unwrap().into(),
+            retained,
+            private: None,
+            key: None,
+            created: Duration::ZERO,
+        };
+        Self { record: Record::new(parts, weak), backend }
+    }
+
+    fn lease(&self, holder: u32) -> Option<Lease> {
+        self.record.lease(&Holder::new(holder, "holder".into()))
+    }
+
+    /// What an eviction does.
+    fn evict(&self) {
+        self.backend.release(&self.record);
+    }
+}
+
 #[test]
-fn the_last_of_two_releases_frees_once() {
+fn last_of_two_leases_frees_once() {
     loom::model(|| {
-        let tensor = Arc::new(Tensor::default());
-        assert!(tensor.leases.acquire(1) && tensor.leases.acquire(2));
-        let other = Arc::clone(&tensor);
-        let thread = thread::spawn(move || other.release(2));
-        tensor.release(1);
+        let tensor = Tensor::new(false);
+        let (first, second) = (tensor.lease(1).unwrap(), tensor.lease(2).unwrap());
+        let thread = thread::spawn(move || drop(second));
+        drop(first);
         thread.join().unwrap();
-        assert_eq!(tensor.freed(), 1);
-        assert!(!tensor.leases.acquire(1));
+        assert_eq!(tensor.backend.freed(), 1);
+        assert!(tensor.lease(1).is_none());
     });
 }
 
 #[test]
-fn whoever_acquires_finds_the_tensor_alive() {
+fn leased_tensor_is_not_freed() {
     loom::model(|| {
-        let tensor = Arc::new(Tensor::default());
-        assert!(tensor.leases.acquire(1));
-        let reader = Arc::clone(&tensor);
+        let tensor = Tensor::new(false);
+        let lease = tensor.lease(1).unwrap();
+        let reading = tensor.clone();
         let reader = thread::spawn(move || {
-            if reader.leases.acquire(2) {
-                assert_eq!(reader.freed(), 0, "freed under a reader");
-                reader.release(2);
+            if let Some(lease) = reading.lease(2) {
+                assert_eq!(reading.backend.freed(), 0, "freed under a reader");
+                drop(lease);
             }
         });
-        let evictor = Arc::clone(&tensor);
-        let evictor = thread::spawn(move || evictor.evict());
-        tensor.release(1);
+        let evicting = tensor.clone();
+        let evictor = thread::spawn(move || evicting.evict());
+        drop(lease);
         reader.join().unwrap();
         evictor.join().unwrap();
-        assert_eq!(tensor.freed(), 1, "freed once, by whoever was last");
+        assert_eq!(tensor.backend.freed(), 1);
     });
 }
 
 #[test]
-fn a_pack_goes_as_a_whole_or_stays() {
+fn removed_tensor_is_freed_once_by_its_name_or_by_its_last_lease() {
     loom::model(|| {
-        let pack = Arc::new([LeaseCount::default(), LeaseCount::default()]);
-        let evictor = Arc::clone(&pack);
-        let evictor = thread::spawn(move || LeaseCount::close_all(&[&evictor[0], &evictor[1]]));
-        let first = pack[0].acquire(1);
-        let second = pack[1].acquire(1);
+        let tensor = Tensor::new(true);
+        let lease = tensor.lease(1).unwrap();
+        let thread = thread::spawn(move || drop(lease));
+        // What a store does when a name is removed or published again.
+        tensor.record.stop_retaining();
+        tensor.backend.release(&tensor.record);
+        thread.join().unwrap();
+        assert_eq!(tensor.backend.freed(), 1);
+    });
+}
+
+#[test]
+fn pack_is_closed_as_a_whole_or_not_at_all() {
+    loom::model(|| {
+        let pack = [Tensor::new(true), Tensor::new(true)];
+        let closing = pack.clone();
+        let evictor = thread::spawn(move || Record::close_all(&[&closing[0].record, &closing[1].record]));
+        let (first, second) = (pack[0].lease(1), pack[1].lease(1));
         let evicted = evictor.join().unwrap();
-        // A reader can come too late for both or for the second alone never: closing happens at one moment.
-        assert_eq!(first, !evicted);
-        assert_eq!(second, !evicted);
+        assert_eq!((first.is_none(), second.is_none()), (evicted, evicted));
     });
 }
 
 #[test]
-fn two_evictors_free_once() {
+fn two_evictions_free_once() {
     loom::model(|| {
-        let tensor = Arc::new(Tensor::default());
-        let other = Arc::clone(&tensor);
+        let tensor = Tensor::new(true);
+        let other = tensor.clone();
         let thread = thread::spawn(move || other.evict());
         tensor.evict();
         thread.join().unwrap();
-        assert_eq!(tensor.freed(), 1);
+        assert_eq!(tensor.backend.freed(), 1);
     });
 }
 
-/// The words of an index, as another process maps them.
+/// The shared words, which other processes map.
 struct Table([AtomicU64; 2]);
 
 impl WordTable for Table {
@@ -108,43 +157,43 @@ impl WordTable for Table {
     }
 }
 
-/// Two names and the newest version of each, behind its lock as the store has it.
+/// Two names and the newest version of each, behind its lock as in the store.
 struct Names {
-    slots: VersionWords<Table>,
+    words: VersionWords<Table>,
     newest: [Mutex<u64>; 2],
 }
 
 impl Names {
     fn new() -> Arc<Self> {
-        let slots = VersionWords::new(Table([AtomicU64::new(0), AtomicU64::new(0)]));
-        Arc::new(Self { slots, newest: [Mutex::new(1), Mutex::new(1)] })
+        let words = VersionWords::new(Table([AtomicU64::new(0), AtomicU64::new(0)]));
+        Arc::new(Self { words, newest: [Mutex::new(1), Mutex::new(1)] })
     }
 
-    /// What a publication does: the slot ends before anybody can be given the new version.
+    /// What a publication does: it invalidates the word before any caller can lease the new version.
     fn publish(&self, name: u64, version: u64) {
         let mut newest = self.newest[name as usize].lock().unwrap();
-        self.slots.end(name);
+        self.words.end(name);
         *newest = version;
     }
 
-    /// What a get does: a version, and where it can be seen to be the newest.
+    /// What a lookup does: a version, and the word that tells whether it is the newest.
     fn get(&self, name: u64) -> (u64, Option<VersionWord>) {
         let version = *self.newest[name as usize].lock().unwrap();
-        (version, self.place(name, version))
+        (version, self.word(name, version))
     }
 
-    fn place(&self, name: u64, version: u64) -> Option<VersionWord> {
-        self.slots.place(name, version, || *self.newest[name as usize].lock().unwrap() == version)
+    fn word(&self, name: u64, version: u64) -> Option<VersionWord> {
+        self.words.place(name, version, || *self.newest[name as usize].lock().unwrap() == version)
     }
 
-    /// What a client does that asks nobody.
-    fn is_valid(&self, place: VersionWord) -> bool {
-        self.slots.words().0[place.word as usize].load(Ordering::Acquire) == place.generation
+    /// What a client does instead of a request.
+    fn is_valid(&self, word: VersionWord) -> bool {
+        self.words.words().0[word.word as usize].load(Ordering::Acquire) == word.generation
     }
 }
 
 #[test]
-fn no_reader_takes_an_older_version_for_the_newest() {
+fn valid_word_never_stands_for_an_older_version() {
     loom::model(|| {
         let names = Names::new();
         let writer = Arc::clone(&names);
@@ -154,44 +203,44 @@ fn no_reader_takes_an_older_version_for_the_newest() {
         let mine = names.get(0);
         let theirs = other.join().unwrap();
         writer.join().unwrap();
-        for (version, place) in [mine, theirs] {
+        for (version, word) in [mine, theirs] {
             assert!(
-                version == 2 || place.is_none_or(|place| !names.is_valid(place)),
-                "version 1 is said to be the newest"
+                version == 2 || word.is_none_or(|word| !names.is_valid(word)),
+                "version 1 is valid after version 2"
             );
         }
-        // Whoever asks now is given a slot, or asks each time: never a wrong one.
-        let (version, place) = names.get(0);
-        assert!(version == 2 && place.is_some_and(|place| names.is_valid(place)));
+        // A later lookup gets a word of version 2.
+        let (version, word) = names.get(0);
+        assert!(version == 2 && word.is_some_and(|word| names.is_valid(word)));
     });
 }
 
 #[test]
-fn who_sees_a_valid_slot_sees_no_newer_version_yet() {
+fn word_is_invalid_once_the_publication_is_known() {
     loom::model(|| {
         let names = Names::new();
-        let place = names.get(0).1.unwrap();
+        let word = names.get(0).1.unwrap();
         let writer = Arc::clone(&names);
         let published = Arc::new(AtomicUsize::new(0));
-        let told = Arc::clone(&published);
+        let announced = Arc::clone(&published);
         let writer = thread::spawn(move || {
             writer.publish(0, 2);
-            told.store(1, Ordering::Release);
+            announced.store(1, Ordering::Release);
         });
         let known = published.load(Ordering::Acquire) == 1;
-        assert!(!(known && names.is_valid(place)), "what was heard of was not seen");
+        assert!(!(known && names.is_valid(word)), "a word is valid after its publication");
         writer.join().unwrap();
-        assert!(!names.is_valid(place));
+        assert!(!names.is_valid(word));
     });
 }
 
 #[test]
-fn a_slot_that_passes_to_another_name_is_not_taken_for_the_former() {
+fn reused_word_is_invalid_for_its_former_name() {
     loom::model(|| {
         let names = Names::new();
         let (first, second) = (names.get(0).1.unwrap(), names.get(1).1.unwrap());
         let writer = Arc::clone(&names);
-        // Both names end, and their slots are given out again, perhaps crosswise.
+        // Both words are invalidated and used again, perhaps for the other name.
         let writer = thread::spawn(move || {
             writer.publish(0, 2);
             writer.get(0)

@@ -45,7 +45,7 @@ impl Ticket {
     /// Ends the claim without a result: one of the waiting callers computes.
     fn abandon(&self, py: Python<'_>) -> PyResult<()> {
         let ticket = self.take(py)?;
-        py.detach(|| ticket.decline());
+        py.detach(|| ticket.abandon());
         Ok(())
     }
 

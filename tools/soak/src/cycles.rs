@@ -241,7 +241,7 @@ impl<'a> Client<'a> {
         match self.store.claim(&key, holder)? {
             Claim::Ready(leases) => Ok(leases),
             Claim::Compute(ticket) if self.random.chance(1, 4) => {
-                ticket.decline();
+                ticket.abandon();
                 Ok(Vec::new())
             }
             Claim::Compute(ticket) => {

@@ -177,7 +177,7 @@ impl<'a> Worker<'a> {
         let number = self.random.below(CLAIMS);
         match self.store.claim(&Key(ContentHash::of(&number.to_le_bytes())), &self.holder)? {
             Claim::Ready(leases) => self.held.extend(leases),
-            Claim::Compute(ticket) if self.random.chance(1, 4) => ticket.decline(),
+            Claim::Compute(ticket) if self.random.chance(1, 4) => ticket.abandon(),
             Claim::Compute(ticket) => {
                 let mut result = self.store.reserve(spec(format!("result {number}"), 3000), &self.holder)?;
                 let place = result.bytes_mut().ok_or_else(|| Error::unsupported("memory of a device"))?;

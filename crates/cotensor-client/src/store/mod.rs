@@ -13,7 +13,9 @@ use crate::protocol::{self as p, Method, Spec};
 use copies::Unsaid;
 use cotensor_core::{ContentHash, Device, Error, ErrorKind, HeapMemory, Layout, Memory, Result, Segment, SegmentMut};
 use cotensor_memory::process::raise_fd_limit;
-use cotensor_store::backend::{Budget, Holders, Record, RecordParts, StoreBackend, TensorCharge, UnpublishedTensor};
+use cotensor_store::backend::{
+    Budget, Holders, LeaseBackend, Record, RecordParts, StoreBackend, TensorCharge, UnpublishedTensor,
+};
 use cotensor_store::{
     BlobSource, BlobSpec, BlobStore, Claim, ComputationStore, CopyReason, Diagnostics, Holder, Key, Lease,
     MemoryControl, OptimizeReport, Recommendations, Reservation, SharingConfig, Stats, StoreReports, TensorId,
@@ -247,7 +249,7 @@ impl ClientStore {
     ) -> Result<Lease> {
         let id = TensorId { slot: u64::MAX, version: self.opened.next_private() };
         let (created, private) = (Duration::ZERO, Some(holder.clone()));
-        let parts = RecordParts { id, spec, layout, segment, charge, kept: false, private, key: None, created };
+        let parts = RecordParts { id, spec, layout, segment, charge, retained: false, private, key: None, created };
         let record = Record::new(parts, self.me.clone());
         record.lease(holder).ok_or_else(|| Error::new(ErrorKind::Conflict, "a new tensor is closed"))
     }
@@ -305,12 +307,6 @@ impl StoreBackend for ClientStore {
         })
     }
 
-    fn release(&self, record: &Arc<Record>) {
-        if record.close() {
-            self.opened.forget(record);
-        }
-    }
-
     fn finish_computation(&self, key: Key, results: &[&Lease]) {
         if let Some(ticket) = self.tickets.take(key) {
             let results = results.iter().map(|lease| lease.id().into()).collect();
@@ -321,6 +317,14 @@ impl StoreBackend for ClientStore {
     fn abandon_computation(&self, key: Key) {
         if let Some(ticket) = self.tickets.take(key) {
             self.link.live().tell::<p::Decline>(&p::TicketParams { ticket });
+        }
+    }
+}
+
+impl LeaseBackend for ClientStore {
+    fn release(&self, record: &Arc<Record>) {
+        if record.close() {
+            self.opened.forget(record);
         }
     }
 

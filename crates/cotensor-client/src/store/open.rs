@@ -199,7 +199,7 @@ impl Opened {
         let make = || {
             let charge = self.budget.take(0).ok_or_else(|| Error::new(ErrorKind::OverBudget, "no memory"))?;
             let (charge, created) = (charge.into(), Duration::ZERO);
-            let parts = RecordParts { id, spec, layout, segment, charge, kept: false, private: None, key, created };
+            let parts = RecordParts { id, spec, layout, segment, charge, retained: false, private: None, key, created };
             let strong = home.upgrade().ok_or_else(|| Error::new(ErrorKind::Conflict, "the store is closed"))?;
             Ok((Record::new(parts, home), strong))
         };

@@ -75,7 +75,7 @@ pub(super) async fn finish(caller: Caller, params: FinishParams) -> Answer<Empty
 
 pub(super) async fn decline(caller: Caller, params: TicketParams) -> Answer<Empty> {
     let ticket = caller.lock().tickets.take(params.ticket, "ticket")?;
-    ticket.decline();
+    ticket.abandon();
     Ok(NOTHING.into())
 }
 

@@ -11,7 +11,7 @@ use cotensor_client::protocol::{
     TensorInfo, TensorState, WhoResult,
 };
 use cotensor_core::{Device, Error, Result};
-use cotensor_store::backend::{Record, StoreBackend};
+use cotensor_store::backend::{LeaseBackend, Record};
 use cotensor_store::{
     BlobStore, CopyReason, EmbeddedStore, MemoryControl, SpilledTensorInfo, StoreReports, check_name,
 };

@@ -1,27 +1,28 @@
-//! The memory budget: counted when memory is reserved, given back when its last user is gone. What a store needs to know
-//! about a tensor counts too: of small tensors it takes more than their bytes.
+//! Budgets and charges. Reserving memory takes a charge; dropping the charge returns its bytes.
+//!
+//! The metadata of a tensor (name, record, leases) counts too: for a small tensor it is larger than the content.
 
 use cotensor_core::Device;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-/// Name and producer are kept so often: by the store's table of names, its records and two ledgers.
+/// The copies of a tensor's name and producer: in the table of names, in its record, and in the journals of two processes.
 pub const TEXT_COPIES: u64 = 4;
-/// What a dimension takes: it and its stride in a layout, and in two ledgers.
+/// Bytes of one dimension: size and stride in the layout, and in the journals of two processes.
 pub const DIMENSION_BYTES: u64 = 32;
 
-/// Bytes of one device in use against the most that may be.
+/// The bytes of one device that are in use, and their limit.
 #[derive(Debug)]
 pub struct Budget {
     device: Device,
     /// The budget of the host, which holds the metadata. None in that budget itself.
     host: Option<Arc<Budget>>,
     used: AtomicU64,
-    /// Of these, what is not memory of tensors but what is known about them.
+    /// The part of `used` that is metadata.
     metadata: AtomicU64,
-    /// How much that is of a tensor without name, producer and dimensions; nothing is counted where it is zero.
+    /// Metadata bytes of a tensor without name, producer and dimensions. Zero counts no metadata.
     metadata_each: u64,
-    /// Of those in use, bytes whose tensors are all closed: they come back as soon as whoever touched one last lets go.
+    /// The part of `used` whose tensors are all closed. It is returned when the last thread drops its reference to them.
     leaving: AtomicU64,
     peak: AtomicU64,
     max: AtomicU64,
@@ -33,7 +34,8 @@ impl Budget {
         Self::with_metadata(max, 0)
     }
 
-    /// A budget of `max` bytes, of which what is known about a tensor takes `each`, and more for what is written in it.
+    /// A budget of `max` bytes of host memory, of which the metadata of a tensor takes `each` bytes and more for its texts and
+    /// dimensions.
     pub fn with_metadata(max: u64, each: u64) -> Arc<Self> {
         let [used, metadata, leaving, peak] = [(); 4].map(|()| AtomicU64::new(0));
         let (device, host) = (Device::Cpu, None);
@@ -57,34 +59,34 @@ impl Budget {
         self.host.as_deref().unwrap_or(self)
     }
 
-    /// The most bytes that may be in use.
+    /// The limit, in bytes.
     pub fn max(&self) -> u64 {
         self.max.load(Ordering::SeqCst)
     }
 
-    /// Changes that. What is in use already stays; nothing more fits until enough of it is gone.
+    /// Sets the limit. Bytes in use stay; nothing fits until enough of them are returned.
     pub fn set_max(&self, max: u64) {
         self.max.store(max, Ordering::SeqCst);
     }
 
-    /// Bytes in use by tensors' memory.
+    /// Bytes in use by the memory of tensors.
     pub fn used(&self) -> u64 {
-        // In this order: what is taken in between counts as memory rather than below zero.
+        // Metadata is read first: metadata that is taken in between then counts as memory, and the result is not negative.
         let metadata = self.metadata();
         self.total().saturating_sub(metadata)
     }
 
-    /// Bytes in use by what is known about tensors.
+    /// Bytes in use by metadata.
     pub fn metadata(&self) -> u64 {
         self.metadata.load(Ordering::SeqCst)
     }
 
-    /// Both.
+    /// Bytes in use by both.
     pub(crate) fn total(&self) -> u64 {
         self.used.load(Ordering::SeqCst)
     }
 
-    /// What is known about a tensor whose name and producer have `text` bytes together, in bytes.
+    /// Metadata bytes of a tensor whose name and producer have `text` bytes together.
     pub(crate) fn metadata_of(&self, text: usize, dimensions: usize) -> u64 {
         match self.metadata_each {
             0 => 0,
@@ -92,89 +94,89 @@ impl Budget {
         }
     }
 
-    /// The most that tensors' memory took at a time, in bytes.
+    /// The most bytes that the memory of tensors took at a time.
     pub fn peak(&self) -> u64 {
         self.peak.load(Ordering::SeqCst)
     }
 
-    /// Takes `bytes` if they fit; the charge gives them back when it is dropped.
+    /// Takes `bytes` if they fit. Dropping the charge returns them.
     pub fn take(self: &Arc<Self>, bytes: u64) -> Option<Arc<Charge>> {
-        self.fits(bytes).then(|| self.charged(bytes))
+        self.add_if_fits(bytes).then(|| self.new_charge(bytes))
     }
 
-    /// Takes `bytes` whether they fit or not.
-    pub(crate) fn take_over(self: &Arc<Self>, bytes: u64) -> Arc<Charge> {
+    /// Takes `bytes` even beyond the limit.
+    pub(crate) fn take_unchecked(self: &Arc<Self>, bytes: u64) -> Arc<Charge> {
         self.used.fetch_add(bytes, Ordering::SeqCst);
-        self.charged(bytes)
+        self.new_charge(bytes)
     }
 
-    /// Takes `bytes` for what is known about one more tensor of a segment, if they fit.
+    /// Takes `bytes` for the metadata of one more tensor of a segment, if they fit.
     pub(crate) fn take_metadata(&self, segment: &Arc<Charge>, bytes: u64) -> Option<TensorCharge> {
-        self.fits(bytes).then(|| self.metered(segment, bytes))
+        self.add_if_fits(bytes).then(|| self.new_tensor_charge(segment, bytes))
     }
 
-    /// The same, whether they fit or not.
-    pub(crate) fn take_over_metadata(&self, segment: &Arc<Charge>, bytes: u64) -> TensorCharge {
+    /// Takes `bytes` for the metadata of one more tensor of a segment, even beyond the limit.
+    pub(crate) fn take_metadata_unchecked(&self, segment: &Arc<Charge>, bytes: u64) -> TensorCharge {
         self.used.fetch_add(bytes, Ordering::SeqCst);
-        self.metered(segment, bytes)
+        self.new_tensor_charge(segment, bytes)
     }
 
-    /// Takes `bytes` for what is known about tensors without memory, whether they fit or not.
-    pub(crate) fn take_over_spilled(self: &Arc<Self>, bytes: u64) -> SpilledCharge {
+    /// Takes `bytes` for the metadata of spilled tensors, even beyond the limit.
+    pub(crate) fn take_spilled_unchecked(self: &Arc<Self>, bytes: u64) -> SpilledCharge {
         self.used.fetch_add(bytes, Ordering::SeqCst);
         self.metadata.fetch_add(bytes, Ordering::SeqCst);
         SpilledCharge { bytes, budget: Arc::clone(self) }
     }
 
-    /// Takes `bytes` if they fit.
-    fn fits(&self, bytes: u64) -> bool {
+    /// Adds `bytes` to those in use if they fit.
+    fn add_if_fits(&self, bytes: u64) -> bool {
         let fits = |used: u64| used.checked_add(bytes).filter(|&total| total <= self.max());
         self.used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fits).is_ok()
     }
 
-    fn charged(self: &Arc<Self>, bytes: u64) -> Arc<Charge> {
+    fn new_charge(self: &Arc<Self>, bytes: u64) -> Arc<Charge> {
         self.peak.fetch_max(self.used(), Ordering::SeqCst);
-        let (open, left) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Arc::new(Charge { bytes, open, left, budget: Arc::clone(self) })
+        let (users, leaving) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Arc::new(Charge { bytes, users, leaving, budget: Arc::clone(self) })
     }
 
-    fn metered(&self, segment: &Arc<Charge>, metadata: u64) -> TensorCharge {
+    fn new_tensor_charge(&self, segment: &Arc<Charge>, metadata: u64) -> TensorCharge {
         self.metadata.fetch_add(metadata, Ordering::SeqCst);
-        TensorCharge { segment: Arc::clone(segment), metadata, left: AtomicBool::new(false) }
+        TensorCharge { segment: Arc::clone(segment), metadata, leaving: AtomicBool::new(false) }
     }
 
-    /// Whether `bytes` will fit without anybody's doing once what is leaving has left, and `freed` more.
+    /// Whether `bytes` will fit once all leaving bytes are returned, and `freed` bytes more.
     pub(crate) fn will_fit(&self, bytes: u64, freed: u64) -> bool {
-        // In this order: a charge that goes in between is then missed by neither.
+        // `leaving` is read first: a charge that is dropped in between then counts in neither figure.
         let leaving = self.leaving.load(Ordering::SeqCst);
         let staying = self.total().saturating_sub(leaving).saturating_sub(freed);
         staying.checked_add(bytes).is_some_and(|total| total <= self.max())
     }
 }
 
-/// Bytes taken from a budget, given back on drop. All tensors of one segment share one.
+/// The bytes of one segment, taken from a budget and returned on drop. All tensors of the segment share it.
 #[derive(Debug)]
 pub struct Charge {
     pub(crate) bytes: u64,
-    /// Tensors of the segment that are not closed.
-    open: AtomicUsize,
-    /// Whether the bytes were counted as leaving.
-    left: AtomicBool,
+    /// Tensors of the segment that are not closed, and segment charges.
+    users: AtomicUsize,
+    /// Whether the bytes count as leaving.
+    leaving: AtomicBool,
     budget: Arc<Budget>,
 }
 
 impl Charge {
-    /// The budget that it was taken from.
+    /// The budget that counts it.
     pub(crate) fn budget(&self) -> &Arc<Budget> {
         &self.budget
     }
 
-    /// How many bytes it took.
+    /// Its bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Adds the bytes of another charge of the same budget. `None`, and they are given back, when others share one of the two.
+    /// Adds the bytes of another charge of the same budget. `None`, and both are returned, when either is shared.
     pub(crate) fn join(self: Arc<Self>, more: Arc<Self>) -> Option<Arc<Self>> {
         let mut joined = self;
         let mut more = Arc::into_inner(more)?;
@@ -183,19 +185,20 @@ impl Charge {
         Some(joined)
     }
 
-    /// How many tensors of the segment, or other users of its memory, there are.
-    pub(crate) fn open(&self) -> usize {
-        self.open.load(Ordering::SeqCst)
+    /// The number of users: open tensors of the segment, and segment charges.
+    #[must_use]
+    pub(crate) fn users(&self) -> usize {
+        self.users.load(Ordering::SeqCst)
     }
 
-    /// One more tensor of the segment.
-    pub(crate) fn opened(&self) {
-        self.open.fetch_add(1, Ordering::SeqCst);
+    /// Adds a user.
+    pub(crate) fn open(&self) {
+        self.users.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// One of its tensors takes no lease any more; with the last the bytes are leaving.
-    pub(crate) fn closed(&self) {
-        if self.open.fetch_sub(1, Ordering::SeqCst) == 1 && !self.left.swap(true, Ordering::SeqCst) {
+    /// Removes a user. After the last one the bytes are leaving.
+    pub(crate) fn close(&self) {
+        if self.users.fetch_sub(1, Ordering::SeqCst) == 1 && !self.leaving.swap(true, Ordering::SeqCst) {
             self.budget.leaving.fetch_add(self.bytes, Ordering::SeqCst);
         }
     }
@@ -204,45 +207,45 @@ impl Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         self.budget.used.fetch_sub(self.bytes, Ordering::SeqCst);
-        if *self.left.get_mut() {
+        if *self.leaving.get_mut() {
             self.budget.leaving.fetch_sub(self.bytes, Ordering::SeqCst);
         }
     }
 }
 
-/// What one tensor takes from a budget: its segment's bytes, which all tensors of the segment share, and what is known about
-/// it, which is given back on drop.
+/// The charge of one tensor: that of its segment, which all tensors of the segment share, and its metadata, which is
+/// returned on drop.
 #[derive(Debug)]
 pub struct TensorCharge {
     segment: Arc<Charge>,
-    /// What is known about it, in bytes.
+    /// In bytes.
     metadata: u64,
-    /// Whether that was counted as leaving.
-    left: AtomicBool,
+    /// Whether the metadata counts as leaving.
+    leaving: AtomicBool,
 }
 
 impl From<Arc<Charge>> for TensorCharge {
-    /// Of a tensor about which nothing is counted.
+    /// The charge of a tensor whose metadata does not count.
     fn from(segment: Arc<Charge>) -> Self {
-        Self { segment, metadata: 0, left: AtomicBool::new(false) }
+        Self { segment, metadata: 0, leaving: AtomicBool::new(false) }
     }
 }
 
 impl TensorCharge {
-    /// What its segment takes.
+    /// The charge of its segment.
     pub(crate) fn segment(&self) -> &Arc<Charge> {
         &self.segment
     }
 
-    /// What is known about it, in bytes.
+    /// Its metadata, in bytes.
     pub(crate) fn metadata(&self) -> u64 {
         self.metadata
     }
 
-    /// The tensor takes no lease any more: what is known about it is leaving.
-    pub(crate) fn closed(&self) {
-        self.segment.closed();
-        if !self.left.swap(true, Ordering::SeqCst) {
+    /// The tensor is closed: its metadata is leaving.
+    pub(crate) fn close(&self) {
+        self.segment.close();
+        if !self.leaving.swap(true, Ordering::SeqCst) {
             self.segment.budget.metadata_budget().leaving.fetch_add(self.metadata(), Ordering::SeqCst);
         }
     }
@@ -253,13 +256,13 @@ impl Drop for TensorCharge {
         let (budget, bytes) = (self.segment.budget.metadata_budget(), self.metadata());
         budget.metadata.fetch_sub(bytes, Ordering::SeqCst);
         budget.used.fetch_sub(bytes, Ordering::SeqCst);
-        if *self.left.get_mut() {
+        if *self.leaving.get_mut() {
             budget.leaving.fetch_sub(bytes, Ordering::SeqCst);
         }
     }
 }
 
-/// What is known about tensors whose memory is elsewhere, given back on drop.
+/// The metadata of spilled tensors, returned on drop.
 #[derive(Debug)]
 pub(crate) struct SpilledCharge {
     bytes: u64,
@@ -278,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn takes_and_gives_back() {
+    fn dropped_charges_are_returned() {
         let budget = Budget::new(100);
         let a = budget.take(60).unwrap();
         assert!(budget.take(41).is_none());
@@ -290,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn charges_are_joined_while_nobody_shares_them() {
+    fn only_unshared_charges_are_joined() {
         let budget = Budget::new(100);
         let joined = budget.take(60).unwrap().join(budget.take(30).unwrap()).unwrap();
         assert_eq!((joined.bytes(), budget.used()), (90, 90));
@@ -302,34 +305,34 @@ mod tests {
     }
 
     #[test]
-    fn what_is_leaving_will_make_room() {
+    fn leaving_bytes_will_fit() {
         let budget = Budget::new(100);
         let charge = budget.take(60).unwrap();
-        charge.opened();
-        charge.opened();
-        charge.closed();
+        charge.open();
+        charge.open();
+        charge.close();
         assert!(!budget.will_fit(41, 0) && budget.will_fit(41, 60), "one tensor of the segment is open");
-        charge.closed();
+        charge.close();
         assert!(budget.will_fit(100, 0) && !budget.will_fit(101, 0));
-        assert!(budget.take(41).is_none(), "it has not left yet");
+        assert!(budget.take(41).is_none(), "it is not returned yet");
         drop(charge);
         assert!(budget.will_fit(100, 0) && budget.take(100).is_some());
     }
 
     #[test]
-    fn what_is_known_about_tensors_counts_and_leaves_with_them() {
+    fn metadata_is_counted_and_leaves_with_its_tensor() {
         let budget = Budget::with_metadata(100, 10);
         let segment = budget.take(70).unwrap();
         let charges: Vec<TensorCharge> = (0..3).map(|_| budget.take_metadata(&segment, 10).unwrap()).collect();
         assert_eq!((budget.used(), budget.metadata(), budget.peak()), (70, 30, 70));
         assert!(budget.take(1).is_none() && budget.take_metadata(&segment, 10).is_none());
-        let spilled = budget.take_over_spilled(20);
+        let spilled = budget.take_spilled_unchecked(20);
         assert_eq!((budget.used(), budget.metadata(), budget.total()), (70, 50, 120));
         drop(spilled);
-        charges.iter().for_each(|_| segment.opened());
-        charges[0].closed();
+        charges.iter().for_each(|_| segment.open());
+        charges[0].close();
         assert!(budget.will_fit(10, 0) && !budget.will_fit(11, 0), "one tensor of the segment is leaving");
-        charges[1..].iter().for_each(TensorCharge::closed);
+        charges[1..].iter().for_each(TensorCharge::close);
         assert!(budget.will_fit(100, 0));
         drop((charges, segment));
         assert_eq!((budget.used(), budget.metadata(), budget.total()), (0, 0, 0));

@@ -2,6 +2,7 @@
 
 use crate::leases::Record;
 use crate::{Holder, Key, Lease, TensorId};
+use cotensor_core::sync;
 use cotensor_core::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -61,7 +62,7 @@ impl Claims {
     }
 
     fn lock(shard: &Shard) -> Guard<'_> {
-        shard.claims.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&shard.claims)
     }
 
     /// Leases the results for `holder`, or makes the caller compute, or waits at most `wait` while another holder computes.

@@ -24,14 +24,14 @@ impl SegmentCharge {
 
 impl SegmentCharge {
     pub(crate) fn new(charge: Arc<Charge>) -> Self {
-        charge.opened();
+        charge.open();
         Self(charge)
     }
 }
 
 impl Drop for SegmentCharge {
     fn drop(&mut self) {
-        self.0.closed();
+        self.0.close();
     }
 }
 
@@ -140,7 +140,7 @@ impl EmbeddedStore {
             Found::Ready(leases) => {
                 self.counters.claim_hits.fetch_add(1, Ordering::Relaxed);
                 let now = self.clock.recent();
-                leases.iter().for_each(|lease| lease.record.used(now));
+                leases.iter().for_each(|lease| lease.record.set_last_used(now));
                 Claim::Ready(leases)
             }
             Found::Mine => {

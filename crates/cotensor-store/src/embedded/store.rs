@@ -1,6 +1,6 @@
 //! The store inside a process.
 
-use crate::backend::{RecordParts, StoreBackend, UnpublishedTensor};
+use crate::backend::{LeaseBackend, RecordParts, StoreBackend, UnpublishedTensor};
 use crate::budget::TensorCharge;
 use crate::embedded::EmbeddedStore;
 use crate::eviction::Want;
@@ -12,10 +12,11 @@ use crate::{
     MemoryControl, OptimizeReport, Recommendations, Reservation, Retention, SharingConfig, Stats, StoreReports,
     TensorId, TensorSpec, TensorStore,
 };
+use cotensor_core::sync::lock;
 use cotensor_core::{ContentHash, Device, Error, ErrorKind, Layout, Memory, Result, Segment, SegmentMut, size};
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 impl EmbeddedStore {
@@ -37,14 +38,14 @@ impl EmbeddedStore {
         given
             .inspect_err(|error| {
                 self.counters.cache_errors.fetch_add(1, Ordering::Relaxed);
-                let mut last = self.counters.last_cache_error.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut last = lock(&self.counters.last_cache_error);
                 *last = Some(error.to_string());
             })
             .ok()
     }
 
     fn let_go(&self, record: &Arc<Record>) {
-        record.let_go();
+        record.stop_retaining();
         self.release(record);
     }
 
@@ -75,10 +76,10 @@ impl EmbeddedStore {
         let created = self.clock.now();
         let home: Weak<dyn StoreBackend> = self.me.clone();
         let (record, superseded) = self.names.publish(&name, |id| {
-            let kept = matches!(spec.retention, Retention::Cached { .. });
-            let parts = RecordParts { id, spec, layout, segment, charge, kept, private: None, key, created };
+            let retained = matches!(spec.retention, Retention::Cached { .. });
+            let parts = RecordParts { id, spec, layout, segment, charge, retained, private: None, key, created };
             let record = Record::new(parts, home);
-            // Before anybody can see it: a tensor that is not kept must not go between publishing and leasing.
+            // Before anybody can see it: a tensor that is not retained must not go between publishing and leasing.
             record.leases.acquire(holder);
             self.tell(|observer| observer.on_publish(&record));
             record
@@ -86,7 +87,7 @@ impl EmbeddedStore {
         if let Some(superseded) = superseded {
             self.supersede(superseded);
         }
-        Ok(Lease { record, holder, look: None })
+        Ok(Lease { record, holder, reinterpreted: None })
     }
 
     /// Refuses, and counts, what the configuration does not let be shared.
@@ -130,16 +131,10 @@ impl StoreBackend for EmbeddedStore {
         }
         let (id, created) = (self.names.private_id(), self.clock.now());
         let (id_of_holder, private) = (holder.id, Some(holder));
-        let parts = RecordParts { id, spec, layout, segment, charge, kept: false, private, key: None, created };
+        let parts = RecordParts { id, spec, layout, segment, charge, retained: false, private, key: None, created };
         let record = Record::new(parts, self.me.clone());
         record.leases.acquire(id_of_holder);
-        Ok(Lease { record, holder: id_of_holder, look: None })
-    }
-
-    fn release(&self, record: &Arc<Record>) {
-        if record.close() {
-            self.drop_closed(std::slice::from_ref(record));
-        }
+        Ok(Lease { record, holder: id_of_holder, reinterpreted: None })
     }
 
     fn finish_computation(&self, key: Key, results: &[&Lease]) {
@@ -150,6 +145,14 @@ impl StoreBackend for EmbeddedStore {
     fn abandon_computation(&self, key: Key) {
         self.tell(|observer| observer.on_abandon(&key));
         self.claims.abandon(key);
+    }
+}
+
+impl LeaseBackend for EmbeddedStore {
+    fn release(&self, record: &Arc<Record>) {
+        if record.close() {
+            self.drop_closed(std::slice::from_ref(record));
+        }
     }
 
     fn holder_name(&self, id: u32) -> Arc<str> {
@@ -175,7 +178,7 @@ impl TensorStore for EmbeddedStore {
         let now = self.clock.recent();
         let take = |record: &Arc<Record>| {
             let lease = Lease::find(record, holder.id)?;
-            record.used(now);
+            record.set_last_used(now);
             Some(lease)
         };
         let missing = || Error::not_found(format!("no tensor is named {name:?}"));
@@ -192,7 +195,7 @@ impl TensorStore for EmbeddedStore {
         let now = self.clock.recent();
         let take = |record: &Arc<Record>| {
             let lease = Lease::take(record, holder.id)?;
-            record.used(now);
+            record.set_last_used(now);
             Some(lease)
         };
         let lease = match self.names.by_id(id, take) {
@@ -249,7 +252,7 @@ impl BlobStore for EmbeddedStore {
     fn get_note(&self, key: &ContentHash) -> Option<Vec<u8>> {
         match &self.cache {
             Some(cache) => cache.get_note(key),
-            None => self.notes.lock().unwrap_or_else(PoisonError::into_inner).get_note(key),
+            None => lock(&self.notes).get_note(key),
         }
     }
 
@@ -257,7 +260,7 @@ impl BlobStore for EmbeddedStore {
         match &self.cache {
             // A lost note costs time, never correctness.
             Some(cache) => drop(self.unless_cache_fails(cache.put_note(key, note))),
-            None => self.notes.lock().unwrap_or_else(PoisonError::into_inner).put_note(key, note),
+            None => lock(&self.notes).put_note(key, note),
         }
     }
 }

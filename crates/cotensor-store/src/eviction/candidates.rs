@@ -1,7 +1,6 @@
 //! What goes first when memory is wanted.
 
 use crate::budget::Budget;
-use crate::leases::LeaseCount;
 use crate::leases::Record;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -28,7 +27,7 @@ impl Group {
             bytes,
             metadata: records.iter().map(|record| record.charge.metadata()).sum(),
             in_part,
-            recompute: records.iter().map(|record| record.recompute()).sum(),
+            recompute: records.iter().map(|record| record.recompute_time()).sum(),
             last_used: records.iter().map(|record| record.last_used()).max().unwrap_or_default(),
             records,
         }
@@ -46,11 +45,7 @@ impl Group {
 
     /// Closes every tensor of the group, or none.
     pub(crate) fn close(&self) -> bool {
-        let closed = LeaseCount::close_all(&self.records.iter().map(|record| &record.leases).collect::<Vec<_>>());
-        if closed {
-            self.records.iter().for_each(|record| record.charge.closed());
-        }
-        closed
+        Record::close_all(&self.records.iter().map(|record| &**record).collect::<Vec<_>>())
     }
 }
 
@@ -64,7 +59,7 @@ pub(crate) fn candidates(records: Vec<Arc<Record>>) -> Vec<Group> {
     let mut groups = Vec::new();
     for records in segments.into_values() {
         // Memory that somebody else uses too, such as a slab that is written still, would not come back.
-        let is_all = records.first().is_none_or(|record| record.charge.segment().open() == records.len());
+        let is_all = records.first().is_none_or(|record| record.charge.segment().users() == records.len());
         if is_all && records.iter().all(is_unleased) {
             groups.push(Group::of(records, false));
         } else {

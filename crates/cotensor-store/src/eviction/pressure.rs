@@ -2,7 +2,7 @@
 
 use crate::EmbeddedStore;
 use crate::TensorSpec;
-use crate::backend::StoreBackend;
+use crate::backend::LeaseBackend;
 use crate::budget::{Budget, Charge, TensorCharge};
 use crate::eviction::{Group, candidates, charged_bytes};
 use cotensor_core::{Device, Error, ErrorKind, Result, size};

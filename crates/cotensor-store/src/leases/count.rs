@@ -1,33 +1,33 @@
-//! The lease count of one tensor: the only place that decides whether a tensor may go.
+//! The lease count of one tensor. It alone decides whether a tensor may be freed.
 
 use crate::sync::{Mutex, lock};
 
-/// Leases by holder. Once closed, which only an unleased count can be, it never takes a lease again.
+/// The leases of a tensor by holder. A count without leases can be closed; a closed count refuses leases.
 ///
-/// Invariant L1: `closed` implies that no holder has a lease. Invariant L2: a holder is listed only while its count is
-/// positive. Invariant L3: only [`close_all`](LeaseCount::close_all) locks more than one count, always in the order given.
+/// Invariant L1: a closed count has no lease. Invariant L2: a holder is listed only while its count is positive.
+/// Invariant L3: only [`close_all`](LeaseCount::close_all) locks more than one count, in the order of its argument.
 #[derive(Debug)]
-pub struct LeaseCount(Mutex<State>);
+pub(crate) struct LeaseCount(Mutex<Leases>);
 
 #[derive(Debug)]
-struct State {
+struct Leases {
     closed: bool,
-    holders: Holding,
-    /// How often it was [found](LeaseCount::find).
+    holders: ByHolder,
+    /// Lookups that [found](LeaseCount::find) the tensor.
     hits: u64,
 }
 
-/// Holder ids and their leases. Most tensors have one holder, for which nothing is allocated; few have many, so a list beats
-/// a map.
+/// Holder ids with their numbers of leases. Most tensors have one holder, for which nothing is allocated. Few have many,
+/// so a list is faster than a map.
 #[derive(Debug)]
-enum Holding {
+enum ByHolder {
     None,
     One([(u32, u32); 1]),
     #[allow(clippy::box_collection, reason = "two words instead of four, in every record")]
     Many(Box<Vec<(u32, u32)>>),
 }
 
-impl Holding {
+impl ByHolder {
     fn as_slice(&self) -> &[(u32, u32)] {
         match self {
             Self::None => &[],
@@ -53,7 +53,7 @@ impl Holding {
         }
     }
 
-    /// Takes one lease of `holder` back; false when it has none.
+    /// Removes one lease of `holder`; false when it has none.
     fn release(&mut self, holder: u32) -> bool {
         match self {
             Self::One([(id, count)]) if *id == holder => {
@@ -80,34 +80,34 @@ impl Holding {
 
 /// The outcome of releasing a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Released {
-    /// Others are left.
+pub(crate) enum Released {
+    /// Other leases are left.
     StillLeased,
-    /// That was the last one.
+    /// It was the last lease.
     Last,
-    /// The holder had none.
+    /// The holder had no lease.
     NotHeld,
 }
 
 impl Default for LeaseCount {
     fn default() -> Self {
-        Self(Mutex::new(State { closed: false, holders: Holding::None, hits: 0 }))
+        Self(Mutex::new(Leases { closed: false, holders: ByHolder::None, hits: 0 }))
     }
 }
 
 impl LeaseCount {
-    /// Adds a lease for `holder`; false when closed.
-    pub fn acquire(&self, holder: u32) -> bool {
+    /// Adds a lease of `holder`; false when closed.
+    pub(crate) fn acquire(&self, holder: u32) -> bool {
         self.add(holder, 0)
     }
 
-    /// Like [`acquire`](LeaseCount::acquire) for a lookup, which counts as a hit.
-    pub fn find(&self, holder: u32) -> bool {
+    /// As [`acquire`](LeaseCount::acquire) for a lookup, which counts as a hit.
+    pub(crate) fn find(&self, holder: u32) -> bool {
         self.add(holder, 1)
     }
 
-    /// How many lookups succeeded.
-    pub fn hits(&self) -> u64 {
+    /// The number of lookups that found the tensor.
+    pub(crate) fn hits(&self) -> u64 {
         lock(&self.0).hits
     }
 
@@ -121,8 +121,8 @@ impl LeaseCount {
         true
     }
 
-    /// Takes one of `holder`'s leases back.
-    pub fn release(&self, holder: u32) -> Released {
+    /// Removes one lease of `holder`.
+    pub(crate) fn release(&self, holder: u32) -> Released {
         let mut state = lock(&self.0);
         match state.holders.release(holder) {
             false => Released::NotHeld,
@@ -131,14 +131,14 @@ impl LeaseCount {
         }
     }
 
-    /// Closes the count if nobody has a lease; true exactly for the caller that closed it.
-    pub fn close(&self) -> bool {
+    /// Closes the count if it has no lease; true for the one caller that closed it.
+    pub(crate) fn close(&self) -> bool {
         Self::close_all(&[self])
     }
 
-    /// Closes all of `counts` at one moment, or none: nobody sees some closed that are open again later. Callers
-    /// whose counts overlap must name them in one order; naming one twice deadlocks.
-    pub fn close_all(counts: &[&LeaseCount]) -> bool {
+    /// Closes all of `counts` at once, or none, so that no thread sees a part of them closed. Callers whose counts overlap
+    /// pass them in the same order. A count that is passed twice deadlocks.
+    pub(crate) fn close_all(counts: &[&LeaseCount]) -> bool {
         let mut states: Vec<_> = counts.iter().map(|count| lock(&count.0)).collect();
         let closes = states.iter().all(|state| !state.closed && state.holders.as_slice().is_empty());
         if closes {
@@ -147,13 +147,13 @@ impl LeaseCount {
         closes
     }
 
-    /// Holder ids with their leases.
-    pub fn holders(&self) -> Vec<(u32, u32)> {
+    /// Holder ids with their numbers of leases.
+    pub(crate) fn holders(&self) -> Vec<(u32, u32)> {
         lock(&self.0).holders.as_slice().to_vec()
     }
 
-    /// All leases.
-    pub fn total(&self) -> u64 {
+    /// The number of leases.
+    pub(crate) fn total(&self) -> u64 {
         lock(&self.0).holders.as_slice().iter().map(|(_, count)| u64::from(*count)).sum()
     }
 }
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_per_holder() {
+    fn leases_are_counted_per_holder() {
         let count = LeaseCount::default();
         assert!(count.acquire(1) && count.acquire(1) && count.acquire(2));
         assert_eq!(count.release(1), Released::StillLeased);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn many_holders_come_and_go_in_any_order() {
+    fn holders_release_in_any_order() {
         let count = LeaseCount::default();
         for holder in [1, 2, 3, 2] {
             assert!(count.acquire(holder));
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn closes_all_or_none() {
+    fn close_all_closes_every_count_or_none() {
         let counts = [LeaseCount::default(), LeaseCount::default()];
         assert!(counts[1].acquire(1));
         assert!(!LeaseCount::close_all(&[&counts[0], &counts[1]]));

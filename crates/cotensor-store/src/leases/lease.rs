@@ -1,40 +1,41 @@
-use crate::leases::Record;
-use crate::leases::Released;
+//! Leases.
+
+use crate::leases::{Record, Released};
 use crate::{BlobSpec, CopyReason, Holder, Key, Retention, TensorId, TensorSpec};
-use cotensor_core::{ContentHash, DType, Device, Error, ErrorKind, Kind, Layout, Result, Segment, Slice, Space};
+use cotensor_core::{ContentHash, DType, Device, Error, ErrorKind, Kind, Layout, Result, Segment, Space};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// One holder's claim on a tensor: the tensor stays while the lease lives.
+/// A lease of one holder on a tensor: the tensor stays while the lease exists.
 pub struct Lease {
     pub(crate) record: Arc<Record>,
     pub(crate) holder: u32,
-    /// Another way to look at the same bytes, where one was asked for.
-    pub(crate) look: Option<Box<Look>>,
+    /// Another dtype and shape of the same bytes, made by [`view_as`](Lease::view_as).
+    pub(crate) reinterpreted: Option<Box<Reinterpreted>>,
 }
 
-/// A layout other than the tensor's own, and what the value is when looked at so.
+/// A layout other than the tensor's own, and the identity of the value under that layout.
 #[derive(Clone)]
-pub(crate) struct Look {
+pub(crate) struct Reinterpreted {
     pub(crate) layout: Layout,
     pub(crate) identity: ContentHash,
 }
 
 impl Lease {
-    /// Which version of which tensor.
+    /// The identity of the version.
     pub fn id(&self) -> TensorId {
         self.record.id
     }
 
-    /// The name it was published under.
+    /// The name.
     pub fn name(&self) -> &str {
         self.record.name()
     }
 
     /// How the elements lie in the segment.
     pub fn layout(&self) -> &Layout {
-        self.look.as_ref().map_or(&self.record.layout, |look| &look.layout)
+        self.reinterpreted.as_ref().map_or(&self.record.layout, |reinterpreted| &reinterpreted.layout)
     }
 
     /// Dimensions, in elements.
@@ -42,17 +43,17 @@ impl Lease {
         self.layout().shape()
     }
 
-    /// What was published.
+    /// The description under which it was published.
     pub fn spec(&self) -> TensorSpec {
         self.record.spec()
     }
 
-    /// Whether it was published to stay when nobody leases it.
+    /// Whether the tensor was published as [`Retention::Cached`].
     pub fn is_cached(&self) -> bool {
         matches!(self.record.retention, Retention::Cached { .. })
     }
 
-    /// The claim whose result it is part of.
+    /// The computation whose result it is.
     pub fn key(&self) -> Option<Key> {
         self.record.key()
     }
@@ -62,40 +63,39 @@ impl Lease {
         self.layout().dtype()
     }
 
-    /// What it means.
+    /// The meaning of the tensor.
     pub fn kind(&self) -> Kind {
         self.record.kind
     }
 
-    /// Which encoder made it, when one did.
+    /// The encoder that made it, if one did.
     pub fn space(&self) -> Option<Space> {
         self.record.space()
     }
 
-    /// Who made it.
+    /// The name of the producer.
     pub fn producer(&self) -> &str {
         self.record.producer()
     }
 
     /// The holder's name.
     pub fn holder(&self) -> Arc<str> {
-        self.record.home.upgrade().map_or_else(|| Arc::from("?"), |home| home.holder_name(self.holder))
+        self.record.backend.upgrade().map_or_else(|| Arc::from("?"), |backend| backend.holder_name(self.holder))
     }
 
-    /// Who leases it in this process, and how often, by name.
+    /// The names of the holders in this process, with their numbers of leases.
     pub fn holders(&self) -> BTreeMap<Arc<str>, u32> {
-        let home = self.record.home.upgrade();
-        let name = |holder| home.as_ref().map_or_else(|| Arc::from("?"), |home| home.holder_name(holder));
+        let backend = self.record.backend.upgrade();
+        let name = |holder| backend.as_ref().map_or_else(|| Arc::from("?"), |backend| backend.holder_name(holder));
         self.record.holders().into_iter().map(|(holder, count)| (name(holder), count)).collect()
     }
 
-    /// The allocation. Borrowed from the lease: whoever kept it longer would use memory that no budget counts.
+    /// The memory. It is borrowed from the lease, because memory without a lease is in no budget.
     pub fn segment(&self) -> &dyn Segment {
         &*self.record.segment
     }
 
-    /// The bytes from the first element to the end of the last, where the host can address them.
-    /// For a strided tensor that includes the gaps.
+    /// The bytes from the first element to the end of the last, gaps included; `None` where the host cannot address them.
     pub fn bytes(&self) -> Option<&[u8]> {
         spanned(&self.record, self.layout())
     }
@@ -121,8 +121,8 @@ impl Lease {
         let range = self.layout().byte_range();
         let mut copy = vec![0; range.len()];
         self.record.segment.read_at(range.start, &mut copy).map_err(|error| self.named(error))?;
-        if let Some(home) = self.record.home.upgrade() {
-            home.count_copy(self.name(), CopyReason::DeviceTransfer, copy.len());
+        if let Some(backend) = self.record.backend.upgrade() {
+            backend.count_copy(self.name(), CopyReason::DeviceTransfer, copy.len());
         }
         Ok(copy)
     }
@@ -136,7 +136,7 @@ impl Lease {
         self.record.device()
     }
 
-    /// The elements as numbers, where they lie.
+    /// The elements as numbers, without a copy.
     ///
     /// # Errors
     /// `Invalid` when `T` is not the element type's size or the tensor is strided, `Unsupported` on a device.
@@ -144,51 +144,45 @@ impl Lease {
         typed(&self.record, self.layout())
     }
 
-    /// A window on the tensor. No byte is copied; the view keeps the tensor leased.
-    ///
-    /// # Errors
-    /// `Invalid` when a slice is out of bounds.
-    pub fn view(&self, slices: &[Slice]) -> Result<TensorView> {
-        Ok(TensorView { layout: self.layout().view(slices)?, parent: Arc::new(self.try_clone()?) })
-    }
-
-    /// What the value is: how it was made where that is known, else its content, and always its dtype and shape.
-    /// Equal identities are equal values.
+    /// The identity of the value: its provenance if that is known, else the hash of dtype, shape and content. Equal
+    /// identities are equal values.
     pub fn identity(&self) -> ContentHash {
-        self.look.as_ref().map_or_else(|| self.record.identity(), |look| look.identity)
+        let own = || self.record.identity();
+        self.reinterpreted.as_ref().map_or_else(own, |reinterpreted| reinterpreted.identity)
     }
 
-    /// Whether it is its process's alone: unlisted, and in no store that others see.
+    /// Whether it is unlisted.
     pub fn is_private(&self) -> bool {
         self.record.is_private()
     }
 
-    /// Whether both are leases of one store's, and of the same tensor.
+    /// Whether both leases are on the same record of one store.
     pub fn is_of_record(&self, other: &Lease) -> bool {
         Arc::ptr_eq(&self.record, &other.record)
     }
 
-    /// Another lease of the same holder on the same bytes, looked at with the dtype and shape of `content`, which they
-    /// are known to be.
+    /// A lease of the same holder on the same bytes, with the dtype and shape of `blob`. The caller knows that the bytes are
+    /// this blob.
     ///
     /// # Errors
-    /// `Invalid` when `content` has another size.
-    pub fn view_as(&self, content: &BlobSpec) -> Result<Lease> {
-        let layout = Layout::contiguous(content.dtype, &content.shape)?;
-        let (asked, held) = (layout.size_bytes(), self.record.layout.size_bytes());
-        if asked != held {
-            return Err(Error::invalid(format!("{} has {held} bytes, asked for as {asked}", self.name())));
+    /// `Invalid` when `blob` has another size.
+    pub fn view_as(&self, blob: &BlobSpec) -> Result<Lease> {
+        let layout = Layout::contiguous(blob.dtype, &blob.shape)?;
+        let (wanted, bytes) = (layout.size_bytes(), self.record.layout.size_bytes());
+        if wanted != bytes {
+            return Err(Error::invalid(format!("{} has {bytes} bytes, not {wanted}", self.name())));
         }
         let mut lease = self.try_clone()?;
         let layout = layout.moved(self.record.layout.offset_bytes())?;
-        lease.look = (layout != self.record.layout).then(|| Box::new(Look { layout, identity: content.identity() }));
+        let is_other = layout != self.record.layout;
+        lease.reinterpreted = is_other.then(|| Box::new(Reinterpreted { layout, identity: blob.identity() }));
         Ok(lease)
     }
 
-    /// Another lease of the same holder.
+    /// One more lease of the same holder.
     ///
     /// # Errors
-    /// Never while this lease lives; the signature leaves room for stores across processes.
+    /// None while this lease exists; the signature leaves room for stores across processes.
     pub fn try_clone(&self) -> Result<Lease> {
         self.lease_as(self.holder)
     }
@@ -204,19 +198,31 @@ impl Lease {
     fn lease_as(&self, holder: u32) -> Result<Lease> {
         let mut lease = Lease::take(&self.record, holder)
             .ok_or_else(|| Error::new(ErrorKind::Conflict, format!("{} is being freed", self.name())))?;
-        lease.look.clone_from(&self.look);
+        lease.reinterpreted.clone_from(&self.reinterpreted);
         Ok(lease)
     }
 
-    /// A lease for `holder` unless the tensor is being freed.
+    /// A lease for `holder`; `None` once the record is closed.
     pub(crate) fn take(record: &Arc<Record>, holder: u32) -> Option<Lease> {
-        // Counted first: a failed attempt need not keep alive, for a moment, what an eviction has just closed.
-        record.leases.acquire(holder).then(|| Lease { record: Arc::clone(record), holder, look: None })
+        // The count goes first: a failed attempt then never holds a record that an eviction has closed.
+        record.leases.acquire(holder).then(|| Lease { record: Arc::clone(record), holder, reinterpreted: None })
     }
 
-    /// Like [`take`](Lease::take) for a lookup.
+    /// As [`take`](Lease::take) for a lookup, which counts as a hit.
     pub(crate) fn find(record: &Arc<Record>, holder: u32) -> Option<Lease> {
-        record.leases.find(holder).then(|| Lease { record: Arc::clone(record), holder, look: None })
+        record.leases.find(holder).then(|| Lease { record: Arc::clone(record), holder, reinterpreted: None })
+    }
+}
+
+impl Record {
+    /// A lease for `holder`; `None` once it is closed.
+    pub fn lease(self: &Arc<Self>, holder: &Holder) -> Option<Lease> {
+        Lease::take(self, holder.id)
+    }
+
+    /// As [`lease`](Record::lease) for a lookup, which counts as a hit.
+    pub fn find(self: &Arc<Self>, holder: &Holder) -> Option<Lease> {
+        Lease::find(self, holder.id)
     }
 }
 
@@ -225,10 +231,10 @@ impl Drop for Lease {
         let last = self.record.leases.release(self.holder) == Released::Last;
         if last
             && !self.record.is_private()
-            && !self.record.kept.load(std::sync::atomic::Ordering::SeqCst)
-            && let Some(home) = self.record.home.upgrade()
+            && !self.record.is_retained()
+            && let Some(backend) = self.record.backend.upgrade()
         {
-            home.release(&self.record);
+            backend.release(&self.record);
         }
     }
 }
@@ -239,66 +245,21 @@ impl fmt::Debug for Lease {
     }
 }
 
-/// A bounds-checked window on a leased tensor.
-#[derive(Clone, Debug)]
-pub struct TensorView {
-    parent: Arc<Lease>,
-    layout: Layout,
-}
-
-impl TensorView {
-    /// How the window's elements lie in the segment.
-    pub fn layout(&self) -> &Layout {
-        &self.layout
-    }
-
-    /// Dimensions, in elements.
-    pub fn shape(&self) -> &[usize] {
-        self.layout.shape()
-    }
-
-    /// The tensor.
-    pub fn parent(&self) -> &Lease {
-        &self.parent
-    }
-
-    /// A window on the window.
-    ///
-    /// # Errors
-    /// `Invalid` when a slice is out of bounds.
-    pub fn view(&self, slices: &[Slice]) -> Result<TensorView> {
-        Ok(TensorView { layout: self.layout.view(slices)?, parent: Arc::clone(&self.parent) })
-    }
-
-    /// The bytes from the first element to the end of the last, gaps included.
-    pub fn bytes(&self) -> Option<&[u8]> {
-        spanned(&self.parent.record, &self.layout)
-    }
-
-    /// The elements as numbers, when they lie without gaps.
-    ///
-    /// # Errors
-    /// As [`Lease::typed`].
-    pub fn typed<T: bytemuck::AnyBitPattern>(&self) -> Result<&[T]> {
-        typed(&self.parent.record, &self.layout)
-    }
-}
-
-fn spanned<'a>(record: &'a Record, layout: &Layout) -> Option<&'a [u8]> {
+pub(super) fn spanned<'a>(record: &'a Record, layout: &Layout) -> Option<&'a [u8]> {
     record.segment.bytes()?.get(layout.byte_range())
 }
 
-fn typed<'a, T: bytemuck::AnyBitPattern>(record: &'a Record, layout: &Layout) -> Result<&'a [T]> {
+pub(super) fn typed<'a, T: bytemuck::AnyBitPattern>(record: &'a Record, layout: &Layout) -> Result<&'a [T]> {
     let name = record.name();
     if size_of::<T>() != layout.dtype().size_bytes() {
         return Err(Error::invalid(format!(
-            "{name} holds {}, asked for elements of {} bytes",
+            "{name} has elements of type {}, not of {} bytes",
             layout.dtype(),
             size_of::<T>()
         )));
     }
     if !layout.is_contiguous() {
-        return Err(Error::invalid(format!("{name} is strided; its elements do not lie side by side")));
+        return Err(Error::invalid(format!("{name} is strided; a slice needs contiguous elements")));
     }
     let bytes = record.segment.host_bytes().map_err(|error| error.in_field(name))?;
     let bytes = &bytes[layout.byte_range()];

@@ -1,9 +1,11 @@
-//! One tensor and its leases.
+//! One published tensor and its leases. Dropping a [`Lease`] releases it.
 
 mod count;
 mod lease;
 mod record;
+mod view;
 
-pub use count::{LeaseCount, Released};
-pub use lease::{Lease, TensorView};
-pub use record::{Record, VersionState};
+pub(crate) use count::{LeaseCount, Released};
+pub use lease::Lease;
+pub use record::{LeaseBackend, Record, RecordParts, VersionState};
+pub use view::TensorView;

@@ -1,29 +1,64 @@
-//! One published tensor, as the store and its leases see it.
+//! The record of one published tensor.
 
-use crate::backend::{RecordParts, StoreBackend};
 use crate::budget::TensorCharge;
 use crate::leases::LeaseCount;
-use crate::{CopyReason, Holder, Key, Lease, Retention, TensorId, TensorSpec};
+use crate::sync::{AtomicBool, AtomicU8};
+use crate::{CopyReason, Holder, Key, Retention, TensorId, TensorSpec};
 use cotensor_core::{ContentHash, Device, Hasher, Kind, Layout, Segment, Space};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-/// What a version is to its name.
+/// The part of a store backend that leases call. Called from any thread, and never under a lock of this crate.
+pub trait LeaseBackend: Send + Sync {
+    /// Called after the last lease of a record that is not [retained](RecordParts::retained) was dropped. Another lease may
+    /// have been taken since: the backend removes the record only if [`Record::close`] returns true.
+    fn release(&self, record: &Arc<Record>);
+
+    /// The name of a holder, `?` for an unknown one.
+    fn holder_name(&self, id: u32) -> Arc<str>;
+
+    /// Counts a copy of `bytes` bytes of `tensor` under `reason`.
+    fn count_copy(&self, tensor: &str, reason: CopyReason, bytes: usize);
+}
+
+/// The parts of a [`Record`].
+pub struct RecordParts {
+    /// Unique to this version during the life of the store.
+    pub id: TensorId,
+    /// The description, with the dtype and shape of `layout`, and the device of `segment`.
+    pub spec: TensorSpec,
+    /// How the elements lie in the segment.
+    pub layout: Layout,
+    /// The memory.
+    pub segment: Arc<dyn Segment>,
+    /// Its bytes of the budget.
+    pub charge: TensorCharge,
+    /// Whether the tensor stays without leases. Otherwise its last lease calls [`LeaseBackend::release`].
+    pub retained: bool,
+    /// The producer of an unlisted tensor, which is freed with its last lease without a call to the backend.
+    pub private: Option<Holder>,
+    /// The computation whose result it is.
+    pub key: Option<Key>,
+    /// The time of publication, by the store's clock.
+    pub created: Duration,
+}
+
+/// The relation of a version to its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum VersionState {
-    /// The name means it.
+    /// The newest version of the name.
     Published,
-    /// A newer version was published; it goes with its last lease.
+    /// A newer version was published. Freed with its last lease.
     Superseded,
-    /// The name was removed; it goes with its last lease.
+    /// The name was removed. Freed with its last lease.
     Removed,
-    /// The name means it, and its memory is elsewhere.
+    /// The newest version of the name, on spill storage.
     Spilled,
 }
 
-/// One published tensor, as its store and its leases see it. There may be hundreds of thousands, so it is kept small.
+/// One published tensor, shared by its store and its leases. A store may have hundreds of thousands, so it is small.
 pub struct Record {
     pub(crate) id: TensorId,
     name: Box<str>,
@@ -33,36 +68,33 @@ pub struct Record {
     pub(crate) layout: Layout,
     pub(crate) segment: Arc<dyn Segment>,
     pub(crate) leases: LeaseCount,
-    /// Whether it stays when nobody leases it.
-    pub(crate) kept: AtomicBool,
+    retained: AtomicBool,
     /// A [`VersionState`].
     state: AtomicU8,
-    rare: Option<Box<Rare>>,
-    /// Bytes of the budget.
+    optional: Option<Box<Optional>>,
     pub(crate) charge: TensorCharge,
     pub(crate) created: Duration,
     last_used_ns: AtomicU64,
     identity: OnceLock<Box<ContentHash>>,
-    pub(crate) home: Weak<dyn StoreBackend>,
+    pub(crate) backend: Weak<dyn LeaseBackend>,
 }
 
-/// What few tensors have.
-struct Rare {
+/// The attributes that few tensors have.
+struct Optional {
     space: Option<Space>,
     provenance: Option<ContentHash>,
-    /// The claim whose result it is part of.
     key: Option<Key>,
-    /// Who made it, where it is not listed under its name; kept so that his name is.
+    /// The producer of an unlisted tensor. The [`Holder`] keeps its name in the table of holders.
     private: Option<Holder>,
 }
 
 impl Record {
-    /// A record that nobody leases yet. `home` is asked when its last lease goes, as long as it lives.
-    pub fn new(parts: RecordParts, home: Weak<dyn StoreBackend>) -> Arc<Self> {
-        let RecordParts { id, spec, layout, segment, charge, kept, private, key, created } = parts;
+    /// A record without leases. Its last lease calls `backend`, if that still exists.
+    pub fn new(parts: RecordParts, backend: Weak<dyn LeaseBackend>) -> Arc<Self> {
+        let RecordParts { id, spec, layout, segment, charge, retained, private, key, created } = parts;
         let TensorSpec { name, dtype: _, shape: _, device: _, kind, space, producer, retention, provenance } = spec;
         let is_plain = space.is_none() && provenance.is_none() && key.is_none() && private.is_none();
-        charge.segment().opened();
+        charge.segment().open();
         Arc::new(Self {
             id,
             name: name.into(),
@@ -72,23 +104,23 @@ impl Record {
             layout,
             segment,
             leases: LeaseCount::default(),
-            kept: AtomicBool::new(kept),
+            retained: AtomicBool::new(retained),
             state: AtomicU8::new(VersionState::Published as u8),
-            rare: (!is_plain).then(|| Box::new(Rare { space, provenance, key, private })),
+            optional: (!is_plain).then(|| Box::new(Optional { space, provenance, key, private })),
             charge,
             created,
             last_used_ns: AtomicU64::new(created.as_nanos() as u64),
             identity: OnceLock::new(),
-            home,
+            backend,
         })
     }
 
-    /// Which version of which tensor.
+    /// The identity of the version.
     pub fn id(&self) -> TensorId {
         self.id
     }
 
-    /// What was published.
+    /// The description under which it was published.
     pub fn spec(&self) -> TensorSpec {
         TensorSpec {
             name: self.name.to_string(),
@@ -103,56 +135,56 @@ impl Record {
         }
     }
 
-    /// The name that it was published under.
+    /// The name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it means.
+    /// The meaning of the tensor.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Who made it.
+    /// The name of the producer.
     pub fn producer(&self) -> &str {
         &self.producer
     }
 
-    /// Which encoder made it, when one did.
+    /// The encoder that made it, if one did.
     pub fn space(&self) -> Option<Space> {
-        self.rare.as_ref()?.space
+        self.optional.as_ref()?.space
     }
 
-    /// The claim whose result it is part of.
+    /// The computation whose result it is.
     pub fn key(&self) -> Option<Key> {
-        self.rare.as_ref()?.key
+        self.optional.as_ref()?.key
     }
 
     fn provenance(&self) -> Option<ContentHash> {
-        self.rare.as_ref()?.provenance
+        self.optional.as_ref()?.provenance
     }
 
-    /// Whether it is not listed under its name.
+    /// Whether it is unlisted.
     pub(crate) fn is_private(&self) -> bool {
-        self.rare.as_ref().is_some_and(|rare| rare.private.is_some())
+        self.optional.as_ref().is_some_and(|optional| optional.private.is_some())
     }
 
-    /// A lease for `holder`; `None` once it is closed.
-    pub fn lease(self: &Arc<Self>, holder: &Holder) -> Option<Lease> {
-        Lease::take(self, holder.id)
-    }
-
-    /// Like [`lease`](Record::lease) for a lookup, which counts as a hit.
-    pub fn find(self: &Arc<Self>, holder: &Holder) -> Option<Lease> {
-        Lease::find(self, holder.id)
-    }
-
-    /// Ends leasing if nobody has a lease; true exactly for the caller that ended it. Whoever closes a record takes it
-    /// out of its store: its bytes count as about to come back from then on.
+    /// Refuses leases from now on if there is none; true for the one caller that closed it. That caller removes the record
+    /// from its store: the budget counts its bytes as leaving.
     pub fn close(&self) -> bool {
         let closed = self.leases.close();
         if closed {
-            self.charge.closed();
+            self.charge.close();
+        }
+        closed
+    }
+
+    /// [Closes](Record::close) all of `records` at once, or none, so that no thread sees a part of them closed. Callers whose
+    /// records overlap pass them in the same order; a record that is passed twice deadlocks.
+    pub fn close_all(records: &[&Record]) -> bool {
+        let closed = LeaseCount::close_all(&records.iter().map(|record| &record.leases).collect::<Vec<_>>());
+        if closed {
+            records.iter().for_each(|record| record.charge.close());
         }
         closed
     }
@@ -162,7 +194,7 @@ impl Record {
         &self.layout
     }
 
-    /// The allocation.
+    /// The memory.
     pub fn segment(&self) -> &Arc<dyn Segment> {
         &self.segment
     }
@@ -172,29 +204,28 @@ impl Record {
         self.segment.device()
     }
 
-    /// When it was published, by the store's clock.
+    /// The time of publication, by the store's clock.
     pub fn created(&self) -> Duration {
         self.created
     }
 
-    /// Lookups that found it.
+    /// The number of lookups that found it.
     pub fn hits(&self) -> u64 {
         self.leases.hits()
     }
 
-    /// Whether it stays when nobody leases it.
-    pub fn is_kept(&self) -> bool {
-        self.kept.load(Ordering::SeqCst)
+    /// Whether it stays without leases.
+    pub fn is_retained(&self) -> bool {
+        self.retained.load(Ordering::SeqCst)
     }
 
-    /// What it is to its name.
+    /// The relation to its name. A spilled tensor has no record.
     pub fn state(&self) -> VersionState {
         const SUPERSEDED: u8 = VersionState::Superseded as u8;
         const REMOVED: u8 = VersionState::Removed as u8;
         match self.state.load(Ordering::SeqCst) {
             SUPERSEDED => VersionState::Superseded,
             REMOVED => VersionState::Removed,
-            // The record of a spilled tensor is gone.
             _ => VersionState::Published,
         }
     }
@@ -203,13 +234,13 @@ impl Record {
         self.state.store(state as u8, Ordering::SeqCst);
     }
 
-    /// Holder ids with their leases.
+    /// Holder ids with their numbers of leases.
     pub fn holders(&self) -> Vec<(u32, u32)> {
         self.leases.holders()
     }
 
-    /// Notes a use at `now`.
-    pub(crate) fn used(&self, now: Duration) {
+    /// Sets the time of the last use.
+    pub(crate) fn set_last_used(&self, now: Duration) {
         self.last_used_ns.store(now.as_nanos() as u64, Ordering::Relaxed);
     }
 
@@ -217,25 +248,25 @@ impl Record {
         Duration::from_nanos(self.last_used_ns.load(Ordering::Relaxed))
     }
 
-    /// From now on it goes with its last lease: for one that was superseded or removed. If nobody leases it already,
-    /// nobody will ask: call [`StoreBackend::release`] afterwards.
-    pub fn let_go(&self) {
-        self.kept.store(false, Ordering::SeqCst);
+    /// Lets the last lease free the tensor, as for a superseded or removed version. If there is no lease now, no lease
+    /// calls the backend: call [`LeaseBackend::release`] afterwards.
+    pub fn stop_retaining(&self) {
+        self.retained.store(false, Ordering::SeqCst);
     }
 
-    pub(crate) fn recompute(&self) -> Duration {
+    pub(crate) fn recompute_time(&self) -> Duration {
         match self.retention {
             Retention::Cached { recompute } => recompute,
             Retention::WhileLeased => Duration::ZERO,
         }
     }
 
-    /// The identity, if it is known without looking at the content.
+    /// The identity, if it is known without reading the content.
     pub(crate) fn known_identity(&self) -> Option<ContentHash> {
         self.provenance().or_else(|| self.identity.get().map(|identity| **identity))
     }
 
-    /// Provenance where there is one, else the hash of dtype, shape and content, computed once.
+    /// The provenance, or without one the hash of dtype, shape and content, computed once.
     pub(crate) fn identity(&self) -> ContentHash {
         self.provenance().unwrap_or_else(|| **self.identity.get_or_init(|| Box::new(self.content_identity())))
     }
@@ -248,12 +279,12 @@ impl Record {
         let mut copy = vec![0; range.len()];
         match self.segment.read_at(range.start, &mut copy) {
             Ok(()) => {
-                if let Some(home) = self.home.upgrade() {
-                    home.count_copy(&self.name, CopyReason::DeviceTransfer, copy.len());
+                if let Some(backend) = self.backend.upgrade() {
+                    backend.count_copy(&self.name, CopyReason::DeviceTransfer, copy.len());
                 }
                 self.layout.identity(&copy)
             }
-            // A device that cannot be read has no content to compare: its slot stands in.
+            // Memory that cannot be read has no content to compare: the id of the version stands for it.
             Err(_) => {
                 let mut hasher = Hasher::new("cotensor slot v1");
                 hasher.number(self.id.slot).number(self.id.version).finish()
@@ -262,12 +293,12 @@ impl Record {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_small() {
+    fn record_takes_at_most_256_bytes() {
         assert!(size_of::<Record>() <= 256, "{} bytes", size_of::<Record>());
     }
 }

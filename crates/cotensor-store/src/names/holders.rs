@@ -1,9 +1,10 @@
 //! Holders by number and by name: sessions come and go, so names that nobody uses any more go too.
 
 use crate::Holder;
+use cotensor_core::sync;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// So many names stay without anybody looking whether they are used.
 const UNSWEPT_MAX: usize = 1024;
@@ -100,11 +101,11 @@ impl Holders {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Table> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+        sync::read(&self.0)
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Table> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
+        sync::write(&self.0)
     }
 }
 

@@ -3,11 +3,12 @@
 use crate::TensorId;
 use crate::leases::{Record, VersionState};
 use crate::spill::{Away, Whereabouts};
+use cotensor_core::sync;
 use cotensor_core::{Error, ErrorKind, Result};
 use hashbrown::HashTable;
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// So many that threads at different names seldom meet in one.
 pub(crate) const SHARDS: usize = 1024;
@@ -124,7 +125,7 @@ impl Names {
     }
 
     fn lock(&self, index: usize) -> MutexGuard<'_, Table> {
-        self.shards[index].0.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.shards[index].0)
     }
 
     /// The entry of `name`, made with a slot if there is none.
@@ -275,7 +276,7 @@ impl Names {
         let Ok(mut found) = names.entries.find_entry(hash, |entry| entry.is_named(record.name())) else { return };
         let entry = found.get_mut();
         let current = entry.current.take_if(|current| current.id == record.id).is_some();
-        if current && record.is_kept() {
+        if current && record.is_retained() {
             entry.away = Some(Box::new((Arc::clone(away), record.id)));
             return told(true);
         }
@@ -376,7 +377,7 @@ impl Names {
 
     /// Every live record, by name and version.
     pub(crate) fn survey(&self) -> Survey<'_> {
-        let guard = self.surveys.lock().unwrap_or_else(PoisonError::into_inner);
+        let guard = sync::lock(&self.surveys);
         let mut records: Vec<Arc<Record>> = Vec::new();
         for index in 0..self.shards.len() {
             for entry in &self.lock(index).entries {

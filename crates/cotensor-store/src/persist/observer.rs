@@ -64,7 +64,7 @@ pub struct RestoredTensor {
 
 impl EmbeddedStore {
     /// Lists a tensor as a former store of the same [seed](crate::EmbeddedStoreBuilder::seed) did, and leases it. A
-    /// version that is not current, or not to be kept, goes with its last lease. The [`StoreObserver`] is not told.
+    /// version that is not current, or not to be retained, goes with its last lease. The [`StoreObserver`] is not told.
     ///
     /// # Errors
     /// `Invalid` when the layout reaches beyond the segment; `Conflict` when the version is there already, or its name
@@ -76,17 +76,17 @@ impl EmbeddedStore {
         }
         check_device(&spec, &*segment)?;
         let (name, created) = (spec.name.clone(), self.created(created));
-        let charge = self.devices.host().take_over_metadata(&charge, self.metadata_of(&spec));
+        let charge = self.devices.host().take_metadata_unchecked(&charge, self.metadata_of(&spec));
         let home: Weak<dyn StoreBackend> = self.me.clone();
         let place = RestoredVersion { id, versions: versions.max(id.version), state };
         let record = self.names.restore(&name, place, || {
-            let kept = state == VersionState::Published && matches!(spec.retention, Retention::Cached { .. });
-            let parts = RecordParts { id, spec, layout, segment, charge, kept, private: None, key, created };
+            let retained = state == VersionState::Published && matches!(spec.retention, Retention::Cached { .. });
+            let parts = RecordParts { id, spec, layout, segment, charge, retained, private: None, key, created };
             let record = Record::new(parts, home);
             record.leases.acquire(holder.id);
             record
         })?;
-        Ok(Lease { record, holder: holder.id, look: None })
+        Ok(Lease { record, holder: holder.id, reinterpreted: None })
     }
 
     /// When something was made that may say so itself; nothing is of the future.
@@ -111,7 +111,7 @@ impl EmbeddedStore {
     /// # Errors
     /// `Unsupported` for a device that the store does not have.
     pub fn charge_existing(&self, device: Device, bytes: u64) -> Result<Arc<Charge>> {
-        Ok(self.devices.budget(device)?.take_over(bytes))
+        Ok(self.devices.budget(device)?.take_unchecked(bytes))
     }
 
     /// A share in a segment that has its charge already.

@@ -1,5 +1,7 @@
 //! Tensors before they are published.
 
 mod reservation;
+mod ticket;
 
-pub use reservation::{Reservation, Ticket};
+pub use reservation::Reservation;
+pub use ticket::Ticket;

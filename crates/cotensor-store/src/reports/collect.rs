@@ -1,16 +1,17 @@
 //! What the store says of itself. Every figure is counted, none is estimated.
 
 use crate::TensorId;
-use crate::backend::StoreBackend;
+use crate::backend::LeaseBackend;
 use crate::budget::Budget;
 use crate::embedded::EmbeddedStore;
 use crate::eviction::candidates;
 use crate::leases::Record;
 use crate::{DeviceStats, Diagnostics, OptimizeReport, Recommendations, Refusal, Stats, TensorInfo};
+use cotensor_core::sync::lock;
 use cotensor_core::{ContentHash, Kind};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 const MIB: f64 = (1 << 20) as f64;
 /// How many tensors a recommendation lists.
@@ -160,14 +161,14 @@ pub(crate) fn diagnostics(store: &EmbeddedStore) -> Diagnostics {
         holders: holders(store, record),
         age_seconds: now.saturating_sub(record.created).as_secs_f64(),
         hits: record.leases.hits(),
-        cached: record.kept.load(Ordering::Relaxed),
+        cached: record.is_retained(),
     };
     Diagnostics {
         tensors: store.names.survey().records.iter().map(info).collect(),
         copies: store.counters.copies.totals(),
         recent_copies: store.counters.copies.recent(now),
         cache_errors: store.counters.cache_errors.load(Ordering::Relaxed),
-        last_cache_error: store.counters.last_cache_error.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        last_cache_error: lock(&store.counters.last_cache_error).clone(),
     }
 }
 

@@ -2,9 +2,10 @@
 
 use crate::log;
 use crate::{Copies, CopyReason, RecentCopy};
+use cotensor_core::sync::lock;
 use std::collections::VecDeque;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// How many of the latest copies are remembered.
@@ -32,7 +33,7 @@ impl CopyLog {
         total.fetch_add(bytes, Ordering::Relaxed);
         log::tell(|| format!("copy {tensor}: {bytes} bytes, {}", reason.name()));
         let event = Event { tensor: tensor.to_owned(), reason, bytes, at };
-        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut recent = lock(&self.recent);
         if recent.len() == RECENT_MAX {
             recent.pop_front();
         }
@@ -54,7 +55,7 @@ impl CopyLog {
 
     /// The latest copies, oldest first.
     pub(crate) fn recent(&self, now: Duration) -> Vec<RecentCopy> {
-        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let recent = lock(&self.recent);
         let seen = |event: &Event| RecentCopy {
             tensor: event.tensor.clone(),
             reason: event.reason.name().to_owned(),

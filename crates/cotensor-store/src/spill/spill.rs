@@ -3,14 +3,15 @@
 //! The store decides what goes there and when; where "there" is, a service says. What nobody leases can go, in the order of
 //! eviction, and the tensors of one segment together. A tensor keeps its name and its identity.
 
-use crate::backend::{Record, RecordParts, StoreBackend};
+use crate::backend::{LeaseBackend, Record, RecordParts};
 use crate::budget::{Budget, Charge, SpilledCharge};
 use crate::eviction::Group;
 use crate::{CopyReason, EmbeddedStore, Holder, Key, Lease, TensorId, TensorSpec};
+use cotensor_core::sync::lock;
 use cotensor_core::{Device, Error, ErrorKind, HeapMemory, Layout, Memory, Result, Segment};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 /// What is said to be made again faster than this is read back, in bytes a second, is dropped rather than spilled.
@@ -116,19 +117,19 @@ impl Away {
     }
 
     fn place(&self) -> MutexGuard<'_, Option<Arc<dyn SpilledSegment>>> {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.place)
     }
 
     /// Why it cannot be read. A place that is in use at the moment is not looked at.
     fn lost(&self) -> Option<String> {
-        let known = self.lost.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let known = lock(&self.lost).clone();
         known.or_else(|| self.place.try_lock().ok()?.as_ref()?.check().err().map(|error| error.to_string()))
     }
 
     /// Remembers why it could not be read, unless another attempt may succeed.
     fn note_lost(&self, error: &Error) {
         if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound) {
-            *self.lost.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
+            *lock(&self.lost) = Some(error.to_string());
         }
     }
 }
@@ -148,11 +149,11 @@ impl Spilling {
     }
 
     pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.turn)
     }
 
     pub(crate) fn claims(&self) -> MutexGuard<'_, HashMap<Key, Vec<TensorId>>> {
-        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.claims)
     }
 }
 
@@ -266,7 +267,7 @@ impl EmbeddedStore {
     }
 
     fn spilled_charge(&self, tensors: &[SpilledTensor]) -> SpilledCharge {
-        self.devices.host().take_over_spilled(self.metadata_of_all(tensors))
+        self.devices.host().take_spilled_unchecked(self.metadata_of_all(tensors))
     }
 
     /// What is known about tensors without memory, in bytes.
@@ -351,18 +352,19 @@ impl EmbeddedStore {
         let mut leases = Vec::with_capacity(away.tensors.len());
         for tensor in &away.tensors {
             let SpilledTensor { id, spec, layout, key, created } = tensor.clone();
-            let home: Weak<dyn StoreBackend> = self.me.clone();
+            let home: Weak<dyn LeaseBackend> = self.me.clone();
             let (segment, created) = (Arc::clone(segment), self.created(created));
-            let charge = self.devices.host().take_over_metadata(charge, self.metadata_of(&spec));
+            let charge = self.devices.host().take_metadata_unchecked(charge, self.metadata_of(&spec));
             let record = self.names.bring_back(&tensor.spec.name, id, away, || {
-                let parts = RecordParts { id, spec, layout, segment, charge, kept: true, private: None, key, created };
+                let parts =
+                    RecordParts { id, spec, layout, segment, charge, retained: true, private: None, key, created };
                 let record = Record::new(parts, home);
                 record.leases.acquire(holder.id);
                 self.tell(|observer| observer.on_publish(&record));
                 record
             });
             // One that was published anew, or removed, meanwhile is not needed any more.
-            leases.extend(record.map(|record| Lease { record, holder: holder.id, look: None }));
+            leases.extend(record.map(|record| Lease { record, holder: holder.id, reinterpreted: None }));
         }
         Ok(leases)
     }

@@ -29,7 +29,7 @@ impl EmbeddedStore {
                 return;
             }
             let Some(spilled) = place.as_ref() else { return };
-            let charge = budget.take_over(away.bytes);
+            let charge = budget.take_unchecked(away.bytes);
             let segment = spilled.restore().and_then(|segment| self.on_its_device(away, segment));
             outcome = segment.and_then(|segment| self.list_again(away, &segment, &charge, holder));
             if outcome.is_err() {

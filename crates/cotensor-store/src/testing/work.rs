@@ -63,7 +63,7 @@ pub(super) fn a_claim_that_is_given_up_passes_on(make: &dyn Fn(u64) -> Place) {
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| drop(ticket(&*other)));
             match declined {
-                true => first.decline(),
+                true => first.abandon(),
                 false => drop(first),
             }
             waits.join().expect("the claim passed on");

@@ -70,7 +70,7 @@ fn who_panics_or_gives_up_hands_over() {
                     None
                 }
                 2 => {
-                    ticket.decline();
+                    ticket.abandon();
                     None
                 }
                 3 => {

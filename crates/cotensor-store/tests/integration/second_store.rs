@@ -7,7 +7,7 @@ use cotensor_core::{
 };
 use cotensor_core::{Segment, Slice};
 use cotensor_sharing::TensorSharingManager;
-use cotensor_store::backend::{Budget, Record, RecordParts, StoreBackend, UnpublishedTensor};
+use cotensor_store::backend::{Budget, LeaseBackend, Record, RecordParts, StoreBackend, UnpublishedTensor};
 use cotensor_store::*;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -74,7 +74,7 @@ impl Client {
             layout: lease.layout().clone(),
             charge: Budget::new(u64::MAX).take(lease.layout().size_bytes() as u64).unwrap().into(),
             segment: Arc::new(Mapped(lease)),
-            kept: false,
+            retained: false,
             private: None,
             key,
             created: Duration::ZERO,
@@ -112,6 +112,12 @@ impl StoreBackend for Client {
         self.open(there.publish()?, &draft.holder, key)
     }
 
+    fn finish_computation(&self, _: Key, _: &[&Lease]) {}
+
+    fn abandon_computation(&self, _: Key) {}
+}
+
+impl LeaseBackend for Client {
     fn release(&self, record: &Arc<Record>) {
         if record.close() {
             let mut open = self.open.lock().unwrap();
@@ -121,10 +127,6 @@ impl StoreBackend for Client {
             }
         }
     }
-
-    fn finish_computation(&self, _: Key, _: &[&Lease]) {}
-
-    fn abandon_computation(&self, _: Key) {}
 
     fn holder_name(&self, id: u32) -> Arc<str> {
         Arc::clone(&self.holders.lock().unwrap()[id as usize])

@@ -69,7 +69,7 @@ pub(super) const STEPS: &[Step] = &[
     }),
     Step("declined", |socket| {
         let store = connect(socket);
-        claimed(&store).decline();
+        claimed(&store).abandon();
         hold(&store);
     }),
     Step("waiting for another's claim", |socket| {

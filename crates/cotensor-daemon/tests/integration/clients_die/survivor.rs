@@ -99,7 +99,7 @@ impl Survivor {
         // The daemon notices an end a moment after it.
         until(&format!("{step}: the results of the dead are gone"), || match store.claim(&key(), &holder).unwrap() {
             Claim::Compute(ticket) => {
-                ticket.decline();
+                ticket.abandon();
                 true
             }
             Claim::Ready(_) => false,
