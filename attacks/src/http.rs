@@ -1,6 +1,6 @@
-//! HTTP as no library would send it.
+//! Raw HTTP requests, including invalid ones.
 
-use crate::{SOON, Target};
+use crate::{TIMEOUT, Target};
 use cotensor_daemon::http::{HttpConfig, HttpListening};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use tokio::sync::oneshot;
 
-/// The HTTP side of a [`Target`]'s daemon.
+/// The HTTP server of a [`Target`]'s daemon.
 pub struct Web {
-    /// Where it listens.
+    /// Address of the server.
     pub address: SocketAddr,
     /// The token.
     pub token: String,
@@ -18,12 +18,12 @@ pub struct Web {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What was answered.
+/// An HTTP response.
 #[derive(Debug)]
 pub struct Answer {
-    /// 0 where the connection ended without an answer.
+    /// Status code; 0 if the connection was closed without a response.
     pub status: u16,
-    /// Head and body of this answer, and all that followed it.
+    /// Head and body of the response, and all following bytes.
     pub text: String,
 }
 
@@ -45,16 +45,15 @@ impl Web {
         Self { address, token, stop: Some(stop), thread: Some(thread) }
     }
 
-    /// A connection on which nothing was said.
+    /// Opens a connection without sending a request.
     pub fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(SOON)).unwrap();
-        stream.set_write_timeout(Some(SOON)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        stream.set_write_timeout(Some(TIMEOUT)).unwrap();
         stream
     }
 
-    /// Sends bytes, and nothing more, and reads until the daemon ends the connection; that is soon where they ask for it, or
-    /// its patience is short.
+    /// Sends bytes, and reads until the daemon closes the connection: on request, or after its time-out.
     pub fn send(&self, bytes: &[u8]) -> Answer {
         let mut stream = self.connect();
         drop(stream.write_all(bytes));
@@ -70,14 +69,14 @@ impl Web {
         format!("Authorization: Bearer {}", self.token)
     }
 
-    /// A request with the token, a head of these lines, and an empty body.
+    /// Sends a request with the token, these header lines and an empty body.
     pub fn request(&self, line: &str, headers: &[&str]) -> Answer {
         let token = self.authorization();
         let headers: Vec<&str> = headers.iter().copied().chain([token.as_str()]).collect();
         self.anonymous(line, &headers)
     }
 
-    /// A request with a head of these lines, and an empty body.
+    /// Sends a request with these header lines and an empty body.
     pub fn anonymous(&self, line: &str, headers: &[&str]) -> Answer {
         let host = format!("Host: {}", self.address);
         let named = headers.iter().any(|header| header.to_ascii_lowercase().starts_with("host:"));

@@ -1,8 +1,7 @@
-//! What the attempts in `tests/` have in common: a daemon to attack, a client of it that must not notice, and a client
-//! that keeps to no rule.
+//! Fixtures of the attacks in `tests/`: a daemon, a victim client, and a client that violates the protocol.
 //!
-//! Every attempt ends in [`Target::is_unharmed`]: the victim reads what it read before, others are served, and nothing of
-//! the attacker is left.
+//! Every attack ends with [`Target::assert_unharmed`]: the victim's data is unchanged, other clients are served, and nothing of the
+//! attacker is left.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod http;
@@ -19,27 +18,27 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long anything may take that is waited for. Far more than it does.
-pub const SOON: Duration = Duration::from_secs(60);
-/// Patience of a daemon whose patience is to end.
-pub const SHORT: Duration = Duration::from_millis(300);
-/// The victim's tensors: their names are nobody else's to learn.
+/// Time-out of every wait, far above the expected time.
+pub const TIMEOUT: Duration = Duration::from_secs(60);
+/// Time-out configured for daemons whose time-outs are tested.
+pub const SHORT_TIMEOUT: Duration = Duration::from_millis(300);
+/// The victim's tensors, whose names must not be disclosed.
 const SECRETS: [(&str, usize); 2] = [("secret-small", 4096), ("secret-large", 1 << 20)];
 
-/// A daemon, and a victim who has tensors there.
+/// A daemon, and a victim with tensors in it.
 pub struct Target {
     victim: Arc<ClientStore>,
     held: Vec<Lease>,
-    level: Level,
+    usage: Usage,
     embedded: Embedded,
-    /// Where the daemon listens.
+    /// Socket of the daemon.
     pub socket: PathBuf,
     _folder: tempfile::TempDir,
 }
 
-/// What the daemon has in use.
+/// Resource usage of the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Level {
+struct Usage {
     tensors: usize,
     bytes: u64,
     leases: usize,
@@ -48,7 +47,7 @@ struct Level {
 }
 
 impl Target {
-    /// A daemon, configured by `change`.
+    /// Starts a daemon, configured by `change`.
     pub fn start(change: impl FnOnce(&mut Config)) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("cotensor.sock");
@@ -57,14 +56,14 @@ impl Target {
         let embedded = Embedded::start(config).unwrap();
         let victim = ClientStore::connect(Some(&socket), "victim").unwrap();
         let held = SECRETS.iter().map(|(name, bytes)| put(&*victim, name, &content(*bytes))).collect();
-        let level = Level { tensors: 0, bytes: 0, leases: 0, sessions: 0, fds: 0 };
-        let mut target = Self { victim, held, level, embedded, socket, _folder: folder };
+        let usage = Usage { tensors: 0, bytes: 0, leases: 0, sessions: 0, fds: 0 };
+        let mut target = Self { victim, held, usage, embedded, socket, _folder: folder };
         target.settle();
-        target.level = target.measure();
+        target.usage = target.measure();
         target
     }
 
-    /// Waits for what starts by itself: threads open what they need when they first run.
+    /// Waits until the usage is stable: threads open descriptors when they first run.
     fn settle(&self) {
         let mut before = self.measure();
         let mut same = 0;
@@ -81,12 +80,12 @@ impl Target {
         self.embedded.daemon()
     }
 
-    /// A client that keeps to the rules.
+    /// Connects a well-behaved client.
     pub fn connect(&self, client: &str) -> Arc<ClientStore> {
         ClientStore::connect(Some(&self.socket), client).unwrap()
     }
 
-    /// A client that does not, and has said hello.
+    /// Connects a raw client, which has sent its hello.
     pub fn raw(&self) -> Raw {
         let mut raw = Raw::connect(&self.socket);
         raw.hello();
@@ -98,12 +97,12 @@ impl Target {
         &self.held
     }
 
-    fn measure(&self) -> Level {
+    fn measure(&self) -> Usage {
         let stats = self.daemon().store().stats();
         let held = self.daemon().store().diagnostics().tensors;
         let leases = held.iter().flat_map(|tensor| tensor.holders.values()).map(|&count| count as usize).sum();
         let sessions = self.victim.ask::<cotensor_client::protocol::Sessions>(&Default::default()).unwrap();
-        Level {
+        Usage {
             tensors: stats.total_tensors,
             bytes: stats.memory_usage_bytes,
             leases,
@@ -112,22 +111,22 @@ impl Target {
         }
     }
 
-    /// The victim's data is as it was, others put and get as before, and nothing of the attacker is left: all its
-    /// sockets and descriptors have to be closed here.
-    pub fn is_unharmed(&self) {
-        self.serves();
+    /// Asserts that the victim's data is unchanged, that other clients can put and get, and that nothing of the attacker is left.
+    /// The attacker's sockets and descriptors must be closed before.
+    pub fn assert_unharmed(&self) {
+        self.assert_serves();
         until(
-            "nothing of the attacker is left",
-            || self.measure() == self.level,
-            || format!("{:?} instead of {:?}", self.measure(), self.level),
+            "all of the attacker's resources are freed",
+            || self.measure() == self.usage,
+            || format!("{:?} instead of {:?}", self.measure(), self.usage),
         );
     }
 
-    /// The victim's data is as it was, and others are served.
-    pub fn serves(&self) {
+    /// Asserts that the victim's data is unchanged and that other clients are served.
+    pub fn assert_serves(&self) {
         let other = self.connect("bystander");
         for (lease, (name, bytes)) in self.held.iter().zip(SECRETS) {
-            assert!(lease.bytes().unwrap() == content(bytes), "the victim's own view changed");
+            assert!(lease.bytes().unwrap() == content(bytes), "the victim's view changed");
             let read = other.get(name, &other.holder("")).unwrap();
             assert!(read.bytes().unwrap() == content(bytes), "what others read changed");
         }
@@ -139,21 +138,21 @@ impl Target {
     }
 }
 
-/// Waits until `done`; fails with what `seen` says.
+/// Waits until `done`; panics with the text of `seen` after a time-out.
 pub fn until(what: &str, done: impl Fn() -> bool, seen: impl Fn() -> String) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < SOON, "{what}: not so after a minute: {}", seen());
+        assert!(start.elapsed() < TIMEOUT, "timed out waiting until {what}: {}", seen());
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// That a text names none of the victim's tensors.
-pub fn tells_nothing(text: &str) {
+/// Asserts that a text names none of the victim's tensors.
+pub fn assert_no_secrets(text: &str) {
     assert!(!text.contains("secret"), "{text}");
 }
 
-/// Bytes that are easy to know again.
+/// A recognisable content.
 pub fn content(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|index| (index % 251) as u8).collect()
 }
@@ -165,12 +164,12 @@ pub fn put(store: &dyn Store, name: &str, bytes: &[u8]) -> Lease {
     reservation.publish().unwrap()
 }
 
-/// A tensor of bytes that goes with its last lease.
+/// A tensor of bytes that is freed with its last lease.
 pub fn spec(name: &str, bytes: usize) -> TensorSpec {
     TensorSpec { producer: "attack".to_owned(), ..TensorSpec::new(name, DType::U8, &[bytes]) }
 }
 
-/// Descriptors that this process, and so the daemon in it, has open.
+/// Number of open descriptors of this process, which includes the daemon.
 pub fn fd_count() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }

@@ -1,6 +1,6 @@
-//! A client that says what it likes.
+//! A raw client that can violate the protocol.
 
-use crate::{SOON, spec};
+use crate::{TIMEOUT, spec};
 use cotensor_client::protocol as p;
 use cotensor_rpc::{Decoder, Frame, send_all};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -11,10 +11,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-/// More descriptors than a frame may carry,.
+/// More descriptors than a frame may carry.
 const FDS_MAX: usize = 250;
 
-/// A connection on which nothing is checked before it is sent.
+/// A connection that sends messages without validation.
 pub struct Raw {
     /// The socket.
     pub socket: UnixStream,
@@ -22,24 +22,24 @@ pub struct Raw {
 }
 
 impl Raw {
-    /// Connects and says nothing.
+    /// Connects without sending a message.
     pub fn connect(socket: &Path) -> Self {
         let socket = UnixStream::connect(socket).unwrap();
-        socket.set_read_timeout(Some(SOON)).unwrap();
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
         Self { socket, decoder: Decoder::default() }
     }
 
-    /// Says hello.
+    /// Sends the hello.
     pub fn hello(&mut self) -> Value {
         self.call("session.hello", json!({"protocol": p::PROTOCOL, "client": "attacker"}), &[]).unwrap()
     }
 
-    /// Bytes as they are; whether they were taken.
+    /// Sends raw bytes. Returns whether the write succeeded.
     pub fn bytes(&self, bytes: &[u8]) -> bool {
         (&self.socket).write_all(bytes).is_ok()
     }
 
-    /// Bytes with descriptors, however many.
+    /// Sends raw bytes with any number of descriptors.
     pub fn bytes_with(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -47,13 +47,13 @@ impl Raw {
         sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL).is_ok()
     }
 
-    /// A frame of text; whether it was taken.
-    pub fn say(&self, text: &str) -> bool {
+    /// Sends text as a frame. Returns whether the write succeeded.
+    pub fn send_frame(&self, text: &str) -> bool {
         send_all(self.socket.as_fd(), &Frame::new(text.as_bytes().to_vec())).is_ok()
     }
 
-    /// The next answer; notices are passed over.
-    pub fn hear(&mut self) -> (Value, Vec<OwnedFd>) {
+    /// Receives the next response; skips notifications.
+    pub fn receive(&mut self) -> (Value, Vec<OwnedFd>) {
         loop {
             if let Some(frame) = self.decoder.take().unwrap() {
                 let value: Value = serde_json::from_slice(&frame.body).unwrap();
@@ -66,19 +66,19 @@ impl Raw {
         }
     }
 
-    /// Calls a method with descriptors; the result, or the error.
+    /// Calls a method with descriptors. Returns the result or the error.
     pub fn call(&mut self, method: &str, params: Value, fds: &[OwnedFd]) -> Result<Value, Value> {
         let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string().into_bytes();
         let fds = fds.iter().map(|fd| fd.try_clone().unwrap()).collect();
         send_all(self.socket.as_fd(), &Frame { body, fds }).unwrap();
-        let (mut answer, _) = self.hear();
+        let (mut answer, _) = self.receive();
         match answer.get_mut("error") {
             Some(error) => Err(error.take()),
             None => Ok(answer["result"].take()),
         }
     }
 
-    /// What the daemon says the error is; a result is a failure of the test.
+    /// Calls a method that must fail. Returns the error message.
     pub fn refused(&mut self, method: &str, params: Value, fds: &[OwnedFd]) -> String {
         match self.call(method, params.clone(), fds) {
             Ok(result) => panic!("{method} {params} was done: {result}"),
@@ -86,20 +86,20 @@ impl Raw {
         }
     }
 
-    /// Says something that is not answered.
+    /// Sends a notification.
     pub fn notify(&self, method: &str, params: &Value) -> bool {
-        self.say(&json!({"jsonrpc": "2.0", "method": method, "params": params}).to_string())
+        self.send_frame(&json!({"jsonrpc": "2.0", "method": method, "params": params}).to_string())
     }
 
-    /// Reserves a tensor of `bytes`.
+    /// Reserves a tensor of `bytes` bytes.
     pub fn reserve(&mut self, name: &str, bytes: usize) -> u64 {
         let spec = p::Spec::from(&spec(name, bytes));
         let reserved = self.call("tensor.reserve", json!({"spec": spec, "holder": ""}), &[]).unwrap();
         reserved["reservation"].as_u64().unwrap()
     }
 
-    /// That the daemon ends the connection, answers that were on their way left aside.
-    pub fn is_ended(&mut self) {
+    /// Asserts that the daemon closes the connection; ignores pending responses.
+    pub fn assert_ended(&mut self) {
         let mut rest = Vec::new();
         match self.socket.read_to_end(&mut rest) {
             Ok(_) => {}

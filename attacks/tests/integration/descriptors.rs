@@ -1,6 +1,6 @@
-//! Descriptors: more or fewer than announced, of things that are no tensor's memory, and as many as there can be.
+//! File descriptors: wrong numbers, wrong files, and exhaustion of the limit.
 
-use cotensor_attacks::{Raw, Target, content, put, spec, tells_nothing};
+use cotensor_attacks::{Raw, Target, assert_no_secrets, content, put, spec};
 use cotensor_client::{ClientStore, protocol as p};
 use cotensor_core::{ErrorKind, Memory};
 use cotensor_memory::{MemfdMemory, Slab};
@@ -25,7 +25,7 @@ fn size_seals() -> SealFlags {
     SealFlags::SHRINK | SealFlags::GROW
 }
 
-/// A memfd of `len` bytes, backed as far as `backed`.
+/// A memfd of `len` bytes, of which the first `backed` are allocated.
 fn memfd(len: u64, backed: u64, seals: SealFlags) -> OwnedFd {
     let fd = memfd_create("attack", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&fd, len).unwrap();
@@ -36,7 +36,7 @@ fn memfd(len: u64, backed: u64, seals: SealFlags) -> OwnedFd {
     fd
 }
 
-/// A memfd of `len` bytes whose memory begins at its second page and ends one page after its end.
+/// A memfd of `len` bytes with a hole at its start, and one allocated page after its end.
 fn with_a_hole(len: u64, seals: SealFlags) -> OwnedFd {
     let fd = memfd(len, 0, SealFlags::empty());
     fallocate(&fd, FallocateFlags::KEEP_SIZE, 4096, len).unwrap();
@@ -44,12 +44,12 @@ fn with_a_hole(len: u64, seals: SealFlags) -> OwnedFd {
     fd
 }
 
-/// A descriptor of the same file as `fd`, opened in another way.
+/// Opens the file of `fd` again with `flags`.
 fn reopened(fd: &OwnedFd, flags: OFlags) -> OwnedFd {
     open(format!("/proc/self/fd/{}", fd.as_raw_fd()), flags, Mode::empty()).unwrap()
 }
 
-/// What is no memory of [`BYTES`] bytes that nobody can change; what it is called, and what the daemon says of it.
+/// Descriptors that are not immutable memory of [`BYTES`] bytes, with their descriptions.
 fn wrong() -> Vec<(&'static str, OwnedFd)> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
@@ -89,21 +89,21 @@ fn wrong() -> Vec<(&'static str, OwnedFd)> {
 }
 
 #[test]
-fn only_sealed_memory_of_the_announced_length_is_taken() {
+fn only_sealed_memory_of_the_announced_length_is_accepted() {
     let target = Target::start(|_| {});
     let mut raw = target.raw();
     for (what, fd) in wrong() {
         let reservation = raw.reserve("wrong", BYTES);
         let error = raw.refused("tensor.publish", json!({"reservation": reservation}), &[fd.try_clone().unwrap()]);
-        tells_nothing(&error);
+        assert_no_secrets(&error);
         assert!(error.contains("refused") || error.contains("descriptor"), "{what}: {error}");
-        // It was refused as a whole: the reservation went with it.
+        // The reservation ended with the refused call.
         let right = raw.refused("tensor.publish", json!({"reservation": reservation}), &[sealed(BYTES)]);
         assert!(right.contains("no reservation"), "{what}: {right}");
         let slab = raw.refused("slab.open", json!({"bytes": BYTES}), &[fd]);
         assert!(slab.contains("refused") || slab.contains("descriptor"), "{what}: {slab}");
     }
-    // Nobody can write it later either: a writable mapping that is left keeps the seal from being set at all.
+    // No later write is possible: an existing writable mapping prevents the seal.
     let slab = Slab::create(BYTES).unwrap();
     assert!(fcntl_add_seals(slab.fd(), SealFlags::WRITE).is_err());
     let reservation = raw.reserve("wrong", BYTES);
@@ -111,58 +111,58 @@ fn only_sealed_memory_of_the_announced_length_is_taken() {
         raw.refused("tensor.publish", json!({"reservation": reservation}), &[slab.fd().try_clone_to_owned().unwrap()]);
     assert!(error.contains("seals"), "{error}");
     drop((raw, slab));
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn a_call_has_the_descriptors_that_it_needs() {
+fn unexpected_descriptors_are_closed_and_missing_ones_refused() {
     let target = Target::start(|_| {});
     let mut raw = target.raw();
     let reservation = raw.reserve("none", BYTES);
     assert!(raw.refused("tensor.publish", json!({"reservation": reservation}), &[]).contains("descriptor"));
-    // Descriptors that a call has no use for are closed.
+    // Descriptors that a call does not use are closed.
     for method in ["ping", "tensor.list", "store.stats", "nonsense"] {
         let fds: Vec<OwnedFd> = (0..64).map(|_| File::open("/dev/null").unwrap().into()).collect();
         let _ = raw.call(method, json!({}), &fds);
     }
-    // In a batch nobody knows whose they are.
+    // Descriptors cannot be assigned to the calls of a batch.
     let call = json!({"jsonrpc": "2.0", "id": 1, "method": "slab.open", "params": {"bytes": BYTES}});
     let slab = Slab::create(BYTES).unwrap();
     let body = serde_json::to_vec(&[&call, &call]).unwrap();
     let header = [&(body.len() as u32).to_le_bytes()[..], &[1, 0, 0, 0]].concat();
     raw.bytes_with(&[header, body].concat(), &[slab.fd()]);
-    let (answers, _) = raw.hear();
+    let (answers, _) = raw.receive();
     assert!(answers.as_array().unwrap().iter().all(|answer| answer["error"]["code"] == -32602), "{answers}");
     drop((raw, slab));
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn descriptors_that_no_frame_counts_end_the_connection() {
+fn uncounted_descriptors_end_the_connection() {
     let target = Target::start(|_| {});
     let null = File::open("/dev/null").unwrap();
     let ping = br#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#;
     let header = |fds: u8| [&(ping.len() as u32).to_le_bytes()[..], &[fds, 0, 0, 0]].concat();
-    // Counted are none, too few, more than there are.
+    // The header counts none, too few, or too many.
     for (counted, sent) in [(0, 1), (1, 2), (2, 1), (0, 64), (64, 65), (0, 250)] {
         let mut raw = target.raw();
         let fds: Vec<_> = (0..sent).map(|_| null.as_fd()).collect();
         raw.bytes_with(&[&header(counted)[..], ping].concat(), &fds);
-        raw.is_ended();
+        raw.assert_ended();
     }
-    // A header that never ends, each byte with as many as a frame may have.
+    // An unfinished header, each byte with the maximum of descriptors per frame.
     let mut raw = target.raw();
     raw.bytes(&(1u32 << 20).to_le_bytes());
     raw.bytes(&[0; 4]);
     let fds: Vec<_> = (0..64).map(|_| null.as_fd()).collect();
     (0..100).any(|_| !raw.bytes_with(b" ", &fds));
-    raw.is_ended();
+    raw.assert_ended();
     drop((raw, null));
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn a_slab_is_one_sessions_and_takes_no_more_than_fits() {
+fn slab_belongs_to_one_session_and_is_bounded() {
     let target = Target::start(|_| {});
     let (mut one, mut other) = (target.raw(), target.raw());
     let slab = Slab::create(BYTES).unwrap();
@@ -179,15 +179,15 @@ fn a_slab_is_one_sessions_and_takes_no_more_than_fits() {
         assert!(one.refused("tensor.publish_slab", publish(offset, bytes), &[]).contains("no place"));
         assert!(other.refused("tensor.publish_slab", publish(offset, bytes), &[]).contains("no slab"));
     }
-    // Tensors of nothing take no place, but the daemon's memory all the same.
+    // Empty tensors take no space in the slab, but memory of the daemon.
     let refused = (0..1000).filter(|_| one.call("tensor.publish_slab", publish(0, 0), &[]).is_err()).count();
     assert_eq!(refused, 1000 - 2 * BYTES / 64);
     drop((one, other, slab));
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn what_a_dead_session_left_in_a_slab_is_told_to_its_next() {
+fn next_session_of_a_slab_learns_its_live_ranges() {
     let target = Target::start(|_| {});
     let (mut one, mut reader) = (target.raw(), target.raw());
     let slab = Slab::create(BYTES).unwrap();
@@ -199,19 +199,19 @@ fn what_a_dead_session_left_in_a_slab_is_told_to_its_next() {
     drop(one);
     let mut again = target.raw();
     let opened = loop {
-        // Until the daemon has noticed the end of the first.
+        // Retries until the daemon has noticed the end of the first session.
         if let Ok(opened) = again.call("slab.open", json!({"bytes": BYTES}), &[fd()]) {
             break opened;
         }
     };
-    assert_eq!(opened["live"], json!([128]), "somebody leases it still");
+    assert_eq!(opened["live"], json!([128]), "another client leases it");
     drop((again, reader, slab));
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 const SOCKET: &str = "COTENSOR_ATTACKED_SOCKET";
 
-/// Starts this program again as a client, which is one of the tests below.
+/// Starts this program as a client process that runs one of the ignored tests below.
 fn client_process(target: &Target, test: &str) {
     let client = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", test, "--nocapture"])
@@ -231,30 +231,30 @@ fn connect_with(soft: u64, hard: Option<u64>) -> Arc<ClientStore> {
 const LARGE: usize = 300 << 10;
 
 #[test]
-#[ignore = "what another test starts"]
+#[ignore = "a helper process of another test"]
 fn client_with_a_low_soft_limit() {
     let store = connect_with(256, getrlimit(Resource::Nofile).maximum);
     let others = ClientStore::connect(Some(store.socket()), "another").unwrap();
     let held: Vec<_> = (0..300).map(|index| put(&*store, &format!("large {index}"), &content(LARGE))).collect();
     let before = cotensor_attacks::fd_count();
-    // Got again, over another connection too, a tensor takes no second descriptor.
+    // A second get, also over another connection, takes no second descriptor.
     let again = |store: &ClientStore, lease: &Lease| store.get(lease.name(), &store.holder("again")).unwrap();
     let got: Vec<_> = held.iter().flat_map(|lease| [again(&store, lease), again(&others, lease)]).collect();
     assert!(got.iter().all(|lease| lease.bytes().unwrap() == content(LARGE)));
     assert!(cotensor_attacks::fd_count() <= before + 4, "{} and {before}", cotensor_attacks::fd_count());
-    // `select` takes no descriptor from 1024 on.
-    assert!(File::open("/dev/null").unwrap().as_raw_fd() < 256, "low numbers are left to the program");
+    // `select` supports only descriptors below 1024.
+    assert!(File::open("/dev/null").unwrap().as_raw_fd() < 256, "low numbers stay free for the program");
 }
 
 #[test]
-fn a_client_with_a_low_soft_limit_holds_more_tensors_than_that() {
+fn client_raises_its_soft_descriptor_limit() {
     let target = Target::start(|_| {});
     client_process(&target, "descriptors::client_with_a_low_soft_limit");
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-#[ignore = "what another test starts"]
+#[ignore = "a helper process of another test"]
 fn client_with_a_low_hard_limit() {
     let store = connect_with(64, Some(64));
     let mut held = Vec::new();
@@ -266,27 +266,31 @@ fn client_with_a_low_hard_limit() {
     };
     assert_eq!(error.kind(), ErrorKind::OverBudget, "{error}");
     assert!(error.to_string().contains("ulimit -n") && held.len() > 30, "{error}, after {}", held.len());
-    // What it holds stays, and there is room again for what it gives back.
+    // Held tensors stay usable, and released ones make room.
     assert!(held.iter().all(|lease| lease.bytes().unwrap() == content(LARGE)));
     let wanted = format!("large {}", held.len());
     held.truncate(held.len() - 8);
     assert!(store.get(&wanted, &store.holder("")).unwrap().bytes().unwrap() == content(LARGE));
-    assert_eq!(store.ask::<p::Sessions>(&Default::default()).unwrap().sessions.len(), 3, "it did not connect again");
+    assert_eq!(
+        store.ask::<p::Sessions>(&Default::default()).unwrap().sessions.len(),
+        3,
+        "the client did not reconnect"
+    );
 }
 
 #[test]
-fn a_client_without_descriptors_is_told_what_to_do_and_loses_nothing() {
+fn client_at_its_hard_descriptor_limit_gets_advice_and_keeps_its_tensors() {
     let target = Target::start(|_| {});
     let producer = target.connect("producer");
     let held: Vec<_> = (0..100).map(|index| put(&*producer, &format!("large {index}"), &content(LARGE))).collect();
     client_process(&target, "descriptors::client_with_a_low_hard_limit");
     drop((held, producer));
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
-/// Runs in a process of its own under nextest; changes the limit of the whole process.
+/// Changes the limit of the whole process, which nextest starts per test.
 #[test]
-fn the_last_descriptors_are_for_others() {
+fn last_descriptors_are_reserved_for_other_clients() {
     let target = Target::start(|_| {});
     let before = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(512), maximum: before.maximum }).unwrap();
@@ -296,14 +300,14 @@ fn the_last_descriptors_are_for_others() {
         let reservation = raw.reserve(&format!("one of many {index}"), 0);
         raw.call("tensor.publish", json!({"reservation": reservation}), &[fd.try_clone().unwrap()]).err()
     });
-    let error = error.expect("they are bounded").to_string();
+    let error = error.expect("descriptors are bounded").to_string();
     assert!(error.contains("as many descriptors open as it may"), "{error}");
-    tells_nothing(&error);
-    // Whoever reads, or comes anew, is served.
+    assert_no_secrets(&error);
+    // Readers and new clients are served.
     let bystander = target.connect("bystander");
     assert!(bystander.get("secret-large", &bystander.holder("")).is_ok());
     drop(bystander);
-    // What nobody leases makes room.
+    // Unleased tensors make room.
     let lists = |raw: &mut Raw| raw.call("tensor.list", json!({"prefix": "one of many"}), &[]).unwrap();
     let ids: Vec<_> =
         lists(&mut raw)["tensors"].as_array().unwrap().iter().map(|tensor| tensor["id"].clone()).collect();
@@ -312,6 +316,6 @@ fn the_last_descriptors_are_for_others() {
     let reservation = raw.reserve("room again", 0);
     raw.call("tensor.publish", json!({"reservation": reservation}), &[fd.try_clone().unwrap()]).unwrap();
     drop((raw, fd));
-    target.is_unharmed();
+    target.assert_unharmed();
     setrlimit(Resource::Nofile, before).unwrap();
 }

@@ -1,4 +1,4 @@
-//! Files of the user's that change, end early or never, while `put` reads them; and names that could be paths.
+//! Files that change or end early while `put` reads them, and tensor names that look like paths.
 
 use cotensor_attacks::{Target, content};
 use cotensor_core::{DType, ErrorKind, Kind};
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 const BYTES: usize = 4 << 20;
 
-/// Reads a file, and does something to it after so many bytes.
+/// A reader that modifies its file after a number of bytes.
 struct Meddled<F> {
     file: File,
     after: usize,
@@ -39,7 +39,7 @@ fn put_as(name: &str) -> Put<'_> {
 }
 
 #[test]
-fn a_file_that_is_truncated_while_it_is_read_is_an_error() {
+fn file_truncated_while_it_is_read_is_an_error() {
     let target = Target::start(|_| {});
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.raw");
@@ -52,7 +52,7 @@ fn a_file_that_is_truncated_while_it_is_read_is_an_error() {
         let error = reader.put(0, &*store, &store.holder(""), &put_as("torn")).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
     }
-    // One that grows has more than it said.
+    // A growing file has more bytes than its header announces.
     std::fs::write(&path, content(BYTES)).unwrap();
     let grow = || drop(std::fs::write(&path, content(BYTES + 1)));
     let source = Meddled { file: File::open(&path).unwrap(), after: BYTES / 2, meddle: Some(grow) };
@@ -60,11 +60,11 @@ fn a_file_that_is_truncated_while_it_is_read_is_an_error() {
     assert!(reader.put(0, &*store, &store.holder(""), &put_as("torn")).is_err());
     assert_eq!(store.get("torn", &store.holder("")).unwrap_err().kind(), ErrorKind::NotFound);
     drop((reader, store, folder));
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn a_file_that_was_put_may_go() {
+fn file_can_be_removed_after_put() {
     let target = Target::start(|_| {});
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.raw");
@@ -75,19 +75,19 @@ fn a_file_that_was_put_may_go() {
     let lease = reader.put(0, &*store, &store.holder(""), &put_as("../../../etc/passwd")).unwrap();
     File::options().write(true).truncate(true).open(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
-    assert!(lease.bytes().unwrap() == content(BYTES), "it was copied in, not mapped");
-    // A name is no path, wherever it is written to.
+    assert!(lease.bytes().unwrap() == content(BYTES), "the file was copied, not mapped");
+    // A name is not used as a path.
     let mut written = Vec::new();
     write(&mut written, Format::Safetensors, &[("../../../etc/passwd", &lease)]).unwrap();
     let read = TensorReader::open(&written[..], Format::Safetensors, None).unwrap();
     assert_eq!(read.entries()[0].name, "../../../etc/passwd");
     store.remove("../../../etc/passwd").unwrap();
     drop((lease, reader, store, folder));
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn headers_that_promise_too_much_are_refused_before_memory_is_taken() {
+fn oversized_headers_are_refused_before_memory_is_reserved() {
     let target = Target::start(|config| config.max_memory_bytes = 64 << 20);
     let store = target.connect("putter");
     let header = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
@@ -107,5 +107,5 @@ fn headers_that_promise_too_much_are_refused_before_memory_is_taken() {
         assert!(TensorReader::open(&bytes[..], Format::Safetensors, None).is_err());
     }
     drop(store);
-    target.is_unharmed();
+    target.assert_unharmed();
 }

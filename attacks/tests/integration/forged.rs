@@ -1,6 +1,6 @@
-//! Numbers, names and secrets of somebody else, and of nobody.
+//! Ids, versions, tickets and tokens of other clients, and invalid ones.
 
-use cotensor_attacks::{Raw, Target, spec, tells_nothing};
+use cotensor_attacks::{Raw, Target, assert_no_secrets, spec};
 use cotensor_client::protocol as p;
 use cotensor_core::{ContentHash, Memory};
 use cotensor_memory::MemfdMemory;
@@ -12,7 +12,7 @@ fn sealed(bytes: usize) -> OwnedFd {
     MemfdMemory.reserve(bytes).unwrap().freeze().unwrap().fd().unwrap().try_clone_to_owned().unwrap()
 }
 
-/// Calls that use a number as each of the things that have numbers.
+/// Calls that use a number as each kind of id.
 fn calls(number: u64, id: &Value) -> Vec<(&'static str, Value)> {
     vec![
         ("tensor.discard", json!({"reservation": number})),
@@ -31,9 +31,9 @@ fn calls(number: u64, id: &Value) -> Vec<(&'static str, Value)> {
 }
 
 #[test]
-fn numbers_mean_what_the_session_was_told_and_nothing_else() {
+fn ids_of_other_sessions_are_refused() {
     let target = Target::start(|_| {});
-    // The victim has one of each.
+    // The victim has one object of each kind.
     let victim = target.connect("second victim");
     let holder = victim.holder("");
     let key = Key(ContentHash::of(b"secret computation"));
@@ -44,19 +44,19 @@ fn numbers_mean_what_the_session_was_told_and_nothing_else() {
     for id in ids.chain([json!({"slot": u64::MAX, "version": u64::MAX}), json!({"slot": 0, "version": 0})]) {
         for number in [0, 1, 2, 3, u64::MAX, 1 << 53] {
             for (method, params) in calls(number, &id) {
-                tells_nothing(&raw.refused(method, params, &[]));
+                assert_no_secrets(&raw.refused(method, params, &[]));
             }
             for method in ["tensor.publish", "contents.finish"] {
                 let params = json!({"reservation": number, "micros": u64::MAX});
-                tells_nothing(&raw.refused(method, params, &[sealed(8192)]));
+                assert_no_secrets(&raw.refused(method, params, &[sealed(8192)]));
             }
         }
     }
-    // Versions that are not there: those of the victim's names too.
+    // Versions that do not exist, also of the victim's tensors.
     for lease in target.secrets() {
         for version in [0, 2, u64::MAX] {
             let id = json!({"slot": lease.id().slot, "version": version});
-            tells_nothing(&raw.refused("tensor.lease", json!({"id": id}), &[]));
+            assert_no_secrets(&raw.refused("tensor.lease", json!({"id": id}), &[]));
             assert_eq!(raw.call("tensor.has", json!({"id": id}), &[]), Ok(json!({"present": false})));
         }
     }
@@ -64,31 +64,31 @@ fn numbers_mean_what_the_session_was_told_and_nothing_else() {
     reserved.publish().unwrap();
     ticket.publish(vec![victim.reserve(spec("secret-result", 10), &holder).unwrap()]).unwrap();
     drop(victim);
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn a_session_gives_back_what_is_its_own_once() {
+fn session_releases_only_its_own_objects_and_once() {
     let target = Target::start(|_| {});
     let mut raw = target.raw();
     let found = raw.call("tensor.get", json!({"name": "secret-large"}), &[]).unwrap();
     let lease = json!({"leases": [{"id": found["id"]}, {"id": found["id"]}]});
-    tells_nothing(&raw.refused("tensor.release", lease.clone(), &[]));
-    tells_nothing(&raw.refused("tensor.release", lease, &[]));
-    tells_nothing(&raw.refused("segment.fd", json!({"segment": found["segment"]["id"]}), &[]));
-    // A ticket of another computation's takes no result that was not made for it.
+    assert_no_secrets(&raw.refused("tensor.release", lease.clone(), &[]));
+    assert_no_secrets(&raw.refused("tensor.release", lease, &[]));
+    assert_no_secrets(&raw.refused("segment.fd", json!({"segment": found["segment"]["id"]}), &[]));
+    // A ticket accepts only a result of its own computation.
     let claim = json!({"key": ContentHash::of(b"attack").to_string()});
     let ticket = raw.call("claim.begin", claim.clone(), &[]).unwrap()["compute"].clone();
     let found = raw.call("tensor.get", json!({"name": "secret-small"}), &[]).unwrap();
     let stolen = raw.refused("claim.finish", json!({"ticket": ticket, "results": [found["id"]]}), &[]);
     assert!(stolen.contains("not published under this ticket"), "{stolen}");
-    assert!(raw.call("claim.begin", claim, &[]).unwrap()["compute"].is_u64(), "it was given up");
+    assert!(raw.call("claim.begin", claim, &[]).unwrap()["compute"].is_u64(), "the claim was abandoned");
     drop(raw);
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn a_session_is_taken_up_with_its_own_token_only() {
+fn session_is_resumed_only_with_its_token() {
     let target = Target::start(|_| {});
     let mut raw = Raw::connect(&target.socket);
     let mut other = target.raw();
@@ -101,26 +101,26 @@ fn a_session_is_taken_up_with_its_own_token_only() {
         let hello = json!({"protocol": p::PROTOCOL, "client": "attacker", "resume": resume});
         let error = raw.refused("session.hello", hello, &[]);
         assert!(error.contains("not this session's token"), "{error}");
-        tells_nothing(&error);
+        assert_no_secrets(&error);
         assert!(
             raw.refused("session.list", json!({}), &[]).contains("session.hello"),
             "a hello that was refused is none"
         );
     }
     drop((raw, other));
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn what_there_is_no_room_for_names_no_tensors() {
+fn out_of_memory_error_names_holders_but_no_tensors() {
     let target = Target::start(|config| config.max_memory_bytes = 16 << 20);
     let mut raw = target.raw();
     let spec = p::Spec::from(&spec("more", 64 << 20));
     let error = raw.refused("tensor.reserve", json!({"spec": spec, "holder": ""}), &[]);
-    assert!(error.contains("over_budget") && error.contains("victim"), "who holds memory is named: {error}");
-    tells_nothing(&error);
-    tells_nothing(&raw.refused("slab.open", json!({"bytes": 64 << 20}), &[sealed(64 << 10)]));
-    tells_nothing(&raw.refused("tensor.get", json!({"name": "secre"}), &[]).replace("secre\\", ""));
+    assert!(error.contains("over_budget") && error.contains("victim"), "the holder is named: {error}");
+    assert_no_secrets(&error);
+    assert_no_secrets(&raw.refused("slab.open", json!({"bytes": 64 << 20}), &[sealed(64 << 10)]));
+    assert_no_secrets(&raw.refused("tensor.get", json!({"name": "secre"}), &[]).replace("secre\\", ""));
     drop(raw);
-    target.is_unharmed();
+    target.assert_unharmed();
 }

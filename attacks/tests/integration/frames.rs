@@ -1,6 +1,6 @@
-//! Frames that are too long, half sent, dripping, or no frames at all.
+//! Frames that are too long, incomplete, slow or invalid.
 
-use cotensor_attacks::{Raw, SHORT, Target};
+use cotensor_attacks::{Raw, SHORT_TIMEOUT, Target};
 use serde_json::json;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -28,33 +28,33 @@ fn headers_past_the_limits_end_the_connection() {
         let mut raw = target.raw();
         raw.bytes(&bytes);
         drop(raw.socket.shutdown(std::net::Shutdown::Write));
-        raw.is_ended();
+        raw.assert_ended();
     }
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn half_a_frame_is_waited_for_no_longer_than_a_whole_one_takes() {
-    let target = Target::start(|config| config.patience = SHORT);
+fn incomplete_frame_times_out() {
+    let target = Target::start(|config| config.patience = SHORT_TIMEOUT);
     let mut silent = Raw::connect(&target.socket);
     let (mut half_a_header, mut half_a_body) = (target.raw(), target.raw());
     half_a_header.bytes(&[1, 0]);
-    // As much as a frame may have, but for the last byte.
+    // The maximum length of a frame without the last byte.
     half_a_body.bytes(&header(16 << 20, 0, [0; 3]));
     half_a_body.bytes(&vec![b' '; (16 << 20) - 1]);
     for raw in [&mut silent, &mut half_a_header, &mut half_a_body] {
-        raw.is_ended();
+        raw.assert_ended();
     }
     drop((silent, half_a_header, half_a_body));
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn frames_of_many_connections_that_do_not_end_are_bounded_together() {
+fn incomplete_frames_of_many_connections_are_bounded_together() {
     const CONNECTIONS: usize = 40;
     let target = Target::start(|config| config.patience = Duration::from_secs(5));
     let begun: Vec<Raw> = (0..CONNECTIONS).map(|_| target.raw()).collect();
-    // Each sends as much as a frame may have, but for the last byte. What the daemon does not read stays with its sender.
+    // Each sends the maximum length of a frame without the last byte. Unread bytes stay in the sender's buffer.
     let body = vec![b' '; (16 << 20) - 1];
     let (held, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
     std::thread::scope(|scope| {
@@ -63,56 +63,56 @@ fn frames_of_many_connections_that_do_not_end_are_bounded_together() {
             scope.spawn(move || {
                 if raw.bytes(&header(16 << 20, 0, [0; 3])) && raw.bytes(body) {
                     most.fetch_max(held.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-                    raw.is_ended();
+                    raw.assert_ended();
                     held.fetch_sub(1, Ordering::SeqCst);
                 }
             });
         }
     });
-    // Four at a time; some more where the senders of the last four have not seen their connections' ends yet.
+    // Four at a time, plus senders that have not noticed the end of their connections.
     let most = most.into_inner();
     assert!((1..CONNECTIONS / 2).contains(&most), "{most} of {CONNECTIONS} at a time");
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn a_frame_that_drips_is_late_all_the_same() {
-    let target = Target::start(|config| config.patience = SHORT);
+fn slow_frame_times_out() {
+    let target = Target::start(|config| config.patience = SHORT_TIMEOUT);
     let raw = target.raw();
     let start = Instant::now();
     raw.bytes(&header(1 << 20, 0, [0; 3]));
-    // Far below what it may wait between two bytes, and for ever.
+    // Short pauses between bytes, without an end.
     while raw.bytes(b" ") {
-        assert!(start.elapsed() < Duration::from_secs(30), "it is waited for still");
-        std::thread::sleep(SHORT / 30);
+        assert!(start.elapsed() < Duration::from_secs(30), "the daemon still waits");
+        std::thread::sleep(SHORT_TIMEOUT / 30);
     }
     drop(raw);
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn who_is_silent_between_frames_is_left_alone() {
-    let target = Target::start(|config| config.patience = SHORT);
+fn idle_connection_stays_open() {
+    let target = Target::start(|config| config.patience = SHORT_TIMEOUT);
     let mut raw = target.raw();
     for _ in 0..3 {
-        std::thread::sleep(SHORT * 2);
+        std::thread::sleep(SHORT_TIMEOUT * 2);
         assert_eq!(raw.call("ping", json!({}), &[]), Ok(json!({})));
     }
-    // Two frames in one piece, the second in two: the time of each is its own.
+    // Two frames in one write, the second in two: each has its own time-out.
     let frame = [header(PING.len() as u32, 0, [0; 3]), PING.as_bytes().to_vec()].concat();
     for _ in 0..4 {
         raw.bytes(&[&frame[..], &frame[..20]].concat());
-        raw.hear();
-        std::thread::sleep(SHORT / 2);
+        raw.receive();
+        std::thread::sleep(SHORT_TIMEOUT / 2);
         raw.bytes(&frame[20..]);
-        raw.hear();
+        raw.receive();
     }
     drop(raw);
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn what_is_no_call_is_answered_and_the_next_is_a_call_again() {
+fn invalid_messages_get_an_error_and_the_connection_stays_usable() {
     let target = Target::start(|_| {});
     let mut raw = target.raw();
     for (text, code) in [
@@ -130,11 +130,11 @@ fn what_is_no_call_is_answered_and_the_next_is_a_call_again() {
         (r#"{"jsonrpc":"2.0","id":1,"method":"tensor.get","params":{"name":"\ud800"}}"#, -32602),
         (r#"{"jsonrpc":"2.0","id":1,"method":"tensor.has","params":{"id":{"slot":-1,"version":1e99}}}"#, -32602),
     ] {
-        raw.say(text);
-        let (answer, _) = raw.hear();
+        raw.send_frame(text);
+        let (answer, _) = raw.receive();
         assert_eq!(answer["error"]["code"], code, "{text:?}: {answer}");
     }
     assert_eq!(raw.call("ping", json!({}), &[]), Ok(json!({})));
     drop(raw);
-    target.is_unharmed();
+    target.assert_unharmed();
 }

@@ -1,5 +1,5 @@
-//! Who reads a tensor cannot write it, whatever the way; who published a large one cannot either; and no memory is used
-//! again while somebody reads it. The attackers are processes of their own: this test's program, started again.
+//! Readers of a tensor, and producers of large tensors, cannot change published bytes, and leased memory is not reused. The
+//! attackers are separate processes of this test program.
 
 use cotensor_attacks::{Target, content, put};
 use cotensor_client::ClientStore;
@@ -16,11 +16,11 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 const SOCKET: &str = "COTENSOR_ATTACKED_SOCKET";
-/// A table of words that [`SharedIndex::open`], which maps for writing, takes to be its own by its length.
+/// A table of words that [`SharedIndex::open`], which maps for writing, accepts by its length.
 const INDEX_BYTES: usize = 1 << 20;
 const INDEX_SLOTS: u32 = (INDEX_BYTES / 8 - 1) as u32;
 
-/// Everything that could change the bytes behind a descriptor; what worked.
+/// Tries all operations that could change the bytes of a descriptor. Returns those that succeeded.
 fn changes(fd: &OwnedFd, bytes: usize) -> Vec<&'static str> {
     let copy = || fd.try_clone().unwrap();
     let mut worked = Vec::new();
@@ -50,16 +50,16 @@ fn fd_of(lease: &Lease) -> OwnedFd {
     lease.segment().fd().unwrap().try_clone_to_owned().unwrap()
 }
 
-/// What the attacker does, in a process of its own.
+/// The main function of the attacker process.
 #[test]
-#[ignore = "what the other test starts"]
+#[ignore = "a helper process of another test"]
 fn attacker() {
     let Ok(socket) = std::env::var(SOCKET) else { panic!("started by the other test") };
     let store = ClientStore::connect(Some(Path::new(&socket)), "attacker").unwrap();
     for name in ["secret-small", "secret-large"] {
         let lease = store.get(name, &store.holder("")).unwrap();
         assert_eq!(changes(&fd_of(&lease), INDEX_BYTES), [] as [&str; 0], "{name}");
-        // What may be written in place is a copy of one's own.
+        // A writable view is a private copy.
         let (start, len) = (lease.segment().fd_offset(), lease.bytes().unwrap().len());
         let guarantee = if name == "secret-large" { Guarantee::Immutable } else { Guarantee::ProducerOnly };
         let bytes = rustix::fs::fstat(fd_of(&lease)).unwrap().st_size as usize;
@@ -68,7 +68,7 @@ fn attacker() {
         private.bytes_mut().fill(255);
         assert!(lease.bytes().unwrap() == content(len), "{name}");
     }
-    // Its own, once it is published.
+    // The attacker's own tensor, after publishing.
     let mut reservation = store.reserve(cotensor_attacks::spec("own", INDEX_BYTES), &store.holder("")).unwrap();
     reservation.write(&content(INDEX_BYTES), CopyReason::Put).unwrap();
     let own = reservation.publish().unwrap();
@@ -76,7 +76,7 @@ fn attacker() {
     println!("\npublished");
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
-    // The system lets a process write its own read-only pages, through a file: they become its own by that.
+    // A process can write its own read-only pages through /proc/self/mem: the kernel makes private copies of them.
     let large = store.get("secret-large", &store.holder("")).unwrap();
     for lease in [&large, &own] {
         let at = lease.bytes().unwrap().as_ptr() as u64;
@@ -89,7 +89,7 @@ fn attacker() {
 }
 
 #[test]
-fn no_process_changes_what_others_read() {
+fn processes_cannot_change_published_tensors() {
     let target = Target::start(|_| {});
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", "immutable::attacker", "--nocapture"])
@@ -98,26 +98,26 @@ fn no_process_changes_what_others_read() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let (mut said, mut tell) = (BufReader::new(child.stdout.take().unwrap()).lines(), child.stdin.take().unwrap());
-    let mut hears = |word: &str| assert!(said.by_ref().any(|line| line.unwrap() == word), "{word} was not said");
-    hears("published");
+    let (mut output, mut input) = (BufReader::new(child.stdout.take().unwrap()).lines(), child.stdin.take().unwrap());
+    let mut expect = |word: &str| assert!(output.by_ref().any(|line| line.unwrap() == word), "{word} was not printed");
+    expect("published");
     let reader = target.connect("reader");
     let own = reader.get("own", &reader.holder("")).unwrap();
     assert!(own.bytes().unwrap() == content(INDEX_BYTES));
-    tell.write_all(b"go on\n").unwrap();
-    hears("written");
-    assert!(own.bytes().unwrap() == content(INDEX_BYTES), "its producer cannot change it");
-    target.serves();
-    tell.write_all(b"end\n").unwrap();
+    input.write_all(b"go on\n").unwrap();
+    expect("written");
+    assert!(own.bytes().unwrap() == content(INDEX_BYTES), "the producer cannot change it");
+    target.assert_serves();
+    input.write_all(b"end\n").unwrap();
     assert!(child.wait().unwrap().success());
-    // What was read stays, although its producer is gone.
+    // The tensor stays readable after its producer's end.
     assert!(own.bytes().unwrap() == content(INDEX_BYTES));
-    drop((own, reader, said, tell));
-    target.is_unharmed();
+    drop((own, reader, output, input));
+    target.assert_unharmed();
 }
 
 #[test]
-fn without_slabs_no_producer_changes_a_small_tensor_either() {
+fn producers_cannot_change_small_tensors_without_slabs() {
     let target = Target::start(|config| config.small_bytes_max = 0);
     let producer = target.connect("producer");
     for bytes in [0, 1, 100, 4096, 256 << 10] {
@@ -134,15 +134,15 @@ fn without_slabs_no_producer_changes_a_small_tensor_either() {
     let error = raw.refused("slab.open", serde_json::json!({"bytes": 8192}), &[fd]);
     assert!(error.contains("no slabs"), "{error}");
     drop((raw, slab, producer));
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn no_range_is_used_again_while_somebody_reads_it() {
+fn leased_ranges_are_not_reused() {
     let target = Target::start(|_| {});
     let (writer, reader) = (target.connect("writer"), target.connect("reader"));
     for bytes in [100, 4096, 64 << 10, 1 << 20] {
-        // As an array that was imported holds its memory, when its lease is dropped and the name forgotten.
+        // Like an imported array, which keeps its memory after its lease is dropped and its name removed.
         let mut imported: Vec<(u8, Lease)> = Vec::new();
         for round in 0..200u8 {
             let name = format!("{round}");
@@ -158,11 +158,11 @@ fn no_range_is_used_again_while_somebody_reads_it() {
         }
     }
     drop((writer, reader));
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn what_is_written_in_place_is_not_copied() {
+fn tensors_written_in_place_are_not_copied() {
     let target = Target::start(|_| {});
     let writer = target.connect("writer");
     let copied = || writer.stats().copies.iter().map(|copies| copies.bytes).sum::<u64>();
@@ -173,15 +173,15 @@ fn what_is_written_in_place_is_not_copied() {
         let address = reservation.bytes().unwrap().as_ptr();
         let made = reservation.publish().unwrap();
         assert!(made.bytes().unwrap() == content(bytes));
-        assert_eq!(made.bytes().unwrap().as_ptr(), address, "it stays where it was written");
-        // A view of another process's is the same memory, not a copy.
+        assert_eq!(made.bytes().unwrap().as_ptr(), address, "the address stays the same");
+        // Other processes map the same memory.
         let segment: &dyn Segment = made.segment();
         assert!(segment.fd().is_some());
     }
     assert_eq!(copied(), before);
     let put = put(&*writer, "put", &content(4096));
-    cotensor_attacks::until("what was copied is counted", || copied() == before + 4096, || format!("{}", copied()));
+    cotensor_attacks::until("the copy is counted", || copied() == before + 4096, || format!("{}", copied()));
     drop((put, Arc::clone(&writer)));
     drop(writer);
-    target.is_unharmed();
+    target.assert_unharmed();
 }

@@ -1,4 +1,4 @@
-//! Attempts to abuse the daemon. Each ends in [`Target::is_unharmed`](cotensor_attacks::Target::is_unharmed).
+//! Attempts to abuse the daemon. Each ends in [`Target::assert_unharmed`](cotensor_attacks::Target::assert_unharmed).
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod descriptors;

@@ -6,22 +6,22 @@ use cotensor_core::ContentHash;
 use serde_json::{Value, json};
 
 #[test]
-fn batches_are_bounded_and_others_do_not_wait_for_them() {
+fn batches_are_bounded_and_do_not_block_other_clients() {
     let target = Target::start(|_| {});
     let (mut raw, mut other) = (target.raw(), target.raw());
     let call = json!({"jsonrpc": "2.0", "id": 1, "method": "store.diagnostics"});
     for calls in [1025, 100_000] {
-        raw.say(&serde_json::to_string(&vec![call.clone(); calls]).unwrap());
-        assert_eq!(raw.hear().0["error"]["code"], -32600);
+        raw.send_frame(&serde_json::to_string(&vec![call.clone(); calls]).unwrap());
+        assert_eq!(raw.receive().0["error"]["code"], -32600);
     }
-    raw.say(&serde_json::to_string(&vec![call; 1024]).unwrap());
+    raw.send_frame(&serde_json::to_string(&vec![call; 1024]).unwrap());
     assert_eq!(other.call("ping", json!({}), &[]), Ok(json!({})));
-    assert_eq!(raw.hear().0.as_array().unwrap().len(), 1024);
-    // Batches within batches are no calls.
-    raw.say("[[[]],[{}]]");
-    assert!(raw.hear().0.as_array().unwrap().iter().all(|answer| answer["error"]["code"] == -32600));
+    assert_eq!(raw.receive().0.as_array().unwrap().len(), 1024);
+    // Nested batches are invalid.
+    raw.send_frame("[[[]],[{}]]");
+    assert!(raw.receive().0.as_array().unwrap().iter().all(|answer| answer["error"]["code"] == -32600));
     drop((raw, other));
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
@@ -38,14 +38,14 @@ fn depth_is_bounded() {
                 r#"{{"jsonrpc":"2.0","id":1,"method":"session.hello","params":{{"protocol":{deep},"client":"x"}}}}"#
             ),
         ] {
-            raw.say(&text);
-            let (answer, _) = raw.hear();
+            raw.send_frame(&text);
+            let (answer, _) = raw.receive();
             let answer = answer.get(0).unwrap_or(&answer).clone();
             assert!(answer["error"]["code"].is_i64(), "{}", &answer.to_string()[..200]);
         }
     }
     drop(raw);
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn names_are_bounded_and_quoted() {
         assert_eq!(error["data"]["field"], field, "{method}: {error}");
         assert!(error.to_string().len() < 4000);
     }
-    // A name of nobody's, as long as a message: the answer can say so, or the connection ends.
+    // Missing names, up to the length of a message: an error, or the end of the connection.
     for name in ["\u{0}".repeat(100), "\u{1b}[2J".to_owned(), "../../../etc/passwd".to_owned(), long.repeat(1000)] {
         let error = raw.refused("tensor.get", json!({"name": name}), &[]);
         assert!(
@@ -88,17 +88,17 @@ fn names_are_bounded_and_quoted() {
             error.len()
         );
     }
-    // More holders than a session names; more than the daemon remembers of one.
+    // More holders than a session may have.
     let more = (0..1100).filter(|index| {
         raw.call("tensor.get", json!({"name": "secret-small", "holder": format!("h{index}")}), &[]).is_err()
     });
     assert!((50..100).contains(&more.count()));
     drop(raw);
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn shapes_that_no_memory_holds_are_refused() {
+fn oversized_shapes_are_refused() {
     let target = Target::start(|config| config.max_memory_bytes = 1 << 30);
     let mut raw = target.raw();
     for shape in [
@@ -114,15 +114,15 @@ fn shapes_that_no_memory_holds_are_refused() {
         let error = raw.refused("tensor.reserve", json!({"spec": spec, "holder": ""}), &[]);
         assert!(error.contains("invalid") || error.contains("over_budget"), "{shape}: {error}");
     }
-    // Reservations of nothing cost nothing, and are bounded all the same.
+    // Empty reservations take no budget, but their number is bounded.
     let spec = p::Spec::from(&spec("none", 0));
     let call = json!({"jsonrpc": "2.0", "id": 1, "method": "tensor.reserve", "params": {"spec": spec, "holder": ""}});
     let mut refused = 0;
     for _ in 0..5 {
-        raw.say(&serde_json::to_string(&vec![&call; 1000]).unwrap());
-        refused += raw.hear().0.as_array().unwrap().iter().filter(|answer| answer.get("error").is_some()).count();
+        raw.send_frame(&serde_json::to_string(&vec![&call; 1000]).unwrap());
+        refused += raw.receive().0.as_array().unwrap().iter().filter(|answer| answer.get("error").is_some()).count();
     }
     assert_eq!(refused, 5000 - 4096);
     drop(raw);
-    target.is_unharmed();
+    target.assert_unharmed();
 }

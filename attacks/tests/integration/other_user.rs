@@ -1,20 +1,20 @@
-//! HTTP requests of another user of this machine, over loopback. Only root can become another user: without it these tests
-//! say so and pass.
+//! HTTP requests of another user of this machine, over loopback. Only root can become another user; otherwise these tests print a
+//! line and pass.
 
-use cotensor_attacks::{Target, Web, fd_count, tells_nothing, until};
+use cotensor_attacks::{Target, Web, assert_no_secrets, fd_count, until};
 use rustix::process::{Uid, geteuid};
 use rustix::thread::set_thread_res_uid;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-/// An account that every system has (`nobody`).
+/// The user id of `nobody`, which every system has.
 const OTHER: u32 = 65534;
 const HEALTH: &[u8] = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
 /// Runs `attack` on a thread of another user; the sockets that it opens are that user's.
 fn as_another_user<T: Send>(attack: impl FnOnce() -> T + Send) -> Option<T> {
     if !geteuid().is_root() {
-        eprintln!("not tried: only root can become another user");
+        eprintln!("skipped: only root can become another user");
         return None;
     }
     let run = || {
@@ -26,13 +26,13 @@ fn as_another_user<T: Send>(attack: impl FnOnce() -> T + Send) -> Option<T> {
 }
 
 #[test]
-fn a_closed_connection_of_another_user_writes_nothing() {
+fn closed_connection_of_another_user_cannot_write() {
     let target = Target::start(|_| {});
     let web = Web::start(&target, |_| {});
     assert_eq!(web.request("GET /health HTTP/1.1", &[]).status, 200);
     let open = fd_count();
-    // The kernel forgets the owner of a connection that its client has closed. A second request keeps the daemon from
-    // seeing the close before it has answered the first.
+    // The kernel drops the owner of a closed connection. A second request prevents the daemon from noticing the close before
+    // it has answered the first.
     let put =
         "PUT /tensors/secret-large?dtype=uint8&shape=4 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nevil";
     let delete = "DELETE /tensors/secret-small HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -44,16 +44,16 @@ fn a_closed_connection_of_another_user_writes_nothing() {
             }
         }
     });
-    // Connections are accepted in order, so all of the above are accepted by now; those that are answered are closed.
+    // Connections are accepted in order, so all connections above are accepted; answered ones are closed.
     assert_eq!(web.request("GET /health HTTP/1.1", &[]).status, 200);
     until("all are answered", || fd_count() <= open, || format!("{} descriptors instead of {open}", fd_count()));
-    target.serves();
+    target.assert_serves();
     drop(web);
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn another_user_cannot_use_up_the_connections() {
+fn another_user_cannot_exhaust_the_connections() {
     let target = Target::start(|_| {});
     let web = Web::start(&target, |http| http.untrusted_connections_max = 4);
     let held = as_another_user(|| {
@@ -62,7 +62,7 @@ fn another_user_cannot_use_up_the_connections() {
             drop(stream.write_all(HEALTH));
             stream
         });
-        // Connections that say nothing would be waited for.
+        // Silent connections would wait for a time-out.
         let silent = (0..300).map(|_| TcpStream::connect(web.address).unwrap());
         let mut held: Vec<TcpStream> = asked.chain(silent).collect();
         for stream in &mut held[..300] {
@@ -72,14 +72,14 @@ fn another_user_cannot_use_up_the_connections() {
         }
         held
     });
-    // The connections before this one have been accepted, and those that were not refused are there.
+    // All earlier connections are accepted or refused.
     assert_eq!(web.request("GET /metrics HTTP/1.1", &[]).status, 200);
     drop((held, web));
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn a_token_that_another_user_has_found_is_no_use_on_loopback() {
+fn generated_token_is_refused_for_another_user_on_loopback() {
     let target = Target::start(|_| {});
     let web = Web::start(&target, |_| {});
     let attempts = as_another_user(|| {
@@ -88,14 +88,14 @@ fn a_token_that_another_user_has_found_is_no_use_on_loopback() {
     });
     for answer in attempts.into_iter().flatten() {
         assert_eq!(answer.status, 403, "{}", answer.text);
-        tells_nothing(&answer.text);
+        assert_no_secrets(&answer.text);
     }
     drop(web);
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn a_token_that_was_given_to_another_user_serves_there() {
+fn configured_token_is_accepted_for_another_user() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("token");
     std::fs::write(&file, "a-token-for-two-users").unwrap();
@@ -105,5 +105,5 @@ fn a_token_that_was_given_to_another_user_serves_there() {
     let ask = || web.request("GET /metrics HTTP/1.1", &[]).status;
     assert_eq!((ask(), as_another_user(ask).unwrap_or(200)), (200, 200));
     drop(web);
-    target.is_unharmed();
+    target.assert_unharmed();
 }

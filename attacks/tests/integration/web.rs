@@ -1,15 +1,15 @@
-//! HTTP that no library would send. Slow clients and most access rules: the daemon's `src/http/tests/`.
+//! Invalid HTTP. The daemon's `src/http/tests/` cover slow clients and most access rules.
 
-use cotensor_attacks::{SHORT, Target, Web, tells_nothing};
+use cotensor_attacks::{SHORT_TIMEOUT, Target, Web, assert_no_secrets};
 use std::io::{Read, Write};
 use std::time::Instant;
 
 const LIST: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tensor.list"}"#;
 
 #[test]
-fn one_request_is_never_two() {
+fn request_smuggling_is_refused() {
     let target = Target::start(|_| {});
-    let web = Web::start(&target, |http| http.patience = SHORT);
+    let web = Web::start(&target, |http| http.patience = SHORT_TIMEOUT);
     let token = web.authorization();
     let head = format!("POST /jsonrpc HTTP/1.1\r\nHost: localhost\r\n{token}\r\nContent-Type: application/json\r\n");
     let smuggled = "GET /tensors/secret-small HTTP/1.1\r\nHost: evil.example\r\n\r\n";
@@ -29,14 +29,14 @@ fn one_request_is_never_two() {
         let answer = web.send(format!("{head}{body}").as_bytes());
         assert!(!(200..300).contains(&answer.status), "{body:?}: {}", answer.text);
         assert_eq!(answer.text.matches("HTTP/1.1 ").count(), usize::from(answer.status != 0), "{}", answer.text);
-        tells_nothing(&answer.text);
+        assert_no_secrets(&answer.text);
     }
     drop(web);
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn a_body_without_an_end_ends() {
+fn endless_body_is_refused() {
     let target = Target::start(|_| {});
     let web = Web::start(&target, |http| http.call_bytes_max = 1 << 20);
     for path in ["POST /jsonrpc", "PUT /tensors/endless?dtype=uint8&shape=1000"] {
@@ -49,14 +49,14 @@ fn a_body_without_an_end_ends() {
         stream.write_all(head.as_bytes()).unwrap();
         let chunk = format!("10000\r\n{}\r\n", " ".repeat(0x10000));
         let taken = (0..100_000).take_while(|_| stream.write_all(chunk.as_bytes()).is_ok()).count();
-        assert!(taken < 1000, "{path}: {taken} chunks were taken");
+        assert!(taken < 1000, "{path}: {taken} chunks were accepted");
     }
     drop(web);
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn names_are_no_paths() {
+fn names_are_not_paths() {
     let target = Target::start(|_| {});
     let web = Web::start(&target, |_| {});
     for path in [
@@ -78,21 +78,21 @@ fn names_are_no_paths() {
             let answer = web.request(&format!("{method} {path} HTTP/1.1"), &["Content-Length: 0"]);
             assert!((400..500).contains(&answer.status), "{method} {path}: {}", answer.text);
             assert!(!answer.text.contains("root:") && !answer.text.contains('\u{1b}'));
-            tells_nothing(&answer.text);
+            assert_no_secrets(&answer.text);
         }
     }
     let long = format!("GET /tensors/{} HTTP/1.1", "n".repeat(60_000));
     assert!(matches!(web.request(&long, &[]).status, 400..500));
-    // What is taken is a name, and only that.
+    // An accepted path segment is only a name.
     let put = web.request("PUT /tensors/%2e%2e%2fsecret-small?dtype=uint8&shape=0 HTTP/1.1", &["Content-Length: 0"]);
     assert_eq!(put.status, 201, "{}", put.text);
     assert_eq!(web.request("DELETE /tensors/..%2fsecret-small HTTP/1.1", &["Content-Length: 0"]).status, 204);
     drop(web);
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn ranges_cost_no_more_than_the_whole() {
+fn ranges_return_at_most_the_whole_tensor() {
     let target = Target::start(|_| {});
     let web = Web::start(&target, |_| {});
     let many = format!("Range: bytes={}", vec!["0-"; 5000].join(","));
@@ -105,11 +105,11 @@ fn ranges_cost_no_more_than_the_whole() {
         assert_eq!(web.request("GET /tensors/secret-large HTTP/1.1", &[range]).status, 416);
     }
     drop(web);
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn without_the_token_nothing_is_learnt() {
+fn requests_without_the_token_disclose_nothing() {
     for listen in ["127.0.0.1:0", "0.0.0.0:0"] {
         try_without_the_token(listen);
     }
@@ -130,7 +130,7 @@ fn try_without_the_token(listen: &str) {
         web.send(format!("{}\r\n\r\n{LIST}", lines.join("\r\n")).as_bytes())
     };
     let right = format!("Authorization: Bearer {token}");
-    assert!(post(&[&right]).text.contains("secret-large"), "the token opens everything");
+    assert!(post(&[&right]).text.contains("secret-large"), "the token grants access");
     let wrong: Vec<String> = vec![
         String::new(),
         token[..token.len() - 1].to_owned(),
@@ -142,7 +142,7 @@ fn try_without_the_token(listen: &str) {
     for wrong in wrong {
         let answer = post(&[&format!("Authorization: Bearer {wrong}")]);
         assert!(matches!(answer.status, 401 | 431), "{}", answer.text);
-        tells_nothing(&answer.text);
+        assert_no_secrets(&answer.text);
     }
     for headers in [
         &["Host: evil.example"][..],
@@ -156,17 +156,17 @@ fn try_without_the_token(listen: &str) {
     ] {
         let answer = post(headers);
         assert!(matches!(answer.status, 400..500), "{headers:?}: {}", answer.text);
-        tells_nothing(&answer.text);
+        assert_no_secrets(&answer.text);
         assert!(!answer.text.to_ascii_lowercase().contains("access-control-allow"));
     }
     drop(web);
-    target.is_unharmed();
+    target.assert_unharmed();
 }
 
 #[test]
-fn a_request_that_drips_is_late() {
+fn slow_request_times_out() {
     let target = Target::start(|_| {});
-    let web = Web::start(&target, |http| http.patience = SHORT);
+    let web = Web::start(&target, |http| http.patience = SHORT_TIMEOUT);
     for head in [
         "GET /health HTTP/1.1\r\nX: ",
         &format!(
@@ -178,12 +178,12 @@ fn a_request_that_drips_is_late() {
         stream.write_all(head.as_bytes()).unwrap();
         let start = Instant::now();
         while stream.write_all(b" ").is_ok() {
-            assert!(start.elapsed().as_secs() < 30, "{head:?} is waited for still");
-            std::thread::sleep(SHORT / 20);
+            assert!(start.elapsed().as_secs() < 30, "{head:?} is still waited for");
+            std::thread::sleep(SHORT_TIMEOUT / 20);
         }
         let mut rest = Vec::new();
         drop(stream.read_to_end(&mut rest));
     }
     drop(web);
-    target.is_unharmed();
+    target.assert_unharmed();
 }

@@ -1,4 +1,4 @@
-//! BERT-base in several processes, each of which runs it: with weights mapped through the daemon, and with a copy of its own.
+//! Memory of BERT-base in several processes: with weights mapped through the daemon, and with separate copies.
 
 use crate::daemon::{Machine, io, this_program};
 use cotensor_client::ClientStore;
@@ -20,10 +20,10 @@ use std::sync::Arc;
 
 #[derive(clap::Args, Clone)]
 pub(crate) struct Options {
-    /// Processes that run the model at the same time.
+    /// Number of processes that run the model.
     #[arg(long, default_value_t = 4)]
     pub(crate) processes: usize,
-    /// Where the seeded model is, or is made at first use.
+    /// Folder of the seeded model, which is generated if missing.
     #[arg(long, env = "COTENSOR_CACHE")]
     pub(crate) cache: Option<PathBuf>,
 }
@@ -31,9 +31,9 @@ pub(crate) struct Options {
 #[derive(clap::Args)]
 pub(crate) struct ModelOptions {
     folder: PathBuf,
-    /// Which of the processes: each runs an input of its own.
+    /// Index of the process, which selects its input.
     index: i32,
-    /// The daemon's socket; without it, the process has a copy of its own.
+    /// Socket of the daemon; without it, the process loads a separate copy.
     #[arg(long)]
     socket: Option<PathBuf>,
 }
@@ -43,22 +43,22 @@ pub(crate) struct Outcome {
     one: Memory,
     many: Memory,
     processes: usize,
-    /// Bytes of `processes` processes that have a copy each, as the engine loads by default.
+    /// Bytes of `processes` processes with separate copies, as the engine loads by default.
     pub(crate) copies_bytes: u64,
     pub(crate) ratio: f64,
 }
 
 impl Outcome {
-    /// Bytes of all processes together, through the daemon.
+    /// Bytes of all processes together, with the daemon.
     pub(crate) fn shared_bytes(&self) -> u64 {
         self.many.total
     }
 }
 
-/// Memory of the daemon, its keeper, and the processes that run the model, in bytes.
+/// Memory of the daemon, its supervisor and the model processes, in bytes.
 #[derive(Debug, Serialize)]
 struct Memory {
-    /// Of each process that runs the model.
+    /// Memory of each model process.
     clients: Vec<u64>,
     server: u64,
     keeper: u64,
@@ -68,7 +68,7 @@ struct Memory {
 }
 
 /// # Errors
-/// What keeps the model from being made or run.
+/// Errors of generating or running the model.
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let cache = options.cache.clone().map_or_else(PackCache::default_dir, Ok)?;
     let folder = cotensor_demo::materialize("bert-base", &cache.join("models"), &|_, _| true)?;
@@ -79,11 +79,11 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     Ok(Outcome { one, many, processes: options.processes, copies_bytes, ratio })
 }
 
-/// The memory of processes that have a copy each.
+/// Memory of processes with separate copies.
 fn measure_copies(folder: &Path, processes: usize) -> Result<u64> {
     let running = run_processes(folder, processes, None)?;
     let total = running.iter().map(|running| process::pss_bytes(running.0.id())).sum::<Result<u64>>()?;
-    eprintln!("{processes} processes with a copy each: {} MiB", total >> 20);
+    eprintln!("{processes} processes with separate copies: {} MiB", total >> 20);
     Ok(total)
 }
 
@@ -94,7 +94,7 @@ fn run_processes(folder: &Path, processes: usize, socket: Option<&Path>) -> Resu
     Ok(running)
 }
 
-/// A process that has run the model, and keeps it open.
+/// A process that has run the model and keeps it open.
 struct Running(Child);
 
 impl Running {
@@ -110,7 +110,7 @@ impl Running {
     fn wait_until_ready(&mut self) -> Result<()> {
         let out = self.0.stdout.take().ok_or_else(|| Error::invalid("no output"))?;
         let mut line = String::new();
-        BufReader::new(out).read_line(&mut line).map_err(io("listening to a process"))?;
+        BufReader::new(out).read_line(&mut line).map_err(io("reading from a process"))?;
         if line == "ready\n" { Ok(()) } else { Err(Error::corrupt("a process could not run the model")) }
     }
 }
@@ -140,7 +140,7 @@ fn measure(folder: &Path, processes: usize) -> Result<Memory> {
     let unmapped = unmapped.sum();
     let (server, keeper) = (process::pss_bytes(server)?, process::pss_bytes(keeper)?);
     let total = clients.iter().sum::<u64>() + server + keeper + unmapped;
-    eprintln!("{processes} processes: {} MiB, {} of them in segments that nobody maps", total >> 20, unmapped >> 20);
+    eprintln!("{processes} processes: {} MiB, {} of it in unmapped segments", total >> 20, unmapped >> 20);
     Ok(Memory { clients, server, keeper, unmapped, total })
 }
 
@@ -169,10 +169,10 @@ fn held_segments(pid: u32) -> Result<BTreeMap<u64, u64>> {
     Ok(held)
 }
 
-/// Opens, runs, says so, and stays.
+/// Opens and runs the model, prints a line, and waits.
 ///
 /// # Errors
-/// What keeps the model from being run.
+/// Errors of running the model.
 pub(crate) fn run_model(options: &ModelOptions) -> Result<()> {
     let engine = Arc::new(RtenEngine::new(None));
     let (store, model): (Arc<dyn Store>, Arc<Model>) = match &options.socket {

@@ -1,7 +1,7 @@
-//! Many clients that hold thousands of leases; they are killed at random, and so is the daemon. Nothing may leak, nobody
-//! may read a wrong byte, and all go on.
+//! Kills clients that hold thousands of leases, and the daemon, at random. Nothing may leak, no client may read a wrong byte, and
+//! all clients continue.
 
-mod crowd;
+mod fleet;
 
 use crate::content::Random;
 use crate::daemon::{Machine, Process, Usage, until};
@@ -9,59 +9,59 @@ use cotensor_client::ClientStore;
 use cotensor_client::protocol::{Empty, ListParams, SessionInfo, Sessions};
 use cotensor_core::{Error, Result};
 use cotensor_store::StoreReports;
-use crowd::Crowd;
+use fleet::ClientFleet;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Shares of the run before and after which the daemon is not killed: tensors wait a while for clients that had them
-/// under the former server, and it is not this wait that the end of the run is to measure.
+/// The daemon is only killed between these shares of the run. A new server keeps tensors for clients that have not reconnected;
+/// this time-out must not affect the end of the run.
 const QUIET: std::ops::Range<f64> = 0.05..0.85;
 
 #[derive(clap::Args, Clone)]
 pub(crate) struct Options {
-    /// Processes at a time.
+    /// Number of concurrent client processes.
     #[arg(long, default_value_t = 64)]
     pub(crate) clients: usize,
-    /// Leases of all of them together.
+    /// Number of leases of all clients together.
     #[arg(long, default_value_t = 10_000)]
     pub(crate) leases: usize,
-    /// How long clients are killed and replaced.
+    /// Time during which clients are killed and replaced.
     #[arg(long, default_value_t = 60.0)]
     pub(crate) seconds: f64,
-    /// Clients that are killed meanwhile.
+    /// Number of clients to kill.
     #[arg(long, default_value_t = 300)]
     pub(crate) client_kills: usize,
-    /// How often the daemon is killed meanwhile.
+    /// Number of kills of the daemon.
     #[arg(long, default_value_t = 10)]
     pub(crate) daemon_kills: usize,
-    /// What decides who is killed when.
+    /// Seed of the random choice of processes and times.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
 }
 
-/// What came of it. Times are from a death, as the system reports it, to what is said.
+/// The outcome. Times start when a process has died.
 #[derive(Debug, Serialize)]
 pub(crate) struct Outcome {
     clients: usize,
     client_kills: usize,
     daemon_kills: usize,
-    /// The most leases that the daemon counted at a time.
+    /// Maximum number of leases that the daemon counted.
     leases_max: usize,
     tensors_max: usize,
-    /// What clients found wrong; nothing.
+    /// Errors found by clients; must be empty.
     wrong: Vec<String>,
-    /// From the daemon's death to a client's first answered call, over all kills and clients.
+    /// Time from the daemon's death to a client's first answered call, over all kills and clients.
     recovery: Option<Times>,
-    /// From half the clients' death until the daemon counts exactly what the others hold.
+    /// Time from the death of half of the clients until the daemon counts exactly the leases of the others.
     half_ms: f64,
-    /// From the last clients' death to no tensor, no byte, no session.
+    /// Time from the death of the last client until no tensor, byte or session is left.
     pub(crate) zero_ms: f64,
-    /// Leases and bytes a second after the last death.
+    /// Leases and bytes one second after the last death.
     pub(crate) leaked_leases: usize,
     pub(crate) leaked_bytes: u64,
-    /// Before the first client came, and after the last one went.
+    /// Usage before the first client, and after the last one.
     before: Usage,
     after: Usage,
 }
@@ -77,7 +77,7 @@ pub(crate) struct Times {
 }
 
 impl Outcome {
-    /// Whether nothing leaked and nobody saw anything wrong, however long it took.
+    /// Whether nothing leaked and no client found an error, regardless of the time.
     pub(crate) fn is_right(&self) -> bool {
         let same = |before: Process, after: Process| after.descriptors <= before.descriptors;
         let same = same(self.before.server, self.after.server) && same(self.before.keeper, self.after.keeper);
@@ -98,13 +98,13 @@ enum Event {
     Daemon,
 }
 
-/// When what is killed, in order.
+/// The schedule of kills, in order.
 fn schedule(options: &Options, random: &mut Random) -> Vec<(Duration, Event)> {
     let at = |share: f64| Duration::from_secs_f64(options.seconds * share);
     let mut share = || random.below(1 << 20) as f64 / f64::from(1 << 20);
     let mut events: Vec<_> = (0..options.client_kills).map(|_| (at(share()), Event::Client)).collect();
     let each = (QUIET.end - QUIET.start) / options.daemon_kills.max(1) as f64;
-    // Apart from each other, and not at equal distances.
+    // At irregular intervals with a minimum distance.
     let daemons =
         (0..options.daemon_kills).map(|kill| (at(QUIET.start + each * (kill as f64 + share() / 2.0)), Event::Daemon));
     events.extend(daemons);
@@ -113,16 +113,16 @@ fn schedule(options: &Options, random: &mut Random) -> Vec<(Duration, Event)> {
 }
 
 /// # Errors
-/// What keeps the run from being made; what it finds is in the outcome.
+/// Errors that prevent the run. Errors found by the run are in the outcome.
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let machine = Machine::start(u64::MAX)?;
     let daemon = Inspector(ClientStore::connect(Some(&machine.socket), "inspector")?);
     let before = steady(&machine)?;
     let mut random = Random::new(options.seed);
-    let mut crowd = Crowd::start(&machine.socket, options, &mut random)?;
-    until("all clients hold what they are to hold", || crowd.all_full() || crowd.is_wrong())?;
+    let mut fleet = ClientFleet::start(&machine.socket, options, &mut random)?;
+    until("all clients hold their leases", || fleet.all_full() || fleet.is_wrong())?;
     let (mut leases_max, mut tensors_max) = (0, 0);
-    eprintln!("{} clients hold {} leases; the killing begins", options.clients, daemon.leases()?);
+    eprintln!("{} clients hold {} leases; killing starts", options.clients, daemon.leases()?);
 
     let start = Instant::now();
     let (mut killed, mut daemons) = (0, 0);
@@ -130,7 +130,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
         std::thread::sleep(at.saturating_sub(start.elapsed()));
         match event {
             Event::Client => {
-                crowd.replace(&mut random)?;
+                fleet.replace(&mut random)?;
                 killed += 1;
                 if killed % 10 == 0 {
                     let (leases, tensors) = (daemon.leases()?, daemon.0.stats().total_tensors);
@@ -139,7 +139,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
                 }
             }
             Event::Daemon => {
-                crowd.tell_of(&machine.kill_server()?);
+                fleet.notify_kill(&machine.kill_server()?);
                 daemons += 1;
                 eprintln!(
                     "{:5.1} s: {killed} clients killed, the daemon {daemons} times",
@@ -149,16 +149,16 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
         }
     }
     std::thread::sleep(Duration::from_secs_f64(options.seconds).saturating_sub(start.elapsed()));
-    crowd.wait_until_back();
+    fleet.wait_until_back();
 
-    let half_ms = halve(&mut crowd, &daemon)?;
-    crowd.rest()?;
-    let wrong = crowd.wrong();
-    let recovery = times(&crowd.recoveries());
-    let last_death = crowd.kill_all();
+    let half_ms = halve(&mut fleet, &daemon)?;
+    fleet.rest()?;
+    let wrong = fleet.wrong();
+    let recovery = times(&fleet.recoveries());
+    let last_death = fleet.kill_all();
     eprintln!("all clients are dead");
     let (mut zero_ms, mut a_second_later) = (None, (0, 0));
-    until("nothing is left", || {
+    until("the daemon is empty", || {
         let left = daemon.left();
         if last_death.elapsed() <= Duration::from_secs(1) {
             a_second_later = left.unwrap_or(a_second_later);
@@ -186,18 +186,20 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     })
 }
 
-/// Kills half of the clients while the others rest; in milliseconds, until what is left is exactly the others'.
-fn halve(crowd: &mut Crowd, daemon: &Inspector) -> Result<f64> {
-    let half = crowd.split();
-    let held: usize = crowd.rest()?;
+/// Kills half of the clients while the others are idle. Returns the milliseconds until exactly the others' leases are left.
+fn halve(fleet: &mut ClientFleet, daemon: &Inspector) -> Result<f64> {
+    let half = fleet.split();
+    let held: usize = fleet.rest()?;
     let death = half.kill_all();
-    until("the daemon counts what the living hold", || daemon.leases().is_ok_and(|leases| leases == held))?;
+    until("the daemon counts exactly the leases of the living clients", || {
+        daemon.leases().is_ok_and(|leases| leases == held)
+    })?;
     let took = ms(death.elapsed());
-    eprintln!("half of them are dead, the others hold {held} leases");
+    eprintln!("half of the clients are dead, the others hold {held} leases");
     Ok(took)
 }
 
-/// What the daemon uses once it has begun: on a busy machine it opens the last of what it has a moment after it answers.
+/// Usage of the daemon after its start. On a busy machine it opens its last descriptors shortly after it answers.
 fn steady(machine: &Machine) -> Result<Usage> {
     let mut usage = machine.usage()?;
     for _ in 0..100 {
@@ -211,7 +213,7 @@ fn steady(machine: &Machine) -> Result<Usage> {
     Ok(usage)
 }
 
-/// What the daemon uses, once that is no more than `before`; or after a while.
+/// Usage of the daemon once it is at most `before`, or after a time-out.
 fn settled(machine: &Machine, before: &Usage) -> Result<Usage> {
     let start = Instant::now();
     loop {
@@ -228,7 +230,7 @@ fn settled(machine: &Machine, before: &Usage) -> Result<Usage> {
 struct Inspector(Arc<ClientStore>);
 
 impl Inspector {
-    /// Sessions other than this one's. A server that is killed meanwhile is asked again.
+    /// Number of sessions other than this one's. Retries when the server is killed.
     fn sessions(&self) -> Result<Vec<SessionInfo>> {
         let mut asked = self.0.ask::<Sessions>(&Empty {});
         for _ in 0..10 {
@@ -246,7 +248,7 @@ impl Inspector {
         Ok(self.sessions()?.iter().map(|session| session.leases).sum())
     }
 
-    /// Leases (a tensor that nobody leases counts as one, and so does a session), and bytes; nothing without an answer.
+    /// Leases (an unleased tensor and a session count as one each), and bytes; `None` without an answer.
     fn left(&self) -> Option<(usize, u64)> {
         let list =
             self.0.ask::<cotensor_client::protocol::List>(&ListParams { prefix: String::new(), limit: 0 }).ok()?;
@@ -260,7 +262,7 @@ fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// Of what clients said: the kill that they were told of, and after how many nanoseconds they were back.
+/// Recoveries by kill: nanoseconds after which each client was back.
 fn times(said: &[(u64, u64)]) -> Option<Times> {
     let mut sorted: Vec<f64> = said.iter().map(|(_, back)| *back as f64 / 1e6).collect();
     sorted.sort_by(f64::total_cmp);
@@ -279,8 +281,8 @@ fn times(said: &[(u64, u64)]) -> Option<Times> {
     })
 }
 
-impl From<crowd::Wrong> for Error {
-    fn from(crowd::Wrong(what): crowd::Wrong) -> Self {
+impl From<fleet::Wrong> for Error {
+    fn from(fleet::Wrong(what): fleet::Wrong) -> Self {
         Error::corrupt(what)
     }
 }

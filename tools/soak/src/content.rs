@@ -1,6 +1,6 @@
-//! Bytes by which a tensor is known: whoever maps it can tell whether all of it is what one producer wrote.
+//! Test contents with a checksum: a reader can verify that all bytes come from one write.
 
-/// Every content has at least its number.
+/// Minimum length: every content includes its number.
 pub(crate) const BYTES_MIN: usize = 8;
 
 fn word(number: u64, index: u64) -> u64 {
@@ -25,7 +25,7 @@ pub(crate) fn is_whole(bytes: &[u8]) -> bool {
     rest.chunks(8).enumerate().all(right)
 }
 
-/// Random numbers that a seed repeats.
+/// A deterministic random number generator.
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -37,21 +37,21 @@ impl Random {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        // The lowest bits of the state are weak.
+        // The lowest bits of the state are not random enough.
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 16
     }
 
-    /// Below `end`, which is not zero.
+    /// A number below `end`, which must be nonzero.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }
 
-    /// True `of` times in `among`.
+    /// True with probability `of` / `among`.
     pub(crate) fn chance(&mut self, of: usize, among: usize) -> bool {
         self.below(among) < of
     }
 
-    /// From `from` to below `to`; every order of magnitude as often as another.
+    /// A log-uniform number from `from` to below `to`.
     pub(crate) fn magnitude(&mut self, from: usize, to: usize) -> usize {
         let share = self.below(1 << 20) as f64 / f64::from(1 << 20);
         ((from as f64) * (to as f64 / from as f64).powf(share)) as usize

@@ -1,4 +1,4 @@
-//! Tensors of random sizes put, got and let go of, under a budget, by clients that come and go: nothing may grow.
+//! Puts, gets and releases tensors of random sizes under a budget, by clients that connect and disconnect. Nothing may grow.
 
 use crate::content::{BYTES_MIN, Random, fill, is_whole};
 use crate::daemon::{Machine, Process, Usage, until};
@@ -12,36 +12,36 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Cycles after which a client goes and another comes.
+/// Number of cycles after which a client is replaced.
 const CYCLES_OF_A_CLIENT: usize = 250;
-/// Leases that a client holds at a time.
+/// Number of leases that a client holds.
 const HELD: usize = 8;
-/// Names that are published again and again.
+/// Number of names that are published repeatedly.
 const NAMES: usize = 200;
-/// Of a longer tensor, so many bytes are written and looked at.
+/// Number of bytes written and checked of a longer tensor.
 const LOOKED_AT: usize = 64 << 10;
-/// Of the samples, those that count as warming up.
+/// Share of the samples that count as warm-up.
 const WARM_UP: usize = 4;
-/// What may differ between two moments of rest, of memory that an allocator keeps.
+/// Tolerated difference of private memory between two idle moments, which an allocator keeps.
 const NOISE_BYTES: i64 = 8 << 20;
-/// The same of mappings: an allocator's, and threads' stacks.
+/// Tolerated difference of mappings, for allocators and thread stacks.
 const NOISE_MAPPINGS: i64 = 24;
 
 #[derive(clap::Args, Clone)]
 pub(crate) struct Options {
-    /// Tensors that are put, got and let go of.
+    /// Number of tensors to put, get and release.
     #[arg(long, default_value_t = Options::default().cycles)]
     pub(crate) cycles: usize,
-    /// The most bytes that the daemon may hold.
+    /// Memory budget of the daemon, in bytes.
     #[arg(long, default_value_t = Options::default().max_memory)]
     pub(crate) max_memory: u64,
-    /// The longest tensor, in bytes.
+    /// Maximum size of a tensor, in bytes.
     #[arg(long, default_value_t = Options::default().bytes_max)]
     pub(crate) bytes_max: usize,
-    /// Clients at a time.
+    /// Number of concurrent clients.
     #[arg(long, default_value_t = Options::default().clients)]
     pub(crate) clients: usize,
-    /// How often everybody rests and the daemon is looked at.
+    /// Number of samples of the daemon's usage, taken while all clients are idle.
     #[arg(long, default_value_t = Options::default().samples)]
     pub(crate) samples: usize,
     #[arg(long, default_value_t = Options::default().seed)]
@@ -54,20 +54,20 @@ impl Default for Options {
     }
 }
 
-/// What came of it.
+/// The outcome.
 #[derive(Debug, Serialize)]
 pub(crate) struct Outcome {
     cycles: usize,
     seconds: f64,
-    /// Tensors for which there was no room, because so much was leased.
+    /// Number of tensors refused because the budget was leased.
     refused: usize,
     evictions: u64,
-    /// From after the warm-up, a fourth of the run, to the end.
+    /// Growth from the end of the warm-up, a quarter of the run, to the end.
     pub(crate) growth: Growth,
     samples: Vec<Sample>,
 }
 
-/// At a moment when nobody has anything.
+/// Usage while no client holds a tensor.
 #[derive(Debug, Serialize)]
 struct Sample {
     cycles: usize,
@@ -91,7 +91,7 @@ pub(crate) struct Difference {
 }
 
 impl Difference {
-    /// Between the medians of the first and the last third of `samples`.
+    /// Difference between the medians of the first and the last third of `samples`.
     fn of(samples: &[Sample], process: impl Fn(&Sample) -> Process) -> Self {
         let third = samples.len().div_ceil(3);
         let median = |part: &[Sample], value: &dyn Fn(Process) -> i64| {
@@ -121,7 +121,7 @@ impl Outcome {
 }
 
 /// # Errors
-/// `Corrupt` for a tensor that is not what was written, and what keeps the run from being made.
+/// `Corrupt` for a tensor with wrong bytes; errors that prevent the run.
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let machine = Machine::start(options.max_memory)?;
     let daemon = ClientStore::connect(Some(&machine.socket), "inspector")?;
@@ -133,7 +133,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
             daemon.optimize();
             daemon.stats().memory_usage_bytes == 0
         })?;
-        // Threads that have ended, and what was sent and not read.
+        // Waits for ended threads and unread messages.
         std::thread::sleep(Duration::from_millis(50));
         let (daemon, clients) = (machine.usage()?, Process::of(std::process::id())?);
         let (cycles, seconds) = ((round + 1) * each * options.clients, start.elapsed().as_secs_f64());
@@ -157,7 +157,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     Ok(Outcome { cycles: each * options.clients * options.samples, seconds, refused, evictions, growth, samples })
 }
 
-/// All clients at once, `cycles` each; how many tensors were refused.
+/// Runs all clients concurrently, `cycles` each. Returns the number of refused tensors.
 fn round_of(socket: &Path, options: &Options, round: usize, cycles: usize) -> Result<usize> {
     std::thread::scope(|scope| {
         let one = |index: usize| {
@@ -182,7 +182,7 @@ struct Client<'a> {
     options: &'a Options,
     random: &'a mut Random,
     store: std::sync::Arc<ClientStore>,
-    /// Of this client alone: names come and go with it.
+    /// Prefix of this client's names, which end with the client.
     life: u64,
     held: VecDeque<Lease>,
 }
@@ -190,7 +190,7 @@ struct Client<'a> {
 impl<'a> Client<'a> {
     fn new(socket: &Path, options: &'a Options, index: usize, random: &'a mut Random) -> Result<Self> {
         let life = random.next();
-        // Who comes and goes has a name of his own.
+        // Each replacement has its own client name.
         let store = ClientStore::connect(Some(socket), &format!("client {index} {life}"))?;
         Ok(Self { options, random, store, life, held: VecDeque::new() })
     }
@@ -235,7 +235,7 @@ impl<'a> Client<'a> {
         Ok(vec![self.reserve(name, bytes, holder)?.publish()?])
     }
 
-    /// A computation that nobody has asked for before.
+    /// Claims a new computation.
     fn compute(&mut self, holder: &Holder) -> Result<Vec<Lease>> {
         let key = Key(ContentHash::of(&[self.life.to_le_bytes(), self.random.next().to_le_bytes()].concat()));
         match self.store.claim(&key, holder)? {
@@ -268,5 +268,5 @@ impl<'a> Client<'a> {
 fn check(lease: Option<Lease>) -> Result<()> {
     let Some(lease) = lease else { return Ok(()) };
     let whole = lease.bytes().is_some_and(|bytes| is_whole(&bytes[..bytes.len().min(LOOKED_AT)]));
-    if whole { Ok(()) } else { Err(Error::corrupt(format!("{lease:?} {:?} is not what was written", lease.id()))) }
+    if whole { Ok(()) } else { Err(Error::corrupt(format!("{lease:?} {:?} has wrong bytes", lease.id()))) }
 }

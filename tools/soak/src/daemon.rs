@@ -1,4 +1,4 @@
-//! A daemon and its keeper in processes of their own, to be killed, and what they use.
+//! A daemon and its supervisor as separate processes, which can be killed, and their resource usage.
 
 use cotensor_client::ClientStore;
 use cotensor_core::{Error, ErrorKind, Result};
@@ -13,24 +13,24 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long anything may take that is waited for: far more than it does.
+/// Time-out of every wait, far above the expected time.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The time in nanoseconds, the same for all processes.
+/// Monotonic time in nanoseconds, comparable between processes.
 pub(crate) fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Waits until `done`, and says how long.
+/// Waits until `done` and returns the elapsed time.
 ///
 /// # Errors
-/// `TimedOut` with `what` when it never is.
+/// `TimedOut` with the description `what`.
 pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) -> Result<Duration> {
     let start = Instant::now();
     while !done() {
         if start.elapsed() > PATIENCE {
-            return Err(Error::new(ErrorKind::TimedOut, format!("waited too long until {what}")));
+            return Err(Error::new(ErrorKind::TimedOut, format!("timed out waiting until {what}")));
         }
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -47,33 +47,33 @@ pub(crate) fn kill(pid: u32) {
     }
 }
 
-/// This program in another role.
+/// A command that starts this program in another role.
 pub(crate) fn this_program(role: &str) -> Result<Command> {
     let mut command = Command::new(std::env::current_exe().map_err(io("finding this program"))?);
     command.arg(role);
     Ok(command)
 }
 
-/// A daemon that was started for a run.
+/// A daemon started for a run.
 pub(crate) struct Machine {
     keeper: Child,
     pub(crate) socket: PathBuf,
     _folder: tempfile::TempDir,
 }
 
-/// When a server was killed, and when it was dead.
+/// Times at which a server was killed and was dead.
 pub(crate) struct Death {
     pub(crate) killed_ns: u64,
     pub(crate) dead_ns: u64,
 }
 
 impl Machine {
-    /// Starts one that may hold `max_memory` bytes.
+    /// Starts a daemon with a budget of `max_memory` bytes.
     pub(crate) fn start(max_memory: u64) -> Result<Self> {
-        let folder = tempfile::tempdir().map_err(io("making a folder"))?;
+        let folder = tempfile::tempdir().map_err(io("creating a folder"))?;
         let socket = folder.path().join("cotensor.sock");
         let mut command = this_program("daemon")?;
-        // It ends with this process, however that ends.
+        // Ends when this process ends, because its standard input is closed.
         command.args([OsString::from(&socket), max_memory.to_string().into()]).stdin(Stdio::piped());
         let keeper = command.spawn().map_err(io("starting the daemon"))?;
         let this = Self { keeper, socket, _folder: folder };
@@ -81,17 +81,17 @@ impl Machine {
         Ok(this)
     }
 
-    /// The server's process.
+    /// Process id of the server.
     pub(crate) fn server(&self) -> Result<u32> {
         let mut found = None;
-        until("there is a server", || {
+        until("the server runs", || {
             found = process::children(self.keeper.id()).first().copied();
             found.is_some()
         })?;
-        found.ok_or_else(|| Error::not_found("there is no server"))
+        found.ok_or_else(|| Error::not_found("no server runs"))
     }
 
-    /// Kills the server, and sees it die.
+    /// Kills the server and waits until it is dead.
     pub(crate) fn kill_server(&self) -> Result<Death> {
         let server = self.server()?;
         let killed_ns = now_ns();
@@ -100,7 +100,7 @@ impl Machine {
         Ok(Death { killed_ns, dead_ns: now_ns() })
     }
 
-    /// What the two processes use now.
+    /// Current usage of both processes.
     pub(crate) fn usage(&self) -> Result<Usage> {
         Ok(Usage { server: Process::of(self.server()?)?, keeper: Process::of(self.keeper.id())? })
     }
@@ -112,7 +112,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // It stops in order at the end of its standard input.
+        // The daemon shuts down when its standard input is closed.
         drop(self.keeper.stdin.take());
         let stopped = until("the daemon stops", || !matches!(self.keeper.try_wait(), Ok(None)));
         if stopped.is_err() {
@@ -122,17 +122,17 @@ impl Drop for Machine {
     }
 }
 
-/// What a daemon uses.
+/// Resource usage of a daemon.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Usage {
     pub(crate) server: Process,
     pub(crate) keeper: Process,
 }
 
-/// What a process uses.
+/// Resource usage of a process.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Process {
-    /// Resident memory of its own: no files, no shared memory.
+    /// Resident private memory, without files and shared memory.
     pub(crate) private_bytes: u64,
     pub(crate) descriptors: usize,
     pub(crate) mappings: usize,
@@ -150,7 +150,7 @@ impl Process {
     }
 }
 
-/// The daemon's part of this program.
+/// Runs the daemon in this process.
 pub(crate) fn run(role: Role, socket: PathBuf, max_memory_bytes: u64) -> Result<()> {
     if role == Role::Foreground {
         std::thread::spawn(|| {

@@ -1,4 +1,4 @@
-//! The figures of the long runs, as a table.
+//! Prints the figures of all runs as a table.
 
 use crate::{bert, chaos, cycles, metadata};
 use cotensor_core::Result;
@@ -6,24 +6,24 @@ use std::path::PathBuf;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// How long each of the two runs with killed clients takes.
+    /// Duration of each of the two chaos runs.
     #[arg(long, default_value_t = 60.0)]
     seconds: f64,
-    /// Tensors that are put, got and let go of.
+    /// Number of tensors to put, get and release.
     #[arg(long, default_value_t = 1_000_000)]
     cycles: usize,
-    /// Where the seeded model is, or is made at first use.
+    /// Folder of the seeded model, which is generated if missing.
     #[arg(long, env = "COTENSOR_CACHE")]
     cache: Option<PathBuf>,
 }
 
-/// One line: what, how much, and how much it may be.
+/// A row of the table: figure, measured value, limit.
 struct Row(String, String, &'static str);
 
-/// Makes every run and prints the table; whether nothing leaked, grew or was wrong.
+/// Performs all runs and prints the table. Returns whether nothing leaked, grew or was wrong.
 ///
 /// # Errors
-/// What keeps a run from being made.
+/// Errors that prevent a run.
 pub(crate) fn run(options: &Options) -> Result<bool> {
     let mut rows = Vec::new();
     let bert = bert::run(&bert::Options { processes: 4, cache: options.cache.clone() })?;
@@ -31,7 +31,7 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     rows.push(Row(what, format!("{:.3}", bert.ratio), "1.15"));
     let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
     let both = format!("{} against {}", mib(bert.shared_bytes()), mib(bert.copies_bytes));
-    rows.push(Row("... all four together, against four with a copy each".to_owned(), both, "-"));
+    rows.push(Row("... all four, relative to four with separate copies".to_owned(), both, "-"));
     let mut right = true;
     for daemon_kills in [0, 10] {
         let killed = if daemon_kills == 0 { "" } else { ", daemon killed 10 times" };
@@ -45,7 +45,7 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
         rows.push(Row("... wrong checksums and other errors".to_owned(), outcome.wrong_count().to_string(), "0"));
         if let Some(recovery) = outcome.recovery() {
             let times = format!("{:.0} / {:.0} / {:.0} ms", recovery.median_ms, recovery.p99_ms, recovery.max_ms);
-            rows.push(Row("... clients go on, median / 99 % / slowest".to_owned(), times, "1000 ms"));
+            rows.push(Row("... clients continue, median / 99 % / slowest".to_owned(), times, "1000 ms"));
         }
     }
     let cycles = cycles::Options { cycles: options.cycles, ..cycles::Options::default() };
@@ -61,7 +61,7 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     let bytes = format!("{} + {} leased, {} + {} kept", leased.server, leased.supervisor, kept.server, kept.supervisor);
     rows.push(Row("bytes of metadata per tensor, server + supervisor, 200,000 tensors".to_owned(), bytes, "1024"));
     rows.push(Row("takeover of 200,000 tensors".to_owned(), format!("{:.0} ms", outcome.takeover_ms()), "1000 ms"));
-    println!("| figure | measured | at most |\n|---|---|---|");
+    println!("| figure | measured | limit |\n|---|---|---|");
     for Row(what, measured, most) in rows {
         println!("| {what} | {measured} | {most} |");
     }

@@ -1,6 +1,6 @@
-//! `cotensor-soak`: runs of the daemon that are too long or too rough for a test, and short forms of them for one.
+//! `cotensor-soak`: long runs of the daemon. The integration tests perform short forms of them.
 //!
-//! Progress goes to standard error, the outcome as JSON to standard output; a run that finds something wrong fails.
+//! Progress is printed to standard error, the outcome as JSON to standard output. A run that finds an error fails.
 
 mod bert;
 mod chaos;
@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 #[derive(Parser)]
-#[command(about = "Long runs of the Cotensor daemon, measured")]
+#[command(about = "Perform long runs of the Cotensor daemon")]
 struct Arguments {
     #[command(subcommand)]
     run: Run,
@@ -27,15 +27,15 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Run {
-    /// Many clients, killed at random, and the daemon too.
+    /// Kill clients and the daemon at random.
     Chaos(chaos::Options),
-    /// Tensors put, got and let go of, again and again: does anything grow?
+    /// Put, get and release many tensors, and check that nothing grows.
     Cycles(cycles::Options),
-    /// BERT-base in several processes: how much more memory than in one?
+    /// Measure the memory of BERT-base in several processes over one.
     Bert(bert::Options),
-    /// Many tiny tensors: what is kept of each, and how long a takeover takes.
+    /// Measure the metadata of many small tensors, and the time of a takeover.
     Metadata(metadata::Options),
-    /// All of these, and a table.
+    /// Perform all runs and print a table.
     Figures(figures::Options),
     #[command(hide = true)]
     Daemon(Daemon),
@@ -49,7 +49,7 @@ enum Run {
 struct Daemon {
     socket: PathBuf,
     max_memory: u64,
-    /// Set when the daemon starts itself again.
+    /// Role of the process; set by the daemon for the processes that it starts.
     #[arg(long, default_value = "foreground")]
     role: Role,
 }
@@ -65,13 +65,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether all was as it should be.
+/// Returns whether the run found no error.
 fn run(run: Run) -> Result<bool> {
     match run {
-        Run::Chaos(options) => say(&chaos::run(&options)?, chaos::Outcome::is_right),
-        Run::Cycles(options) => say(&cycles::run(&options)?, cycles::Outcome::is_right),
-        Run::Bert(options) => say(&bert::run(&options)?, |_| true),
-        Run::Metadata(options) => say(&metadata::run(&options)?, metadata::Outcome::is_right),
+        Run::Chaos(options) => report(&chaos::run(&options)?, chaos::Outcome::is_right),
+        Run::Cycles(options) => report(&cycles::run(&options)?, cycles::Outcome::is_right),
+        Run::Bert(options) => report(&bert::run(&options)?, |_| true),
+        Run::Metadata(options) => report(&metadata::run(&options)?, metadata::Outcome::is_right),
         Run::Figures(options) => figures::run(&options),
         Run::Daemon(Daemon { socket, max_memory, role }) => daemon::run(role, socket, max_memory).map(|()| true),
         Run::Worker(options) => worker::run(&options).map(|()| true),
@@ -79,7 +79,7 @@ fn run(run: Run) -> Result<bool> {
     }
 }
 
-fn say<T: Serialize>(outcome: &T, is_right: impl FnOnce(&T) -> bool) -> Result<bool> {
+fn report<T: Serialize>(outcome: &T, is_right: impl FnOnce(&T) -> bool) -> Result<bool> {
     let text = serde_json::to_string_pretty(outcome).map_err(|error| Error::invalid(error.to_string()))?;
     println!("{text}");
     Ok(is_right(outcome))

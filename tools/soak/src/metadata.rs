@@ -1,4 +1,4 @@
-//! Many tiny tensors: what the server and its supervisor keep of each, and how long a takeover of all takes.
+//! Measures the metadata of many small tensors in server and supervisor, and the time of a takeover.
 
 use crate::daemon::{Machine, now_ns, until};
 use cotensor_client::ClientStore;
@@ -11,10 +11,10 @@ const BYTES: usize = 64;
 
 #[derive(clap::Args, Clone)]
 pub(crate) struct Options {
-    /// Tensors of 64 bytes.
+    /// Number of tensors, of 64 bytes each.
     #[arg(long, default_value_t = Options::default().tensors)]
     pub(crate) tensors: usize,
-    /// How often the server is killed.
+    /// Number of kills of the server.
     #[arg(long, default_value_t = Options::default().takeovers)]
     pub(crate) takeovers: usize,
 }
@@ -25,17 +25,17 @@ impl Default for Options {
     }
 }
 
-/// What came of it. Bytes of private memory, of each tensor.
+/// The outcome: bytes of private memory per tensor.
 #[derive(Debug, Serialize)]
 pub(crate) struct Outcome {
     tensors: usize,
-    /// While one client leases all.
+    /// With all tensors leased by one client.
     pub(crate) leased: Bytes,
-    /// While nobody leases any.
+    /// With all tensors unleased.
     pub(crate) kept: Bytes,
-    /// What the budget counts.
+    /// Bytes that the budget counts.
     pub(crate) counted: u64,
-    /// From the signal that kills the server until a new client has got a tensor of the next server.
+    /// Time from the kill of the server until a new client has a tensor of the next server.
     pub(crate) takeovers_ms: Vec<f64>,
 }
 
@@ -56,7 +56,7 @@ impl Outcome {
         self.leased.sum() <= self.counted && self.kept.sum() <= self.counted
     }
 
-    /// The median, in milliseconds.
+    /// Median time of a takeover, in milliseconds.
     pub(crate) fn takeover_ms(&self) -> f64 {
         let mut times = self.takeovers_ms.clone();
         times.sort_by(f64::total_cmp);
@@ -65,7 +65,7 @@ impl Outcome {
 }
 
 /// # Errors
-/// What keeps the run from being made.
+/// Errors that prevent the run.
 pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let machine = Machine::start(u64::MAX)?;
     let client = ClientStore::connect(Some(&machine.socket), "metadata")?;
@@ -77,14 +77,14 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
         Ok(Bytes { server, supervisor: of(now.keeper.private_bytes, before.keeper.private_bytes) })
     };
     let held = (0..options.tensors).map(|number| put(&client, number)).collect::<Result<Vec<Lease>>>()?;
-    // The supervisor reads what it is told a moment later.
+    // The supervisor reads its messages asynchronously.
     std::thread::sleep(Duration::from_millis(100));
     let leased = each()?;
     let counted = client.stats().metadata_bytes / options.tensors.max(1) as u64;
     drop((held, client));
     let inspector = ClientStore::connect(Some(&machine.socket), "inspector")?;
-    until("nobody leases anything", || inspector.stats().total_models == 0)?;
-    // Heaps are trimmed a second after a session's end.
+    until("all leases are released", || inspector.stats().total_models == 0)?;
+    // Heaps are trimmed one second after the end of a session.
     std::thread::sleep(Duration::from_secs(2));
     let kept = each()?;
     drop(inspector);

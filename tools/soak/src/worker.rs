@@ -1,4 +1,4 @@
-//! A client that puts, gets, claims and lets go at random, checks every byte it can see, and may be killed at any moment.
+//! A client that puts, gets, claims and releases at random, and checks every byte. It can be killed at any moment.
 
 use crate::content::{BYTES_MIN, Random, fill, is_whole};
 use crate::daemon::now_ns;
@@ -12,35 +12,35 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Round trips whose times are remembered.
+/// Number of round trips whose times are kept.
 const REMEMBERED_MAX: usize = 10_000;
-/// Computations that all workers claim.
+/// Number of computations that the workers share.
 const CLAIMS: usize = 16;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
     socket: PathBuf,
-    /// Which of the workers.
+    /// Index of the worker.
     index: usize,
-    /// How many there are.
+    /// Number of workers.
     workers: usize,
-    /// Leases that it is to hold.
+    /// Number of leases to hold.
     leases: usize,
     seed: u64,
 }
 
-/// What the threads share.
+/// State shared by the threads.
 #[derive(Default)]
 struct Shared {
     rest: AtomicBool,
-    /// Beginning and end of the latest round trips.
+    /// Start and end of the latest round trips.
     trips: Mutex<VecDeque<(u64, u64)>>,
 }
 
-/// Says something to the parent, in one piece.
-fn say(line: &str) {
+/// Sends a line to the parent, in one write.
+fn send(line: &str) {
     let mut out = std::io::stdout().lock();
-    // Nobody listens any more: the end of standard input says so too.
+    // The parent has ended: standard input is closed as well.
     drop(writeln!(out, "{line}").and_then(|()| out.flush()));
 }
 
@@ -50,12 +50,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     std::thread::spawn(move || hear(&hearing));
     let outcome = Worker::new(options, Arc::clone(&shared))?.work();
     if let Err(error) = &outcome {
-        say(&format!("wrong {error}"));
+        send(&format!("wrong {error}"));
     }
     outcome
 }
 
-/// What the parent says: `killed AT DEAD` of a server, in nanoseconds; `rest`. At its end this process ends.
+/// Handles messages of the parent: `killed AT DEAD` of a server, in nanoseconds, and `rest`. Exits when the parent ends.
 fn hear(shared: &Arc<Shared>) {
     for line in std::io::stdin().lines().map_while(std::io::Result::ok) {
         let words: Vec<&str> = line.split(' ').collect();
@@ -63,7 +63,7 @@ fn hear(shared: &Arc<Shared>) {
             ["killed", at, dead] => {
                 if let (Ok(at), Ok(dead)) = (at.parse(), dead.parse()) {
                     let shared = Arc::clone(shared);
-                    std::thread::spawn(move || say_when_back(&shared, at, dead));
+                    std::thread::spawn(move || report_when_back(&shared, at, dead));
                 }
             }
             _ => shared.rest.store(true, Ordering::SeqCst),
@@ -72,14 +72,14 @@ fn hear(shared: &Arc<Shared>) {
     std::process::exit(0);
 }
 
-/// Waits for the first round trip that began after the server was dead, which another one answered.
-fn say_when_back(shared: &Shared, at: u64, dead: u64) {
+/// Waits for the first round trip that started after the server's death, and so was answered by its successor.
+fn report_when_back(shared: &Shared, at: u64, dead: u64) {
     loop {
         let trips = shared.trips.lock().unwrap_or_else(PoisonError::into_inner);
         let back = trips.iter().find(|(began, _)| *began >= dead).map(|(_, ended)| ended - at);
         drop(trips);
         if let Some(back) = back {
-            return say(&format!("back {at} {back}"));
+            return send(&format!("back {at} {back}"));
         }
         if shared.rest.load(Ordering::SeqCst) {
             return;
@@ -118,7 +118,7 @@ impl<'a> Worker<'a> {
             }
             if !full && self.held.len() == self.options.leases {
                 full = true;
-                say("full");
+                send("full");
             }
         }
         self.rest()
@@ -126,20 +126,20 @@ impl<'a> Worker<'a> {
 
     fn rest(self) -> Result<()> {
         loop {
-            // Before it is said: whoever hears that may ask again at once.
+            // Before the message: the parent may send the next one immediately.
             self.shared.rest.store(false, Ordering::SeqCst);
             for lease in &self.held {
                 check(lease)?;
             }
             let distinct: HashSet<_> = self.held.iter().map(Lease::id).collect();
-            say(&format!("rests {}", distinct.len()));
+            send(&format!("rests {}", distinct.len()));
             while !self.shared.rest.load(Ordering::SeqCst) {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
     }
 
-    /// Mostly small, some of slabs' and some of their own.
+    /// Mostly small tensors, in slabs and in separate memory.
     fn put(&mut self) -> Result<()> {
         let bytes = match self.random.below(100) {
             0..90 => self.random.magnitude(BYTES_MIN, 4 << 10),
@@ -166,13 +166,13 @@ impl<'a> Worker<'a> {
                 self.held.push(lease);
                 Ok(())
             }
-            // Nobody leases it.
+            // The tensor is unleased.
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Computes what nobody has computed, or gives the right to it back.
+    /// Computes a claimed result, or abandons the claim.
     fn claim(&mut self) -> Result<()> {
         let number = self.random.below(CLAIMS);
         match self.store.claim(&Key(ContentHash::of(&number.to_le_bytes())), &self.holder)? {
@@ -184,7 +184,7 @@ impl<'a> Worker<'a> {
                 fill(place, number as u64);
                 match ticket.publish(vec![result]) {
                     Ok(leases) => self.held.extend(leases),
-                    // This process was so slow to come back that another has the claim now.
+                    // Another process took the claim while this one was disconnected.
                     Err(error) if error.kind() == ErrorKind::Conflict => {}
                     Err(error) => return Err(error),
                 }
@@ -227,6 +227,6 @@ fn spec(name: String, bytes: usize) -> TensorSpec {
 fn check(lease: &Lease) -> Result<()> {
     match lease.bytes().is_some_and(is_whole) {
         true => Ok(()),
-        false => Err(Error::corrupt(format!("{:?} {:?} is not what was written", lease, lease.id()))),
+        false => Err(Error::corrupt(format!("{:?} {:?} has wrong bytes", lease, lease.id()))),
     }
 }
