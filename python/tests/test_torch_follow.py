@@ -123,7 +123,7 @@ def test_a_version_that_does_not_fit_keeps_nobody(store: cotensor.Store) -> None
     thread.start()
     assert inside.wait(60)
     gate = ct.weights.models._states[module].gate
-    assert not gate._is_to_wait(module)
+    assert not gate._must_wait(module)
     assert module() == (1, 1)
     go_on.set()
     thread.join()

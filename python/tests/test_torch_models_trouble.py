@@ -43,7 +43,7 @@ def test_what_does_not_fit(store: Any) -> None:
     swapped = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
     del swapped[1].running_mean
     swapped[1].running_mean = torch.nn.Parameter(torch.zeros(4))
-    refused(swapped, "1.running_mean", "published as buffer")
+    refused(swapped, "1.running_mean", "published as a buffer")
 
     more = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), norm, torch.nn.Linear(4, 4))
     done = ct.attach(more, "fits", store, strict=False)

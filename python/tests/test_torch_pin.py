@@ -158,7 +158,7 @@ def test_a_pinned_module_stays_on_one_version(store: cotensor.Store) -> None:
         with ct.pin(module):
             assert module() == 2
         assert module() == 2
-        with pytest.raises(cotensor.ConflictError, match="pinned"):
+        with pytest.raises(cotensor.ConflictError, match="pins its version"):
             ct.refresh(module)
         with pytest.raises(ValueError), ct.pin(module):
             raise ValueError
@@ -187,7 +187,7 @@ def test_a_pin_holds_for_other_threads_and_ends_for_them(store: cotensor.Store, 
     ct.publish(Weighed(2), "weighed", store)
     assert [module() for _ in range(3)] == [1, 1, 1]
     gate = ct.weights.models._states[module].gate
-    assert not gate._is_to_wait(module), "it waited once in vain"
+    assert not gate._must_wait(module), "it waited once in vain"
     refreshed = []
     waiting = threading.Thread(target=lambda: refreshed.append(ct.refresh(module)))
     waiting.start()

@@ -52,7 +52,7 @@ def test_packed_weights_are_refused(store: cotensor.Store, what: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = make()
-    with pytest.raises(cotensor.UnsupportedError, match="before it is quantized") as error:
+    with pytest.raises(cotensor.UnsupportedError, match="before quantization") as error:
         ct.publish(module, "quantized", store)
     assert str(error.value.field).startswith(name)
     assert store.names() == []

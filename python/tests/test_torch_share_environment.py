@@ -188,8 +188,8 @@ def _overlapping():
 
 
 INPUTS = {
-    "attribute": (_with_attribute, "attributes of its own"),
-    "wants gradients": (_with_gradient, "wants gradients"),
+    "attribute": (_with_attribute, "extra attributes"),
+    "requires gradients": (_with_gradient, "requires gradients"),
     "overlapping": (_overlapping, "overlap in memory"),
     "parameter": (lambda: (nn.Parameter(torch.ones(3, 4), requires_grad=False),), "type Parameter"),
     "sparse": (lambda: (torch.eye(4).to_sparse(),), "layout torch.sparse_coo"),

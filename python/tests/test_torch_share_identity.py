@@ -341,7 +341,7 @@ def test_a_graph_whose_weights_were_written_is_not_used(store, write):
         weight.detach()[0, 0] = 9.0
     assert torch.equal(module(x + 1), x + 1) and torch.equal(module(x), x)
     assert (shared.computed, shared.hits) == (1, 1)
-    assert list(shared.private) == ["the weights of its graph were written in place"]
+    assert list(shared.private) == ["the weights of the graph were written in place"]
     shared.refresh()
     module(x + 1)
     assert shared.computed == 2

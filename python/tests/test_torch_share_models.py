@@ -109,7 +109,7 @@ def test_a_model_around_a_shared_encoder_gets_all_hidden_states(store):
     for wanted in (False, True, False):
         for _ in range(2):
             _assert_equal(model(**given, output_hidden_states=wanted), plain(**given, output_hidden_states=wanted))
-    assert shared.hits >= 1 and shared.private["a model around it collects hidden states"] == 2
+    assert shared.hits >= 1 and shared.private["an outer model collects hidden states"] == 2
 
 
 def test_a_batch_encoding_is_an_argument_as_any(store):

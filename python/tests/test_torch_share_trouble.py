@@ -196,7 +196,7 @@ def test_a_dict_that_the_module_fills_and_returns_is_filled_by_hits_too(store):
     given, others = {"x": torch.ones(3)}, []
     module(given, others)
     assert others == [1] and "doubled" in given, "an argument that is changed besides is not shared"
-    assert list(sharing.private) == ["it changes its arguments"]
+    assert list(sharing.private) == ["the module changes its arguments"]
 
 
 def test_control_flow_that_depends_on_data_is_refused(store):
@@ -204,7 +204,7 @@ def test_control_flow_that_depends_on_data_is_refused(store):
     for x in (torch.ones(2, 4), -torch.ones(2, 4)):
         assert torch.equal(module(x), type(module).forward(module, x))
     assert sharing.computed == sharing.hits == 0
-    with pytest.raises(cotensor.UnsupportedError, match="torch.export cannot capture it"):
+    with pytest.raises(cotensor.UnsupportedError, match="torch.export cannot capture the module"):
         sharing.capture(torch.ones(2, 4))
 
 

@@ -1,22 +1,22 @@
-"""Whole PyTorch models in shared memory: published once, attached in milliseconds, by any process of the machine.
+"""PyTorch models in shared memory: published once, attached in milliseconds by any process of the machine.
 
 ::
 
     import cotensor.torch
 
-    cotensor.torch.publish(model, "bert")               # one process: one copy in; `cotensor serve` keeps it
+    cotensor.torch.publish(model, "bert")               # one process: one copy; `cotensor serve` keeps it
 
-    with cotensor.torch.on_meta():                      # another: the structure, without memory
+    with cotensor.torch.on_meta():                      # another process: the structure, without memory
         model = Bert(config)
-    cotensor.torch.attach(model, "bert")                # and the weights, without a copy
+    cotensor.torch.attach(model, "bert")                # the weights, without a copy
 
-    with cotensor.torch.shared_weights("bert"):         # Hugging Face: whoever comes first loads, all others attach
+    with cotensor.torch.shared_weights("bert"):         # Hugging Face: the first process loads, the others attach
         model = AutoModel.from_pretrained(folder)
 
-A name has versions. :func:`publish` makes a new one at once for all tensors; who attached the one before keeps it until
-:func:`refresh`. Parameters can be trained: what is written is the writer's own, page by page.
+A name has versions. :func:`publish` makes a new version of all tensors at once. Attached modules keep their version until
+:func:`refresh`. Parameters can be trained: a write makes a private copy of the page that it touches.
 
-Outputs of modules, computed once for all callers with the same module and input: :func:`share`.
+:func:`share` computes outputs of modules once for all callers with the same module and input.
 
 State dicts: :func:`publish_state_dict`, :func:`publish_file` (safetensors), :func:`state_dict`.
 """

@@ -1,4 +1,4 @@
-"""Whatever modes the caller is in, shared tensors are made plainly; and modules that are to be attached, without memory."""
+"""Modes of torch: defaults for shared tensors, and the construction of modules without memory."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch.overrides import TorchFunctionMode
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
-    """Tensors of the host, which can be trained later: not the caller's default device, not inference tensors."""
+def default_modes() -> Iterator[None]:
+    """Inside, tensors are made on the host and can be trained: without inference mode and the caller's default device."""
     with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
         yield
 
 
 @contextmanager
 def on_meta() -> Iterator[None]:
-    """Inside, modules are made on the meta device, without memory, as by ``torch.device("meta")``, and ``torch.nn.init`` is
-    skipped, which takes most of the time there::
+    """Inside, modules are made on the meta device, without memory, as with ``torch.device("meta")``. ``torch.nn.init``, which
+    takes most of the time there, is skipped::
 
         with cotensor.torch.on_meta():
             model = Bert(config)
@@ -32,7 +32,7 @@ def on_meta() -> Iterator[None]:
 
 
 class NoInitialization(TorchFunctionMode):
-    """Inside, ``torch.nn.init`` leaves tensors without memory as they are, in this thread."""
+    """Inside, ``torch.nn.init`` skips tensors on the meta device, in this thread."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Optional[Mapping[str, Any]] = None

@@ -1,4 +1,4 @@
-"""How far a long copy is."""
+"""The progress of long copies."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, Callable, Iterator, Union
 
 logger = logging.getLogger("cotensor.torch")
 
-#: None: a bar on a terminal once it takes two seconds, if tqdm is installed. True and False: always and never. Or a
-#: function of the bytes done and the bytes in all.
+#: ``None`` shows a bar on a terminal after two seconds, if tqdm is installed. True always shows it, False never. A function gets
+#: the bytes done and the total bytes.
 Progress = Union[None, bool, Callable[[int, int], Any]]
 
 #: Bytes between two reports.
@@ -19,18 +19,18 @@ STEP_BYTES = 64 << 20
 
 @contextmanager
 def reporting(progress: Progress, what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """A function that is told of bytes just done."""
+    """A function to call with the number of bytes that were just done."""
     done = 0
     if callable(progress):
         callback = progress
 
-        def tell(count: int) -> None:
+        def advance(count: int) -> None:
             nonlocal done
             done += count
             callback(done, total_bytes)
 
         callback(0, total_bytes)
-        yield tell
+        yield advance
         return
     if progress is False or (progress is None and not sys.stderr.isatty()):
         yield lambda count: None

@@ -1,4 +1,4 @@
-"""Which store is meant, and one loader at a time."""
+"""The default store, and a lock between processes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _default: Optional[Store] = None
 
 
 def resolve(store: Optional[Store]) -> Store:
-    """The store itself; the daemon's, to which this process keeps one connection, where none is named."""
+    """The store, by default the daemon's, for which this process keeps one connection."""
     global _default
     if store is not None:
         if not hasattr(store, "get_stats"):
-            raise InvalidError(f"store: a store is expected, not {type(store).__name__}", field="store")
+            raise InvalidError(f"store: pass a store, not {type(store).__name__}", field="store")
         return store
     with _lock:
         if _default is not None and _is_closed(_default):
@@ -30,7 +30,7 @@ def resolve(store: Optional[Store]) -> Store:
 
 
 def leased(store: Store, name: str, version: Optional[int]) -> Tensor:
-    """The newest version of a name, or the one that is asked for, which somebody has to lease still."""
+    """Leases the newest version of a name, or ``version``, which another lease has to keep."""
     whole = store.get(name)
     if version is not None and whole.version != _checks.count(version, "version", 1):
         whole = store.lease((whole.id[0], version))
@@ -39,7 +39,7 @@ def leased(store: Store, name: str, version: Optional[int]) -> Tensor:
 
 def _is_closed(store: Store) -> bool:
     try:
-        store.client  # noqa: B018 - asked for its exception
+        store.client  # noqa: B018 - for its exception
     except ConflictError:
         return True
     return False
@@ -47,9 +47,9 @@ def _is_closed(store: Store) -> bool:
 
 @contextmanager
 def claimed(store: Store, name: str) -> Iterator[None]:
-    """Held by one thread of one process at a time: whoever makes what ``name`` is to be.
+    """A lock between processes, held by the one that makes the tensor ``name``.
 
-    It is a claim that never has results: who dies or is done gives it up, and the next one has it.
+    It is a claim without results. It ends with the block or with the process, and the next one gets it.
     """
     key = content_hash("cotensor.torch: who loads the model", name)
     claim = store.claim(key)

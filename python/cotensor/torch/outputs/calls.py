@@ -1,4 +1,4 @@
-"""Calls of a shared module, and the two ways in which it is known what they compute."""
+"""Calls of a shared module, and the two ways to identify what they compute: a captured graph, or a key."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch
 
 from ..._native import Store, content_hash
 from .capture import Capture, capture, capturing
-from .environment import random_state, words
+from .environment import environment_key, random_state
 from .inputs import check_inputs, plain, shapes, signature, strides
 from .snapshot import Snapshot
 from .tree import NotShared, describe
 
 _logger = logging.getLogger("cotensor.torch")
-#: How many graphs a module has at most. Each kind of call, and each branch that depends on a size, needs one.
+#: The most graphs of a module. Each kind of call, and each branch on a size, needs one.
 _CAPTURES_MAX = 64
-#: After how many shapes that cannot be captured a kind of call is not tried again.
+#: The number of failed shapes after which a kind of call is not captured again.
 _REFUSED_MAX = 3
 
 
 class ComputedPrivately(NotShared):
-    """As :class:`NotShared`, when the output is there already."""
+    """As :class:`NotShared`, with the computed output."""
 
     def __init__(self, reason: str, output: Any) -> None:
         super().__init__(reason)
@@ -33,47 +33,47 @@ class ComputedPrivately(NotShared):
 
 @dataclass
 class Call:
-    """One call, in the form in which it is captured and compared."""
+    """One call, in the form for captures and keys."""
 
     args: Tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    #: Args and kwargs without their tensors.
+    #: The description of args and kwargs, without their tensors.
     described: Any
     tensors: List[torch.Tensor]
-    words: List[str]
+    environment: List[str]
 
     @classmethod
     def of(cls, args: Tuple[Any, ...], kwargs: Mapping[str, Any], parameters: Sequence[str]) -> "Call":
-        """``parameters`` are the names that the module's code gives its parameters: the order of those does not matter."""
+        """``parameters`` are the names of forward's parameters, which put keyword arguments in a fixed order."""
         ordered = {name: kwargs[name] for name in parameters if name in kwargs}
         ordered.update(kwargs)
         tensors: List[torch.Tensor] = []
         described = describe([list(args), ordered], tensors)
         check_inputs(tensors)
-        return cls(args, kwargs, described, [plain(tensor) for tensor in tensors], words())
+        return cls(args, kwargs, described, [plain(tensor) for tensor in tensors], environment_key())
 
     def key(self, space: str) -> str:
-        """The key of what a module of this space computes for these inputs, in this environment."""
-        told = json.dumps([self.described, strides(self.tensors)])
-        return content_hash(space, *self.words, told, *self.tensors)
+        """The key of the result of a module of this space for these inputs in this environment."""
+        described = json.dumps([self.described, strides(self.tensors)])
+        return content_hash(space, *self.environment, described, *self.tensors)
 
 
-class Captured:
-    """A module as it was at one moment, which runs as captured graphs."""
+class CapturedModule:
+    """A snapshot of a module, which runs as captured graphs."""
 
-    def __init__(self, module: torch.nn.Module, store: Store, name: str, vouched: Collection[str]) -> None:
+    def __init__(self, module: torch.nn.Module, store: Store, name: str, trusted: Collection[str]) -> None:
         self._snapshot = Snapshot(module, store, name)
-        self._vouched = vouched
+        self._trusted = trusted
         self._found: Dict[Any, List[Capture]] = {}
         self._refused: Dict[Any, Dict[Any, str]] = {}
 
     def spaces(self) -> List[str]:
-        """Of the graphs that there are."""
+        """The spaces of all graphs."""
         return [one.space for captures in list(self._found.values()) for one in captures]
 
     def function(self, call: Call) -> "_Graph":
-        """What computes this call. Raises :class:`NotShared`, with the reason, where it cannot be captured."""
-        kind = json.dumps([signature(call.described, call.tensors), call.words])
+        """The graph for this call. Raises :class:`NotShared` with the reason if it cannot be captured."""
+        kind = json.dumps([signature(call.described, call.tensors), call.environment])
         at = shapes(call.tensors)
         found = self._known(kind, at)
         if found is None:
@@ -89,9 +89,9 @@ class Captured:
         if at in refused or len(refused) >= _REFUSED_MAX:
             raise NotShared(refused.get(at) or next(iter(refused.values())))
         if len(self.spaces()) + sum(map(len, self._refused.values())) >= _CAPTURES_MAX:
-            raise NotShared(f"more than {_CAPTURES_MAX} kinds of calls")
+            raise NotShared(f"the module has more than {_CAPTURES_MAX} kinds of calls")
         try:
-            made = capture(self._snapshot, call.described, call.tensors, self._vouched)
+            made = capture(self._snapshot, call.described, call.tensors, self._trusted)
         except NotShared as error:
             refused[at] = str(error)
             _logger.warning("%s: calls are not shared: %s", type(self._snapshot.module).__name__, error)
@@ -114,16 +114,16 @@ class _Graph:
         except NotShared:
             raise
         except Exception as error:
-            raise NotShared(f"its graph failed: {type(error).__name__}") from error
+            raise NotShared(f"the graph failed: {type(error).__name__}") from error
         if not self._snapshot.is_intact():
-            raise NotShared("the weights of its graph were written in place")
+            raise NotShared("the weights of the graph were written in place")
         return self._captured.output, tensors
 
     def is_unchanged(self, call: Call, key: str) -> bool:
         return call.key(self.space) == key
 
     def returned(self, call: Call, output: Any) -> Any:
-        """``output``, in the argument that the module fills and returns, if there is one."""
+        """``output``, stored in the argument that the module fills and returns, if any."""
         place = self._captured.returned
         if place is None:
             return output
@@ -136,8 +136,8 @@ class _Graph:
         return target
 
 
-class Stated:
-    """A module of which the user states what it computes, by a key."""
+class KeyedModule:
+    """A module that the user identifies by a key."""
 
     def __init__(self, key: str, forward: Callable[..., Any], parameters: Sequence[str]) -> None:
         self.space = content_hash("cotensor.torch: a stated key", key)
@@ -147,7 +147,7 @@ class Stated:
     def spaces(self) -> List[str]:
         return [self.space]
 
-    def function(self, call: Call) -> "Stated":
+    def function(self, call: Call) -> "KeyedModule":
         return self
 
     def compute(self, call: Call) -> Tuple[Any, List[torch.Tensor]]:
@@ -160,13 +160,13 @@ class Stated:
         except NotShared as error:
             raise ComputedPrivately(str(error), output) from error
         if random_state() != state:
-            raise ComputedPrivately("it draws random numbers", output)
+            raise ComputedPrivately("the module draws random numbers", output)
         if any(tensor.requires_grad for tensor in tensors):
-            raise ComputedPrivately("an output that wants gradients", output)
+            raise ComputedPrivately("an output requires gradients", output)
         return described, tensors
 
     def is_unchanged(self, call: Call, key: str) -> bool:
-        # The module had the caller's own arguments.
+        # The module ran with the caller's own arguments.
         try:
             return Call.of(call.args, call.kwargs, self._parameters).key(self.space) == key
         except NotShared:
@@ -177,7 +177,7 @@ class Stated:
 
 
 def parts(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """The module and all inside it, each once: faster than torch's own way, which makes names."""
+    """The module and its submodules, each once. Faster than ``modules()``, which also makes names."""
     seen = {id(module)}
     waiting = [module]
     while waiting:

@@ -1,4 +1,4 @@
-"""A module captured by ``torch.export`` for one kind of call."""
+"""Captures a module by ``torch.export`` for one kind of call."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from .snapshot import Snapshot
 from .tree import NotShared, describe, restore
 
 _logger = logging.getLogger("cotensor.torch")
-#: One capture at a time: torch.export changes state of the whole process while it runs.
+#: Serializes captures, because torch.export changes global state.
 _exporting = threading.RLock()
 
 
 def capturing() -> Any:
-    """The lock that a capture holds."""
+    """The lock of captures."""
     return _exporting
 
 
 class Capture:
-    """A graph, its weights, and the shapes that it is valid for."""
+    """A graph, its weights, and the shapes for which it is valid."""
 
     def __init__(self, program: torch.export.ExportedProgram, snapshot: Snapshot, output: Any, example: Shapes) -> None:
         self._module = program.graph_module
-        #: The output without its tensors, as :func:`describe` writes it.
+        #: The description of the output, from :func:`describe`.
         self.output = output
-        #: Which argument the module fills and returns, by position or name.
+        #: The argument that the module fills and returns, by position or name.
         self.returned: Union[int, str, None] = None
         kinds: List[str] = []
-        #: In the order of the graph's inputs; None for those of the call.
+        #: The weights in the order of the graph's inputs; ``None`` for inputs of the call.
         self._given: List[Optional[torch.Tensor]] = []
         identities: List[str] = []
         inputs = []
@@ -57,7 +57,7 @@ class Capture:
             value = program.constants[name] if name in program.constants else program.state_dict[name]
             if spec.kind is InputKind.CONSTANT_TENSOR:
                 check_tensor(value.detach(), "a constant")
-                # A global tensor, or one of a closure: later writes to it have no effect.
+                # A global tensor or one of a closure. The copy ignores later writes.
                 value = value.detach().clone()
                 identities.append(content_hash(value))
             else:
@@ -67,7 +67,7 @@ class Capture:
         self._storages = {one.untyped_storage()._cdata for one in self._given if one is not None}
         self._guards = Guards(program, inputs, example)
         self._valid: Dict[Shapes, bool] = {}
-        #: Modules of equal space compute the same function: 64 hexadecimal digits.
+        #: The space, 64 hexadecimal digits. Modules of equal spaces compute the same function.
         self.space = content_hash(graph_hash(self._module, kinds), json.dumps(output), *identities)
 
     def accepts(self, of: Shapes) -> bool:
@@ -80,29 +80,29 @@ class Capture:
         return known
 
     def other_shapes(self, of: Shapes) -> Optional[Shapes]:
-        """Shapes that differ in every size that the graph leaves open: the same where it leaves none, None where no other is
+        """Other valid shapes, which differ in every dynamic size; the same without dynamic sizes, ``None`` if no other is
         valid."""
         return self._guards.other(of) if self._guards.symbols else of
 
     def run(self, tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        """The tensors of the output. None of them shares memory with weights or inputs."""
+        """Runs the graph. The output tensors share no memory with weights or inputs."""
         with torch.inference_mode(False), torch.no_grad():
             inputs = iter([for_graph(tensor) for tensor in tensors])
             given = [next(inputs) if one is None else one for one in self._given]
             versions = [tensor._version for tensor in given]
             found = list(self._module.forward(*given))
             if [tensor._version for tensor in given] != versions:
-                raise NotShared("it changes its input or itself")
+                raise NotShared("the module changes its input or itself")
             kept = self._storages | {tensor.untyped_storage()._cdata for tensor in given}
             return [one.clone() if one.untyped_storage()._cdata in kept else one for one in found]
 
 
-#: How many shapes a capture remembers.
+#: The most shapes whose validity a capture caches.
 _SHAPES_MAX = 4096
 
 
 class _Flat(torch.nn.Module):
-    """A module that takes and gives tensors alone."""
+    """A module whose arguments and outputs are flat lists of tensors."""
 
     def __init__(self, module: torch.nn.Module, arguments: Any, found: List[Any]) -> None:
         super().__init__()
@@ -117,57 +117,58 @@ class _Flat(torch.nn.Module):
         return given
 
 
-def capture(snapshot: Snapshot, arguments: Any, tensors: Sequence[torch.Tensor], vouched: Collection[str]) -> Capture:
-    """Captures a kind of call, and compares the graph's outputs with the module's, at two shapes where sizes stay open.
+def capture(snapshot: Snapshot, arguments: Any, tensors: Sequence[torch.Tensor], trusted: Collection[str]) -> Capture:
+    """Captures a kind of call, and compares the graph's outputs with the module's; with dynamic sizes at two shapes.
 
-    ``arguments`` describe args and kwargs, and ``tensors`` are those among them.
+    ``arguments`` is the description of args and kwargs, and ``tensors`` are their tensors.
 
-    Raises :class:`NotShared` with the reason, and what the module raises.
+    Raises :class:`NotShared` with the reason, and the module's exceptions.
     """
     with capturing(), warnings.catch_warnings(), random_numbers_restored():
         warnings.simplefilter("ignore")
         expected = _Expected(snapshot, arguments, tensors)
         reason: Optional[NotShared] = None
-        for is_open in [True, False] if any(tensor.ndim for tensor in tensors) else [False]:
+        for is_dynamic in [True, False] if any(tensor.ndim for tensor in tensors) else [False]:
             try:
-                made = _exported(snapshot, arguments, tensors, vouched, is_open)
+                made = _exported(snapshot, arguments, tensors, trusted, is_dynamic)
                 made.returned = expected.returned
                 expected.compare(made)
-                if is_open:
+                if is_dynamic:
                     _compare_elsewhere(made, snapshot, arguments, tensors)
             except NotShared as error:
-                _logger.debug("%s: with %s sizes: %s", type(snapshot.module).__name__, "open" if is_open else "fixed", error)
+                sizes = "dynamic" if is_dynamic else "fixed"
+                _logger.debug("%s: with %s sizes: %s", type(snapshot.module).__name__, sizes, error)
                 reason = error
                 continue
             if not snapshot.is_intact():
-                raise NotShared("it changes its input or itself")
+                raise NotShared("the module changes its input or itself")
             return made
         assert reason is not None
         raise reason
 
 
 def _exported(
-    snapshot: Snapshot, arguments: Any, tensors: Sequence[torch.Tensor], vouched: Collection[str], is_open: bool
+    snapshot: Snapshot, arguments: Any, tensors: Sequence[torch.Tensor], trusted: Collection[str], is_dynamic: bool
 ) -> Capture:
     found: List[Any] = []
     flat = _Flat(snapshot.module, arguments, found).eval()
     try:
-        # Python code that draws numbers gives others than it did for the module's own outputs.
+        # With other random numbers, so that random Python code gives another result than the module's own run.
         with torch.inference_mode(False), torch.no_grad(), random_numbers_restored(other=True):
             given = tuple(tensor.clone() for tensor in tensors)
-            sizes = tuple(_dims(tensor, is_open) for tensor in given)
+            sizes = tuple(_dims(tensor, is_dynamic) for tensor in given)
             program = torch.export.export(flat, given, dynamic_shapes=(sizes,), strict=False)
-            check(program, vouched)
+            check(program, trusted)
             return Capture(program, snapshot, found[0], shapes(given))
     except NotShared:
         raise
     except Exception as error:
-        raise NotShared(f"torch.export cannot capture it: {_cause(error)}") from error
+        raise NotShared(f"torch.export cannot capture the module: {_cause(error)}") from error
 
 
-def _dims(tensor: torch.Tensor, is_open: bool) -> Mapping[int, Any]:
-    open_dims = is_open and is_standard(tensor)
-    return {dim: Dim.AUTO if open_dims and size > 1 else Dim.STATIC for dim, size in enumerate(tensor.shape)}
+def _dims(tensor: torch.Tensor, is_dynamic: bool) -> Mapping[int, Any]:
+    dynamic_dims = is_dynamic and is_standard(tensor)
+    return {dim: Dim.AUTO if dynamic_dims and size > 1 else Dim.STATIC for dim, size in enumerate(tensor.shape)}
 
 
 def _cause(error: BaseException) -> str:
@@ -178,7 +179,7 @@ def _cause(error: BaseException) -> str:
 
 
 class _Expected:
-    """What the module's own code computes."""
+    """The output of the module's own code."""
 
     def __init__(self, snapshot: Snapshot, arguments: Any, tensors: Sequence[torch.Tensor]) -> None:
         self._given = list(tensors)
@@ -191,25 +192,25 @@ class _Expected:
         self._output = describe(result, self._tensors)
         for tensor in self._tensors:
             if tensor.requires_grad:
-                raise NotShared("an output that wants gradients")
+                raise NotShared("an output requires gradients")
             check_tensor(tensor, "an output")
         named = [*enumerate(args), *kwargs.items()]
-        #: Which argument the module fills and returns, by position or name.
+        #: The argument that the module fills and returns, by position or name.
         self.returned = next((name for name, value in named if value is result and not isinstance(value, torch.Tensor)), None)
         if self.returned is None:
             after: List[torch.Tensor] = []
             if describe([args, kwargs], after) != arguments or [id(one) for one in after] != [id(one) for one in copies]:
-                raise NotShared("it changes its arguments")
+                raise NotShared("the module changes its arguments")
         if not all(_same_bits(one, other) for one, other in zip(copies, before)):
-            raise NotShared("it changes its input or itself")
+            raise NotShared("the module changes its input or itself")
 
     def compare(self, made: Capture) -> None:
-        """Raises :class:`NotShared` where a graph computes something else."""
-        reason: Optional[str] = "another structure of the output"
+        """Raises :class:`NotShared` if the graph computes another result."""
+        reason: Optional[str] = "another structure"
         if made.output == self._output:
             reason = difference(made.run(self._given), self._tensors)
         if reason is not None:
-            raise NotShared(f"its graph gives another result than its code ({reason}): it reads more than its arguments")
+            raise NotShared(f"graph and module give different outputs ({reason}): the module reads more than its arguments")
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -217,10 +218,10 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _compare_elsewhere(made: Capture, snapshot: Snapshot, arguments: Any, tensors: Sequence[torch.Tensor]) -> None:
-    """At other sizes, which Python code may treat differently without a condition that the graph knows."""
+    """Compares at other sizes, which Python code can treat differently without a guard."""
     at = made.other_shapes(shapes(tensors))
     if at is None:
-        raise NotShared("no other shape to compare at")
+        raise NotShared("there is no other shape to compare")
     if at == shapes(tensors):
         return
     try:
@@ -228,12 +229,12 @@ def _compare_elsewhere(made: Capture, snapshot: Snapshot, arguments: Any, tensor
     except NotShared:
         raise
     except Exception as error:
-        raise NotShared(f"it fails at another shape: {type(error).__name__}") from error
+        raise NotShared(f"the module fails at another shape: {type(error).__name__}") from error
     elsewhere.compare(made)
 
 
 def _forked() -> None:
-    # Another thread of the parent may have held it.
+    # Another thread of the parent may have held the lock.
     global _exporting
     _exporting = threading.RLock()
 

@@ -1,4 +1,4 @@
-"""Whether two computations of the same result agree."""
+"""Compares two computations of the same result."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 
 
 def difference(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> Optional[str]:
-    """In what two outputs differ by more than rounding; None if they agree.
+    """A difference of two outputs that exceeds rounding; ``None`` if they agree.
 
-    Rounding is what :func:`torch.testing.assert_close` allows for the dtype, at the scale of the output's largest element.
+    The tolerance is that of :func:`torch.testing.assert_close` for the dtype, scaled by the output's largest element.
     """
     if len(found) != len(expected):
         return f"{len(found)} tensors, not {len(expected)}"
@@ -28,7 +28,7 @@ def _differ(one: torch.Tensor, other: torch.Tensor) -> Optional[str]:
     if torch.equal(one, other):
         return None
     if not one.dtype.is_floating_point:
-        return "other elements"
+        return "different elements"
     rtol, atol = _TOLERANCES.get(one.dtype, (1e-1, 1e-1))
     finite = other.isfinite()
     scale = float(other[finite].abs().max()) if bool(finite.any()) else 0.0
@@ -39,7 +39,7 @@ def _differ(one: torch.Tensor, other: torch.Tensor) -> Optional[str]:
     return f"elements that differ by up to {float(largest):.3g}"
 
 
-#: Relative and absolute, as torch.testing has them.
+#: Relative and absolute tolerances, as in torch.testing.
 _TOLERANCES = {
     torch.float16: (1e-3, 1e-5),
     torch.bfloat16: (1.6e-2, 1e-5),

@@ -1,4 +1,4 @@
-"""Process and thread state that decides the bits of a result, and state that no key can describe."""
+"""Process and thread state that determines the bits of a result, and state that a key cannot describe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from .tree import NotShared
 
-#: Variables that choose the kernels of torch's libraries. The libraries read them once.
+#: Variables that select kernels of torch's libraries. The libraries read them once.
 _VARIABLES = (
     "ATEN_CPU_CAPABILITY",
     "DNNL_DEFAULT_FPMATH_MODE",
@@ -32,7 +32,7 @@ _VARIABLES = (
     "ONEDNN_MAX_CPU_ISA",
 )
 _AT_START = [f"{name}={os.environ.get(name)}" for name in _VARIABLES]
-#: Switches of torch, by the name of the function that reads them. A torch that lacks one has no such switch.
+#: Functions of torch that read a switch. Some torch versions lack some.
 _SWITCHES = (
     "_get_cpu_allow_fp16_reduced_precision_reduction",
     "_get_cpu_capability",
@@ -56,7 +56,7 @@ _SWITCHES = (
 _READERS = [getattr(torch._C, name) for name in _SWITCHES if hasattr(torch._C, name)]
 #: The precision of float32 by library and operator.
 _PRECISIONS = [("generic", "all"), *(("mkldnn", operator) for operator in ("all", "conv", "rnn", "matmul"))]
-#: The dispatch keys whose kernels a call without gradients on the host may reach.
+#: The dispatch keys that a host call without gradients can reach.
 _KEYS = (
     "/ADInplaceOrView",
     "/Autocast",
@@ -69,13 +69,13 @@ _KEYS = (
     "/CompositeExplicitAutogradNonFunctional",
     "/CompositeImplicitAutograd",
 )
-#: A float64 below the normal ones, and a tensor of float32 ones that is long enough for a part in each thread.
+#: A subnormal float64, and the length of a float32 tensor per thread that makes torch use all threads.
 _SUBNORMAL = 5e-324
 _ELEMENTS_PER_THREAD = 1 << 15
 
 
-def words() -> List[str]:
-    """The state that is part of a result's key. A capture is for one such state, which Python code may read, too."""
+def environment_key() -> List[str]:
+    """The state that is part of a result's key. A capture is valid for one such state, because Python code can read it."""
     return [
         torch.__version__,
         *_AT_START,
@@ -85,7 +85,7 @@ def words() -> List[str]:
         str((torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))),
         str((torch.is_grad_enabled(), torch.is_inference_mode_enabled())),
         str((torch.backends.mha.get_fastpath_enabled(), torch.backends.opt_einsum.enabled)),
-        # Other dispatch keys, such as those of a context manager of torch's internals.
+        # Dispatch keys, which context managers of torch's internals change.
         str((torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set())),
     ]
 
@@ -96,7 +96,7 @@ def _precisions() -> List[str]:
 
 
 def check_modes() -> None:
-    """Raises :class:`NotShared` inside a mode or transform that may change any operator's meaning."""
+    """Raises :class:`NotShared` inside a mode or transform that can change the meaning of operators."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise NotShared("inside a functorch transform")
     if forward_ad._current_level >= 0:
@@ -107,11 +107,11 @@ def check_modes() -> None:
         raise NotShared("inside a TorchFunctionMode")
     changed = _changed_operators()
     if changed:
-        raise NotShared(f"the operator {changed} was given another kernel")
+        raise NotShared(f"the process registered its own kernel for {changed}")
 
 
 def _is_host(mode: Any) -> bool:
-    """Whether it only makes the host the default device, which it is anyway."""
+    """Whether the mode only sets the host as the default device."""
     return type(mode) is DeviceContext and torch.device(mode.device).type == "cpu"
 
 
@@ -119,7 +119,7 @@ _known_kernels: Tuple[int, Optional[str]] = (-1, None)
 
 
 def _changed_operators() -> Optional[str]:
-    """An ATen operator for which this process registered a kernel of its own."""
+    """An ATen operator for which this process registered its own kernel."""
     global _known_kernels
     registered: Set[str] = getattr(torch.library, "_impls", set())
     if _known_kernels[0] != len(registered):
@@ -129,13 +129,13 @@ def _changed_operators() -> Optional[str]:
 
 
 def check_denormals() -> None:
-    """Raises :class:`NotShared` where this thread takes denormal numbers for zero. torch has no function that says so."""
+    """Raises :class:`NotShared` if this thread flushes denormal numbers to zero. torch cannot report it."""
     if _SUBNORMAL * 1.0 == 0.0 or sys.float_info.min * 0.5 == 0.0:
         raise NotShared("denormal numbers are flushed to zero")
 
 
 def check_denormals_of_all_threads() -> None:
-    """As :func:`check_denormals`, for the threads among which torch divides an operator's work."""
+    """As :func:`check_denormals`, for the threads that run torch's operators."""
     check_denormals()
     tiny = _tiny(torch.get_num_threads() * _ELEMENTS_PER_THREAD)
     if not bool((tiny * 0.5).ne(0).all()):
@@ -149,13 +149,13 @@ def _tiny(count: int) -> torch.Tensor:
 
 
 def random_state() -> Tuple[Any, ...]:
-    """The state of the generators that are used where none is named."""
+    """The state of the default random generators."""
     return torch.get_rng_state().numpy().tobytes(), random.getstate(), str(numpy.random.get_state(legacy=False))
 
 
 @contextmanager
 def random_numbers_restored(other: bool = False) -> Iterator[None]:
-    """The state of those generators is the same after the block. ``other``: inside, they give other numbers than outside."""
+    """Restores the default random generators after the block. With ``other``, the block sees other numbers than its caller."""
     states = torch.get_rng_state(), random.getstate(), numpy.random.get_state(legacy=False)
     try:
         if other:

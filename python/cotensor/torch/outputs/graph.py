@@ -1,4 +1,4 @@
-"""What a captured graph may consist of, and its hash."""
+"""Checks of captured graphs, and their hashes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch.export.graph_signature import InputKind, OutputKind
 from ..._native import content_hash
 from .tree import NotShared
 
-#: Operators whose elements are whatever their memory had before.
+#: Operators that return uninitialized memory.
 _UNINITIALIZED = ("empty", "new_empty", "resize", "set_", "_resize")
-#: Operators that are random only with this argument: its name, and the value that makes them deterministic.
+#: Random operators with an argument that makes them deterministic: its name and that value.
 _RANDOM_UNLESS: Dict[str, Tuple[str, Any]] = {
     "aten::dropout": ("train", False),
     "aten::dropout_": ("train", False),
@@ -26,24 +26,24 @@ _RANDOM_UNLESS: Dict[str, Tuple[str, Any]] = {
     "aten::scaled_dot_product_attention": ("dropout_p", 0.0),
     "aten::_scaled_dot_product_flash_attention_for_cpu": ("dropout_p", 0.0),
 }
-#: Parts of the graph that run under another mode, which is among their arguments.
+#: Operators that run a subgraph under a mode, which is one of their arguments.
 _REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 
 
-def check(program: torch.export.ExportedProgram, vouched: Collection[str]) -> None:
-    """Raises :class:`NotShared`, with the reason, for a graph whose result may depend on more than its inputs and weights, or
-    that does more than to compute it. ``vouched`` are operators by name, such as ``"torchvision::nms"``."""
+def check(program: torch.export.ExportedProgram, trusted: Collection[str]) -> None:
+    """Raises :class:`NotShared` with the reason for a graph with side effects, or whose result can depend on more than its inputs
+    and weights. ``trusted`` are names of operators, such as ``"torchvision::nms"``."""
     signature = program.graph_signature
     for given in signature.input_specs:
         if given.kind in (InputKind.CUSTOM_OBJ, InputKind.TOKEN):
-            raise NotShared("an object of a class of C++")
+            raise NotShared("the graph has an object of a C++ class")
     for result in signature.output_specs:
         if result.kind is not OutputKind.USER_OUTPUT:
-            raise NotShared("it changes its input or itself")
-    _check_nodes(program.graph_module, vouched)
+            raise NotShared("the module changes its input or itself")
+    _check_nodes(program.graph_module, trusted)
 
 
-def _check_nodes(module: torch.fx.GraphModule, vouched: Collection[str]) -> None:
+def _check_nodes(module: torch.fx.GraphModule, trusted: Collection[str]) -> None:
     given = {
         node.meta["val"].untyped_storage()._cdata
         for node in module.graph.nodes
@@ -51,31 +51,31 @@ def _check_nodes(module: torch.fx.GraphModule, vouched: Collection[str]) -> None
     }
     for node in module.graph.nodes:
         if node.op == "call_function":
-            _check_operator(node, vouched, given)
+            _check_operator(node, trusted, given)
             for region in _regions(node, module):
-                _check_nodes(region, vouched)
+                _check_nodes(region, trusted)
         elif node.op not in ("placeholder", "get_attr", "output"):
-            raise NotShared(f"a graph with {node.op}")
+            raise NotShared(f"the graph has a {node.op}")
 
 
-def _check_operator(node: torch.fx.Node, vouched: Collection[str], given: Collection[int]) -> None:
+def _check_operator(node: torch.fx.Node, trusted: Collection[str], given: Collection[int]) -> None:
     target: Any = node.target
     if isinstance(target, torch._ops.HigherOrderOperator):
         if target._name not in _REGIONS:
-            raise NotShared(f"the operator {target._name}")
+            raise NotShared(f"the graph has the operator {target._name}")
         return
     if not isinstance(target, torch._ops.OpOverload):
         if not _is_on_sizes(target):
-            raise NotShared(f"the function {target}")
+            raise NotShared(f"the graph has the function {target}")
         return
     name = target._schema.name
-    if name not in vouched:
+    if name not in trusted:
         if target.namespace not in ("aten", "prims"):
-            raise NotShared(f"the operator {name}: state operators=({name!r},) if equal inputs give equal outputs")
+            raise NotShared(f"the graph has the operator {name}: pass operators=({name!r},) if it is deterministic")
         if torch.Tag.nondeterministic_seeded in target.tags and not _is_deterministic(node, name):
-            raise NotShared(f"the random operator {name}")
+            raise NotShared(f"the graph has the random operator {name}")
         if name.partition("::")[2].startswith(_UNINITIALIZED):
-            raise NotShared(f"the operator {name}, whose result is uninitialized memory")
+            raise NotShared(f"the graph has the operator {name}, which returns uninitialized memory")
     for position, argument in enumerate(target._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
@@ -83,11 +83,11 @@ def _check_operator(node: torch.fx.Node, vouched: Collection[str], given: Collec
         for written in value if isinstance(value, (list, tuple)) else (value,):
             shown = written.meta.get("val") if isinstance(written, torch.fx.Node) else None
             if isinstance(shown, torch.Tensor) and shown.untyped_storage()._cdata in given:
-                raise NotShared("it changes its input or itself")
+                raise NotShared("the module changes its input or itself")
 
 
 def _is_on_sizes(target: Any) -> bool:
-    """Whether it is one of Python's or torch's functions on numbers, which graphs have for sizes."""
+    """Whether it is a function on numbers, which graphs use for sizes."""
     name = str(getattr(target, "__name__", ""))
     modules = (operator, math, torch) if name.startswith(("sym_", "_sym_")) else (operator, math)
     return any(getattr(module, name, None) is target for module in modules)
@@ -108,9 +108,9 @@ def _regions(node: torch.fx.Node, module: torch.fx.GraphModule) -> List[torch.fx
 
 
 def graph_hash(module: torch.fx.GraphModule, kinds: Sequence[str]) -> str:
-    """The hash of operators, arguments and metadata of inputs and outputs; names of nodes and symbols are not part of it.
+    """The hash of the operators, the arguments, and the metadata of inputs and outputs, without names of nodes and symbols.
 
-    ``kinds`` are those of the inputs: weight, constant or input.
+    ``kinds`` has the kind of each input: weight, constant or input.
     """
     numbers: Dict[torch.fx.Node, int] = {}
     symbols: Dict[str, int] = {}
@@ -123,7 +123,7 @@ def graph_hash(module: torch.fx.GraphModule, kinds: Sequence[str]) -> str:
         elif node.op == "get_attr":
             part = getattr(module, str(node.target))
             if not isinstance(part, torch.fx.GraphModule):
-                raise NotShared("a constant inside the graph")
+                raise NotShared("the graph has a constant")
             lines.append(f"part {graph_hash(part, ())}")
         elif node.op == "output":
             lines.append(f"output {_word(node.args, numbers)}")
@@ -168,4 +168,4 @@ def _word(value: Any, numbers: Dict[torch.fx.Node, int]) -> str:
         return f"slice{_word((value.start, value.stop, value.step), numbers)}"
     if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
         return str(value)
-    raise NotShared(f"an argument of type {type(value).__name__} in the graph")
+    raise NotShared(f"the graph has an argument of type {type(value).__name__}")

@@ -1,4 +1,4 @@
-"""The shapes for which a captured graph computes what the module's Python code would."""
+"""The shapes for which a captured graph is valid."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Shapes = Tuple[Tuple[int, ...], ...]
 
 
 class Guards:
-    """What the code assumed of the inputs' sizes while it was captured.
+    """The assumptions of the code about input sizes during the capture.
 
-    Every comparison of a size became a guard, and every size that was used as a number became fixed.
+    Each comparison of a size became a guard. Each size that was used as a number became fixed.
     """
 
     def __init__(self, program: torch.export.ExportedProgram, inputs: Sequence[torch.fx.Node], example: Shapes) -> None:
@@ -32,19 +32,19 @@ class Guards:
         for environment in environments:
             self._guards += [guard.expr for guard in environment.guards]
             self._replaced.update(environment.replacements)
-        # Symbols that were found equal to others, and the numbers that were found for some.
+        # Symbols that equal other symbols or numbers are replaced.
         self._guards = [self._resolved(guard) for guard in self._guards]
         self.symbols = sorted(
             {one for sizes in self._sizes for size in sizes for one in size.free_symbols}, key=lambda one: one.name
         )
         plain = {size for sizes in self._sizes for size in sizes if size.is_Symbol}
         if not set(self.symbols) <= plain:
-            raise NotShared("a size that is computed from an unknown one")
+            raise NotShared("a size is computed from an unknown size")
         free = {one for guard in self._guards for one in guard.free_symbols}
         if not free <= set(self.symbols):
-            raise NotShared("a condition on something else than sizes of the inputs")
+            raise NotShared("a condition depends on more than the sizes of the inputs")
         if not self.accept(example):
-            raise NotShared("conditions that its own example does not meet")
+            raise NotShared("the example violates the conditions of its capture")
 
     def _resolved(self, expression: Any) -> Any:
         for _ in range(len(self._replaced) + 1):
@@ -68,7 +68,7 @@ class Guards:
         return self.shapes(values) == shapes
 
     def values(self, shapes: Shapes) -> Optional[Dict[Any, Any]]:
-        """The number that each symbol stands for."""
+        """The value of each symbol for these shapes; ``None`` if they do not match."""
         values: Dict[Any, Any] = {}
         for sizes, shape in zip(self._sizes, shapes):
             if len(sizes) != len(shape):
@@ -79,11 +79,11 @@ class Guards:
         return values
 
     def shapes(self, values: Dict[Any, Any]) -> Shapes:
-        """The inputs' shapes for these numbers."""
+        """The shapes of the inputs for these values."""
         return tuple(tuple(int(size.xreplace(values)) for size in sizes) for sizes in self._sizes)
 
     def other(self, shapes: Shapes) -> Optional[Shapes]:
-        """Shapes that differ in every open size and are valid, too; None where none is near."""
+        """Valid shapes near these that differ in every dynamic size; ``None`` if there are none."""
         values = self.values(shapes)
         if values is None:
             return None

@@ -1,4 +1,4 @@
-"""The tensors that a module is called with, in the form in which a captured graph gets them."""
+"""The input tensors of a call, in the form that a captured graph gets."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from ..weights.collect import contiguous_stride
 from ..weights.manifest import span
 from .tree import NotShared
 
-#: Kernels add in another order where memory begins elsewhere in a cache line.
+#: Kernels sum in an order that depends on the alignment of memory in a cache line.
 _ALIGNMENT_BYTES = 64
 
 
 def check_tensor(tensor: torch.Tensor, what: str) -> None:
-    """Raises :class:`NotShared` for a tensor that is more than its elements, their dtype and their strides."""
+    """Raises :class:`NotShared` for a tensor with more state than elements, dtype and strides."""
     if type(tensor) is not torch.Tensor:
         raise NotShared(f"{what} of type {type(tensor).__name__}")
     if tensor.requires_grad:
-        raise NotShared(f"{what} that wants gradients")
+        raise NotShared(f"{what} that requires gradients")
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         raise NotShared(f"{what} on {tensor.device} with layout {tensor.layout}")
     if tensor.is_quantized or tensor.is_nested or tensor.is_complex():
         raise NotShared(f"{what} of dtype {tensor.dtype}")
     if vars(tensor):
-        raise NotShared(f"{what} with attributes of its own")
+        raise NotShared(f"{what} with extra attributes")
     if any(name is not None for name in getattr(tensor, "names", ())):
         raise NotShared(f"{what} with named dimensions")
     if tensor.is_leaf and tensor.grad is not None:
@@ -33,7 +33,7 @@ def check_tensor(tensor: torch.Tensor, what: str) -> None:
 
 
 def check_inputs(tensors: Sequence[torch.Tensor]) -> None:
-    """Raises :class:`NotShared` for inputs that no key describes."""
+    """Raises :class:`NotShared` for inputs that a key cannot describe."""
     extents = []
     for tensor in tensors:
         check_tensor(tensor, "an input")
@@ -47,10 +47,10 @@ def check_inputs(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The same elements and dtype in memory that holds nothing else, in the same order if they are dense.
+    """The same elements and dtype in a storage of exactly their size, in the same order if they are dense.
 
-    An operator such as ``as_strided`` reads all of the memory, so a graph must not get a part of a larger tensor. Row-major
-    tensors have the strides that follow from the shape: a dimension of size 1 may have any.
+    An operator such as ``as_strided`` can read the whole storage, so a graph must not get a part of a larger tensor. Row-major
+    tensors get the standard strides, because torch allows any stride for a dimension of size 1.
     """
     own = tensor.detach().resolve_neg()
     fills = own.storage_offset() == 0 and own.untyped_storage().nbytes() == own.numel() * own.element_size()
@@ -61,26 +61,26 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements lie side by side, in whatever order of the dimensions."""
+    """Whether the elements are contiguous in some order of the dimensions."""
     strides = tensor.stride()
     order = sorted(range(tensor.ndim), key=lambda dim: (-strides[dim], -tensor.shape[dim]))
     return tensor.permute(order).is_contiguous()
 
 
 def for_graph(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor``, or a copy: aligned as torch's own memory is, and with a counter of writes."""
+    """``tensor``, or a copy if it is unaligned or has no version counter."""
     return tensor.clone() if tensor.is_inference() or tensor.data_ptr() % _ALIGNMENT_BYTES else tensor
 
 
 def is_standard(tensor: torch.Tensor) -> bool:
-    """Whether the strides follow from the shape."""
+    """Whether the strides are the row-major ones of the shape."""
     return tensor.stride() == contiguous_stride(tuple(tensor.shape))
 
 
 def signature(described: Any, tensors: Sequence[torch.Tensor]) -> Dict[str, Any]:
-    """Everything about a call but the elements and those sizes that one graph may leave open, as JSON.
+    """The kind of a call as JSON: everything but the elements and the sizes that one graph can leave dynamic.
 
-    Sizes 0 and 1 are never open: torch treats them apart. Nor are those of a tensor with other strides than row-major ones.
+    Sizes 0 and 1 are never dynamic, because torch treats them specially. Nor are the sizes of a tensor that is not row-major.
     """
     return {
         "arguments": described,
@@ -96,12 +96,12 @@ def signature(described: Any, tensors: Sequence[torch.Tensor]) -> Dict[str, Any]
 
 
 def shapes(tensors: Sequence[torch.Tensor]) -> Tuple[Tuple[int, ...], ...]:
-    """The shapes alone."""
+    """The shapes of the tensors."""
     return tuple(tuple(tensor.shape) for tensor in tensors)
 
 
 def resized(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Another shape from the same elements: the first ones of a dimension, or all and its last one again."""
+    """The tensor in another shape: a dimension is cut, or extended by its last element."""
     for dim, size in enumerate(shape):
         if size != tensor.shape[dim]:
             indices = torch.arange(size).clamp_(max=tensor.shape[dim] - 1)
@@ -110,5 +110,5 @@ def resized(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def strides(tensors: Sequence[torch.Tensor]) -> List[Any]:
-    """The strides of tensors, where they do not follow from the shape."""
+    """The strides of each tensor that is not row-major, else ``None``."""
     return [None if is_standard(tensor) else list(tensor.stride()) for tensor in tensors]

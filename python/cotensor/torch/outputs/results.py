@@ -1,4 +1,4 @@
-"""Outputs of modules in the store."""
+"""Outputs of modules in a store."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .tree import NotShared
 _DESCRIPTION_BYTES_MAX = 1 << 20
 
 
-#: The longest wait for a result that another process computes, in seconds. Past it, the caller computes: the other process may
-#: be stopped.
+#: The longest wait for a result of another process, in seconds. Then the caller computes, because the other process may be
+#: stopped.
 _WAIT_SECONDS_MAX = 60.0
 
 
 class Results:
-    """Publishes outputs under one name, and opens them."""
+    """Claims and publishes outputs under one name."""
 
     def __init__(self, store: Store, name: str, kind: str, holder: Optional[str]) -> None:
         self.name = name
@@ -32,9 +32,9 @@ class Results:
         self._holder = holder
 
     def claim(self, key: str, held: List[Ticket]) -> List[Tensor]:
-        """The result of a key. Where it is to be computed: nothing, and ``held`` gets the ticket.
+        """The result of a key, or an empty list if the caller has to compute it. Then ``held`` gets the ticket.
 
-        Only that list has the ticket: a traceback that is kept must not keep other callers waiting.
+        Only that list holds the ticket, so that a stored traceback cannot keep other callers waiting.
         """
         claimed = self._store.claim(key, self._holder, _WAIT_SECONDS_MAX)
         if isinstance(claimed, Ticket):
@@ -47,19 +47,19 @@ class Results:
         orders = [_order(tensor) for tensor in tensors]
         description = json.dumps([described, orders]).encode()
         if len(description) > _DESCRIPTION_BYTES_MAX:
-            raise NotShared("an output of too many parts")
-        drafts: List[TensorBuilder] = []
-        first = self._draft(key, 0, (len(description),), "uint8")
+            raise NotShared("the output has too many parts")
+        builders: List[TensorBuilder] = []
+        first = self._builder(key, 0, (len(description),), "uint8")
         first.numpy()[:] = numpy.frombuffer(description, numpy.uint8)
-        drafts.append(first)
+        builders.append(first)
         for number, (tensor, order) in enumerate(zip(tensors, orders), 1):
             laid = tensor.detach().resolve_neg().permute(order)
-            draft = self._draft(key, number, tuple(laid.shape), str(laid.dtype))
-            draft.write(laid)
-            drafts.append(draft)
-        return ticket.publish(drafts)
+            builder = self._builder(key, number, tuple(laid.shape), str(laid.dtype))
+            builder.write(laid)
+            builders.append(builder)
+        return ticket.publish(builders)
 
-    def _draft(self, key: str, number: int, shape: Tuple[int, ...], dtype: str) -> TensorBuilder:
+    def _builder(self, key: str, number: int, shape: Tuple[int, ...], dtype: str) -> TensorBuilder:
         return self._store.empty(
             f"{self.name}/{key[:16]}/{number}",
             shape,
@@ -72,10 +72,10 @@ class Results:
 
 
 def opened(results: Sequence[Tensor]) -> Tuple[Any, List[torch.Tensor]]:
-    """A published description and its tensors, as :meth:`Results.publish` got them."""
+    """The description and the tensors of a published result."""
     described, orders = json.loads(results[0].tobytes())
     if len(orders) != len(results) - 1:
-        raise CorruptError("an output with other tensors than it describes")
+        raise CorruptError("the tensors of an output do not match its description")
     shown = []
     for result, order in zip(results[1:], orders):
         back = sorted(range(len(order)), key=order.__getitem__)
@@ -83,11 +83,8 @@ def opened(results: Sequence[Tensor]) -> Tuple[Any, List[torch.Tensor]]:
     return described, shown
 
 
-
-
 def _order(tensor: torch.Tensor) -> List[int]:
-    """The dimensions of an output in the order of memory, the outermost first. A tensor with gaps, or whose elements share
-    memory, is written in row-major order."""
+    """The dimensions of an output in memory order, the outermost first; row-major for a tensor with gaps or overlaps."""
     check_tensor(tensor, "an output")
     strides = tensor.stride()
     order = sorted(range(tensor.ndim), key=lambda dim: (-strides[dim], -tensor.shape[dim]))

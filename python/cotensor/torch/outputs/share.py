@@ -1,4 +1,4 @@
-"""Outputs of a module, computed once for all callers that give it the same input."""
+"""Shares the outputs of a module: computes them once for all callers with the same input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...errors import CorruptError, InvalidError, UnsupportedError
 from ..store import resolve
 from ..weights.collect import check_module
 from ..weights.models import attachment
-from .calls import Call, Captured, ComputedPrivately, Stated, parts
+from .calls import Call, CapturedModule, ComputedPrivately, KeyedModule, parts
 from .compare import difference
 from .environment import check_denormals, check_denormals_of_all_threads, check_modes
 from .results import Results, opened
@@ -34,8 +34,8 @@ TORCH_MIN = (2, 15)
 class Shared:
     """A module whose outputs are shared; see :func:`share`.
 
-    ``hits`` counts the calls whose result was there, ``computed`` those that computed and published it, and ``private`` says
-    why others were computed as if nothing were shared.
+    ``hits`` counts calls with a published result, ``computed`` calls that computed and published it. ``private`` counts calls
+    without sharing by reason.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Shared:
         self._operators = operators
         self._verify = verify
         self._forward: Callable[..., Any] = module.forward
-        #: Other tools read a signature from here.
+        #: `inspect.signature` reads the signature from here.
         self.__wrapped__ = self._forward
         self._parameters = list(inspect.signature(self._forward).parameters)
         self._random = random.Random()
@@ -65,35 +65,35 @@ class Shared:
         self.refresh()
 
     def refresh(self) -> None:
-        """Takes the module as it is now. Until then, changes of the Python object have no effect on shared calls."""
+        """Takes a new snapshot of the module. Shared calls ignore changes of the module before it."""
         self._attachment = attachment(self._module)
-        self._function: Union[Captured, Stated]
+        self._function: Union[CapturedModule, KeyedModule]
         if self._key is None:
-            self._function = Captured(self._module, self._store, self._results.name, self._operators)
+            self._function = CapturedModule(self._module, self._store, self._results.name, self._operators)
         else:
-            self._function = Stated(self._key, self._forward, self._parameters)
+            self._function = KeyedModule(self._key, self._forward, self._parameters)
         self._weights = _weights(list(parts(self._module)))
         self._disabled = None
 
     @property
     def spaces(self) -> List[str]:
-        """The captured graphs with their weights, 64 hexadecimal digits each: equal spaces share their results."""
+        """The spaces of the captured graphs, 64 hexadecimal digits each. Equal spaces share results."""
         return self._function.spaces()
 
     def capture(self, *args: Any, **kwargs: Any) -> str:
-        """Captures the kind of call that these arguments make; its space.
+        """Captures the kind of call with these arguments, and returns its space.
 
-        Raises :class:`UnsupportedError` with the reason if such a call is not shared.
+        Raises :class:`UnsupportedError` with the reason if the call cannot be shared.
         """
         try:
             return self._function.function(self._call(args, kwargs)).space
         except NotShared as error:
-            raise UnsupportedError(f"this call is not shared: {error}", field="module") from error
+            raise UnsupportedError(f"this call cannot be shared: {error}", field="module") from error
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
             return self._forward(*args, **kwargs)
-        # A call that works without sharing works with it, whatever fails in sharing.
+        # An error of sharing must not fail the call.
         try:
             call = self._call(args, kwargs)
             function = self._function.function(call)
@@ -119,7 +119,7 @@ class Shared:
         return function.returned(call, output)
 
     def _call(self, args: Any, kwargs: Any) -> Call:
-        """Raises :class:`NotShared` for a call that the captured graph cannot stand for."""
+        """Raises :class:`NotShared` for a call that a captured graph cannot replace."""
         check_modes()
         inner = list(parts(self._module))
         if any(part.training for part in inner):
@@ -131,13 +131,13 @@ class Shared:
         if len(weights) != len(self._weights) or any(
             one is not other or dtype != before for (one, dtype), (other, before) in zip(weights, self._weights)
         ):
-            raise NotShared("its parameters or buffers were replaced or converted: refresh() takes them")
+            raise NotShared("parameters or buffers were replaced or converted: call refresh()")
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor, _ in weights):
-            raise NotShared("gradients are wanted (torch.no_grad() or inference_mode() says otherwise)")
+            raise NotShared("gradients are enabled: use torch.no_grad() or inference_mode()")
         return Call.of(args, kwargs, self._parameters)
 
     def _compute(self, function: Any, call: Call, key: str, held: List[Ticket]) -> Any:
-        # An exception drops the ticket, and the next caller that waits computes.
+        # An exception drops the ticket, so that the next waiting caller computes.
         try:
             described, tensors = function.compute(call)
         except ComputedPrivately as error:
@@ -153,12 +153,12 @@ class Shared:
         try:
             check_denormals_of_all_threads()
             if not function.is_unchanged(call, key):
-                raise NotShared("its input changed")
+                raise NotShared("the input changed")
             output = restore(*opened(self._results.publish(key, held[0], described, tensors)))
             self.computed += 1
         except Exception as error:
             self.private[_reason(error)] += 1
-            _logger.info("%s: its output stays private: %s", self._results.name, error)
+            _logger.info("%s: the output stays private: %s", self._results.name, error)
             output = restore(described, tensors)
         finally:
             held.clear()
@@ -179,7 +179,7 @@ class Shared:
         reason = _reason(error)
         if reason not in self.private:
             known = isinstance(error, NotShared)
-            _logger.info("%s: the module itself runs: %s", self._results.name, error, exc_info=None if known else error)
+            _logger.info("%s: runs the module without sharing: %s", self._results.name, error, exc_info=None if known else error)
         self.private[reason] += 1
         return self._forward(*args, **kwargs)
 
@@ -215,7 +215,7 @@ class Shared:
         return f"<Shared {self._results.name!r}, {counts}>"
 
 
-#: What sharing adds to a module's attributes.
+#: The attributes that sharing adds to a module.
 _INSTALLED = ("forward", "__getstate__")
 
 
@@ -225,22 +225,22 @@ def _weights(inner: List[torch.nn.Module]) -> List[Tuple[torch.Tensor, torch.dty
 
 
 def _check_hooks(inner: List[torch.nn.Module]) -> None:
-    """Hooks on the module itself run around what is shared; those inside would not run."""
+    """Raises :class:`NotShared` for hooks on inner modules, which a graph does not run. Hooks on the module itself run."""
     if _global._global_forward_hooks or _global._global_forward_pre_hooks:
-        raise NotShared("hooks on all modules")
+        raise NotShared("there are hooks on all modules")
     own = 0
     for part in inner[1:]:
         if part._forward_hooks or part._forward_pre_hooks:
             hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
             own += 1
             if not all(map(is_own_hook, hooks)):
-                raise NotShared("hooks on an inner module")
+                raise NotShared("an inner module has hooks")
     if own and _is_collecting():
-        raise NotShared("a model around it collects hidden states")
+        raise NotShared("an outer model collects hidden states")
 
 
 def _is_collecting() -> bool:
-    """Whether transformers' hooks collect outputs of layers for a model around the module."""
+    """Whether transformers' hooks collect outputs of layers for an outer model."""
     capturing = sys.modules.get("transformers.utils.output_capturing")
     collector = getattr(capturing, "_active_collector", None)
     return collector is None or bool(collector.get())
@@ -254,8 +254,8 @@ def _check_torch() -> None:
     found = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
     if found < TORCH_MIN:
         needed = ".".join(map(str, TORCH_MIN))
-        message = f"share captures modules with torch {needed} or newer, this is {torch.__version__}"
-        raise UnsupportedError(f"{message}: state a key, share(module, key=…)", field="module")
+        message = f"share() needs torch {needed} or newer to capture modules, this is {torch.__version__}"
+        raise UnsupportedError(f"{message}: use share(module, key=…)", field="module")
 
 
 def share(
@@ -269,28 +269,28 @@ def share(
     operators: Collection[str] = (),
     verify: float = 0.0,
 ) -> Shared:
-    """Computes ``module(input)`` once for all callers that have the same module and the same input, in any process.
+    """Computes ``module(input)`` once for all callers with the same module and the same input, in any process.
 
-    The module is taken as it is now: its structure is copied, its weights go to shared memory. The first call of each kind
-    (structure of the arguments, dtypes, numbers among them) captures it with ``torch.export``, and from then on the captured
-    graph runs. Later changes of the Python object have no effect on shared calls; :meth:`Shared.refresh` takes it anew.
+    This takes a snapshot: it copies the module's structure and moves its weights to shared memory. The first call of each kind
+    (structure of the arguments, dtypes, plain numbers) captures the module with ``torch.export``; later calls run the captured
+    graph. Shared calls ignore later changes of the module until :meth:`Shared.refresh`.
 
-    Two modules are the same when their graphs and the content of their weights are, two inputs when their contents, dtypes,
-    shapes and strides are. The first call computes and publishes; others with the same key wait for it, or find it.
+    Two modules are the same if their graphs and the contents of their weights are. Two inputs are the same if their contents,
+    dtypes, shapes and strides are. The first call computes and publishes; other calls with the same key get or await its result.
 
-    A call that the graph cannot stand for runs the Python module and is not shared: in training mode, where gradients are
-    wanted, with hooks on inner modules, inside modes of torch, for modules that torch.export cannot capture or whose graph
-    draws random numbers, changes its input or buffers, or has operators outside of ATen. ``Shared.private`` counts such
-    calls by reason; :meth:`Shared.capture` raises the reason.
+    A call runs the Python module without sharing in training mode, with gradients enabled, with hooks on inner modules, and
+    inside modes of torch. So does a module that torch.export cannot capture, or whose graph draws random numbers, changes its
+    input or buffers, or has operators outside of ATen. ``Shared.private`` counts such calls by reason; :meth:`Shared.capture`
+    raises the reason.
 
-    ``operators`` are operators of other libraries, such as ``"torchvision::nms"``, of which you state that equal inputs give
-    equal outputs. ``key`` states what the module computes, instead of a capture: modules that are shared under an equal key
-    are taken for the same. ``verify`` is the share of hits, 0 to 1, that are computed again and compared; a difference
-    raises :class:`CorruptError` and ends sharing for this module.
+    ``operators`` are trusted operators of other libraries, such as ``"torchvision::nms"``: equal inputs have to give equal
+    outputs. ``key`` replaces the capture: modules that are shared under an equal key count as the same. ``verify`` is the
+    fraction of hits, 0 to 1, that are computed again and compared. A difference raises :class:`CorruptError` and ends sharing
+    for this module.
 
-    ``store`` is the daemon's, unless it is given. ``kind`` says what the outputs mean (``vision_embedding``, …); a store's
-    configuration may allow some only. Raises :class:`InvalidError` or :class:`UnsupportedError` for a module that cannot be
-    copied or whose weights cannot be shared.
+    ``store`` is the daemon's by default. ``kind`` is the kind of the outputs (``vision_embedding``, …); a store's configuration
+    can restrict kinds. Raises :class:`InvalidError` or :class:`UnsupportedError` for a module that cannot be copied or whose
+    weights cannot be shared.
     """
     check_module(module)
     _checks.named(name)
@@ -298,11 +298,11 @@ def share(
     _checks.named(holder, "holder")
     _checks.named(key, "key")
     if isinstance(operators, str) or not all(isinstance(one, str) and "::" in one for one in operators):
-        raise InvalidError("operators: names such as 'torchvision::nms' are expected", field="operators")
+        raise InvalidError("operators: pass names such as 'torchvision::nms'", field="operators")
     if isinstance(verify, bool) or not isinstance(verify, (int, float)) or not 0 <= verify <= 1:
-        raise InvalidError(f"verify: {verify!r} is no number from 0 to 1", field="verify")
+        raise InvalidError(f"verify: pass a number from 0 to 1, not {verify!r}", field="verify")
     if "forward" in vars(module):
-        raise InvalidError("this module is shared already, or has a forward of its own", field="module")
+        raise InvalidError("this module is already shared, or has its own forward attribute", field="module")
     if key is None:
         _check_torch()
     opened_store = resolve(store)
@@ -313,7 +313,7 @@ def share(
 
 
 def unshare(module: torch.nn.Module) -> None:
-    """Ends :func:`share`."""
+    """Ends :func:`share` of a module."""
     if not isinstance(vars(module).get("forward"), Shared):
         raise InvalidError("this module is not shared", field="module")
     for name in _INSTALLED:

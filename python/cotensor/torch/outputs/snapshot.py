@@ -1,4 +1,4 @@
-"""A module as it was at one moment: a copy of its structure, its weights in shared memory."""
+"""A snapshot of a module: a copy of its structure, with its weights in shared memory."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ import torch
 
 from ..._native import Store, Tensor, Ticket, content_hash, published_at
 from ...errors import CotensorError, NotFoundError, UnsupportedError
-from ..modes import plainly
+from ..modes import default_modes
 from ..weights import write
-from ..weights.collect import check, gather, slots
+from ..weights.collect import check, gather, named_tensors
 from ..weights.manifest import ALIGNMENT_BYTES, read_manifest, span
 
 _logger = logging.getLogger("cotensor.torch")
 
 
 class Snapshot:
-    """A copy of a module whose weights this process cannot change through the module itself.
+    """A copy of a module whose weights do not change with the module.
 
-    A weight that lies in a published tensor, on pages that this process has not written, is mapped once more; the others are
-    published, and the module uses that memory from then on. Where the store refuses them they are copied.
+    A weight in unwritten pages of a published tensor is mapped a second time. The other weights are published, and the module
+    then uses that memory. Weights that the store refuses are copied.
     """
 
     def __init__(self, module: torch.nn.Module, store: Store, name: str) -> None:
         found: Dict[int, Tuple[str, str, torch.Tensor]] = {}
-        for slot in slots(module):
-            found.setdefault(id(slot[2]), slot[:3])
+        for each in named_tensors(module):
+            found.setdefault(id(each[2]), each[:3])
         for label, _, tensor in found.values():
             check(label, tensor)
-        #: Mappings that no one else has, by the tensor that they show.
+        #: Mappings that only this snapshot uses, by tensor id.
         self._mapped: Dict[Tuple[int, int], Tuple[Tensor, torch.Tensor]] = {}
         own: Dict[int, torch.Tensor] = {}
-        with plainly():
+        with default_modes():
             for which, (_, _, tensor) in found.items():
                 shown = self._published(tensor)
                 if shown is not None:
@@ -48,7 +48,7 @@ class Snapshot:
         self.module = self._copied(module, {which: _like(found[which][2], tensor) for which, tensor in own.items()})
 
     def _published(self, tensor: torch.Tensor) -> Optional[torch.Tensor]:
-        """A second view of a weight that is in published memory already."""
+        """A second mapping of a weight in published memory; ``None`` for other weights."""
         count = span(tensor.shape, tensor.stride())
         known = published_at(tensor.data_ptr(), count * tensor.element_size()) if count else None
         if known is None:
@@ -63,14 +63,14 @@ class Snapshot:
     def _placed(
         self, loose: Dict[int, Tuple[str, str, torch.Tensor]], store: Store, name: str
     ) -> Dict[int, torch.Tensor]:
-        """Weights of this process alone, put into shared memory under a name that their content gives."""
+        """Publishes private weights under a name from their content hash, and moves the module to that memory."""
         try:
-            # By number: the same weights may have other names in another module.
+            # By number: another module can have the same weights under other names.
             numbered = [(str(number), kind, tensor) for number, (_, kind, tensor) in enumerate(loose.values())]
             manifest, sources = gather(numbered, name)
             content = content_hash(*(part for _, _, tensor in numbered for part in _described(tensor)))
             label = f"weights/{content[:32]}"
-            # Of several processes, one publishes at a time: a claim without a result.
+            # A claim without a result, so that one process publishes at a time.
             claimed = store.claim(content_hash("cotensor.torch: weights of a shared module", content))
             try:
                 whole = store.get(label)
@@ -86,9 +86,9 @@ class Snapshot:
             own = {which: _strided(shown[at], slot[2]) for at, (which, slot) in zip(order, loose.items())}
             after = content_hash(*(part for tensor in own.values() for part in _described(tensor)))
             if after != content:
-                raise UnsupportedError("the weights changed while they were copied")
+                raise UnsupportedError("the weights changed during the copy")
         except (CotensorError, KeyError) as error:
-            _logger.info("%s: its weights are not in shared memory: %s", name, error)
+            _logger.info("%s: weights stay private: %s", name, error)
             return {which: slot[2].detach().clone() for which, slot in loose.items()}
         self._mapped[whole.id] = (whole, shown[0])
         for at, slot in zip(order, loose.values()):
@@ -99,31 +99,31 @@ class Snapshot:
     def _copied(module: torch.nn.Module, weights: Dict[int, torch.Tensor]) -> torch.nn.Module:
         memo: Dict[int, Any] = dict(weights)
         try:
-            with plainly():
+            with default_modes():
                 made = copy.deepcopy(module, memo)
         except Exception as error:
-            message = f"this module cannot be copied ({type(error).__name__}: {error}): state a key, share(module, key=…)"
+            message = f"this module cannot be copied ({type(error).__name__}: {error}): use share(module, key=…)"
             raise UnsupportedError(message, field="module") from error
         for part in made.modules():
             part.training = False
             for hooks in (part._forward_hooks, part._forward_pre_hooks):
-                # Those of the module itself run outside of what is shared.
+                # Hooks of the module itself run outside of the shared call.
                 for number in [number for number, hook in hooks.items() if part is made or not is_own_hook(hook)]:
                     del hooks[number]
         return made
 
     def identity(self, weight: torch.Tensor) -> str:
-        """The content of one of the copy's weights, in 64 hexadecimal digits."""
+        """The content hash of a weight of the copy, in 64 hexadecimal digits."""
         return self._identities.get(_place(weight)) or _identity(weight)
 
     def is_intact(self) -> bool:
-        """Whether the weights are what they were: no page of the mappings was written, which the kernel knows."""
+        """Whether the weights are unchanged: the kernel reports no written page, and torch no write."""
         written = any(whole.private_bytes for whole, _ in self._mapped.values())
         return not written and [tensor._version for tensor in self._weights] == self._versions
 
 
 def is_own_hook(hook: Any) -> bool:
-    """Whether a hook is part of what the module computes: transformers collects hidden states by hooks on the layers."""
+    """Whether a hook belongs to the module's computation: transformers collects hidden states by hooks on layers."""
     return getattr(hook, "__module__", "") == "transformers.utils.output_capturing"
 
 
@@ -132,7 +132,7 @@ def _place(tensor: torch.Tensor) -> Tuple[Any, ...]:
 
 
 def _identity(tensor: torch.Tensor) -> str:
-    # Kernels add in another order where memory begins elsewhere in a cache line.
+    # Kernels sum in an order that depends on the alignment of memory.
     return content_hash(tensor.detach(), f"{tensor.stride()} {tensor.data_ptr() % ALIGNMENT_BYTES}")
 
 
@@ -149,11 +149,11 @@ def _like(tensor: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
 
 
 def _strided(view: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """With the strides of the original, which dimensions of size 1 may have as they like."""
+    """The view with the strides of the original, also for dimensions of size 1."""
     return view if view.stride() == tensor.stride() else view.as_strided(tensor.shape, tensor.stride())
 
 
 def _move(tensor: torch.Tensor, view: torch.Tensor) -> None:
-    """Makes a module's weight use shared memory; optimizers know it by its identity."""
+    """Moves a weight to shared memory. It stays the same object, because optimizers refer to it by identity."""
     if not tensor.is_inference() and tensor._base is None:
         tensor.data = _strided(view, tensor)

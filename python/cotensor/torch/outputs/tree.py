@@ -1,4 +1,4 @@
-"""The arguments and outputs of a module, as tensors and a description of the rest that any process can read."""
+"""Arguments and outputs of a module as tensors and a JSON description of their structure."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import torch
 
 from ...errors import CorruptError
 
-#: How deep values may be nested.
+#: The deepest nesting of values.
 DEPTH_MAX = 32
-#: Classes of libraries that are dicts with attributes, by package: the base class, and the constructor's way of taking them.
+#: Dict-like classes by package: the base class of outputs (made from keywords), and input classes (made from a dict).
 _OUTPUTS = {"transformers": "ModelOutput", "diffusers": "BaseOutput"}
 _INPUTS = {"transformers": ("BatchEncoding", "BatchFeature")}
 
 
 class NotShared(Exception):
-    """Why a call is computed as if nothing were shared."""
+    """The reason why the output of a call is not shared."""
 
 
 def describe(value: Any, tensors: List[torch.Tensor], depth: int = 0) -> Any:
-    """``value`` as JSON, its tensors taken out into ``tensors``."""
+    """``value`` as JSON. Its tensors are appended to ``tensors``."""
     if depth > DEPTH_MAX:
         raise NotShared("nested too deeply")
     if isinstance(value, torch.Tensor):
-        # A tensor that occurs twice is restored as one object.
+        # A repeated tensor is restored as one object.
         known = next((number for number, tensor in enumerate(tensors) if tensor is value), None)
         if known is None:
             known = len(tensors)
             tensors.append(value)
         return {"tensor": known}
-    # Exactly these types: an enum or a number of numpy would be restored as another.
+    # Exactly these types: an enum or a numpy scalar would lose its type.
     if value is None or type(value) in (bool, int, float, str):
         return {"plain": value}
     if isinstance(value, (torch.dtype, torch.device)):
@@ -54,9 +54,9 @@ def _entries(value: Mapping[Any, Any], tensors: List[torch.Tensor], depth: int) 
 
 
 def restore(described: Any, tensors: Sequence[torch.Tensor], depth: int = 0) -> Any:
-    """The value again."""
+    """Restores the value from its description and tensors."""
     if depth > DEPTH_MAX or not isinstance(described, dict) or len(described) != 1:
-        raise CorruptError("no description of a module's output")
+        raise CorruptError("not a description of a module's output")
     (kind, content), = described.items()
     if kind == "tensor" and isinstance(content, int) and 0 <= content < len(tensors):
         return tensors[content]
@@ -77,7 +77,7 @@ def restore(described: Any, tensors: Sequence[torch.Tensor], depth: int = 0) -> 
             return found(**made)
         if kind == "input" and _is_input(found):
             return found(made)
-    raise CorruptError(f"a module's output cannot have {kind!r} here")
+    raise CorruptError(f"unexpected {kind!r} in a description of a module's output")
 
 
 def _of_torch(name: str) -> Any:
@@ -86,13 +86,13 @@ def _of_torch(name: str) -> Any:
 
 
 def _is_output(kind: Any) -> bool:
-    """Whether it is an output class of a library: a dict with attributes, which is made from its entries by name."""
+    """Whether it is a library's output class, whose constructor takes the entries as keywords."""
     base = _OUTPUTS.get(_package(kind))
     return base is not None and any(one.__name__ == base and _package(one) == _package(kind) for one in kind.__mro__)
 
 
 def _is_input(kind: Any) -> bool:
-    """Whether it is what a tokenizer or a processor returns, which is made from a dict."""
+    """Whether it is the return class of a tokenizer or processor, whose constructor takes a dict."""
     return isinstance(kind, type) and kind.__name__ in _INPUTS.get(_package(kind), ())
 
 

@@ -1,4 +1,4 @@
-"""Published tensors into a module: first what goes where, all of it checked, then all at once."""
+"""Assigns published tensors to a module: a checked plan first, then all assignments at once."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from ...errors import InvalidError, UnsupportedError
-from .collect import DTYPES, Slot, slots
-from .manifest import PARAMETER, TEMPORARY, TENSOR, Manifest, TensorEntry
+from .collect import DTYPES, NamedTensor, named_tensors
+from .manifest import NON_PERSISTENT, PARAMETER, TENSOR, Manifest, TensorEntry
 
 
 @dataclass
 class Plan:
-    """For each published tensor that the module has: its number, and its places there."""
+    """For each published tensor of the module: its index, and its places in the module."""
 
-    targets: List[Tuple[int, List[Slot]]] = field(default_factory=list)
+    targets: List[Tuple[int, List[NamedTensor]]] = field(default_factory=list)
     missing: List[str] = field(default_factory=list)
     unexpected: List[str] = field(default_factory=list)
 
 
 class Naming(NamedTuple):
-    """How published names become a module's own."""
+    """The mapping from published names to a module's names."""
 
-    #: Only published names that start so are meant; the module's names have it not.
+    #: Selects the published names with this prefix. The module's names are without it.
     prefix: str = ""
-    #: Regular expressions and what they are replaced by, applied in turn to what follows the prefix.
+    #: Regular expressions and their replacements, applied in turn to the name after the prefix.
     replaced: Tuple[Tuple["re.Pattern[str]", str], ...] = ()
 
     def own(self, published: str) -> Optional[str]:
-        """The module's name for a published one; none where the module is not meant."""
+        """The module's name for a published name; ``None`` without the prefix."""
         if not published.startswith(self.prefix):
             return None
         name = published[len(self.prefix) :]
@@ -42,13 +42,13 @@ class Naming(NamedTuple):
 
 
 def naming(prefix: Any, key_mapping: Any) -> Naming:
-    """Raises :class:`InvalidError` for what are no such options."""
+    """The mapping of two options. Raises :class:`InvalidError` for wrong options."""
     if not isinstance(prefix, str):
-        raise InvalidError(f"prefix: a text is expected, not {type(prefix).__name__}", field="prefix")
+        raise InvalidError(f"prefix: pass a string, not {type(prefix).__name__}", field="prefix")
     if key_mapping is None:
         return Naming(prefix)
     if not isinstance(key_mapping, Mapping):
-        raise InvalidError(f"key_mapping: a dict is expected, not {type(key_mapping).__name__}", field="key_mapping")
+        raise InvalidError(f"key_mapping: pass a dict, not {type(key_mapping).__name__}", field="key_mapping")
     replaced = []
     for pattern, replacement in key_mapping.items():
         try:
@@ -62,9 +62,9 @@ def naming(prefix: Any, key_mapping: Any) -> Naming:
 
 
 def renamed(manifest: Manifest, names: Naming) -> List[TensorEntry]:
-    """The published tensors under the module's names; those that are not meant have no place left.
+    """The published tensors under the module's names. Tensors without the prefix have no places.
 
-    Raises :class:`InvalidError` where two have one name then.
+    Raises :class:`InvalidError` if two tensors get one name.
     """
     if names == Naming():
         return manifest.tensors
@@ -77,7 +77,7 @@ def renamed(manifest: Manifest, names: Naming) -> List[TensorEntry]:
             if own is None:
                 continue
             if published.setdefault(own, place) != place:
-                raise InvalidError(f"{own}: key_mapping gives {published[own]} and {place} this name", field=own)
+                raise InvalidError(f"{own}: key_mapping maps both {published[own]} and {place} to this name", field=own)
             kept.append((own, kind))
         entries.append(entry._replace(places=kept))
     return entries
@@ -92,42 +92,42 @@ def plan(
     same_dtype: bool,
     names: Naming = Naming(),  # noqa: B008 - immutable
 ) -> Plan:
-    """Raises :class:`InvalidError` naming what does not fit. Changes nothing."""
-    own = slots(module)
-    by_name = {slot[0]: slot for slot in own}
-    tied: Dict[int, List[Slot]] = {}
-    for slot in own:
-        tied.setdefault(id(slot[2]), []).append(slot)
+    """Plans the assignments without changing the module. Raises :class:`InvalidError` with the name that does not fit."""
+    own = named_tensors(module)
+    by_name = {each[0]: each for each in own}
+    tied: Dict[int, List[NamedTensor]] = {}
+    for each in own:
+        tied.setdefault(id(each[2]), []).append(each)
     made = Plan()
     taken: Dict[int, Tuple[int, str]] = {}
     for index, entry in enumerate(renamed(manifest, names)):
-        # Names that are tied here to one that is published need not be.
+        # Of names that are tied in the module, one published name is enough.
         found: Dict[int, str] = {}
         for name, kind in entry.places:
             known = by_name.get(name)
             if known is None:
-                if kind != TEMPORARY:
+                if kind != NON_PERSISTENT:
                     made.unexpected.append(name)
                 continue
             if kind != TENSOR and (kind == PARAMETER) != (known[1] == PARAMETER):
-                raise InvalidError(f"{name}: a {known[1]} here, published as {kind}", field=name)
+                raise InvalidError(f"{name}: a {known[1]} in the module, published as a {kind}", field=name)
             found.setdefault(id(known[2]), name)
         for which, name in found.items():
             tensor = by_name[name][2]
             before = taken.setdefault(which, (index, name))
             if before[0] != index:
-                message = f"{name}: tied to {before[1]} here, but published as another tensor"
+                message = f"{name}: tied to {before[1]} in the module, but published as another tensor"
                 raise InvalidError(message, field=name)
             _check(name, tensor, entry.shape, entry.dtype, same_dtype)
         if found:
-            made.targets.append((index, [slot for which in found for slot in tied[which]]))
+            made.targets.append((index, [each for which in found for each in tied[which]]))
     for name, kind, tensor, _, _ in own:
         if id(tensor) in taken:
             continue
-        if kind != TEMPORARY:
+        if kind != NON_PERSISTENT:
             made.missing.append(name)
         elif tensor.is_meta:
-            raise InvalidError(f"{name}: a buffer that was not published and has no data here", field=name)
+            raise InvalidError(f"{name}: a buffer on the meta device that was not published", field=name)
     if strict and (made.missing or made.unexpected):
         parts = [_listed("not published", made.missing), _listed("not in the module", made.unexpected)]
         first = (made.missing + made.unexpected)[0]
@@ -144,25 +144,25 @@ def _listed(what: str, names: List[str]) -> str:
 def _check(name: str, tensor: torch.Tensor, shape: Tuple[int, ...], dtype: str, same_dtype: bool) -> None:
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         if is_lazy(tensor):
-            raise InvalidError(f"{name}: it is not initialized: run the module once", field=name)
-        raise UnsupportedError(f"{name}: a {type(tensor).__name__} is more than a tensor", field=name)
+            raise InvalidError(f"{name}: the parameter is not initialized: run the module once", field=name)
+        raise UnsupportedError(f"{name}: a {type(tensor).__name__} has more state than a tensor", field=name)
     if tensor.shape != shape:
-        raise InvalidError(f"{name}: of shape {list(tensor.shape)} here, {list(shape)} published", field=name)
+        raise InvalidError(f"{name}: shape {list(tensor.shape)} in the module, {list(shape)} published", field=name)
     if not (tensor.is_cpu or tensor.is_meta):
-        message = f"{name}: it is on {tensor.device}, and what is shared is the host's: to('cpu') or to('meta') first"
+        message = f"{name}: the parameter is on {tensor.device}, and shared memory is on the host: use to('cpu') or to('meta')"
         raise UnsupportedError(message, field=name)
     if same_dtype and dtype in DTYPES and tensor.dtype != DTYPES[dtype]:
-        raise InvalidError(f"{name}: {tensor.dtype} here, published as {dtype}", field=name)
+        raise InvalidError(f"{name}: {tensor.dtype} in the module, published as {dtype}", field=name)
 
 
 def assign(planned: Plan, manifest: Manifest, shown: List[torch.Tensor], requires_grad: Optional[bool]) -> None:
-    """Carries out a plan; if anything fails, the module is put back as it was."""
+    """Executes a plan. On an exception it restores the module."""
     undo: List[Callable[[], Any]] = []
     try:
         for index, found in planned.targets:
             entry, view = manifest.tensors[index], shown[index]
-            parameters = [slot for slot in found if slot[1] == PARAMETER]
-            buffers = [slot for slot in found if slot[1] != PARAMETER]
+            parameters = [each for each in found if each[1] == PARAMETER]
+            buffers = [each for each in found if each[1] != PARAMETER]
             if parameters:
                 grad = parameters[0][2].requires_grad if entry.places[0][1] == TENSOR else entry.requires_grad
                 grad = grad if requires_grad is None else requires_grad
@@ -188,8 +188,8 @@ def _or(value: Optional[torch.Tensor], otherwise: torch.Tensor) -> torch.Tensor:
     return otherwise if value is None else value
 
 
-def _reused(found: List[Slot], view: torch.Tensor, undo: List[Callable[[], Any]]) -> Optional[torch.Tensor]:
-    """The object that is there already, on the new memory: optimizers and others know it by identity."""
+def _reused(found: List[NamedTensor], view: torch.Tensor, undo: List[Callable[[], Any]]) -> Optional[torch.Tensor]:
+    """The existing object on the new memory, because optimizers refer to it by identity."""
     for _, kind, tensor, _, _ in found:
         if tensor.is_meta or tensor.dtype != view.dtype or tensor.is_inference() or view.is_inference():
             continue
@@ -214,16 +214,16 @@ def _grad_of(tensor: torch.Tensor) -> Callable[[], Any]:
     return lambda: tensor.requires_grad_(before)
 
 
-def _set(found: List[Slot], value: torch.Tensor, undo: List[Callable[[], Any]]) -> None:
+def _set(found: List[NamedTensor], value: torch.Tensor, undo: List[Callable[[], Any]]) -> None:
     for _, kind, tensor, owner, leaf in found:
         if tensor is value:
             continue
         undo.append(_attribute_of(owner, leaf, tensor))
         if type(owner).__setattr__ is torch.nn.Module.__setattr__ and leaf in owner._parameters and kind == PARAMETER:
-            # What the attribute would do in the end, after looking at what is known here.
+            # As `__setattr__`, without its checks.
             owner._parameters[leaf] = value  # type: ignore[assignment]
         else:
-            # Some modules, such as recurrent ones, keep lists of their own.
+            # Some modules, such as recurrent ones, also keep lists of their parameters.
             setattr(owner, leaf, value)
 
 

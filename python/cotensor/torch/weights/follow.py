@@ -1,4 +1,4 @@
-"""Modules that follow their name: a version is switched between forward passes, never during one."""
+"""Modules that follow their name: they switch versions between forward passes, never during one."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ import torch
 from ...errors import ConflictError, UnsupportedError
 from .collect import plain_module
 
-#: Seconds that a pass waits for the passes and pins of other threads to end, so that the module can switch to a newer
-#: version. One of them may itself wait for this pass.
+#: How long a pass waits for passes and pins of other threads before a switch, in seconds. The limit prevents a deadlock if one of
+#: them waits for this pass.
 PASS_TIMEOUT = 5.0
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _eagerly(act: _Function) -> _Function:
-    """As :func:`torch.compiler.disable`, which imports the compiler: 2 s that a program without it need not spend."""
+    """As :func:`torch.compiler.disable`, but without importing the compiler, which takes 2 s."""
     disabled: Optional[Callable[..., Any]] = None
 
     @functools.wraps(act)
@@ -42,12 +42,12 @@ def _eagerly(act: _Function) -> _Function:
 
 
 class Gate:
-    """Knows which threads are in a forward pass of a module, and which have pinned its version.
+    """Tracks the threads that run a forward pass of a module or pin its version.
 
-    A pass lasts as long as the frame of its call: torch runs no hook after a ``KeyboardInterrupt``, and a forked child has
-    none of its parent's other threads.
+    A pass lasts as long as the frame of its call, because torch runs no hook after a ``KeyboardInterrupt``, and a forked child
+    has only one of its parent's threads.
 
-    A copy of the module has a copy of its hooks; that one knows no version to switch to and does nothing.
+    A copy of the module has a copy of the hooks. The copied gate never switches.
     """
 
     def __init__(
@@ -57,21 +57,21 @@ class Gate:
         self._is_newer = is_newer
         self._handles: List[Any] = []
         self._last: Optional[str] = None
-        #: The version that could not be switched to.
+        #: The version that does not fit the module.
         self.refused: Optional[Tuple[int, int]] = None
-        self.begin()
+        self.reset()
         _gates.add(self)
 
-    def begin(self) -> None:
-        """Nobody is inside."""
+    def reset(self) -> None:
+        """Resets to a state without passes and pins."""
         self._changed = threading.Condition()
         #: The frames of the passes of each thread.
         self._inside: Dict[int, List[FrameType]] = {}
         #: The number of pins of each thread.
         self._pinned: Dict[int, int] = {}
-        #: The number of threads that wait to have the module to themselves.
+        #: The number of threads that wait for exclusive use of the module.
         self._wanted = 0
-        #: A pass has waited for the others in vain: none waits again until the module is free.
+        #: Whether a pass has waited in vain. Then no pass waits until the module is free.
         self._gave_up = False
 
     def install(self, module: torch.nn.Module) -> None:
@@ -81,11 +81,11 @@ class Gate:
         ]
         generate = getattr(type(module), "generate", None)
         if inspect.isfunction(generate) and "generate" not in vars(module):
-            # A bound method is copied and pickled as one of the copy.
+            # A bound method is copied and pickled with the module.
             vars(module)["generate"] = types.MethodType(_pinning(generate), module)
         compiler = sys.modules.get("torch._dynamo")
         if compiler is not None:
-            # Code that was compiled before has no hooks in it, and no guard that notices them.
+            # Earlier compiled code has neither these hooks nor a guard on them.
             compiler.reset()
 
     def remove(self, module: torch.nn.Module) -> None:
@@ -99,22 +99,22 @@ class Gate:
     def enter(self, module: torch.nn.Module, args: Any) -> None:
         me = threading.get_ident()
         with self._changed:
-            self._settle(module, me)
+            self._prepare(module, me)
             self._inside.setdefault(me, []).append(_pass())
 
-    def _settle(self, module: torch.nn.Module, me: int) -> None:
-        """Before the outermost pass or pin of a thread: switches to a newer version if no other thread is inside."""
+    def _prepare(self, module: torch.nn.Module, me: int) -> None:
+        """Before the outermost pass or pin of a thread: switches to a newer version if no other thread has one."""
         self._forget_ended()
         if me in self._inside or me in self._pinned:
             return
-        if not self._changed.wait_for(lambda: not self._is_to_wait(module), PASS_TIMEOUT):
+        if not self._changed.wait_for(lambda: not self._must_wait(module), PASS_TIMEOUT):
             self._gave_up = True
         if not self._is_busy():
             self._gave_up = False
             self._refresh(module)
 
-    def _is_to_wait(self, module: torch.nn.Module) -> bool:
-        """Whether another thread waits for the module to be free, which a pass that begins now would delay."""
+    def _must_wait(self, module: torch.nn.Module) -> bool:
+        """Whether this pass would delay a switch or another thread's exclusive use."""
         if self._gave_up and self._is_busy():
             return False
         return self._wanted > 0 or self._is_busy() and self._is_newer(module)
@@ -132,15 +132,15 @@ class Gate:
 
     @contextmanager
     def pinned(self, module: torch.nn.Module) -> Iterator[None]:
-        """Inside, the module stays on one version: the newest when the outermost pin or pass of this thread began."""
+        """Inside, the module stays on the newest version at the start of this thread's outermost pin or pass."""
         me, changed = threading.get_ident(), self._changed
         with changed:
-            self._settle(module, me)
+            self._prepare(module, me)
             self._pinned[me] = self._pinned.get(me, 0) + 1
         try:
             yield
         finally:
-            # A forked child has a condition of its own and none of its parent's pins.
+            # After a fork the child has a new condition, without its parent's pins.
             if changed is self._changed:
                 with changed:
                     self._pinned[me] -= 1
@@ -149,7 +149,7 @@ class Gate:
                     changed.notify_all()
 
     def _forget_ended(self) -> None:
-        """Forgets passes that ended without their hook."""
+        """Removes passes that ended without their hook."""
         stacks = sys._current_frames() if self._inside else {}
         for thread, passes in list(self._inside.items()):
             running = _stack(stacks.get(thread))
@@ -159,25 +159,25 @@ class Gate:
                     del self._inside[thread]
 
     def _is_busy(self) -> bool:
-        """Whether a thread is in a pass or has a pin."""
+        """Whether a thread runs a pass or has a pin."""
         self._forget_ended()
         return bool(self._inside or self._pinned)
 
-    def is_news(self, reason: Optional[str]) -> bool:
-        """Whether the last attempt to switch ended otherwise: nobody wants to read it before every pass."""
-        news, self._last = reason != self._last, reason
-        return news
+    def is_new_reason(self, reason: Optional[str]) -> bool:
+        """Whether the last attempt to switch failed for another reason, so that each reason is logged once."""
+        is_new, self._last = reason != self._last, reason
+        return is_new
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """While no thread is in a forward pass or has a pin; those that come meanwhile wait."""
+        """Waits until no thread runs a pass or has a pin, and blocks new passes for the duration of the block."""
         with self._changed:
             self._wanted += 1
             try:
                 me = threading.get_ident()
                 if self._is_busy() and (me in self._inside or me in self._pinned):
-                    raise ConflictError("this thread is in a forward pass of the module, or has pinned its version")
-                # Again after a moment: a pass can end without its hook.
+                    raise ConflictError("this thread runs a forward pass of the module or pins its version: refresh it later")
+                # With a time-out, because a pass can end without its hook.
                 while self._is_busy():
                     self._changed.wait(0.1)
                 yield
@@ -191,14 +191,14 @@ class Gate:
 
 @contextmanager
 def pin(module: torch.nn.Module) -> Iterator[None]:
-    """Inside, a module that follows its name stays on one version, and so do the modules in it that follow::
+    """Inside, a module that follows its name stays on one version, with all its submodules that follow::
 
         with cotensor.torch.pin(model):
             first, second = model(x), model(y)          # both of one version
 
-    The module switches to the newest version first. If other threads are using it, this waits up to 5 s for them, and goes
-    on with their version then. ``generate`` of an attached module of transformers pins by itself. A module that does not
-    follow needs no pin: it only switches by :func:`refresh`.
+    The module first switches to the newest version. If other threads use it, this waits for up to 5 s, then keeps their version.
+    ``generate`` of an attached transformers module pins by itself. A module that does not follow needs no pin: only
+    :func:`refresh` switches it.
     """
     with ExitStack() as pins:
         for part in plain_module(module).modules():
@@ -213,19 +213,19 @@ def _pinning(generate: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(generate)
     def pinned(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         with ExitStack() as pins:
-            # Of assisted generation there are two models.
+            # Assisted generation uses two models.
             for module in (self, *(value for value in kwargs.values() if isinstance(value, torch.nn.Module))):
                 pins.enter_context(pin(module))
             return generate(self, *args, **kwargs)
 
     pinned.pins_version = True  # type: ignore[attr-defined]
-    # Pickled by this name: as the method of the class.
+    # `pickle` finds the method of the class by this name.
     pinned.__name__ = "generate"
     return pinned
 
 
 def check_compiler() -> None:
-    """Raises :class:`UnsupportedError` where compiled modules could not follow."""
+    """Raises :class:`UnsupportedError` if compiled modules cannot follow."""
     config = sys.modules.get("torch._inductor.config")
     if config is not None:
         freezes = bool(getattr(config, "freezing", False))
@@ -233,14 +233,14 @@ def check_compiler() -> None:
         freezes = os.environ.get("TORCHINDUCTOR_FREEZING") == "1"
     if freezes:
         raise UnsupportedError(
-            "follow: torch._inductor.config.freezing makes weights constants of compiled code; turn it off, or attach "
+            "follow: torch._inductor.config.freezing compiles weights into the code; turn it off, or attach "
             "without follow",
             field="follow",
         )
 
 
 def _pass() -> FrameType:
-    """The frame of the forward pass whose hook this is."""
+    """The frame of the forward pass that runs this hook."""
     hook = sys._getframe(1)
     frame: Optional[FrameType] = hook
     while frame is not None and frame.f_globals is not vars(torch.nn.modules.module):
@@ -249,7 +249,7 @@ def _pass() -> FrameType:
 
 
 def _stack(frame: Optional[FrameType]) -> "Optional[set[FrameType]]":
-    """The frames from this one on; ``None`` where they cannot be known: a generator that stops meanwhile leads nowhere."""
+    """This frame and its callers; ``None`` if a generator that was suspended meanwhile cuts the chain."""
     found = set()
     last = frame
     while frame is not None:
@@ -260,12 +260,12 @@ def _stack(frame: Optional[FrameType]) -> "Optional[set[FrameType]]":
 
 
 def _forked() -> None:
-    # Whoever locked or entered them is not in this process.
+    # The threads that locked or entered them are not in this process.
     for gate in list(_gates):
-        gate.begin()
+        gate.reset()
 
 
-#: All there are.
+#: All gates of this process.
 _gates: "weakref.WeakSet[Gate]" = weakref.WeakSet()
 os.register_at_fork(after_in_child=_forked)
 

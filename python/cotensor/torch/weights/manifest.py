@@ -1,6 +1,6 @@
-"""How a model lies in one shared tensor of bytes: a header, then its storages.
+"""The layout of a model in one shared tensor of bytes: a header, then the storages.
 
-The format itself is the library's (``files/module.rs`` of cotensor-client), which checks every header that it reads.
+The library defines the format and checks every header that it reads.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ ALIGNMENT_BYTES = 64
 HEADER_BYTES_MAX = 100_000_000
 DIMENSIONS_MAX = 64
 NAME_BYTES_MAX = 4096
-#: Counts of elements and strides are below this.
+#: Exclusive upper bound of element counts and strides.
 COUNT_MAX = 1 << 56
 
-#: Bytes of one element, by the names that torch and the store give the types.
+#: Bytes of one element, by dtype name.
 ITEM_BYTES = {
     "bool": 1,
     "uint8": 1,
@@ -38,23 +38,23 @@ ITEM_BYTES = {
 
 PARAMETER = "parameter"
 BUFFER = "buffer"
-#: A buffer that is no part of the module's state dict.
-TEMPORARY = "non-persistent buffer"
-#: Of a state dict or a file, which do not say.
+#: A buffer outside of the module's state dict.
+NON_PERSISTENT = "non-persistent buffer"
+#: A tensor of a state dict or a file, which do not record the kind.
 TENSOR = "tensor"
 
 
 class TensorEntry(NamedTuple):
-    """One tensor: how it is seen in its storage, and where in the module it belongs."""
+    """One tensor: its view of a storage, and its places in the module."""
 
-    #: (name, kind) of every place; several where weights are tied.
+    #: (name, kind) of every place. Tied weights have several.
     places: List[Tuple[str, str]]
     dtype: str
     #: In elements.
     shape: Tuple[int, ...]
     #: In elements.
     stride: Tuple[int, ...]
-    #: Which storage.
+    #: The index of the storage.
     storage: int
     #: From the storage's start, in elements.
     offset: int
@@ -66,14 +66,14 @@ class TensorEntry(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What a published model consists of."""
+    """The contents of a published model."""
 
-    #: The module's class, for people.
+    #: The module's class, for reports.
     module: str
-    #: (offset, length) of each storage in bytes; offsets count from the end of the header.
+    #: (offset, length) of each storage in bytes. Offsets start at the end of the header.
     storages: List[Tuple[int, int]]
     tensors: List[TensorEntry]
-    #: Where it came from, to tell one checkpoint from another.
+    #: Its origin, to distinguish checkpoints.
     source: Dict[str, Any]
 
     @property
@@ -82,7 +82,7 @@ class Manifest(NamedTuple):
 
 
 def is_name(name: str) -> bool:
-    """Whether a tensor can be called so: a text that UTF-8 can write, not too long."""
+    """Whether this is a valid tensor name: 1 to ``NAME_BYTES_MAX`` bytes of UTF-8."""
     try:
         return 0 < len(name.encode()) <= NAME_BYTES_MAX
     except UnicodeEncodeError:
@@ -95,25 +95,25 @@ def aligned(size_bytes: int) -> int:
 
 
 def span(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """How many elements lie between a tensor's first and its last, both included; 0 for none."""
+    """The number of elements from a tensor's first to its last in memory, both included; 0 for an empty tensor."""
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride))
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The header's bytes, padded to a multiple of the alignment."""
+    """Encodes the header, padded to a multiple of the alignment."""
     try:
         source = json.dumps(manifest.source, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidError(f"source: it cannot be written as JSON: {error}", field="source") from None
+        raise InvalidError(f"source: not serializable as JSON: {error}", field="source") from None
     return _native.encode_manifest(manifest.module, manifest.storages, manifest.tensors, source)
 
 
 def read_manifest(whole: Tensor) -> Tuple[Manifest, int]:
-    """The manifest of a published model, checked, and the offset in bytes of its data.
+    """Reads and checks the manifest of a published model. Returns it, and the offset of the first storage in bytes.
 
-    Raises :class:`CorruptError` where there is none.
+    Raises :class:`CorruptError` if the tensor is not a model.
     """
     module, storages, tensors, source, data = _native.read_manifest(whole)
     try:

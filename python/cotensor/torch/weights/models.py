@@ -1,4 +1,4 @@
-"""Whole modules: published once, attached by whoever wants them."""
+"""Modules in shared memory: publish, attach and refresh."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from ... import _checks
 from ..._native import Store, Tensor
 from ...errors import CotensorError, InvalidError
-from ..modes import plainly
+from ..modes import default_modes
 from ..progress import Progress
 from ..store import leased, resolve
 from . import write
@@ -27,15 +27,15 @@ logger = logging.getLogger("cotensor.torch")
 
 @dataclass(frozen=True)
 class Attachment:
-    """Which published model a module uses."""
+    """The published model that a module uses."""
 
     #: Its name in the store.
     name: str
-    #: Counts up from 1 with every publication of the name.
+    #: 1 for the first publication of the name, and one more for each further one.
     version: int
-    #: The version as the store numbers it, for :meth:`cotensor.Store.lease`.
+    #: The store's number of the version, for :meth:`cotensor.Store.lease`.
     id: Tuple[int, int]
-    #: Bytes of shared memory, the header included.
+    #: Size in shared memory in bytes, header included.
     nbytes: int
     #: The module's names that were not published; only with ``strict=False``.
     missing_keys: Tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class _State:
     requires_grad: Optional[bool]
     same_dtype: bool
     names: Naming = Naming()
-    #: The module's hooks have it: a pass that Ctrl-C ended keeps its frame there, and so the module.
+    #: Weak: the gate, which the module's hooks own, can hold the frame of an interrupted pass, and so the module.
     gate_of_hooks: Optional["weakref.ref[Gate]"] = None
 
     @property
@@ -74,32 +74,32 @@ def publish(
     progress: Progress = None,
     source: Optional[Mapping[str, Any]] = None,
 ) -> Attachment:
-    """Publishes a module's parameters and buffers under ``name``, as one shared tensor: one copy.
+    """Publishes a module's parameters and buffers under ``name`` as one shared tensor, with one copy.
 
-    Tied weights are stored once, and so is memory that several tensors show. Strides are kept exactly.
-    Published again, a name has a new version, for all its tensors at once; whoever attached the one before keeps it.
+    Tied weights and overlapping tensors are stored once. Strides stay exact. Publishing again makes a new version of all tensors
+    at once; attached modules keep their version.
 
-    With ``attach`` the module itself uses the shared memory from then on and its own is freed. Its parameters stay the
-    same objects, so optimizers go on: what they write is this process's own, page by page, and never seen by readers.
-    Without ``attach`` the module stays as it is.
+    With ``attach``, the module then uses the shared memory, and its own memory is freed. Its parameters stay the same objects, so
+    optimizers continue to work. Their writes make private copies of pages, which other processes do not see. Without ``attach``
+    the module does not change.
 
-    ``store`` is the daemon's unless it is given. ``keep`` and ``producer`` are as for :meth:`cotensor.Store.put`.
-    ``progress`` is a function of bytes done and bytes in all, or True for a tqdm bar; by default a bar appears on a
-    terminal when it takes longer than two seconds. ``source`` is a note for whoever attaches.
+    ``store`` is the daemon's by default. ``keep`` and ``producer`` are as for :meth:`cotensor.Store.put`. ``progress`` is a
+    function of the bytes done and the total bytes, or True for a tqdm bar; by default a bar appears on a terminal after two
+    seconds. ``source`` is a JSON note that the manifest keeps.
 
-    Raises :class:`InvalidError` or :class:`UnsupportedError` naming the parameter that has no data, is not on the host,
-    or is of a dtype, layout or class that cannot be shared, :class:`UnsupportedError` naming weights that are neither
-    parameters nor buffers (quantized modules of torch.ao), and :class:`OverBudgetError`; nothing is published then.
+    Raises :class:`InvalidError` or :class:`UnsupportedError` with the name of a parameter that has no data, is not on the host,
+    or has an unsupported dtype, layout or class; :class:`UnsupportedError` for weights that are neither parameters nor buffers
+    (quantized modules of torch.ao); and :class:`OverBudgetError`. Nothing is published then.
     """
     module = plain_module(module)
     _checks.truth(attach, "attach")
     if source is not None and not isinstance(source, Mapping):
-        raise InvalidError(f"source: a dict is expected, not {type(source).__name__}", field="source")
+        raise InvalidError(f"source: pass a dict, not {type(source).__name__}", field="source")
     store = resolve(store)
     if any(type(part).get_extra_state is not torch.nn.Module.get_extra_state for part in module.modules()):
-        logger.warning("%s: the module has extra state, which is not published", name)
+        logger.warning("%s: the module has extra state, which publish() omits", name)
     kind = f"{type(module).__module__}.{type(module).__qualname__}"
-    with plainly():
+    with default_modes():
         manifest, sources = gather(places(module), kind, dict(source or {}))
         check_complete(module)
     whole = write.write(store, name, manifest, sources, keep, producer or type(module).__name__, progress)
@@ -124,26 +124,25 @@ def attach(
     prefix: str = "",
     key_mapping: Optional[Mapping[str, str]] = None,
 ) -> Attachment:
-    """Makes a module use the parameters and buffers published under ``name``: no copy.
+    """Makes a module use the parameters and buffers published under ``name``, without a copy.
 
-    The module may be on the meta device, ``with cotensor.torch.on_meta(): module = Bert(config)``, and so need no memory
-    before. Parameters that have data stay the same objects; those on the meta device are replaced. Tied weights stay
-    tied, dtypes are the published ones, ``requires_grad`` too unless it is given; training or evaluation mode does not
-    change. Each tensor keeps the memory alive. Writing in place, as optimizers do, is safe and changes this process's
-    own pages only.
+    The module may be on the meta device, where it has no memory: ``with cotensor.torch.on_meta(): module = Bert(config)``.
+    Parameters with data stay the same objects; those on the meta device are replaced. Tied weights stay tied. Dtypes are the
+    published ones, and so is ``requires_grad`` by default. The training mode does not change. Each tensor keeps the memory alive.
+    A write in place, as by an optimizer, makes private copies of pages in this process.
 
-    ``version`` asks for one exactly, which somebody has to lease still. ``strict`` is as for
-    :meth:`torch.nn.Module.load_state_dict`. ``same_dtype`` refuses dtypes that differ from the module's. With
-    ``follow`` the module switches to the newest version before a forward pass, never during one; else :func:`refresh`
-    does it. :func:`pin` holds one version for several passes, as ``generate`` of transformers does by itself. Of a module
-    that follows, ``torch.compile`` compiles what is inside the forward pass; with ``fullgraph=True`` it raises.
+    ``version`` selects a version, which another lease has to keep. ``strict`` is as for
+    :meth:`torch.nn.Module.load_state_dict`. ``same_dtype`` refuses dtypes that differ from the module's. With ``follow``, the
+    module switches to the newest version before a forward pass, never during one. Otherwise :func:`refresh` switches. :func:`pin`
+    holds one version for several passes; ``generate`` of transformers does so by itself. ``torch.compile`` of a module that
+    follows compiles the inside of the forward pass; ``fullgraph=True`` raises.
 
-    For a module that is part of the published one, or has other names: only published names that start with ``prefix``
-    are meant, and the module's names are without it, as a ``BertModel`` is ``bert.`` of a ``BertForMaskedLM``.
-    ``key_mapping`` has regular expressions and their replacements, applied in turn to what follows the prefix.
+    ``prefix`` is for a module that is a part of the published one: only published names with this prefix apply, and the module's
+    names are without it. For example, a ``BertModel`` is ``bert.`` of a ``BertForMaskedLM``. ``key_mapping`` has regular
+    expressions and their replacements, applied in turn to the name after the prefix.
 
-    Raises :class:`NotFoundError`; :class:`InvalidError` naming the parameter that does not fit, and the module is as it
-    was then; :class:`CorruptError` when ``name`` is no model.
+    Raises :class:`NotFoundError`; :class:`InvalidError` with the name of a parameter that does not fit, and the module stays
+    unchanged; :class:`CorruptError` if ``name`` is not a model.
     """
     module = plain_module(module)
     for field, value in (("strict", strict), ("same_dtype", same_dtype), ("follow", follow)):
@@ -162,7 +161,7 @@ def attach(
 
 
 def attachment(module: torch.nn.Module) -> Optional[Attachment]:
-    """Which published model the module uses, as it was attached or published last; None for none."""
+    """The published model that the module uses, from the last publish or attach; ``None`` without one."""
     module = plain_module(module)
     with _lock:
         state = _states.get(module)
@@ -170,9 +169,9 @@ def attachment(module: torch.nn.Module) -> Optional[Attachment]:
 
 
 def newer_version(module: torch.nn.Module) -> Optional[int]:
-    """The newest version of what the module is attached to; None if it has that.
+    """The newest version of the module's name; ``None`` if the module has it.
 
-    Raises :class:`InvalidError` for a module that is not attached, :class:`NotFoundError` when the name was removed.
+    Raises :class:`InvalidError` for a module that is not attached, :class:`NotFoundError` if the name was removed.
     """
     state = _state(module)
     with state.store.get(state.attachment.name) as newest:
@@ -180,12 +179,12 @@ def newer_version(module: torch.nn.Module) -> Optional[int]:
 
 
 def refresh(module: torch.nn.Module) -> bool:
-    """Switches an attached module to the newest version, all of it or nothing; whether there was one.
+    """Switches an attached module to the newest version, as a whole. Returns whether there was a newer one.
 
-    Parameters stay the same objects; what was written into them here is gone. A module that follows is switched between
-    forward passes, for which this waits; one that does not must not be in use by other threads meanwhile.
+    Parameters stay the same objects and lose local writes. For a module that follows, this waits for the end of forward passes.
+    Other threads must not use a module that does not follow meanwhile.
 
-    Raises as :func:`attach` and :func:`newer_version` do; the module is as it was then.
+    Raises as :func:`attach` and :func:`newer_version` do; the module stays unchanged then.
     """
     module = plain_module(module)
     state = _state(module)
@@ -210,18 +209,18 @@ def _refresh_quietly(module: torch.nn.Module) -> None:
     with _lock:
         state = _states.get(module)
     if state is None:
-        return  # a copy of one
+        return  # a copy of an attached module
     try:
         _refresh(module, state)
         reason = None
     except CotensorError as error:
-        # The version that is there is good, whatever became of the name or of the daemon.
+        # The current version stays valid without the name and without the daemon.
         reason = str(error)
     gate = state.gate
     if gate is None:
         return
     gate.refused = None if reason is None else _newest(state)
-    if gate.is_news(reason) and reason is not None:
+    if gate.is_new_reason(reason) and reason is not None:
         logger.warning("%s: version %d stays: %s", state.attachment.name, state.attachment.version, reason)
 
 
@@ -247,7 +246,7 @@ def _state(module: torch.nn.Module) -> _State:
     with _lock:
         state = _states.get(module)
     if state is None:
-        raise InvalidError("this module is not attached", field="module")
+        raise InvalidError("this module is not attached: call attach() first", field="module")
     return state
 
 
@@ -256,13 +255,13 @@ def _attachment(whole: Tensor) -> Attachment:
 
 
 def _attach(module: torch.nn.Module, whole: Tensor, state: _State, *, follow: Optional[bool] = None) -> Attachment:
-    """``follow`` as it was, unless it is given."""
+    """Attaches ``whole``. Without ``follow``, the module follows as before."""
     manifest, data = read_manifest(whole)
     planned = plan(
         module, manifest, whole.name, strict=state.strict, same_dtype=state.same_dtype, names=state.names
     )
     shown = write.views(whole, manifest, data)
-    # No default device here: it would cost more than all the rest, and nothing is made.
+    # Without `default_modes`: setting the default device costs more than the rest, and no tensor is made.
     with _lock, torch.inference_mode(False), torch.no_grad():
         assign(planned, manifest, shown, state.requires_grad)
         new = _attachment(whole)

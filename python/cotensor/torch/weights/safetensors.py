@@ -1,4 +1,4 @@
-"""Safetensors files, read straight to where they stay.
+"""Reads safetensors files directly into shared memory.
 
 The format is at https://huggingface.co/docs/safetensors: the header's length, the header as JSON, and the tensors'
 bytes.
@@ -51,7 +51,7 @@ class FileTensor:
 
 
 def find(path: Path) -> List[FileTensor]:
-    """The tensors of a file, or of the checkpoint in a folder, in the files' order."""
+    """The tensors of a file, or of the checkpoint in a folder, in the order of the files."""
     if not path.is_dir():
         return read(path)
     index = path / INDEX
@@ -65,24 +65,24 @@ def find(path: Path) -> List[FileTensor]:
 def read(file: Path) -> List[FileTensor]:
     """The tensors of one file."""
     try:
-        # Asked before it is opened: opening a pipe waits for its other end.
+        # Before `open`, which blocks on a pipe.
         if not stat.S_ISREG(os.stat(file).st_mode):
-            raise InvalidError(f"{file}: this is no file", file=str(file))
+            raise InvalidError(f"{file}: not a regular file", file=str(file))
         with open(file, "rb") as opened:
             total = os.fstat(opened.fileno()).st_size
             prefix = opened.read(8)
             if len(prefix) < 8:
-                raise CorruptError(f"{file}: no safetensors file: {total} bytes", file=str(file))
+                raise CorruptError(f"{file}: not a safetensors file: {total} bytes", file=str(file))
             length = struct.unpack("<Q", prefix)[0]
             if not 2 <= length <= min(HEADER_BYTES_MAX, total - 8):
                 raise CorruptError(
-                    f"{file}: no safetensors file: a header of {length} bytes in {total}", file=str(file)
+                    f"{file}: not a safetensors file: a header of {length} bytes in {total}", file=str(file)
                 )
             text = opened.read(length)
     except CotensorError:
         raise
     except FileNotFoundError:
-        raise NotFoundError(f"{file}: there is no such file", file=str(file)) from None
+        raise NotFoundError(f"{file}: no such file", file=str(file)) from None
     except OSError as error:
         raise IoError(f"{file}: {error.strerror or error}", file=str(file)) from error
     except ValueError as error:
@@ -93,21 +93,21 @@ def read(file: Path) -> List[FileTensor]:
     found.sort(key=lambda tensor: tensor.offset)
     for before, after in zip(found, found[1:]):
         if before.offset + before.size_bytes > after.offset:
-            raise _wrong(file, after.name, f"its bytes overlap {before.name}'s")
+            raise _wrong(file, after.name, f"its data overlaps that of {before.name}")
     return found
 
 
 def _tensor(file: Path, name: str, entry: Any, data: int, total: int) -> FileTensor:
     if not is_name(name):
-        raise _wrong(file, name[:80], "a name that long or empty")
+        raise _wrong(file, name[:80], "the name is empty or too long")
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= set(entry):
-        raise _wrong(file, name, "dtype, shape and data_offsets are expected")
+        raise _wrong(file, name, "dtype, shape or data_offsets is missing")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str):
-        raise _wrong(file, name, "dtype is no text")
+        raise _wrong(file, name, "dtype is not a string")
     if dtype not in DTYPES:
         raise UnsupportedError(
-            f"{name}: {dtype[:20]} cannot be shared, only {', '.join(DTYPES)}", field=name, file=str(file)
+            f"{name}: {dtype[:20]} cannot be shared; supported: {', '.join(DTYPES)}", field=name, file=str(file)
         )
     if not _numbers(shape) or len(shape) > DIMENSIONS_MAX or not _numbers(offsets) or len(offsets) != 2:
         raise _wrong(file, name, f"shape {str(shape)[:80]}, data_offsets {str(offsets)[:80]}")
@@ -128,7 +128,7 @@ def _sharded(folder: Path, index: Path) -> List[FileTensor]:
     files: Dict[str, None] = {}
     for name, file in listed.items():
         if not isinstance(file, str) or file in ("", ".", "..") or "/" in file or "\0" in file:
-            raise CorruptError(f"{index}: {name}: a file's bare name is expected", field=name, file=str(index))
+            raise CorruptError(f"{index}: {name}: not a plain file name", field=name, file=str(index))
         files[file] = None
     found: Dict[str, FileTensor] = {}
     for file in files:
@@ -137,12 +137,13 @@ def _sharded(folder: Path, index: Path) -> List[FileTensor]:
                 found[tensor.name] = tensor
     for name, file in listed.items():
         if name not in found:
-            raise CorruptError(f"{folder / file}: {name} is not in it, but listed", field=name, file=str(folder / file))
+            message = f"{folder / file}: {name} is in the index, but not in the file"
+            raise CorruptError(message, field=name, file=str(folder / file))
     return list(found.values())
 
 
-def fill(tensor: FileTensor, target: memoryview, tell: Any, step_bytes: int) -> None:
-    """Reads a tensor's bytes into ``target``."""
+def fill(tensor: FileTensor, target: memoryview, advance: Any, step_bytes: int) -> None:
+    """Reads a tensor's data into ``target``."""
     descriptor = os.open(tensor.file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         done = 0
@@ -150,9 +151,9 @@ def fill(tensor: FileTensor, target: memoryview, tell: Any, step_bytes: int) -> 
             part = target[done : min(done + step_bytes, tensor.size_bytes)]
             count = os.preadv(descriptor, [part], tensor.offset + done)
             if count == 0:
-                raise CorruptError(f"{tensor.file}: it ended in the middle of {tensor.name}", file=str(tensor.file))
+                raise CorruptError(f"{tensor.file}: the file ends inside {tensor.name}", file=str(tensor.file))
             done += count
-            tell(count)
+            advance(count)
     finally:
         os.close(descriptor)
 
@@ -161,16 +162,16 @@ def _json(file: Path, text: bytes) -> Dict[str, Any]:
     try:
         read = json.loads(text.decode("utf-8"), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
-        raise CorruptError(f"{file}: no JSON: {error}", file=str(file)) from None
+        raise CorruptError(f"{file}: invalid JSON: {error}", file=str(file)) from None
     if not isinstance(read, dict):
-        raise CorruptError(f"{file}: an object is expected", file=str(file))
+        raise CorruptError(f"{file}: the JSON is not an object", file=str(file))
     return read
 
 
 def _once(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key twice")
+        raise ValueError("a duplicate key")
     return found
 
 
@@ -183,8 +184,8 @@ def _wrong(file: Path, name: str, why: str) -> CorruptError:
 
 
 def check_path(path: Any) -> Path:
-    """A path, if it is one."""
+    """The path. Raises :class:`InvalidError` for other types."""
     try:
         return Path(os.fspath(path))
     except TypeError:
-        raise InvalidError(f"a path is expected, not {type(path).__name__}", field="path") from None
+        raise InvalidError(f"pass a path, not {type(path).__name__}", field="path") from None

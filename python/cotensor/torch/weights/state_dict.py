@@ -10,12 +10,12 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 import torch
 
 from ..._native import Store
-from ..modes import plainly
+from ..modes import default_modes
 from ..progress import STEP_BYTES, Progress, reporting
 from ..store import leased, resolve
 from . import safetensors, write
 from .collect import contiguous_stride, gather, of_mapping
-from .manifest import TEMPORARY, TENSOR, Manifest, TensorEntry, aligned, read_manifest
+from .manifest import NON_PERSISTENT, TENSOR, Manifest, TensorEntry, aligned, read_manifest
 from .models import Attachment
 
 logger = logging.getLogger("cotensor.torch")
@@ -30,13 +30,13 @@ def publish_state_dict(
     producer: Optional[str] = None,
     progress: Progress = None,
 ) -> Attachment:
-    """Publishes a state dict under ``name``: one copy. Tensors that are the same memory are stored once.
+    """Publishes a state dict under ``name``, with one copy. Tensors of the same memory are stored once.
 
-    :func:`attach` takes it as it takes a published module, except that ``requires_grad`` stays the module's own, and so
-    do buffers that no state dict has. Options and exceptions are those of :func:`publish`.
+    :func:`attach` accepts it like a published module, but keeps the module's ``requires_grad`` and the buffers that a state dict
+    does not have. Options and exceptions are those of :func:`publish`.
     """
     store = resolve(store)
-    with plainly():
+    with default_modes():
         manifest, sources = gather(of_mapping(mapping), "")
     whole = write.write(store, name, manifest, sources, keep, producer, progress)
     return Attachment(whole.name, whole.version, whole.id, whole.nbytes)
@@ -51,13 +51,12 @@ def publish_file(
     producer: Optional[str] = None,
     progress: Progress = None,
 ) -> Attachment:
-    """Publishes a safetensors file, or the folder of a checkpoint with ``model.safetensors`` or its shards and their
-    index.
+    """Publishes a safetensors file, or a checkpoint's folder with ``model.safetensors`` or with shards and their index.
 
-    It is read once, straight into shared memory. Otherwise as :func:`publish_state_dict`.
+    Each file is read once, directly into shared memory. Otherwise as :func:`publish_state_dict`.
 
-    Raises :class:`CorruptError` for a file that is damaged, :class:`NotFoundError` for none, :class:`UnsupportedError`
-    naming a tensor of a dtype that cannot be shared; nothing is published then.
+    Raises :class:`CorruptError` for a damaged file, :class:`NotFoundError` without a file, and :class:`UnsupportedError` with the
+    name of a tensor whose dtype cannot be shared. Nothing is published then.
     """
     store = resolve(store)
     found = safetensors.find(safetensors.check_path(path))
@@ -71,26 +70,26 @@ def publish_file(
         stride = contiguous_stride(tensor.shape)
         entries.append(TensorEntry([(tensor.name, TENSOR)], tensor.dtype, tensor.shape, stride, index, 0, False))
     manifest = Manifest("", storages, entries, {})
-    with write.drafting(store, name, manifest, keep, producer) as (draft, data):
+    with write.building(store, name, manifest, keep, producer) as (builder, data):
         total = sum(tensor.size_bytes for tensor in found)
-        with reporting(progress, f"publishing {name}", total) as tell:
+        with reporting(progress, f"publishing {name}", total) as advance:
             for tensor, (offset, length) in zip(found, storages):
                 if length:
-                    target = (ctypes.c_char * length).from_address(draft.data_ptr + data + offset)
-                    safetensors.fill(tensor, memoryview(target).cast("B"), tell, STEP_BYTES)
-        draft.record_copy(data + total)
-        whole = draft.publish()
+                    target = (ctypes.c_char * length).from_address(builder.data_ptr + data + offset)
+                    safetensors.fill(tensor, memoryview(target).cast("B"), advance, STEP_BYTES)
+        builder.record_copy(data + total)
+        whole = builder.publish()
     logger.info("published %s from %s, %d bytes", name, path, whole.nbytes)
     return Attachment(whole.name, whole.version, whole.id, whole.nbytes)
 
 
 def state_dict(name: str, store: Optional[Store] = None, *, version: Optional[int] = None) -> Dict[str, torch.Tensor]:
-    """The published tensors by name, in shared memory: no copy. Each keeps the memory alive.
+    """The published tensors by name, in shared memory, without a copy. Each keeps the memory alive.
 
-    Buffers that are no part of a state dict are left out, as by :meth:`torch.nn.Module.state_dict`. For
-    ``module.load_state_dict(state_dict(name), assign=True)``, and whatever else takes one.
+    As in :meth:`torch.nn.Module.state_dict`, non-persistent buffers are left out. Use it for
+    ``module.load_state_dict(state_dict(name), assign=True)`` and similar functions.
 
-    Raises :class:`NotFoundError`, and :class:`CorruptError` when ``name`` is no model.
+    Raises :class:`NotFoundError`, and :class:`CorruptError` if ``name`` is not a model.
     """
     store = resolve(store)
     whole = leased(store, name, version)
@@ -99,6 +98,6 @@ def state_dict(name: str, store: Optional[Store] = None, *, version: Optional[in
     found: Dict[str, torch.Tensor] = {}
     for entry, tensor in zip(manifest.tensors, shown):
         for place, kind in entry.places:
-            if kind != TEMPORARY:
+            if kind != NON_PERSISTENT:
                 found[place] = tensor
     return found
