@@ -93,7 +93,7 @@ def fail():
 def test_serve_ends_well(number):
     with serving() as daemon:
         children = _children(daemon.process.pid)
-        assert children, "a keeper and its server"
+        assert children, "a supervisor and its server"
         daemon.process.send_signal(number)
         assert daemon.process.wait(30) == 0
         until(lambda: not any(_is_there(child) for child in children))

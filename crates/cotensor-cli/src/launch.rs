@@ -1,7 +1,7 @@
 //! Starts this program again: the daemon's server and the demo's workers are processes of the same program.
 
 use cotensor::core::{Error, Result};
-use cotensor_daemon::keeper;
+use cotensor_daemon::supervisor;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -42,9 +42,9 @@ impl Program {
     ///
     /// # Errors
     /// As [`Program::command`].
-    pub(crate) fn again(&self) -> Result<keeper::Launch> {
+    pub(crate) fn again(&self) -> Result<supervisor::Launch> {
         let (program, mut arguments) = self.command()?;
         arguments.extend(self.arguments.iter().cloned());
-        Ok(keeper::Launch::new(program, arguments))
+        Ok(supervisor::Launch::new(program, arguments))
     }
 }

@@ -5,7 +5,7 @@
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::{Empty, Ping};
 use cotensor_core::{DType, Kind, Segment};
-use cotensor_daemon::keeper::{self, Role};
+use cotensor_daemon::supervisor::{self, Role};
 use cotensor_daemon::{Config, Service};
 use cotensor_memory::{Guarantee, MemfdMut, SealedMemfd, copy_parallel};
 use cotensor_rpc::{Decoder, Frame, send_all};
@@ -58,10 +58,10 @@ fn serve_echo(socket: &Path) {
     }
 }
 
-/// As `cotensor serve` does: a server, and a keeper that is told of every publication.
+/// As `cotensor serve` does: a server, and a supervisor that is told of every publication.
 fn serve_daemon(socket: &str, role: Role) {
     let config = Config { socket: socket.into(), ..Config::default() };
-    keeper::run(role, Service { config, http: None }, |_| {}).unwrap();
+    supervisor::run(role, Service { config, http: None }, |_| {}).unwrap();
 }
 
 struct Server(Child);

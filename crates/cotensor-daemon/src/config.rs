@@ -4,12 +4,21 @@ use cotensor_store::SharingConfig;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// What the budget counts for a tensor beside its memory: names, records, entries and one lease, which the server and its
+/// supervisor keep in their heaps. More for its texts ([`TEXT_COPIES`](cotensor_store::backend::TEXT_COPIES)) and dimensions
+/// ([`DIMENSION_BYTES`](cotensor_store::backend::DIMENSION_BYTES)).
+pub const METADATA_BYTES: u64 = 864;
+/// The interval at which a daemon checks that the files of its socket and its lock are in place.
+pub(crate) const SOCKET_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// The time from a session's end to the trimming of the heap. Sessions that end together are one occasion.
+pub(crate) const HEAP_TRIM_DELAY: Duration = Duration::from_secs(1);
+
 /// How a daemon runs. Every field has a default; the command line and `COTENSOR_*` variables set them.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Where it listens; see [`default_socket`].
     pub socket: PathBuf,
-    /// The most bytes of all segments together, and [`METADATA_BYTES`](crate::METADATA_BYTES) for each tensor.
+    /// The most bytes of all segments together, and [`METADATA_BYTES`](METADATA_BYTES) for each tensor.
     pub max_memory_bytes: u64,
     /// What clients may share. What they may not, they keep to themselves.
     pub sharing: SharingConfig,

@@ -1,8 +1,8 @@
 //! Nearly all descriptors that may be open are a client's to fill; the last of them are not, so that others can still connect
 //! and be answered.
 
-use crate::Daemon;
 use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_store::EmbeddedStore;
 use rustix::process::{Resource, getrlimit};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -28,27 +28,23 @@ pub(crate) fn none_left() -> Error {
     Error::new(ErrorKind::OverBudget, message)
 }
 
-impl Daemon {
-    /// A descriptor that is to be kept. Where there are too many, what nobody leases goes first, as when memory is wanted.
-    ///
-    /// # Errors
-    /// `OverBudget` when as many are open as may be.
-    pub(crate) fn room_for(&self, fd: OwnedFd) -> Result<OwnedFd> {
-        if !are_scarce(&fd) {
-            return Ok(fd);
-        }
-        let (mut lower, mut looks) = (None, 0);
-        let shed = self.store.shed_until(&mut || {
-            looks += 1;
-            lower = lower.take().or_else(|| fd.try_clone().ok().filter(|copy| !are_scarce(copy)));
-            // Some more: going through all tensors for each descriptor that comes would take long.
-            lower.is_some() && looks > for_tensors() / SHED
-        });
-        lower.ok_or_else(|| match shed {
-            Err(error) => {
-                Error::new(ErrorKind::OverBudget, format!("{}; spilling failed: {error}", none_left().message()))
-            }
-            Ok(_) => none_left(),
-        })
+/// Makes room for a descriptor that the daemon keeps: removes tensors without leases if too many descriptors are open.
+///
+/// # Errors
+/// `OverBudget` when that does not free enough.
+pub(crate) fn room_for(store: &EmbeddedStore, fd: OwnedFd) -> Result<OwnedFd> {
+    if !are_scarce(&fd) {
+        return Ok(fd);
     }
+    let (mut lower, mut looks) = (None, 0);
+    let shed = store.shed_until(&mut || {
+        looks += 1;
+        lower = lower.take().or_else(|| fd.try_clone().ok().filter(|copy| !are_scarce(copy)));
+        // Some more: going through all tensors for each descriptor that comes would take long.
+        lower.is_some() && looks > for_tensors() / SHED
+    });
+    lower.ok_or_else(|| match shed {
+        Err(error) => Error::new(ErrorKind::OverBudget, format!("{}; spilling failed: {error}", none_left().message())),
+        Ok(_) => none_left(),
+    })
 }

@@ -1,7 +1,10 @@
 //! A daemon inside a process that needs one and finds none.
 
+use crate::config::Config;
+use crate::daemon::Daemon;
 use crate::http::HttpListening;
-use crate::{Config, Daemon, Listening, Service};
+use crate::service::Service;
+use crate::socket::Listening;
 use cotensor_client::ClientStore;
 use cotensor_core::{Error, ErrorKind, Result};
 use std::net::SocketAddr;
@@ -12,7 +15,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// How long two processes may take to agree on which of them is the daemon.
-const AGREE: Duration = Duration::from_secs(10);
+const STARTUP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Threads of an embedded daemon.
 const WORKERS: usize = 2;
 
@@ -120,7 +123,7 @@ pub fn connect_or_serve(service: &Service, client: &str) -> Result<(Arc<ClientSt
         match Embedded::serve(service.clone()) {
             Ok(embedded) => return Ok((ClientStore::connect(Some(&config.socket), client)?, Some(embedded))),
             // Another process is a moment ahead: it listens soon, or has just stopped.
-            Err(error) if error.kind() == ErrorKind::Conflict && start.elapsed() < AGREE => {
+            Err(error) if error.kind() == ErrorKind::Conflict && start.elapsed() < STARTUP_TIMEOUT => {
                 std::thread::sleep(Duration::from_millis(10));
             }
             Err(error) => return Err(error),

@@ -1,6 +1,6 @@
 //! Doors for the fuzzer, which says what a socket would bring: what it does through them must not panic.
 
-use crate::keeper::Ledger;
+use crate::supervisor::Journal;
 use crate::{Config, Daemon};
 use cotensor_core::{Memory, Result};
 use cotensor_memory::MemfdMemory;
@@ -68,25 +68,25 @@ impl Unconnected {
     }
 }
 
-/// Keeps what a server would tell its keeper, until it says what no server says; returns how many tensors there are then,
-/// after telling a second keeper everything, which has to know the same.
+/// Keeps what a server would tell its supervisor, until it says what no server says; returns how many tensors there are then,
+/// after telling a second supervisor everything, which has to know the same.
 ///
 /// # Panics
 /// When the second knows something else.
-pub fn keeper_hears(messages: &[&[u8]]) -> usize {
+pub fn apply_events(messages: &[&[u8]]) -> usize {
     let fds = || std::fs::File::open("/dev/null").map(OwnedFd::from).into_iter().collect();
-    let mut ledger = Ledger::default();
+    let mut journal = Journal::default();
     for message in messages {
         let Ok(change) = serde_json::from_slice(message) else { break };
-        if ledger.apply(change, fds()).is_err() {
+        if journal.apply(change, fds()).is_err() {
             break;
         }
     }
-    let mut other = Ledger::default();
-    let told = ledger.tell(|change, fds| other.apply(change, fds).map(drop));
+    let mut other = Journal::default();
+    let told = journal.replay(|change, fds| other.apply(change, fds).map(drop));
     assert!(told.is_ok(), "what is known can be told: {told:?}");
-    assert_eq!(other.entries().count(), ledger.entries().count());
-    assert_eq!(other.segments().count(), ledger.segments().count());
+    assert_eq!(other.entries().count(), journal.entries().count());
+    assert_eq!(other.segments().count(), journal.segments().count());
     let (mut blocks, mut changes) = (Vec::new(), Vec::new());
     let block = |block, fds| {
         blocks.push((block, fds));
@@ -96,14 +96,14 @@ pub fn keeper_hears(messages: &[&[u8]]) -> usize {
         changes.push(change);
         Ok(())
     };
-    assert!(ledger.hand_over(block, change).is_ok());
-    let mut successor = Ledger::default();
+    assert!(journal.hand_over(block, change).is_ok());
+    let mut successor = Journal::default();
     for (block, fds) in blocks {
         assert!(successor.apply_block(&block, fds).is_ok());
     }
     for change in changes {
         assert!(successor.apply(change, Vec::new()).is_ok());
     }
-    assert!(successor.entries().eq(ledger.entries()));
+    assert!(successor.entries().eq(journal.entries()));
     other.entries().count()
 }

@@ -28,7 +28,7 @@ impl WordTable for Shared {
 }
 
 impl Slots {
-    /// Slots in an index that this process alone, or its keeper with it, can write from now on.
+    /// Slots in an index that this process alone, or its supervisor with it, can write from now on.
     ///
     /// # Errors
     /// `Io` when the system refuses.

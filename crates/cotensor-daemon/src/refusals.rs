@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Between two lines of one kind.
-const PAUSE: Duration = Duration::from_secs(1);
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Counts refusals of one kind between lines.
 #[derive(Debug, Default)]
@@ -27,7 +27,7 @@ impl Refusals {
     fn note_at(&self, now: Instant) -> Option<u64> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.count += 1;
-        if state.last.is_some_and(|last| now.saturating_duration_since(last) < PAUSE) {
+        if state.last.is_some_and(|last| now.saturating_duration_since(last) < LOG_INTERVAL) {
             return None;
         }
         state.last = Some(now);
@@ -45,9 +45,9 @@ mod tests {
         let start = Instant::now();
         assert_eq!(refusals.note_at(start), Some(1));
         for _ in 0..1000 {
-            assert_eq!(refusals.note_at(start + PAUSE / 2), None);
+            assert_eq!(refusals.note_at(start + LOG_INTERVAL / 2), None);
         }
-        assert_eq!(refusals.note_at(start + PAUSE), Some(1001));
-        assert_eq!(refusals.note_at(start + 3 * PAUSE), Some(1));
+        assert_eq!(refusals.note_at(start + LOG_INTERVAL), Some(1001));
+        assert_eq!(refusals.note_at(start + 3 * LOG_INTERVAL), Some(1));
     }
 }

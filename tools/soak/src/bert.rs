@@ -61,7 +61,7 @@ struct Memory {
     /// Memory of each model process.
     clients: Vec<u64>,
     server: u64,
-    keeper: u64,
+    supervisor: u64,
     /// Pages of the daemon's segments that no process maps.
     unmapped: u64,
     total: u64,
@@ -125,11 +125,11 @@ impl Drop for Running {
 fn measure(folder: &Path, processes: usize) -> Result<Memory> {
     let machine = Machine::start(u64::MAX)?;
     let running = run_processes(folder, processes, Some(&machine.socket))?;
-    let [server, keeper] = machine.processes()?;
+    let [server, supervisor] = machine.processes()?;
     let pids: Vec<u32> = running.iter().map(|running| running.0.id()).collect();
     let clients = pids.iter().map(|&pid| process::pss_bytes(pid)).collect::<Result<Vec<_>>>()?;
     let mut mapped = BTreeMap::new();
-    for &pid in pids.iter().chain(&[server, keeper]) {
+    for &pid in pids.iter().chain(&[server, supervisor]) {
         for (inode, bytes) in mapped_segments(pid)? {
             *mapped.entry(inode).or_default() += bytes;
         }
@@ -138,10 +138,10 @@ fn measure(folder: &Path, processes: usize) -> Result<Memory> {
         .into_iter()
         .map(|(inode, bytes)| bytes.saturating_sub(mapped.get(&inode).copied().unwrap_or(0)));
     let unmapped = unmapped.sum();
-    let (server, keeper) = (process::pss_bytes(server)?, process::pss_bytes(keeper)?);
-    let total = clients.iter().sum::<u64>() + server + keeper + unmapped;
+    let (server, supervisor) = (process::pss_bytes(server)?, process::pss_bytes(supervisor)?);
+    let total = clients.iter().sum::<u64>() + server + supervisor + unmapped;
     eprintln!("{processes} processes: {} MiB, {} of it in unmapped segments", total >> 20, unmapped >> 20);
-    Ok(Memory { clients, server, keeper, unmapped, total })
+    Ok(Memory { clients, server, supervisor, unmapped, total })
 }
 
 /// The proportional set size in bytes of every memfd mapping of a process, with the inode of the memfd.

@@ -80,7 +80,7 @@ impl Outcome {
     /// Whether nothing leaked and no client found an error, regardless of the time.
     pub(crate) fn is_right(&self) -> bool {
         let same = |before: Process, after: Process| after.descriptors <= before.descriptors;
-        let same = same(self.before.server, self.after.server) && same(self.before.keeper, self.after.keeper);
+        let same = same(self.before.server, self.after.server) && same(self.before.supervisor, self.after.supervisor);
         self.wrong.is_empty() && same
     }
 
@@ -206,7 +206,7 @@ fn steady(machine: &Machine) -> Result<Usage> {
         std::thread::sleep(Duration::from_millis(100));
         let before = std::mem::replace(&mut usage, machine.usage()?);
         let same = |before: Process, after: Process| before.descriptors == after.descriptors;
-        if same(before.server, usage.server) && same(before.keeper, usage.keeper) {
+        if same(before.server, usage.server) && same(before.supervisor, usage.supervisor) {
             break;
         }
     }
@@ -219,7 +219,7 @@ fn settled(machine: &Machine, before: &Usage) -> Result<Usage> {
     loop {
         let after = machine.usage()?;
         let back = after.server.descriptors <= before.server.descriptors
-            && after.keeper.descriptors <= before.keeper.descriptors;
+            && after.supervisor.descriptors <= before.supervisor.descriptors;
         if back || start.elapsed() > Duration::from_secs(20) {
             return Ok(after);
         }

@@ -79,7 +79,7 @@ struct Sample {
 #[derive(Debug, Serialize)]
 pub(crate) struct Growth {
     pub(crate) server: Difference,
-    pub(crate) keeper: Difference,
+    pub(crate) supervisor: Difference,
     pub(crate) clients: Difference,
 }
 
@@ -116,7 +116,7 @@ impl Difference {
 
 impl Outcome {
     pub(crate) fn is_right(&self) -> bool {
-        self.growth.server.is_none() && self.growth.keeper.is_none() && self.growth.clients.is_none()
+        self.growth.server.is_none() && self.growth.supervisor.is_none() && self.growth.clients.is_none()
     }
 }
 
@@ -138,11 +138,11 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
         let (daemon, clients) = (machine.usage()?, Process::of(std::process::id())?);
         let (cycles, seconds) = ((round + 1) * each * options.clients, start.elapsed().as_secs_f64());
         eprintln!(
-            "{cycles} cycles in {seconds:.0} s: server {} KiB, {} descriptors, {} mappings; keeper {} KiB; clients {} KiB",
+            "{cycles} cycles in {seconds:.0} s: server {} KiB, {} descriptors, {} mappings; supervisor {} KiB; clients {} KiB",
             daemon.server.private_bytes >> 10,
             daemon.server.descriptors,
             daemon.server.mappings,
-            daemon.keeper.private_bytes >> 10,
+            daemon.supervisor.private_bytes >> 10,
             clients.private_bytes >> 10,
         );
         samples.push(Sample { cycles, seconds, daemon, clients });
@@ -150,7 +150,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
     let warm = &samples[samples.len().div_ceil(WARM_UP).min(samples.len() - 1)..];
     let growth = Growth {
         server: Difference::of(warm, |sample| sample.daemon.server),
-        keeper: Difference::of(warm, |sample| sample.daemon.keeper),
+        supervisor: Difference::of(warm, |sample| sample.daemon.supervisor),
         clients: Difference::of(warm, |sample| sample.clients),
     };
     let (seconds, evictions) = (start.elapsed().as_secs_f64(), daemon.stats().evictions);

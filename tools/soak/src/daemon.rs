@@ -2,7 +2,7 @@
 
 use cotensor_client::ClientStore;
 use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_daemon::keeper::{self, Role};
+use cotensor_daemon::supervisor::{self, Role};
 use cotensor_daemon::{Config, Service};
 use cotensor_memory::process;
 use rustix::process::{Pid, Signal, kill_process};
@@ -56,7 +56,7 @@ pub(crate) fn this_program(role: &str) -> Result<Command> {
 
 /// A daemon started for a run.
 pub(crate) struct Machine {
-    keeper: Child,
+    supervisor: Child,
     pub(crate) socket: PathBuf,
     _folder: tempfile::TempDir,
 }
@@ -75,8 +75,8 @@ impl Machine {
         let mut command = this_program("daemon")?;
         // Ends when this process ends, because its standard input is closed.
         command.args([OsString::from(&socket), max_memory.to_string().into()]).stdin(Stdio::piped());
-        let keeper = command.spawn().map_err(io("starting the daemon"))?;
-        let this = Self { keeper, socket, _folder: folder };
+        let supervisor = command.spawn().map_err(io("starting the daemon"))?;
+        let this = Self { supervisor, socket, _folder: folder };
         until("the daemon answers", || ClientStore::connect(Some(&this.socket), "first").is_ok())?;
         Ok(this)
     }
@@ -85,7 +85,7 @@ impl Machine {
     pub(crate) fn server(&self) -> Result<u32> {
         let mut found = None;
         until("the server runs", || {
-            found = process::children(self.keeper.id()).first().copied();
+            found = process::children(self.supervisor.id()).first().copied();
             found.is_some()
         })?;
         found.ok_or_else(|| Error::not_found("no server runs"))
@@ -102,22 +102,22 @@ impl Machine {
 
     /// Current usage of both processes.
     pub(crate) fn usage(&self) -> Result<Usage> {
-        Ok(Usage { server: Process::of(self.server()?)?, keeper: Process::of(self.keeper.id())? })
+        Ok(Usage { server: Process::of(self.server()?)?, supervisor: Process::of(self.supervisor.id())? })
     }
 
     pub(crate) fn processes(&self) -> Result<[u32; 2]> {
-        Ok([self.server()?, self.keeper.id()])
+        Ok([self.server()?, self.supervisor.id()])
     }
 }
 
 impl Drop for Machine {
     fn drop(&mut self) {
         // The daemon shuts down when its standard input is closed.
-        drop(self.keeper.stdin.take());
-        let stopped = until("the daemon stops", || !matches!(self.keeper.try_wait(), Ok(None)));
+        drop(self.supervisor.stdin.take());
+        let stopped = until("the daemon stops", || !matches!(self.supervisor.try_wait(), Ok(None)));
         if stopped.is_err() {
-            drop(self.keeper.kill());
-            drop(self.keeper.wait());
+            drop(self.supervisor.kill());
+            drop(self.supervisor.wait());
         }
     }
 }
@@ -126,7 +126,7 @@ impl Drop for Machine {
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Usage {
     pub(crate) server: Process,
-    pub(crate) keeper: Process,
+    pub(crate) supervisor: Process,
 }
 
 /// Resource usage of a process.
@@ -159,5 +159,5 @@ pub(crate) fn run(role: Role, socket: PathBuf, max_memory_bytes: u64) -> Result<
         });
     }
     let config = Config { socket, max_memory_bytes, ..Config::default() };
-    keeper::run(role, Service { config, http: None }, |_| {})
+    supervisor::run(role, Service { config, http: None }, |_| {})
 }

@@ -13,7 +13,7 @@ mod worker;
 
 use clap::{Parser, Subcommand};
 use cotensor_core::{Error, Result};
-use cotensor_daemon::keeper::Role;
+use cotensor_daemon::supervisor::Role;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -74,7 +74,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome> {
         let (now, count) = (machine.usage()?, options.tensors.max(1) as u64);
         let of = |now: u64, before: u64| now.saturating_sub(before) / count;
         let server = of(now.server.private_bytes, before.server.private_bytes);
-        Ok(Bytes { server, supervisor: of(now.keeper.private_bytes, before.keeper.private_bytes) })
+        Ok(Bytes { server, supervisor: of(now.supervisor.private_bytes, before.supervisor.private_bytes) })
     };
     let held = (0..options.tensors).map(|number| put(&client, number)).collect::<Result<Vec<Lease>>>()?;
     // The supervisor reads its messages asynchronously.

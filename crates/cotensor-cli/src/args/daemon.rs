@@ -82,7 +82,7 @@ pub(crate) struct ServeArgs {
     pub(crate) sharing: SharingArgs,
     /// Role of this process; set by the daemon for the processes that it starts.
     #[arg(long, hide = true, default_value = "foreground")]
-    pub(crate) role: cotensor_daemon::keeper::Role,
+    pub(crate) role: cotensor_daemon::supervisor::Role,
 }
 
 /// Parses a host name as in a Host header, without a port.

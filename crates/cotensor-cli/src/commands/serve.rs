@@ -5,7 +5,7 @@ use crate::log::Log;
 use crate::terminal::takes_colours;
 use cotensor::core::{Error, Result};
 use cotensor_daemon::http::{HttpConfig, default_port};
-use cotensor_daemon::{Config, Ready, Service, keeper};
+use cotensor_daemon::{Config, Ready, Service, supervisor};
 use serde::Serialize;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -57,7 +57,7 @@ pub(crate) fn serve(args: &ServeArgs, program: &Program) -> Result<()> {
         ..HttpConfig::default()
     });
     let service = Service { config, http };
-    let outcome = keeper::run_as(program.again()?, args.role, service, |ready| announce(&ready, args.json));
+    let outcome = supervisor::run_as(program.again()?, args.role, service, |ready| announce(&ready, args.json));
     log.flush_queue();
     outcome
 }

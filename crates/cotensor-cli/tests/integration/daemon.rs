@@ -205,8 +205,8 @@ fn one_daemon_at_a_time_and_a_killed_one_is_taken_over() {
     // The process that was started: the daemon goes on, and whoever starts it again takes it over.
     assert_eq!(daemon.signal("-KILL"), None);
     assert_eq!(daemon.ok(&["get", "x", "-", "--format", "raw"]), [1, 2, 3]);
-    let heir = daemon.path("cotensor.sock.heir");
-    until("it can be taken over", || heir.exists());
+    let successor = daemon.path("cotensor.sock.successor");
+    until("it can be taken over", || successor.exists());
     daemon.serve(&["--listen", &http]);
     assert_eq!((&daemon.ready["resumed"], &daemon.ready["http"]), (&json!(1), &json!(http)));
     assert_eq!(daemon.ok(&["get", "x", "-", "--format", "raw"]), [1, 2, 3]);
@@ -215,7 +215,7 @@ fn one_daemon_at_a_time_and_a_killed_one_is_taken_over() {
         // A client that stays connected does not hold the daemon up.
         let store = cotensor_client::ClientStore::connect(Some(&daemon.socket()), "stays").unwrap();
         assert_eq!(daemon.signal(signal), Some(0), "{signal}");
-        assert!(!daemon.socket().exists() && !heir.exists(), "{signal}");
+        assert!(!daemon.socket().exists() && !successor.exists(), "{signal}");
         daemon.refuses(&["ls"], 1, &["cotensor.sock", "cotensor serve"]);
         drop(store);
         daemon.serve(&[]);
@@ -282,13 +282,13 @@ fn a_takeover_by_a_daemon_with_too_little_memory_says_so() {
     fs::write(daemon.path("x.bin"), vec![0; 3 << 20]).unwrap();
     daemon.ok(&["put", "x", "x.bin", "--dtype", "uint8", "--shape", "3145728"]);
     assert_eq!(daemon.signal("-KILL"), None);
-    until("it can be taken over", || daemon.path("cotensor.sock.heir").exists());
+    until("it can be taken over", || daemon.path("cotensor.sock.successor").exists());
     let log = fs::File::create(daemon.path("log")).unwrap();
-    let mut heir = daemon.command(&["serve", "--max-memory", "2"]).stderr(log).spawn().unwrap();
+    let mut successor = daemon.command(&["serve", "--max-memory", "2"]).stderr(log).spawn().unwrap();
     let warned = || fs::read_to_string(daemon.path("log")).unwrap();
     until("it warns", || warned().contains("3.00 MiB were taken over") && warned().contains("allows 2.00 MiB"));
-    assert!(Command::new("kill").arg(heir.id().to_string()).status().unwrap().success());
-    assert!(heir.wait().unwrap().success());
+    assert!(Command::new("kill").arg(successor.id().to_string()).status().unwrap().success());
+    assert!(successor.wait().unwrap().success());
 }
 
 #[test]
@@ -302,17 +302,18 @@ fn a_takeover_counts_every_tensor_once() {
     let leased = store.get("leased", &store.holder("")).unwrap();
     ["leased", "a", "b"].iter().for_each(|name| drop(put(name)));
     assert_eq!(daemon.signal("-KILL"), None);
-    until("it can be taken over", || daemon.path("cotensor.sock.heir").exists());
+    until("it can be taken over", || daemon.path("cotensor.sock.successor").exists());
     let log = fs::File::create(daemon.path("log")).unwrap();
-    let mut heir = daemon.command(&["serve", "--max-memory", "4", "--spill", "spill"]).stderr(log).spawn().unwrap();
+    let mut successor =
+        daemon.command(&["serve", "--max-memory", "4", "--spill", "spill"]).stderr(log).spawn().unwrap();
     let told = || fs::read_to_string(daemon.path("log")).unwrap();
     until("it tells the counts", || {
         told().contains("4 tensors were taken over: 2 current, 1 removed or superseded, 1 spilled, 0 lost")
     });
     until("it is ready", || told().contains("took over 4 tensors of the previous daemon"));
     drop(leased);
-    assert!(Command::new("kill").arg(heir.id().to_string()).status().unwrap().success());
-    assert!(heir.wait().unwrap().success());
+    assert!(Command::new("kill").arg(successor.id().to_string()).status().unwrap().success());
+    assert!(successor.wait().unwrap().success());
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 /// Bytes of a client's first slab: room for a second small tensor beside one that stays, because a slab that is empty again and
-/// again is news to the keeper each time.
+/// again is news to the supervisor each time.
 const SLAB_BYTES_MIN: usize = 8 << 10;
 /// Bytes of a slab at most, unless one tensor needs more.
 const SLAB_BYTES_MAX: usize = 4 << 20;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 /// How often one thing is tried: a daemon that is killed again and again is outlived.
 const ATTEMPTS_MAX: u32 = 10;
-/// How long a daemon may be missing. With a keeper the socket is always there, and hello waits for the next server.
+/// How long a daemon may be missing. With a supervisor the socket is always there, and hello waits for the next server.
 const MISSING_MAX: Duration = Duration::from_secs(1);
 const DELAY_MIN: Duration = Duration::from_millis(5);
 const DELAY_MAX: Duration = Duration::from_millis(100);
@@ -104,7 +104,7 @@ impl ClientStore {
             Some(p::Resume { session: lost.session, token: lost.token.clone(), leases, claims })
         };
         let greeted = match self.link.greet_again(generation, resume) {
-            // A daemon that knows nothing of the former one: without a keeper, or after both died. All leases are lost.
+            // A daemon that knows nothing of the former one: without a supervisor, or after both died. All leases are lost.
             Err(error) if error.field() == Some(p::RESUME_TOKEN) => {
                 self.slabs.retire();
                 self.link.greet_again(generation, || None)?

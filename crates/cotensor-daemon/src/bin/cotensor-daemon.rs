@@ -1,7 +1,7 @@
 //! The daemon alone, for tests and for those who want no other command: `cotensor-daemon SOCKET [MAX-BYTES [SPILL-FOLDER]]`.
 
 use cotensor_core::{Error, Result};
-use cotensor_daemon::keeper::{self, Role};
+use cotensor_daemon::supervisor::{self, Role};
 use cotensor_daemon::{Config, Service};
 use std::process::ExitCode;
 
@@ -34,5 +34,5 @@ fn run() -> Result<()> {
         }
         _ => return Err(Error::invalid("usage: cotensor-daemon SOCKET [MAX-BYTES [SPILL-FOLDER]]")),
     }
-    keeper::run(role, Service { config, http: None }, |_| {})
+    supervisor::run(role, Service { config, http: None }, |_| {})
 }

@@ -1,29 +1,16 @@
 //! Computing a thing once, whichever session asks.
 
-use super::{Answer, NOTHING};
+use super::answer::{Answer, NOTHING};
+use super::key::claim_key;
 use crate::dispatch::{Caller, Reply};
-use crate::keeper::Change;
 use crate::session::OPEN_MAX;
+use crate::supervisor::Event;
 use cotensor_client::protocol::{ClaimParams, ClaimResult, Computed, Empty, FinishParams, Id, KeyParams, TicketParams};
-use cotensor_core::{ContentHash, Error, Hasher, Result};
-use cotensor_store::{Claim, ComputationStore, Key};
+use cotensor_core::{Error, Result};
+use cotensor_store::{Claim, ComputationStore};
 use std::collections::HashSet;
 use std::future::poll_fn;
 use std::time::Duration;
-
-/// A key or a hash as messages write it.
-pub(super) fn key(hex: &str) -> Result<ContentHash> {
-    ContentHash::from_hex(hex).ok_or_else(|| Error::invalid("64 hexadecimal digits expected").in_field("key"))
-}
-
-/// The store's key of what a client claims. It lies in a domain of its own: contents are claims as well, under keys that a
-/// client can compute, and no client's result may stand for a content that was not verified.
-///
-/// # Errors
-/// `Invalid` for what is no key.
-pub(crate) fn claim_key(hex: &str) -> Result<Key> {
-    Ok(Key(Hasher::new("cotensor client claim v1").field(key(hex)?.as_bytes()).finish()))
-}
 
 pub(super) async fn begin(caller: Caller, params: ClaimParams) -> Answer<ClaimResult> {
     let key = claim_key(&params.key)?;
@@ -35,7 +22,7 @@ pub(super) async fn begin(caller: Caller, params: ClaimParams) -> Answer<ClaimRe
     match claim {
         Claim::Compute(ticket) => {
             // Told before the session has it: with the session's end it is told that the claim is given up.
-            caller.daemon.changes.tell(Change::Claimed(key.0.to_string()));
+            caller.daemon.events.record(Event::Claimed(key.0.to_string()));
             let number = caller.lock().tickets.add(ticket)?;
             Ok(ClaimResult::Compute(number).into())
         }

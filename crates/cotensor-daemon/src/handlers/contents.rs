@@ -1,7 +1,7 @@
 //! Weights by content: leased where they are, provided by whoever asks first where they are not.
 
-use super::claim::key;
-use super::{Answer, NOTHING};
+use super::answer::{Answer, NOTHING};
+use super::key::key;
 use crate::dispatch::{Caller, Reply};
 use crate::segment::Sealed;
 use cotensor_client::protocol::{

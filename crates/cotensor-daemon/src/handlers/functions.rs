@@ -1,14 +1,16 @@
 //! Functions: offered, found, and the two ends connected.
 
-use super::{Answer, NOTHING};
+use super::answer::{Answer, NOTHING};
 use crate::dispatch::{Caller, Reply};
+use crate::functions::FunctionProvider;
 use cotensor_client::protocol::provider::ListTasksParams;
 use cotensor_client::protocol::{
     AllTasks, AllTasksParams, CallerInfo, Empty, FoundFunction, FunctionList, FunctionNameParams, ListFunctionsParams,
-    LookupFunctionParams, RegisterFunctionParams, notice,
+    LookupFunctionParams, ProviderInfo, RegisterFunctionParams,
 };
 use cotensor_core::{Error, ErrorKind};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 /// Providers that a caller may say it is connected to.
 const CONNECTED_MAX: usize = 1024;
@@ -19,12 +21,16 @@ pub(super) async fn register(caller: Caller, params: RegisterFunctionParams) -> 
     if caller.outbox().is_none() {
         return Err(Error::unsupported("functions are provided over the Unix socket"));
     }
-    caller.daemon.functions.add(&caller.session, params.function, params.epoch)?;
+    caller.daemon.functions.add(
+        Arc::clone(&caller.session) as Arc<dyn FunctionProvider>,
+        params.function,
+        params.epoch,
+    )?;
     Ok(NOTHING.into())
 }
 
 pub(super) async fn unregister(caller: Caller, params: FunctionNameParams) -> Answer<Empty> {
-    caller.daemon.functions.remove(&caller, &params.name)?;
+    caller.daemon.functions.remove(caller.id, &params.name)?;
     Ok(NOTHING.into())
 }
 
@@ -41,7 +47,7 @@ pub(super) async fn lookup(caller: Caller, params: LookupFunctionParams) -> Answ
     }
     let (ours, theirs) = UnixStream::pair().map_err(|error| Error::io("connecting caller and provider", &error))?;
     let who = CallerInfo { client: caller.client().to_owned() };
-    if !provider.notify(notice::FUNCTION_CONNECT, &who, vec![theirs.into()]) {
+    if !provider.connect(&who, theirs.into()) {
         // What cannot be told ends the provider's session: it has ended, or does so now, and nothing was called.
         let message = format!("nobody provides a function {:?}: {} has ended", params.name, found.provider.client);
         return Err(Error::not_found(message).in_field("name"));
@@ -54,9 +60,10 @@ pub(super) async fn list(caller: Caller, params: ListFunctionsParams) -> Answer<
 }
 
 pub(super) async fn tasks(caller: Caller, params: AllTasksParams) -> Answer<AllTasks> {
-    let ask = |(provider, session): (_, std::sync::Arc<crate::session::Session>)| {
+    let ask = |(info, provider): (ProviderInfo, Arc<dyn FunctionProvider>)| {
         let params = ListTasksParams { state: params.state, limit: params.limit.min(TASKS_MAX) };
-        tokio::task::spawn_blocking(move || session.daemon.functions.tasks.of(provider, &session, &params))
+        let daemon = Arc::clone(&caller.daemon);
+        tokio::task::spawn_blocking(move || daemon.functions.tasks.of(info, &*provider, &params))
     };
     // All at once: one that does not answer is not to hold up the others.
     let asked: Vec<_> = caller.daemon.functions.providers().into_iter().map(ask).collect();

@@ -1,80 +1,15 @@
-//! What answers the protocol's methods: each takes the session and the parameters.
+//! Handlers of the protocol's methods: each takes the caller and the parameters.
 
+mod answer;
 mod claim;
 mod contents;
 mod functions;
+mod key;
+mod methods;
 mod report;
 mod service;
 mod session;
 mod tensor;
 
-pub(crate) use claim::claim_key;
-
-use crate::dispatch::{Methods, Reply};
-use cotensor_client::protocol as p;
-use cotensor_client::protocol::Empty;
-use cotensor_core::Result;
-
-type Answer<T> = Result<Reply<T>>;
-
-/// Every method of the protocol.
-pub(crate) fn methods() -> Methods {
-    let mut methods = Methods::default();
-    methods
-        .add::<p::Hello, _>(session::hello)
-        .add::<p::Ping, _>(session::ping)
-        .add::<p::Reserve, _>(tensor::reserve)
-        .add::<p::Publish, _>(tensor::publish)
-        .add::<p::Discard, _>(tensor::discard)
-        .add::<p::OpenSlab, _>(tensor::open_slab)
-        .add::<p::PublishSlab, _>(tensor::publish_slab)
-        .add::<p::Get, _>(tensor::get)
-        .add::<p::Lease, _>(tensor::lease)
-        .add::<p::Release, _>(tensor::release)
-        .add::<p::SegmentFd, _>(tensor::segment_fd)
-        .add::<p::Has, _>(tensor::has)
-        .add::<p::Remove, _>(tensor::remove)
-        .add::<p::List, _>(report::list)
-        .add::<p::Who, _>(report::who)
-        .add::<p::Claim, _>(claim::begin)
-        .add::<p::Finish, _>(claim::finish)
-        .add::<p::Decline, _>(claim::decline)
-        .add::<p::IsComputed, _>(claim::is_computed)
-        .add::<p::Contents, _>(contents::begin)
-        .add::<p::ProvideContents, _>(contents::finish)
-        .add::<p::DiscardContents, _>(contents::discard)
-        .add::<p::Recall, _>(report::get_note)
-        .add::<p::Remember, _>(report::put_note)
-        .add::<p::RegisterFunction, _>(functions::register)
-        .add::<p::UnregisterFunction, _>(functions::unregister)
-        .add::<p::LookupFunction, _>(functions::lookup)
-        .add::<p::ListFunctions, _>(functions::list)
-        .add::<p::ListAllTasks, _>(functions::tasks)
-        .add::<p::Stats, _>(report::stats)
-        .add::<p::Diagnostics, _>(report::diagnostics)
-        .add::<p::Recommendations, _>(report::recommendations)
-        .add::<p::Optimize, _>(report::optimize)
-        .add::<p::RecordCopies, _>(report::record_copies)
-        .add::<p::Sessions, _>(service::sessions)
-        .add::<p::HttpAddress, _>(service::http_address)
-        .add::<p::HttpDashboard, _>(service::open_dashboard)
-        .add::<p::Discover, _>(service::discover);
-    methods
-}
-
-const NOTHING: Empty = Empty {};
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_method_of_the_protocol_is_answered_and_no_other() {
-        let methods = methods();
-        let mut answered: Vec<_> = methods.calls().map(|(name, _)| name).collect();
-        let mut described: Vec<_> = p::METHODS.iter().map(|method| method.name).collect();
-        answered.sort_unstable();
-        described.sort_unstable();
-        assert_eq!(answered, described);
-    }
-}
+pub(crate) use key::claim_key;
+pub(crate) use methods::methods;

@@ -1,10 +1,10 @@
 //! What there is, who holds it, and what was counted.
 
-use super::claim::key;
-use super::{Answer, NOTHING};
-use crate::Daemon;
+use super::answer::{Answer, NOTHING};
+use super::key::key;
+use crate::daemon::Daemon;
 use crate::dispatch::Caller;
-use crate::keeper::Change;
+use crate::supervisor::Event;
 use cotensor_client::hex;
 use cotensor_client::protocol::{
     CopiesParams, CopyParams, Empty, KeyParams, ListParams, ListResult, NameParams, Note, RememberParams, Report, Spec,
@@ -85,7 +85,7 @@ pub(super) async fn put_note(caller: Caller, params: RememberParams) -> Answer<E
     let note =
         hex::decode(&params.note).ok_or_else(|| Error::invalid("hexadecimal digits expected").in_field("note"))?;
     caller.daemon.store.put_note(&key(&params.key)?, &note);
-    caller.daemon.changes.tell(Change::Noted { key: params.key, note: params.note });
+    caller.daemon.events.record(Event::NotePut { key: params.key, note: params.note });
     Ok(NOTHING.into())
 }
 

@@ -1,6 +1,6 @@
 //! The daemon about itself.
 
-use super::Answer;
+use super::answer::Answer;
 use crate::dispatch::Caller;
 use cotensor_client::protocol::{DashboardFile, Document, Empty, HttpPlace, SessionList, openrpc_with};
 use cotensor_core::Error;

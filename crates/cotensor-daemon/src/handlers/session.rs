@@ -1,6 +1,6 @@
 //! Sessions begin.
 
-use super::{Answer, NOTHING};
+use super::answer::{Answer, NOTHING};
 use crate::dispatch::{Caller, Reply};
 use cotensor_client::protocol::{Empty, HelloParams, HelloResult, PROTOCOL, Sharing};
 use cotensor_core::Error;
@@ -25,7 +25,7 @@ pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloRe
     }
     caller.greet();
     // For connections that carry descriptors.
-    let index = caller.outbox().map(|_| daemon.changes.slots.fd()).transpose()?;
+    let index = caller.outbox().map(|_| daemon.events.slots.fd()).transpose()?;
     let sharing = daemon.store.config();
     let allowed = sharing.allowed_types.as_ref();
     let value = HelloResult {
@@ -34,7 +34,7 @@ pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloRe
         session: caller.id,
         token: daemon.token(caller.id),
         epoch: daemon.epoch,
-        index_slots: if index.is_some() { daemon.changes.slots.count() } else { 0 },
+        index_slots: if index.is_some() { daemon.events.slots.count() } else { 0 },
         small_bytes_max: daemon.config.small_bytes_max,
         sharing: Sharing {
             enable_shared_tensors: sharing.enable_shared_tensors,

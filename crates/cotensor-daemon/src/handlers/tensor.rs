@@ -1,11 +1,10 @@
 //! Reserving, publishing, leasing.
 
+use super::answer::{Answer, NOTHING};
 use super::report::count_copies;
-use super::{Answer, NOTHING};
 use crate::dispatch::{Caller, Reply};
-use crate::segment::{Part, Sealed};
+use crate::segment::{Part, Sealed, SlabOwner, inode};
 use crate::session::{Reserved, Session};
-use crate::takeover::inode;
 use cotensor_client::protocol::{
     Descriptor, Empty, GetParams, IdParams, LeaseParams, NameParams, Present, PublishParams, PublishSlabParams,
     Published, ReleaseParams, ReservationParams, ReserveParams, ReserveResult, SegmentParams, SlabParams, SlabResult,
@@ -58,12 +57,13 @@ pub(super) async fn open_slab(mut caller: Caller, params: SlabParams) -> Answer<
     let len = usize::try_from(params.bytes).map_err(|_| Error::invalid("too many bytes").in_field("bytes"))?;
     let fd = caller.fd()?;
     let (daemon, inode) = (&caller.daemon, inode(&fd)?);
+    let owner: Arc<dyn SlabOwner> = Arc::clone(&caller.session) as Arc<dyn SlabOwner>;
     // What a former daemon knew is charged already, and what was published in it lies there still.
-    let (slab, share) = daemon.slabs.open((fd, inode), len, &caller.session)?;
+    let (slab, share) = daemon.slabs.open(&daemon.store, (fd, inode), len, &owner)?;
     let waited = daemon.orphans().take_slab(inode);
     drop(waited);
     let number = caller.keep_slab(Arc::clone(&slab), share, own)?;
-    let live = slab.belongs(&caller.session, number);
+    let live = slab.belongs(&owner, number);
     Ok(SlabResult { slab: number, live }.into())
 }
 

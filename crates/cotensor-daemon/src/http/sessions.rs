@@ -1,7 +1,7 @@
 //! Sessions over HTTP. No connection tells that their client is gone, so they end when it has not called for a while.
 
 use super::answer::Refusal;
-use crate::Daemon;
+use crate::daemon::Daemon;
 use crate::session::Session;
 use axum::http::{HeaderMap, HeaderName, StatusCode};
 use cotensor_core::ContentHash;

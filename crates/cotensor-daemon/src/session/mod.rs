@@ -5,10 +5,11 @@ mod segments;
 
 pub(crate) use open::{OPEN_MAX, Open};
 
-use crate::Daemon;
-use crate::segment::Slab;
+use crate::daemon::Daemon;
+use crate::functions::FunctionProvider;
+use crate::segment::{Slab, SlabOwner};
 use cotensor_client::protocol::{
-    Descriptor, FreedParams, Id, Published, SegmentInfo, SessionInfo, Spec, Transport, notice,
+    CallerInfo, Descriptor, FreedParams, Id, Published, SegmentInfo, SessionInfo, Spec, Transport, notice,
 };
 use cotensor_core::{Error, ErrorKind, MemoryKind, Result, Segment, size};
 use cotensor_rpc::{self as rpc, FRAME_FDS_MAX, Frame, Outbox};
@@ -220,20 +221,6 @@ impl Session {
         self.outbox.as_ref()
     }
 
-    /// A range of the client's slab is read by nobody any more. It is told so at once where it reads what it is told, else
-    /// with its next call: a client that is idle reads nothing, and this may be thousands of ranges.
-    pub(crate) fn freed(&self, slab: u64, offset: u64) {
-        let mut unsaid = self.unsaid();
-        // A range is published again only by who was told that it is free, and counts once for who does not wait for that.
-        unsaid.insert((slab, offset));
-        if unsaid.len() > UNSAID_MAX {
-            self.outbox.iter().for_each(Outbox::end);
-            return;
-        }
-        drop(unsaid);
-        self.tell_freed();
-    }
-
     /// Tells the client of ranges that are free, as far as it takes that now.
     pub(crate) fn tell_freed(&self) {
         let Some(outbox) = &self.outbox else { return };
@@ -256,9 +243,8 @@ impl Session {
         self.unsaid.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says something unasked, with descriptors; whether it was sent or is about to be. A session that cannot hear it is
-    /// about to end.
-    pub(crate) fn notify(&self, method: &str, params: &impl serde::Serialize, fds: Vec<OwnedFd>) -> bool {
+    /// Sends a notification with descriptors. False when the session has ended or ends now.
+    fn notify(&self, method: &str, params: &impl serde::Serialize, fds: Vec<OwnedFd>) -> bool {
         let (Some(outbox), Ok(body)) = (&self.outbox, rpc::encode_call(None, method, params)) else { return false };
         outbox.send(Frame { body, fds }).is_ok()
     }
@@ -284,7 +270,7 @@ impl Session {
     /// Keeps a lease; also returns the size of its segment in bytes.
     fn keep(&self, lease: Lease, holder: &Holder, fds: &mut Vec<OwnedFd>) -> Result<(Published, u64)> {
         let fd = fd_of(lease.segment())?;
-        let index = self.outbox.as_ref().and_then(|_| self.daemon.changes.slots.slot_of(&self.daemon.store, &lease));
+        let index = self.outbox.as_ref().and_then(|_| self.daemon.events.slots.slot_of(&self.daemon.store, &lease));
         let mut state = self.lock();
         let key = (lease.id(), holder.id());
         let held_already = state.leases.contains_key(&key);
@@ -452,5 +438,35 @@ impl Session {
         self.daemon.functions.forget(self.id);
         let state = std::mem::take(&mut *self.lock());
         drop(state);
+    }
+}
+
+impl SlabOwner for Session {
+    /// Notifies the client at once if its socket has room, otherwise with its next call. An idle client reads nothing, and
+    /// there may be thousands of ranges.
+    fn on_range_free(&self, slab: u64, offset: u64) {
+        let mut unsaid = self.unsaid();
+        // A client publishes in a range again only after the notification. One that does not wait counts once.
+        unsaid.insert((slab, offset));
+        if unsaid.len() > UNSAID_MAX {
+            self.outbox.iter().for_each(Outbox::end);
+            return;
+        }
+        drop(unsaid);
+        self.tell_freed();
+    }
+}
+
+impl FunctionProvider for Session {
+    fn session(&self) -> u64 {
+        self.id
+    }
+
+    fn client(&self) -> &str {
+        Self::client(self)
+    }
+
+    fn connect(&self, caller: &CallerInfo, socket: OwnedFd) -> bool {
+        self.notify(notice::FUNCTION_CONNECT, caller, vec![socket])
     }
 }

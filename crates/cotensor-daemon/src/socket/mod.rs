@@ -4,7 +4,7 @@ mod bound;
 
 pub(crate) use bound::Bound;
 
-use crate::place::{Others, private_folder};
+use crate::private_folder::{Others, private_folder};
 use cotensor_core::{Error, ErrorKind, Result};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, ftruncate, open};
 use rustix::io::{pread, pwrite};
@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How long a daemon that was just killed may take to let go of its lock.
-const DYING: Duration = Duration::from_secs(1);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// Between two attempts.
-const PAUSE: Duration = Duration::from_millis(10);
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Whether the lock is this process's now.
 fn locked(lock: &OwnedFd, patience: Duration) -> bool {
@@ -25,7 +25,7 @@ fn locked(lock: &OwnedFd, patience: Duration) -> bool {
         match flock(lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return true,
             Err(_) if start.elapsed() >= patience => return false,
-            Err(_) => std::thread::sleep(PAUSE),
+            Err(_) => std::thread::sleep(LOCK_RETRY_INTERVAL),
         }
     }
 }
@@ -52,7 +52,7 @@ impl Listening {
     /// `Conflict` while another daemon lives or when something else is at `path`; `Io` for what the system refuses.
     pub fn bind(path: &Path) -> Result<Self> {
         make_folder(path)?;
-        let lock = take_lock(path, DYING)?;
+        let lock = take_lock(path, LOCK_TIMEOUT)?;
         bound::clear(path)?;
         let mut this = Self { socket: Bound::bind(path)?, lock, owner: true, named: false };
         this.own();
@@ -246,7 +246,7 @@ mod tests {
         assert_eq!(
             std::fs::read_to_string(&lock).unwrap(),
             format!("{}\n", std::process::id()),
-            "an heir writes its own"
+            "a successor writes its own"
         );
         std::fs::remove_file(&path).unwrap();
 

@@ -1,6 +1,12 @@
-use super::*;
+use super::files::PIECE_BYTES;
+use super::{Files, SpillFile, SpillToFiles};
 use crate::Listening;
+use crate::segment::Sealed;
 use cotensor_core::SegmentMut;
+use cotensor_core::{ErrorKind, Segment};
+use cotensor_memory::MemfdMut;
+use cotensor_store::SpillStorage;
+use std::sync::Arc;
 
 fn sealed(bytes: &[u8]) -> Sealed {
     let mut memory = MemfdMut::create(bytes.len()).unwrap();
@@ -23,7 +29,7 @@ fn segments_make_the_round_trip_and_their_files_go_with_them() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("socket");
     let files = Files::open(&folder.path().join("spill"), &socket, u64::MAX).unwrap();
-    let spill = IntoFiles(Arc::clone(&files));
+    let spill = SpillToFiles(Arc::clone(&files));
     let mut kept = Vec::new();
     for len in [0, 1, 4095, PIECE_BYTES, PIECE_BYTES + 17] {
         let bytes = numbers(len);
@@ -41,7 +47,7 @@ fn segments_make_the_round_trip_and_their_files_go_with_them() {
     let taken = next.take_up(known);
     assert!(!files.folder.join("99.tensors").exists());
     assert_eq!(content(&*taken[4].restore().unwrap()), numbers(PIECE_BYTES + 17));
-    let fresh = IntoFiles(Arc::clone(&next)).spill(&sealed(b"x")).unwrap();
+    let fresh = SpillToFiles(Arc::clone(&next)).spill(&sealed(b"x")).unwrap();
     assert!(kept.iter().all(|spilled| spilled.number() != fresh.number()));
     drop((fresh, taken));
     assert!(!path.exists());
@@ -53,7 +59,7 @@ fn segments_make_the_round_trip_and_their_files_go_with_them() {
 fn damage_is_found_and_bounds_are_kept() {
     let folder = tempfile::tempdir().unwrap();
     let files = Files::open(folder.path(), &folder.path().join("socket"), 10_000).unwrap();
-    let spill = IntoFiles(Arc::clone(&files));
+    let spill = SpillToFiles(Arc::clone(&files));
     let spilled = spill.spill(&sealed(&numbers(8000))).unwrap();
     let error = spill.spill(&sealed(&numbers(8000))).err().unwrap();
     assert_eq!((error.kind(), error.file()), (ErrorKind::OverBudget, Some(files.folder.as_path())));

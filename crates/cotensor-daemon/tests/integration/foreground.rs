@@ -12,7 +12,10 @@ const KEPT: Retention = Retention::Cached { recompute: Duration::ZERO };
 fn a_second_is_refused_and_told_who_is_the_first() {
     let processes = Processes::start();
     let complaint = processes.refused();
-    assert!(complaint.contains("another daemon") && complaint.contains(&processes.keeper().to_string()), "{complaint}");
+    assert!(
+        complaint.contains("another daemon") && complaint.contains(&processes.supervisor().to_string()),
+        "{complaint}"
+    );
     processes.connect("one");
 }
 
@@ -27,15 +30,15 @@ fn whoever_starts_it_again_inherits_what_a_killed_one_left() {
     assert_eq!(one.get("held", &one.holder("")).unwrap().id(), held.id(), "it goes on meanwhile");
 
     processes.start_again();
-    until("the server is the new one's", || children(processes.keeper()).first().is_some_and(|pid| *pid != former));
+    until("the server is the new one's", || children(processes.supervisor()).first().is_some_and(|pid| *pid != former));
     let two = processes.connect("two");
     for (name, number, bytes) in [("held", 1, 1 << 20), ("kept", 2, 5000)] {
         assert_eq!(two.get(name, &two.holder("")).unwrap().bytes().unwrap(), content(number, bytes));
     }
     until("the former processes are gone", || with_argument(&processes.socket).len() == 2);
-    assert!(!processes.folder.path().join("cotensor.sock.heir").exists());
+    assert!(!processes.folder.path().join("cotensor.sock.successor").exists());
     assert!(!with_argument(&processes.socket).contains(&headless));
-    assert!(processes.refused().contains(&processes.keeper().to_string()), "somebody answers for it again");
+    assert!(processes.refused().contains(&processes.supervisor().to_string()), "somebody answers for it again");
 
     // It is as any other: its server may die, and what is leased goes with its lease.
     processes.kill_server();
@@ -63,9 +66,9 @@ fn an_heir_with_wrong_arguments_takes_nothing() {
     for (name, number, bytes) in [("held", 1, 1 << 20), ("kept", 2, 5000)] {
         assert_eq!(two.get(name, &two.holder("")).unwrap().bytes().unwrap(), content(number, bytes));
     }
-    assert!(with_argument(&processes.socket).contains(&headless), "the former keeper still has it");
+    assert!(with_argument(&processes.socket).contains(&headless), "the former supervisor still has it");
     processes.start_again();
-    until("the former keeper is gone", || !with_argument(&processes.socket).contains(&headless));
+    until("the former supervisor is gone", || !with_argument(&processes.socket).contains(&headless));
     let three = processes.connect("three");
     assert_eq!(three.get("kept", &three.holder("")).unwrap().bytes().unwrap(), content(2, 5000));
     assert_eq!(three.get("held", &three.holder("")).unwrap().id(), held.id());
@@ -79,7 +82,7 @@ fn a_later_servers_clean_stop_ends_a_keeper_that_another_started() {
     let one = processes.connect("one");
     drop(put(&one, "x", &content(1, 5000), KEPT));
     let headless = processes.kill_foreground();
-    // The server that started the keeper dies; the keeper starts the next one.
+    // The server that started the supervisor dies; the supervisor starts the next one.
     let server = with_argument(&processes.socket).into_iter().find(|pid| *pid != headless).unwrap();
     signal(server, Signal::KILL);
     let mut later = None;
@@ -105,7 +108,7 @@ fn a_server_that_stands_still_does_not_keep_a_daemon_from_ending_clean() {
         drop(put(&one, &number.to_string(), &content(number, MIB), KEPT));
     }
     let lock = processes.folder.path().join("cotensor.sock.lock");
-    assert_eq!(std::fs::read_to_string(&lock).unwrap().trim(), processes.keeper().to_string());
+    assert_eq!(std::fs::read_to_string(&lock).unwrap().trim(), processes.supervisor().to_string());
     signal(processes.server(), Signal::STOP);
     assert!(processes.stop());
     until("the server is gone, too", || processes.running().is_empty());

@@ -18,8 +18,8 @@ fn heap(pid: u32) -> usize {
 #[test]
 fn what_sessions_took_is_given_back_when_they_have_ended() {
     let processes = Processes::start();
-    let (server, keeper) = (processes.server(), processes.keeper());
-    let before = [server, keeper].map(heap);
+    let (server, supervisor) = (processes.server(), processes.supervisor());
+    let before = [server, supervisor].map(heap);
     let (staying, passing) = (processes.connect("staying"), processes.connect("passing"));
     let (mut stay, mut pass): (Vec<Lease>, Vec<Lease>) = (Vec::new(), Vec::new());
     for n in 0..LEASES {
@@ -27,10 +27,10 @@ fn what_sessions_took_is_given_back_when_they_have_ended() {
         let (store, held) = if stays { (&staying, &mut stay) } else { (&passing, &mut pass) };
         held.push(put(store, &format!("tensor number {n}"), b"x", Retention::WhileLeased));
     }
-    let full = [server, keeper].map(heap);
+    let full = [server, supervisor].map(heap);
     drop((pass, passing));
     until("most of what it took is given back", || {
-        let now = [server, keeper].map(heap);
+        let now = [server, supervisor].map(heap);
         (0..2).all(|at| now[at].saturating_sub(before[at]) < (full[at] - before[at]) / 2)
     });
     drop((stay, staying));

@@ -26,7 +26,7 @@ fn a_hangup_ends_the_daemon_clean() {
     if u64::from_str_radix(ignored.trim(), 16).unwrap() & 1 == 1 {
         return eprintln!("not tested: this process ignores SIGHUP, and so does what it starts");
     }
-    signal(processes.keeper(), Signal::HUP);
+    signal(processes.supervisor(), Signal::HUP);
     assert!(processes.ended_well());
     assert!(!processes.socket.exists() && processes.running().is_empty());
 }
@@ -36,10 +36,10 @@ fn a_daemon_that_was_started_to_ignore_hangups_goes_on() {
     let mut processes = Processes::start_by(by_shell("trap '' HUP"), |_| Vec::new());
     let one = processes.connect("one");
     drop(put(&one, "x", &content(1, 5000), KEPT));
-    let both = [processes.keeper(), processes.server()];
+    let both = [processes.supervisor(), processes.server()];
     both.iter().for_each(|pid| signal(*pid, Signal::HUP));
     assert_eq!(one.get("x", &one.holder("")).unwrap().bytes().unwrap(), content(1, 5000));
-    assert_eq!([processes.keeper(), processes.server()], both);
+    assert_eq!([processes.supervisor(), processes.server()], both);
     drop(one);
     assert!(processes.stop());
 }

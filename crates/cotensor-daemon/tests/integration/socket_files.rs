@@ -33,8 +33,9 @@ fn a_removed_socket_or_folder_is_made_again_for_clients_and_for_the_next_server(
         assert!(processes.refused().contains("another daemon"));
         processes.kill_server();
         until("new clients find the next server", || is_found(&processes.socket));
-        until("the lock names the keeper", || {
-            std::fs::read_to_string(lock_of(&processes)).is_ok_and(|line| line.trim() == processes.keeper().to_string())
+        until("the lock names the supervisor", || {
+            std::fs::read_to_string(lock_of(&processes))
+                .is_ok_and(|line| line.trim() == processes.supervisor().to_string())
         });
     }
     drop(one);
@@ -50,10 +51,10 @@ fn a_daemon_that_nobody_started_makes_its_files_again_and_is_inherited() {
     let headless = processes.kill_foreground();
     std::fs::remove_dir_all(processes.folder.path()).unwrap();
     until("both sockets are there", || {
-        is_found(&processes.socket) && processes.folder.path().join("cotensor.sock.heir").exists()
+        is_found(&processes.socket) && processes.folder.path().join("cotensor.sock.successor").exists()
     });
     processes.start_again();
-    until("the former keeper is gone", || !with_argument(&processes.socket).contains(&headless));
+    until("the former supervisor is gone", || !with_argument(&processes.socket).contains(&headless));
     until("the new daemon has the tensor", || is_found(&processes.socket));
     drop(one);
     assert!(processes.stop());
@@ -64,15 +65,15 @@ fn a_second_daemon_is_refused_though_the_lock_was_removed() {
     let processes = Processes::start();
     drop(put(&processes.connect("one"), "x", &content(1, 5000), KEPT));
     // Stopped, it cannot make the lock anew.
-    let both = [processes.keeper(), processes.server()];
+    let both = [processes.supervisor(), processes.server()];
     both.iter().for_each(|pid| signal(*pid, Signal::STOP));
     std::fs::remove_file(lock_of(&processes)).unwrap();
     assert!(processes.refused().contains("another daemon"));
     both.iter().for_each(|pid| signal(*pid, Signal::CONT));
     until("it has the lock again", || {
-        std::fs::read_to_string(lock_of(&processes)).is_ok_and(|line| line.trim() == processes.keeper().to_string())
+        std::fs::read_to_string(lock_of(&processes)).is_ok_and(|line| line.trim() == processes.supervisor().to_string())
     });
-    assert!(processes.refused().contains(&processes.keeper().to_string()) && is_found(&processes.socket));
+    assert!(processes.refused().contains(&processes.supervisor().to_string()) && is_found(&processes.socket));
 }
 
 #[test]
@@ -80,9 +81,9 @@ fn a_daemon_that_lost_its_place_ends_with_its_last_client_and_removes_nothing() 
     let mut processes = Processes::start();
     let one = processes.connect("one");
     drop(put(&one, "old", &content(1, 5000), KEPT));
-    let (keeper, server) = (processes.keeper(), processes.server());
+    let (supervisor, server) = (processes.supervisor(), processes.server());
     // Stopped, it cannot make its files anew before the second daemon does.
-    for pid in [keeper, server] {
+    for pid in [supervisor, server] {
         signal(pid, Signal::STOP);
     }
     for file in [&processes.socket, &lock_of(&processes)] {
@@ -91,13 +92,13 @@ fn a_daemon_that_lost_its_place_ends_with_its_last_client_and_removes_nothing() 
     processes.start_again();
     until("the second daemon answers", || ClientStore::connect(Some(&processes.socket), "two").is_ok());
     drop(put(&processes.connect("two"), "x", &content(2, 5000), KEPT));
-    for pid in [keeper, server] {
+    for pid in [supervisor, server] {
         signal(pid, Signal::CONT);
     }
     assert_eq!(one.get("old", &one.holder("")).unwrap().bytes().unwrap(), content(1, 5000), "its client goes on");
     drop(one);
-    until("the first daemon is gone", || children(keeper).is_empty());
+    until("the first daemon is gone", || children(supervisor).is_empty());
     assert!(is_found(&processes.socket));
-    assert_eq!(std::fs::read_to_string(lock_of(&processes)).unwrap().trim(), processes.keeper().to_string());
+    assert_eq!(std::fs::read_to_string(lock_of(&processes)).unwrap().trim(), processes.supervisor().to_string());
     assert!(processes.stop());
 }

@@ -129,13 +129,13 @@ fn hear(socket: &UnixDatagram, known: &Mutex<Known>) {
 }
 
 /// Kills every process at once, as systemd does when the main one dies.
-fn kill_all(keeper: &mut Child, socket: &Path) {
+fn kill_all(supervisor: &mut Child, socket: &Path) {
     for sign in [Signal::STOP, Signal::KILL] {
         for pid in with_argument(socket) {
             signal(pid, sign);
         }
     }
-    keeper.wait().unwrap();
+    supervisor.wait().unwrap();
     until("all are dead", || with_argument(socket).is_empty());
 }
 
@@ -171,11 +171,11 @@ fn everything_outlives_all_processes_and_ends_with_a_clean_stop() {
         // What comes after a restart is held as well.
         drop(put(&store, "t1", &content(1, 100), KEPT));
         drop(put(&store, "more", &content(round as u64, 1 << 20), KEPT));
-        assert_eq!(manager.names().iter().filter(|name| name.starts_with("ledger-")).count(), 1);
-        // The keeper passes on what it was told, in its own time; what it has not, dies with it.
+        assert_eq!(manager.names().iter().filter(|name| name.starts_with("journal-")).count(), 1);
+        // The supervisor passes on what it was told, in its own time; what it has not, dies with it.
         std::thread::sleep(Duration::from_millis(200));
     }
-    // The server alone: the keeper brings it back, and says so.
+    // The server alone: the supervisor brings it back, and says so.
     signal(children(daemon.id())[0], Signal::KILL);
     manager.until_ready(5);
     let store = ClientStore::connect(Some(&manager.socket()), "last").unwrap();

@@ -157,7 +157,7 @@ fn a_server_without_its_keeper_starts_another() {
     let next = processes.kill_foreground();
     assert_eq!(one.get("x", &one.holder("")).unwrap().id(), held.id());
     let more = put(&one, "y", &content(2, 1 << 20), KEPT);
-    // The new keeper has what there was, and what has come since: it starts the next server.
+    // The new supervisor has what there was, and what has come since: it starts the next server.
     signal(server, Signal::KILL);
     let two = processes.connect("two");
     for (name, number) in [("x", 1), ("y", 2)] {
@@ -175,17 +175,17 @@ fn a_server_without_its_keeper_starts_another() {
 fn a_keeper_that_stands_still_is_replaced_for_good() {
     let mut processes = Processes::start();
     let one = processes.connect("one");
-    let (server, heir) = (processes.server(), processes.folder.path().join("cotensor.sock.heir"));
-    signal(processes.keeper(), Signal::STOP);
+    let (server, successor) = (processes.server(), processes.folder.path().join("cotensor.sock.successor"));
+    signal(processes.supervisor(), Signal::STOP);
     // What the server tells fills the queue, until it has waited long enough.
     let mut names = 0;
-    until("there is another keeper", || {
+    until("there is another supervisor", || {
         drop(put(&one, &names.to_string(), &content(names, 100), KEPT));
         names += 1;
-        heir.exists()
+        successor.exists()
     });
     let next = children(server);
-    signal(processes.keeper(), Signal::CONT);
+    signal(processes.supervisor(), Signal::CONT);
     assert!(!processes.stop(), "it was killed");
     let two = processes.connect("two");
     assert_eq!(processes.running(), [&next[..], &[server]].concat().into_iter().collect());
@@ -299,10 +299,10 @@ fn a_large_tensor_is_one_descriptor_of_the_server_and_one_of_the_keeper() {
     let put =
         |number: usize| put(&store, &number.to_string(), &content(number as u64, 300 << 10), Retention::WhileLeased);
     let _first = put(COUNT);
-    let (server, keeper) = (processes.server(), processes.keeper());
-    let before = (fds(server), fds(keeper));
+    let (server, supervisor) = (processes.server(), processes.supervisor());
+    let before = (fds(server), fds(supervisor));
     let _held: Vec<_> = (0..COUNT).map(put).collect();
-    until("the keeper has all of them", || fds(keeper) >= before.1 + COUNT);
-    let more = (fds(server) - before.0, fds(keeper) - before.1);
+    until("the supervisor has all of them", || fds(supervisor) >= before.1 + COUNT);
+    let more = (fds(server) - before.0, fds(supervisor) - before.1);
     assert!(more.0 <= COUNT + 2 && more.1 <= COUNT + 2, "{more:?} for {COUNT} tensors");
 }

@@ -58,13 +58,13 @@ fn a_server_whose_program_was_replaced_starts_a_keeper_that_works() {
     let processes = started();
     replace(&processes, "exit 1");
     let server = processes.server();
-    signal(processes.keeper(), Signal::KILL);
-    until("there is another keeper", || processes.folder.path().join("cotensor.sock.heir").exists());
-    let keeper = children(server)[0];
+    signal(processes.supervisor(), Signal::KILL);
+    until("there is another supervisor", || processes.folder.path().join("cotensor.sock.successor").exists());
+    let supervisor = children(server)[0];
     signal(server, Signal::KILL);
-    until("there is another server", || !children(keeper).is_empty());
+    until("there is another server", || !children(supervisor).is_empty());
     assert_has_x(&processes);
-    signal(keeper, Signal::TERM);
+    signal(supervisor, Signal::TERM);
     until("all have stopped", || processes.running().is_empty());
 }
 

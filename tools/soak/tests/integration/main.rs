@@ -21,7 +21,7 @@ fn chaos_leaks_nothing_and_all_clients_recover() {
     // Each client that survived a kill of the daemon has reported its recovery.
     assert!(outcome["recovery"]["count"].as_u64().unwrap() >= 8, "{}", outcome["recovery"]);
     assert!(outcome["leases_max"].as_u64().unwrap() > 100);
-    for process in ["server", "keeper"] {
+    for process in ["server", "supervisor"] {
         let descriptors = |when: &str| outcome[when][process]["descriptors"].as_u64().unwrap();
         assert!(descriptors("after") <= descriptors("before"), "{outcome}");
     }
@@ -33,7 +33,7 @@ fn cycles_do_not_grow_memory_or_descriptors() {
     let run = run("cycles --cycles 20000 --samples 16 --bytes-max 2000000 --max-memory 10000000");
     assert!(run["evictions"].as_u64().unwrap() > 0, "the budget was never reached");
     assert!(run["refused"].as_u64().unwrap() < 200, "{}", run["refused"]);
-    for process in ["server", "keeper", "clients"] {
+    for process in ["server", "supervisor", "clients"] {
         let growth = &run["growth"][process];
         assert!(growth["descriptors"].as_i64().unwrap() <= 0, "{process} {growth}");
         assert!(growth["private_bytes"].as_i64().unwrap() < 8 << 20, "{process} {growth}");

@@ -133,7 +133,7 @@ pub(super) struct Level {
     hanging: i64,
     callers: usize,
     server_descriptors: usize,
-    keeper_descriptors: usize,
+    supervisor_descriptors: usize,
     /// Of segments: the daemon maps none but its index.
     server_segments: usize,
 }
@@ -158,7 +158,7 @@ impl Level {
             hanging: survivor.hanging.load(Ordering::SeqCst),
             callers: survivor.provider.callers(),
             server_descriptors: descriptors(processes.server()),
-            keeper_descriptors: descriptors(processes.keeper()),
+            supervisor_descriptors: descriptors(processes.supervisor()),
             server_segments: maps.lines().filter(|line| line.contains("/memfd:")).count(),
         }
     }
@@ -176,10 +176,10 @@ impl Level {
     /// Whether nothing is left that was not there before. Descriptors may be fewer: what was closed last may have been open
     /// still when those were counted.
     fn is_back_at(&self, before: &Self) -> bool {
-        let (server_descriptors, keeper_descriptors) = (before.server_descriptors, before.keeper_descriptors);
+        let (server_descriptors, supervisor_descriptors) = (before.server_descriptors, before.supervisor_descriptors);
         self.server_descriptors <= server_descriptors
-            && self.keeper_descriptors <= keeper_descriptors
-            && Self { server_descriptors, keeper_descriptors, ..self.clone() } == *before
+            && self.supervisor_descriptors <= supervisor_descriptors
+            && Self { server_descriptors, supervisor_descriptors, ..self.clone() } == *before
     }
 
     /// Waits until everything is as it was.

@@ -99,17 +99,17 @@ fn a_client_outside_shares_with_a_daemon_in_a_container() {
     assert_all(&two, "one", 1);
 
     // The server is the child of the container's first process.
-    let keeper = inside.first_process();
-    let server = children(keeper)[0];
+    let supervisor = inside.first_process();
+    let server = children(supervisor)[0];
     signal(server, Signal::KILL);
-    until("there is another server", || children(keeper).first().is_some_and(|next| *next != server));
+    until("there is another server", || children(supervisor).first().is_some_and(|next| *next != server));
     assert_all(&two, "one", 1);
     let more = put_all(&two, "two", 2);
     assert_all(&one, "two", 2);
     drop((held, one));
     until("what the first client leased is gone", || two.get("one 100", &two.holder("")).is_err());
     drop((more, two));
-    signal(keeper, Signal::TERM);
+    signal(supervisor, Signal::TERM);
     assert!(inside.wait());
     assert!(!socket.exists());
 }

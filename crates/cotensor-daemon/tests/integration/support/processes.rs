@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(crate) struct Processes {
-    keeper: Child,
+    supervisor: Child,
     pub(crate) socket: PathBuf,
     /// The program that is started, and its first arguments.
     command: Vec<OsString>,
@@ -41,8 +41,8 @@ impl Processes {
         let socket = folder.path().join("cotensor.sock");
         let arguments: Vec<OsString> = std::iter::once(socket.clone().into()).chain(more(folder.path())).collect();
         let command = command(folder.path());
-        let keeper = spawn(&command, &arguments);
-        let this = Self { keeper, socket, command, arguments, folder };
+        let supervisor = spawn(&command, &arguments);
+        let this = Self { supervisor, socket, command, arguments, folder };
         until("the daemon answers", || ClientStore::connect(Some(&this.socket), "first").is_ok());
         this
     }
@@ -50,33 +50,33 @@ impl Processes {
     /// Kills both, and starts others that know nothing.
     pub(crate) fn start_anew(mut self) -> Self {
         let server = self.server();
-        signal(self.keeper(), Signal::STOP);
+        signal(self.supervisor(), Signal::STOP);
         signal(server, Signal::KILL);
-        drop(self.keeper.kill());
-        drop(self.keeper.wait());
+        drop(self.supervisor.kill());
+        drop(self.supervisor.wait());
         // As long as one of them lives it has the lock.
         until("both are gone", || with_argument(&self.socket).is_empty());
-        self.keeper = spawn(&self.command, &self.arguments);
+        self.supervisor = spawn(&self.command, &self.arguments);
         self
     }
 
-    /// Kills the foreground alone, and waits until its server has another keeper: that one's process.
+    /// Kills the foreground alone, and waits until its server has another supervisor: that one's process.
     pub(crate) fn kill_foreground(&mut self) -> u32 {
         let server = self.server();
-        signal(self.keeper(), Signal::KILL);
-        drop(self.keeper.wait());
+        signal(self.supervisor(), Signal::KILL);
+        drop(self.supervisor.wait());
         let mut next = None;
-        until("there is another keeper", || {
+        until("there is another supervisor", || {
             next = children(server).first().copied();
             next.is_some()
         });
-        until("it waits for an heir", || self.folder.path().join("cotensor.sock.heir").exists());
+        until("it waits for a successor", || self.folder.path().join("cotensor.sock.successor").exists());
         next.unwrap()
     }
 
     /// Starts the program once more, on the same socket.
     pub(crate) fn start_again(&mut self) {
-        self.keeper = spawn(&self.command, &self.arguments);
+        self.supervisor = spawn(&self.command, &self.arguments);
     }
 
     /// What the program says when it is started beside the one that runs.
@@ -95,15 +95,15 @@ impl Processes {
         ClientStore::connect(Some(&self.socket), client).unwrap()
     }
 
-    pub(crate) fn keeper(&self) -> u32 {
-        self.keeper.id()
+    pub(crate) fn supervisor(&self) -> u32 {
+        self.supervisor.id()
     }
 
-    /// The server that the first keeper has now.
+    /// The server that the first supervisor has now.
     pub(crate) fn server(&self) -> u32 {
         let mut found = None;
         until("there is a server", || {
-            found = children(self.keeper()).first().copied();
+            found = children(self.supervisor()).first().copied();
             found.is_some()
         });
         found.unwrap()
@@ -118,18 +118,18 @@ impl Processes {
     pub(crate) fn kill_server(&self) {
         let server = self.server();
         signal(server, Signal::KILL);
-        until("the next server starts", || children(self.keeper()).first().is_some_and(|next| *next != server));
+        until("the next server starts", || children(self.supervisor()).first().is_some_and(|next| *next != server));
     }
 
     /// Asks it to stop; whether it did so well.
     pub(crate) fn stop(&mut self) -> bool {
-        signal(self.keeper.id(), Signal::TERM);
+        signal(self.supervisor.id(), Signal::TERM);
         self.ended_well()
     }
 
     /// Waits for the foreground's end; whether it ended well.
     pub(crate) fn ended_well(&mut self) -> bool {
-        self.keeper.wait().unwrap().success()
+        self.supervisor.wait().unwrap().success()
     }
 }
 
@@ -141,12 +141,12 @@ fn spawn(command: &[OsString], arguments: &[OsString]) -> Child {
 
 impl Drop for Processes {
     fn drop(&mut self) {
-        // A server would start another keeper.
-        for child in children(self.keeper.id()) {
+        // A server would start another supervisor.
+        for child in children(self.supervisor.id()) {
             signal(child, Signal::KILL);
         }
-        drop(self.keeper.kill());
-        drop(self.keeper.wait());
+        drop(self.supervisor.kill());
+        drop(self.supervisor.wait());
         // One that was started in between.
         until("nobody listens", || {
             let listening = ClientStore::connect(Some(&self.socket), "last").is_ok();

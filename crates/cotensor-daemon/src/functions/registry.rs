@@ -1,7 +1,7 @@
 //! Which functions there are, and whose: a session's, for as long as it lives.
 
-use crate::session::Session;
-use crate::tasks::TaskLinks;
+use super::provider::FunctionProvider;
+use super::tasks::TaskConnections;
 use cotensor_client::protocol::{
     FUNCTION_NAME_BYTES_MAX, FUNCTION_SUMMARY_BYTES_MAX, FoundFunction, FunctionInfo, ProviderInfo,
 };
@@ -19,7 +19,7 @@ const LIST_MAX: usize = 10_000;
 #[derive(Default)]
 pub(crate) struct Registry {
     offers: Mutex<BTreeMap<String, Offer>>,
-    pub(crate) tasks: TaskLinks,
+    pub(crate) tasks: TaskConnections,
 }
 
 struct Offer {
@@ -27,7 +27,7 @@ struct Offer {
     provider: ProviderInfo,
     session: u64,
     /// Its state holds nothing that belongs to the registry, but a session that has ended is not to be kept by it.
-    owner: Weak<Session>,
+    owner: Weak<dyn FunctionProvider>,
 }
 
 impl Registry {
@@ -36,7 +36,7 @@ impl Registry {
     /// # Errors
     /// `Invalid` for an impossible name or summary; `Conflict` for a name that another session offers, or when this one
     /// offers too many.
-    pub(crate) fn add(&self, session: &Arc<Session>, function: FunctionInfo, epoch: u64) -> Result<()> {
+    pub(crate) fn add(&self, provider: Arc<dyn FunctionProvider>, function: FunctionInfo, epoch: u64) -> Result<()> {
         check(&function)?;
         let mut offers = self.lock();
         // A call of a session that has ended meanwhile may have come late; nobody would take back what it offered.
@@ -44,14 +44,15 @@ impl Registry {
             let message = format!("{} is provided by {} already", function.name, other.provider.client);
             return Err(Error::new(ErrorKind::Conflict, message).in_field("name"));
         }
-        if offers.values().filter(|offer| offer.session == session.id).count() >= OFFERED_MAX {
+        if offers.values().filter(|offer| offer.session == provider.session()).count() >= OFFERED_MAX {
             return Err(Error::new(
                 ErrorKind::Conflict,
                 format!("{OFFERED_MAX} functions are offered in this session"),
             ));
         }
-        let provider = ProviderInfo { client: session.client().to_owned(), epoch };
-        let offer = Offer { provider, session: session.id, owner: Arc::downgrade(session), function };
+        let (session, owner) = (provider.session(), Arc::downgrade(&provider));
+        let provider = ProviderInfo { client: provider.client().to_owned(), epoch };
+        let offer = Offer { provider, session, owner, function };
         offers.insert(offer.function.name.clone(), offer);
         Ok(())
     }
@@ -60,9 +61,9 @@ impl Registry {
     ///
     /// # Errors
     /// `NotFound` for one that it does not offer.
-    pub(crate) fn remove(&self, session: &Session, name: &str) -> Result<()> {
+    pub(crate) fn remove(&self, session: u64, name: &str) -> Result<()> {
         let mut offers = self.lock();
-        if offers.get(name).is_none_or(|offer| offer.session != session.id) {
+        if offers.get(name).is_none_or(|offer| offer.session != session) {
             return Err(Error::not_found(format!("this session offers no function {name:?}")).in_field("name"));
         }
         offers.remove(name);
@@ -81,7 +82,7 @@ impl Registry {
     }
 
     /// Every session that offers anything, by the names of their clients.
-    pub(crate) fn providers(&self) -> Vec<(ProviderInfo, Arc<Session>)> {
+    pub(crate) fn providers(&self) -> Vec<(ProviderInfo, Arc<dyn FunctionProvider>)> {
         let offers = self.lock();
         let by_session: BTreeMap<u64, &Offer> = offers.values().map(|offer| (offer.session, offer)).collect();
         let living = by_session.values().filter_map(|offer| Some((offer.provider.clone(), offer.owner.upgrade()?)));
@@ -95,7 +96,7 @@ impl Registry {
     ///
     /// # Errors
     /// `NotFound` for one that nobody offers.
-    pub(crate) fn find(&self, name: &str) -> Result<(FoundFunction, Arc<Session>)> {
+    pub(crate) fn find(&self, name: &str) -> Result<(FoundFunction, Arc<dyn FunctionProvider>)> {
         let missing = || Error::not_found(format!("nobody provides a function {name:?}")).in_field("name");
         let offers = self.lock();
         let offer = offers.get(name).ok_or_else(missing)?;

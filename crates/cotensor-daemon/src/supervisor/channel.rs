@@ -1,8 +1,7 @@
-//! What keeper and server say to each other on their socket pair, with descriptors.
+//! What supervisor and server say to each other on their socket pair, with descriptors.
 
-use super::ledger::{Change, Ledger};
-use super::packed::BLOCK;
-use crate::Listening;
+use super::journal::{BLOCK, Event, Journal};
+use crate::socket::Listening;
 use cotensor_core::{Error, Result};
 use cotensor_rpc::{Decoder, Frame, send_all, send_all_while};
 use serde::{Deserialize, Serialize};
@@ -13,20 +12,20 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How long the other end may leave something unread before it counts as gone.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const CHANNEL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One message.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Message {
     /// First of a handover. Descriptors: those of [`Sockets`], and the index if there is one.
-    Begin(Birth),
-    /// A part of the ledger, or what happened to it since.
-    Change(Change),
-    /// Many entries of a ledger, packed; not as JSON.
+    Begin(HandoverHeader),
+    /// A part of the journal, or what happened to it since.
+    Event(Event),
+    /// Many entries of a journal, packed; not as JSON.
     #[serde(skip)]
     Block(Vec<u8>),
-    /// Last of a handover; and what an heir answers to it.
+    /// Last of a handover; and what a successor answers to it.
     Complete,
     /// Clients are served from now on.
     Ready {
@@ -40,22 +39,22 @@ pub(super) enum Message {
     Stopping,
 }
 
-/// What a server or a keeper starts with, beside the ledger.
+/// What a server or a supervisor starts with, beside the journal.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Birth {
+pub(super) struct HandoverHeader {
     /// Where the socket is.
     pub(super) socket: PathBuf,
     /// What sessions' tokens are made with.
     pub(super) secret: [u8; 32],
     /// How many servers there were before.
     pub(super) servers: u64,
-    /// The server that is handed over to a keeper.
+    /// The server that is handed over to a supervisor.
     pub(super) server: Option<u32>,
     /// Slots of the index, when there is one.
     pub(super) index_slots: u32,
     /// Whether there is a socket for HTTP.
     pub(super) http: bool,
-    /// Whether the keeper that was started by hand, or by the system, is dead.
+    /// Whether the supervisor that was started by hand, or by the system, is dead.
     pub(super) orphaned: bool,
 }
 
@@ -81,9 +80,9 @@ impl Sockets {
     ///
     /// # Errors
     /// `Corrupt` when one is missing.
-    pub(super) fn from_descriptors(birth: &Birth, fds: &mut impl Iterator<Item = OwnedFd>) -> Result<Self> {
-        let listening = listening_from(&birth.socket, fds)?;
-        let http = birth.http.then(|| next_fd(fds)).transpose()?.map(TcpListener::from);
+    pub(super) fn from_descriptors(header: &HandoverHeader, fds: &mut impl Iterator<Item = OwnedFd>) -> Result<Self> {
+        let listening = listening_from(&header.socket, fds)?;
+        let http = header.http.then(|| next_fd(fds)).transpose()?.map(TcpListener::from);
         Ok(Self { listening, http })
     }
 }
@@ -122,7 +121,10 @@ impl Receiver {
             return Ok(Some((Message::Block(frame.body), frame.fds)));
         }
         let message = serde_json::from_slice(&frame.body);
-        Ok(Some((message.map_err(|error| Error::corrupt(format!("between keeper and server: {error}")))?, frame.fds)))
+        Ok(Some((
+            message.map_err(|error| Error::corrupt(format!("between supervisor and server: {error}")))?,
+            frame.fds,
+        )))
     }
 
     /// Reads once; zero bytes are the end.
@@ -157,50 +159,50 @@ impl Receiver {
     /// `Io`, and `Corrupt` for what is no handover.
     pub(super) fn take_over(&mut self) -> Result<Handover> {
         let timeout = |time| self.socket.set_read_timeout(time).map_err(|error| Error::io("taking over", &error));
-        timeout(Some(PATIENCE))?;
-        let (Message::Begin(birth), fds) = self.next()? else { return Err(Error::corrupt("no handover")) };
+        timeout(Some(CHANNEL_TIMEOUT))?;
+        let (Message::Begin(header), fds) = self.next()? else { return Err(Error::corrupt("no handover")) };
         let mut fds = fds.into_iter();
-        let sockets = Sockets::from_descriptors(&birth, &mut fds)?;
-        let index = match birth.index_slots {
+        let sockets = Sockets::from_descriptors(&header, &mut fds)?;
+        let index = match header.index_slots {
             0 => None,
             _ => Some(fds.next().ok_or_else(|| Error::corrupt("the index is missing"))?),
         };
-        let mut ledger = Ledger::default();
+        let mut journal = Journal::default();
         loop {
             match self.next()? {
-                (Message::Change(change), fds) => drop(ledger.apply(change, fds)?),
-                (Message::Block(block), fds) => ledger.apply_block(&block, fds)?,
+                (Message::Event(change), fds) => drop(journal.apply(change, fds)?),
+                (Message::Block(block), fds) => journal.apply_block(&block, fds)?,
                 (Message::Complete, _) => break,
                 (message, _) => return Err(Error::corrupt(format!("{message:?} in a handover"))),
             }
         }
         let timeout = |time| self.socket.set_read_timeout(time).map_err(|error| Error::io("taking over", &error));
         timeout(None)?;
-        Ok(Handover { birth, sockets, index, ledger })
+        Ok(Handover { header, sockets, index, journal })
     }
 }
 
 /// All that goes from one to the next.
 pub(super) struct Handover {
-    pub(super) birth: Birth,
+    pub(super) header: HandoverHeader,
     pub(super) sockets: Sockets,
     pub(super) index: Option<OwnedFd>,
-    pub(super) ledger: Ledger,
+    pub(super) journal: Journal,
 }
 
 /// Says something.
 ///
 /// # Errors
 /// `Io` when the other end is gone or does not read.
-pub(super) fn say(socket: &UnixStream, message: &Message, fds: Vec<OwnedFd>) -> Result<()> {
-    say_while(socket, message, fds, || false)
+pub(super) fn send(socket: &UnixStream, message: &Message, fds: Vec<OwnedFd>) -> Result<()> {
+    send_while(socket, message, fds, || false)
 }
 
-/// As [`say`]; whenever the other end reads nothing for as long as the socket's timeout, `wanted` says whether to go on.
+/// As [`send`]; whenever the other end reads nothing for as long as the socket's timeout, `wanted` says whether to go on.
 ///
 /// # Errors
-/// As [`say`].
-pub(super) fn say_while(
+/// As [`send`].
+pub(super) fn send_while(
     socket: &UnixStream,
     message: &Message,
     fds: Vec<OwnedFd>,
@@ -213,19 +215,19 @@ pub(super) fn say_while(
 /// Hands everything over.
 ///
 /// # Errors
-/// As [`say`].
+/// As [`send`].
 pub(super) fn hand_over(
     socket: &UnixStream,
-    birth: Birth,
+    header: HandoverHeader,
     sockets: &Sockets,
     index: Option<OwnedFd>,
-    ledger: &Ledger,
+    journal: &Journal,
 ) -> Result<()> {
-    socket.set_write_timeout(Some(PATIENCE)).map_err(|error| Error::io("handing over", &error))?;
+    socket.set_write_timeout(Some(CHANNEL_TIMEOUT)).map_err(|error| Error::io("handing over", &error))?;
     let mut fds = sockets.descriptors()?;
     fds.extend(index);
-    say(socket, &Message::Begin(Birth { http: sockets.http.is_some(), ..birth }), fds)?;
+    send(socket, &Message::Begin(HandoverHeader { http: sockets.http.is_some(), ..header }), fds)?;
     let block = |body, fds| send_all(socket.as_fd(), &Frame { body, fds });
-    ledger.hand_over(block, |change| say(socket, &Message::Change(change), Vec::new()))?;
-    say(socket, &Message::Complete, Vec::new())
+    journal.hand_over(block, |change| send(socket, &Message::Event(change), Vec::new()))?;
+    send(socket, &Message::Complete, Vec::new())
 }

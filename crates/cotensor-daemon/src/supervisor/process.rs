@@ -1,6 +1,6 @@
 //! The processes of a daemon: how one starts the other, and how it ends.
 
-use super::Role;
+use super::role::Role;
 use cotensor_core::{Error, Result};
 use cotensor_memory::process::peer_credentials;
 use rustix::process::{Pid, Signal, kill_process};
@@ -14,10 +14,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// How a server that has to go is waited for before it is killed.
-pub(super) const GOING: Duration = Duration::from_millis(100);
+pub(super) const EXIT_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A process that lived this long did not fail at its start.
-pub(super) const LIVED: Duration = Duration::from_secs(1);
+pub(super) const STABLE_UPTIME: Duration = Duration::from_secs(1);
 /// How the kernel marks the path of a running program whose file was removed or replaced.
 const DELETED: &[u8] = b" (deleted)";
 
@@ -77,9 +77,9 @@ impl Launch {
         Ok(Server { pid: Some(child.id()), child: Some(child) })
     }
 
-    /// Starts a keeper that goes on for one that died.
-    pub(super) fn keeper(&self, image: Image, socket: UnixStream) -> Result<Child> {
-        self.start(image, Role::Keeper, socket)
+    /// Starts a supervisor that goes on for one that died.
+    pub(super) fn supervisor(&self, image: Image, socket: UnixStream) -> Result<Child> {
+        self.start(image, Role::Supervisor, socket)
     }
 
     fn start(&self, image: Image, role: Role, socket: UnixStream) -> Result<Child> {
@@ -89,7 +89,7 @@ impl Launch {
                 tracing::warn!(
                     "{} was started last and ended within {} s: starting the program that this process runs",
                     self.program.display(),
-                    LIVED.as_secs()
+                    STABLE_UPTIME.as_secs()
                 );
                 Command::new("/proc/self/exe")
             }
@@ -108,9 +108,9 @@ fn installed(program: PathBuf) -> PathBuf {
     }
 }
 
-/// A server as its keeper sees it.
+/// A server as its supervisor sees it.
 pub(super) struct Server {
-    /// Unless another keeper started it.
+    /// Unless another supervisor started it.
     pub(super) child: Option<Child>,
     pub(super) pid: Option<u32>,
 }
@@ -156,7 +156,7 @@ impl Server {
         let Some(child) = &mut self.child else { return true };
         let start = Instant::now();
         while let Ok(None) = child.try_wait() {
-            if start.elapsed() >= GOING {
+            if start.elapsed() >= EXIT_TIMEOUT {
                 return false;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -165,7 +165,7 @@ impl Server {
     }
 }
 
-/// The keeper that started this server.
+/// The supervisor that started this server.
 pub(super) struct Parent(Pid);
 
 impl Parent {

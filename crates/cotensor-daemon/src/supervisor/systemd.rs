@@ -1,12 +1,12 @@
 //! systemd: told when the daemon is ready and when it stops, and given a copy of everything to hold, so that even when all of
 //! the daemon's processes die at once, the next ones have what there was.
 //!
-//! It holds descriptors and their names: the sockets, every segment, and a memfd with the ledger, written as it grows and
+//! It holds descriptors and their names: the sockets, every segment, and a memfd with the journal, written as it grows and
 //! anew when it has grown too long.
 
-use super::channel::{Birth, Sockets};
-use super::{Change, Ledger};
-use crate::Listening;
+use super::channel::{HandoverHeader, Sockets};
+use super::journal::{Event, Journal};
+use crate::socket::Listening;
 use cotensor_core::{Error, Result};
 use cotensor_memory::process::listen_fds_with_names;
 use rustix::fs::{FlockOperation, MemfdFlags, flock, memfd_create};
@@ -23,24 +23,24 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
-/// How long the manager may leave what it is told unread. Less than servers wait for their keeper.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long the manager may leave what it is told unread. Less than servers wait for their supervisor.
+const NOTIFY_TIMEOUT: Duration = Duration::from_secs(1);
 const LISTENER: &str = "listener";
 const LOCK: &str = "lock";
 const HTTP: &str = "http";
-const LEDGER: &str = "ledger-";
+const JOURNAL: &str = "journal-";
 const SEGMENT: &str = "segment-";
-/// A ledger is written anew when it is this much longer than twice what it was, in bytes.
+/// A journal is written anew when it is this much longer than twice what it was, in bytes.
 const GROWTH_BYTES: u64 = 1 << 20;
-/// The most bytes of a ledger that are read back.
-const LEDGER_BYTES_MAX: u64 = 1 << 30;
+/// The most bytes of a journal that are read back.
+const JOURNAL_BYTES_MAX: u64 = 1 << 30;
 
 /// The manager that started this process.
 pub(super) struct Manager {
     socket: UnixDatagram,
     /// Whether it did not read what it was told last: it is not waited for again until it does.
     stalled: Cell<bool>,
-    ledger: File,
+    journal: File,
     number: u64,
     written: u64,
     rewrite_at: u64,
@@ -48,9 +48,9 @@ pub(super) struct Manager {
 
 /// What the manager held.
 pub(super) struct Held {
-    pub(super) birth: Birth,
+    pub(super) header: HandoverHeader,
     pub(super) sockets: Sockets,
-    pub(super) ledger: Ledger,
+    pub(super) journal: Journal,
 }
 
 impl Manager {
@@ -70,11 +70,11 @@ impl Manager {
         };
         let socket = UnixDatagram::unbound().map_err(io)?;
         socket.connect_addr(&address.map_err(io)?).map_err(io)?;
-        socket.set_write_timeout(Some(PATIENCE)).map_err(io)?;
+        socket.set_write_timeout(Some(NOTIFY_TIMEOUT)).map_err(io)?;
         let mut this =
-            Self { socket, stalled: Cell::new(false), ledger: memfd()?, number: 0, written: 0, rewrite_at: 0 };
+            Self { socket, stalled: Cell::new(false), journal: memfd()?, number: 0, written: 0, rewrite_at: 0 };
         let mut fds: HashMap<String, OwnedFd> = listen_fds_with_names()?.into_iter().collect();
-        let numbers = fds.keys().filter_map(|name| name.strip_prefix(LEDGER)?.parse().ok());
+        let numbers = fds.keys().filter_map(|name| name.strip_prefix(JOURNAL)?.parse().ok());
         this.number = numbers.max().unwrap_or(0);
         let held = this.read(&mut fds).unwrap_or_else(|error| {
             tracing::error!("what the service manager held cannot be used: {error}");
@@ -89,52 +89,52 @@ impl Manager {
         Ok((Some(this), held))
     }
 
-    /// Reads the newest ledger, as far as it was written.
+    /// Reads the newest journal, as far as it was written.
     fn read(&self, fds: &mut HashMap<String, OwnedFd>) -> Result<Option<Held>> {
-        let Some(file) = fds.remove(&format!("{LEDGER}{}", self.number)) else { return Ok(None) };
-        let io = |error| Error::io("reading the ledger", &error);
+        let Some(file) = fds.remove(&format!("{JOURNAL}{}", self.number)) else { return Ok(None) };
+        let io = |error| Error::io("reading the journal", &error);
         let mut file = File::from(file);
         file.seek(SeekFrom::Start(0)).map_err(io)?;
         let mut bytes = Vec::new();
-        file.take(LEDGER_BYTES_MAX).read_to_end(&mut bytes).map_err(io)?;
+        file.take(JOURNAL_BYTES_MAX).read_to_end(&mut bytes).map_err(io)?;
         let mut lines = bytes.split(|byte| *byte == b'\n');
-        let corrupt = |error: serde_json::Error| Error::corrupt(format!("the ledger: {error}"));
-        let birth: Birth = serde_json::from_slice(lines.next().unwrap_or_default()).map_err(corrupt)?;
-        let mut ledger = Ledger::default();
+        let corrupt = |error: serde_json::Error| Error::corrupt(format!("the journal: {error}"));
+        let header: HandoverHeader = serde_json::from_slice(lines.next().unwrap_or_default()).map_err(corrupt)?;
+        let mut journal = Journal::default();
         // What was being written when its writer died is no line.
-        for change in lines.map_while(|line| serde_json::from_slice::<Change>(line).ok()) {
+        for change in lines.map_while(|line| serde_json::from_slice::<Event>(line).ok()) {
             let segment = match &change {
-                Change::Listed { segment: Some(segment), .. } => fds.get(&format!("{SEGMENT}{}", segment.id)),
+                Event::Published { segment: Some(segment), .. } => fds.get(&format!("{SEGMENT}{}", segment.id)),
                 _ => None,
             };
             let segment = segment.map(OwnedFd::try_clone).transpose().map_err(io)?;
             // A segment that came and went has no descriptor any more; its tensors went, too.
-            if let Err(error) = ledger.apply(change, segment.into_iter().collect()) {
+            if let Err(error) = journal.apply(change, segment.into_iter().collect()) {
                 tracing::debug!("{error}");
             }
         }
-        ledger.segments().for_each(|segment| drop(fds.remove(&format!("{SEGMENT}{}", segment.info.id))));
+        journal.segments().for_each(|segment| drop(fds.remove(&format!("{SEGMENT}{}", segment.info.id))));
         let mut fd = |name| fds.remove(name).ok_or_else(|| Error::corrupt(format!("the {name} is missing")));
         let (listener, lock) = (fd(LISTENER)?, fd(LOCK)?);
-        let listening = Listening::from_parts(listener.into(), birth.socket.clone(), lock, None);
+        let listening = Listening::from_parts(listener.into(), header.socket.clone(), lock, None);
         let http = fds.remove(HTTP).map(TcpListener::from);
-        let birth = Birth { http: http.is_some(), server: None, index_slots: 0, orphaned: false, ..birth };
-        Ok(Some(Held { birth, sockets: Sockets { listening, http }, ledger }))
+        let header = HandoverHeader { http: http.is_some(), server: None, index_slots: 0, orphaned: false, ..header };
+        Ok(Some(Held { header, sockets: Sockets { listening, http }, journal }))
     }
 
     /// Has the manager hold all that there is.
     ///
     /// # Errors
     /// `Io` when it does not listen.
-    pub(super) fn hold(&mut self, birth: &Birth, sockets: &Sockets, ledger: &Ledger) -> Result<()> {
+    pub(super) fn hold(&mut self, header: &HandoverHeader, sockets: &Sockets, journal: &Journal) -> Result<()> {
         self.hold_listening(&sockets.listening)?;
         if let Some(http) = &sockets.http {
             self.keep(HTTP, http.as_fd())?;
         }
-        for segment in ledger.segments() {
+        for segment in journal.segments() {
             self.keep(&format!("{SEGMENT}{}", segment.info.id), segment.file.as_fd())?;
         }
-        self.rewrite(birth, ledger)
+        self.rewrite(header, journal)
     }
 
     /// Has the manager hold the socket and its lock.
@@ -147,45 +147,45 @@ impl Manager {
     }
 
     /// Writes down what happens next.
-    pub(super) fn note(&mut self, change: &Change, fds: &[OwnedFd]) {
+    pub(super) fn note(&mut self, change: &Event, fds: &[OwnedFd]) {
         let noted = self.try_note(change, fds);
         if let Err(error) = noted {
             tracing::error!("the service manager does not hold everything: {error}");
         }
     }
 
-    fn try_note(&mut self, change: &Change, fds: &[OwnedFd]) -> Result<()> {
-        if let (Change::Listed { segment: Some(segment), .. }, [fd, ..]) = (change, fds) {
+    fn try_note(&mut self, change: &Event, fds: &[OwnedFd]) -> Result<()> {
+        if let (Event::Published { segment: Some(segment), .. }, [fd, ..]) = (change, fds) {
             self.keep(&format!("{SEGMENT}{}", segment.id), fd.as_fd())?;
         }
         self.write(&serde_json::to_vec(change).map_err(|error| Error::invalid(error.to_string()))?)
     }
 
     /// Lets go of a segment that nothing lies in any more, and of the past when it has grown too long.
-    pub(super) fn noted(&mut self, birth: &Birth, ledger: &Ledger, gone: Option<u64>) {
+    pub(super) fn noted(&mut self, header: &HandoverHeader, journal: &Journal, gone: Option<u64>) {
         if let Some(segment) = gone {
             self.forget(&format!("{SEGMENT}{segment}"));
         }
         if self.written > self.rewrite_at
-            && let Err(error) = self.rewrite(birth, ledger)
+            && let Err(error) = self.rewrite(header, journal)
         {
-            tracing::error!("the ledger was not written anew: {error}");
+            tracing::error!("the journal was not written anew: {error}");
         }
     }
 
-    /// Writes the ledger anew, shorter.
+    /// Writes the journal anew, shorter.
     ///
     /// # Errors
     /// `Io` when the manager does not listen.
-    pub(super) fn rewrite(&mut self, birth: &Birth, ledger: &Ledger) -> Result<()> {
+    pub(super) fn rewrite(&mut self, header: &HandoverHeader, journal: &Journal) -> Result<()> {
         let encode = |error: serde_json::Error| Error::invalid(error.to_string());
-        (self.ledger, self.written) = (memfd()?, 0);
-        self.write(&serde_json::to_vec(birth).map_err(encode)?)?;
-        ledger.tell(|change, _| self.write(&serde_json::to_vec(&change).map_err(encode)?))?;
+        (self.journal, self.written) = (memfd()?, 0);
+        self.write(&serde_json::to_vec(header).map_err(encode)?)?;
+        journal.replay(|change, _| self.write(&serde_json::to_vec(&change).map_err(encode)?))?;
         self.rewrite_at = 2 * self.written + GROWTH_BYTES;
         self.number += 1;
-        self.keep(&format!("{LEDGER}{}", self.number), self.ledger.as_fd())?;
-        self.forget(&format!("{LEDGER}{}", self.number - 1));
+        self.keep(&format!("{JOURNAL}{}", self.number), self.journal.as_fd())?;
+        self.forget(&format!("{JOURNAL}{}", self.number - 1));
         Ok(())
     }
 
@@ -193,7 +193,7 @@ impl Manager {
     fn write(&mut self, line: &[u8]) -> Result<()> {
         let line = [line, b"\n"].concat();
         self.written += line.len() as u64;
-        self.ledger.write_all(&line).map_err(|error| Error::io("writing the ledger", &error))
+        self.journal.write_all(&line).map_err(|error| Error::io("writing the journal", &error))
     }
 
     /// That clients are served.
@@ -204,7 +204,7 @@ impl Manager {
     /// That the daemon ends because it was asked to: nothing is to be held for a next one.
     pub(super) fn stopping(&self) {
         self.tell_of("STOPPING=1\n");
-        self.forget(&format!("{LEDGER}{}", self.number));
+        self.forget(&format!("{JOURNAL}{}", self.number));
         [LISTENER, LOCK, HTTP].into_iter().for_each(|name| self.forget(name));
     }
 
@@ -245,6 +245,6 @@ impl Manager {
 }
 
 fn memfd() -> Result<File> {
-    let fd = memfd_create("cotensor ledger", MemfdFlags::CLOEXEC);
-    Ok(fd.map_err(|error| Error::io("making the ledger", &error.into()))?.into())
+    let fd = memfd_create("cotensor journal", MemfdFlags::CLOEXEC);
+    Ok(fd.map_err(|error| Error::io("making the journal", &error.into()))?.into())
 }

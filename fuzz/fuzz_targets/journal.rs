@@ -1,7 +1,7 @@
-//! What a server tells its keeper, a line each: kept as it was said, or refused.
+//! What a server tells its supervisor, a line each: kept as it was said, or refused.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let messages: Vec<&[u8]> = bytes.split(|byte| *byte == b'\n').take(64).collect();
-    cotensor_daemon::fuzzing::keeper_hears(&messages);
+    cotensor_daemon::fuzzing::apply_events(&messages);
 });

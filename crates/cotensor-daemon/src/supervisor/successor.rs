@@ -1,8 +1,7 @@
-//! A daemon whose keeper was killed goes on with another, which nobody has started by hand. Whoever starts the program on
+//! A daemon whose supervisor was killed goes on with another, which nobody has started by hand. Whoever starts the program on
 //! the same socket then inherits everything, through a socket beside the daemon's.
 
-use super::channel::{Message, PATIENCE, Receiver, Sockets, say};
-use super::estate::Estate;
+use super::channel::{CHANNEL_TIMEOUT, Handover, Message, Receiver, Sockets, send};
 use crate::socket::Bound;
 use cotensor_core::{Error, Result};
 use cotensor_memory::process::peer_credentials;
@@ -10,10 +9,10 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-/// Where an heir asks.
+/// Where a successor asks.
 fn beside(socket: &Path) -> PathBuf {
     let mut path = socket.as_os_str().to_owned();
-    path.push(".heir");
+    path.push(".successor");
     path.into()
 }
 
@@ -21,10 +20,10 @@ fn is_own(stream: &UnixStream) -> bool {
     peer_credentials(stream.as_fd()).is_ok_and(|peer| peer.is_own_user())
 }
 
-/// Waits for an heir. The socket goes with this.
-pub(super) struct Heirs(Bound);
+/// Waits for a successor. The socket goes with this.
+pub(super) struct SuccessorSocket(Bound);
 
-impl Heirs {
+impl SuccessorSocket {
     /// # Errors
     /// `Io` when the system refuses.
     pub(super) fn wait(socket: &Path) -> Result<Self> {
@@ -46,29 +45,29 @@ impl Heirs {
     /// # Errors
     /// `Io` when the system refuses.
     pub(super) fn listener(&self) -> Result<tokio::net::UnixListener> {
-        let io = |error: std::io::Error| Error::io("waiting for an heir", &error).in_file(self.0.path());
+        let io = |error: std::io::Error| Error::io("waiting for a successor", &error).in_file(self.0.path());
         let copy = self.0.listener().try_clone().map_err(io)?;
         tokio::net::UnixListener::from_std(copy).map_err(io)
     }
 }
 
-impl Drop for Heirs {
+impl Drop for SuccessorSocket {
     fn drop(&mut self) {
         self.0.remove();
     }
 }
 
-/// An heir who asked, if it is this user's.
+/// A successor who asked, if it is this user's.
 pub(super) fn admitted(stream: tokio::net::UnixStream) -> Option<UnixStream> {
     let stream = stream.into_std().ok().filter(is_own)?;
     stream.set_nonblocking(false).ok()?;
-    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    stream.set_read_timeout(Some(CHANNEL_TIMEOUT)).ok()?;
     Some(stream)
 }
 
-/// Whether the heir says that it has everything.
-pub(super) fn has_taken(heir: UnixStream) -> bool {
-    matches!(Receiver::new(heir).next(), Ok((Message::Complete, _)))
+/// Whether the successor says that it has everything.
+pub(super) fn has_taken(successor: UnixStream) -> bool {
+    matches!(Receiver::new(successor).next(), Ok((Message::Complete, _)))
 }
 
 /// What the daemon at `socket` has, if nobody answers for it any more, once `prepare` says that this process can go on with
@@ -80,7 +79,7 @@ pub(super) fn has_taken(heir: UnixStream) -> bool {
 pub(super) fn inherit<P>(
     socket: &Path,
     prepare: impl FnOnce(&mut Sockets) -> Result<P>,
-) -> Result<Option<(Estate, P)>> {
+) -> Result<Option<(Handover, P)>> {
     let Ok(stream) = UnixStream::connect(beside(socket)) else { return Ok(None) };
     if !is_own(&stream) {
         return Ok(None);
@@ -89,9 +88,8 @@ pub(super) fn inherit<P>(
     let mut handover = receiver.take_over()?;
     // Before it is said that all is well: nobody has it any more when this process then fails.
     let prepared = prepare(&mut handover.sockets)?;
-    say(&receiver.socket, &Message::Complete, Vec::new())?;
-    let mut estate = Estate::of(handover);
-    estate.birth.orphaned = false;
-    tracing::info!("took {} tensors over from a daemon that nobody answered for", estate.tensors());
-    Ok(Some((estate, prepared)))
+    send(&receiver.socket, &Message::Complete, Vec::new())?;
+    handover.header.orphaned = false;
+    tracing::info!("took {} tensors over from a daemon whose supervisor was killed", handover.journal.len());
+    Ok(Some((handover, prepared)))
 }

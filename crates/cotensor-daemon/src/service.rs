@@ -1,8 +1,10 @@
 //! A daemon at work, until it is told to stop.
 
+use crate::config::{Config, HEAP_TRIM_DELAY};
+use crate::daemon::Daemon;
 use crate::http::{HttpConfig, HttpListening};
 use crate::signals::StopSignals;
-use crate::{Config, Daemon, Listening, TIDY_AFTER};
+use crate::socket::Listening;
 use cotensor_core::{Error, Result};
 use cotensor_memory::process::trim_heap;
 use std::convert::Infallible;
@@ -13,7 +15,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 /// How long tasks may take to end once everything is told to stop.
-const STOP_PATIENCE: Duration = Duration::from_millis(200);
+const STOP_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// What a daemon does, beside its parts.
 #[derive(Clone, Debug, Default)]
@@ -91,7 +93,7 @@ pub(crate) fn serve(
         };
         on_socket.and(over_http)
     });
-    runtime.shutdown_timeout(STOP_PATIENCE);
+    runtime.shutdown_timeout(STOP_TIMEOUT);
     outcome
 }
 
@@ -100,7 +102,7 @@ pub(crate) fn serve(
 async fn tidy(daemon: &Daemon) -> Infallible {
     loop {
         daemon.ended.notified().await;
-        tokio::time::sleep(TIDY_AFTER).await;
+        tokio::time::sleep(HEAP_TRIM_DELAY).await;
         drop(tokio::task::spawn_blocking(trim_heap).await);
     }
 }

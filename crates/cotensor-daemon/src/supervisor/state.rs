@@ -1,13 +1,14 @@
-//! What a keeper keeps, and for whom: one server after the other.
+//! What a supervisor keeps, and for whom: one server after the other.
 
-use super::channel::{Birth, Handover, Message, Receiver, Sockets, hand_over, listening_from};
-use super::heir::{self, Heirs};
-use super::process::{self, Image, LIVED, Launch, Server};
+use super::channel::{Handover, HandoverHeader, Message, Receiver, Sockets, hand_over, listening_from};
+use super::journal::{Event, Journal};
+use super::process::{self, Image, Launch, STABLE_UPTIME, Server};
+use super::successor::{self, SuccessorSocket};
 use super::systemd::{Held, Manager};
-use super::{Change, INDEX_SLOTS, Ledger};
+use crate::config::{HEAP_TRIM_DELAY, SOCKET_CHECK_INTERVAL};
+use crate::index::INDEX_SLOTS;
 use crate::signals::StopSignals;
 use crate::spill::remove_folder;
-use crate::{PLACE_INTERVAL, TIDY_AFTER};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::SharedIndex;
 use cotensor_memory::process::{raise_fd_limit, trim_heap};
@@ -18,32 +19,32 @@ use std::time::{Duration, Instant};
 use tokio::io::Interest;
 
 /// What the server tells meanwhile is read together.
-const NAP: Duration = Duration::from_millis(1);
+const EVENT_BATCH_INTERVAL: Duration = Duration::from_millis(1);
 /// How long a server has to stop once it is asked to, or says that it will. Whatever it does: a daemon ends within a second, of
-/// which the rest is for what only the keeper can take away.
-const STOP_TIME: Duration = Duration::from_millis(500);
-const _: () = assert!(STOP_TIME.as_millis() + 2 * process::GOING.as_millis() <= 700);
+/// which the rest is for what only the supervisor can take away.
+const STOP_TIMEOUT: Duration = Duration::from_millis(500);
+const _: () = assert!(STOP_TIMEOUT.as_millis() + 2 * process::EXIT_TIMEOUT.as_millis() <= 700);
 /// How long a server has to take everything over.
-const START_TIME: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// What is kept is given up when no server could be started for so long.
-const GIVE_UP: Duration = Duration::from_secs(60);
+const RESTART_TIMEOUT: Duration = Duration::from_secs(60);
 /// Between a stillborn server and the next attempt, growing.
-const DELAY_MIN: Duration = Duration::from_millis(20);
-const DELAY_MAX: Duration = Duration::from_millis(500);
+const RESTART_DELAY_MIN: Duration = Duration::from_millis(20);
+const RESTART_DELAY_MAX: Duration = Duration::from_millis(500);
 
-/// What a keeper keeps. The sockets go first: nobody is to wait for a daemon that frees its memory.
-pub(super) struct Estate {
-    pub(super) birth: Birth,
+/// What a supervisor keeps. The sockets go first: nobody is to wait for a daemon that frees its memory.
+pub(super) struct SupervisorState {
+    pub(super) header: HandoverHeader,
     pub(super) sockets: Sockets,
     /// The index of the server that lives, where this process can write it.
     index: Option<SharedIndex>,
-    ledger: Ledger,
+    journal: Journal,
     /// Where servers spill, if they do.
     pub(super) spill: Option<PathBuf>,
     manager: Option<Manager>,
 }
 
-impl Drop for Estate {
+impl Drop for SupervisorState {
     fn drop(&mut self) {
         if !self.sockets.listening.is_owner() {
             return;
@@ -52,7 +53,7 @@ impl Drop for Estate {
         let replaced = !self.sockets.listening.has_lock();
         // First, so that nobody waits meanwhile; the lock keeps others away until all is gone.
         self.sockets.listening.remove();
-        for file in self.ledger.files() {
+        for file in self.journal.files() {
             drop(std::fs::remove_file(&file.path));
         }
         if let Some(folder) = self.spill.as_ref().filter(|_| !replaced) {
@@ -69,7 +70,7 @@ enum End {
     Inherited(UnixStream),
 }
 
-impl Estate {
+impl SupervisorState {
     /// An empty one.
     ///
     /// # Errors
@@ -78,15 +79,16 @@ impl Estate {
         let mut secret = [0; 32];
         getrandom::fill(&mut secret).map_err(|error| Error::new(ErrorKind::Io, error.to_string()))?;
         let socket = sockets.listening.path().to_path_buf();
-        let birth = Birth { socket, secret, servers: 0, server: None, index_slots: 0, http: false, orphaned: false };
-        Ok(Self { birth, sockets, index: None, ledger: Ledger::default(), spill: None, manager: None })
+        let header =
+            HandoverHeader { socket, secret, servers: 0, server: None, index_slots: 0, http: false, orphaned: false };
+        Ok(Self { header, sockets, index: None, journal: Journal::default(), spill: None, manager: None })
     }
 
     /// One that was handed over, with the socket's file.
     pub(super) fn of(handover: Handover) -> Self {
-        let Handover { birth, mut sockets, ledger, .. } = handover;
+        let Handover { header, mut sockets, journal, .. } = handover;
         sockets.listening.own();
-        Self { birth, sockets, index: None, ledger, spill: None, manager: None }
+        Self { header, sockets, index: None, journal, spill: None, manager: None }
     }
 
     /// One that the service manager held.
@@ -94,24 +96,24 @@ impl Estate {
     /// # Errors
     /// `Io` when the socket has to be made anew, and cannot.
     pub(super) fn held(held: Held, manager: Option<&Manager>) -> Result<Self> {
-        let Held { birth, mut sockets, ledger } = held;
+        let Held { header, mut sockets, journal } = held;
         sockets.listening.own();
         if sockets.listening.mend()?
             && let Some(manager) = manager
         {
             manager.forget_listening();
         }
-        tracing::info!("the service manager held {} tensors", ledger.len());
-        Ok(Self { birth, sockets, index: None, ledger, spill: None, manager: None })
+        tracing::info!("the service manager held {} tensors", journal.len());
+        Ok(Self { header, sockets, index: None, journal, spill: None, manager: None })
     }
 
     /// How many tensors are kept.
     pub(super) fn tensors(&self) -> usize {
-        self.ledger.len()
+        self.journal.len()
     }
 
     /// Keeps a server running, beginning with `first` if it runs already, until that is asked to stop, here or there,
-    /// or until one of `heirs` goes on. `ready` is told of every server that serves: its epoch and its process.
+    /// or until one of `successors` goes on. `ready` is told of every server that serves: its epoch and its process.
     ///
     /// # Errors
     /// `Io` when the first server cannot be started, or none for a minute.
@@ -119,16 +121,16 @@ impl Estate {
         mut self,
         launch: &Launch,
         first: Option<(Server, Receiver)>,
-        mut heirs: Option<Heirs>,
+        mut successors: Option<SuccessorSocket>,
         mut ready: impl FnMut(u64, Option<u32>),
     ) -> Result<()> {
         raise_fd_limit();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|error| Error::io("starting the keeper", &error))?;
+        let runtime = runtime.map_err(|error| Error::io("starting the supervisor", &error))?;
         let mut serving = first.is_some();
         // When one last served; nothing is lost by giving up at once what nobody had yet.
         let mut served = (serving || self.tensors() > 0).then(Instant::now);
-        let (mut next, mut delay, mut image) = (first, DELAY_MIN, Image::default());
+        let (mut next, mut delay, mut image) = (first, RESTART_DELAY_MIN, Image::default());
         runtime.block_on(async {
             let mut stop = StopSignals::new()?;
             loop {
@@ -139,7 +141,7 @@ impl Estate {
                 };
                 let end = match next.take().map_or_else(|| self.start(launch, image), Ok) {
                     Ok((server, receiver)) => {
-                        self.live_with(server, receiver, &mut stop, heirs.as_mut(), &mut told).await
+                        self.live_with(server, receiver, &mut stop, successors.as_mut(), &mut told).await
                     }
                     Err(error) => Err(error),
                 };
@@ -151,9 +153,9 @@ impl Estate {
                         self.stopping();
                         return Ok(());
                     }
-                    Ok(End::Inherited(heir)) => match self.leave_to(heir) {
+                    Ok(End::Inherited(successor)) => match self.leave_to(successor) {
                         Ok(()) => return Ok(()),
-                        Err(error) => tracing::error!("the heir did not take everything: {error}"),
+                        Err(error) => tracing::error!("the successor did not take everything: {error}"),
                     },
                     Ok(End::Died) if served.is_none() => {
                         return Err(Error::new(ErrorKind::Io, "the server ended before it was ready"));
@@ -164,13 +166,13 @@ impl Estate {
                     Err(error) if served.is_none() => return Err(error),
                     Err(error) => tracing::error!("the server was given up: {error}"),
                 }
-                if served.is_some_and(|served| served.elapsed() > GIVE_UP) {
+                if served.is_some_and(|served| served.elapsed() > RESTART_TIMEOUT) {
                     let message = format!("no server can be started; {} tensors are given up", self.tensors());
                     return Err(Error::new(ErrorKind::Io, message));
                 }
-                let lived = began.elapsed() >= LIVED;
+                let lived = began.elapsed() >= STABLE_UPTIME;
                 image = image.next(lived);
-                delay = if lived { DELAY_MIN } else { (delay * 2).min(DELAY_MAX) };
+                delay = if lived { RESTART_DELAY_MIN } else { (delay * 2).min(RESTART_DELAY_MAX) };
                 tokio::select! {
                     () = tokio::time::sleep(if lived { Duration::ZERO } else { delay / 2 }) => {}
                     _ = stop.received() => {
@@ -190,18 +192,18 @@ impl Estate {
 
     /// Starts a server and hands everything over.
     fn start(&mut self, launch: &Launch, image: Image) -> Result<(Server, Receiver)> {
-        self.birth.servers += 1;
+        self.header.servers += 1;
         if let Some(manager) = &mut self.manager {
             // Sessions' numbers have the server's, and must not come twice.
-            manager.rewrite(&self.birth, &self.ledger)?;
+            manager.rewrite(&self.header, &self.journal)?;
         }
         let io = |error| Error::io("starting a server", &error);
         let (ours, theirs) = UnixStream::pair().map_err(io)?;
         let index = SharedIndex::create(INDEX_SLOTS)?;
         let mut server = launch.server(image, theirs)?;
-        let birth = Birth { server: server.pid, index_slots: index.slots(), ..self.birth.clone() };
+        let header = HandoverHeader { server: server.pid, index_slots: index.slots(), ..self.header.clone() };
         let fd = index.fd().try_clone_to_owned().map_err(io)?;
-        if let Err(error) = hand_over(&ours, birth, &self.sockets, Some(fd), &self.ledger) {
+        if let Err(error) = hand_over(&ours, header, &self.sockets, Some(fd), &self.journal) {
             server.end();
             return Err(error);
         }
@@ -210,13 +212,13 @@ impl Estate {
     }
 
     /// Writes down what happened, here and with the service manager.
-    fn note(&mut self, change: Change, fds: Vec<OwnedFd>) -> Result<()> {
+    fn note(&mut self, change: Event, fds: Vec<OwnedFd>) -> Result<()> {
         if let Some(manager) = &mut self.manager {
             manager.note(&change, &fds);
         }
-        let gone = self.ledger.apply(change, fds)?;
+        let gone = self.journal.apply(change, fds)?;
         if let Some(manager) = &mut self.manager {
-            manager.noted(&self.birth, &self.ledger, gone);
+            manager.noted(&self.header, &self.journal, gone);
         }
         Ok(())
     }
@@ -225,7 +227,7 @@ impl Estate {
     fn moved(&mut self, fds: Vec<OwnedFd>) -> Result<()> {
         // Dropping the former one must not empty the lock's file, which may be the same.
         self.sockets.listening.disown();
-        self.sockets.listening = listening_from(&self.birth.socket, &mut fds.into_iter())?;
+        self.sockets.listening = listening_from(&self.header.socket, &mut fds.into_iter())?;
         self.sockets.listening.own();
         if let Some(manager) = &self.manager {
             manager.forget_listening();
@@ -239,15 +241,15 @@ impl Estate {
     /// # Errors
     /// `Io` when it does not listen.
     pub(super) fn hold_with(&mut self, mut manager: Manager) -> Result<()> {
-        manager.hold(&self.birth, &self.sockets, &self.ledger)?;
+        manager.hold(&self.header, &self.sockets, &self.journal)?;
         self.manager = Some(manager);
         Ok(())
     }
 
-    /// Lets the heir have everything; the server is dead.
-    fn leave_to(&mut self, heir: UnixStream) -> Result<()> {
-        hand_over(&heir, self.birth.clone(), &self.sockets, None, &self.ledger)?;
-        if !heir::has_taken(heir) {
+    /// Lets the successor have everything; the server is dead.
+    fn leave_to(&mut self, successor: UnixStream) -> Result<()> {
+        hand_over(&successor, self.header.clone(), &self.sockets, None, &self.journal)?;
+        if !successor::has_taken(successor) {
             return Err(Error::new(ErrorKind::Io, "it does not say so"));
         }
         self.sockets.listening.disown();
@@ -259,10 +261,10 @@ impl Estate {
         mut server: Server,
         receiver: Receiver,
         stop: &mut StopSignals,
-        heirs: Option<&mut Heirs>,
+        successors: Option<&mut SuccessorSocket>,
         ready: &mut impl FnMut(u64, Option<u32>),
     ) -> Result<End> {
-        let end = self.follow(&server, receiver, stop, heirs, ready).await;
+        let end = self.follow(&server, receiver, stop, successors, ready).await;
         // Before anybody can ask the next server: nobody answers himself from this one's index.
         if let Some(index) = self.index.take() {
             index.invalidate();
@@ -285,18 +287,18 @@ impl Estate {
         server: &Server,
         mut receiver: Receiver,
         stop: &mut StopSignals,
-        mut heirs: Option<&mut Heirs>,
+        mut successors: Option<&mut SuccessorSocket>,
         ready: &mut impl FnMut(u64, Option<u32>),
     ) -> Result<End> {
         let io = |error| Error::io("following the server", &error);
         receiver.socket.set_nonblocking(true).map_err(io)?;
         let socket = tokio::net::UnixStream::from_std(receiver.socket.try_clone().map_err(io)?).map_err(io)?;
-        let mut asking = heirs.as_ref().map(|heirs| heirs.listener()).transpose()?;
-        let mut look = tokio::time::interval(PLACE_INTERVAL);
+        let mut asking = successors.as_ref().map(|successors| successors.listener()).transpose()?;
+        let mut look = tokio::time::interval(SOCKET_CHECK_INTERVAL);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let (mut end, mut deadline) = (End::Died, None);
         if self.index.is_some() {
-            deadline = Some(tokio::time::Instant::now() + START_TIME);
+            deadline = Some(tokio::time::Instant::now() + START_TIMEOUT);
         }
         // When what was known of sessions that have ended is given back, as the server does.
         let mut tidy = None;
@@ -312,23 +314,23 @@ impl Estate {
                 ready = socket.readable() => ready.map_err(io)?,
                 _ = stop.received(), if !matches!(end, End::Stopped) => {
                     server.ask_to_stop();
-                    (end, deadline) = (End::Stopped, Some(tokio::time::Instant::now() + STOP_TIME));
+                    (end, deadline) = (End::Stopped, Some(tokio::time::Instant::now() + STOP_TIMEOUT));
                     continue;
                 }
                 asking = asked_for => {
-                    if let Some(heir) = asking.ok().and_then(|(heir, _)| heir::admitted(heir)) {
+                    if let Some(successor) = asking.ok().and_then(|(successor, _)| successor::admitted(successor)) {
                         // What it has sent is read to its end first.
                         server.kill();
-                        end = End::Inherited(heir);
+                        end = End::Inherited(successor);
                     }
                     continue;
                 }
-                _ = look.tick(), if heirs.is_some() => {
-                    if let Some(heirs) = &mut heirs {
-                        match heirs.mend() {
+                _ = look.tick(), if successors.is_some() => {
+                    if let Some(successors) = &mut successors {
+                        match successors.mend() {
                             Ok(false) => {}
-                            Ok(true) => asking = Some(heirs.listener()?),
-                            Err(error) => tracing::debug!("no heir finds this daemon: {error}"),
+                            Ok(true) => asking = Some(successors.listener()?),
+                            Err(error) => tracing::debug!("no successor finds this daemon: {error}"),
                         }
                     }
                     continue;
@@ -355,10 +357,10 @@ impl Estate {
             let mut changes = 0;
             while let Some((message, fds)) = receiver.take()? {
                 match message {
-                    Message::Change(change) => {
+                    Message::Event(change) => {
                         changes += 1;
-                        if matches!(change, Change::Left(_)) {
-                            tidy.get_or_insert_with(|| tokio::time::Instant::now() + TIDY_AFTER);
+                        if matches!(change, Event::SessionEnded(_)) {
+                            tidy.get_or_insert_with(|| tokio::time::Instant::now() + HEAP_TRIM_DELAY);
                         }
                         self.note(change, fds)?;
                     }
@@ -367,7 +369,7 @@ impl Estate {
                             deadline = None;
                         }
                         if let Some(manager) = &self.manager {
-                            manager.ready(&self.birth.socket);
+                            manager.ready(&self.header.socket);
                         }
                         ready(epoch, server.pid);
                     }
@@ -375,7 +377,7 @@ impl Estate {
                     // Said in answer to being asked, it takes no more time than it was given.
                     Message::Stopping if matches!(end, End::Stopped) => {}
                     Message::Stopping => {
-                        (end, deadline) = (End::Stopped, Some(tokio::time::Instant::now() + STOP_TIME));
+                        (end, deadline) = (End::Stopped, Some(tokio::time::Instant::now() + STOP_TIMEOUT));
                     }
                     other => return Err(Error::corrupt(format!("{other:?} from a server"))),
                 }
@@ -383,7 +385,7 @@ impl Estate {
             if changes > 0 {
                 // Of all that the server does, waking this process for each change would take longest. Not the
                 // runtime's sleep, which what arrives wakes.
-                std::thread::sleep(NAP);
+                std::thread::sleep(EVENT_BATCH_INTERVAL);
             }
         }
     }

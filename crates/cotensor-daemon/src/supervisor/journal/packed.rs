@@ -1,15 +1,15 @@
-//! The ledger's entries in few bytes. A machine may have hundreds of thousands of tensors, and two processes keep an
+//! The journal's entries in few bytes. A machine may have hundreds of thousands of tensors, and two processes keep an
 //! entry for each: as parsed JSON one took 4.4 KB, packed it takes about 50 bytes.
 //!
 //! The format is the supervisor's and its servers' own: they run the same program, or a newer one reads an older one's.
 //! Numbers are LEB128. The first byte of a block is the format's version.
 
-use super::Entry;
+use super::event::Entry;
 use cotensor_client::protocol::{Id, Keep, SegmentInfo, Spec};
 use cotensor_core::{ContentHash, Error, RANK_MAX, Result};
 
 /// The first byte of a block. JSON never begins with it.
-pub(super) const BLOCK: u8 = 1;
+pub(crate) const BLOCK: u8 = 1;
 
 const SEGMENT: u8 = 1;
 const ENTRY: u8 = 2;
@@ -24,7 +24,7 @@ const CREATED: u8 = 1 << 5;
 const CACHED: u8 = 1 << 6;
 const REMOVED: u8 = 1 << 7;
 
-/// An entry without its identity, which is the ledger's key.
+/// An entry without its identity, which is the journal's key.
 pub(super) struct Packed(Box<[u8]>);
 
 impl Packed {
@@ -130,7 +130,7 @@ impl Packed {
     }
 }
 
-/// A part of a ledger, as one message carries it.
+/// A part of a journal, as one message carries it.
 pub(super) enum Item {
     Segment(SegmentInfo),
     Entry(Id, Packed),

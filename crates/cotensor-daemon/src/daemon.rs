@@ -1,0 +1,137 @@
+//! The state that all connections and sessions of a daemon share.
+
+use crate::config::Config;
+use crate::descriptors;
+use crate::dispatch::Methods;
+use crate::functions;
+use crate::http::Dashboard;
+use crate::refusals::Refusals;
+use crate::segment::Slabs;
+use crate::session::Session;
+use crate::supervisor::{Event, Member, Orphans, StoreEvents};
+use cotensor_client::protocol::SessionInfo;
+use cotensor_core::{Error, Hasher, Result};
+use cotensor_rpc::{FrameRoom, Outbox};
+use cotensor_store::EmbeddedStore;
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
+
+/// A daemon: the store, and who uses it.
+pub struct Daemon {
+    pub(crate) config: Config,
+    pub(crate) store: Arc<EmbeddedStore>,
+    pub(crate) events: Arc<StoreEvents>,
+    pub(crate) methods: Methods,
+    pub(crate) functions: functions::Registry,
+    pub(crate) slabs: Slabs,
+    /// For the messages that all sessions send.
+    pub(crate) frames: Arc<FrameRoom>,
+    /// Differs between daemons.
+    pub(crate) epoch: u64,
+    pub(crate) secret: [u8; 32],
+    pub(crate) next_session: AtomicU64,
+    pub(crate) sessions: Mutex<HashMap<u64, Arc<Session>>>,
+    /// Told of every session's end.
+    pub(crate) ended: Notify,
+    /// Where HTTP is answered, while it is.
+    pub(crate) dashboard: Mutex<Option<Arc<Dashboard>>>,
+    /// Connections of other users.
+    pub(crate) strangers: Refusals,
+}
+
+impl Daemon {
+    /// The store that all sessions share.
+    pub fn store(&self) -> &Arc<EmbeddedStore> {
+        &self.store
+    }
+
+    /// A number that differs between daemons.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// How it runs.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub(crate) fn begin_session(self: &Arc<Self>, pid: Option<i32>, outbox: Option<Outbox>) -> Arc<Session> {
+        let id = self.next_session.fetch_add(1, Ordering::Relaxed);
+        let session = Arc::new(Session::new(Arc::clone(self), id, pid, outbox));
+        self.lock().insert(id, Arc::clone(&session));
+        session
+    }
+
+    /// Whether anybody is connected.
+    pub(crate) fn is_used(&self) -> bool {
+        !self.lock().is_empty()
+    }
+
+    /// What is known of every session, by number.
+    pub(crate) fn session_infos(&self) -> Vec<SessionInfo> {
+        let sessions: Vec<_> = self.lock().values().cloned().collect();
+        let mut infos: Vec<_> = sessions.iter().map(|session| session.info()).collect();
+        infos.sort_unstable_by_key(|info| info.session);
+        infos
+    }
+
+    /// The session's client has said who it is: should this server die, the next one waits for it.
+    pub(crate) fn joined(&self, session: &Session, was: Option<u64>) {
+        if session.outbox().is_none() {
+            return;
+        }
+        let pid = session.pid.unwrap_or(0);
+        self.events.record(Event::SessionStarted { session: session.id, member: Member { pid, was } });
+        // Over already, and that was told first.
+        if !self.lock().contains_key(&session.id) {
+            self.events.record(Event::SessionEnded(session.id));
+        }
+    }
+
+    pub(crate) fn end_session(&self, session: &Session) {
+        if self.lock().remove(&session.id).is_some() {
+            self.events.record(Event::SessionEnded(session.id));
+        }
+        session.end();
+        self.ended.notify_one();
+    }
+
+    /// The secret of a session, which only the daemon and the session's client know.
+    pub(crate) fn token(&self, session: u64) -> String {
+        Hasher::new("cotensor session v1").field(&self.secret).number(session).finish().to_string()
+    }
+
+    /// Where HTTP is answered.
+    ///
+    /// # Errors
+    /// `NotFound` when it is not.
+    pub(crate) fn dashboard(&self) -> Result<Arc<Dashboard>> {
+        let dashboard = self.dashboard.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let message = "this daemon does not answer HTTP: start it with `cotensor serve --listen`";
+        dashboard.ok_or_else(|| Error::not_found(message))
+    }
+
+    pub(crate) fn set_dashboard(&self, dashboard: Option<Arc<Dashboard>>) {
+        *self.dashboard.lock().unwrap_or_else(PoisonError::into_inner) = dashboard;
+    }
+
+    /// Makes room for a descriptor that the daemon keeps.
+    ///
+    /// # Errors
+    /// `OverBudget` when the limit of open descriptors is reached and no tensor can be removed.
+    pub(crate) fn room_for(&self, fd: OwnedFd) -> Result<OwnedFd> {
+        descriptors::room_for(&self.store, fd)
+    }
+
+    /// Leases, slabs and claims of a former server whose sessions have not resumed.
+    pub(crate) fn orphans(&self) -> MutexGuard<'_, Orphans> {
+        self.events.orphans()
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<Session>>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

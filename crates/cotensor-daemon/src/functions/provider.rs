@@ -1,0 +1,16 @@
+//! The session that provides functions, as the registry needs it.
+
+use cotensor_client::protocol::CallerInfo;
+use std::os::fd::OwnedFd;
+
+/// A client that provides functions.
+pub(crate) trait FunctionProvider: Send + Sync {
+    /// The number of its session.
+    fn session(&self) -> u64;
+
+    /// Its name, for messages.
+    fn client(&self) -> &str;
+
+    /// Sends the provider a socket to a new caller. False when the session has ended or ends now.
+    fn connect(&self, caller: &CallerInfo, socket: OwnedFd) -> bool;
+}

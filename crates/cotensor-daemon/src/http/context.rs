@@ -1,0 +1,17 @@
+//! The state that all requests of one listener share.
+
+use super::access::Access;
+use super::config::HttpConfig;
+use super::dashboard::Dashboard;
+use super::sessions::Sessions;
+use crate::daemon::Daemon;
+use std::sync::Arc;
+
+/// What handlers of requests use.
+pub(crate) struct Http {
+    pub(super) daemon: Arc<Daemon>,
+    pub(super) config: HttpConfig,
+    pub(super) access: Access,
+    pub(super) dashboard: Arc<Dashboard>,
+    pub(super) sessions: Sessions,
+}

@@ -1,0 +1,143 @@
+//! Serves HTTP: routes, connections and their limits.
+
+use super::access::{self, Access};
+use super::admission::{Admission, Peer};
+use super::answer::Refusal;
+use super::context::Http;
+use super::dashboard::Dashboard;
+use super::listening::HttpListening;
+use super::paced::Paced;
+use super::sessions::Sessions;
+use super::{about, metrics, rpc, tensors};
+use crate::daemon::Daemon;
+use crate::refusals::Refusals;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, Uri};
+use axum::routing::{delete, get, post};
+use axum::{Extension, Router};
+use cotensor_core::{Error, Result};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use std::future::Future;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpStream;
+
+/// The most headers of a request.
+const HEADERS_MAX: usize = 64;
+/// How often it is looked for sessions that have ended.
+const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
+
+impl Daemon {
+    /// Serves HTTP on `listening` until `stop` is done; then ends the sessions that were opened there. From this call on, the
+    /// daemon's clients can ask where it listens.
+    ///
+    /// # Errors
+    /// `Io` when the socket fails.
+    pub fn serve_http<Stop: Future<Output = ()>>(
+        self: &Arc<Self>,
+        listening: HttpListening,
+        stop: Stop,
+    ) -> impl Future<Output = Result<()>> + use<Stop> {
+        let HttpListening { listener, address, config, token, token_file } = listening;
+        let dashboard = Dashboard::new(address, Arc::clone(&token), token_file, &self.config.socket);
+        let http = Arc::new(Http {
+            daemon: Arc::clone(self),
+            access: Access::new(token, &config),
+            dashboard: Arc::new(dashboard),
+            sessions: Sessions::default(),
+            config,
+        });
+        self.set_dashboard(Some(Arc::clone(&http.dashboard)));
+        serve_until(http, listener, stop)
+    }
+}
+
+async fn serve_until(http: Arc<Http>, listener: TcpListener, stop: impl Future<Output = ()>) -> Result<()> {
+    let listener = tokio::net::TcpListener::from_std(listener)
+        .map_err(|error| Error::io("listening", &error).in_field("listen"))?;
+    let routes = routes(Arc::clone(&http));
+    let (admission, not_accepted) = (Admission::new(&http.config), Refusals::default());
+    let mut connections = tokio::task::JoinSet::new();
+    let mut expiry = tokio::time::interval(EXPIRY_INTERVAL.min(http.config.session_ttl.max(Duration::from_millis(1))));
+    let mut stop = std::pin::pin!(stop);
+    loop {
+        while connections.try_join_next().is_some() {}
+        tokio::select! {
+            () = &mut stop => break,
+            _ = expiry.tick() => {
+                http.sessions.expire(&http.daemon, http.config.session_ttl);
+                http.dashboard.expire();
+            }
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    if let Some(peer) = admission.admit(&stream).await {
+                        connections.spawn(serve(Arc::clone(&http), routes.clone(), stream, peer));
+                    }
+                }
+                Err(error) => {
+                    // Out of descriptors, mostly: some will be closed.
+                    if let Some(count) = not_accepted.note() {
+                        tracing::warn!("{count} HTTP connections were not accepted: {error}");
+                    }
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            },
+        }
+    }
+    connections.shutdown().await;
+    http.sessions.expire(&http.daemon, Duration::ZERO);
+    http.daemon.set_dashboard(None);
+    Ok(())
+}
+
+fn routes(http: Arc<Http>) -> Router {
+    let tensor = get(tensors::get).put(tensors::put).delete(tensors::delete);
+    Router::new()
+        .route("/", get(about::page))
+        .route("/health", get(about::health))
+        .route("/metrics", get(metrics::get))
+        .route("/openrpc.json", get(about::openrpc))
+        .route("/jsonrpc", post(rpc::call))
+        .route("/session", delete(end_session))
+        .route("/tensors/{*name}", tensor)
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(no_such_method)
+        .layer(axum::middleware::from_fn_with_state(Arc::clone(&http), access::guard))
+        .with_state(http)
+}
+
+/// Serves one connection, whose headers, times and rates are bounded.
+async fn serve(http: Arc<Http>, routes: Router, stream: TcpStream, peer: Peer) {
+    drop(stream.set_nodelay(true));
+    let service = TowerToHyperService::new(routes.layer(Extension(peer)));
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(http.config.patience)
+        .max_headers(HEADERS_MAX)
+        // The least that hyper takes.
+        .max_buf_size(http.config.header_bytes_max.max(8192))
+        .serve_connection(TokioIo::new(Paced::new(stream, http.config.patience)), service)
+        .await;
+    if let Err(error) = served {
+        tracing::debug!("an HTTP connection ended: {error}");
+    }
+}
+
+async fn no_such_path(uri: Uri) -> Refusal {
+    Error::not_found(format!("there is nothing at {}: docs/protocol.md lists the paths", uri.path())).into()
+}
+
+async fn no_such_method() -> Refusal {
+    Refusal::new(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "this path does not take this method: docs/protocol.md lists those it takes",
+    )
+}
+
+async fn end_session(State(http): State<Arc<Http>>, headers: HeaderMap) -> Result<StatusCode, Refusal> {
+    http.sessions.call(&http.daemon, &headers)?.end();
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,111 @@
+//! The table of open slabs.
+
+use super::read::Inode;
+use super::slab::{Slab, SlabOwner};
+use cotensor_core::{Device, Error, ErrorKind, Result};
+use cotensor_memory::check_no_holes;
+use cotensor_store::{EmbeddedStore, SegmentCharge};
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// The slabs that there are. Two sessions that took one memfd for their own would use each other's ranges, and so would one
+/// whose former connection left tensors in it that it is not told of.
+#[derive(Default)]
+pub(crate) struct Slabs(Mutex<HashMap<Inode, Weak<Slab>>>);
+
+impl Slabs {
+    /// A slab for `session`: a new one, or what another session, which has ended, left of it.
+    ///
+    /// # Errors
+    /// `Conflict` while another session has it; `Refused` as [`Slab::new`]; `OverBudget`.
+    pub(crate) fn open(
+        &self,
+        store: &EmbeddedStore,
+        (fd, inode): (OwnedFd, Inode),
+        len: usize,
+        owner: &Arc<dyn SlabOwner>,
+    ) -> Result<(Arc<Slab>, SegmentCharge)> {
+        if let Some(found) = self.find(store, inode, len, owner)? {
+            return Ok(found);
+        }
+        // May take long, where others' tensors have to go to disk first: nobody waits for that here.
+        let share = store.charge_segment(Device::Cpu, len as u64)?;
+        let slab = Arc::new(Slab::new(Arc::new(fd.into()), len, share.charge())?);
+        check_no_holes(slab.fd(), len)?;
+        slab.belongs(owner, 0);
+        let mut known = self.known();
+        if known.get(&inode).is_some_and(|slab| slab.strong_count() > 0) {
+            return Err(Error::new(ErrorKind::Conflict, "this slab was opened meanwhile").in_field("slab"));
+        }
+        known.retain(|_, slab| slab.strong_count() > 0);
+        known.insert(inode, Arc::downgrade(&slab));
+        Ok((slab, share))
+    }
+
+    /// A slab that is known, for `session`.
+    fn find(
+        &self,
+        store: &EmbeddedStore,
+        inode: Inode,
+        len: usize,
+        owner: &Arc<dyn SlabOwner>,
+    ) -> Result<Option<(Arc<Slab>, SegmentCharge)>> {
+        let known = self.known();
+        if let Some(slab) = known.get(&inode).and_then(Weak::upgrade) {
+            let current = slab.uses().owner.as_ref().and_then(|(owner, _)| owner.upgrade());
+            if current.is_some() || slab.len != len {
+                return Err(Error::new(ErrorKind::Conflict, "this slab is open already").in_field("slab"));
+            }
+            // Its number there is yet to come; what is freed meanwhile is not among what is live then.
+            slab.belongs(owner, 0);
+            let share = store.reopen_segment(&slab.charge);
+            return Ok(Some((slab, share)));
+        }
+        Ok(None)
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<Inode, Weak<Slab>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Knows a slab of a former daemon.
+    pub(crate) fn restore(&self, inode: Inode, slab: &Arc<Slab>) {
+        self.known().insert(inode, Arc::downgrade(slab));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::segment::{Part, inode};
+    use crate::{Config, Daemon};
+    use cotensor_core::Memory;
+
+    #[test]
+    fn a_slab_that_comes_back_late_is_the_one_that_others_lease_parts_of() {
+        let daemon = Daemon::new(Config::default()).unwrap();
+        let session = daemon.begin_session(None, None) as Arc<dyn SlabOwner>;
+        let made = cotensor_memory::Slab::create(1 << 20).unwrap();
+        let _written = made.reserve(64).unwrap();
+        let fd = || made.fd().try_clone_to_owned().unwrap();
+        let inode = inode(made.fd()).unwrap();
+        for leased in [true, false] {
+            // As a former daemon knew it, whose session is not waited for any more.
+            let known = Arc::new(
+                Slab::new(Arc::new(fd().into()), 1 << 20, daemon.store.charge_existing(Device::Cpu, 1 << 20).unwrap())
+                    .unwrap(),
+            );
+            daemon.slabs.restore(inode, &known);
+            let part = leased.then(|| Part::new(Arc::clone(&known), 128, 64).unwrap());
+            drop(known);
+            let (slab, share) = daemon.slabs.open(&daemon.store, (fd(), inode), 1 << 20, &session).unwrap();
+            assert_eq!(slab.belongs(&session, 1), if leased { vec![128] } else { vec![] });
+            assert_eq!(daemon.store.memory_usage_bytes(), 1 << 20, "it is counted once");
+            let other = daemon.begin_session(None, None) as Arc<dyn SlabOwner>;
+            assert!(daemon.slabs.open(&daemon.store, (fd(), inode), 1 << 20, &other).is_err(), "it is one session's");
+            drop((slab, share, part));
+            assert_eq!(daemon.store.memory_usage_bytes(), 0);
+        }
+    }
+}

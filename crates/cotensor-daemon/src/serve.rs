@@ -1,0 +1,116 @@
+//! Serving: accepting connections, keeping the socket in place, and stopping.
+
+use crate::config::SOCKET_CHECK_INTERVAL;
+use crate::connection;
+use crate::daemon::Daemon;
+use crate::refusals::Refusals;
+use crate::socket::Listening;
+use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_rpc::Outbox;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+
+/// How long connections may take to end when the daemon stops.
+const STOP_TIMEOUT: Duration = Duration::from_millis(200);
+/// A daemon that clients cannot find, and that has no client, ends after it has found another daemon at its socket this many
+/// times in a row. A single check may find a daemon that is being refused.
+const MISPLACED_CHECKS: u32 = 3;
+/// The pause after a connection could not be accepted.
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
+
+impl Daemon {
+    /// Serves connections on `listening` until `stop` is done, then ends every session. Makes the socket and its lock anew
+    /// when their files are removed.
+    ///
+    /// # Errors
+    /// `Io` when the socket fails; `Conflict` when another daemon took its place and no client is connected any more.
+    pub async fn serve(self: &Arc<Self>, listening: &mut Listening, stop: impl Future<Output = ()>) -> Result<()> {
+        let mut listener = acceptor(listening)?;
+        let mut look = tokio::time::interval(SOCKET_CHECK_INTERVAL);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        // The error that keeps the socket from being made anew, which is logged once, and how many looks in a row found another
+        // daemon.
+        let (mut misplaced, mut conflicts) = (String::new(), 0);
+        let mut outcome = Ok(());
+        // Held by each connection's thread.
+        let open = Arc::new(Semaphore::new(self.config.connections_max));
+        let (refused, not_accepted) = (Refusals::default(), Refusals::default());
+        let mut stop = std::pin::pin!(stop);
+        loop {
+            tokio::select! {
+                () = &mut stop => break,
+                _ = look.tick() => match listening.mend() {
+                    Ok(false) => conflicts = 0,
+                    Ok(true) => {
+                        conflicts = 0;
+                        tracing::warn!("{} or its lock was removed: made again", listening.path().display());
+                        misplaced.clear();
+                        listener = acceptor(listening)?;
+                        if let Some(link) = &self.events.link {
+                            link.moved(listening);
+                        }
+                    }
+                    Err(error) => {
+                        let message = error.to_string();
+                        if message != misplaced {
+                            tracing::error!("new clients do not find this daemon: {message}");
+                            misplaced = message;
+                        }
+                        conflicts = if error.kind() == ErrorKind::Conflict { conflicts + 1 } else { 0 };
+                        if conflicts >= MISPLACED_CHECKS && !self.is_used() {
+                            outcome = Err(error);
+                            break;
+                        }
+                    }
+                },
+                accepted = listener.accept() => match accepted {
+                    Ok((stream, _)) => {
+                        if let Err(error) = self.accept(stream, &open)
+                            && let Some(count) = refused.note()
+                        {
+                            tracing::warn!("{count} connections were refused: {error}");
+                        }
+                    }
+                    Err(error) => {
+                        // Out of descriptors, mostly: some will be closed.
+                        if let Some(count) = not_accepted.note() {
+                            tracing::warn!("{count} connections were not accepted: {error}");
+                        }
+                        tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
+                    }
+                },
+            }
+        }
+        match (&self.events.link, &self.events.files) {
+            (Some(link), _) => link.stop(),
+            (None, Some(files)) => files.remove(),
+            (None, None) => {}
+        }
+        let sessions: Vec<_> = self.lock().values().cloned().collect();
+        sessions.iter().filter_map(|session| session.outbox()).for_each(Outbox::end);
+        // One that is busy ends when it can.
+        let all = u32::try_from(self.config.connections_max).unwrap_or(u32::MAX);
+        drop(tokio::time::timeout(STOP_TIMEOUT, open.acquire_many(all)).await);
+        for (_, session) in self.lock().drain() {
+            session.end();
+        }
+        outcome
+    }
+
+    fn accept(self: &Arc<Self>, stream: UnixStream, open: &Arc<Semaphore>) -> Result<()> {
+        let full = |_| Error::new(ErrorKind::Conflict, format!("{} are open", self.config.connections_max));
+        let place = Arc::clone(open).try_acquire_owned().map_err(full)?;
+        let io = |error: std::io::Error| Error::io("accepting", &error);
+        let stream = stream.into_std().map_err(io)?;
+        stream.set_nonblocking(false).map_err(io)?;
+        connection::serve(Arc::clone(self), stream, place)
+    }
+}
+
+fn acceptor(listening: &Listening) -> Result<UnixListener> {
+    let io = |error: std::io::Error| Error::io("listening", &error).in_file(listening.path());
+    UnixListener::from_std(listening.listener().try_clone().map_err(io)?).map_err(io)
+}

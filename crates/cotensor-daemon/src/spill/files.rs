@@ -1,0 +1,135 @@
+//! A daemon's folder of spilled segments.
+
+use super::file::{CONTEXT, SpillFile};
+use super::folder::{OWNER, absolute, folder_of, remove_abandoned, remove_folder};
+use super::storage::OnDisk;
+use crate::private_folder::{Others, private_folder};
+use cotensor_core::{Error, ErrorKind, Hasher, Result, size};
+use cotensor_store::SpilledSegment;
+use rustix::fs::{FallocateFlags, fallocate};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Bytes that are read, hashed and written at a time.
+pub(super) const PIECE_BYTES: usize = 4 << 20;
+/// A daemon's folder of spilled segments: its own, mode 0700, below one that may be common to many.
+pub(crate) struct Files {
+    pub(super) folder: PathBuf,
+    /// Whose folder it is: the path of the daemon's socket.
+    owner: PathBuf,
+    /// Part of every file's name: a daemon that lost its place to another, and has this folder still, removes its own files only.
+    pub(super) tag: u32,
+    bytes_max: u64,
+    state: Mutex<FilesState>,
+}
+
+#[derive(Default)]
+pub(super) struct FilesState {
+    next: u64,
+    pub(super) bytes: u64,
+    pub(super) files: HashMap<u64, SpillFile>,
+}
+
+impl Files {
+    /// Makes the folder where it is missing, and removes what daemons left that are dead. To be called by whoever has the
+    /// lock of `socket`.
+    ///
+    /// # Errors
+    /// `Refused` for a folder that others can reach; `Io`.
+    pub(crate) fn open(below: &Path, socket: &Path, bytes_max: u64) -> Result<Arc<Self>> {
+        let below = &absolute(below)?;
+        private_folder(below, Others::Harmless)?;
+        let folder = folder_of(below, socket)?;
+        let mut tag = [0; 4];
+        getrandom::fill(&mut tag).map_err(|error| Error::new(ErrorKind::Io, error.to_string()))?;
+        let tag = u32::from_ne_bytes(tag);
+        let files = Self { folder, owner: absolute(socket)?, tag, bytes_max, state: Mutex::default() };
+        files.make_folder()?;
+        remove_abandoned(below, &files.folder);
+        Ok(Arc::new(files))
+    }
+
+    /// Makes the folder where it is missing.
+    ///
+    /// # Errors
+    /// `Refused` for one that others can reach; `Io`.
+    pub(super) fn make_folder(&self) -> Result<()> {
+        private_folder(&self.folder, Others::None)?;
+        std::fs::write(self.folder.join(OWNER), self.owner.as_os_str().as_encoded_bytes())
+            .map_err(|error| Error::io("writing", &error).in_file(&self.folder))
+    }
+
+    /// Takes up what a former server spilled; the other files are removed.
+    pub(crate) fn take_up(self: &Arc<Self>, files: Vec<SpillFile>) -> Vec<Arc<dyn SpilledSegment>> {
+        let mut state = self.state();
+        for file in &files {
+            state.next = state.next.max(file.number);
+            state.bytes += file.bytes;
+            state.files.insert(file.number, file.clone());
+        }
+        drop(state);
+        for entry in std::fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.file_name().is_some_and(|name| name != OWNER) && !files.iter().any(|file| file.path == path) {
+                drop(std::fs::remove_file(path));
+            }
+        }
+        let spilled = |file| -> Arc<dyn SpilledSegment> { Arc::new(OnDisk { file, files: Arc::clone(self) }) };
+        files.into_iter().map(spilled).collect()
+    }
+
+    /// What was spilled under a number.
+    pub(crate) fn file(&self, number: u64) -> Option<SpillFile> {
+        self.state().files.get(&number).cloned()
+    }
+
+    /// Ends all.
+    pub(crate) fn remove(&self) {
+        remove_folder(&self.folder);
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, FilesState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A number for a file of `bytes` bytes.
+    pub(super) fn reserve(&self, bytes: u64) -> Result<u64> {
+        let mut state = self.state();
+        if state.bytes.checked_add(bytes).is_none_or(|total| total > self.bytes_max) {
+            let message = format!(
+                "{} are spilled: {} more are beyond --max-spill {}",
+                size(state.bytes),
+                size(bytes),
+                size(self.bytes_max)
+            );
+            return Err(Error::new(ErrorKind::OverBudget, message).in_file(&self.folder));
+        }
+        state.bytes += bytes;
+        state.next += 1;
+        Ok(state.next)
+    }
+
+    pub(super) fn write(&self, path: &Path, source: &File, bytes: u64) -> std::io::Result<String> {
+        let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        match fallocate(&file, FallocateFlags::empty(), 0, bytes.max(1)) {
+            // Not every file system can say beforehand that there is room.
+            Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => file.set_len(bytes)?,
+            Err(error) => return Err(error.into()),
+        }
+        let mut piece = vec![0; PIECE_BYTES];
+        let mut hasher = Hasher::new(CONTEXT);
+        let mut at = 0;
+        while at < bytes {
+            let len = PIECE_BYTES.min((bytes - at) as usize);
+            source.read_exact_at(&mut piece[..len], at)?;
+            hasher.field(&piece[..len]);
+            file.write_all(&piece[..len])?;
+            at += len as u64;
+        }
+        Ok(hasher.finish().to_string())
+    }
+}

@@ -1,0 +1,61 @@
+//! Folders of spilled segments: their names, and the folders of dead daemons.
+
+use crate::private_folder::{Others, private_folder};
+use cotensor_core::{ContentHash, Error, Result};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+/// The prefix of a daemon's folder.
+const PREFIX: &str = "cotensor-";
+/// The file in it that names the daemon: it contains the path of the daemon's socket.
+pub(super) const OWNER: &str = "socket";
+
+/// The folder of the daemon at `socket` below `folder`.
+///
+/// # Errors
+/// `Io` when the current folder is not known.
+pub(crate) fn folder_of(folder: &Path, socket: &Path) -> Result<PathBuf> {
+    let (folder, socket) = (absolute(folder)?, absolute(socket)?);
+    let name = ContentHash::of(socket.as_os_str().as_encoded_bytes()).to_string();
+    Ok(folder.join(format!("{PREFIX}{}", &name[..16])))
+}
+
+/// Files are remembered by their paths, and a later daemon may run elsewhere.
+pub(super) fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).map_err(|error| Error::io("finding the current folder", &error).in_file(path))
+}
+
+/// Removes a daemon's folder and what is in it.
+pub(crate) fn remove_folder(folder: &Path) {
+    if let Err(error) = std::fs::remove_dir_all(folder)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        tracing::warn!("{} was not removed: {error}", folder.display());
+    }
+}
+
+/// Removes folders below `below` whose daemons are dead: those whose socket's lock nobody holds.
+pub(super) fn remove_abandoned(below: &Path, own: &Path) {
+    let entries = std::fs::read_dir(below).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX)) {
+        let folder = entry.path();
+        // Another user's, or something else that only has such a name.
+        let Ok(owner) = std::fs::read(folder.join(OWNER)) else { continue };
+        if folder == own || private_folder(&folder, Others::None).is_err() {
+            continue;
+        }
+        let mut lock = owner;
+        lock.extend_from_slice(b".lock");
+        let lock = PathBuf::from(OsString::from_vec(lock));
+        let held = match open(&lock, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()) {
+            Ok(lock) => flock(&lock, FlockOperation::NonBlockingLockShared).is_err(),
+            Err(error) => error != rustix::io::Errno::NOENT,
+        };
+        if !held {
+            tracing::info!("removing what a dead daemon spilled: {}", folder.display());
+            remove_folder(&folder);
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Spills segments to files and reads them back.
+
+use super::file::{CONTEXT, SpillFile};
+use super::files::{Files, PIECE_BYTES};
+use crate::descriptors::{are_scarce, none_left};
+use crate::segment::Sealed;
+use cotensor_core::{Error, ErrorKind, Hasher, Result, Segment, SegmentMut};
+use cotensor_memory::MemfdMut;
+use cotensor_store::{SpillStorage, SpilledSegment};
+use rustix::fs::{Mode, OFlags, open};
+use std::fs::File;
+use std::io::Read;
+use std::sync::Arc;
+
+/// Whether a shorter file could have been written.
+fn is_full(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
+}
+
+/// Spills into a folder's files.
+pub(crate) struct SpillToFiles(pub(crate) Arc<Files>);
+
+impl SpillStorage for SpillToFiles {
+    fn spill(&self, segment: &dyn Segment) -> Result<Arc<dyn SpilledSegment>> {
+        let files = &self.0;
+        let io = |error: std::io::Error| Error::io("spilling", &error).in_file(&files.folder);
+        let fd = segment.fd().ok_or_else(|| Error::unsupported("this segment has no descriptor"))?;
+        let source = File::from(fd.try_clone_to_owned().map_err(io)?);
+        let bytes = source.metadata().map_err(io)?.len();
+        let number = files.reserve(bytes)?;
+        let path = files.folder.join(format!("{number}-{:08x}.tensors", files.tag));
+        let mut file = SpillFile { number, path, bytes, hash: String::new() };
+        // From here on it is removed, and not counted any more, with this.
+        let mut on_disk = OnDisk { file: file.clone(), files: Arc::clone(files) };
+        let write = || files.write(&file.path, &source, bytes);
+        let written = match write() {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                tracing::error!("{} was removed, and the tensors spilled there are lost", files.folder.display());
+                files.make_folder()?;
+                write()
+            }
+            written => written,
+        };
+        file.hash = written.map_err(|error| match is_full(&error) {
+            true => Error::new(ErrorKind::OverBudget, format!("spilling: {error}")).in_file(&files.folder),
+            false => io(error),
+        })?;
+        files.state().files.insert(number, file.clone());
+        on_disk.file.hash = file.hash;
+        tracing::debug!("spilled {bytes} bytes to {}", on_disk.file.path.display());
+        Ok(Arc::new(on_disk))
+    }
+
+    fn blocking(&self, work: &mut dyn FnMut()) {
+        use tokio::runtime::{Handle, RuntimeFlavor};
+        match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
+            Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
+            _ => work(),
+        }
+    }
+}
+
+/// A segment in a file, which goes with this.
+pub(super) struct OnDisk {
+    pub(super) file: SpillFile,
+    pub(super) files: Arc<Files>,
+}
+
+impl SpilledSegment for OnDisk {
+    fn number(&self) -> u64 {
+        self.file.number
+    }
+
+    fn bytes(&self) -> u64 {
+        self.file.bytes
+    }
+
+    fn check(&self) -> Result<()> {
+        let SpillFile { path, bytes, .. } = &self.file;
+        let found = std::fs::symlink_metadata(path);
+        match found.map_err(|error| Error::io("reading what was spilled", &error).in_file(path))?.len() == *bytes {
+            true => Ok(()),
+            false => Err(Error::corrupt("what was spilled is of another length").in_file(path)),
+        }
+    }
+
+    fn restore(&self) -> Result<Arc<dyn Segment>> {
+        let SpillFile { path, bytes, hash, .. } = &self.file;
+        let io = |error: std::io::Error| Error::io("reading what was spilled", &error).in_file(path);
+        let corrupt = |what: &str| Error::corrupt(format!("what was spilled is {what}")).in_file(path);
+        let len = usize::try_from(*bytes).map_err(|_| corrupt("too long"))?;
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let mut file = File::from(open(path, flags, Mode::empty()).map_err(|error| io(error.into()))?);
+        if file.metadata().map_err(io)?.len() != *bytes {
+            return Err(corrupt("of another length"));
+        }
+        let mut memory = MemfdMut::create(len)?;
+        // What is kept in the end is a duplicate that is made while these two are open.
+        if file.try_clone().map_or(true, are_scarce) {
+            return Err(none_left());
+        }
+        let mut piece = vec![0; PIECE_BYTES];
+        let mut hasher = Hasher::new(CONTEXT);
+        let mut at = 0;
+        while at < len {
+            let part = piece.get_mut(..PIECE_BYTES.min(len - at)).unwrap_or_default();
+            file.read_exact(part).map_err(io)?;
+            hasher.field(part);
+            memory.write_at(at, part)?;
+            at += part.len();
+        }
+        if hasher.finish().to_string() != *hash {
+            return Err(corrupt("changed"));
+        }
+        Ok(Arc::new(Sealed::of(memory)?))
+    }
+}
+
+impl Drop for OnDisk {
+    fn drop(&mut self) {
+        drop(std::fs::remove_file(&self.file.path));
+        let mut state = self.files.state();
+        state.files.remove(&self.file.number);
+        state.bytes -= self.file.bytes;
+    }
+}

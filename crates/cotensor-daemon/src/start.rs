@@ -1,0 +1,80 @@
+//! Creating a daemon: its store, its index and its handlers.
+
+use crate::config::{Config, METADATA_BYTES};
+use crate::daemon::Daemon;
+use crate::functions;
+use crate::handlers;
+use crate::index::{INDEX_SLOTS, Slots};
+use crate::refusals::Refusals;
+use crate::segment::Slabs;
+use crate::spill::{Files, SpillToFiles};
+use crate::supervisor::{StoreEvents, SupervisorLink};
+use cotensor_core::{Error, ErrorKind, Hasher, Result};
+use cotensor_memory::SharedIndex;
+use cotensor_rpc::FrameRoom;
+use cotensor_store::{EmbeddedStore, StoreObserver};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+use tokio::sync::Notify;
+
+/// The servers that one supervisor started are counted in these bits of a session's number.
+const SERVERS_MASK: u64 = (1 << 20) - 1;
+
+impl Daemon {
+    /// A daemon with an empty store of sealed memory.
+    ///
+    /// # Errors
+    /// `Io` when the system has no random numbers.
+    pub fn new(config: Config) -> Result<Arc<Self>> {
+        Self::with(config, SharedIndex::create(INDEX_SLOTS)?, None)
+    }
+
+    pub(crate) fn with(config: Config, index: SharedIndex, link: Option<Arc<SupervisorLink>>) -> Result<Arc<Self>> {
+        let mut secret = [0; 32];
+        let mut epoch = [0; 8];
+        getrandom::fill(&mut secret)
+            .and_then(|()| getrandom::fill(&mut epoch))
+            .map_err(|error| Error::new(ErrorKind::Io, error.to_string()))?;
+        // Sessions of one supervisor's servers have one number each.
+        let mut first_session = 1;
+        if let Some(link) = &link {
+            secret = link.secret();
+            first_session |= (link.servers() & SERVERS_MASK) << 32;
+        }
+        let seed = Hasher::new("cotensor slots v1").field(&secret).finish();
+        let (seed, _) = seed.as_bytes().split_at(8);
+        let spill = config.spill.as_deref();
+        let files = spill.map(|folder| Files::open(folder, &config.socket, config.max_spill_bytes)).transpose()?;
+        let events =
+            Arc::new(StoreEvents { slots: Slots::new(index)?, link, files: files.clone(), orphans: Mutex::default() });
+        let mut store = EmbeddedStore::builder();
+        if let Some(files) = files {
+            store = store.spill(Arc::new(SpillToFiles(files)));
+        }
+        let store = store
+            .max_memory_bytes(config.max_memory_bytes)
+            .config(config.sharing.clone())
+            .metadata_bytes(METADATA_BYTES)
+            .claim_wait_max(config.claim_wait_max)
+            .seed(seed.iter().fold(0, |seed, &byte| seed << 8 | u64::from(byte)))
+            .observer(Arc::clone(&events) as Arc<dyn StoreObserver>)
+            .build();
+        Ok(Arc::new(Self {
+            store,
+            events,
+            methods: handlers::methods(),
+            functions: functions::Registry::default(),
+            slabs: Slabs::default(),
+            frames: FrameRoom::of_server(),
+            // Numbers in JSON are exact up to 2^53.
+            epoch: u64::from_le_bytes(epoch) >> 11,
+            secret,
+            config,
+            next_session: AtomicU64::new(first_session),
+            sessions: Mutex::default(),
+            ended: Notify::new(),
+            dashboard: Mutex::default(),
+            strangers: Refusals::default(),
+        }))
+    }
+}

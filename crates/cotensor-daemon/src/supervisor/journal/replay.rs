@@ -1,0 +1,105 @@
+//! Copying a journal to another process: as events, or entries and claims in packed blocks.
+
+use super::event::Event;
+use super::packed::{Block, Item, Items};
+use super::table::{Journal, Segment, at, id_of, shared};
+use cotensor_core::{Error, Result};
+use cotensor_rpc::FRAME_FDS_MAX;
+use std::collections::HashSet;
+use std::os::fd::OwnedFd;
+
+/// A block of a handover is sent when it has this many bytes.
+pub(super) const BLOCK_BYTES: usize = 256 << 10;
+
+impl Journal {
+    /// Tells `told` all that makes another journal the same, with the descriptors.
+    ///
+    /// # Errors
+    /// Those of `told`; `Io` when descriptors cannot be duplicated.
+    pub(crate) fn replay(&self, mut told: impl FnMut(Event, Vec<OwnedFd>) -> Result<()>) -> Result<()> {
+        let mut sent = HashSet::new();
+        for (&at, packed) in &self.entries {
+            let entry = Box::new(packed.entry(id_of(at))?);
+            let first = packed.segment().filter(|number| sent.insert(*number));
+            let first = first.and_then(|number| self.segments.get(&number));
+            let fds = first.map(Segment::descriptor).transpose()?;
+            told(Event::Published { entry, segment: first.map(|segment| segment.info) }, fds.into_iter().collect())?;
+        }
+        for (key, results) in &self.claims {
+            told(Event::Finished { key: key.to_string(), results: results.to_vec() }, Vec::new())?;
+        }
+        self.tell_rest(|change| told(change, Vec::new()))
+    }
+
+    /// As [`replay`](Self::replay), entries and claims in blocks for [`apply_block`](Self::apply_block): thousands in one
+    /// message, and nothing to parse.
+    ///
+    /// # Errors
+    /// Those of `block` and `told`; `Io` when descriptors cannot be duplicated.
+    pub(crate) fn hand_over(
+        &self,
+        mut block: impl FnMut(Vec<u8>, Vec<OwnedFd>) -> Result<()>,
+        told: impl FnMut(Event) -> Result<()>,
+    ) -> Result<()> {
+        let (mut filling, mut fds, mut sent) = (Block::new(), Vec::new(), HashSet::new());
+        let is_full = |filling: &Block, fds: &[OwnedFd]| filling.len() >= BLOCK_BYTES || fds.len() == FRAME_FDS_MAX;
+        let mut send = |filling: &mut Block, fds: &mut Vec<OwnedFd>| {
+            block(std::mem::replace(filling, Block::new()).into_bytes(), std::mem::take(fds))
+        };
+        for (&at, packed) in &self.entries {
+            let first = packed.segment().filter(|number| sent.insert(*number));
+            if let Some(segment) = first.and_then(|number| self.segments.get(&number)) {
+                fds.push(segment.descriptor()?);
+                filling.segment(&segment.info);
+            }
+            filling.entry(at, packed);
+            if is_full(&filling, &fds) {
+                send(&mut filling, &mut fds)?;
+            }
+        }
+        for (key, results) in &self.claims {
+            filling.claim(key, results);
+            if is_full(&filling, &fds) {
+                send(&mut filling, &mut fds)?;
+            }
+        }
+        send(&mut filling, &mut fds)?;
+        self.tell_rest(told)
+    }
+
+    fn tell_rest(&self, mut told: impl FnMut(Event) -> Result<()>) -> Result<()> {
+        told(Event::Slots(self.slots))?;
+        for key in &self.claimed {
+            told(Event::Claimed(key.clone()))?;
+        }
+        for (&session, &member) in &self.sessions {
+            told(Event::SessionStarted { session, member })?;
+        }
+        for (key, note) in &self.notes {
+            told(Event::NotePut { key: key.clone(), note: note.clone() })?;
+        }
+        Ok(())
+    }
+
+    /// Adds a block of another journal.
+    ///
+    /// # Errors
+    /// `Corrupt` for what is no block, and as [`apply`](Self::apply).
+    pub(crate) fn apply_block(&mut self, block: &[u8], fds: Vec<OwnedFd>) -> Result<()> {
+        let mut fds = fds.into_iter();
+        for item in Items::of(block)? {
+            match item? {
+                Item::Segment(info) => self.add_segment(info, fds.next().map(shared))?,
+                Item::Entry(id, packed) => {
+                    self.use_segment(&packed)?;
+                    self.slots = self.slots.max(id.slot);
+                    if self.entries.insert(at(id), packed).is_some() {
+                        return Err(Error::corrupt(format!("version {} of {} came twice", id.version, id.slot)));
+                    }
+                }
+                Item::Claim(key, results) => drop(self.claims.insert(key, results)),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,233 @@
+//! What a daemon has to know to go on where another ended: kept by the supervisor and, should the supervisor die, by the server.
+
+use super::event::{Entry, Event, Member};
+use super::packed::{self, Packed};
+use crate::spill::SpillFile;
+use cotensor_client::protocol::{Id, SegmentInfo};
+use cotensor_core::{ContentHash, Error, Result};
+use cotensor_memory::process::duplicate_fd;
+use std::collections::{BTreeMap, HashMap, HashSet, hash_map};
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// All notes together, in bytes, as the store bounds them (they are written in hexadecimal here).
+pub(super) const NOTES_BYTES_MAX: usize = 2 * (16 << 20);
+/// A segment and how many tensors lie in it.
+pub(crate) struct Segment {
+    pub(crate) info: SegmentInfo,
+    /// In a server, the one that its store has.
+    pub(crate) file: Arc<File>,
+    uses: usize,
+}
+
+/// All that is published.
+#[derive(Default)]
+pub(crate) struct Journal {
+    pub(super) segments: HashMap<u64, Segment>,
+    /// By slot and version. A name's largest number of versions is in one of its entries.
+    pub(super) entries: BTreeMap<(u64, u64), Packed>,
+    pub(super) claims: HashMap<ContentHash, Box<[Id]>>,
+    /// Claims whose results are on their way.
+    pub(super) claimed: HashSet<String>,
+    pub(super) notes: HashMap<String, String>,
+    pub(super) notes_bytes: usize,
+    pub(super) slots: u64,
+    /// Processes by their sessions.
+    pub(super) sessions: HashMap<u64, Member>,
+}
+
+pub(super) fn at(id: Id) -> (u64, u64) {
+    (id.slot, id.version)
+}
+
+pub(super) fn id_of((slot, version): (u64, u64)) -> Id {
+    Id { slot, version }
+}
+
+impl Journal {
+    /// Writes down what happened; returns the segment in which nothing lies any more because of that.
+    ///
+    /// # Errors
+    /// `Corrupt` for a tensor whose segment is not there, or a segment that is there already or has no descriptor.
+    pub(crate) fn apply(&mut self, change: Event, fds: Vec<OwnedFd>) -> Result<Option<u64>> {
+        self.apply_with(change, fds.into_iter().next().map(shared))
+    }
+
+    /// As [`apply`](Self::apply), with a segment that this process has open.
+    ///
+    /// # Errors
+    /// As [`apply`](Self::apply).
+    pub(crate) fn apply_with(&mut self, change: Event, file: Option<Arc<File>>) -> Result<Option<u64>> {
+        match change {
+            Event::Published { entry, segment } => return self.list(*entry, segment, file),
+            Event::Unlisted(id) => drop(self.update(id, |entry| (entry.current, entry.removed) = (false, true))),
+            Event::Spilled { id, file } => {
+                let before = self.update(id, |entry| entry.spilled = Some(file));
+                return Ok(before.and_then(|before| self.let_go(&before)));
+            }
+            Event::Freed(id) => return Ok(self.drop_entry(id)),
+            Event::Claimed(key) => drop(self.claimed.insert(key)),
+            Event::Abandoned(key) => drop(self.claimed.remove(&key)),
+            Event::Finished { key, results } => {
+                self.claimed.remove(&key);
+                self.claims.insert(packed::parsed(&key)?, results.into());
+            }
+            Event::NotePut { key, note } => self.note(key, note),
+            Event::Slots(slot) => self.slots = self.slots.max(slot),
+            Event::SessionStarted { session, member } => drop(self.sessions.insert(session, member)),
+            Event::SessionEnded(session) => drop(self.sessions.remove(&session)),
+        }
+        Ok(None)
+    }
+
+    fn list(&mut self, entry: Entry, segment: Option<SegmentInfo>, file: Option<Arc<File>>) -> Result<Option<u64>> {
+        let packed = Packed::of(&entry)?;
+        if let Some(info) = segment {
+            if entry.segment != info.id {
+                return Err(Error::corrupt(format!("segment {} is not the tensor's", info.id)));
+            }
+            self.add_segment(info, file)?;
+        }
+        self.use_segment(&packed)?;
+        let (slot, version) = at(entry.id);
+        self.slots = self.slots.max(slot);
+        if entry.current {
+            let currents = self.versions(slot).filter(|(_, other)| other.is_current());
+            let older: Vec<_> = currents.map(|(&other, _)| other).filter(|other| *other != (slot, version)).collect();
+            for other in older {
+                self.update(id_of(other), |entry| entry.current = false);
+            }
+        }
+        let before = self.entries.insert((slot, version), packed);
+        Ok(before.and_then(|before| self.let_go(&before)))
+    }
+
+    pub(super) fn add_segment(&mut self, info: SegmentInfo, file: Option<Arc<File>>) -> Result<()> {
+        let file = file.ok_or_else(|| Error::corrupt("a segment without its descriptor"))?;
+        match self.segments.entry(info.id) {
+            hash_map::Entry::Occupied(_) => Err(Error::corrupt(format!("segment {} is not new", info.id))),
+            hash_map::Entry::Vacant(place) => {
+                place.insert(Segment { info, file, uses: 0 });
+                Ok(())
+            }
+        }
+    }
+
+    /// One use more of the segment that an entry lies in.
+    pub(super) fn use_segment(&mut self, entry: &Packed) -> Result<()> {
+        let Some(number) = entry.segment() else { return Ok(()) };
+        let missing = || Error::corrupt(format!("there is no segment {number}"));
+        self.segments.get_mut(&number).ok_or_else(missing)?.uses += 1;
+        Ok(())
+    }
+
+    fn versions(&self, slot: u64) -> impl DoubleEndedIterator<Item = (&(u64, u64), &Packed)> {
+        self.entries.range((slot, 0)..=(slot, u64::MAX))
+    }
+
+    /// StoreEvents an entry; returns what it was.
+    fn update(&mut self, id: Id, change: impl FnOnce(&mut Entry)) -> Option<Packed> {
+        let known = self.entries.get_mut(&at(id))?;
+        let mut entry = known.entry(id).ok()?;
+        change(&mut entry);
+        Some(std::mem::replace(known, Packed::of(&entry).ok()?))
+    }
+
+    fn drop_entry(&mut self, id: Id) -> Option<u64> {
+        let packed = self.entries.remove(&at(id))?;
+        // What was packed can be read.
+        let entry = packed.entry(id).ok()?;
+        let last = self.versions(id.slot).next_back().map(|(&last, _)| id_of(last));
+        if let Some(last) = last {
+            // The name goes on counting from there.
+            self.update(last, |last| last.versions = last.versions.max(entry.versions));
+        }
+        if let Some(key) = entry.key.as_deref().and_then(ContentHash::from_hex)
+            && self.claims.get(&key).is_some_and(|results| results.contains(&id))
+        {
+            self.claims.remove(&key);
+        }
+        self.let_go(&packed)
+    }
+
+    /// One use less of the segment that an entry lies in; which it is if that was the last.
+    fn let_go(&mut self, entry: &Packed) -> Option<u64> {
+        let number = entry.segment()?;
+        let held = self.segments.get_mut(&number)?;
+        held.uses -= 1;
+        if held.uses > 0 {
+            return None;
+        }
+        self.segments.remove(&number).map(|segment| segment.info.id)
+    }
+
+    fn note(&mut self, key: String, note: String) {
+        let bytes = key.len() + note.len();
+        if self.notes_bytes + bytes > NOTES_BYTES_MAX {
+            self.notes.clear();
+            self.notes_bytes = 0;
+        }
+        self.notes_bytes += bytes;
+        let key_bytes = key.len();
+        if let Some(old) = self.notes.insert(key, note) {
+            self.notes_bytes -= key_bytes + old.len();
+        }
+    }
+
+    pub(crate) fn segments(&self) -> impl Iterator<Item = &Segment> {
+        self.segments.values()
+    }
+
+    pub(crate) fn has_segment(&self, segment: u64) -> bool {
+        self.segments.contains_key(&segment)
+    }
+
+    /// How many tensors there are.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Every tensor, a name's versions in their order.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = Entry> {
+        // What was packed can be read.
+        self.entries.iter().filter_map(|(&at, packed)| packed.entry(id_of(at)).ok())
+    }
+
+    /// The files of what is spilled.
+    pub(crate) fn files(&self) -> impl Iterator<Item = SpillFile> {
+        let spilled = self.entries.iter().filter(|(_, packed)| packed.segment().is_none());
+        spilled.filter_map(|(&at, packed)| packed.entry(id_of(at)).ok()?.spilled)
+    }
+
+    pub(crate) fn claims(&self) -> impl Iterator<Item = (&ContentHash, &[Id])> {
+        self.claims.iter().map(|(key, results)| (key, &results[..]))
+    }
+
+    pub(crate) fn claimed(&self) -> impl Iterator<Item = &str> {
+        self.claimed.iter().map(String::as_str)
+    }
+
+    pub(crate) fn notes(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.notes.iter().map(|(key, note)| (key.as_str(), note.as_str()))
+    }
+
+    /// Sessions, and the processes that have them.
+    pub(crate) fn sessions(&self) -> impl Iterator<Item = (u64, Member)> {
+        self.sessions.iter().map(|(session, member)| (*session, *member))
+    }
+
+    pub(crate) fn slots(&self) -> u64 {
+        self.slots
+    }
+}
+
+impl Segment {
+    pub(super) fn descriptor(&self) -> Result<OwnedFd> {
+        duplicate_fd(&*self.file)
+    }
+}
+
+pub(super) fn shared(fd: OwnedFd) -> Arc<File> {
+    Arc::new(fd.into())
+}

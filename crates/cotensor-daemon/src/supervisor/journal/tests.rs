@@ -1,0 +1,184 @@
+use super::event::{Entry, Event, Member};
+use super::replay::BLOCK_BYTES;
+use super::table::{Journal, NOTES_BYTES_MAX};
+use crate::spill::SpillFile;
+use cotensor_client::protocol::Keep;
+use cotensor_client::protocol::{Id, SegmentInfo, Spec};
+use cotensor_core::ContentHash;
+use cotensor_rpc::FRAME_FDS_MAX;
+use cotensor_store::backend::VersionState;
+use std::os::fd::OwnedFd;
+
+fn key() -> String {
+    ContentHash::of(b"key").to_string()
+}
+
+fn listed(slot: u64, version: u64, segment: u64, new: bool) -> (Event, Vec<OwnedFd>) {
+    let spec = Spec {
+        name: format!("name {slot}"),
+        dtype: "uint8".to_owned(),
+        shape: vec![1],
+        kind: "other".to_owned(),
+        space: None,
+        producer: String::new(),
+        keep: Keep::Cached,
+        provenance: None,
+    };
+    let (id, key) = (Id { slot, version }, (slot == 1).then(key));
+    let (versions, created_ns) = (version, Some(slot));
+    let entry =
+        Entry { id, spec, segment, offset: 0, key, versions, current: true, removed: false, spilled: None, created_ns };
+    let entry = Box::new(entry);
+    let fds = new.then(|| OwnedFd::from(tempfile::tempfile().unwrap())).into_iter().collect();
+    (Event::Published { entry, segment: new.then_some(SegmentInfo { id: segment, bytes: 1, slab: false }) }, fds)
+}
+
+fn filled() -> Journal {
+    let mut journal = Journal::default();
+    for (slot, version, segment, new) in [(1, 1, 10, true), (1, 2, 11, true), (2, 1, 11, false), (3, 7, 12, true)] {
+        let (change, fds) = listed(slot, version, segment, new);
+        journal.apply(change, fds).unwrap();
+    }
+    journal.apply(Event::Unlisted(Id { slot: 3, version: 7 }), Vec::new()).unwrap();
+    let results = vec![Id { slot: 1, version: 2 }];
+    journal.apply(Event::Finished { key: key(), results }, Vec::new()).unwrap();
+    for key in ["mine", "given up"] {
+        journal.apply(Event::Claimed(key.to_owned()), Vec::new()).unwrap();
+    }
+    journal.apply(Event::Abandoned("given up".to_owned()), Vec::new()).unwrap();
+    journal.apply(Event::NotePut { key: "n".into(), note: "00".into() }, Vec::new()).unwrap();
+    for session in [1, 2] {
+        let member = Member { pid: 7, was: Some(session + 10) };
+        journal.apply(Event::SessionStarted { session, member }, Vec::new()).unwrap();
+    }
+    journal.apply(Event::SessionEnded(1), Vec::new()).unwrap();
+    journal
+}
+
+fn sorted(journal: &Journal) -> Vec<Entry> {
+    let mut entries: Vec<Entry> = journal.entries().collect();
+    entries.sort_by_key(|entry| (entry.id.slot, entry.id.version));
+    entries
+}
+
+#[test]
+fn another_that_is_told_all_is_the_same() {
+    let journal = filled();
+    let mut other = Journal::default();
+    journal
+        .replay(|change, fds| {
+            let sent = serde_json::to_string(&change).unwrap();
+            other.apply(serde_json::from_str(&sent).unwrap(), fds).map(drop)
+        })
+        .unwrap();
+    is_the_same(&journal, &other);
+    is_the_same(&journal, &successor(&journal));
+}
+
+/// A journal that was handed everything.
+fn successor(journal: &Journal) -> Journal {
+    let (mut blocks, mut changes) = (Vec::new(), Vec::new());
+    let mut keep = |block, fds| {
+        blocks.push((block, fds));
+        Ok(())
+    };
+    let mut told = |change| {
+        changes.push(change);
+        Ok(())
+    };
+    journal.hand_over(&mut keep, &mut told).unwrap();
+    let mut other = Journal::default();
+    blocks.into_iter().for_each(|(block, fds)| other.apply_block(&block, fds).unwrap());
+    for change in changes {
+        assert_eq!(other.apply(change, Vec::new()).unwrap(), None);
+    }
+    other
+}
+
+fn is_the_same(journal: &Journal, other: &Journal) {
+    let entries = sorted(other);
+    assert_eq!(entries, sorted(journal));
+    let currents: Vec<bool> = entries.iter().map(|entry| entry.current).collect();
+    assert_eq!(currents, [false, true, true, false]);
+    use VersionState::{Published, Removed, Superseded};
+    let states: Vec<VersionState> = entries.iter().map(Entry::state).collect();
+    assert_eq!(states, [Superseded, Published, Published, Removed]);
+    assert_eq!((other.segments().count(), other.slots()), (3, 3));
+    assert_eq!(other.claims().collect::<Vec<_>>(), [(&ContentHash::of(b"key"), &[Id { slot: 1, version: 2 }][..])]);
+    assert_eq!(other.notes().collect::<Vec<_>>(), [("n", "00")]);
+    assert_eq!(other.claimed().collect::<Vec<_>>(), ["mine"]);
+    assert_eq!(other.sessions().collect::<Vec<_>>(), [(2, Member { pid: 7, was: Some(12) })]);
+}
+
+#[test]
+fn segments_go_with_their_last_tensor_and_claims_with_their_first() {
+    let mut journal = filled();
+    let (change, fds) = listed(9, 1, 10, true);
+    assert!(journal.apply(change, fds).is_err(), "a segment comes once: its tensors are counted");
+    let mut gone = |slot, version| journal.apply(Event::Freed(Id { slot, version }), Vec::new()).unwrap();
+    assert_eq!((gone(1, 2), gone(1, 2)), (None, None), "another lies in its segment");
+    assert_eq!((journal.claims().count(), journal.segments().count()), (0, 3));
+    assert_eq!(journal.entries().find(|entry| entry.id.slot == 1).unwrap().versions, 2, "two versions there were");
+    for (slot, version) in [(2, 1), (1, 1), (3, 7)] {
+        assert!(journal.apply(Event::Freed(Id { slot, version }), Vec::new()).unwrap().is_some());
+    }
+    assert_eq!((journal.entries().count(), journal.segments().count(), journal.slots()), (0, 0, 3));
+    let (change, _) = listed(1, 1, 99, false);
+    assert!(journal.apply(change, Vec::new()).is_err());
+    let (change, _) = listed(1, 1, 99, true);
+    assert!(journal.apply(change, Vec::new()).is_err());
+}
+
+#[test]
+fn a_handover_of_many_segments_and_tensors_is_sent_in_blocks() {
+    let mut journal = Journal::default();
+    for slot in 1..=9000 {
+        let (change, fds) = listed(slot, 1, if slot <= 150 { slot } else { 1 }, slot <= 150);
+        journal.apply(change, fds).unwrap();
+    }
+    let mut sizes = Vec::new();
+    let block = |block: Vec<u8>, fds: Vec<OwnedFd>| {
+        sizes.push((block.len(), fds.len()));
+        Ok(())
+    };
+    journal.hand_over(block, |_| Ok(())).unwrap();
+    assert!(sizes.len() > 3 && sizes.iter().all(|(len, fds)| *len < 2 * BLOCK_BYTES && *fds <= FRAME_FDS_MAX));
+    assert_eq!(sizes.iter().map(|(_, fds)| fds).sum::<usize>(), 150);
+    let other = successor(&journal);
+    assert_eq!((other.len(), other.segments().count(), other.slots()), (9000, 150, 9000));
+    assert_eq!(sorted(&other), sorted(&journal));
+}
+
+#[test]
+fn a_spilled_tensor_stays_without_its_segment() {
+    let mut journal = filled();
+    let file: SpillFile = serde_json::from_str(r#"{"number": 1, "path": "/spill/1", "bytes": 1, "hash": ""}"#).unwrap();
+    let spilled = |slot, version| Event::Spilled { id: Id { slot, version }, file: file.clone() };
+    assert_eq!(journal.apply(spilled(1, 2), Vec::new()).unwrap(), None);
+    assert_eq!(journal.apply(spilled(2, 1), Vec::new()).unwrap(), Some(11), "the last in it");
+    assert_eq!((journal.entries().count(), journal.claims().count(), journal.files().count()), (4, 1, 2));
+    let mut other = Journal::default();
+    journal.replay(|change, fds| other.apply(change, fds).map(drop)).unwrap();
+    assert_eq!(sorted(&other), sorted(&journal));
+    assert_eq!(sorted(&successor(&journal)), sorted(&journal));
+    // Back in memory, and gone.
+    let (mut change, fds) = listed(1, 2, 20, true);
+    if let Event::Published { entry, .. } = &mut change {
+        entry.spilled = None;
+    }
+    assert_eq!(journal.apply(change, fds).unwrap(), None);
+    assert_eq!(journal.apply(Event::Freed(Id { slot: 1, version: 2 }), Vec::new()).unwrap(), Some(20));
+    assert_eq!(journal.apply(Event::Freed(Id { slot: 2, version: 1 }), Vec::new()).unwrap(), None);
+    assert_eq!(journal.files().count(), 0);
+}
+
+#[test]
+fn notes_are_bounded() {
+    let mut journal = Journal::default();
+    for index in 0..40 {
+        let note = "0".repeat(2 << 20);
+        journal.apply(Event::NotePut { key: index.to_string(), note }, Vec::new()).unwrap();
+        assert!(journal.notes_bytes <= NOTES_BYTES_MAX);
+    }
+    assert!(journal.notes().any(|(key, _)| key == "39"));
+}

@@ -1,0 +1,243 @@
+//! Restores the store of a former server from the journal. Every segment is verified first.
+
+use super::journal::{Entry, Event, Segment as JournalSegment};
+use super::link::SupervisorLink;
+use super::orphans::{Orphans, lives};
+use crate::config::Config;
+use crate::daemon::Daemon;
+use crate::segment::{Part, Sealed, Slab, inode};
+use crate::spill::{Files, SpillFile};
+use cotensor_client::hex;
+use cotensor_client::protocol::Id;
+use cotensor_core::{ContentHash, Device, Error, ErrorKind, Layout, Result, Segment, size};
+use cotensor_memory::SharedIndex;
+use cotensor_store::backend::Charge;
+use cotensor_store::{
+    BlobStore, Claim, EmbeddedStore, Holder, Key, Lease, RestoredTensor, SpilledTensor, TensorId, TensorStore, Ticket,
+};
+use std::collections::{HashMap, HashSet};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+/// The least time that leases wait for their sessions: a child of a dead process may hold its leases.
+const RECONNECT_TIMEOUT_MIN: Duration = Duration::from_millis(500);
+/// The most time that leases wait for a session whose process is alive: it may be stopped, or not be scheduled.
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
+/// The interval between two checks of the processes.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+
+impl Daemon {
+    /// A daemon with what a former one left.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(crate) fn take_over(config: Config, index: SharedIndex, link: Arc<SupervisorLink>) -> Result<Arc<Self>> {
+        let daemon = Self::with(config, index, Some(Arc::clone(&link)))?;
+        let mut orphans = restore(&daemon.store, &link, daemon.events.files.as_ref());
+        let (used, max) = (daemon.store.memory_usage_bytes(), daemon.config.max_memory_bytes);
+        if used > max {
+            tracing::warn!(
+                "{} were taken over, and --max-memory allows {}: nothing new fits until enough of that has gone",
+                size(used),
+                size(max)
+            );
+        }
+        let start = Instant::now();
+        orphans.until = Some(start + RECONNECT_TIMEOUT);
+        orphans.slabs.iter().for_each(|(inode, (slab, _))| daemon.slabs.restore(*inode, slab));
+        *daemon.orphans() = orphans;
+        let waiting = Arc::clone(&daemon);
+        let grace = std::thread::Builder::new().name("grace".to_owned());
+        let grace = grace.spawn(move || {
+            while start.elapsed() < RECONNECT_TIMEOUT {
+                std::thread::sleep(CHECK_INTERVAL);
+                let missing: Vec<i32> = waiting.orphans().sessions.values().map(|member| member.pid).collect();
+                if missing.is_empty() || (start.elapsed() >= RECONNECT_TIMEOUT_MIN && !missing.into_iter().any(lives)) {
+                    break;
+                }
+            }
+            let gone: Vec<u64> = waiting.orphans().sessions.keys().copied().collect();
+            gone.into_iter().for_each(|session| waiting.events.record(Event::SessionEnded(session)));
+            let orphans = std::mem::take(&mut *waiting.orphans());
+            drop(orphans);
+        });
+        drop(grace.map_err(|error| Error::io("taking over", &error))?);
+        Ok(daemon)
+    }
+}
+
+enum Taken {
+    Sealed(Arc<Sealed>),
+    Slab(Arc<Slab>),
+}
+
+/// A segment, verified.
+fn take(segment: &JournalSegment, charge: &Arc<Charge>) -> Result<Taken> {
+    let file = Arc::clone(&segment.file);
+    let len = usize::try_from(segment.info.bytes).map_err(|_| Error::unsupported("too long"))?;
+    Ok(match segment.info.slab {
+        true => Taken::Slab(Arc::new(Slab::new(file, len, Arc::clone(charge))?)),
+        false => Taken::Sealed(Arc::new(Sealed::known(file, len)?)),
+    })
+}
+
+/// Lists again what the journal knows, after verifying it. What cannot be verified is left out, and said so.
+fn restore(store: &EmbeddedStore, link: &SupervisorLink, files: Option<&Arc<Files>>) -> Orphans {
+    let (mut segments, mut orphans) = (HashMap::new(), Orphans::default());
+    let holder = store.holder("taken over");
+    let mut state = link.state();
+    for segment in state.journal.segments() {
+        let charge = store.charge_existing(Device::Cpu, segment.info.bytes);
+        match charge.and_then(|charge| Ok((take(segment, &charge)?, charge))) {
+            Ok(taken) => drop(segments.insert(segment.info.id, taken)),
+            Err(error) => tracing::error!("a segment was not taken over: {error}"),
+        }
+    }
+    for (number, (taken, charge)) in &segments {
+        match taken {
+            Taken::Sealed(sealed) => state.number(sealed.fd().map_or(-1, |fd| fd.as_raw_fd()), *number),
+            Taken::Slab(slab) => {
+                state.number(slab.fd().as_raw_fd(), *number);
+                if let Ok(inode) = inode(slab.fd()) {
+                    orphans.slabs.insert(inode, (Arc::clone(slab), store.reopen_segment(charge)));
+                }
+            }
+        }
+    }
+    store.skip_slots(state.journal.slots());
+    orphans.sessions = state.journal.sessions().collect();
+    // One after the other: of hundreds of thousands, all at once would take more memory than is kept of them.
+    let (mut leases, mut spilled, mut refused) = (HashMap::new(), Vec::new(), Vec::new());
+    for entry in state.journal.entries() {
+        if entry.spilled.is_some() {
+            spilled.push(entry);
+            continue;
+        }
+        match list(store, &entry, &segments, &holder) {
+            Ok(lease) => drop(leases.insert(entry.id, lease)),
+            Err(error) => {
+                tracing::error!("{} was not taken over: {error}", entry.spec.name);
+                refused.push(entry.id);
+            }
+        }
+    }
+    let claims: Vec<(ContentHash, Vec<Id>)> = state.journal.claims().map(|(key, ids)| (*key, ids.to_vec())).collect();
+    let claimed: Vec<Key> = state.journal.claimed().filter_map(ContentHash::from_hex).map(Key).collect();
+    let notes: Vec<(String, String)> =
+        state.journal.notes().map(|(key, note)| (key.to_owned(), note.to_owned())).collect();
+    drop(state);
+
+    let (refused_count, spilled_count) = (refused.len(), spilled.iter().filter(|entry| entry.current).count());
+    refused.into_iter().for_each(|id| link.record(Event::Freed(id)));
+    let spilled = restore_spilled(store, link, files, spilled);
+    let lost = refused_count + spilled_count - spilled.len();
+    for (key, ids) in claims {
+        if ids.iter().any(|id| spilled.contains(id)) {
+            store.restore_spilled_claim(Key(key), ids.into_iter().map(TensorId::from).collect());
+            continue;
+        }
+        let results: Option<Vec<Lease>> = ids.iter().map(|id| leases.get(id)?.try_clone().ok()).collect();
+        if let Some(results) = results {
+            store.restore_claim(Key(key), &results);
+        }
+    }
+    orphans.tickets = claimed.into_iter().filter_map(|key| Some((key, claim(store, &key, &holder)?))).collect();
+    for (key, note) in notes {
+        if let (Some(key), Some(note)) = (ContentHash::from_hex(&key), hex::decode(&note)) {
+            store.put_note(&key, &note);
+        }
+    }
+    let (mut current, mut old, back) = (0, 0, spilled.len());
+    for lease in leases.into_values() {
+        let is_current = store.newest(lease.name()) == Some(lease.id());
+        match is_current {
+            true => current += 1,
+            false => old += 1,
+        }
+        // What is kept anyway need not wait for anybody.
+        if !(is_current && lease.is_cached()) {
+            orphans.leases.push(lease);
+        }
+    }
+    let total = current + old + back + lost;
+    if total > 0 {
+        tracing::info!(
+            "{total} tensors were taken over: {current} current, {old} removed or superseded, {back} spilled, {lost} lost"
+        );
+    }
+    orphans
+}
+
+/// Lists again what was spilled, as far as that is possible; returns which tensors that are.
+fn restore_spilled(
+    store: &EmbeddedStore,
+    link: &SupervisorLink,
+    files: Option<&Arc<Files>>,
+    entries: Vec<Entry>,
+) -> HashSet<Id> {
+    let mut by_file: HashMap<u64, (SpillFile, Vec<Entry>)> = HashMap::new();
+    for entry in entries {
+        // Published anew, and the server died before it said that this is gone.
+        if !entry.current {
+            link.record(Event::Freed(entry.id));
+        } else if let Some(file) = entry.spilled.clone() {
+            by_file.entry(file.number).or_insert_with(|| (file, Vec::new())).1.push(entry);
+        }
+    }
+    let mut restored = HashSet::new();
+    let (found, tensors): (Vec<SpillFile>, Vec<Vec<Entry>>) = by_file.into_values().unzip();
+    let spilled = files.map(|files| files.take_up(found)).unwrap_or_default();
+    let mut spilled = spilled.into_iter();
+    for entries in tensors {
+        let ids: Vec<Id> = entries.iter().map(|entry| entry.id).collect();
+        let outcome =
+            spilled.next().ok_or_else(|| Error::not_found("there is no --spill any more")).and_then(|spilled| {
+                store.restore_spilled(entries.into_iter().map(absent).collect::<Result<_>>()?, spilled)
+            });
+        match outcome {
+            Ok(()) => restored.extend(ids),
+            Err(error) => {
+                tracing::error!("{} spilled tensors were not taken over: {error}", ids.len());
+                ids.into_iter().for_each(|id| link.record(Event::Freed(id)));
+            }
+        }
+    }
+    restored
+}
+
+fn absent(entry: Entry) -> Result<(SpilledTensor, u64)> {
+    let spec = entry.spec.to_domain()?;
+    let layout = Layout::contiguous(spec.dtype, &spec.shape)?.moved(entry.offset)?;
+    let key = entry.key.as_deref().and_then(ContentHash::from_hex).map(Key);
+    Ok((SpilledTensor { id: entry.id.into(), spec, layout, key, created: entry.created() }, entry.versions))
+}
+
+fn list(
+    store: &EmbeddedStore,
+    entry: &Entry,
+    segments: &HashMap<u64, (Taken, Arc<Charge>)>,
+    holder: &Holder,
+) -> Result<Lease> {
+    let spec = entry.spec.to_domain()?;
+    let layout = Layout::contiguous(spec.dtype, &spec.shape)?;
+    let (taken, charge) =
+        segments.get(&entry.segment).ok_or_else(|| Error::new(ErrorKind::Refused, "its memory was refused"))?;
+    let (segment, layout): (Arc<dyn Segment>, Layout) = match taken {
+        Taken::Slab(slab) => (Arc::new(Part::new(Arc::clone(slab), entry.offset, layout.size_bytes())?), layout),
+        Taken::Sealed(sealed) => (Arc::clone(sealed) as Arc<dyn Segment>, layout.moved(entry.offset)?),
+    };
+    let key = entry.key.as_deref().and_then(ContentHash::from_hex).map(Key);
+    let (id, created, charge) = (entry.id.into(), entry.created(), Arc::clone(charge));
+    let (versions, state) = (entry.versions, entry.state());
+    store.restore(RestoredTensor { id, spec, layout, segment, charge, key, versions, state, created }, holder)
+}
+
+/// The right to compute `key`, unless it is somebody's, or computed.
+pub(super) fn claim(store: &EmbeddedStore, key: &Key, holder: &Holder) -> Option<Ticket> {
+    match store.poll_claim(key, holder, Waker::noop()) {
+        Poll::Ready(Claim::Compute(ticket)) => Some(ticket),
+        _ => None,
+    }
+}

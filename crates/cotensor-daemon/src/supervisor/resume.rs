@@ -1,0 +1,53 @@
+//! A client resumes its session after the server was replaced.
+
+use super::journal::{Event, Member};
+use super::orphans::TakenUp;
+use super::restore::claim;
+use crate::daemon::Daemon;
+use crate::handlers::claim_key;
+use crate::session::{OPEN_MAX, Session};
+use cotensor_client::protocol::{RESUME_TOKEN, Resume};
+use cotensor_core::{Error, ErrorKind, Result};
+use subtle::ConstantTimeEq;
+
+/// The most leases that one session can resume.
+const RESUMED_MAX: usize = 100_000;
+
+impl Daemon {
+    /// Leases again what a session of a former daemon leased, and takes its claims up. It [is back](Self::is_back) once the
+    /// supervisor knows the session that has all that now.
+    ///
+    /// # Errors
+    /// `Refused` for a token that no daemon of this supervisor gave, `Invalid` for too many leases.
+    pub(crate) fn resume(&self, session: &Session, resume: &Resume) -> Result<TakenUp> {
+        let token = self.token(resume.session);
+        if !bool::from(token.as_bytes().ct_eq(resume.token.as_bytes())) {
+            return Err(Error::new(ErrorKind::Refused, "not this session's token").in_field(RESUME_TOKEN));
+        }
+        if resume.leases.len() > RESUMED_MAX || resume.claims.len() > OPEN_MAX {
+            return Err(Error::invalid(format!("more than {RESUMED_MAX} leases")).in_field("resume.leases"));
+        }
+        let mut leases = Vec::with_capacity(resume.leases.len());
+        for resumed in &resume.leases {
+            let holder = session.holder(&resumed.holder)?;
+            let lease = self.store.lease_version(&resumed.name, resumed.version, &holder);
+            leases.push(lease.ok().map(|lease| session.take_up(lease, &holder)).transpose()?);
+        }
+        let holder = session.holder("")?;
+        let take_up = |key: &String| {
+            let key = claim_key(key).ok()?;
+            let waiting = self.orphans().tickets.remove(&key);
+            let ticket = waiting.or_else(|| claim(&self.store, &key, &holder))?;
+            session.lock().tickets.add(ticket).ok()
+        };
+        let claims = resume.claims.iter().map(take_up).collect();
+        Ok((leases, claims))
+    }
+
+    /// Nobody waits any more for the session that a client had, under the number that the client knows.
+    pub(crate) fn is_back(&self, session: u64) {
+        let same = |number: &u64, member: &mut Member| *number == session || member.was == Some(session);
+        let back: Vec<_> = self.orphans().sessions.extract_if(same).collect();
+        back.into_iter().for_each(|(session, _)| self.events.record(Event::SessionEnded(session)));
+    }
+}

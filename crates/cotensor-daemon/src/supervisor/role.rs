@@ -1,0 +1,40 @@
+//! The roles of the daemon's processes.
+
+use cotensor_core::{Error, Result};
+use std::str::FromStr;
+
+/// What a process of the daemon is to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// The one that somebody started: it keeps, and runs servers until it is asked to stop.
+    #[default]
+    Foreground,
+    /// Started by a supervisor: it serves.
+    Server,
+    /// Started by a server whose supervisor died.
+    Supervisor,
+}
+
+impl Role {
+    /// The argument that names the role: [`run`] starts this program again with the same arguments, and this one with
+    /// its value at their end.
+    pub const FLAG: &'static str = "--role";
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Foreground => "foreground",
+            Self::Server => "server",
+            Self::Supervisor => "supervisor",
+        }
+    }
+}
+
+impl FromStr for Role {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let roles = [Self::Foreground, Self::Server, Self::Supervisor];
+        let unknown = || Error::invalid(format!("{name:?} is no role: this argument is for the daemon itself"));
+        roles.into_iter().find(|role| role.name() == name).ok_or_else(unknown)
+    }
+}

@@ -1,0 +1,70 @@
+//! A server that a supervisor started: it takes over what the supervisor hands to it, and serves.
+
+use super::channel::{CHANNEL_TIMEOUT, HandoverHeader, Receiver, Sockets};
+use super::link::{LinkState, SUPERVISOR_CHECK_INTERVAL, SupervisorLink};
+use super::process::{Launch, Parent, standard_input};
+use super::watch::Supervisor;
+use crate::config::Config;
+use crate::daemon::Daemon;
+use crate::http::HttpListening;
+use crate::index::INDEX_SLOTS;
+use crate::service::{self, Service};
+use cotensor_core::{Error, Result};
+use cotensor_memory::SharedIndex;
+use cotensor_memory::process::raise_fd_limit;
+use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+
+/// Runs a server that a supervisor started, until SIGTERM, SIGINT or SIGHUP.
+///
+/// # Errors
+/// `Invalid` when no supervisor started this process; `Io`.
+pub(super) fn serve(service: Service, launch: Launch) -> Result<()> {
+    let (daemon, mut sockets, link) = take_over(service.config, launch)?;
+    let http = match (sockets.http, service.http) {
+        (Some(listener), Some(http)) => Some(HttpListening::on(listener, http, sockets.listening.path())?),
+        _ => None,
+    };
+    // What this process holds goes with it, and need not be taken apart first; spilled files are the supervisor's to remove.
+    std::mem::forget(Arc::clone(&daemon));
+    service::serve(&daemon, &mut sockets.listening, http, || link.ready(daemon.epoch))
+}
+
+/// A daemon with everything that the supervisor which started this process has link, and the sockets to serve.
+fn take_over(config: Config, launch: Launch) -> Result<(Arc<Daemon>, Sockets, Arc<SupervisorLink>)> {
+    raise_fd_limit();
+    let mut receiver = Receiver::new(standard_input()?);
+    let handover = receiver.take_over()?;
+    let socket = receiver.socket;
+    let supervisor = Supervisor::Parent(Parent::at_the_other_end(&socket));
+    let index = match handover.index {
+        Some(fd) => SharedIndex::open(fd, handover.header.index_slots)?,
+        None => SharedIndex::create(INDEX_SLOTS)?,
+    };
+    let io = |error| Error::io("taking over", &error);
+    socket.set_write_timeout(Some(SUPERVISOR_CHECK_INTERVAL)).map_err(io)?;
+    let header = HandoverHeader { server: Some(std::process::id()), index_slots: 0, ..handover.header };
+    let sockets = Sockets::from_descriptors(&header, &mut handover.sockets.descriptors()?.into_iter())?;
+    let link = Arc::new(SupervisorLink {
+        orphaned: AtomicBool::new(header.orphaned),
+        header,
+        launch,
+        stopping: AtomicBool::new(false),
+        state: Mutex::new(LinkState {
+            sockets,
+            next: handover.journal.segments().map(|segment| segment.info.id).max().unwrap_or(0),
+            journal: handover.journal,
+            socket: Some(socket.try_clone().map_err(io)?),
+            supervisor: supervisor.pid(),
+            patience: CHANNEL_TIMEOUT,
+            numbers: HashMap::new(),
+        }),
+    });
+    let daemon = Daemon::take_over(config, index, Arc::clone(&link))?;
+    let (watching, watched) = (Arc::clone(&link), Arc::downgrade(&daemon));
+    let is_used = move || watched.upgrade().is_some_and(|daemon| daemon.is_used());
+    let watch = move || watching.watch(socket, supervisor, &is_used);
+    drop(std::thread::Builder::new().name("supervisor".to_owned()).spawn(watch).map_err(io)?);
+    Ok((daemon, handover.sockets, link))
+}

@@ -1,0 +1,78 @@
+//! Reports changes of the store: to clients through the shared index, and to the supervisor.
+
+use super::journal::Event;
+use super::link::SupervisorLink;
+use super::orphans::Orphans;
+use crate::index::Slots;
+use crate::spill::Files;
+use cotensor_store::backend::Record;
+use cotensor_store::{Key, SpilledSegment, StoreObserver, TensorId};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// The store's observer.
+pub(crate) struct StoreEvents {
+    pub(crate) slots: Slots,
+    pub(crate) link: Option<Arc<SupervisorLink>>,
+    pub(crate) files: Option<Arc<Files>>,
+    /// Leases, slabs and claims of a former server whose sessions have not resumed.
+    pub(crate) orphans: Mutex<Orphans>,
+}
+
+impl StoreObserver for StoreEvents {
+    fn on_publish(&self, record: &Record) {
+        self.slots.end(record.id().slot);
+        if let Some(link) = &self.link {
+            link.listing(record);
+        }
+    }
+
+    fn on_unlist(&self, record: &Record) {
+        self.slots.end(record.id().slot);
+        self.record(Event::Unlisted(record.id().into()));
+    }
+
+    fn on_free(&self, record: &Record) {
+        self.slots.gone(record);
+        if let Some(link) = &self.link {
+            link.gone(record);
+        }
+    }
+
+    fn on_spill(&self, record: &Record, spilled: &dyn SpilledSegment) {
+        self.slots.gone(record);
+        let file = self.files.as_ref().and_then(|files| files.file(spilled.number()));
+        if let (Some(link), Some(file)) = (&self.link, file) {
+            link.spilled(record, file);
+        }
+    }
+
+    fn on_spilled_free(&self, id: TensorId) {
+        self.record(Event::Freed(id.into()));
+    }
+
+    fn on_abandon(&self, key: &Key) {
+        self.record(Event::Abandoned(key.0.to_string()));
+    }
+
+    fn on_results(&self, key: &Key, results: &[TensorId]) {
+        let results = results.iter().map(|id| (*id).into()).collect();
+        self.record(Event::Finished { key: key.0.to_string(), results });
+    }
+
+    fn retained_memory(&self) -> Option<String> {
+        self.orphans().reason(Instant::now())
+    }
+}
+
+impl StoreEvents {
+    pub(crate) fn record(&self, event: Event) {
+        if let Some(link) = &self.link {
+            link.record(event);
+        }
+    }
+
+    pub(crate) fn orphans(&self) -> MutexGuard<'_, Orphans> {
+        self.orphans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,125 @@
+//! The server watches its supervisor, and starts another one when the supervisor dies.
+
+use super::channel::{HandoverHeader, hand_over};
+use super::link::{SUPERVISOR_CHECK_INTERVAL, SupervisorLink};
+use super::process::{Image, Parent, STABLE_UPTIME, stop_this_process};
+use cotensor_core::{Error, Result};
+use std::io::{ErrorKind, Read};
+use std::os::unix::net::UnixStream;
+use std::process::Child;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// A daemon whose first supervisor was killed stops after this time without clients.
+const ORPHAN_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+/// The interval between two checks for clients.
+const ORPHAN_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// The time from a supervisor that failed to the next one.
+const SUPERVISOR_RESTART_DELAY: Duration = Duration::from_secs(1);
+
+impl SupervisorLink {
+    /// Waits for the supervisor's end and starts the next one, for as long as this server lives.
+    pub(super) fn watch(&self, mut socket: UnixStream, mut supervisor: Supervisor, is_used: &dyn Fn() -> bool) {
+        let mut image = Image::default();
+        loop {
+            let began = Instant::now();
+            self.wait_for_its_end(&mut socket, is_used);
+            if self.stopping.load(Ordering::SeqCst) {
+                return;
+            }
+            let lived = began.elapsed() >= STABLE_UPTIME;
+            image = image.next(lived);
+            // It may only have stood still: awake again it would end this server, and start one beside the next supervisor's.
+            supervisor.end();
+            tracing::warn!("the supervisor died; starting another");
+            self.orphaned.store(true, Ordering::SeqCst);
+            (socket, supervisor) = loop {
+                match self.next_keeper(image) {
+                    Ok(next) => break next,
+                    Err(error) => tracing::error!("no supervisor: {error}"),
+                }
+                // Without a supervisor, the server's death would cost the tensors: the running program is tried at once.
+                if image == Image::Running {
+                    std::thread::sleep(SUPERVISOR_RESTART_DELAY);
+                }
+                image = image.next(false);
+                if self.stopping.load(Ordering::SeqCst) {
+                    return;
+                }
+            };
+        }
+    }
+
+    /// Reads until the supervisor is gone: it says nothing, so whatever ends this ends it. A daemon that nobody answers for,
+    /// and nobody uses, is stopped meanwhile.
+    fn wait_for_its_end(&self, socket: &mut UnixStream, is_used: &dyn Fn() -> bool) {
+        let orphaned = self.orphaned.load(Ordering::SeqCst);
+        let patience = orphaned.then_some(ORPHAN_CHECK_INTERVAL);
+        drop(socket.set_read_timeout(patience));
+        let mut used = Instant::now();
+        while let Err(error) = socket.read(&mut [0]) {
+            match error.kind() {
+                ErrorKind::WouldBlock | ErrorKind::TimedOut => {}
+                ErrorKind::Interrupted => continue,
+                _ => return,
+            }
+            if is_used() {
+                used = Instant::now();
+            } else if used.elapsed() > ORPHAN_IDLE_TIMEOUT {
+                tracing::warn!("nobody answers for this daemon and nobody uses it: stopping");
+                stop_this_process();
+                return drop(socket.set_read_timeout(None).and_then(|()| socket.read(&mut [0])));
+            }
+        }
+    }
+
+    fn next_keeper(&self, image: Image) -> Result<(UnixStream, Supervisor)> {
+        let io = |error| Error::io("starting a supervisor", &error);
+        let (ours, theirs) = UnixStream::pair().map_err(io)?;
+        let copy = ours.try_clone().map_err(io)?;
+        // StoreEvents wait for the lock from here on, so that the supervisor misses none.
+        let mut state = self.state();
+        state.socket = None;
+        let mut supervisor = Supervisor::Child(self.launch.supervisor(image, theirs)?);
+        let header = HandoverHeader { orphaned: true, ..self.header.clone() };
+        if let Err(error) = hand_over(&ours, header, &state.sockets, None, &state.journal) {
+            supervisor.end();
+            return Err(error);
+        }
+        copy.set_write_timeout(Some(SUPERVISOR_CHECK_INTERVAL)).map_err(io)?;
+        (state.socket, state.supervisor) = (Some(copy), supervisor.pid());
+        Ok((ours, supervisor))
+    }
+}
+
+/// The supervisor's process.
+pub(super) enum Supervisor {
+    /// It started this server, if it still lived when that began.
+    Parent(Option<Parent>),
+    /// This server started it.
+    Child(Child),
+}
+
+impl Supervisor {
+    pub(super) fn pid(&self) -> Option<u32> {
+        match self {
+            Self::Parent(parent) => parent.as_ref().map(Parent::pid),
+            Self::Child(child) => Some(child.id()),
+        }
+    }
+
+    /// Makes sure that it is gone: two supervisors would start two servers on one socket.
+    fn end(&mut self) {
+        match self {
+            Self::Parent(parent) => {
+                if let Some(parent) = parent {
+                    parent.end();
+                }
+            }
+            Self::Child(child) => {
+                drop(child.kill());
+                drop(child.wait());
+            }
+        }
+    }
+}
