@@ -4,14 +4,16 @@ mod answer;
 mod definition;
 mod explain;
 pub mod generate;
+mod generation_config;
 mod inputs;
 mod outputs;
 mod report;
 mod run;
+mod task;
 
 pub use answer::{Answer, Output};
 pub use definition::{Pipeline, User};
 pub use explain::{Explanation, StageUse, explain};
 pub use inputs::Inputs;
 pub use report::{StageReport, UserReport};
-pub use run::{run_user, run_user_keeping};
+pub use task::{run_user, run_user_keeping};

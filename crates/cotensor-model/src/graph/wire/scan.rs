@@ -1,146 +1,28 @@
-//! Checks the protobuf of an ONNX file before a parser allocates memory for it: lengths stay inside their message, nesting and counts
-//! stay inside limits, and the graph module supports or may ignore each field.
-//!
-//! Large data of the main graph's initializers stays in the file. The rest, the structure, is copied into a small buffer. The
-//! positions of the data are returned, so that it can be read directly into a segment of the store.
+//! Reads a model file field by field, without its large tensor data.
 
-use super::limits::{
-    DEPTH_MAX, FIELDS_MAX, FILE_BYTES_MAX, INITIALIZERS_MAX, NODES_MAX, SHARED_BYTES_MIN, STRUCTURE_BYTES_MAX,
-};
-use cotensor_core::{DType, Error, Result};
+use super::check::{Counts, check_value, unsupported};
+use super::schema::{DataField, Field, Message};
+use crate::graph::limits::{FILE_BYTES_MAX, SHARED_BYTES_MIN, STRUCTURE_BYTES_MAX};
+use cotensor_core::{Error, Result};
 use std::io::{Read, Seek, SeekFrom};
 
 /// The range of an initializer's elements in the file; they are little-endian and packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Span {
+pub(in crate::graph) struct Span {
     /// The field of the initializer that holds them.
-    pub(super) field: DataField,
+    pub(in crate::graph) field: DataField,
     /// The offset from the start of the file, in bytes.
-    pub(super) offset: u64,
+    pub(in crate::graph) offset: u64,
     /// The length in bytes.
-    pub(super) length: u64,
-}
-
-/// A field of a tensor with packed little-endian elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum DataField {
-    Float,
-    Raw,
-    Double,
-}
-
-impl DataField {
-    fn of(number: u64) -> Option<Self> {
-        match number {
-            4 => Some(Self::Float),
-            9 => Some(Self::Raw),
-            10 => Some(Self::Double),
-            _ => None,
-        }
-    }
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Float => "float_data",
-            Self::Raw => "raw_data",
-            Self::Double => "double_data",
-        }
-    }
-
-    /// Whether its bytes are elements of `dtype`.
-    pub(super) fn holds(self, dtype: DType) -> bool {
-        match self {
-            Self::Raw => true,
-            Self::Float => dtype == DType::F32,
-            Self::Double => dtype == DType::F64,
-        }
-    }
+    pub(in crate::graph) length: u64,
 }
 
 /// A model file without its large tensors.
-pub(super) struct Structure {
+pub(in crate::graph) struct Structure {
     /// The protobuf message, without large tensor data.
-    pub(super) proto: Vec<u8>,
+    pub(in crate::graph) proto: Vec<u8>,
     /// For each initializer of the main graph, in order: the range of its data in the file, if the message does not have it.
-    pub(super) spans: Vec<Option<Span>>,
-}
-
-/// The messages of the ONNX format in a graph.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Message {
-    Model,
-    Graph,
-    Node,
-    Attribute,
-    Tensor,
-    /// A message whose fields need a check of their lengths only: a name, a number, a pair of strings.
-    Leaf,
-    Type,
-    TensorType,
-    Shape,
-    SequenceType,
-    ValueInfo,
-}
-
-/// How a field is treated.
-enum Field {
-    /// A nested message.
-    Nested(Message),
-    /// A value that is copied.
-    Plain,
-    /// Numbers of variable length, single or packed.
-    Varints,
-    /// Numbers of this many bytes, single or packed.
-    Packed(usize),
-    /// Documentation and similar fields, which are not part of the fingerprint.
-    Ignored,
-    /// A field that would change the computation and is not supported.
-    Unsupported(&'static str),
-}
-
-impl Message {
-    /// Field numbers as in onnx.proto.
-    fn field(self, number: u64) -> Field {
-        use Field::{Ignored, Nested, Packed, Plain, Unsupported, Varints};
-        match (self, number) {
-            (Message::Model, 7) => Nested(Message::Graph),
-            (Message::Model, 8 | 14) => Nested(Message::Leaf),
-            (Message::Model, 25) => Unsupported("model-local functions"),
-            (Message::Graph, 1) => Nested(Message::Node),
-            (Message::Graph, 5) => Nested(Message::Tensor),
-            (Message::Graph, 11..=13) => Nested(Message::ValueInfo),
-            (Message::Graph, 15) => Unsupported("sparse initializers"),
-            (Message::Node, 5) => Nested(Message::Attribute),
-            (Message::Node, 1..=4 | 7) => Plain,
-            (Message::Attribute, 5) => Nested(Message::Tensor),
-            (Message::Attribute, 6) => Nested(Message::Graph),
-            (Message::Attribute, 7) => Packed(4),
-            (Message::Attribute, 8) => Varints,
-            (Message::Attribute, 1..=4 | 9 | 20) => Plain,
-            (Message::Attribute, 10 | 11 | 14 | 15 | 22 | 23) => {
-                Unsupported("lists of tensors, graphs or types in an attribute")
-            }
-            (Message::Attribute, 21) => Unsupported("references to a function's attributes"),
-            (Message::Tensor, 13) => Nested(Message::Leaf),
-            (Message::Tensor, 3) => Unsupported("segmented tensors"),
-            (Message::Tensor, 6) => Unsupported("string tensors"),
-            (Message::Tensor, 11) => Unsupported("64-bit unsigned tensors"),
-            (Message::Tensor, 1 | 5 | 7) => Varints,
-            (Message::Tensor, 4) => Packed(4),
-            (Message::Tensor, 10) => Packed(8),
-            (Message::Tensor, 2 | 8 | 9 | 14) => Plain,
-            (Message::ValueInfo, 1) => Plain,
-            (Message::ValueInfo, 2) => Nested(Message::Type),
-            (Message::Type, 1) => Nested(Message::TensorType),
-            (Message::TensorType, 1) => Plain,
-            (Message::TensorType, 2) => Nested(Message::Shape),
-            (Message::Shape, 1) => Nested(Message::Leaf),
-            (Message::Type, 4) => Nested(Message::SequenceType),
-            (Message::SequenceType, 1) => Nested(Message::Type),
-            (Message::Leaf, _) => Plain,
-            _ => Ignored,
-        }
-    }
+    pub(in crate::graph) spans: Vec<Option<Span>>,
 }
 
 /// The encoding of a field's value.
@@ -155,7 +37,7 @@ enum Wire {
 ///
 /// # Errors
 /// `Corrupt` for bytes that are not protobuf or exceed a limit, `Unsupported` for unsupported parts of ONNX.
-pub(super) fn read_structure(reader: &mut (impl Read + Seek)) -> Result<Structure> {
+pub(in crate::graph) fn read_structure(reader: &mut (impl Read + Seek)) -> Result<Structure> {
     let io = |error| Error::io("reading", &error);
     let len = reader.seek(SeekFrom::End(0)).map_err(io)?;
     reader.rewind().map_err(io)?;
@@ -168,28 +50,6 @@ pub(super) fn read_structure(reader: &mut (impl Read + Seek)) -> Result<Structur
     let mut scan = Scan { reader, position: 0, len, counts: Counts::default(), spans: Vec::new(), kept: 0 };
     let proto = scan.model()?;
     Ok(Structure { proto, spans: scan.spans })
-}
-
-#[derive(Default)]
-struct Counts {
-    nodes: usize,
-    initializers: usize,
-    fields: usize,
-}
-
-impl Counts {
-    fn add(&mut self, message: Message, number: u64) -> Result<()> {
-        let (count, max, what) = match (message, number) {
-            (Message::Graph, 1) => (&mut self.nodes, NODES_MAX, "nodes"),
-            (Message::Graph, 5) => (&mut self.initializers, INITIALIZERS_MAX, "initializers"),
-            _ => (&mut self.fields, FIELDS_MAX, "fields"),
-        };
-        *count += 1;
-        if *count > max {
-            return Err(Error::corrupt(format!("more than {max} {what}")));
-        }
-        Ok(())
-    }
 }
 
 /// Reads the outer levels (model, graph, initializer) from the file, field by field.
@@ -356,80 +216,6 @@ impl<R: Read + Seek> Scan<'_, R> {
     }
 }
 
-/// Checks the content of a field. The parser would loop on a truncated number.
-fn check_value(field: &Field, mut bytes: &[u8], depth: usize, counts: &mut Counts) -> Result<()> {
-    match field {
-        Field::Nested(nested) => check(*nested, bytes, depth, counts)?,
-        Field::Varints => {
-            while !bytes.is_empty() {
-                take_varint(&mut bytes)?;
-            }
-        }
-        Field::Packed(width) if !bytes.len().is_multiple_of(*width) => {
-            return Err(Error::corrupt(format!("{} bytes of numbers of {width} bytes each", bytes.len())));
-        }
-        _ => {}
-    }
-    Ok(())
-}
-
-/// Checks a message in memory, with its nested messages.
-fn check(message: Message, bytes: &[u8], depth: usize, counts: &mut Counts) -> Result<()> {
-    if depth > DEPTH_MAX * LEVELS_PER_GRAPH {
-        return Err(Error::corrupt(format!("graphs or types are nested more than {DEPTH_MAX} deep")));
-    }
-    let mut rest = bytes;
-    while !rest.is_empty() {
-        let tag = take_varint(&mut rest)?;
-        let number = tag >> 3;
-        counts.add(message, number)?;
-        let field = message.field(number);
-        if let Field::Unsupported(what) = field {
-            return Err(unsupported(what));
-        }
-        match tag & 7 {
-            0 => drop(take_varint(&mut rest)?),
-            1 => drop(take(&mut rest, 8)?),
-            5 => drop(take(&mut rest, 4)?),
-            2 => {
-                let length = take_varint(&mut rest)?;
-                let inner = take(&mut rest, length)?;
-                check_value(&field, inner, depth + 1, counts)?;
-            }
-            other => return Err(Error::corrupt(format!("protobuf wire type {other} in a {message:?}"))),
-        }
-    }
-    Ok(())
-}
-
-/// A subgraph is graph, node, attribute: three messages deep.
-const LEVELS_PER_GRAPH: usize = 3;
-
-fn take<'a>(rest: &mut &'a [u8], length: u64) -> Result<&'a [u8]> {
-    let (taken, left) = usize::try_from(length)
-        .ok()
-        .and_then(|length| rest.split_at_checked(length))
-        .ok_or_else(|| Error::corrupt("a field is longer than its message"))?;
-    *rest = left;
-    Ok(taken)
-}
-
-fn take_varint(rest: &mut &[u8]) -> Result<u64> {
-    let mut value = 0u64;
-    for (index, &byte) in rest.iter().take(10).enumerate() {
-        // The tenth byte has one bit.
-        if index == 9 && byte > 1 {
-            break;
-        }
-        value |= u64::from(byte & 0x7f).checked_shl(7 * index as u32).unwrap_or(0);
-        if byte < 0x80 {
-            *rest = &rest[index + 1..];
-            return Ok(value);
-        }
-    }
-    Err(Error::corrupt("a number is truncated or too long"))
-}
-
 fn put_varint(proto: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         proto.push(value as u8 | 0x80);
@@ -446,10 +232,6 @@ fn put_bytes(proto: &mut Vec<u8>, number: u64, bytes: &[u8]) {
 
 fn wrong_wire(message: Message, number: u64) -> Error {
     Error::corrupt(format!("field {number} of {message:?} has the wrong wire type"))
-}
-
-fn unsupported(what: &str) -> Error {
-    Error::unsupported(format!("{what} are not supported")).in_field("graph")
 }
 
 fn too_much_structure() -> Error {

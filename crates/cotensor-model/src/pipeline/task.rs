@@ -1,0 +1,221 @@
+//! Runs the task of a user: the stages in order. A stage runs only if the store does not have its result.
+
+use super::answer::{Answer, Output, best, labelled, numbers, read, softmax};
+use super::definition::User;
+use super::generate;
+use super::inputs::Inputs;
+use super::outputs::{check_architecture, head_output, output_of};
+use super::report::UserReport;
+use super::run::{Run, Text};
+use crate::model::{Labels, Model, OWN_HEAD};
+use crate::stage::Stage;
+use crate::tensor::Value;
+use cotensor_core::{Error, Result};
+use cotensor_preprocess::family::{AnswerKind, LOGITS, Task};
+use cotensor_preprocess::normalized;
+use cotensor_store::{Holder, Lease};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The logit scale of CLIP's published checkpoints: training clamps it at 100.
+const CLIP_LOGIT_SCALE: f32 = 100.0;
+
+/// Runs the task of `user` with `model` on `inputs`. `holder` holds the leases.
+///
+/// # Errors
+/// `Invalid` for a task that the family does not have or for a missing input; else the errors of opening or running a stage.
+pub fn run_user(model: &Model, user: &User, inputs: &Inputs, holder: &Holder) -> Result<UserReport> {
+    run_user_keeping(model, user, inputs, holder).map(|(report, _)| report)
+}
+
+/// As [`run_user`], with leases on the outputs of the stages by kind (`vision_embedding`), the last output of each kind. Outputs that
+/// are not shared (a list of texts, a refused kind) have no lease.
+///
+/// # Errors
+/// As [`run_user`].
+pub fn run_user_keeping(
+    model: &Model,
+    user: &User,
+    inputs: &Inputs,
+    holder: &Holder,
+) -> Result<(UserReport, BTreeMap<&'static str, Lease>)> {
+    let task = model.family().task(&user.task).map_err(|error| error.in_field(format!("{}.task", user.name)))?;
+    user.check_limits(&user.name)?;
+    user.check_task(task)?;
+    let mut run = Run::new(model, holder);
+    let (answer, outputs) = match task.answer {
+        AnswerKind::Transcript => generate::transcribe(&mut run, user, inputs)?,
+        AnswerKind::Language => generate::identify_language(&mut run, inputs)?,
+        _ => run.encode_and_answer(task, user, inputs)?,
+    };
+    let kept = model.family().stages.iter().filter_map(|def| {
+        let value = run.values.get(&format!("{}.{}", def.role, def.outputs.first()?))?;
+        Some(value.lease()?.try_clone().map(|lease| (def.kind.name(), lease)))
+    });
+    let kept = kept.collect::<Result<_>>()?;
+    let report = UserReport {
+        user: user.name.clone(),
+        task: user.task.clone(),
+        model: model.name(),
+        answer,
+        outputs,
+        prepared: run.prepared,
+        stages: run.stages,
+        report_ms: run.report_ms,
+        notices: run.notices,
+    };
+    Ok((report, kept))
+}
+
+impl Run<'_> {
+    fn encode_and_answer(&mut self, task: &Task, user: &User, inputs: &Inputs) -> Result<(Answer, Vec<Output>)> {
+        let mut batch = None;
+        let mut last = None;
+        for role in &task.stages {
+            let def = self.model.family().stage(role)?;
+            let stage = self.load(role, |model| model.stage(role))?;
+            let output = output_of(task, def, &stage, user.head.is_none() && !self.model.has_head_file())?;
+            if def.inputs.values().any(|source| source.starts_with("text.")) {
+                if user.texts.len() > 1 {
+                    last = Some((self.encode_each(task, def, &stage, user, inputs)?, output));
+                    continue;
+                }
+                batch = Some(self.encode_texts(task, def, &stage, &texts_of(user, inputs)?)?);
+            }
+            last = Some((self.run_stage(def, &stage, inputs, output)?, output));
+        }
+        let (mut last, mut output) =
+            last.ok_or_else(|| Error::invalid(format!("task {:?} has no stages", task.name)))?;
+        let head = user.head.as_deref().unwrap_or(OWN_HEAD);
+        if task.head && output != LOGITS {
+            let stage = self.load_head(user, task)?;
+            let [input] = stage.graph().inputs() else {
+                return Err(Error::invalid("a head has exactly one input").in_field(head));
+            };
+            let (input, of_head) = (input.name.clone(), head_output(&stage)?);
+            last = self.one(&stage, &[(&input, &last)], &of_head, user.name.as_str())?;
+            output = LOGITS;
+        }
+        if task.head && user.head.is_none() && !self.model.has_head_file() {
+            check_architecture(self.model, task)?;
+        }
+        self.answer(task, user, inputs, head, (output, &last), batch.as_ref())
+    }
+
+    /// The head that the user names, or the model's own head.
+    fn load_head(&mut self, user: &User, task: &Task) -> Result<Arc<Stage>> {
+        let start = Instant::now();
+        let stage = match &user.head {
+            Some(name) => self.model.head(name)?,
+            None => {
+                let trunk = task.stages.last().map_or("", String::as_str);
+                let found = self.model.own_head(trunk)?;
+                found.ok_or_else(|| self.model.no_head().in_field(OWN_HEAD))?
+            }
+        };
+        self.note_load(&stage.role, &stage, start);
+        Ok(stage)
+    }
+
+    fn answer(
+        &self,
+        task: &Task,
+        user: &User,
+        inputs: &Inputs,
+        head: &str,
+        (output, last): (&str, &Value),
+        text: Option<&Text>,
+    ) -> Result<(Answer, Vec<Output>)> {
+        let embedding = |name: &str, vector: Vec<f32>| {
+            let output = Output::new(name, &[vector.len()], &vector);
+            (Answer::Embedding { width: vector.len() }, vec![output])
+        };
+        let text = || text.ok_or_else(|| Error::invalid(format!("{} needs a text", task.name)));
+        let read = |rows| read(last, &task.name, rows);
+        Ok(match task.answer {
+            AnswerKind::Label => {
+                let (width, logits) = read(None)?;
+                let answer = labelled(&logits, Labels::of(self.model, head, width)?)?;
+                (answer, vec![Output::new(LOGITS, last.shape(), &logits)])
+            }
+            AnswerKind::LabelPerToken => {
+                let batch = &text()?.batch;
+                let (width, logits) = read(Some(Some(batch.added.len())))?;
+                let labels = Labels::of(self.model, head, width)?.names;
+                let mut tokens = Vec::new();
+                for ((row, &id), added) in logits.chunks_exact(width).zip(batch.ids.as_i64()?).zip(&batch.added) {
+                    if !added {
+                        let token = self.model.text()?.token(id).unwrap_or_default();
+                        tokens.push((token, labels[best(row)?.0].clone()));
+                    }
+                }
+                (Answer::Tokens { tokens }, vec![Output::new(LOGITS, last.shape(), &logits)])
+            }
+            AnswerKind::Sentence => {
+                let (sentence, _) = self.model.sentence()?;
+                let vector = if task.result.as_deref() == Some(output) {
+                    let mut vector = read(None)?.1.to_vec();
+                    sentence.truncate(&mut vector);
+                    vector
+                } else {
+                    let Text { batch, prompt_tokens } = text()?;
+                    let (width, rows) = read(Some(Some(batch.added.len())))?;
+                    sentence.pool(&rows, width, batch.mask.as_i64()?, *prompt_tokens)?
+                };
+                embedding("sentence_embedding", vector)
+            }
+            AnswerKind::FirstToken => {
+                let (width, rows) = read(Some(None))?;
+                embedding("embedding", normalized(&rows[..width]))
+            }
+            AnswerKind::Embedding => embedding("embedding", normalized(&read(None)?.1)),
+            AnswerKind::Similarity => self.similarity(task, user, inputs)?,
+            AnswerKind::Transcript | AnswerKind::Language => {
+                return Err(Error::invalid("a decoding task has its own loop"));
+            }
+        })
+    }
+
+    fn similarity(&self, task: &Task, user: &User, inputs: &Inputs) -> Result<(Answer, Vec<Output>)> {
+        let value = |source: &str| {
+            self.values.get(source).ok_or_else(|| Error::invalid(format!("a similarity needs {source}")))
+        };
+        let (width, image) = read(value("vision_tower.image_embeds")?, &task.name, None)?;
+        let text_embeds = value("text_tower.text_embeds")?;
+        let (&[_, text_width], texts) = (text_embeds.shape(), text_embeds.to_f32()?) else {
+            let message = format!("text embeddings of shape {:?}; [texts, N] is required", text_embeds.shape());
+            return Err(Error::unsupported(message));
+        };
+        numbers(&texts)?;
+        if width != text_width {
+            return Err(Error::corrupt(format!(
+                "image embeddings have {width} dimensions, text embeddings {text_width}"
+            )));
+        }
+        let image = normalized(&image);
+        let cosine = |row: &[f32]| normalized(row).iter().zip(&image).map(|(a, b)| a * b).sum::<f32>();
+        let cosines: Vec<f32> = texts.chunks_exact(width).map(cosine).collect();
+        let scaled: Vec<f32> = cosines.iter().map(|cosine| cosine * CLIP_LOGIT_SCALE).collect();
+        let names = texts_of(user, inputs)?;
+        let mut ranking: Vec<(String, f32, f32)> = names
+            .iter()
+            .zip(cosines.iter().zip(softmax(&scaled)))
+            .map(|(name, (&cosine, probability))| ((*name).to_owned(), cosine, probability))
+            .collect();
+        ranking.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let outputs = vec![
+            Output::new("image_embeds", &[width], &image),
+            Output::new("cosine_similarity", &[cosines.len()], &cosines),
+        ];
+        Ok((Answer::Ranking { texts: ranking }, outputs))
+    }
+}
+
+/// The texts of the user, or the input text if the user has none.
+fn texts_of<'a>(user: &'a User, inputs: &'a Inputs) -> Result<Vec<&'a str>> {
+    match user.texts.as_slice() {
+        [] => Ok(vec![inputs.text()?]),
+        texts => Ok(texts.iter().map(String::as_str).collect()),
+    }
+}
