@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from .modes import on_meta
 from .outputs.share import Shared, share, unshare
-from .transformers.loading import shared_weights
+from .transformers.shared_weights import shared_weights
 from .weights.follow import pin
 from .weights.models import Attachment, attach, attachment, newer_version, publish, refresh
 from .weights.state_dict import publish_file, publish_state_dict, state_dict

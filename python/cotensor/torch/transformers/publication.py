@@ -1,0 +1,184 @@
+"""Finds, publishes and attaches the weights of one model of a block."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from contextlib import ExitStack
+from typing import Any, List, Optional
+
+import torch
+
+from ..._native import content_hash
+from ...errors import ConflictError, CotensorError, InvalidError, NotFoundError, UnsupportedError
+from ..store import claimed
+from ..weights.assign import Naming, plan
+from ..weights.collect import places
+from ..weights.manifest import read_manifest
+from ..weights.models import attach, publish
+from .session import Loading, Session, Weights
+
+
+def is_published(session: Session, name: str) -> bool:
+    """Whether weights are published under ``name``."""
+    try:
+        session.store.get(name).release()
+        return True
+    except NotFoundError:
+        return False
+
+
+def find_weights(loading: Loading, model: torch.nn.Module, *, same_dtype: bool) -> Weights:
+    """Finds the model's published weights. If there are none, this process has the turn to publish them."""
+    session = loading.session
+    weights = take_turn(loading, Weights(session.name, False))
+    if not weights.is_published:
+        return weights
+    try:
+        return fit(loading, model, weights, same_dtype)
+    except OtherModelError as other:
+        if not other.of_the_same_files and not session.shared:
+            raise other.error from None
+    weights = take_turn(loading, Weights(own_name(loading, model), False))
+    if not weights.is_published:
+        return weights
+    try:
+        return fit(loading, model, weights, same_dtype)
+    except OtherModelError as other:
+        raise other.error from None
+
+
+def take_turn(loading: Loading, weights: Weights) -> Weights:
+    """Waits while another process loads these weights. If they are not published then, makes other processes wait for this
+    one."""
+    session = loading.session
+    if not is_published(session, weights.name):
+        with ExitStack() as turn:
+            turn.enter_context(claimed(session.store, weights.name))
+            if not is_published(session, weights.name):
+                loading.turn.enter_context(turn.pop_all())
+                return weights
+    return dataclasses.replace(weights, is_published=True)
+
+
+class OtherModelError(Exception):
+    """The published weights belong to another model."""
+
+    def __init__(self, error: CotensorError, of_the_same_files: bool) -> None:
+        self.error = error
+        self.of_the_same_files = of_the_same_files
+
+
+def fit(loading: Loading, model: torch.nn.Module, weights: Weights, same_dtype: bool) -> Weights:
+    """The weights with the prefix of the model's names in them. Raises :class:`OtherModelError` if the model does not fit."""
+    name = weights.name
+    with loading.session.store.get(name) as whole:
+        manifest = read_manifest(whole)[0]
+    known = manifest.source.get("files")
+    same_files = bool(known) and known == loading.files
+    # Weights from publish() have no files, and fit any checkpoint.
+    if loading.files and known is not None and not same_files:
+        message = (
+            f"{name} was published from other files, or the files have changed: "
+            "remove the name from the store, or use another one"
+        )
+        raise OtherModelError(ConflictError(message, field=name), False)
+    prefixes = [""]
+    base = getattr(model, "base_model_prefix", "")
+    if base and not hasattr(model, base):
+        prefixes.append(f"{base}.")
+    first: Optional[CotensorError] = None
+    for prefix in prefixes:
+        try:
+            # A part of the published model needs only some of its tensors.
+            planned = plan(model, manifest, name, strict=True, same_dtype=same_dtype, names=Naming(prefix))
+        except CotensorError as error:
+            first = first or error
+            continue
+        if planned.targets:
+            return dataclasses.replace(weights, prefix=prefix)
+    raise OtherModelError(first or InvalidError(f"{name} has no tensor of this model", field=name), same_files)
+
+
+def own_name(loading: Loading, model: torch.nn.Module) -> str:
+    """The name of a model whose weights differ from those of the block's first model: the same in every process."""
+    dtypes = sorted({str(tensor.dtype) for _, _, tensor in places(model)})
+    made_of = json.dumps([loading.files, dtypes])
+    return f"{loading.session.name}/{type(model).__name__}-{content_hash('cotensor.torch: files', made_of)[:12]}"
+
+
+def publish_model(loading: Loading, model: torch.nn.Module) -> None:
+    """Publishes and attaches a model that was made without published weights."""
+    session, weights = loading.session, loading.weights
+    assert weights is not None
+    # A model from a configuration has no files.
+    source = {"files": loading.files or []}
+    publish(model, weights.name, session.store, progress=session.progress, source=source)
+    if session.requires_grad is not None:
+        for parameter in model.parameters():
+            if parameter.dtype.is_floating_point:
+                parameter.requires_grad_(session.requires_grad)
+    mark_done(loading)
+
+
+def attach_model(loading: Loading, model: torch.nn.Module, *, same_dtype: bool) -> None:
+    """Attaches the published weights. Raises for tensors that they do not include."""
+    session, weights = loading.session, loading.weights
+    assert weights is not None
+    attach(
+        model,
+        weights.name,
+        session.store,
+        requires_grad=session.requires_grad,
+        same_dtype=same_dtype,
+        prefix=weights.prefix,
+    )
+    left = [name for name, _, tensor in places(model) if tensor.is_meta]
+    if left:
+        raise InvalidError(f"{left[0]}: on the meta device and not published", field=left[0])
+    for path, part in model.named_modules():
+        for name, value in vars(part).items():
+            if isinstance(value, torch.Tensor) and value.is_meta:
+                raise UnsupportedError(
+                    f"{path}.{name}: a tensor attribute that is neither parameter nor buffer, and so is not published",
+                    field=f"{path}.{name}",
+                )
+    mark_done(loading)
+
+
+def mark_done(loading: Loading) -> None:
+    """Records the name and ends the turn."""
+    assert loading.weights is not None
+    loading.session.shared.append(loading.weights.name)
+    loading.done = True
+    loading.turn.close()
+
+
+def files_of(paths: Any) -> Optional[List[List[Any]]]:
+    """The names, sizes and modification times of a checkpoint's files."""
+    if not paths:
+        return None
+    found: List[List[Any]] = []
+    for path in sorted(map(str, paths)):
+        status = os.stat(path)
+        found.append([os.path.basename(path), status.st_size, status.st_mtime_ns])
+    return found
+
+
+def share_loaded(loading: Loading, model: torch.nn.Module) -> None:
+    """Publishes or attaches a loaded model by the content of its weights."""
+    # Non-persistent buffers included.
+    state = [(name, tensor) for name, _, tensor in places(model)]
+    elsewhere = [name for name, tensor in state if tensor.device.type != "cpu"]
+    if elsewhere:
+        raise UnsupportedError(f"{elsewhere[0]} is on a device, and shared weights are on the host", field=elsewhere[0])
+    content = content_hash("cotensor.torch: loaded", *(part for name, tensor in state for part in (name, tensor.detach())))
+    name = f"{loading.session.name}/{type(model).__name__}-{content[:12]}"
+    loading.weights = take_turn(loading, Weights(name, False))
+    if loading.weights.is_published:
+        attach_model(loading, model, same_dtype=True)
+    else:
+        publish_model(loading, model)
+
+
