@@ -51,18 +51,18 @@ impl Slots {
     /// free.
     pub(crate) fn slot_of(&self, store: &EmbeddedStore, lease: &Lease) -> Option<IndexSlot> {
         let id = lease.id();
-        let place = self.0.place(id.slot, id.version, || store.newest(lease.name()) == Some(id));
+        let place = self.0.assign(id.slot, id.version, || store.newest(lease.name()) == Some(id));
         place.map(|VersionWord { word, generation }| IndexSlot { slot: word, generation })
     }
 
     /// The name that has this slot of the store means something else from now on.
     pub(crate) fn end(&self, name: u64) {
-        self.0.end(name);
+        self.0.invalidate(name);
     }
 
     /// This version is out of the store.
     pub(crate) fn gone(&self, record: &Record) {
-        self.0.gone(record.id().slot, record.id().version);
+        self.0.invalidate_version(record.id().slot, record.id().version);
     }
 }
 

@@ -72,7 +72,7 @@ impl Inner {
         let (hits, clock) = (AtomicU64::new(0), SystemClock::default());
         let TensorSpec { name, kind, producer, .. } = &spec;
         let how = if residence == Residence::Private { " privately" } else { "" };
-        log::tell(|| format!("register {name}: {} bytes of {kind} by {producer}{how}", layout.size_bytes()));
+        log::log(|| format!("register {name}: {} bytes of {kind} by {producer}{how}", layout.size_bytes()));
         Ok(Arc::new_cyclic(|tensor| {
             let _active = Entry::new(tensor);
             Self { store, spec, layout, device, residence, hits, clock, state, _active }
@@ -222,7 +222,7 @@ impl Inner {
         for view in state.views.values_mut() {
             view.lease = Some(lease.lease_for(&view.holder)?);
         }
-        log::tell(|| format!("publish {}: version {}", self.spec.name, lease.id().version));
+        log::log(|| format!("publish {}: version {}", self.spec.name, lease.id().version));
         state.content = Content::Published { id: lease.id(), leases };
         Ok(Some(lease))
     }
@@ -237,7 +237,7 @@ impl Inner {
             Residence::Own | Residence::Private => {
                 // A published one is told of by its store.
                 if let Content::Writable { .. } = state.content {
-                    log::tell(|| format!("free {}: {} bytes", self.spec.name, self.layout.size_bytes()));
+                    log::log(|| format!("free {}: {} bytes", self.spec.name, self.layout.size_bytes()));
                 }
                 state.content = Content::Freed;
                 Ok(())
@@ -247,7 +247,7 @@ impl Inner {
 
     fn tell_each(&self, event: &str, holders: &[&str]) {
         for holder in holders {
-            log::tell(|| format!("{event} {}: {holder}", self.spec.name));
+            log::log(|| format!("{event} {}: {holder}", self.spec.name));
         }
     }
 

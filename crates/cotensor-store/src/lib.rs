@@ -1,8 +1,7 @@
-//! The store: names and versions, leases, budget, eviction, and computing a thing once.
+//! The store: names and versions, leases, budgets, eviction, spilling, and computations.
 //!
-//! Everything above uses the trait [`Store`] only, so that the embedded store and a client of the
-//! daemon can take each other's place. Atomics and locks follow one rule: a counter that only informs is
-//! `Relaxed`; whatever decides a tensor's life is behind the lock of its [`LeaseCount`](leases::LeaseCount).
+//! Users see the trait [`Store`] only, so that the embedded store and a client of the daemon are interchangeable. Counters
+//! for reports are `Relaxed` atomics; the life of a tensor is decided under the lock of its lease count.
 
 mod api;
 pub mod backend;

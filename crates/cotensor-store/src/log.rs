@@ -1,14 +1,15 @@
-//! What happens to tensors, told as it happens to whoever debugs.
+//! Verbose logging of tensor events, for the whole process.
 
 use crate::leases::Record;
+use cotensor_core::sync::{read, write};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
-/// Where the lines of verbose logging go, one call a line.
+/// A receiver of log lines: one call for each line.
 pub type LogSink = dyn Fn(&str) + Send + Sync;
 
 static VERBOSE: AtomicBool = AtomicBool::new(false);
-/// Standard error until another is set.
+/// None is standard error.
 static SINK: RwLock<Option<Arc<LogSink>>> = RwLock::new(None);
 
 /// Switches verbose logging on or off, for the whole process.
@@ -16,30 +17,30 @@ pub fn set_verbose(verbose: bool) {
     VERBOSE.store(verbose, Ordering::Relaxed);
 }
 
-/// Sets where the lines go; none is standard error.
+/// Sets the receiver of the lines; `None` is standard error.
 pub fn set_sink(sink: Option<Arc<LogSink>>) {
-    *SINK.write().unwrap_or_else(PoisonError::into_inner) = sink;
+    *write(&SINK) = sink;
 }
 
-/// Tells of an event, which is put into words only if anybody listens.
-pub fn tell(event: impl FnOnce() -> String) {
+/// Logs an event. `event` is called only if verbose logging is on.
+pub fn log(event: impl FnOnce() -> String) {
     if VERBOSE.load(Ordering::Relaxed) {
-        pass_on(&event());
+        write_line(&event());
     }
 }
 
-/// Tells of tensors that leave their store: evicted, or let go by their last holder.
-pub(crate) fn tell_gone(records: &[Arc<Record>]) {
+/// Logs tensors that their store frees: evicted, or released by their last holder.
+pub(crate) fn log_freed(records: &[Arc<Record>]) {
     for record in records {
         let event = if record.is_retained() { "evict" } else { "free" };
-        tell(|| format!("{event} {}: {} bytes", record.name(), record.layout.size_bytes()));
+        log(|| format!("{event} {}: {} bytes", record.name(), record.layout.size_bytes()));
     }
 }
 
 #[cold]
-fn pass_on(line: &str) {
-    // Cloned, so that a sink may set another.
-    let sink = SINK.read().unwrap_or_else(PoisonError::into_inner).clone();
+fn write_line(line: &str) {
+    // Cloned, because a receiver may set another one.
+    let sink = read(&SINK).clone();
     match sink {
         Some(sink) => sink(line),
         None => eprintln!("{line}"),

@@ -172,7 +172,7 @@ impl Names {
     /// What a publication does: it invalidates the word before any caller can lease the new version.
     fn publish(&self, name: u64, version: u64) {
         let mut newest = self.newest[name as usize].lock().unwrap();
-        self.words.end(name);
+        self.words.invalidate(name);
         *newest = version;
     }
 
@@ -183,7 +183,7 @@ impl Names {
     }
 
     fn word(&self, name: u64, version: u64) -> Option<VersionWord> {
-        self.words.place(name, version, || *self.newest[name as usize].lock().unwrap() == version)
+        self.words.assign(name, version, || *self.newest[name as usize].lock().unwrap() == version)
     }
 
     /// What a client does instead of a request.

@@ -40,11 +40,11 @@ pub(super) async fn begin(caller: Caller, params: ContentsParams) -> Answer<Cont
     let store = &caller.daemon.store;
     // Nothing is held back from others while this waits: a request waits only when it has nothing to provide itself.
     let begun = poll_fn(|context| match store.plan_upload(&specs, &holder, context.waker()) {
-        Ok(begun) if begun.pack.is_none() && begun.ready.is_empty() && !begun.busy.is_empty() => Poll::Pending,
+        Ok(begun) if begun.pack.is_none() && begun.ready.is_empty() && !begun.pending.is_empty() => Poll::Pending,
         begun => Poll::Ready(begun),
     });
     let wait = caller.daemon.config.claim_wait_max;
-    let UploadPlan { ready, busy, pack } = tokio::time::timeout(wait, begun).await.map_err(|_| {
+    let UploadPlan { ready, pending: busy, pack } = tokio::time::timeout(wait, begun).await.map_err(|_| {
         Error::new(ErrorKind::TimedOut, format!("another session loads these for over {} s", wait.as_secs()))
     })??;
     let mut fds = Vec::new();
@@ -54,7 +54,7 @@ pub(super) async fn begin(caller: Caller, params: ContentsParams) -> Answer<Cont
         None => None,
         Some(pack) => {
             let bytes = pack.bytes() as u64;
-            let places = pack.places().map(|(place, range)| (place, range.start as u64, range.len() as u64)).collect();
+            let places = pack.indexes().map(|(place, range)| (place, range.start as u64, range.len() as u64)).collect();
             let reservation = {
                 let own = caller.charge(bytes)?;
                 caller.lock().packs.add((pack, own))?

@@ -44,7 +44,7 @@ fn tiny_tensors_are_refused_when_their_metadata_fills_the_budget() {
         assert!(held.len() as u64 * METADATA_BYTES <= MAX, "{} tensors", held.len());
     };
     assert_eq!(error.kind(), ErrorKind::OverBudget);
-    assert!(error.message().contains("names and leases of"), "{error}");
+    assert!(error.message().contains("metadata of"), "{error}");
     let stats = store.stats();
     assert_eq!(stats.metadata_bytes, metadata(held.iter().map(Lease::name)));
     assert!(counted(&stats) <= MAX, "{stats:?}");

@@ -1,4 +1,4 @@
-//! Results that are computed once.
+//! Computations: results that are computed once.
 
 use crate::{Holder, Key, Lease, Ticket};
 use cotensor_core::Result;
@@ -6,29 +6,29 @@ use std::time::Duration;
 
 /// Lets one caller compute a result that several callers need.
 pub trait ComputationStore: Send + Sync {
-    /// Claims the computation `key`: either its results are there, or the caller has to compute them while
-    /// others wait, or another is computing and this call waits for it, as long as the store allows.
+    /// Claims the computation `key`: leases its results if they exist, else lets the caller compute them. While another
+    /// holder computes, this call waits, as long as the store allows.
     ///
     /// # Errors
-    /// `TimedOut` past the store's longest wait.
+    /// `TimedOut` after the longest wait of the store.
     fn claim(&self, key: &Key, holder: &Holder) -> Result<Claim> {
         self.claim_within(key, holder, Duration::MAX)
     }
 
-    /// Like [`claim`](ComputationStore::claim), but waits at most `wait`. A zero `wait` never waits.
+    /// As [`claim`](ComputationStore::claim), but waits at most `wait`. A zero `wait` never waits.
     ///
     /// # Errors
-    /// `TimedOut` past `wait` or the store's longest wait; the error names the holder that computes.
+    /// `TimedOut` after `wait` or the longest wait of the store; the error names the holder that computes.
     fn claim_within(&self, key: &Key, holder: &Holder, wait: Duration) -> Result<Claim>;
 
-    /// Whether the results of `key` are there, without leasing or waiting.
+    /// Whether the results of `key` exist, without leasing or waiting.
     fn is_computed(&self, key: &Key) -> bool;
 }
 
 /// The answer to [`ComputationStore::claim`].
 pub enum Claim {
-    /// Computed already: its results, leased to the caller.
+    /// The results, leased to the caller.
     Ready(Vec<Lease>),
-    /// The caller computes. Others wait until the ticket is used or dropped.
+    /// The caller computes. Other callers wait until the ticket is used or dropped.
     Compute(Ticket),
 }

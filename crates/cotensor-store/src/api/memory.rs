@@ -22,6 +22,6 @@ pub trait MemoryControl: Send + Sync {
         Ok(0)
     }
 
-    /// Frees every tensor that nobody leases.
+    /// Frees all unleased tensors.
     fn optimize(&self) -> OptimizeReport;
 }

@@ -4,18 +4,18 @@ use crate::{CopyReason, Diagnostics, Recommendations, SharingConfig, Stats};
 
 /// Reports the contents and the counters of a store.
 pub trait StoreReports: Send + Sync {
-    /// What may be shared.
+    /// The configuration of sharing.
     fn config(&self) -> &SharingConfig;
 
-    /// Counts a copy of `bytes` bytes of `tensor` (its name, or what else tells people which) and why it was made.
+    /// Counts a copy of `bytes` bytes under `reason`. `tensor` is a name for reports.
     fn record_copy(&self, tensor: &str, reason: CopyReason, bytes: usize);
 
     /// The store's counters.
     fn stats(&self) -> Stats;
 
-    /// What could be saved, and where.
+    /// Memory that could be saved.
     fn recommendations(&self) -> Recommendations;
 
-    /// Every live tensor with holders, bytes, device, age and hits; and every copy with its reason.
+    /// Every tensor with holders, bytes, device, age and hits; every copy with its reason.
     fn diagnostics(&self) -> Diagnostics;
 }

@@ -7,7 +7,7 @@ use cotensor_core::Result;
 ///
 /// Implementations are cheap to share between threads. All methods may be called at any time from any thread.
 pub trait TensorStore: Send + Sync {
-    /// The holder of that name; asking twice gives the same holder.
+    /// The holder of that name, always the same one.
     fn holder(&self, name: &str) -> Holder;
 
     /// Leases the newest version of `name`.
@@ -19,17 +19,18 @@ pub trait TensorStore: Send + Sync {
     /// Leases exactly this version.
     ///
     /// # Errors
-    /// `NotFound` when it was superseded and released, evicted or never existed.
+    /// `NotFound` when the version was freed or never existed.
     fn lease(&self, id: TensorId, holder: &Holder) -> Result<Lease>;
 
-    /// Whether exactly this version could be leased now, without leasing it.
+    /// Whether this version could be leased now.
     fn has(&self, id: TensorId) -> bool;
 
     /// Reserves memory for a tensor that `holder` will write and then publish.
     ///
     /// # Errors
-    /// `OverBudget` when eviction could not make room (names holders and bytes); `Refused` when the
-    /// sharing configuration forbids this kind or size (counted); `Invalid` for an impossible shape or name.
+    /// `OverBudget` when eviction could not make room; the error names holders and bytes. `Refused`, which is counted, when
+    /// the configuration does not share this kind or size. `Invalid` for an impossible shape or name, `Unsupported` for a
+    /// device that the store does not have.
     fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation>;
 
     /// Like [`reserve`](TensorStore::reserve) for a program that keeps the address of the bytes and may write there after
@@ -40,14 +41,14 @@ pub trait TensorStore: Send + Sync {
     /// As [`reserve`](TensorStore::reserve); `Unsupported` where the store's memory cannot protect itself from that.
     fn reserve_aliased(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation>;
 
-    /// Like [`reserve`](TensorStore::reserve) for a tensor that stays private: unnamed, unlisted, freed with its last
-    /// lease. The budget applies, the sharing configuration does not.
+    /// As [`reserve`](TensorStore::reserve) for a private tensor: unlisted, and freed with its last lease. The budget applies,
+    /// the sharing configuration does not.
     ///
     /// # Errors
     /// As [`reserve`](TensorStore::reserve), without `Refused`.
     fn reserve_private(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation>;
 
-    /// Forgets `name`: no new lease can be taken, memory returns with the last lease.
+    /// Removes `name`: no new lease can be taken, and the last lease frees the memory.
     ///
     /// # Errors
     /// `NotFound` when there is no such name.

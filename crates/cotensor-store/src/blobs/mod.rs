@@ -1,8 +1,8 @@
-//! Contents and notes by hash.
+//! Blobs (weights) and notes by hash.
 
-mod contents;
 mod notes;
+mod request;
 
-pub use contents::{BlobPack, UploadPlan};
-pub(crate) use contents::{begin, lease_contents, publish};
 pub(crate) use notes::Notes;
+pub use request::{BlobPack, UploadPlan};
+pub(crate) use request::{begin, lease_blobs, publish};

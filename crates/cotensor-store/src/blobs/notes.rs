@@ -1,13 +1,13 @@
-//! Small notes under a hash, for a store without a cache.
+//! Notes in memory, for a store without a cache.
 
 use cotensor_core::ContentHash;
 use std::collections::HashMap;
 
-/// The longest note, as a [`BlobCache`](cotensor_core::BlobCache) has it.
+/// The longest note, as in a [`BlobCache`](cotensor_core::BlobCache).
 const NOTE_BYTES_MAX: usize = 1 << 20;
-/// All notes together; past that they are forgotten, which costs time and nothing else.
+/// The most bytes of all notes. Beyond it all notes are dropped; a lost note only costs time.
 const NOTES_BYTES_MAX: usize = 16 << 20;
-/// What a note costs beside its bytes, roughly.
+/// Approximate bytes of a note beside its content.
 const OVERHEAD_BYTES: usize = 64;
 
 #[derive(Default)]
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_note_wins_and_all_are_bounded() {
+    fn newest_note_wins_and_total_is_bounded() {
         let mut notes = Notes::default();
         let key = |i: u32| ContentHash::of(&i.to_le_bytes());
         notes.put_note(&key(0), b"old");

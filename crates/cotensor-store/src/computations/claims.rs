@@ -1,4 +1,4 @@
-//! Computing a thing once: who computes a key, who waits, and where the results are.
+//! The table of computations: the holder that computes a key, the waiting callers, and the results.
 
 use crate::leases::Record;
 use crate::{Holder, Key, Lease, TensorId};
@@ -11,8 +11,8 @@ use std::time::Duration;
 
 const SHARDS: usize = 16;
 
-enum State {
-    /// `holder` computes. The wakers are of the claims that wait without blocking.
+enum Computation {
+    /// `holder` computes. The wakers belong to claims that wait without blocking.
     Computing {
         holder: Holder,
         wakers: Vec<Waker>,
@@ -20,7 +20,7 @@ enum State {
     Ready(Vec<Weak<Record>>),
 }
 
-type Map = HashMap<Key, State, foldhash::fast::RandomState>;
+type Map = HashMap<Key, Computation, foldhash::fast::RandomState>;
 type Guard<'a> = MutexGuard<'a, Map>;
 
 #[derive(Default)]
@@ -30,10 +30,10 @@ struct Shard {
 }
 
 impl Shard {
-    /// Tells all who wait that a claim is no longer as it was `before`. Not under the lock: whoever wakes looks at once.
-    fn wake(&self, before: Option<State>) {
+    /// Wakes the claims that wait for a change of `before`. Called without the lock, which they take at once.
+    fn wake(&self, before: Option<Computation>) {
         self.changed.notify_all();
-        if let Some(State::Computing { wakers, .. }) = before {
+        if let Some(Computation::Computing { wakers, .. }) = before {
             wakers.into_iter().for_each(Waker::wake);
         }
     }
@@ -41,15 +41,15 @@ impl Shard {
 
 pub(crate) struct Claims {
     shards: [Shard; SHARDS],
-    #[cfg_attr(target_family = "wasm", allow(dead_code, reason = "nothing waits there"))]
+    #[cfg_attr(target_family = "wasm", allow(dead_code, reason = "claims do not wait there"))]
     wait_max: Duration,
 }
 
-/// What a claim found.
+/// The outcome of a claim.
 pub(crate) enum Found {
     Ready(Vec<Lease>),
-    /// The caller computes now.
-    Mine,
+    /// The caller computes.
+    Compute,
 }
 
 impl Claims {
@@ -65,25 +65,25 @@ impl Claims {
         sync::lock(&shard.claims)
     }
 
-    /// Leases the results for `holder`, or makes the caller compute, or waits at most `wait` while another holder computes.
+    /// Leases the results for `holder`, or lets the caller compute. While another holder computes, waits at most `wait`.
     pub(crate) fn claim(&self, key: Key, holder: &Holder, wait: Duration) -> Result<Found> {
         let shard = self.shard(&key);
         let mut claims = Self::lock(shard);
         let mut deadline = None;
         loop {
-            match Self::look(claims, key, holder) {
+            match Self::try_claim(claims, key, holder) {
                 Ok(found) => return Ok(found),
                 Err(computing) => claims = self.wait(shard, computing, (&mut deadline, wait), &key)?,
             }
         }
     }
 
-    /// As [`claim`](Claims::claim), but where that waits, `waker` is woken when there is something new.
+    /// As [`claim`](Claims::claim), without blocking: where that waits, `waker` is woken after a change.
     pub(crate) fn poll(&self, key: Key, holder: &Holder, waker: &Waker) -> Poll<Found> {
-        match Self::look(Self::lock(self.shard(&key)), key, holder) {
+        match Self::try_claim(Self::lock(self.shard(&key)), key, holder) {
             Ok(found) => Poll::Ready(found),
             Err(mut claims) => {
-                if let Some(State::Computing { wakers, .. }) = claims.get_mut(&key)
+                if let Some(Computation::Computing { wakers, .. }) = claims.get_mut(&key)
                     && !wakers.iter().any(|known| known.will_wake(waker))
                 {
                     wakers.push(waker.clone());
@@ -93,30 +93,30 @@ impl Claims {
         }
     }
 
-    /// The results or the right to compute; the lock back while somebody else computes.
-    fn look<'a>(mut claims: Guard<'a>, key: Key, holder: &Holder) -> Result<Found, Guard<'a>> {
-        let mine = || State::Computing { holder: holder.clone(), wakers: Vec::new() };
+    /// The results, or the right to compute; while another holder computes, the lock.
+    fn try_claim<'a>(mut claims: Guard<'a>, key: Key, holder: &Holder) -> Result<Found, Guard<'a>> {
+        let computing = || Computation::Computing { holder: holder.clone(), wakers: Vec::new() };
         match claims.get(&key) {
-            Some(State::Computing { .. }) => Err(claims),
-            Some(State::Ready(records)) => match lease_all(records, holder.id) {
+            Some(Computation::Computing { .. }) => Err(claims),
+            Some(Computation::Ready(records)) => match lease_all(records, holder.id) {
                 Ok(leases) => Ok(Found::Ready(leases)),
                 Err(partial) => {
-                    // Evicted in part: made again as a whole.
-                    claims.insert(key, mine());
-                    // The last lease of a tensor comes back here to forget it: never under the lock.
+                    // Some results were evicted: all are computed again.
+                    claims.insert(key, computing());
+                    // Dropping the last lease of a tensor calls `forget`, which takes the lock.
                     drop(claims);
                     drop(partial);
-                    Ok(Found::Mine)
+                    Ok(Found::Compute)
                 }
             },
             None => {
-                claims.insert(key, mine());
-                Ok(Found::Mine)
+                claims.insert(key, computing());
+                Ok(Found::Compute)
             }
         }
     }
 
-    /// Waits until something in `shard` changes, or fails past the deadline, which the first wait sets.
+    /// Waits for a change in `shard`. Fails past the deadline, which the first wait sets.
     #[cfg(not(target_family = "wasm"))]
     fn wait<'a>(
         &self,
@@ -126,7 +126,7 @@ impl Claims {
         key: &Key,
     ) -> Result<Guard<'a>> {
         use std::time::Instant;
-        /// A wait that no clock overflows on.
+        /// The longest wait that no clock overflows on.
         const WAIT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
         let now = Instant::now();
         let wait = wait.min(self.wait_max).min(WAIT_MAX);
@@ -137,7 +137,7 @@ impl Claims {
         Ok(shard.changed.wait_timeout(claims, left).unwrap_or_else(PoisonError::into_inner).0)
     }
 
-    /// On one thread whoever computes is further up the stack, so waiting would never end.
+    /// With one thread, the caller that computes is further up the stack, so a wait would never end.
     #[cfg(target_family = "wasm")]
     fn wait<'a>(
         &self,
@@ -146,17 +146,20 @@ impl Claims {
         _: (&mut Option<std::time::Instant>, Duration),
         key: &Key,
     ) -> Result<Guard<'a>> {
-        Err(Error::new(ErrorKind::Conflict, format!("{:?} is being computed already", key.0)))
+        Err(Error::new(
+            ErrorKind::Conflict,
+            format!("{:?} is being computed by a caller of this one; wasm32 has one thread", key.0),
+        ))
     }
 
-    /// The error of a claim that has waited long enough. It names the holder that computes.
+    /// The error of a claim that waited too long. It names the holder that computes.
     pub(crate) fn timed_out(&self, key: &Key) -> Error {
         Self::late(&Self::lock(self.shard(key)), key)
     }
 
     fn late(claims: &Map, key: &Key) -> Error {
         let holder = match claims.get(key) {
-            Some(State::Computing { holder, .. }) => holder.name(),
+            Some(Computation::Computing { holder, .. }) => holder.name(),
             _ => "another holder",
         };
         Error::new(ErrorKind::TimedOut, format!("{holder} is still computing {}", key.0.short()))
@@ -165,45 +168,45 @@ impl Claims {
     /// Whether the results could be leased now.
     pub(crate) fn is_ready(&self, key: &Key) -> bool {
         match Self::lock(self.shard(key)).get(key) {
-            Some(State::Ready(records)) => records.iter().all(|record| record.strong_count() > 0),
+            Some(Computation::Ready(records)) => records.iter().all(|record| record.strong_count() > 0),
             _ => false,
         }
     }
 
     pub(crate) fn finish(&self, key: Key, records: Vec<Weak<Record>>) {
         let shard = self.shard(&key);
-        let before = Self::lock(shard).insert(key, State::Ready(records));
+        let before = Self::lock(shard).insert(key, Computation::Ready(records));
         shard.wake(before);
     }
 
-    /// Which tensors a claim's results are, while all of them live.
+    /// The ids of the results of a computation, while all of them exist.
     pub(crate) fn results(&self, key: &Key) -> Option<Vec<TensorId>> {
         match Self::lock(self.shard(key)).get(key) {
-            Some(State::Ready(records)) => records.iter().map(|record| Some(record.upgrade()?.id)).collect(),
+            Some(Computation::Ready(records)) => records.iter().map(|record| Some(record.upgrade()?.id)).collect(),
             _ => None,
         }
     }
 
-    /// As [`finish`](Self::finish), unless somebody computes, or has computed, anew.
+    /// As [`finish`](Self::finish), unless the key has an entry already.
     pub(crate) fn restore(&self, key: Key, records: Vec<Weak<Record>>) {
-        Self::lock(self.shard(&key)).entry(key).or_insert(State::Ready(records));
+        Self::lock(self.shard(&key)).entry(key).or_insert(Computation::Ready(records));
     }
 
     pub(crate) fn abandon(&self, key: Key) {
         let shard = self.shard(&key);
         let mut claims = Self::lock(shard);
         let before = match claims.get(&key) {
-            Some(State::Computing { .. }) => claims.remove(&key),
+            Some(Computation::Computing { .. }) => claims.remove(&key),
             _ => None,
         };
         drop(claims);
         shard.wake(before);
     }
 
-    /// Forgets the results that `record` was part of, unless they were made again since, or are being made.
+    /// Removes the results that `record` is one of, unless they were computed again or are being computed.
     pub(crate) fn forget(&self, key: &Key, record: &Record) {
         let mut claims = Self::lock(self.shard(key));
-        if let Some(State::Ready(records)) = claims.get(key)
+        if let Some(Computation::Ready(records)) = claims.get(key)
             && records.iter().any(|result| std::ptr::eq(result.as_ptr(), record))
         {
             claims.remove(key);
@@ -211,7 +214,7 @@ impl Claims {
     }
 }
 
-/// All results leased, or those that could be before one that could not.
+/// Leases of all results, or else the leases taken before the first result that could not be leased.
 fn lease_all(records: &[Weak<Record>], holder: u32) -> Result<Vec<Lease>, Vec<Lease>> {
     let mut leases = Vec::with_capacity(records.len());
     for record in records {

@@ -1,4 +1,4 @@
-//! Results that are computed once.
+//! Results that are computed once. The key of a computation is made by its caller, such as a model stage.
 
 mod claims;
 

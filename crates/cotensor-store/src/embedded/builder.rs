@@ -1,10 +1,10 @@
-//! Setting a store up.
+//! The builder of an embedded store.
 
 use crate::budget::{Budget, Devices};
 use crate::computations::Claims;
 use crate::embedded::{Counters, EmbeddedStore};
 use crate::names::{Holders, Names, SHARDS};
-use crate::spill::Spilling;
+use crate::spill::SpillState;
 use crate::{Clock, SharingConfig, SpillStorage, StoreObserver, SystemClock};
 use cotensor_core::{BlobCache, Device, HeapMemory, Memory};
 use std::collections::BTreeMap;
@@ -12,10 +12,10 @@ use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// The longest that a claim waits for another's computation, unless the builder says otherwise.
+/// The default of [`EmbeddedStoreBuilder::claim_wait_max`].
 const CLAIM_WAIT_MAX: Duration = Duration::from_secs(600);
 
-/// Sets an [`EmbeddedStore`] up.
+/// Builds an [`EmbeddedStore`].
 pub struct EmbeddedStoreBuilder {
     max_memory_bytes: u64,
     metadata_bytes: u64,
@@ -32,7 +32,7 @@ pub struct EmbeddedStoreBuilder {
 }
 
 impl EmbeddedStoreBuilder {
-    /// For a store that will hold next to nothing.
+    /// One shard instead of many, for a store of a few tensors.
     #[must_use]
     pub fn small(mut self) -> Self {
         self.shards = 1;
@@ -46,8 +46,8 @@ impl EmbeddedStoreBuilder {
         self
     }
 
-    /// What each listed tensor takes from that beside its segment, for what is known about it: so many bytes, and more for its
-    /// name, its producer and its dimensions. Nothing by default.
+    /// The metadata bytes of each listed tensor that the budget counts; name, producer and dimensions add to them. With the
+    /// default, zero, the budget counts no metadata.
     #[must_use]
     pub fn metadata_bytes(mut self, each: u64) -> Self {
         self.metadata_bytes = each;
@@ -72,57 +72,57 @@ impl EmbeddedStoreBuilder {
         self
     }
 
-    /// Where weights are kept beyond this process.
+    /// A cache that keeps blobs beyond this process.
     #[must_use]
     pub fn cache(mut self, cache: Arc<dyn BlobCache>) -> Self {
         self.cache = Some(cache);
         self
     }
 
-    /// The clock behind ages and recency.
+    /// The clock for ages and last uses.
     #[must_use]
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
         self
     }
 
-    /// What may be shared.
+    /// The tensors that may be shared.
     #[must_use]
     pub fn config(mut self, config: SharingConfig) -> Self {
         self.config = config;
         self
     }
 
-    /// The longest that a claim waits for another's computation.
+    /// The longest time that a claim waits for another holder's computation; 10 minutes by default.
     #[must_use]
     pub fn claim_wait_max(mut self, wait: Duration) -> Self {
         self.claim_wait_max = wait;
         self
     }
 
-    /// What decides, with the name, which slots a name can have: a store that is to take over what another had is made
-    /// with the other's seed. Random by default.
+    /// The seed of the hash that maps names to slots; random by default. A store that restores the tensors of a former one
+    /// needs the seed of that one.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
     }
 
-    /// Who is told of what changes.
+    /// An observer of every change.
     #[must_use]
     pub fn observer(mut self, observer: Arc<dyn StoreObserver>) -> Self {
         self.observer = Some(observer);
         self
     }
 
-    /// Where tensors that nobody leases go when their memory is wanted. Without it they are dropped.
+    /// Storage to which unleased tensors are spilled when memory is needed. Without it they are evicted.
     #[must_use]
     pub fn spill(mut self, spill: Arc<dyn SpillStorage>) -> Self {
         self.spill = Some(spill);
         self
     }
 
-    /// The store.
+    /// Builds the store.
     pub fn build(self) -> Arc<EmbeddedStore> {
         let host = Budget::with_metadata(self.max_memory_bytes, self.metadata_bytes);
         let mut memories = self.memories;
@@ -133,21 +133,21 @@ impl EmbeddedStoreBuilder {
             claims: Claims::new(self.claim_wait_max),
             devices: Devices::new(memories, self.device_limits, host),
             cache: self.cache,
-            began: self.clock.now(),
+            started: self.clock.now(),
             clock: self.clock,
             counters: Counters::default(),
             config: self.config,
             holders: Holders::default(),
             notes: Mutex::default(),
             observer: self.observer,
-            spilling: self.spill.map(Spilling::new),
+            spill: self.spill.map(SpillState::new),
             me: me.clone(),
         })
     }
 }
 
 impl EmbeddedStore {
-    /// Starts setting a store up: heap memory, no cache, no limit.
+    /// A builder with heap memory, without a cache and without limits.
     pub fn builder() -> EmbeddedStoreBuilder {
         EmbeddedStoreBuilder {
             max_memory_bytes: u64::MAX,

@@ -1,19 +1,20 @@
+//! Clocks.
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Where the store's ages and recencies come from.
+/// The source of the store's ages and last uses.
 pub trait Clock: Send + Sync {
-    /// Time since some fixed moment; never goes back.
+    /// Time since a fixed moment. Monotonic.
     fn now(&self) -> Duration;
 
-    /// The same, as of a few milliseconds ago at most: what lookups note, for which [`now`](Clock::now) would take as
-    /// long as the lookup.
+    /// The time a few milliseconds ago at most. Lookups use it, because reading the exact clock takes as long as a lookup.
     fn recent(&self) -> Duration {
         self.now()
     }
 }
 
-/// The system's monotonic clock; on wasm32, which has none here, a counter of its readings.
+/// The monotonic clock of the system; on wasm32, which has none here, a counter of its readings.
 #[derive(Debug)]
 pub struct SystemClock(system::Source);
 
@@ -38,7 +39,7 @@ mod system {
     use rustix::time::{ClockId, clock_gettime};
     use std::time::Duration;
 
-    /// The kernel's monotonic clock, and its value at the last tick.
+    /// `CLOCK_MONOTONIC`, and `CLOCK_MONOTONIC_COARSE`, which has the resolution of the timer tick.
     #[derive(Debug)]
     pub(super) struct Source;
 
@@ -58,7 +59,7 @@ mod system {
 
     fn read(clock: ClockId) -> Duration {
         let time = clock_gettime(clock);
-        // Both fields count up from the start of the machine.
+        // Both fields are positive: the clock starts at boot.
         Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
     }
 }
@@ -87,6 +88,8 @@ mod system {
 
 #[cfg(target_family = "wasm")]
 mod system {
+    //! Clocks.
+
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Duration;
 
@@ -108,12 +111,12 @@ mod system {
     }
 }
 
-/// A clock that a test moves.
+/// A clock that a test sets.
 #[derive(Debug, Default)]
 pub struct ManualClock(AtomicU64);
 
 impl ManualClock {
-    /// Moves the clock on.
+    /// Advances the clock.
     pub fn advance(&self, by: Duration) {
         self.0.fetch_add(by.as_nanos() as u64, Ordering::SeqCst);
     }
@@ -130,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_recent_is_neither_ahead_nor_far_behind() {
+    fn recent_time_is_never_ahead_and_advances() {
         let clock = SystemClock::default();
         for _ in 0..1000 {
             let recent = clock.recent();

@@ -1,5 +1,5 @@
-//! What a service that keeps tensors for others needs of an embedded store, beyond the trait: memory that came from
-//! elsewhere, claims that wait without a thread, contents in two steps.
+//! Hosting: methods for a service that keeps tensors for other processes. Those make the memory; claims wait without a
+//! thread; blobs are published in two steps.
 
 use crate::backend::{Charge, Record, TensorCharge};
 use crate::blobs::{self, BlobPack, UploadPlan};
@@ -11,18 +11,16 @@ use std::sync::atomic::Ordering;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-/// Bytes of the budget for a segment that is not full yet.
+/// The charge of an open segment, to which tensors are still added. While it exists, the segment stays.
 #[derive(Debug)]
 pub struct SegmentCharge(Arc<Charge>);
 
 impl SegmentCharge {
-    /// For a tensor in the segment.
+    /// The charge that the tensors of the segment share.
     pub fn charge(&self) -> Arc<Charge> {
         Arc::clone(&self.0)
     }
-}
 
-impl SegmentCharge {
     pub(crate) fn new(charge: Arc<Charge>) -> Self {
         charge.open();
         Self(charge)
@@ -36,7 +34,7 @@ impl Drop for SegmentCharge {
 }
 
 impl EmbeddedStore {
-    /// Takes a tensor's bytes, and what is known about it, from the budget, evicting if it must, for memory that somebody else will make.
+    /// Takes the bytes and the metadata of a tensor from the budget, for memory that another process makes. Evicts if needed.
     ///
     /// # Errors
     /// As [`TensorStore::reserve`](crate::TensorStore::reserve).
@@ -48,7 +46,7 @@ impl EmbeddedStore {
         charge.map_err(|error| error.in_field(spec.name.as_str()))
     }
 
-    /// Takes what is known about one more tensor of a segment from the budget, evicting if it must.
+    /// Takes the metadata of one more tensor of a segment from the budget. Evicts if needed.
     ///
     /// # Errors
     /// `OverBudget` when eviction could not make room.
@@ -56,8 +54,8 @@ impl EmbeddedStore {
         self.tensor_charge(segment, spec).map_err(|error| error.in_field(spec.name.as_str()))
     }
 
-    /// As [`grant`](Self::grant) for memory that grows: takes nothing yet, evicts nothing, and refuses what can never fit.
-    /// [`grant_more`](Self::grant_more) takes the bytes as they are needed.
+    /// As [`grant`](Self::grant) for memory that grows. Takes no bytes and evicts nothing, but refuses a tensor that can
+    /// never fit. [`grant_more`](Self::grant_more) then takes the bytes.
     ///
     /// # Errors
     /// As [`grant`](Self::grant).
@@ -72,17 +70,17 @@ impl EmbeddedStore {
         self.charge(spec.device, 0)
     }
 
-    /// Adds `bytes` to a charge that nobody else has, evicting if it must.
+    /// Adds `bytes` to an unshared charge. Evicts if needed.
     ///
     /// # Errors
     /// `OverBudget` when eviction could not make room.
     pub fn grant_more(&self, charge: Arc<Charge>, bytes: u64) -> Result<Arc<Charge>> {
         let more = self.charge(charge.budget().device(), bytes)?;
-        charge.join(more).ok_or_else(|| Error::invalid("this charge is shared"))
+        charge.join(more).ok_or_else(|| Error::invalid("another tensor shares this charge"))
     }
 
-    /// Takes `bytes` from the budget of `device` for a segment that tensors come to share one by one. As long as the share lives,
-    /// evicting those does not count as giving anything back.
+    /// Takes `bytes` from the budget of `device` for a segment to which tensors are added one by one. While the returned
+    /// charge exists, evicting those tensors frees no memory.
     ///
     /// # Errors
     /// `OverBudget` when eviction could not make room.
@@ -90,7 +88,7 @@ impl EmbeddedStore {
         Ok(SegmentCharge::new(self.charge(device, bytes)?))
     }
 
-    /// Refuses, and counts, what the configuration does not let be shared: for a tensor in a [`SegmentCharge`]d segment.
+    /// Refuses a tensor that the configuration does not share, and counts that; for tensors of an open segment.
     ///
     /// # Errors
     /// `Refused`.
@@ -99,8 +97,8 @@ impl EmbeddedStore {
         self.refuse(spec, layout.size_bytes() as u64)
     }
 
-    /// Makes a tensor visible whose immutable memory came from elsewhere, and leases it; as part of the results of claim
-    /// `key` if there is one, which [`Ticket::finish`] then ends.
+    /// Publishes a tensor whose memory another process made, and leases it. With a `key` it is a result of that computation,
+    /// which [`Ticket::finish`] ends.
     ///
     /// # Errors
     /// `Invalid` when the layout reaches beyond the segment, or the segment is on another device than `spec` says.
@@ -120,16 +118,17 @@ impl EmbeddedStore {
         self.list(spec, layout, segment, charge, key, holder.id)
     }
 
-    /// As [`ComputationStore::claim`](crate::ComputationStore::claim); where that waits, `waker` is woken when it is worth asking again.
+    /// As [`ComputationStore::claim`](crate::ComputationStore::claim), without blocking: where that waits, `waker` is woken for
+    /// the next call.
     pub fn poll_claim(&self, key: &Key, holder: &Holder, waker: &Waker) -> Poll<Claim> {
-        let _back = self.bring_claim_back(key, holder);
+        let _restored = self.restore_results(key, holder);
         match self.claims.poll(*key, holder, waker) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(found) => Poll::Ready(self.claimed(*key, found)),
         }
     }
 
-    /// The error of a claim that [`poll_claim`](Self::poll_claim) has not settled in time.
+    /// The error of a claim for which [`poll_claim`](Self::poll_claim) was pending too long.
     #[must_use]
     pub fn claim_timed_out(&self, key: &Key) -> Error {
         self.claims.timed_out(key)
@@ -143,15 +142,15 @@ impl EmbeddedStore {
                 leases.iter().for_each(|lease| lease.record.set_last_used(now));
                 Claim::Ready(leases)
             }
-            Found::Mine => {
+            Found::Compute => {
                 self.counters.claim_misses.fetch_add(1, Ordering::Relaxed);
                 Claim::Compute(Ticket::new(key, self.me.clone()))
             }
         }
     }
 
-    /// The first half of [`BlobStore::blobs`](crate::BlobStore::blobs): what is there, and what the caller is to provide.
-    /// `waker` is woken when something that is busy is there.
+    /// The first half of [`BlobStore::blobs`](crate::BlobStore::blobs): the blobs that exist, and those that the caller
+    /// provides. `waker` is woken when a pending blob is there.
     ///
     /// # Errors
     /// As there.
@@ -159,23 +158,23 @@ impl EmbeddedStore {
         blobs::begin(self, specs, holder, waker)
     }
 
-    /// The second half: leases of the pack's contents, which `segment` holds now. Providing them took `took`.
+    /// The second half: publishes and leases the blobs of `pack`, which `segment` holds. `took` is the time of providing them.
     ///
     /// # Errors
     /// `Invalid` for a segment of another length.
     pub fn publish_pack(&self, pack: BlobPack, segment: &Arc<dyn Segment>, took: Duration) -> Result<Vec<Lease>> {
         if segment.len() != pack.bytes() {
-            return Err(Error::invalid(format!("{} bytes for a pack of {}", segment.len(), pack.bytes())));
+            return Err(Error::invalid(format!("the segment has {} bytes, the pack {}", segment.len(), pack.bytes())));
         }
         blobs::publish(self, pack, segment, took)
     }
 
-    /// How long ago a record was made.
+    /// Time since a record was published.
     pub fn age(&self, record: &Record) -> Duration {
         self.clock.now().saturating_sub(record.created)
     }
 
-    /// Every live tensor whose name starts with `prefix`, by name and version.
+    /// Every record whose name starts with `prefix`, by name and version.
     pub fn records(&self, prefix: &str) -> Vec<Arc<Record>> {
         let mut records = std::mem::take(&mut self.names.survey().records);
         records.retain(|record| record.name().starts_with(prefix));

@@ -1,32 +1,32 @@
-//! The fields of the embedded store.
+//! The fields of the embedded store. Its methods are in the folders of their concepts.
 
 use crate::blobs::Notes;
 use crate::budget::Devices;
 use crate::computations::Claims;
 use crate::names::{Holders, Names};
 use crate::reports::CopyLog;
-use crate::spill::Spilling;
+use crate::spill::SpillState;
 use crate::{Clock, Refusal, SharingConfig, StoreObserver};
 use cotensor_core::BlobCache;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-/// A store inside this process. Made by [`EmbeddedStore::builder`]; shared behind `Arc`.
+/// A store inside this process. [`EmbeddedStore::builder`] makes one behind an `Arc`.
 pub struct EmbeddedStore {
     pub(crate) names: Names,
     pub(crate) claims: Claims,
     pub(crate) devices: Devices,
     pub(crate) cache: Option<Arc<dyn BlobCache>>,
     pub(crate) clock: Arc<dyn Clock>,
-    /// When it was made, by the clock.
-    pub(crate) began: Duration,
+    /// The time of its creation, by the clock.
+    pub(crate) started: Duration,
     pub(crate) counters: Counters,
     pub(crate) config: SharingConfig,
     pub(crate) holders: Holders,
     pub(crate) notes: Mutex<Notes>,
     pub(crate) observer: Option<Arc<dyn StoreObserver>>,
-    pub(crate) spilling: Option<Spilling>,
+    pub(crate) spill: Option<SpillState>,
     pub(crate) me: Weak<EmbeddedStore>,
 }
 
@@ -47,9 +47,10 @@ pub(crate) struct Counters {
 }
 
 impl EmbeddedStore {
-    pub(crate) fn tell(&self, what: impl FnOnce(&dyn StoreObserver)) {
-        if let Some(watch) = &self.observer {
-            what(&**watch);
+    /// Calls the observer, if there is one.
+    pub(crate) fn notify(&self, event: impl FnOnce(&dyn StoreObserver)) {
+        if let Some(observer) = &self.observer {
+            event(&**observer);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The store inside a process.
+//! The implementation of the store traits.
 
 use crate::backend::{LeaseBackend, RecordParts, StoreBackend, UnpublishedTensor};
 use crate::budget::TensorCharge;
@@ -6,7 +6,7 @@ use crate::embedded::EmbeddedStore;
 use crate::eviction::Want;
 use crate::leases::Record;
 use crate::names::Superseded;
-use crate::spill::Whereabouts;
+use crate::spill::Location;
 use crate::{
     BlobSource, BlobSpec, BlobStore, Claim, ComputationStore, CopyReason, Diagnostics, Holder, Key, Lease,
     MemoryControl, OptimizeReport, Recommendations, Reservation, Retention, SharingConfig, Stats, StoreReports,
@@ -20,22 +20,23 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 impl EmbeddedStore {
-    pub(crate) fn drop_closed(&self, records: &[Arc<Record>]) {
-        crate::log::tell_gone(records);
+    /// Removes closed records from the store.
+    pub(crate) fn free_closed(&self, records: &[Arc<Record>]) {
+        crate::log::log_freed(records);
         for record in records {
-            self.names.forget(record, |record| self.tell(|observer| observer.on_free(record)));
+            self.names.forget(record, |record| self.notify(|observer| observer.on_free(record)));
             if let Some(key) = &record.key() {
                 self.claims.forget(key, record);
-                if let Some(spilling) = &self.spilling {
-                    spilling.claims().remove(key);
+                if let Some(state) = &self.spill {
+                    state.results().remove(key);
                 }
             }
         }
     }
 
-    /// What the cache gave. Without the cache everything still works, so its errors are told in the diagnostics alone.
-    pub(crate) fn unless_cache_fails<T>(&self, given: Result<T>) -> Option<T> {
-        given
+    /// The answer of the cache. The store works without it, so its errors are only counted for the diagnostics.
+    pub(crate) fn unless_cache_fails<T>(&self, answer: Result<T>) -> Option<T> {
+        answer
             .inspect_err(|error| {
                 self.counters.cache_errors.fetch_add(1, Ordering::Relaxed);
                 let mut last = lock(&self.counters.last_cache_error);
@@ -44,25 +45,25 @@ impl EmbeddedStore {
             .ok()
     }
 
-    fn let_go(&self, record: &Arc<Record>) {
+    fn release_name(&self, record: &Arc<Record>) {
         record.stop_retaining();
         self.release(record);
     }
 
-    /// No name means this any more.
+    /// Releases a version that lost its name.
     fn supersede(&self, superseded: Superseded) {
         match superseded {
-            Superseded::Listed(record) => self.let_go(&record),
-            Superseded::Away(away, id) => self.drop_away(&away, id),
+            Superseded::InMemory(record) => self.release_name(&record),
+            Superseded::Spilled(group, id) => self.free_spilled(&group, id),
         }
     }
 
-    fn home(&self) -> Result<Arc<dyn StoreBackend>> {
+    fn backend(&self) -> Result<Arc<dyn StoreBackend>> {
         let me = self.me.upgrade().ok_or_else(|| Error::new(ErrorKind::Conflict, "the store is closed"))?;
         Ok(me)
     }
 
-    /// Makes a record visible under its name and leases it.
+    /// Publishes a record under its name and leases it.
     pub(crate) fn list(
         &self,
         spec: TensorSpec,
@@ -74,14 +75,14 @@ impl EmbeddedStore {
     ) -> Result<Lease> {
         let name = spec.name.clone();
         let created = self.clock.now();
-        let home: Weak<dyn StoreBackend> = self.me.clone();
+        let backend: Weak<dyn StoreBackend> = self.me.clone();
         let (record, superseded) = self.names.publish(&name, |id| {
             let retained = matches!(spec.retention, Retention::Cached { .. });
             let parts = RecordParts { id, spec, layout, segment, charge, retained, private: None, key, created };
-            let record = Record::new(parts, home);
-            // Before anybody can see it: a tensor that is not retained must not go between publishing and leasing.
+            let record = Record::new(parts, backend);
+            // Leased before it can be found: else a tensor that is not retained could be freed before its first lease.
             record.leases.acquire(holder);
-            self.tell(|observer| observer.on_publish(&record));
+            self.notify(|observer| observer.on_publish(&record));
             record
         });
         if let Some(superseded) = superseded {
@@ -90,7 +91,7 @@ impl EmbeddedStore {
         Ok(Lease { record, holder, reinterpreted: None })
     }
 
-    /// Refuses, and counts, what the configuration does not let be shared.
+    /// Refuses a tensor that the configuration does not share, and counts that.
     pub(crate) fn refuse(&self, spec: &TensorSpec, bytes: u64) -> Result<()> {
         let Some(refusal) = self.config.refuses(spec.kind, bytes) else { return Ok(()) };
         self.counters.refused[refusal as usize].fetch_add(1, Ordering::Relaxed);
@@ -117,8 +118,8 @@ impl EmbeddedStore {
         });
         let charge = charge.map_err(|error| error.in_field(spec.name.as_str()))?;
         let segment = memory(self.devices.memory(spec.device)?, layout.size_bytes())?;
-        let (home, holder, tag) = (self.home()?, holder.clone(), Box::new(()));
-        Ok(Reservation::new(UnpublishedTensor { spec, layout, segment, charge, holder, private, tag }, home))
+        let (backend, holder, tag) = (self.backend()?, holder.clone(), Box::new(()));
+        Ok(Reservation::new(UnpublishedTensor { spec, layout, segment, charge, holder, private, tag }, backend))
     }
 }
 
@@ -139,11 +140,11 @@ impl StoreBackend for EmbeddedStore {
 
     fn finish_computation(&self, key: Key, results: &[&Lease]) {
         self.claims.finish(key, results.iter().map(|lease| Arc::downgrade(&lease.record)).collect());
-        self.tell(|observer| observer.on_results(&key, &results.iter().map(|lease| lease.id()).collect::<Vec<_>>()));
+        self.notify(|observer| observer.on_results(&key, &results.iter().map(|lease| lease.id()).collect::<Vec<_>>()));
     }
 
     fn abandon_computation(&self, key: Key) {
-        self.tell(|observer| observer.on_abandon(&key));
+        self.notify(|observer| observer.on_abandon(&key));
         self.claims.abandon(key);
     }
 }
@@ -151,7 +152,7 @@ impl StoreBackend for EmbeddedStore {
 impl LeaseBackend for EmbeddedStore {
     fn release(&self, record: &Arc<Record>) {
         if record.close() {
-            self.drop_closed(std::slice::from_ref(record));
+            self.free_closed(std::slice::from_ref(record));
         }
     }
 
@@ -174,7 +175,7 @@ impl TensorStore for EmbeddedStore {
     }
 
     fn get(&self, name: &str, holder: &Holder) -> Result<Lease> {
-        // Before the lock: others wait for that.
+        // Read before the lock, for which other threads wait.
         let now = self.clock.recent();
         let take = |record: &Arc<Record>| {
             let lease = Lease::find(record, holder.id)?;
@@ -186,7 +187,7 @@ impl TensorStore for EmbeddedStore {
             Some(lease) => Ok(lease),
             None => {
                 let find = || self.names.find(name, take);
-                self.find_away(holder, || self.names.whereabouts(name), find)?.ok_or_else(missing)
+                self.find_spilled(holder, || self.names.location(name), find)?.ok_or_else(missing)
             }
         }
     }
@@ -201,15 +202,17 @@ impl TensorStore for EmbeddedStore {
         let lease = match self.names.by_id(id, take) {
             None => {
                 let find = || self.names.by_id(id, take);
-                self.find_away(holder, || self.names.whereabouts_of(id), find)?
+                self.find_spilled(holder, || self.names.location_of(id), find)?
             }
             lease => lease,
         };
-        lease.ok_or_else(|| Error::not_found(format!("version {} of tensor {} is gone", id.version, id.slot)))
+        lease.ok_or_else(|| {
+            Error::not_found(format!("version {} of tensor {} was freed or never existed", id.version, id.slot))
+        })
     }
 
     fn has(&self, id: TensorId) -> bool {
-        self.names.by_id(id, |_| Some(())).is_some() || matches!(self.names.whereabouts_of(id), Whereabouts::Away(_))
+        self.names.by_id(id, |_| Some(())).is_some() || matches!(self.names.location_of(id), Location::Spilled(_))
     }
 
     fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
@@ -225,8 +228,8 @@ impl TensorStore for EmbeddedStore {
     }
 
     fn remove(&self, name: &str) -> Result<()> {
-        let hidden = |record: &Record| self.tell(|observer| observer.on_unlist(record));
-        let removed = self.names.remove(name, hidden);
+        let on_unlist = |record: &Record| self.notify(|observer| observer.on_unlist(record));
+        let removed = self.names.remove(name, on_unlist);
         self.supersede(removed.ok_or_else(|| Error::not_found(format!("no tensor is named {name:?}")))?);
         Ok(())
     }
@@ -234,19 +237,19 @@ impl TensorStore for EmbeddedStore {
 
 impl ComputationStore for EmbeddedStore {
     fn claim_within(&self, key: &Key, holder: &Holder, wait: Duration) -> Result<Claim> {
-        let _back = self.bring_claim_back(key, holder);
+        let _restored = self.restore_results(key, holder);
         let found = self.claims.claim(*key, holder, wait)?;
         Ok(self.claimed(*key, found))
     }
 
     fn is_computed(&self, key: &Key) -> bool {
-        self.claims.is_ready(key) || self.claim_is_away(key)
+        self.claims.is_ready(key) || self.has_spilled_results(key)
     }
 }
 
 impl BlobStore for EmbeddedStore {
     fn blobs(&self, specs: &[BlobSpec], source: &mut dyn BlobSource, holder: &Holder) -> Result<Vec<Lease>> {
-        crate::blobs::lease_contents(self, specs, source, holder)
+        crate::blobs::lease_blobs(self, specs, source, holder)
     }
 
     fn get_note(&self, key: &ContentHash) -> Option<Vec<u8>> {
@@ -258,7 +261,6 @@ impl BlobStore for EmbeddedStore {
 
     fn put_note(&self, key: &ContentHash, note: &[u8]) {
         match &self.cache {
-            // A lost note costs time, never correctness.
             Some(cache) => drop(self.unless_cache_fails(cache.put_note(key, note))),
             None => lock(&self.notes).put_note(key, note),
         }

@@ -1,4 +1,4 @@
-//! What goes first when memory is wanted.
+//! The order of eviction.
 
 use crate::budget::Budget;
 use crate::leases::Record;
@@ -6,27 +6,27 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The tensors of one segment: they go together or not at all. Or one tensor of a segment that stays, such as a slab that is
-/// written still: of that one, what is known about it alone comes back.
+/// The tensors of one segment, which are evicted together; or one tensor of a segment that stays, such as an open slab,
+/// whose eviction returns its metadata alone.
 pub(crate) struct Group {
     pub(crate) records: Vec<Arc<Record>>,
-    /// What their memory takes from the budget.
+    /// The bytes of the budget that their memory takes.
     pub(crate) bytes: u64,
-    /// The same of what is known about them.
+    /// The bytes of the budget that their metadata takes.
     pub(crate) metadata: u64,
-    /// Whether the memory stays.
-    pub(crate) in_part: bool,
+    /// Whether the segment stays.
+    pub(crate) is_partial: bool,
     pub(crate) recompute: Duration,
     last_used: Duration,
 }
 
 impl Group {
-    fn of(records: Vec<Arc<Record>>, in_part: bool) -> Self {
-        let bytes = records.first().filter(|_| !in_part).map_or(0, |record| record.charge.segment().bytes);
+    fn of(records: Vec<Arc<Record>>, is_partial: bool) -> Self {
+        let bytes = records.first().filter(|_| !is_partial).map_or(0, |record| record.charge.segment().bytes);
         Self {
             bytes,
             metadata: records.iter().map(|record| record.charge.metadata()).sum(),
-            in_part,
+            is_partial,
             recompute: records.iter().map(|record| record.recompute_time()).sum(),
             last_used: records.iter().map(|record| record.last_used()).max().unwrap_or_default(),
             records,
@@ -38,19 +38,18 @@ impl Group {
         self.records.first().is_some_and(|record| Arc::ptr_eq(record.charge.segment().budget(), budget))
     }
 
-    /// Seconds that it takes to make a byte again.
+    /// Recompute time for each byte, in seconds.
     fn cost(&self) -> f64 {
         self.recompute.as_secs_f64() / (self.bytes + self.metadata).max(1) as f64
     }
 
-    /// Closes every tensor of the group, or none.
+    /// Closes all tensors of the group, or none.
     pub(crate) fn close(&self) -> bool {
         Record::close_all(&self.records.iter().map(|record| &**record).collect::<Vec<_>>())
     }
 }
 
-/// Groups that nobody leases, the first to go first: least time to make again per byte, then longest unused,
-/// then oldest.
+/// The unleased groups in the order of eviction: by recompute time for each byte, then by last use, then by age.
 pub(crate) fn candidates(records: Vec<Arc<Record>>) -> Vec<Group> {
     let mut segments: HashMap<usize, Vec<Arc<Record>>> = HashMap::new();
     for record in records {
@@ -58,7 +57,7 @@ pub(crate) fn candidates(records: Vec<Arc<Record>>) -> Vec<Group> {
     }
     let mut groups = Vec::new();
     for records in segments.into_values() {
-        // Memory that somebody else uses too, such as a slab that is written still, would not come back.
+        // A segment with other users, such as an open slab, would not be freed.
         let is_all = records.first().is_none_or(|record| record.charge.segment().users() == records.len());
         if is_all && records.iter().all(is_unleased) {
             groups.push(Group::of(records, false));
@@ -67,7 +66,7 @@ pub(crate) fn candidates(records: Vec<Arc<Record>>) -> Vec<Group> {
             groups.extend(counted.map(|record| Group::of(vec![record], true)));
         }
     }
-    // Ties must not depend on the order of a hash table.
+    // Ties do not depend on the order of a hash table.
     let first = |group: &Group| group.records.iter().map(|record| (record.created, record.id)).min();
     groups.sort_by(|a, b| {
         let by_cost = a.cost().total_cmp(&b.cost());

@@ -1,7 +1,7 @@
-//! Eviction: the order of tensors, and the work of making room.
+//! Eviction. `candidates.rs` decides the order of tensors, `make_room.rs` evicts or spills them.
 
 mod candidates;
-mod pressure;
+mod make_room;
 
 pub(crate) use candidates::{Group, candidates, charged_bytes};
-pub(crate) use pressure::{ROUNDS_MAX, Want, pause};
+pub(crate) use make_room::{ROUNDS_MAX, Want, pause};

@@ -1,4 +1,4 @@
-//! Holders by number and by name: sessions come and go, so names that nobody uses any more go too.
+//! Holders by number and by name. Names without users are removed, because sessions come and go.
 
 use crate::Holder;
 use cotensor_core::sync;
@@ -6,15 +6,15 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// So many names stay without anybody looking whether they are used.
+/// The number of names below which unused ones are not removed.
 const UNSWEPT_MAX: usize = 1024;
-/// References that the table itself has to a name.
+/// References of the table itself to a name.
 const OWN_REFERENCES: usize = 2;
 
 /// The holders of one store.
 ///
-/// Invariant H1: a number means one name as long as a [`Holder`] with it lives or a lease counts for it. So a name goes
-/// when no `Holder` of it was there, none was asked for since, and no lease counted for it after that.
+/// Invariant H1: a number stands for one name while a [`Holder`] with it or a lease of it exists. So a name is removed when
+/// it had no `Holder`, was not looked up since, and had no lease after that.
 #[derive(Default)]
 pub struct Holders(RwLock<Table>);
 
@@ -23,19 +23,19 @@ struct Table {
     ids: HashMap<Arc<str>, u32>,
     names: HashMap<u32, Named>,
     next: u32,
-    /// Names that the last sweep left.
+    /// The number of names after the last sweep.
     left: usize,
 }
 
 struct Named {
     name: Arc<str>,
-    /// Whether it was asked for since the last sweep began.
-    asked: AtomicBool,
+    /// Whether it was looked up since the last sweep began.
+    is_recent: AtomicBool,
 }
 
 impl Named {
     fn holder(&self, id: u32) -> Holder {
-        self.asked.store(true, Ordering::SeqCst);
+        self.is_recent.store(true, Ordering::SeqCst);
         Holder { id, name: Arc::clone(&self.name) }
     }
 
@@ -45,8 +45,8 @@ impl Named {
 }
 
 impl Holders {
-    /// The holder of that name; asking twice gives the same holder. `leased` says for which holders leases count; it is
-    /// asked now and then, and not under a lock of this table's.
+    /// The holder of that name, always the same one. `leased` returns the holders with leases; a sweep calls it, without the
+    /// lock of this table.
     pub fn holder(&self, name: &str, leased: impl FnOnce() -> HashSet<u32>) -> Holder {
         if let Some(known) = self.read().find(name) {
             return known;
@@ -55,29 +55,29 @@ impl Holders {
             self.sweep(leased);
         }
         let mut table = self.write();
-        // Another may have been quicker.
+        // Another thread may have added it.
         if let Some(known) = table.find(name) {
             return known;
         }
         let (id, name) = (table.unused_number(), Arc::<str>::from(name));
-        let named = Named { name: Arc::clone(&name), asked: AtomicBool::new(false) };
+        let named = Named { name: Arc::clone(&name), is_recent: AtomicBool::new(false) };
         let holder = named.holder(id);
         table.ids.insert(name, id);
         table.names.insert(id, named);
         holder
     }
 
-    /// The name of a holder, `?` for one that is not there.
+    /// The name of a holder, `?` for an unknown one.
     pub fn name(&self, id: u32) -> Arc<str> {
         self.read().names.get(&id).map_or_else(|| Arc::from("?"), |named| Arc::clone(&named.name))
     }
 
     fn sweep(&self, leased: impl FnOnce() -> HashSet<u32>) {
         let mut table = self.write();
-        // One at a time: for the next who comes there is nothing to do.
+        // Another thread that comes meanwhile then starts no sweep.
         table.left = table.names.len();
         let unused = |(&id, named): (&u32, &Named)| {
-            named.asked.store(false, Ordering::SeqCst);
+            named.is_recent.store(false, Ordering::SeqCst);
             named.is_unused().then_some(id)
         };
         let unused: Vec<u32> = table.names.iter().filter_map(unused).collect();
@@ -86,7 +86,7 @@ impl Holders {
         let mut table = self.write();
         for id in unused {
             let goes =
-                |named: &Named| named.is_unused() && !named.asked.load(Ordering::SeqCst) && !leased.contains(&id);
+                |named: &Named| named.is_unused() && !named.is_recent.load(Ordering::SeqCst) && !leased.contains(&id);
             if table.names.get(&id).is_some_and(goes)
                 && let Some(gone) = table.names.remove(&id)
             {
@@ -94,7 +94,7 @@ impl Holders {
             }
         }
         table.left = table.names.len();
-        // What a crowd left behind.
+        // The capacity shrinks after many names were removed.
         let left = 2 * table.left.max(UNSWEPT_MAX);
         table.names.shrink_to(left);
         table.ids.shrink_to(left);
@@ -115,7 +115,7 @@ impl Table {
         self.names.get(&id).map(|named| named.holder(id))
     }
 
-    /// Twice as many as were left: a name costs the sweep a bounded time, however many come.
+    /// Sweeps start at twice the number of names after the last one, so that the cost for each new name is bounded.
     fn is_to_be_swept(&self) -> bool {
         self.names.len() >= 2 * self.left.max(UNSWEPT_MAX / 2)
     }
@@ -125,7 +125,7 @@ impl Table {
             self.next = self.next.wrapping_add(1);
         }
         let id = self.next;
-        // Not at once again: what still says the number of one who has gone does not mean the next.
+        // A removed number is not used again at once, so that late uses of it do not stand for another holder.
         self.next = self.next.wrapping_add(1);
         id
     }
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn names_go_when_nobody_uses_them() {
+    fn unused_names_are_removed() {
         let holders = Holders::default();
         let kept = holders.holder("kept", HashSet::new);
         let leasing = holders.holder("leasing", HashSet::new).id;
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn many_that_are_used_all_stay() {
+    fn used_names_stay_and_unused_ones_shrink() {
         let holders = Holders::default();
         let all: Vec<Holder> = (0..3 * UNSWEPT_MAX).map(|n| holders.holder(&n.to_string(), HashSet::new)).collect();
         for holder in &all {
@@ -172,9 +172,8 @@ mod tests {
         assert!(count(&holders) <= UNSWEPT_MAX + 1, "{}", count(&holders));
     }
 
-    /// One comes back between the two looks: asked for, leased with, and let go.
     #[test]
-    fn one_that_is_used_while_others_are_swept_stays() {
+    fn name_that_is_looked_up_during_a_sweep_stays() {
         let holders = Holders::default();
         let returning = holders.holder("returning", HashSet::new).id;
         holders.sweep(|| {

@@ -1,6 +1,7 @@
-//! Names, versions and holders.
+//! Names, versions and holders. A lookup by name starts in `table.rs`.
 
 mod holders;
+mod spilled;
 mod table;
 mod version_words;
 

@@ -1,53 +1,53 @@
-//! Which word of a shared table tells whether a name still means the version that somebody read: so readers need not ask.
+//! Version words: shared words that tell a reader whether its version of a name is still the newest, without a request.
 
 use crate::sync::{Mutex, lock};
 use std::collections::HashMap;
 
-/// The words that readers see, all zero at first.
+/// A table of words in memory that readers map. All words are zero at first.
 pub trait WordTable: Send + Sync {
-    /// How many there are.
+    /// The number of words.
     fn count(&self) -> u32;
 
-    /// Sets a word. What was written before, to whatever memory, is seen by who reads this value.
+    /// Sets a word with release ordering: a reader that loads this value sees all earlier writes.
     fn set(&self, word: u32, value: u64);
 }
 
-/// A word, and what it holds as long as the version is the newest.
+/// A word, and its value while the version is the newest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VersionWord {
-    /// Number of the word.
+    /// The index of the word.
     pub word: u32,
-    /// What it holds; never zero.
+    /// The value; never zero.
     pub generation: u64,
 }
 
-/// Who has which word. A word's generation never comes back: what a reader remembers of a word that was given to another
-/// name is never what it finds there.
+/// The assignment of words to names. A generation is never used twice, so a word that passes to another name never holds a
+/// value that a reader of the former name knows.
 pub struct VersionWords<W> {
     words: W,
     table: Mutex<Table>,
 }
 
-/// A table with room for so many is not made smaller.
-const TAKEN_KEPT: usize = 1024;
+/// The capacity below which the table does not shrink.
+const CAPACITY_MIN: usize = 1024;
 
 #[derive(Default)]
 struct Table {
     /// By the store's slot of the name.
-    taken: HashMap<u64, Taken>,
+    assigned: HashMap<u64, Assigned>,
     free: Vec<u32>,
     /// WordTable that were in use at some time: all below this.
     used: u32,
     generation: u64,
 }
 
-struct Taken {
+struct Assigned {
     version: u64,
-    place: VersionWord,
+    word: VersionWord,
 }
 
 impl<W: WordTable> VersionWords<W> {
-    /// Nobody has a word yet.
+    /// A table without assigned words.
     pub fn new(words: W) -> Self {
         Self { words, table: Mutex::new(Table::default()) }
     }
@@ -57,26 +57,26 @@ impl<W: WordTable> VersionWords<W> {
         &self.words
     }
 
-    /// Where a reader of this version of `name` sees whether it is still the newest; `None` when it is not, or no word is
-    /// free. Asks `is_newest` after a word is taken: a newer version that came before has told nobody of it, and one that
-    /// comes later ends the word.
-    pub fn place(&self, name: u64, version: u64, is_newest: impl FnOnce() -> bool) -> Option<VersionWord> {
+    /// The word of this version of `name`; `None` when the version is not the newest, or no word is free. `is_newest` is
+    /// called after the assignment: a version that is published later invalidates the word, an earlier one makes
+    /// `is_newest` false.
+    pub fn assign(&self, name: u64, version: u64, is_newest: impl FnOnce() -> bool) -> Option<VersionWord> {
         let mut table = lock(&self.table);
-        if let Some(taken) = table.taken.get(&name) {
-            return (taken.version == version).then_some(taken.place);
+        if let Some(assigned) = table.assigned.get(&name) {
+            return (assigned.version == version).then_some(assigned.word);
         }
-        let place = self.take(&mut table, name, version)?;
+        let word = self.add(&mut table, name, version)?;
         drop(table);
         if is_newest() {
-            return Some(place);
+            return Some(word);
         }
-        self.end(name);
+        self.invalidate(name);
         None
     }
 
-    fn take(&self, table: &mut Table, name: u64, version: u64) -> Option<VersionWord> {
-        let word = match table.free.pop() {
-            Some(word) => word,
+    fn add(&self, table: &mut Table, name: u64, version: u64) -> Option<VersionWord> {
+        let index = match table.free.pop() {
+            Some(index) => index,
             None if table.used < self.words.count() => {
                 table.used += 1;
                 table.used - 1
@@ -84,30 +84,30 @@ impl<W: WordTable> VersionWords<W> {
             None => return None,
         };
         table.generation += 1;
-        let place = VersionWord { word, generation: table.generation };
-        self.words.set(word, place.generation);
-        table.taken.insert(name, Taken { version, place });
-        Some(place)
+        let word = VersionWord { word: index, generation: table.generation };
+        self.words.set(index, word.generation);
+        table.assigned.insert(name, Assigned { version, word });
+        Some(word)
     }
 
-    /// `name` means something else from now on. To be called before anybody can be given that.
-    pub fn end(&self, name: u64) {
+    /// Invalidates the word of `name`. Called before any caller can lease its next version.
+    pub fn invalidate(&self, name: u64) {
         let mut table = lock(&self.table);
-        if let Some(taken) = table.taken.remove(&name) {
-            self.words.set(taken.place.word, 0);
-            table.free.push(taken.place.word);
-            let left = table.taken.len();
-            if table.taken.capacity() > TAKEN_KEPT.max(4 * left) {
-                table.taken.shrink_to(2 * left);
+        if let Some(assigned) = table.assigned.remove(&name) {
+            self.words.set(assigned.word.word, 0);
+            table.free.push(assigned.word.word);
+            let left = table.assigned.len();
+            if table.assigned.capacity() > CAPACITY_MIN.max(4 * left) {
+                table.assigned.shrink_to(2 * left);
             }
         }
     }
 
-    /// This version is there no more.
-    pub fn gone(&self, name: u64, version: u64) {
-        let newest = lock(&self.table).taken.get(&name).is_some_and(|taken| taken.version == version);
+    /// Invalidates the word of `name` if it belongs to this version, which was freed.
+    pub fn invalidate_version(&self, name: u64, version: u64) {
+        let newest = lock(&self.table).assigned.get(&name).is_some_and(|assigned| assigned.version == version);
         if newest {
-            self.end(name);
+            self.invalidate(name);
         }
     }
 }

@@ -1,5 +1,7 @@
-//! Services whose tensors outlive the store.
+//! Services whose tensors outlive the store: an observer records every change, and a later store restores the tensors.
 
 mod observer;
+mod restore;
 
-pub use observer::{RestoredTensor, StoreObserver};
+pub use observer::StoreObserver;
+pub use restore::RestoredTensor;

@@ -1,4 +1,4 @@
-//! What the store says of itself. Every figure is counted, none is estimated.
+//! The reports of the embedded store. Every figure is counted, none is estimated.
 
 use crate::TensorId;
 use crate::backend::LeaseBackend;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 const MIB: f64 = (1 << 20) as f64;
-/// How many tensors a recommendation lists.
+/// The number of tensors in each list of the recommendations.
 pub const LISTED: usize = 10;
 
 pub(crate) fn optimize(store: &EmbeddedStore) -> OptimizeReport {
@@ -25,7 +25,7 @@ pub(crate) fn optimize(store: &EmbeddedStore) -> OptimizeReport {
     let mut remaining_tensor_count = survey.records.len();
     for group in candidates(std::mem::take(&mut survey.records)) {
         if group.close() {
-            store.drop_closed(&group.records);
+            store.free_closed(&group.records);
             freed_memory_bytes += group.bytes;
             remaining_tensor_count -= group.records.len();
             freed_tensors.extend(group.records.iter().map(|record| record.name().to_owned()));
@@ -64,7 +64,7 @@ fn stats_of(store: &EmbeddedStore, records: &[Arc<Record>]) -> Stats {
         total_tensors: records.len(),
         spilled_now,
         spilled_now_bytes,
-        counted_seconds: store.clock.now().saturating_sub(store.began).as_secs_f64(),
+        counted_seconds: store.clock.now().saturating_sub(store.started).as_secs_f64(),
         total_models: models.len(),
         memory_usage_bytes: used,
         max_memory_bytes: limit(budget),
@@ -134,7 +134,7 @@ pub(crate) fn recommendations(store: &EmbeddedStore) -> Recommendations {
     }
 }
 
-/// What [`optimize`] would free, and of what stays, all but one of each known identity.
+/// The bytes that [`optimize`] would free, and those of tensors that stay with the identity of another one that stays.
 fn savings(records: &[Arc<Record>]) -> u64 {
     let unleased = candidates(records.to_vec());
     let freed: BTreeSet<TensorId> = unleased.iter().flat_map(|group| &group.records).map(|record| record.id).collect();
@@ -176,8 +176,8 @@ fn holders(store: &EmbeddedStore, record: &Record) -> BTreeMap<String, u32> {
     record.leases.holders().into_iter().map(|(id, count)| (store.holder_name(id).to_string(), count)).collect()
 }
 
-/// Kinds of which two or more tensors are held, by two or more holders between them: these may share, equal spaces
-/// given. Holders of one tensor share it already; weights, and what has no kind, are left out.
+/// Kinds with two or more leased tensors and two or more holders: these holders may share a tensor if its space is equal.
+/// Holders of one tensor share it already. Weights and `other` are left out.
 fn opportunities(store: &EmbeddedStore, records: &[Arc<Record>]) -> BTreeMap<String, Vec<String>> {
     let mut by_kind: BTreeMap<&str, (usize, BTreeSet<String>)> = BTreeMap::new();
     for record in records.iter().filter(|record| !matches!(record.kind, Kind::Weight | Kind::Other)) {
@@ -193,7 +193,7 @@ fn opportunities(store: &EmbeddedStore, records: &[Arc<Record>]) -> BTreeMap<Str
 }
 
 impl EmbeddedStore {
-    /// Bytes in use, for tests and displays that want no more: see [`crate::StoreReports::stats`].
+    /// Bytes of host memory in use, without the rest of the report: see [`crate::StoreReports::stats`].
     pub fn memory_usage_bytes(&self) -> u64 {
         self.devices.host().used()
     }

@@ -1,4 +1,4 @@
-//! Copies as they happen: totals by reason, and the latest with the tensor's name.
+//! The log of copies: totals by reason, and the latest copies with the names of their tensors.
 
 use crate::log;
 use crate::{Copies, CopyReason, RecentCopy};
@@ -8,10 +8,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How many of the latest copies are remembered.
+/// The number of copies in [`CopyLog::recent`].
 const RECENT_MAX: usize = 64;
 
-/// Every copy in a store.
+/// The copies in a store.
 #[derive(Default)]
 pub(crate) struct CopyLog {
     /// Count and bytes by reason.
@@ -31,7 +31,7 @@ impl CopyLog {
         let (count, total) = &self.totals[reason as usize];
         count.fetch_add(1, Ordering::Relaxed);
         total.fetch_add(bytes, Ordering::Relaxed);
-        log::tell(|| format!("copy {tensor}: {bytes} bytes, {}", reason.name()));
+        log::log(|| format!("copy {tensor}: {bytes} bytes, {}", reason.name()));
         let event = Event { tensor: tensor.to_owned(), reason, bytes, at };
         let mut recent = lock(&self.recent);
         if recent.len() == RECENT_MAX {
@@ -40,7 +40,7 @@ impl CopyLog {
         recent.push_back(event);
     }
 
-    /// Reasons for which there was a copy.
+    /// The totals of each reason with at least one copy.
     pub(crate) fn totals(&self) -> Vec<Copies> {
         let of = |&reason: &CopyReason| {
             let (count, bytes) = &self.totals[reason as usize];
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn totals_count_all_and_the_latest_are_remembered() {
+    fn totals_count_all_copies_and_recent_keeps_the_latest() {
         let log = CopyLog::default();
         for number in 0..RECENT_MAX as u64 + 3 {
             log.record(&format!("t{number}"), CopyReason::EngineOutput, number, Duration::from_secs(number));

@@ -1,7 +1,15 @@
-//! Tensors on slower storage.
+//! Tensors on spill storage, such as a disk.
+//!
+//! The store decides which tensors are spilled and when; a [`SpillStorage`] keeps their bytes. Unleased tensors are spilled
+//! in the order of eviction, all tensors of a segment together. A spilled tensor keeps its name and its identity.
 
-mod spill;
+mod group;
+mod report;
+mod restore;
+mod spill_out;
+mod storage;
 mod swap;
 
-pub(crate) use spill::{Away, Spilling, Whereabouts};
-pub use spill::{SpillStorage, SpilledSegment, SpilledTensor, SpilledTensorInfo};
+pub(crate) use group::{Location, SpillState, SpilledGroup};
+pub use group::{SpilledTensor, SpilledTensorInfo};
+pub use storage::{SpillStorage, SpilledSegment};

@@ -1,8 +1,8 @@
-//! Contents that are found by their hash.
+//! Blobs: contents that are found by their hash.
 
 use cotensor_core::{ContentHash, DType, Device, Hasher, Result};
 
-/// A content to lease: its hash, and how to look at its bytes. Row-major.
+/// A blob to lease: its hash, and the dtype and shape of its bytes. Row-major.
 #[derive(Clone, Debug)]
 pub struct BlobSpec {
     /// BLAKE3 of the bytes.
@@ -13,13 +13,13 @@ pub struct BlobSpec {
     pub shape: Vec<usize>,
     /// The device whose memory holds it.
     pub device: Device,
-    /// Who wants it, for people.
+    /// The producer, for messages and reports.
     pub producer: String,
 }
 
 impl BlobSpec {
-    /// What the value is: these bytes as this dtype in this shape. The bytes alone are not a value: six zeros of
-    /// `float32` are no three zeros of `int64`.
+    /// The identity of the value: the hash of bytes, dtype and shape. Bytes alone are not a value: six zeros of `float32`
+    /// differ from three zeros of `int64`.
     pub fn identity(&self) -> ContentHash {
         let mut hasher = Hasher::new("cotensor content value v1");
         hasher.field(self.hash.as_bytes()).field(self.dtype.name().as_bytes()).number(self.shape.len() as u64);
@@ -30,12 +30,11 @@ impl BlobSpec {
     }
 }
 
-/// Provides the bytes of contents that the store does not have yet.
+/// Provides the bytes of blobs that the store does not have.
 pub trait BlobSource {
-    /// Fills `target` (exactly the content's bytes) with content number `index` of the request.
+    /// Fills `target`, which has the length of the blob, with blob number `index` of the request.
     ///
     /// # Errors
-    /// Whatever keeps the bytes from being had; the store then keeps nothing of what it asked this source for, the
-    /// contents filled before included.
+    /// Those of the source. The store then publishes no blob of this source, not even blobs that were filled before.
     fn fill(&mut self, index: usize, target: &mut [u8]) -> Result<()>;
 }

@@ -2,6 +2,6 @@
 
 use cotensor_core::ContentHash;
 
-/// What identifies a computation: stage fingerprint, engine and its version, precision, and inputs.
+/// The key of a computation: the hash of stage fingerprint, engine and its version, precision, and inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key(pub ContentHash);

@@ -1,15 +1,17 @@
+//! The configuration of sharing.
+
 use cotensor_core::Kind;
 
-/// What may be shared. A tensor that may not is computed privately and counted.
+/// The tensors that are shared. Others are computed privately and counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct SharingConfig {
-    /// Whether anything but weights is shared.
+    /// Whether tensors other than weights are shared.
     pub enable_shared_tensors: bool,
-    /// The kinds that are shared; none allows all. Weights always are.
+    /// The kinds that are shared; `None` means all. Weights are always shared.
     #[cfg_attr(feature = "serde", serde(serialize_with = "kinds"))]
     pub allowed_types: Option<Vec<Kind>>,
-    /// The largest tensor that is shared, in bytes; none is no limit. Weights always are.
+    /// The largest shared tensor, in bytes; `None` means no limit. Weights are always shared.
     pub max_shared_tensor_size_bytes: Option<u64>,
 }
 
@@ -45,8 +47,8 @@ impl Refusal {
 }
 
 impl SharingConfig {
-    /// Why a tensor of this kind and size, in bytes, would not be shared; `None` when it would be. A kind that is
-    /// refused at 0 bytes is refused at every size: then there is no use in claiming a computation of it.
+    /// The reason why a tensor of this kind and size in bytes is not shared; `None` if it is. A kind that is refused at 0
+    /// bytes is refused at every size, so a caller need not claim its computation.
     pub fn refuses(&self, kind: Kind, bytes: u64) -> Option<Refusal> {
         if kind == Kind::Weight {
             None

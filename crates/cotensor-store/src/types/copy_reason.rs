@@ -1,26 +1,26 @@
 //! The reasons for copies.
 
-/// Why bytes were copied. Every copy anywhere in Cotensor is counted under one of these.
+/// The reason for a copy. Cotensor counts every copy under one of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum CopyReason {
-    /// A user's file is copied in, never mapped, so that truncating it harms nobody.
+    /// A user's file is copied, not mapped, because another process may truncate it.
     FileImport,
-    /// The engine returns outputs in memory of its own.
+    /// The engine returned an output in its own memory.
     EngineOutput,
-    /// An input was preprocessed in memory of the library that does it.
+    /// An input was preprocessed in the memory of a library.
     Preprocessed,
-    /// The engine wants another element type (64-bit to 32-bit integers).
+    /// The engine needs another element type (64-bit to 32-bit integers).
     EngineConversion,
-    /// A caller put its own bytes into the store.
+    /// A caller published its own bytes.
     Put,
     /// From one device to another.
     DeviceTransfer,
-    /// To a reader, or from a writer, who has no memory in common with the store.
+    /// A reader or writer has no memory in common with the store.
     Network,
-    /// A reader wrote in place: the pages that he wrote became his own.
+    /// A reader wrote in place: the kernel copied the pages.
     CopyOnWrite,
-    /// A reader may write in place, and this memory cannot be mapped for that.
+    /// A reader may write in place, and the memory cannot be mapped copy-on-write.
     PrivateCopy,
 }
 

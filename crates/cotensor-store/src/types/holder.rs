@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// Who holds a lease: a model, a user, a session. Compared by identity within one store.
+/// The holder of leases: a model, a user, a session. Its id is unique within one store.
 #[derive(Clone)]
 pub struct Holder {
     pub(crate) id: u32,
@@ -11,7 +11,8 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// A holder as the store itself numbers and names it. Only [`TensorStore::holder`] has use for this.
+    /// A holder with the number and the name of a store; for implementations of
+    /// [`TensorStore::holder`](crate::TensorStore::holder).
     pub fn new(id: u32, name: Arc<str>) -> Self {
         Self { id, name }
     }
@@ -21,7 +22,7 @@ impl Holder {
         self.id
     }
 
-    /// The name given to [`TensorStore::holder`].
+    /// Its name.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -2,23 +2,23 @@
 
 use std::collections::BTreeMap;
 
-/// What freeing everything that nobody leases did. Sizes in bytes.
+/// The outcome of freeing all unleased tensors. Sizes in bytes, on all devices.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct OptimizeReport {
-    /// Before.
+    /// Bytes in use before.
     pub initial_memory_bytes: u64,
-    /// After.
+    /// Bytes in use after.
     pub current_memory_bytes: u64,
-    /// The difference that freeing made.
+    /// Bytes of the freed tensors.
     pub freed_memory_bytes: u64,
-    /// How many tensors went.
+    /// The number of freed tensors.
     pub freed_tensors_count: usize,
     /// Their names.
     pub freed_tensors: Vec<String>,
     /// `freed_memory_bytes` in percent of `initial_memory_bytes`.
     pub memory_reduction_percent: f64,
-    /// How many are left.
+    /// The number of tensors that stay.
     pub remaining_tensor_count: usize,
 }
 
@@ -26,23 +26,22 @@ pub struct OptimizeReport {
 #[derive(Clone, Debug, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Stats {
-    /// Live tensors in memory, private ones left out.
+    /// Tensors in memory, without private ones.
     pub total_tensors: usize,
-    /// Tensors that are spilled now.
+    /// Tensors on spill storage.
     pub spilled_now: usize,
     /// Bytes of their segments.
     pub spilled_now_bytes: u64,
-    /// Seconds since the store was made, and with it all that it counts began: hits, misses, copies, evictions, spills, the
-    /// most bytes.
+    /// Seconds since the store was created, when all counters started: hits, misses, copies, evictions, spills, peaks.
     pub counted_seconds: f64,
-    /// Distinct holders with a lease.
+    /// The number of holders with a lease.
     pub total_models: usize,
     /// Bytes taken from the budget of the host, private tensors and unpublished reservations included.
     pub memory_usage_bytes: u64,
     /// The most bytes that the budget of the host allows; `None` without a limit.
     #[cfg_attr(feature = "serde", serde(default))]
     pub max_memory_bytes: Option<u64>,
-    /// Bytes that the budget counts for what is known about tensors: names, leases, and what a supervisor keeps of them.
+    /// Bytes that the budget counts for the metadata of tensors: names, leases, and their copies in a supervisor.
     /// `memory_usage_bytes` and this together are at most `max_memory_bytes`.
     #[cfg_attr(feature = "serde", serde(default))]
     pub metadata_bytes: u64,
@@ -53,29 +52,29 @@ pub struct Stats {
     /// The memory of each device, the host included.
     #[cfg_attr(feature = "serde", serde(default))]
     pub devices: Vec<DeviceStats>,
-    /// Lookups and claims that found what they asked for.
+    /// Lookups and claims that found a tensor.
     pub cache_hits: u64,
-    /// Those that did not.
+    /// Lookups and claims that did not.
     pub cache_misses: u64,
-    /// Hits over hits and misses, 0 to 1; 0 before the first.
+    /// Hits divided by hits and misses, 0 to 1; 0 before the first lookup.
     pub hit_rate: f64,
     /// The holders' names.
     pub models: Vec<String>,
-    /// Kind to the holders of its tensors, where two or more hold two or more of them. Weights and `other` are left out.
+    /// The holders by kind, where two or more hold two or more tensors of that kind. Weights and `other` are left out.
     pub sharing_opportunities: BTreeMap<String, Vec<String>>,
     /// Tensors that the configuration kept private, by reason.
     pub refused: BTreeMap<String, u64>,
     /// Copies by reason.
     pub copies: Vec<Copies>,
-    /// Tensors evicted for lack of memory.
+    /// Tensors that were evicted to make room.
     pub evictions: u64,
     /// Their bytes.
     pub evicted_bytes: u64,
-    /// Tensors spilled for lack of memory.
+    /// Tensors that were spilled to make room.
     pub spills: u64,
     /// Bytes of their segments.
     pub spilled_bytes: u64,
-    /// Tensors that came back from there.
+    /// Tensors that were restored.
     pub restores: u64,
 }
 
@@ -95,19 +94,19 @@ pub struct DeviceStats {
     pub peak_memory_bytes: u64,
 }
 
-/// Copies made for one reason.
+/// The copies with one reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Copies {
-    /// Why.
+    /// The reason.
     pub reason: String,
-    /// How many.
+    /// The number of copies.
     pub count: u64,
-    /// How much.
+    /// The bytes that were copied.
     pub bytes: u64,
 }
 
-/// What could be saved, and where.
+/// Memory that could be saved.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Recommendations {
@@ -119,9 +118,8 @@ pub struct Recommendations {
     pub sharing_opportunities: BTreeMap<String, Vec<String>>,
     /// Bytes in use, in MiB.
     pub total_memory_mb: f64,
-    /// Bytes that [`optimize`](crate::MemoryControl::optimize) would free now (a pack goes as a whole or not at all), and bytes
-    /// of tensors that stay and whose identity another that stays has, in MiB. Only identities that are known already
-    /// are compared; nothing is hashed for this.
+    /// MiB that [`optimize`](crate::MemoryControl::optimize) would free now, plus those of tensors that stay and have the
+    /// identity of another one that stays. Only identities that are known already are compared.
     pub potential_savings_mb: f64,
     /// The hit rate, 0 to 1.
     pub cache_efficiency: f64,
@@ -131,17 +129,17 @@ pub struct Recommendations {
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RecentCopy {
-    /// Whose bytes.
+    /// The name of the tensor.
     pub tensor: String,
-    /// Why.
+    /// The reason.
     pub reason: String,
-    /// How much.
+    /// The bytes that were copied.
     pub bytes: u64,
-    /// Seconds since.
+    /// Seconds since the copy.
     pub age_seconds: f64,
 }
 
-/// Every live tensor, and every copy.
+/// Every tensor, and every copy.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Diagnostics {
@@ -149,15 +147,15 @@ pub struct Diagnostics {
     pub tensors: Vec<TensorInfo>,
     /// Copies by reason.
     pub copies: Vec<Copies>,
-    /// The latest of them, oldest first.
+    /// The latest copies, oldest first.
     pub recent_copies: Vec<RecentCopy>,
-    /// How often the cache could not keep something. Nothing is wrong then, but it has to be made again next time.
+    /// Errors of the cache. The store works without it, but loads or computes more.
     pub cache_errors: u64,
-    /// The latest of these.
+    /// The latest error of the cache.
     pub last_cache_error: Option<String>,
 }
 
-/// One live tensor.
+/// One tensor.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TensorInfo {
@@ -171,22 +169,22 @@ pub struct TensorInfo {
     pub shape: Vec<usize>,
     /// Bytes of its elements.
     pub bytes: u64,
-    /// Where it lies.
+    /// Its device.
     pub device: String,
-    /// Which memory it lies in; `unpublished` or `private` where it is that.
+    /// The kind of its memory; `unpublished` or `private` for such tensors.
     pub memory: String,
-    /// What it means.
+    /// The meaning of the tensor.
     pub kind: String,
-    /// Which encoder made it.
+    /// The encoder that made it.
     pub space: Option<String>,
-    /// Who made it.
+    /// The producer.
     pub producer: String,
-    /// Holders and their leases.
+    /// Holders with their numbers of leases.
     pub holders: BTreeMap<String, u32>,
     /// Seconds since it was published, or before that, since it was reserved.
     pub age_seconds: f64,
-    /// How often it was found.
+    /// Lookups that found it.
     pub hits: u64,
-    /// Whether it stays when nobody leases it.
+    /// Whether it stays without leases.
     pub cached: bool,
 }

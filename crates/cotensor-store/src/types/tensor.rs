@@ -6,28 +6,28 @@ use std::time::Duration;
 /// One version of one tensor in one store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TensorId {
-    /// Identity of the name within the store.
+    /// The number of the name within the store.
     pub slot: u64,
-    /// Counts up from 1 with every publication of the name.
+    /// The number of the publication of the name, from 1.
     pub version: u64,
 }
 
-/// How long a tensor stays when nobody leases it.
+/// How long a tensor stays without leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retention {
     /// Freed with its last lease.
     WhileLeased,
-    /// Kept until memory is wanted; what is cheapest to make again per byte goes first.
+    /// Until its memory is needed. Tensors with the least recompute time for each byte are evicted first.
     Cached {
-        /// What it would take to make it again.
+        /// The time that computing it again takes; zero if unknown.
         recompute: Duration,
     },
 }
 
-/// What is to be reserved. Shape in elements.
+/// The description of a tensor.
 #[derive(Clone, Debug)]
 pub struct TensorSpec {
-    /// The name to publish under.
+    /// The name that publishing gives it.
     pub name: String,
     /// Element type.
     pub dtype: DType,
@@ -35,16 +35,16 @@ pub struct TensorSpec {
     pub shape: Vec<usize>,
     /// The device whose memory holds it.
     pub device: Device,
-    /// What the tensor means.
+    /// The meaning of the tensor.
     pub kind: Kind,
-    /// Which encoder made it, when one did.
+    /// The encoder that made it, if one did.
     pub space: Option<Space>,
-    /// Who made it, for people.
+    /// The producer, for messages and reports.
     pub producer: String,
-    /// What happens to it when nobody leases it.
+    /// How long it stays without leases.
     pub retention: Retention,
-    /// Identity of the value by how it was made (stage key and output), when it was; equal provenance is equal
-    /// content, dtype and shape, so it stands in for their hash, which then never has to be computed.
+    /// The identity of a computed value: the hash of stage key and output. Equal provenance means equal content, dtype and
+    /// shape, so their hash is not computed.
     pub provenance: Option<ContentHash>,
 }
 
@@ -78,10 +78,10 @@ impl TensorSpec {
         self.name.len() + self.producer.len()
     }
 
-    /// Whether a tensor can be called that, by a producer called that.
+    /// Checks its name and its producer.
     ///
     /// # Errors
-    /// `Invalid` naming the field, for what is empty or longer than [`NAME_BYTES_MAX`].
+    /// `Invalid` with the field, for an empty name or for more than [`NAME_BYTES_MAX`] bytes.
     pub fn check_names(&self) -> Result<()> {
         if self.name.is_empty() {
             return Err(Error::invalid("a name is required").in_field("name"));
@@ -90,10 +90,10 @@ impl TensorSpec {
     }
 }
 
-/// Whether a name is no longer than [`NAME_BYTES_MAX`].
+/// Checks the length of a name.
 ///
 /// # Errors
-/// `Invalid` naming `field` when it is.
+/// `Invalid` with `field` for more than [`NAME_BYTES_MAX`] bytes.
 pub fn check_name(name: &str, field: &str) -> Result<()> {
     match name.len() > NAME_BYTES_MAX {
         true => Err(Error::invalid(format!("longer than {NAME_BYTES_MAX} bytes")).in_field(field)),

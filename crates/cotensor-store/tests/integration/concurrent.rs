@@ -245,7 +245,7 @@ fn nothing_is_over_budget_while_everything_can_be_evicted() {
             match store.reserve(spec("a", 100), &holder) {
                 Ok(reservation) => drop(reservation.publish().unwrap()),
                 // Right only while a reader does hold it.
-                Err(error) if !error.to_string().contains("unpublished tensors hold 100") => {}
+                Err(error) if !error.to_string().contains("empty slabs take 100") => {}
                 Err(error) => wrong.push(error.to_string()),
             }
         }

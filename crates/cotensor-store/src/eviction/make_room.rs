@@ -1,4 +1,4 @@
-//! Making room: what nobody leases goes, or goes to disk, and an error says who holds the rest.
+//! Making room: evicts or spills unleased tensors. An error names the holders of the others.
 
 use crate::EmbeddedStore;
 use crate::TensorSpec;
@@ -11,29 +11,30 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How often a reservation looks again for memory that is on its way back: over a second in all.
+/// Attempts of a reservation while memory is leaving: more than a second in total.
 #[cfg(not(target_family = "wasm"))]
 pub(crate) const ROUNDS_MAX: u32 = 10_000;
-/// On one thread nobody else is on the way.
+/// With one thread, no other thread returns memory.
 #[cfg(target_family = "wasm")]
 pub(crate) const ROUNDS_MAX: u32 = 2;
 
-/// For what is known about tensors, this part of the budget is freed at a time, and at most so many bytes: where there are
-/// many tensors, looking for those that can go takes long.
-const METADATA_AT_ONCE: (u64, u64) = (256, 256 << 10);
+/// For metadata, this fraction of the budget is freed at a time, at most [`METADATA_FREED_MAX`] bytes: with many tensors the
+/// search for candidates is slow.
+const METADATA_FREED_FRACTION: u64 = 256;
+const METADATA_FREED_MAX: u64 = 256 << 10;
 
-/// What is to be made room for.
+/// The purpose of the room.
 #[derive(Clone, Copy)]
 pub(crate) enum Want {
-    /// Memory: of segments that stay, tensors go last, because they give back next to nothing.
+    /// Memory. Tensors of segments that stay go last, because they return only metadata.
     Memory,
-    /// Memory for what was spilled. Where others cannot be spilled for it, they change places with it, and none is dropped.
+    /// Memory for a spilled segment. Tensors that cannot be spilled stay: the caller swaps segments instead.
     Restored,
-    /// What is known about one more tensor.
+    /// Metadata of one more tensor.
     Metadata,
 }
 
-/// Lets others run: at first for as short as can be.
+/// Lets other threads run; in early rounds for the shortest time.
 pub(crate) fn pause(round: u32) {
     if round < 100 || cfg!(target_family = "wasm") {
         std::thread::yield_now();
@@ -46,32 +47,38 @@ impl EmbeddedStore {
     /// Takes `bytes` from the budget of `device`. Evicts unleased tensors if that makes enough room, else none.
     pub(crate) fn charge(&self, device: Device, bytes: u64) -> Result<Arc<Charge>> {
         let budget = self.devices.budget(device)?;
-        self.taken(budget, bytes, Want::Memory, || budget.take(bytes))
+        self.take_evicting(budget, bytes, Want::Memory, || budget.take(bytes))
     }
 
-    /// The same for what was spilled.
+    /// As [`charge`](Self::charge) for a spilled segment.
     pub(crate) fn restored_charge(&self, device: Device, bytes: u64) -> Result<Arc<Charge>> {
         let budget = self.devices.budget(device)?;
-        self.taken(budget, bytes, Want::Restored, || budget.take(bytes))
+        self.take_evicting(budget, bytes, Want::Restored, || budget.take(bytes))
     }
 
-    /// The same of what is known about a tensor of `segment`.
+    /// Takes the metadata of a tensor of `segment`.
     pub(crate) fn tensor_charge(&self, segment: &Arc<Charge>, spec: &TensorSpec) -> Result<TensorCharge> {
         self.metadata_charge(segment, self.metadata_of(spec))
     }
 
-    /// The same where that takes `bytes`.
+    /// Takes `bytes` for the metadata of a tensor of `segment`.
     pub(crate) fn metadata_charge(&self, segment: &Arc<Charge>, bytes: u64) -> Result<TensorCharge> {
         let budget = self.devices.host();
-        self.taken(budget, bytes, Want::Metadata, || budget.take_metadata(segment, bytes))
+        self.take_evicting(budget, bytes, Want::Metadata, || budget.take_metadata(segment, bytes))
     }
 
-    /// What is known about a tensor, in bytes.
+    /// The metadata of a tensor, in bytes.
     pub(crate) fn metadata_of(&self, spec: &TensorSpec) -> u64 {
         self.devices.host().metadata_of(spec.text_bytes(), spec.shape.len())
     }
 
-    fn taken<T>(&self, budget: &Arc<Budget>, bytes: u64, want: Want, take: impl Fn() -> Option<T>) -> Result<T> {
+    fn take_evicting<T>(
+        &self,
+        budget: &Arc<Budget>,
+        bytes: u64,
+        want: Want,
+        take: impl Fn() -> Option<T>,
+    ) -> Result<T> {
         for round in 0..ROUNDS_MAX {
             if let Some(charge) = take() {
                 return Ok(charge);
@@ -80,33 +87,33 @@ impl EmbeddedStore {
                 break;
             }
             if round > 0 {
-                // A closed tensor goes with the last who touched it: another thread may be between giving its lease
-                // back and letting go.
+                // A closed record is freed with its last reference. Another thread may have released its lease and
+                // still hold that reference.
                 pause(round);
             }
         }
         take().ok_or_else(|| self.over_budget(budget, bytes))
     }
 
-    /// Evicts until `bytes` will fit `budget`; false, and nothing goes, when all that nobody leases would not make the room.
+    /// Evicts until `bytes` will fit `budget`. False, and nothing is evicted, when all unleased tensors would not make
+    /// enough room.
     ///
     /// # Errors
-    /// `OverBudget` when what would have to be spilled cannot be.
+    /// `OverBudget` when spilling fails.
     pub(crate) fn evict(&self, budget: &Arc<Budget>, bytes: u64, want: Want) -> Result<bool> {
         let mut outcome = Ok(false);
         self.with_unleased(&mut |mut groups| {
             let goal = match want {
                 Want::Memory | Want::Restored => {
-                    groups.sort_by_key(|group| group.in_part);
+                    groups.sort_by_key(|group| group.is_partial);
                     bytes
                 }
-                Want::Metadata => bytes.max(METADATA_AT_ONCE.1.min(budget.max() / METADATA_AT_ONCE.0)),
+                Want::Metadata => bytes.max(METADATA_FREED_MAX.min(budget.max() / METADATA_FREED_FRACTION)),
             };
-            // Only tensors of its own device give a device memory back. To the host, the others give their metadata: they
-            // go last.
+            // Tensors of other devices return nothing to a device, and only metadata to the host, so there they go last.
             groups.retain(|group| budget.device().is_host() || group.is_of(budget));
             groups.sort_by_key(|group| !group.is_of(budget));
-            // Others may have given memory back, or taken what was given, since the last look.
+            // Other threads take and return memory at the same time.
             let fits = || budget.will_fit(bytes, 0);
             let mut enough = || budget.will_fit(goal, 0);
             let freed = groups.iter().map(|group| self.freed_by(group, budget)).sum();
@@ -121,57 +128,57 @@ impl EmbeddedStore {
         outcome
     }
 
-    /// What comes back to `budget` when a group goes: of what is spilled, all that is known about it stays.
+    /// The bytes that evicting `group` returns to `budget`. A spilled tensor keeps its metadata.
     fn freed_by(&self, group: &Group, budget: &Arc<Budget>) -> u64 {
-        let is_spilled = self.spilling.is_some() && group.worth_spilling().is_some();
+        let is_spilled = self.spill.is_some() && group.worth_spilling().is_some();
         let memory = if group.is_of(budget) { group.bytes } else { 0 };
         memory + if is_spilled || !budget.device().is_host() { 0 } else { group.metadata }
     }
 
-    /// Evicts, or spills where tensors are, what nobody leases until there is `enough` of whatever is wanted: one segment
-    /// after the other, in the order in which they go when memory is wanted. Whether there is.
+    /// Evicts or spills unleased segments one by one, in the order of eviction, until `enough` returns true. Returns whether
+    /// it did.
     ///
     /// # Errors
-    /// What kept one from being spilled, when there is not enough without it.
+    /// The first error of spilling, when there is not enough without that segment.
     pub fn shed_until(&self, enough: &mut dyn FnMut() -> bool) -> Result<bool> {
         let mut outcome = Ok(false);
         self.with_unleased(&mut |groups| outcome = self.shed(groups, enough, true));
         outcome
     }
 
-    /// Gives `work` what nobody leases in the order in which it goes, while nobody else makes room.
+    /// Calls `work` with the unleased groups in the order of eviction, while no other thread makes room.
     pub(crate) fn with_unleased(&self, work: &mut dyn FnMut(Vec<Group>)) {
-        let Some(spilling) = &self.spilling else {
+        let Some(state) = &self.spill else {
             let mut survey = self.names.survey();
             let groups = candidates(std::mem::take(&mut survey.records));
             return work(groups);
         };
-        spilling.spill.blocking(&mut || {
-            let _turn = spilling.turn();
+        state.storage.blocking(&mut || {
+            let _guard = state.begin();
             let mut groups = candidates(std::mem::take(&mut self.names.survey().records));
-            // What is spilled is lost to nobody; a part of a segment can only be dropped.
-            groups.retain(|group| !group.in_part);
+            // A part of a segment cannot be spilled, only lost.
+            groups.retain(|group| !group.is_partial);
             work(groups);
         });
     }
 
-    /// Evicts or spills `groups` in their order until there is `enough`. Where spilling fails, those that can be made again are
-    /// dropped if they `may_drop`; the others always stay.
+    /// Evicts or spills `groups` in their order until `enough` returns true. Where spilling fails and `may_evict` is true,
+    /// groups with a recompute time are evicted; the others always stay.
     ///
     /// # Errors
-    /// What kept one from being spilled, when there is not enough without it.
-    pub(crate) fn shed(&self, groups: Vec<Group>, enough: &mut dyn FnMut() -> bool, may_drop: bool) -> Result<bool> {
+    /// The first error of spilling, when there is not enough without that group.
+    pub(crate) fn shed(&self, groups: Vec<Group>, enough: &mut dyn FnMut() -> bool, may_evict: bool) -> Result<bool> {
         let mut failed: Option<Error> = None;
         let mut unspilled = Vec::new();
         for group in groups {
             if enough() {
                 return Ok(true);
             }
-            match (&self.spilling, group.worth_spilling()) {
-                (Some(spilling), Some(segment)) => {
-                    // Where one had no room, a smaller one may; after other failures the rest may be dropped still.
+            match (&self.spill, group.worth_spilling()) {
+                (Some(state), Some(segment)) => {
+                    // After a lack of room a smaller segment may fit. After another error no segment is tried.
                     if failed.as_ref().is_none_or(|error| error.kind() == ErrorKind::OverBudget) {
-                        match self.put_away(spilling, &group, segment) {
+                        match self.spill_group(state, &group, segment) {
                             Ok(_) => continue,
                             Err(error) => failed = Some(error),
                         }
@@ -181,8 +188,8 @@ impl EmbeddedStore {
                 _ => self.evict_group(&group),
             }
         }
-        // A full disk must not stop everything else: what can be made again is dropped, and the rest stays.
-        for group in unspilled.iter().filter(|group| may_drop && !group.recompute.is_zero()) {
+        // A full disk does not stop the store: tensors with a recompute time are evicted.
+        for group in unspilled.iter().filter(|group| may_evict && !group.recompute.is_zero()) {
             if enough() {
                 return Ok(true);
             }
@@ -198,10 +205,17 @@ impl EmbeddedStore {
         if group.close() {
             self.counters.evictions.fetch_add(group.records.len() as u64, Ordering::Relaxed);
             self.counters.evicted_bytes.fetch_add(group.bytes, Ordering::Relaxed);
-            self.drop_closed(&group.records);
+            self.free_closed(&group.records);
         }
     }
 
+    /// As [`over_budget`](Self::over_budget), with the error of spilling.
+    pub(crate) fn not_spilled(&self, budget: &Arc<Budget>, bytes: u64, error: &Error) -> Error {
+        let over = self.over_budget(budget, bytes);
+        Error::new(ErrorKind::OverBudget, format!("{}; spilling failed: {error}", over.message()))
+    }
+
+    /// The error of a reservation that does not fit. It names the holders of the most bytes.
     pub(crate) fn over_budget(&self, budget: &Arc<Budget>, bytes: u64) -> Error {
         let survey = self.names.survey();
         let mut by_holder: HashMap<u32, u64> = HashMap::new();
@@ -220,17 +234,17 @@ impl EmbeddedStore {
         let mut held: Vec<String> =
             held.iter().take(5).map(|(bytes, name)| format!("{name} holds {}", size(*bytes))).collect();
         if unlisted > 0 {
-            held.push(format!("what is private, reserved or a slab without a tensor holds {}", size(unlisted)));
+            held.push(format!("unpublished and private tensors and empty slabs take {}", size(unlisted)));
         }
         if metadata > 0 {
-            held.push(format!("names and leases of {} tensors take {}", survey.records.len(), size(metadata)));
+            held.push(format!("metadata of {} tensors takes {}", survey.records.len(), size(metadata)));
         }
         held.extend(self.observer.as_ref().and_then(|observer| observer.retained_memory()));
-        let held = if held.is_empty() { "nothing is leased".to_owned() } else { held.join(", ") };
+        let held = if held.is_empty() { "no tensor is leased".to_owned() } else { held.join(", ") };
         Error::new(
             ErrorKind::OverBudget,
             format!(
-                "{} do not fit the {}budget of {}, of which {} are in use ({held})",
+                "{} do not fit the {}budget of {}, of which {} are in use: {held}. Release leases or raise the budget",
                 size(bytes),
                 if budget.device().is_host() { String::new() } else { format!("{} ", budget.device()) },
                 size(max),
@@ -253,9 +267,9 @@ mod tests {
         }
     }
 
-    /// Another thread has given its lease back and not let go of the tensor yet.
+    /// Another thread has released its lease and still holds a reference to the record.
     #[test]
-    fn memory_on_its_way_back_is_waited_for() {
+    fn reservation_waits_for_leaving_memory() {
         let store = EmbeddedStore::builder().max_memory_bytes(100).build();
         let holder = store.holder("m");
         let lease = store.reserve(spec("a", 100), &holder).unwrap().publish().unwrap();
@@ -264,9 +278,8 @@ mod tests {
         let (evicted, seen) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
             scope.spawn(move || {
-                // Lets go only once the eviction was seen, and some.
+                // Keeps the reference until the eviction was seen.
                 seen.recv().unwrap();
-                std::thread::sleep(Duration::from_millis(30));
                 drop(touched);
             });
             scope.spawn(|| {

@@ -1,4 +1,4 @@
-//! Contents by hash: each held once, however many ask, packed into one segment when they come together.
+//! Requests for blobs. Each blob exists once on a device; the new blobs of a request are packed into one segment.
 
 use crate::budget::TensorCharge;
 use crate::embedded::EmbeddedStore;
@@ -16,41 +16,44 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-/// A content that this request has to provide.
+/// A blob that this request provides.
 struct Missing {
     ticket: Ticket,
     hash: ContentHash,
-    /// Its first place in the request.
+    /// Its first index in the request.
     index: usize,
     len: usize,
 }
 
-/// Each content once, with its first place in the request, in the order of the hashes: two requests that claim in one
-/// order cannot wait for each other in a ring.
+/// Each blob once, with its first index in the request and its length, in the order of the hashes. Requests claim in that
+/// order, so that they cannot wait for each other in a circle.
 ///
 /// # Errors
-/// `Invalid` for a content in two sizes, or on two devices in one request.
+/// `Invalid` for a blob with two sizes, or for two devices in one request.
 fn distinct(specs: &[BlobSpec]) -> Result<BTreeMap<ContentHash, (usize, usize)>> {
     let mut wanted = BTreeMap::new();
     for (index, spec) in specs.iter().enumerate() {
         if spec.device != specs[0].device {
-            let message = format!("contents on {} and on {} in one request", specs[0].device, spec.device);
+            let message = format!(
+                "blobs on {} and on {} in one request; make one request for each device",
+                specs[0].device, spec.device
+            );
             return Err(Error::invalid(message).in_field("device"));
         }
         let len = Layout::contiguous(spec.dtype, &spec.shape)?.size_bytes();
         let (_, first) = *wanted.entry(spec.hash).or_insert((index, len));
         if first != len {
-            return Err(Error::invalid(format!("one content ({}) asked for in two sizes", spec.hash.short())));
+            return Err(Error::invalid(format!("blob {} has two sizes in one request", spec.hash.short())));
         }
     }
     Ok(wanted)
 }
 
 fn only(mut leases: Vec<Lease>, hash: &ContentHash) -> Result<Lease> {
-    leases.pop().ok_or_else(|| Error::not_found(format!("content {} was lost", hash.short())))
+    leases.pop().ok_or_else(|| Error::not_found(format!("blob {} was freed", hash.short())))
 }
 
-pub(crate) fn lease_contents(
+pub(crate) fn lease_blobs(
     store: &EmbeddedStore,
     specs: &[BlobSpec],
     source: &mut dyn BlobSource,
@@ -68,7 +71,7 @@ pub(crate) fn lease_contents(
     specs.iter().map(|spec| held[&spec.hash].view_as(spec)).collect()
 }
 
-/// The claim of a content on a device.
+/// The computation key of a blob on a device.
 fn key(hash: &ContentHash, device: Device) -> Key {
     let mut hasher = Hasher::new("cotensor weight v1");
     hasher.field(hash.as_bytes());
@@ -78,7 +81,7 @@ fn key(hash: &ContentHash, device: Device) -> Key {
     Key(hasher.finish())
 }
 
-/// Gets what is missing: from the cache where it has it, else from `source` into one new pack.
+/// Publishes the missing blobs: from the cache if it has them, else from `source` in one new segment.
 fn provide(
     store: &EmbeddedStore,
     specs: &[BlobSpec],
@@ -117,12 +120,12 @@ fn provide(
     Ok(())
 }
 
-/// A content in the cache.
+/// A blob in the cache.
 fn cached(store: &EmbeddedStore, each: &Missing) -> Option<Located> {
     store.cache.as_ref()?.find(&each.hash).filter(|(_, range)| range.len() == each.len)
 }
 
-/// What contents in one segment of `bytes` bytes take from the budget.
+/// The charges of blobs in one segment of `bytes` bytes.
 fn charges<'a>(
     store: &EmbeddedStore,
     device: Device,
@@ -139,7 +142,7 @@ fn charges<'a>(
     contents.into_iter().map(charge).collect()
 }
 
-/// Fills a pack of the cache, or a segment of `total` bytes whose `ranges` are the contents.
+/// Fills a pack of the cache, or a segment of `total` bytes with the blobs at `ranges`.
 fn fill(
     store: &EmbeddedStore,
     device: Device,
@@ -149,7 +152,7 @@ fn fill(
     source: &mut dyn BlobSource,
 ) -> Result<Vec<Located>> {
     let entries: Vec<(ContentHash, usize)> = unknown.iter().map(|each| (each.hash, each.len)).collect();
-    // Without room in the cache the weights still load, into memory of this process.
+    // If the cache has no room, the blobs go into memory of this process.
     if let Some(cache) = &store.cache
         && cache.device() == device
         && let Some(mut pack) = store.unless_cache_fails(cache.begin(&entries))
@@ -191,7 +194,7 @@ fn write(
     segment.write_at(offset, &copy)
 }
 
-#[allow(clippy::too_many_arguments, reason = "one step of provide, called at its two ends")]
+#[allow(clippy::too_many_arguments, reason = "one step of provide, with two callers")]
 fn list(
     store: &EmbeddedStore,
     specs: &[BlobSpec],
@@ -225,23 +228,23 @@ fn list(
     Ok(())
 }
 
-/// The name that a content is published under, which says the device unless that is the host.
+/// The name of a blob. It has the device as a suffix, unless that is the host.
 fn name_of(each: &Missing, device: Device) -> String {
     let hash = &each.hash;
     if device.is_host() { format!("weight/{hash}") } else { format!("weight/{hash}@{device}") }
 }
 
-/// What came of asking for contents without waiting.
+/// The answer to a request that does not wait.
 pub struct UploadPlan {
-    /// Those that are there, by their places in the request.
+    /// The blobs that exist, with their indexes in the request.
     pub ready: Vec<(usize, Lease)>,
-    /// Places whose contents somebody else provides at the moment.
-    pub busy: Vec<usize>,
-    /// What the caller is to provide.
+    /// Indexes of blobs that other callers provide now.
+    pub pending: Vec<usize>,
+    /// The blobs that the caller provides.
     pub pack: Option<BlobPack>,
 }
 
-/// Contents that their claimer is to provide in one segment. Dropping it leaves them to others who want them.
+/// Blobs that their caller provides in one segment. Dropping it passes them to other callers.
 pub struct BlobPack {
     specs: Vec<BlobSpec>,
     missing: Vec<Missing>,
@@ -257,17 +260,17 @@ impl BlobPack {
         self.bytes
     }
 
-    /// Places in the request, and the bytes of the segment that each one's content fills.
-    pub fn places(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
+    /// Indexes in the request, with the byte ranges of the blobs in the segment.
+    pub fn indexes(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
         self.missing.iter().map(|each| each.index).zip(self.ranges.iter().cloned())
     }
 
-    /// The hash of each content, and the bytes of the segment that it fills.
+    /// Hashes with the byte ranges of the blobs in the segment.
     pub fn hashes(&self) -> impl Iterator<Item = (&ContentHash, Range<usize>)> {
         self.missing.iter().map(|each| &each.hash).zip(self.ranges.iter().cloned())
     }
 
-    /// Who will hold them.
+    /// The holder of the leases.
     pub fn holder(&self) -> &Holder {
         &self.holder
     }
@@ -282,23 +285,23 @@ pub(crate) fn begin(store: &EmbeddedStore, specs: &[BlobSpec], holder: &Holder, 
             Poll::Pending => drop(waiting.insert(hash)),
         }
     }
-    let mut begun = UploadPlan { ready: Vec::new(), busy: Vec::new(), pack: None };
+    let mut plan = UploadPlan { ready: Vec::new(), pending: Vec::new(), pack: None };
     for (index, spec) in specs.iter().enumerate() {
         if let Some(lease) = held.get(&spec.hash) {
-            begun.ready.push((index, lease.view_as(spec)?));
+            plan.ready.push((index, lease.view_as(spec)?));
         } else if waiting.contains(&spec.hash) {
-            begun.busy.push(index);
+            plan.pending.push(index);
         }
     }
     if !missing.is_empty() {
         let (ranges, bytes) = packed(missing.iter().map(|each| each.len))?;
         let charges = charges(store, specs[0].device, bytes as u64, specs, &missing)?;
-        begun.pack = Some(BlobPack { specs: specs.to_vec(), missing, ranges, bytes, charges, holder: holder.clone() });
+        plan.pack = Some(BlobPack { specs: specs.to_vec(), missing, ranges, bytes, charges, holder: holder.clone() });
     }
-    Ok(begun)
+    Ok(plan)
 }
 
-/// Leases of the pack's contents, in the order of its places, now that `segment` holds them.
+/// Publishes and leases the blobs of `pack`, which `segment` holds, in the order of its indexes.
 pub(crate) fn publish(
     store: &EmbeddedStore,
     pack: BlobPack,
@@ -316,15 +319,15 @@ pub(crate) fn publish(
     Ok(hashes.iter().filter_map(|hash| held.remove(hash)).collect())
 }
 
-/// Where in one segment each content lies, at multiples of [`ALIGNMENT`], and the bytes of the whole.
+/// The byte ranges of blobs in one segment, at multiples of [`ALIGNMENT`], and the length of the segment.
 fn packed(lens: impl IntoIterator<Item = usize>) -> Result<(Vec<Range<usize>>, usize)> {
     let mut ranges = Vec::new();
     let mut total = 0usize;
     for len in lens {
         let next = len.checked_next_multiple_of(ALIGNMENT).and_then(|padded| total.checked_add(padded));
         let next = next.filter(|&next| next as u64 <= TENSOR_BYTES_MAX);
-        let too_many = || Error::invalid(format!("contents together exceed {TENSOR_BYTES_MAX} bytes"));
-        // Not longer than what it is padded to, so this sum fits where that does.
+        let too_many = || Error::invalid(format!("the blobs of one request exceed {TENSOR_BYTES_MAX} bytes"));
+        // At most the padded sum, which is checked below.
         ranges.push(total..total.saturating_add(len));
         total = next.ok_or_else(too_many)?;
     }
@@ -337,7 +340,7 @@ mod tests {
     use cotensor_core::ErrorKind;
 
     #[test]
-    fn packing_pads_and_never_overflows() {
+    fn packing_pads_and_checks_overflow() {
         let (ranges, total) = packed([5, 0, 64, 65]).unwrap();
         assert_eq!((ranges, total), (vec![0..5, 64..64, 64..128, 128..193], 256));
         let max = TENSOR_BYTES_MAX as usize;

@@ -1,0 +1,101 @@
+//! Spilled versions in the table of names.
+
+use crate::TensorId;
+use crate::leases::Record;
+use crate::names::Names;
+use crate::spill::{Location, SpilledGroup};
+use cotensor_core::{Error, ErrorKind, Result};
+use std::sync::Arc;
+
+impl Names {
+    /// Replaces a closed record by its spilled group if it is the newest version of its name and retained; else removes it,
+    /// as [`forget`](Self::forget) does. Calls `done` with true or false while the name is locked.
+    pub(crate) fn spill(&self, record: &Record, group: &Arc<SpilledGroup>, done: impl FnOnce(bool)) {
+        let (index, hash) = self.locate(record.name());
+        let mut names = self.lock(index);
+        let Ok(mut found) = names.entries.find_entry(hash, |entry| entry.is_named(record.name())) else { return };
+        let entry = found.get_mut();
+        let current = entry.current.take_if(|current| current.id == record.id).is_some();
+        if current && record.is_retained() {
+            entry.spilled = Some(Box::new((Arc::clone(group), record.id)));
+            return done(true);
+        }
+        entry.old.remove(record.id);
+        done(false);
+        if entry.is_empty() {
+            found.remove();
+            self.shrink(&mut names.entries);
+        }
+    }
+
+    /// Replaces a version that is still spilled by the record that `make` returns.
+    pub(crate) fn unspill(
+        &self,
+        name: &str,
+        id: TensorId,
+        group: &Arc<SpilledGroup>,
+        make: impl FnOnce() -> Arc<Record>,
+    ) -> Option<Arc<Record>> {
+        let (index, hash) = self.locate(name);
+        let mut names = self.lock(index);
+        let entry = names.entries.find_mut(hash, |entry| entry.is_named(name))?;
+        entry.spilled.take_if(|spilled| Arc::ptr_eq(&spilled.0, group) && spilled.1 == id)?;
+        let record = make();
+        entry.current = Some(Arc::clone(&record));
+        Some(record)
+    }
+
+    /// Lists a spilled version of a former store.
+    ///
+    /// # Errors
+    /// `Conflict` when the name has another slot, or a newest version.
+    pub(crate) fn restore_spilled(
+        &self,
+        name: &str,
+        id: TensorId,
+        versions: u64,
+        group: &Arc<SpilledGroup>,
+    ) -> Result<()> {
+        let (index, hash) = self.locate(name);
+        self.skip(id.slot);
+        let mut names = self.lock(index);
+        let there = names.entries.find(hash, |entry| entry.is_named(name));
+        if there.is_some_and(|entry| entry.slot != id.slot || entry.current.is_some() || entry.spilled.is_some())
+            || id.slot % self.shards.len() as u64 != index as u64
+        {
+            return Err(Error::new(ErrorKind::Conflict, format!("{name:?} exists already, or has another slot")));
+        }
+        let entry = self.entry(&mut names, hash, name, || id.slot);
+        entry.version = entry.version.max(versions).max(id.version);
+        entry.spilled = Some(Box::new((Arc::clone(group), id)));
+        Ok(())
+    }
+
+    /// The state of the newest version of `name` when it cannot be leased.
+    pub(crate) fn location(&self, name: &str) -> Location {
+        let (index, hash) = self.locate(name);
+        let names = self.lock(index);
+        names.entries.find(hash, |entry| entry.is_named(name)).map_or(Location::Absent, |entry| entry.location())
+    }
+
+    /// The state of a version when it cannot be leased.
+    pub(crate) fn location_of(&self, id: TensorId) -> Location {
+        let names = self.lock((id.slot % self.shards.len() as u64) as usize);
+        match names.entries.iter().find(|entry| entry.slot == id.slot) {
+            Some(entry) if entry.spilled.as_ref().is_some_and(|spilled| spilled.1 == id) => entry.location(),
+            Some(entry) if entry.current.as_ref().is_some_and(|current| current.id == id) => Location::Closing,
+            _ => Location::Absent,
+        }
+    }
+
+    /// The spilled versions of names that start with `prefix`.
+    pub(crate) fn spilled(&self, prefix: &str) -> Vec<(Arc<SpilledGroup>, TensorId)> {
+        let mut found = Vec::new();
+        for index in 0..self.shards.len() {
+            let names = self.lock(index);
+            let matching = names.entries.iter().filter(|entry| entry.name.starts_with(prefix));
+            found.extend(matching.filter_map(|entry| entry.spilled.as_deref().cloned()));
+        }
+        found
+    }
+}

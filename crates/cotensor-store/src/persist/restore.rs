@@ -1,0 +1,131 @@
+//! Restoring the tensors of a former store.
+
+use crate::SegmentCharge;
+use crate::backend::{Charge, LeaseBackend, Record, RecordParts, VersionState};
+use crate::embedded::check_device;
+use crate::names::RestoredVersion;
+use crate::spill::SpilledGroup;
+use crate::{EmbeddedStore, Holder, Key, Lease, Retention, SpilledSegment, SpilledTensor, TensorId, TensorSpec};
+use cotensor_core::{Device, Error, Layout, Result, Segment};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// A tensor of a former store.
+pub struct RestoredTensor {
+    /// The identity of the version, then and now.
+    pub id: TensorId,
+    /// The description under which it was published.
+    pub spec: TensorSpec,
+    /// How its elements lie in the segment.
+    pub layout: Layout,
+    /// The memory.
+    pub segment: Arc<dyn Segment>,
+    /// The charge of the segment, which all tensors of the segment share.
+    pub charge: Arc<Charge>,
+    /// The computation whose result it is.
+    pub key: Option<Key>,
+    /// The number of versions that its name had.
+    pub versions: u64,
+    /// Its relation to the name; not `Spilled`.
+    pub state: VersionState,
+    /// The time of publication, by a clock that both stores share; `None`, which means now, if it is unknown.
+    pub created: Option<Duration>,
+}
+
+impl EmbeddedStore {
+    /// Lists a tensor of a former store with the same [seed](crate::EmbeddedStoreBuilder::seed), and leases it. A version
+    /// that is not the newest, or not cached, is freed with its last lease. The observer is not called.
+    ///
+    /// # Errors
+    /// `Invalid` when the layout reaches beyond the segment; `Conflict` when the version exists already, or its name
+    /// has another slot.
+    pub fn restore(&self, tensor: RestoredTensor, holder: &Holder) -> Result<Lease> {
+        let RestoredTensor { id, spec, layout, segment, charge, key, versions, state, created } = tensor;
+        if layout.byte_range().end > segment.len() {
+            return Err(Error::invalid(format!("{} reaches beyond its segment", spec.name)));
+        }
+        check_device(&spec, &*segment)?;
+        let (name, created) = (spec.name.clone(), self.created(created));
+        let charge = self.devices.host().take_metadata_unchecked(&charge, self.metadata_of(&spec));
+        let backend: Weak<dyn LeaseBackend> = self.me.clone();
+        let place = RestoredVersion { id, versions: versions.max(id.version), state };
+        let record = self.names.restore(&name, place, || {
+            let retained = state == VersionState::Published && matches!(spec.retention, Retention::Cached { .. });
+            let parts = RecordParts { id, spec, layout, segment, charge, retained, private: None, key, created };
+            let record = Record::new(parts, backend);
+            record.leases.acquire(holder.id);
+            record
+        })?;
+        Ok(Lease { record, holder: holder.id, reinterpreted: None })
+    }
+
+    /// The time of publication: `known` if that is given and not in the future, else now.
+    pub(crate) fn created(&self, known: Option<Duration>) -> Duration {
+        let now = self.clock.now();
+        known.map_or(now, |known| known.min(now))
+    }
+
+    /// Makes restored tensors the results of a computation again.
+    pub fn restore_claim(&self, key: Key, results: &[Lease]) {
+        self.claims.finish(key, results.iter().map(|lease| Arc::downgrade(&lease.record)).collect());
+    }
+
+    /// Never gives slots up to `slot` to new names.
+    pub fn skip_slots(&self, slot: u64) {
+        self.names.skip(slot);
+    }
+
+    /// Takes `bytes` from the budget of `device` for a segment that a former store held, even beyond the limit, because
+    /// it exists.
+    ///
+    /// # Errors
+    /// `Unsupported` for a device that the store does not have.
+    pub fn charge_existing(&self, device: Device, bytes: u64) -> Result<Arc<Charge>> {
+        Ok(self.devices.budget(device)?.take_unchecked(bytes))
+    }
+
+    /// Opens a segment again, so that tensors can be added.
+    pub fn reopen_segment(&self, charge: &Arc<Charge>) -> SegmentCharge {
+        SegmentCharge::new(Arc::clone(charge))
+    }
+
+    /// Leases one version of a name.
+    ///
+    /// # Errors
+    /// `NotFound` when that version does not exist.
+    pub fn lease_version(&self, name: &str, version: u64, holder: &Holder) -> Result<Lease> {
+        let missing = || Error::not_found(format!("{name:?} has no version {version}"));
+        self.names.version(name, version, |record| Lease::take(record, holder.id)).ok_or_else(missing)
+    }
+
+    /// The newest version of a name, unless it is spilled.
+    pub fn newest(&self, name: &str) -> Option<TensorId> {
+        self.names.current(name)
+    }
+
+    /// Lists the tensors of a segment that a former store with the same [seed](crate::EmbeddedStoreBuilder::seed) spilled,
+    /// each with the number of versions of its name. The [`StoreObserver`](crate::StoreObserver) is not called.
+    ///
+    /// # Errors
+    /// `Conflict` when one of the names exists already.
+    pub fn restore_spilled(&self, tensors: Vec<(SpilledTensor, u64)>, segment: Arc<dyn SpilledSegment>) -> Result<()> {
+        let created = |tensor: &SpilledTensor| Some(self.created(tensor.created));
+        let (tensors, versions): (Vec<_>, Vec<u64>) = tensors
+            .into_iter()
+            .map(|(tensor, versions)| (SpilledTensor { created: created(&tensor), ..tensor }, versions))
+            .unzip();
+        let metadata = self.spilled_charge(&tensors);
+        let group = Arc::new(SpilledGroup::new(segment, tensors, metadata));
+        for (tensor, versions) in group.tensors.iter().zip(versions) {
+            self.names.restore_spilled(&tensor.spec.name, tensor.id, versions, &group)?;
+        }
+        Ok(())
+    }
+
+    /// Makes tensors, of which at least one is spilled, the results of a computation again.
+    pub fn restore_spilled_claim(&self, key: Key, results: Vec<TensorId>) {
+        if let Some(state) = &self.spill {
+            state.results().insert(key, results);
+        }
+    }
+}

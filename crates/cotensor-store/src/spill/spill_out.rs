@@ -1,0 +1,97 @@
+//! Memory to spill storage.
+
+use super::{SpillState, SpilledGroup, SpilledTensor};
+use crate::EmbeddedStore;
+use crate::backend::LeaseBackend;
+use crate::budget::SpilledCharge;
+use crate::eviction::Group;
+use crate::types::CopyReason;
+use cotensor_core::{HeapMemory, Memory, Result, Segment};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// The speed at which spilled tensors are read, in bytes a second. A tensor that is recomputed faster is evicted instead.
+const READ_BYTES_PER_SECOND: f64 = (1u64 << 30) as f64;
+
+impl Group {
+    /// The segment of the group, if the group should be spilled. A group whose recompute time is known and shorter than
+    /// reading it back should be evicted.
+    pub(crate) fn worth_spilling(&self) -> Option<&Arc<dyn Segment>> {
+        let recompute = self.recompute.as_secs_f64();
+        let first = &self.records.first()?.segment;
+        let same = |segment: &Arc<dyn Segment>| Arc::ptr_eq(segment, first) || same_file(&**segment, &**first);
+        let is_cheap = recompute > 0.0 && recompute < self.bytes as f64 / READ_BYTES_PER_SECOND;
+        (!is_cheap && self.records.iter().all(|record| same(&record.segment))).then_some(first)
+    }
+}
+
+/// Whether two segments are parts of one file.
+#[cfg(unix)]
+fn same_file(a: &dyn Segment, b: &dyn Segment) -> bool {
+    let number = |segment: &dyn Segment| segment.fd().map(|fd| std::os::fd::AsRawFd::as_raw_fd(&fd));
+    number(a).is_some() && number(a) == number(b)
+}
+
+#[cfg(not(unix))]
+fn same_file(_: &dyn Segment, _: &dyn Segment) -> bool {
+    false
+}
+
+impl EmbeddedStore {
+    /// Spills the segment of an unleased group; false when a lease was taken meanwhile.
+    pub(crate) fn spill_group(&self, state: &SpillState, group: &Group, segment: &Arc<dyn Segment>) -> Result<bool> {
+        let tensors = group.records.iter().map(|record| SpilledTensor::of(record)).collect::<Result<Vec<_>>>()?;
+        // The content is immutable, so it is written before the group is closed.
+        let spilled = match segment.device().is_host() {
+            true => state.storage.spill(&**segment)?,
+            false => state.storage.spill(&*self.copy_to_host(group, &**segment)?)?,
+        };
+        if !group.close() {
+            return Ok(false);
+        }
+        let metadata = self.spilled_charge(&tensors);
+        let spilled_group = Arc::new(SpilledGroup::new(Arc::clone(&spilled), tensors, metadata));
+        for record in &group.records {
+            if let Some(key) = &record.key()
+                && let Some(results) = self.claims.results(key)
+            {
+                state.results().insert(*key, results);
+            }
+            self.names.spill(record, &spilled_group, |is_spilled| match is_spilled {
+                true => self.notify(|observer| observer.on_spill(record, &*spilled)),
+                false => {
+                    if let Some(key) = &record.key() {
+                        state.results().remove(key);
+                    }
+                    self.notify(|observer| observer.on_free(record));
+                }
+            });
+            if let Some(key) = &record.key() {
+                self.claims.forget(key, record);
+            }
+        }
+        self.counters.spills.fetch_add(group.records.len() as u64, Ordering::Relaxed);
+        self.counters.spilled_bytes.fetch_add(spilled.bytes(), Ordering::Relaxed);
+        Ok(true)
+    }
+
+    /// Copies a device's segment to the host. The copy is counted.
+    fn copy_to_host(&self, group: &Group, segment: &dyn Segment) -> Result<Arc<dyn Segment>> {
+        let mut copy = HeapMemory.reserve(segment.len())?;
+        if let Some(bytes) = copy.bytes_mut() {
+            segment.read_at(0, bytes)?;
+        }
+        let name = group.records.first().map(|record| record.name()).unwrap_or_default();
+        self.count_copy(name, CopyReason::DeviceTransfer, segment.len());
+        copy.freeze()
+    }
+
+    pub(crate) fn spilled_charge(&self, tensors: &[SpilledTensor]) -> SpilledCharge {
+        self.devices.host().take_spilled_unchecked(self.spilled_metadata(tensors))
+    }
+
+    /// The metadata of spilled tensors, in bytes.
+    pub(super) fn spilled_metadata(&self, tensors: &[SpilledTensor]) -> u64 {
+        tensors.iter().map(|tensor| self.metadata_of(&tensor.spec)).sum()
+    }
+}
