@@ -2,10 +2,10 @@
 //! error; never more than the file has.
 #![no_main]
 
-use cotensor_formats::{Format, Manifest, TensorReader};
+use cotensor_formats::{Format, ModuleManifest, TensorReader};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    if let Ok((manifest, data)) = Manifest::parse(bytes) {
+    if let Ok((manifest, data)) = ModuleManifest::parse(bytes) {
         let end = manifest.storages.last().map_or(0, |(offset, length)| offset + length);
         assert!(end as usize <= bytes.len().saturating_sub(data), "storages lie inside");
     }

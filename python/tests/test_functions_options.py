@@ -112,7 +112,7 @@ def test_objects_of_a_provider_that_is_gone_are_stale(daemon, client):
             made = mine.call_function("dying.object")
             assert made.__call__ is not None
             # Another provider's functions do not get it.
-            with pytest.raises(ConflictError, match="lives with"):
+            with pytest.raises(ConflictError, match="belongs to"):
                 mine.call_function("identity", [made])
             # Nor does it go over another client's connection.
             with pytest.raises(ConflictError):

@@ -2,7 +2,7 @@
 
 use cotensor_attacks::{Target, content};
 use cotensor_core::{DType, ErrorKind, Kind};
-use cotensor_formats::{Entry, Format, Put, TensorReader, write};
+use cotensor_formats::{FileTensor, Format, PublishOptions, TensorReader, write};
 use cotensor_store::{Retention, TensorStore};
 use std::fs::File;
 use std::io::Read;
@@ -34,8 +34,13 @@ impl<F: FnOnce()> Read for Meddled<F> {
     }
 }
 
-fn put_as(name: &str) -> Put<'_> {
-    Put { name, kind: Kind::Other, producer: "attack", retention: Retention::Cached { recompute: Duration::ZERO } }
+fn put_as(name: &str) -> PublishOptions<'_> {
+    PublishOptions {
+        name,
+        kind: Kind::Other,
+        producer: "attack",
+        retention: Retention::Cached { recompute: Duration::ZERO },
+    }
 }
 
 #[test]
@@ -48,7 +53,8 @@ fn file_truncated_while_it_is_read_is_an_error() {
         std::fs::write(&path, content(BYTES)).unwrap();
         let truncate = || File::options().write(true).open(&path).unwrap().set_len(left).unwrap();
         let source = Meddled { file: File::open(&path).unwrap(), after: BYTES * 3 / 4, meddle: Some(truncate) };
-        let mut reader = TensorReader::open(source, Format::Raw, Some(Entry::raw(DType::U8, vec![BYTES]))).unwrap();
+        let mut reader =
+            TensorReader::open(source, Format::Raw, Some(FileTensor::raw(DType::U8, vec![BYTES]))).unwrap();
         let error = reader.put(0, &*store, &store.holder(""), &put_as("torn")).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
     }
@@ -56,7 +62,7 @@ fn file_truncated_while_it_is_read_is_an_error() {
     std::fs::write(&path, content(BYTES)).unwrap();
     let grow = || drop(std::fs::write(&path, content(BYTES + 1)));
     let source = Meddled { file: File::open(&path).unwrap(), after: BYTES / 2, meddle: Some(grow) };
-    let mut reader = TensorReader::open(source, Format::Raw, Some(Entry::raw(DType::U8, vec![BYTES]))).unwrap();
+    let mut reader = TensorReader::open(source, Format::Raw, Some(FileTensor::raw(DType::U8, vec![BYTES]))).unwrap();
     assert!(reader.put(0, &*store, &store.holder(""), &put_as("torn")).is_err());
     assert_eq!(store.get("torn", &store.holder("")).unwrap_err().kind(), ErrorKind::NotFound);
     drop((reader, store, folder));
@@ -70,7 +76,7 @@ fn file_can_be_removed_after_put() {
     let path = folder.path().join("x.raw");
     std::fs::write(&path, content(BYTES)).unwrap();
     let store = target.connect("putter");
-    let entry = Entry::raw(DType::U8, vec![BYTES]);
+    let entry = FileTensor::raw(DType::U8, vec![BYTES]);
     let mut reader = TensorReader::open(File::open(&path).unwrap(), Format::Raw, Some(entry)).unwrap();
     let lease = reader.put(0, &*store, &store.holder(""), &put_as("../../../etc/passwd")).unwrap();
     File::options().write(true).truncate(true).open(&path).unwrap();

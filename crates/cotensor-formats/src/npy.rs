@@ -1,7 +1,8 @@
 //! The header of a `.npy` file, as [NEP 1](https://numpy.org/neps/nep-0001-npy-format.html) and numpy's `format` module
 //! have it: magic, version, length, and a Python dictionary with `descr`, `fortran_order` and `shape`.
 
-use super::Entry;
+use crate::entry::FileTensor;
+use crate::error::read_error_in;
 use cotensor_core::{DType, Error, RANK_MAX, Result};
 use std::io::{Read, Write};
 
@@ -28,7 +29,7 @@ const CODES: &[(DType, &str)] = &[
 ];
 
 /// Reads a header; the data follows it in `source`.
-pub(super) fn read_header(source: &mut impl Read) -> Result<Entry> {
+pub(super) fn read_header(source: &mut impl Read) -> Result<FileTensor> {
     let mut start = [0; 8];
     read(source, &mut start, "magic")?;
     if !start.starts_with(MAGIC) {
@@ -58,11 +59,11 @@ pub(super) fn read_header(source: &mut impl Read) -> Result<Entry> {
 }
 
 fn read(source: &mut impl Read, target: &mut [u8], field: &str) -> Result<()> {
-    source.read_exact(target).map_err(|error| super::ended_in(field, &error))
+    source.read_exact(target).map_err(|error| read_error_in(field, &error))
 }
 
 /// The dictionary `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }`.
-fn parse(header: &str) -> Result<Entry> {
+fn parse(header: &str) -> Result<FileTensor> {
     let corrupt = |what: &str| Error::corrupt(what.to_owned()).in_field("header");
     let mut rest = header.trim().strip_prefix('{').ok_or_else(|| corrupt("not a dictionary"))?;
     let (mut descr, mut fortran, mut shape) = (None, None, None);
@@ -109,8 +110,8 @@ fn parse(header: &str) -> Result<Entry> {
     let (dtype, big_endian) = dtype(descr.ok_or_else(|| missing("descr"))?)?;
     let fortran = fortran.ok_or_else(|| missing("fortran_order"))?;
     // With one dimension that counts, both orders are the same.
-    let columns_first = fortran && shape.iter().filter(|&&dim| dim > 1).count() > 1;
-    Ok(Entry { name: String::new(), dtype, shape, big_endian, columns_first, offset: 0 })
+    let column_major = fortran && shape.iter().filter(|&&dim| dim > 1).count() > 1;
+    Ok(FileTensor { name: String::new(), dtype, shape, big_endian, column_major, offset: 0 })
 }
 
 fn quoted(text: &str) -> Option<(&str, &str)> {
@@ -209,7 +210,7 @@ mod tests {
         ] {
             let entry = read_header(&mut &header(text)[..]).unwrap();
             assert_eq!((entry.dtype, &entry.shape[..], entry.big_endian), (dtype, shape, big), "{text}");
-            assert_eq!(entry.columns_first, shape == [2, 5], "{text}");
+            assert_eq!(entry.column_major, shape == [2, 5], "{text}");
         }
     }
 

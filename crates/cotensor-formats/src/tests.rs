@@ -1,10 +1,17 @@
 use super::*;
+use cotensor_core::{DType, ErrorKind, Kind};
 use cotensor_store::EmbeddedStore;
+use cotensor_store::Retention;
 use cotensor_store::{StoreReports, TensorStore};
 use std::time::Duration;
 
-fn put(name: &str) -> Put<'_> {
-    Put { name, kind: Kind::Other, producer: "test", retention: Retention::Cached { recompute: Duration::ZERO } }
+fn put(name: &str) -> PublishOptions<'_> {
+    PublishOptions {
+        name,
+        kind: Kind::Other,
+        producer: "test",
+        retention: Retention::Cached { recompute: Duration::ZERO },
+    }
 }
 
 fn numbers(count: usize) -> Vec<u8> {
@@ -17,7 +24,7 @@ fn every_dtype_comes_back_from_every_format() {
     let holder = store.holder("test");
     for &dtype in DType::ALL {
         let bytes = numbers(6 * dtype.size_bytes());
-        let entry = Entry::raw(dtype, vec![2, 3]);
+        let entry = FileTensor::raw(dtype, vec![2, 3]);
         let mut raw = TensorReader::open(&bytes[..], Format::Raw, Some(entry.clone())).unwrap();
         let lease = raw.put(0, &*store, &holder, &put(dtype.name())).unwrap();
         for format in [Format::Npy, Format::Safetensors, Format::Raw] {
@@ -50,7 +57,7 @@ fn one_of_many_is_read_by_passing_over_the_rest() {
     let holder = store.holder("test");
     let lease = |name: &str, dtype, bytes: &[u8]| {
         let shape = vec![bytes.len() / DType::size_bytes(dtype)];
-        let mut reader = TensorReader::open(bytes, Format::Raw, Some(Entry::raw(dtype, shape))).unwrap();
+        let mut reader = TensorReader::open(bytes, Format::Raw, Some(FileTensor::raw(dtype, shape))).unwrap();
         reader.put(0, &*store, &holder, &put(name)).unwrap()
     };
     let (bytes, words) = (lease("bytes", DType::U8, &numbers(5)), lease("words", DType::F64, &numbers(80)));
@@ -98,13 +105,13 @@ fn columns_first_becomes_rows_first_in_one_copy() {
 
 #[test]
 fn files_of_the_wrong_length_are_refused() {
-    let entry = || Some(Entry::raw(DType::F32, vec![2]));
+    let entry = || Some(FileTensor::raw(DType::F32, vec![2]));
     let short = TensorReader::open(&[0; 7][..], Format::Raw, entry()).unwrap().read(0, &mut [0; 8]).unwrap_err();
     assert_eq!(short.kind(), ErrorKind::Corrupt);
     let mut long = TensorReader::open(&[0; 9][..], Format::Raw, entry()).unwrap();
     assert_eq!(long.read(0, &mut [0; 8]).unwrap_err().kind(), ErrorKind::Corrupt);
     assert!(TensorReader::open(&[0; 8][..], Format::Raw, None).is_err());
     assert!(TensorReader::open(&[0; 8][..], Format::Npy, entry()).is_err());
-    let huge = Some(Entry::raw(DType::F64, vec![usize::MAX, 2]));
+    let huge = Some(FileTensor::raw(DType::F64, vec![usize::MAX, 2]));
     assert_eq!(TensorReader::open(&[0; 8][..], Format::Raw, huge).err().unwrap().field(), Some("shape"));
 }

@@ -1,15 +1,16 @@
-//! What a running function is told.
+//! `Context`: the environment of a running function.
 
-use super::{Failure, Outlet};
+use crate::allocator::TensorAllocator;
+use crate::failure::Failure;
 use cotensor_client::ClientStore;
 use cotensor_core::{DType, Kind, Result};
 use cotensor_store::{CopyReason, Holder, Lease, Retention, TensorSpec};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// One run of a function: who wants it, and whether anybody still does.
+/// One run of a function: its caller, its cancellation and its allocator.
 pub struct Context {
-    pub(crate) outlet: Outlet,
+    pub(crate) allocator: TensorAllocator,
     pub(crate) holder: Holder,
     pub(crate) function: Arc<str>,
     pub(crate) client: Arc<str>,
@@ -17,53 +18,53 @@ pub struct Context {
 }
 
 impl Context {
-    /// The function's name; for a method of an object, `object.` and the method's.
+    /// The function's name; for a method of an object, `object.` and the method's name.
     pub fn function(&self) -> &str {
         &self.function
     }
 
-    /// Who calls: name and process, for people. When several wait for one run, the first of them.
+    /// The caller's name and process, for messages. The first caller, when several wait for this run.
     pub fn client(&self) -> &str {
         &self.client
     }
 
-    /// Whether nobody wants the result any more. Long functions ask now and then, and return.
+    /// Whether the run was cancelled: no caller waits for its result. Long functions check this periodically.
     pub fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::SeqCst)
     }
 
-    /// The same for whoever asks from elsewhere, such as another language: true once nobody wants the result.
+    /// The cancellation flag, for code that outlives the context, such as another language: true once the run was cancelled.
     pub fn cancellation(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.cancelled)
     }
 
-    /// As [`is_cancelled`](Self::is_cancelled), for `?`.
+    /// As [`is_cancelled`](Self::is_cancelled), for use with `?`.
     ///
     /// # Errors
-    /// When nobody wants the result any more.
+    /// When the run was cancelled.
     pub fn check(&self) -> Result<(), Failure> {
         if self.is_cancelled() { Err(Failure::cancelled()) } else { Ok(()) }
     }
 
-    /// The store that arguments and results are in.
+    /// The store of the arguments' and results' tensors.
     pub fn store(&self) -> &Arc<ClientStore> {
-        self.outlet.store()
+        self.allocator.store()
     }
 
-    /// Where to write tensors of the result.
-    pub fn outlet(&self) -> &Outlet {
-        &self.outlet
+    /// Allocates tensors of the result.
+    pub fn allocator(&self) -> &TensorAllocator {
+        &self.allocator
     }
 
-    /// Under whose name arguments are leased.
+    /// The holder that arguments are leased to.
     pub fn holder(&self) -> &Holder {
         &self.holder
     }
 
-    /// A new tensor from bytes, in row-major order: for results. It stays as long as somebody leases it.
+    /// Creates a tensor of the result from row-major bytes. It is freed with its last lease.
     ///
     /// # Errors
-    /// As [`Outlet::reserve`]; `Invalid` when there are more or fewer bytes than the shape wants.
+    /// As [`TensorAllocator::reserve`]; `Invalid` when the length does not match the shape.
     pub fn tensor(&self, name: &str, dtype: DType, shape: &[usize], bytes: &[u8]) -> Result<Lease> {
         let spec = TensorSpec {
             device: cotensor_core::Device::Cpu,
@@ -76,7 +77,7 @@ impl Context {
             retention: Retention::WhileLeased,
             provenance: None,
         };
-        let mut reservation = self.outlet.reserve(spec, &self.holder)?;
+        let mut reservation = self.allocator.reserve(spec, &self.holder)?;
         reservation.write(bytes, CopyReason::Put)?;
         reservation.publish()
     }

@@ -1,14 +1,14 @@
-//! A shared tensor's bytes, and what is to be said of it.
+//! Access to a shared tensor's bytes, and its report.
 
-use crate::inner::{Inner, Residence};
-use crate::state::{Content, State};
-use crate::view::Exposed;
+use crate::lifecycle::{Residence, TensorCell};
+use crate::memory::ViewMemory;
+use crate::state::{Content, TensorState};
 use cotensor_core::{Error, ErrorKind, Layout, Result};
 use cotensor_store::{Clock, TensorId, TensorInfo};
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
-impl Inner {
+impl TensorCell {
     /// Writes in place, before publishing.
     pub(crate) fn write_with(&self, write: impl FnOnce(&mut [u8])) -> Result<()> {
         match &mut self.write().content {
@@ -23,7 +23,7 @@ impl Inner {
         }
     }
 
-    /// Reads the bytes of `layout`: through the view's lease where its number is given, else through any.
+    /// Reads the bytes of `layout` through the lease of view `view`, or through any lease without `view`.
     pub(crate) fn read_with<T>(&self, view: Option<u64>, layout: &Layout, read: impl FnOnce(&[u8]) -> T) -> Result<T> {
         let state = self.read();
         let part = |bytes: &[u8]| -> Result<T> {
@@ -38,31 +38,38 @@ impl Inner {
             },
             Content::Freed => return Err(self.freed()),
         };
-        let lease = lease.ok_or_else(|| Error::not_found(format!("nobody holds {}", self.spec.name)))?.try_clone()?;
-        // What `read` does with this tensor must not meet its own lock.
+        let lease = lease
+            .ok_or_else(|| {
+                Error::not_found(format!("no model and no view holds {}; acquire it first", self.spec.name))
+            })?
+            .try_clone()?;
+        // Unlocked first: `read` may use this tensor.
         drop(state);
         part(lease.bytes().ok_or_else(unaddressable)?)
     }
 
-    /// Where the bytes of `layout` are for a view, for programs that keep the address.
-    pub(crate) fn expose(&self, view: u64, layout: &Layout) -> Result<Exposed> {
+    /// The memory of `layout` for view `view`, for programs that keep the address.
+    pub(crate) fn view_memory(&self, view: u64, layout: &Layout) -> Result<ViewMemory> {
         let mut state = self.write();
-        let State { content, views, .. } = &mut *state;
+        let TensorState { content, views, .. } = &mut *state;
         match content {
             Content::Writable { reservation, .. } => {
                 let keep = reservation.pin_address();
                 if keep.is_none() && self.residence != Residence::Private {
-                    let message = format!("{} was not made for programs that keep its address", self.spec.name);
+                    let message =
+                        format!("{} has no aliased memory; create it with SharedTensor::aliased", self.spec.name);
                     return Err(Error::unsupported(message));
                 }
                 let bytes = reservation.bytes_mut().ok_or_else(unaddressable)?;
                 let bytes = bytes.get_mut(layout.byte_range()).unwrap_or_default();
-                Ok(Exposed::Writable { start: NonNull::from(bytes).cast(), keep })
+                Ok(ViewMemory::Writable { start: NonNull::from(bytes).cast(), keep })
             }
             Content::Published { .. } => {
                 let lease = views.get(&view).and_then(|view| view.lease.as_ref());
-                let lease = lease.ok_or_else(|| Error::not_found(format!("nobody holds {}", self.spec.name)))?;
-                Ok(Exposed::Published(lease.try_clone()?))
+                let lease = lease.ok_or_else(|| {
+                    Error::not_found(format!("no model and no view holds {}; acquire it first", self.spec.name))
+                })?;
+                Ok(ViewMemory::Published(lease.try_clone()?))
             }
             Content::Freed => Err(self.freed()),
         }
@@ -73,7 +80,7 @@ impl Inner {
         self.read().is_idle()
     }
 
-    /// Whether it could still be acquired: its memory is there.
+    /// Whether the tensor has memory, so that it can be acquired.
     pub(crate) fn is_live(&self) -> bool {
         let state = self.read();
         match &state.content {
@@ -83,7 +90,7 @@ impl Inner {
         }
     }
 
-    /// Which version it was published as, once it was.
+    /// The published version, if any.
     pub(crate) fn published(&self) -> Option<TensorId> {
         match self.read().content {
             Content::Published { id, .. } => Some(id),
@@ -91,7 +98,7 @@ impl Inner {
         }
     }
 
-    /// What is to be said of it while its store does not list it: until it is published, or as long as it is private.
+    /// The report on a tensor that its store does not list because it is unpublished or private.
     pub(crate) fn unlisted(&self) -> Option<TensorInfo> {
         let state = self.read();
         let Content::Writable { .. } = state.content else { return None };
@@ -119,5 +126,5 @@ impl Inner {
 }
 
 fn unaddressable() -> Error {
-    Error::unsupported("the host cannot address this device")
+    Error::unsupported("the tensor is in device memory, which the host cannot address")
 }

@@ -1,15 +1,20 @@
-//! Shared tensors by name: models acquire and release them, and a manager keeps them in a [`Store`](cotensor_store::Store).
+//! Shared tensors by name. Models acquire and release them; a [`TensorSharingManager`] registers them in a
+//! [`Store`](cotensor_store::Store).
 
 mod access;
+mod active;
 mod diagnostics;
-mod inner;
+mod lifecycle;
 mod manager;
+mod memory;
 mod reports;
 mod shared;
+mod spec;
 mod state;
 mod view;
 
 pub use cotensor_store::log::LogSink;
 pub use manager::TensorSharingManager;
+pub use memory::ViewMemory;
 pub use shared::SharedTensor;
-pub use view::{Exposed, SharedTensorView};
+pub use view::SharedTensorView;

@@ -1,6 +1,9 @@
-use crate::inner::{Residence, Via, Written};
-use crate::shared::{spec, stored_on};
-use crate::{SharedTensor, SharedTensorView};
+//! `TensorSharingManager`: registers tensors by name and lets models share them.
+
+use crate::lifecycle::{Residence, Via, WriteMode};
+use crate::shared::SharedTensor;
+use crate::spec::{check_storage_type, spec};
+use crate::view::SharedTensorView;
 use cotensor_core::{DType, Device, Error, ErrorKind, Kind, Result};
 use cotensor_store::{EmbeddedStore, Retention, Store};
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,7 +26,7 @@ type KindsOf = dyn Fn(&str) -> Vec<Kind> + Send + Sync;
 pub struct TensorSharingManager {
     pub(crate) store: Arc<dyn Store>,
     kinds_of: Box<KindsOf>,
-    written: Written,
+    mode: WriteMode,
     registry: Mutex<Registry>,
     /// Lookups that the store did not see: of tensors that are not published,
     pub(crate) hits: AtomicU64,
@@ -54,7 +57,7 @@ impl TensorSharingManager {
         Self {
             store,
             kinds_of: Box::new(|_| Vec::new()),
-            written: Written::InPlace,
+            mode: WriteMode::InPlace,
             registry: Mutex::default(),
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
@@ -70,10 +73,10 @@ impl TensorSharingManager {
     }
 
     /// Lets producers keep the addresses of what they register, such as another language's arrays; see
-    /// [`SharedTensorView::expose`].
+    /// [`SharedTensorView::memory`].
     #[must_use]
-    pub fn exposing(mut self) -> Self {
-        self.written = Written::ByAddress;
+    pub fn with_aliased_memory(mut self) -> Self {
+        self.mode = WriteMode::ByAddress;
         self
     }
 
@@ -118,7 +121,7 @@ impl TensorSharingManager {
         consumer_models: &[&str],
         dtype: DType,
     ) -> Result<SharedTensor> {
-        stored_on(Device::Cpu, storage_type)?;
+        check_storage_type(Device::Cpu, storage_type)?;
         let held = || Error::new(ErrorKind::Conflict, format!("{name:?} is registered and held")).in_field("name");
         let mut registry = self.lock();
         if registry.tensors.get(name).is_some_and(|known| !known.tensor.0.is_idle()) {
@@ -128,9 +131,9 @@ impl TensorSharingManager {
         let retention = Retention::Cached { recompute: Duration::ZERO };
         let spec = spec(name, shape, dtype, kind, producer_model, retention);
         let store = || Arc::clone(&self.store);
-        let tensor = match SharedTensor::managed(store(), spec.clone(), Residence::Store, self.written) {
+        let tensor = match SharedTensor::managed(store(), spec.clone(), Residence::Store, self.mode) {
             Err(error) if error.kind() == ErrorKind::Refused => {
-                SharedTensor::managed(store(), spec, Residence::Private, self.written)?
+                SharedTensor::managed(store(), spec, Residence::Private, self.mode)?
             }
             registered => registered?,
         };

@@ -1,7 +1,10 @@
-use crate::SharedTensorView;
-use crate::inner::{Inner, Residence, Via, Written};
+//! `SharedTensor`: the handle of one shared tensor.
+
+use crate::lifecycle::{Residence, TensorCell, Via, WriteMode};
+use crate::spec::{check_storage_type, spec, window};
 use crate::state::Content;
-use cotensor_core::{DType, Device, Error, HeapMemory, Kind, Layout, Memory, Result, Slice};
+use crate::view::SharedTensorView;
+use cotensor_core::{DType, Device, HeapMemory, Kind, Memory, Result};
 use cotensor_store::{EmbeddedStore, Retention, Store, TensorSpec};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +15,7 @@ use std::sync::Arc;
 /// Its producer writes it until another model first acquires it, which publishes it for good. Counts are per
 /// model: two acquires need two releases. Cloning the handle acquires nothing.
 #[derive(Clone)]
-pub struct SharedTensor(pub(crate) Arc<Inner>);
+pub struct SharedTensor(pub(crate) Arc<TensorCell>);
 
 impl SharedTensor {
     /// A zeroed tensor of its own, held once by `producer_model`. `shape` in elements; `storage_type` is `cpu`, as
@@ -36,14 +39,14 @@ impl SharedTensor {
         storage_type: &str,
         producer_model: &str,
     ) -> Result<Self> {
-        Self::alone(memory, name, shape, dtype, storage_type, producer_model, Written::InPlace)
+        Self::standalone(memory, name, shape, dtype, storage_type, producer_model, WriteMode::InPlace)
     }
 
-    /// The same for a producer that keeps the address of the bytes; see [`SharedTensorView::expose`].
+    /// The same for a producer that keeps the address of the bytes; see [`SharedTensorView::memory`].
     ///
     /// # Errors
     /// As [`SharedTensor::new`]; `Unsupported` for memory that cannot protect itself from that.
-    pub fn exposing(
+    pub fn aliased(
         memory: Arc<dyn Memory>,
         name: &str,
         shape: &[usize],
@@ -51,23 +54,23 @@ impl SharedTensor {
         storage_type: &str,
         producer_model: &str,
     ) -> Result<Self> {
-        Self::alone(memory, name, shape, dtype, storage_type, producer_model, Written::ByAddress)
+        Self::standalone(memory, name, shape, dtype, storage_type, producer_model, WriteMode::ByAddress)
     }
 
-    fn alone(
+    fn standalone(
         memory: Arc<dyn Memory>,
         name: &str,
         shape: &[usize],
         dtype: DType,
         storage_type: &str,
         producer_model: &str,
-        written: Written,
+        mode: WriteMode,
     ) -> Result<Self> {
-        stored_on(memory.device(), storage_type)?;
+        check_storage_type(memory.device(), storage_type)?;
         let device = memory.device();
         let store = EmbeddedStore::builder().memory(memory).small().build();
         let spec = spec(name, shape, dtype, Kind::Other, producer_model, Retention::WhileLeased).on(device);
-        Inner::new(store, spec, Residence::Own, written).map(Self)
+        TensorCell::new(store, spec, Residence::Own, mode).map(Self)
     }
 
     /// A tensor of a manager: its store keeps it when nobody holds it, unless it is private.
@@ -75,9 +78,9 @@ impl SharedTensor {
         store: Arc<dyn Store>,
         spec: TensorSpec,
         residence: Residence,
-        written: Written,
+        mode: WriteMode,
     ) -> Result<Self> {
-        Inner::new(store, spec, residence, written).map(Self)
+        TensorCell::new(store, spec, residence, mode).map(Self)
     }
 
     /// The store that it lies in.
@@ -200,37 +203,6 @@ impl fmt::Debug for SharedTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "SharedTensor({} {} {:?}, held by {:?})", self.name(), self.dtype(), self.shape(), self.holders())
     }
-}
-
-/// What is known of a tensor before it has content.
-pub(crate) fn spec(
-    name: &str,
-    shape: &[usize],
-    dtype: DType,
-    kind: Kind,
-    producer: &str,
-    retention: Retention,
-) -> TensorSpec {
-    let (name, producer) = (name.to_owned(), producer.to_owned());
-    let device = Device::Cpu;
-    TensorSpec { name, dtype, shape: shape.to_vec(), device, kind, space: None, producer, retention, provenance: None }
-}
-
-/// `Unsupported` unless `storage_type` names `device`, where the memory at hand lies.
-pub(crate) fn stored_on(device: Device, storage_type: &str) -> Result<()> {
-    let wanted: Device = storage_type.parse().map_err(|error: Error| error.in_field("storage_type"))?;
-    if wanted == device {
-        return Ok(());
-    }
-    Err(Error::unsupported(format!("tensors are kept on {device} here, not on {wanted}")).in_field("storage_type"))
-}
-
-pub(crate) fn window(layout: &Layout, offset: &[usize], size: &[usize]) -> Result<Layout> {
-    if offset.len() != size.len() {
-        return Err(Error::invalid(format!("{} offsets for {} sizes", offset.len(), size.len())));
-    }
-    let slices: Vec<Slice> = offset.iter().zip(size).map(|(&start, &len)| Slice { start, len, step: 1 }).collect();
-    layout.view(&slices)
 }
 
 #[cfg(test)]

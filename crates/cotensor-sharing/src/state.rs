@@ -1,23 +1,23 @@
-//! What a shared tensor is at a moment, and who holds it.
+//! The state of a shared tensor: its content, its acquires and its views.
 
 use cotensor_store::{Holder, Lease, Reservation, TensorId};
 use std::collections::BTreeMap;
 
-/// The content, and the views of it.
-pub(crate) struct State {
+/// Content and views of a shared tensor.
+pub(crate) struct TensorState {
     pub(crate) content: Content,
     /// By number.
-    pub(crate) views: BTreeMap<u64, View>,
+    pub(crate) views: BTreeMap<u64, ViewHold>,
     pub(crate) views_made: u64,
 }
 
 pub(crate) enum Content {
-    /// Only the producer holds it, and may write.
+    /// Not published: only the producer holds and writes the tensor.
     Writable {
         reservation: Box<Reservation>,
         acquires: u32,
     },
-    /// Immutable. Every acquire is a lease of its model.
+    /// Immutable. Every acquire of a model is one lease.
     Published {
         id: TensorId,
         leases: BTreeMap<String, Vec<Lease>>,
@@ -25,14 +25,14 @@ pub(crate) enum Content {
     Freed,
 }
 
-/// A view keeps the tensor as any holder does, under a name of its own.
-pub(crate) struct View {
+/// A view, which holds the tensor under its own name.
+pub(crate) struct ViewHold {
     pub(crate) holder: Holder,
     /// None before publishing.
     pub(crate) lease: Option<Lease>,
 }
 
-impl State {
+impl TensorState {
     pub(crate) fn new(reservation: Reservation) -> Self {
         let content = Content::Writable { reservation: Box::new(reservation), acquires: 1 };
         Self { content, views: BTreeMap::new(), views_made: 0 }
@@ -66,14 +66,14 @@ impl State {
         }
     }
 
-    /// Some lease of it, if anybody has one.
+    /// Any lease of the tensor.
     pub(crate) fn any_lease(&self) -> Option<&Lease> {
         let Content::Published { leases, .. } = &self.content else { return None };
         let views = self.views.values().filter_map(|view| view.lease.as_ref());
         leases.values().flatten().chain(views).next()
     }
 
-    /// The views' holders and how many views each has.
+    /// The holders of views, with the number of views of each.
     pub(crate) fn view_holders(&self) -> BTreeMap<String, u32> {
         let mut holders = BTreeMap::new();
         for view in self.views.values() {

@@ -1,37 +1,24 @@
-use crate::inner::Inner;
-use crate::shared::window;
-use cotensor_core::{Layout, Result};
-use cotensor_store::{Lease, Store};
-use std::any::Any;
-use std::fmt;
-use std::ptr::NonNull;
-use std::sync::Arc;
+//! `SharedTensorView`: a window on a shared tensor, which holds the tensor.
 
-/// Where the bytes of a view are, for programs that keep the address.
-pub enum Exposed {
-    /// The producer may still write them: nobody else does, or looks at them in another way than this, while it does.
-    Writable {
-        /// The view's first byte. Good for as long as the view, and `keep`, are kept; from publishing on, what is written
-        /// there nobody else sees.
-        start: NonNull<u8>,
-        /// What keeps the address even when publishing fails.
-        keep: Option<Arc<dyn Any + Send + Sync>>,
-    },
-    /// Immutable: a lease of the whole tensor.
-    Published(Lease),
-}
+use crate::lifecycle::TensorCell;
+use crate::memory::ViewMemory;
+use crate::spec::window;
+use cotensor_core::{Layout, Result};
+use cotensor_store::Store;
+use std::fmt;
+use std::sync::Arc;
 
 /// A window on a [`SharedTensor`](super::SharedTensor). It holds the tensor as a model does, under the name
 /// `view NAME`, until it is dropped.
 pub struct SharedTensorView {
     name: String,
-    parent: Arc<Inner>,
+    parent: Arc<TensorCell>,
     number: u64,
     layout: Layout,
 }
 
 impl SharedTensorView {
-    pub(crate) fn open(parent: &Arc<Inner>, name: &str, layout: Layout) -> Result<Self> {
+    pub(crate) fn open(parent: &Arc<TensorCell>, name: &str, layout: Layout) -> Result<Self> {
         let number = parent.open_view(name)?;
         Ok(Self { name: name.to_owned(), parent: Arc::clone(parent), number, layout })
     }
@@ -70,14 +57,14 @@ impl SharedTensorView {
         &self.parent.store
     }
 
-    /// The bytes for a program that keeps the address, such as another language's arrays.
+    /// The view's memory, for a program that keeps the address, such as an array of another language.
     ///
     /// # Errors
-    /// `Unsupported` before publishing, unless the tensor was made for that
-    /// ([`SharedTensor::exposing`](super::SharedTensor::exposing),
-    /// [`TensorSharingManager::exposing`](super::TensorSharingManager::exposing)), and on a device.
-    pub fn expose(&self) -> Result<Exposed> {
-        self.parent.expose(self.number, &self.layout)
+    /// `Unsupported` on a device, and before publishing unless the tensor was created with aliased memory
+    /// ([`SharedTensor::aliased`](super::SharedTensor::aliased),
+    /// [`TensorSharingManager::with_aliased_memory`](super::TensorSharingManager::with_aliased_memory)).
+    pub fn memory(&self) -> Result<ViewMemory> {
+        self.parent.view_memory(self.number, &self.layout)
     }
 
     /// A window on the window.

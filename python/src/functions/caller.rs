@@ -44,7 +44,7 @@ impl Connection {
         let name = program(py);
         let holder = cotensor::TensorStore::holder(&*store, &name);
         let codec = Codec {
-            outlet: Arc::clone(&store).into(),
+            allocator: Arc::clone(&store).into(),
             holder,
             name: format!("arguments of {name}"),
             tensors: options.tensors,
@@ -84,9 +84,9 @@ impl Functions {
         deadline: &Deadline,
     ) -> PyResult<(Arc<cotensor_functions::Functions>, Codec, Arguments)> {
         let (functions, codec) = self.connection(py)?;
-        let outlet = py.detach(|| functions.outlet(name, deadline)).or_raise(py)?;
+        let allocator = py.detach(|| functions.allocator(name, deadline)).or_raise(py)?;
         let none = PyTuple::empty(py);
-        let arguments = codec.writing_to(outlet).arguments(args.unwrap_or(none.as_any()), kwargs)?;
+        let arguments = codec.writing_to(allocator).arguments(args.unwrap_or(none.as_any()), kwargs)?;
         Ok((functions, codec, arguments))
     }
 }
@@ -153,14 +153,14 @@ impl Functions {
     /// A set of calls and tasks of the provider of ``name``, which one thread waits for.
     fn pending(&self, py: Python<'_>, name: &str) -> PyResult<Pending> {
         let (functions, codec) = self.connection(py)?;
-        let pending = py.detach(|| functions.pending(name)).or_raise(py)?;
+        let pending = py.detach(|| functions.completion_queue(name)).or_raise(py)?;
         Ok(Pending::new(pending, codec))
     }
 
     /// A set of calls and tasks of the provider of ``task``.
     fn pending_with(&self, py: Python<'_>, task: &Bound<'_, Task>) -> PyResult<Pending> {
         let (functions, codec) = self.connection(py)?;
-        Ok(Pending::new(functions.pending_with(task.get().task(py)?), codec))
+        Ok(Pending::new(functions.completion_queue_of(task.get().task(py)?), codec))
     }
 
     /// The tasks of every provider as dicts, the newest first; with ``state``, those in that state.

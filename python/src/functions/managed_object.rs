@@ -39,7 +39,7 @@ impl Managed for ManagedObject {
                     let same = ManagedObject::new(result.unbind(), self.codec.clone());
                     return Ok(Some(Value::Object(Object::new(same))));
                 }
-                let codec = self.codec.writing_to(context.outlet().clone());
+                let codec = self.codec.writing_to(context.allocator().clone());
                 codec.encode(&result, &ValuePath::named("result")).map(Some)
             };
             match called() {

@@ -6,7 +6,7 @@ use crate::errors::OrRaise;
 use crate::interrupt::seconds;
 use crate::process::ProcessLocal;
 use crate::store::report::report;
-use cotensor_functions::Done;
+use cotensor_functions::Completion;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use std::time::Instant;
 /// Calls and tasks of one provider, each under a number that the caller chooses. One thread waits for all of them.
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct Pending {
-    pending: ProcessLocal<Arc<cotensor_functions::Pending>>,
+    pending: ProcessLocal<Arc<cotensor_functions::CompletionQueue>>,
     codec: ProcessLocal<Codec>,
 }
 
 impl Pending {
-    pub(super) fn new(pending: Arc<cotensor_functions::Pending>, codec: Codec) -> Self {
+    pub(super) fn new(pending: Arc<cotensor_functions::CompletionQueue>, codec: Codec) -> Self {
         Self { pending: ProcessLocal::new(pending), codec: ProcessLocal::new(codec) }
     }
 
-    fn pending(&self, py: Python<'_>) -> PyResult<&cotensor_functions::Pending> {
+    fn pending(&self, py: Python<'_>) -> PyResult<&cotensor_functions::CompletionQueue> {
         self.pending.get(py, "set of calls").map(|pending| &**pending)
     }
 }
@@ -56,7 +56,7 @@ impl Pending {
     ) -> PyResult<()> {
         let (pending, timeout) = (self.pending(py)?, seconds(py, timeout)?);
         let none = pyo3::types::PyTuple::empty(py);
-        let codec = self.codec.writing_to(pending.outlet());
+        let codec = self.codec.writing_to(pending.allocator());
         let arguments = codec.arguments(args.unwrap_or(none.as_any()), kwargs)?;
         py.detach(|| pending.call(number, name, arguments, timeout)).or_raise(py)
     }
@@ -65,7 +65,7 @@ impl Pending {
     #[pyo3(signature = (number, task, *, timeout=None))]
     fn wait_for(&self, py: Python<'_>, number: u64, task: &Bound<'_, Task>, timeout: Option<f64>) -> PyResult<()> {
         let (pending, timeout, task) = (self.pending(py)?, seconds(py, timeout)?, task.get().task(py)?);
-        py.detach(|| pending.wait_for(number, task, timeout)).or_raise(py)
+        py.detach(|| pending.add_task(number, task, timeout)).or_raise(py)
     }
 
     /// Waits for at most ``timeout`` seconds until some are done. Returns the number of each with its result and ``False``, or with
@@ -73,10 +73,10 @@ impl Pending {
     fn next(&self, py: Python<'_>, timeout: f64) -> PyResult<Vec<(u64, Py<PyAny>, bool)>> {
         let (pending, timeout) = (self.pending(py)?, seconds(py, Some(timeout))?);
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let done = py.detach(|| pending.next(&|| end.is_none_or(|end| Instant::now() < end)));
+        let done = py.detach(|| pending.wait(&|| end.is_none_or(|end| Instant::now() < end)));
         let outcome = |done| match done {
-            Done::Call(value) => self.codec.decode(py, value.or_raise(py)?),
-            Done::Task(info) => {
+            Completion::Call(value) => self.codec.decode(py, value.or_raise(py)?),
+            Completion::Task(info) => {
                 let info = info.or_raise(py)?;
                 Ok(report(py, || serde_json::to_string(&info))?.unbind())
             }

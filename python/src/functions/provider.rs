@@ -117,9 +117,10 @@ impl Provider {
         let (tensors, pickle) = (self.tensors, self.pickle);
         let holder = cotensor::TensorStore::holder(&*client, name);
         let name_of_results = format!("result of {name}");
-        let codec = Codec { outlet: client.into(), holder, name: name_of_results, tensors, pickle, is_provider: true };
+        let codec =
+            Codec { allocator: client.into(), holder, name: name_of_results, tensors, pickle, is_provider: true };
         let run = move |arguments: &Arguments, context: &Context| -> Result<Value, Failure> {
-            let codec = Codec { holder: context.holder().clone(), ..codec.writing_to(context.outlet().clone()) };
+            let codec = Codec { holder: context.holder().clone(), ..codec.writing_to(context.allocator().clone()) };
             with_python(|py| {
                 let called = || -> PyResult<Value> {
                     let (args, kwargs) = codec.decode_arguments(py, arguments)?;

@@ -64,7 +64,7 @@ impl RemoteObject {
         let object = self.remote(py)?;
         let deadline = Deadline::from(seconds(py, timeout)?);
         let none = PyTuple::empty(py);
-        let codec = self.codec.writing_to(object.outlet());
+        let codec = self.codec.writing_to(object.allocator());
         let arguments = codec.arguments(args.unwrap_or(none.as_any()), kwargs)?;
         let signals = SignalCheck::default();
         let outcome = py.detach(|| object.call_while(method, &arguments, deadline, &|| signals.none_raised()));

@@ -6,7 +6,7 @@ use crate::export::private_pages::PrivatePages;
 use crate::process::ProcessLocal;
 use crate::store::lease::HeldLease;
 use crate::store::tensor::Tensor;
-use cotensor_sharing::{Exposed, SharedTensorView};
+use cotensor_sharing::{SharedTensorView, ViewMemory};
 use pyo3::prelude::*;
 use std::sync::Arc;
 
@@ -24,16 +24,16 @@ impl Elements {
     /// published.
     pub(super) fn of(py: Python<'_>, view: &HeldView, writable: bool) -> PyResult<Self> {
         let layout = view.layout().clone();
-        let exposed = py.detach(|| view.expose().map(SendExposed));
-        Ok(match exposed.or_raise(py)?.0 {
-            Exposed::Writable { start, keep } => {
+        let memory = py.detach(|| view.memory().map(SendViewMemory));
+        Ok(match memory.or_raise(py)?.0 {
+            ViewMemory::Writable { start, keep } => {
                 let keep = Arc::new(Owner { _view: Arc::clone(view), _address: keep }) as KeepAlive;
                 Elements::Unpublished(match writable {
                     true => Buffer::writable(start, layout, keep),
                     false => Buffer::read_only(start, layout, keep),
                 })
             }
-            Exposed::Published(lease) => {
+            ViewMemory::Published(lease) => {
                 let held = HeldLease::keeping(lease, Arc::clone(view.store()), Some(Arc::clone(view) as KeepAlive));
                 Elements::Published(Tensor::part(PrivatePages::new(held), layout))
             }
@@ -63,10 +63,10 @@ impl Elements {
 }
 
 /// Moves the result of a wait to the thread that is attached to Python.
-struct SendExposed(Exposed);
+struct SendViewMemory(ViewMemory);
 
 // SAFETY: an address and its owner, neither bound to a thread.
-unsafe impl Send for SendExposed {}
+unsafe impl Send for SendViewMemory {}
 
 struct Owner {
     _view: HeldView,

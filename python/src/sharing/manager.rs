@@ -33,7 +33,7 @@ impl TensorSharingManager {
         if let Some(mb) = max_memory_mb {
             py.detach(|| inner.limit_memory(Device::Cpu, mb.saturating_mul(1 << 20))).or_raise(py)?;
         }
-        let manager = ProcessLocal::new(cotensor::tensor_sharing_manager(inner).exposing());
+        let manager = ProcessLocal::new(cotensor::tensor_sharing_manager(inner).with_aliased_memory());
         Ok(Self { manager, store })
     }
 

@@ -67,7 +67,7 @@ impl SharedTensor {
         let shape = dtype::shape(shape)?;
         let producer = producer_model.unwrap_or_else(|| program(py));
         let memory = Arc::new(EmbeddedMemory::default());
-        let made = cotensor_sharing::SharedTensor::exposing(memory, &name, &shape, dtype, storage_type, &producer);
+        let made = cotensor_sharing::SharedTensor::aliased(memory, &name, &shape, dtype, storage_type, &producer);
         made.or_raise(py).map(Self::over)
     }
 

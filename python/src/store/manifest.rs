@@ -3,7 +3,7 @@
 use super::tensor::Tensor;
 use crate::errors::{OrRaise, raise};
 use cotensor::{DType, Error};
-use cotensor_formats::{Manifest, ModuleTensor, Role};
+use cotensor_formats::{ModuleManifest, ModuleTensor, Role};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 use serde_json::value::RawValue;
@@ -27,7 +27,7 @@ pub(crate) fn read_manifest<'py>(
         let message = format!("this is a tensor {}{:?}, not a model", lease.dtype(), lease.shape());
         return Err(corrupt(Error::corrupt(message)));
     }
-    let (manifest, data) = Manifest::parse(lease.bytes().unwrap_or_default()).map_err(corrupt)?;
+    let (manifest, data) = ModuleManifest::parse(lease.bytes().unwrap_or_default()).map_err(corrupt)?;
     let tensors = manifest.tensors.iter().map(|tensor| described(py, tensor)).collect::<PyResult<Vec<_>>>()?;
     let source = manifest.source.get().to_owned();
     Ok((manifest.module, manifest.storages, PyList::new(py, tensors)?, source, data))
@@ -66,6 +66,6 @@ pub(crate) fn encode_manifest<'py>(
     });
     let tensors = tensors.collect::<Result<Vec<_>, Error>>().or_raise(py)?;
     let source = RawValue::from_string(source).map_err(|error| Error::invalid(error.to_string()).in_field("source"));
-    let manifest = Manifest { module, storages, tensors, source: source.or_raise(py)? };
+    let manifest = ModuleManifest { module, storages, tensors, source: source.or_raise(py)? };
     Ok(PyBytes::new(py, &manifest.encode().or_raise(py)?))
 }

@@ -7,7 +7,7 @@ use crate::table::{plain, shape};
 use cotensor::core::{DType, Error, ErrorKind, Kind, Result, size};
 use cotensor::store::{Lease, Retention, TensorStore};
 use cotensor_client::protocol::{List, ListParams};
-use cotensor_formats::{Entry, Format, Put, TensorReader, write};
+use cotensor_formats::{FileTensor, Format, PublishOptions, TensorReader, write};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::fs::File;
@@ -78,7 +78,7 @@ pub(crate) fn put(args: &PutArgs) -> Result<()> {
     let raw = match (&args.dtype, &args.shape) {
         (Some(dtype), Some(shape)) => {
             let dtype: DType = dtype.parse().map_err(|error: Error| error.in_field("--dtype"))?;
-            Some(Entry::raw(dtype, dims(shape)?))
+            Some(FileTensor::raw(dtype, dims(shape)?))
         }
         _ => None,
     };
@@ -99,8 +99,8 @@ pub(crate) fn put(args: &PutArgs) -> Result<()> {
     let retention = Retention::Cached { recompute: Duration::from_secs(args.recompute) };
     let mut tensors = Vec::new();
     for (index, name) in chosen {
-        let put = Put { name: &name, kind, producer: "cotensor put", retention };
-        let lease = reader.put(index, &*store, &holder, &put).map_err(|error| match error.kind() {
+        let options = PublishOptions { name: &name, kind, producer: "cotensor put", retention };
+        let lease = reader.put(index, &*store, &holder, &options).map_err(|error| match error.kind() {
             ErrorKind::Corrupt | ErrorKind::Unsupported => in_file(error),
             _ => error,
         })?;
@@ -111,7 +111,7 @@ pub(crate) fn put(args: &PutArgs) -> Result<()> {
 }
 
 /// Selects the tensors of the file to publish, as (index, name).
-fn choose(args: &PutArgs, entries: &[Entry]) -> Result<Vec<(usize, String)>> {
+fn choose(args: &PutArgs, entries: &[FileTensor]) -> Result<Vec<(usize, String)>> {
     if args.all {
         let named = entries.iter().enumerate();
         return Ok(named.map(|(index, entry)| (index, format!("{}{}", args.name, entry.name))).collect());

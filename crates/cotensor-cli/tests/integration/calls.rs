@@ -212,8 +212,8 @@ fn tasks_are_submitted_listed_waited_for_and_cancelled() {
     assert!(text(daemon.ok(&["tasks", &forever])).contains("cancelled"));
     daemon.refuses(&["tasks", "7"], 2, &["TASK"]);
     daemon.refuses(&["tasks", &format!("{:x}-99", provider.epoch())], 2, &["99"]);
-    daemon.refuses(&["tasks", "1-1"], 2, &["provider is gone"]);
+    daemon.refuses(&["tasks", "1-1"], 2, &["provider has ended"]);
     daemon.refuses(&["tasks", "--state", "tired"], 2, &["pending"]);
     drop(provider);
-    daemon.refuses(&["tasks", &twice], 2, &["provider is gone"]);
+    daemon.refuses(&["tasks", &twice], 2, &["provider has ended"]);
 }

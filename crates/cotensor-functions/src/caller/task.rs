@@ -1,84 +1,90 @@
-//! Tasks that a provider has taken on.
+//! `Task`: a call that a provider runs in the background.
 
-use super::link::{Lent, Link};
-use crate::{CallError, Value};
+use super::provider_connection::{MessageRanges, ProviderConnection};
+use crate::failure::CallError;
+use crate::value::Value;
 use cotensor_client::protocol::provider as p;
 use cotensor_rpc::Deadline;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A task of a provider's. Dropping this changes nothing about it.
+/// A handle of a task at its provider. Dropping the handle does not affect the task.
 pub struct Task {
-    link: Arc<Link>,
+    connection: Arc<ProviderConnection>,
     number: u64,
 }
 
 impl Task {
-    pub(super) fn new(link: Arc<Link>, number: u64) -> Self {
-        Self { link, number }
+    pub(super) fn new(connection: Arc<ProviderConnection>, number: u64) -> Self {
+        Self { connection, number }
     }
 
-    pub(super) fn link(&self) -> &Arc<Link> {
-        &self.link
+    pub(super) fn connection(&self) -> &Arc<ProviderConnection> {
+        &self.connection
     }
 
-    /// Its number with its provider.
+    /// The task's number, unique at its provider.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// The life of the provider that it belongs to.
+    /// The epoch of the task's provider.
     pub fn epoch(&self) -> u64 {
-        self.link.epoch()
+        self.connection.epoch()
     }
 
-    /// How far it is.
+    /// The task's state.
     ///
     /// # Errors
-    /// `NotFound` when its time to live is over, `Io` when its provider has ended.
+    /// `NotFound` when the provider no longer keeps the task, `Io` when the provider has ended.
     pub fn status(&self) -> Result<p::TaskInfo, CallError> {
-        self.link.ask::<p::Status>(&p::TaskParams { task: self.number })
+        self.connection.request::<p::Status>(&p::TaskParams { task: self.number })
     }
 
-    /// Waits until it has ended, for at most `timeout`; how far it is then.
+    /// Waits until the task ends, for at most `timeout`. Returns its state.
     ///
     /// # Errors
-    /// As [`status`](Self::status); `TimedOut` when its provider does not answer.
+    /// As [`status`](Self::status); `TimedOut` when the provider does not answer.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<p::TaskInfo, CallError> {
-        self.wait_by(timeout, None)
+        self.wait_until(timeout, None)
     }
 
-    /// As [`wait`](Self::wait), for as long as `wanted` says so, which is asked now and then and after signals.
+    /// As [`wait`](Self::wait), while `wanted` returns true. It is checked periodically and after signals.
     ///
     /// # Errors
-    /// As [`status`](Self::status); `Conflict` once `wanted` said no.
+    /// As [`status`](Self::status); `Conflict` once `wanted` returned false.
     pub fn wait_while(&self, timeout: Option<Duration>, wanted: &dyn Fn() -> bool) -> Result<p::TaskInfo, CallError> {
-        self.wait_by(timeout, Some(wanted))
+        self.wait_until(timeout, Some(wanted))
     }
 
-    fn wait_by(&self, timeout: Option<Duration>, wanted: Option<&dyn Fn() -> bool>) -> Result<p::TaskInfo, CallError> {
+    fn wait_until(
+        &self,
+        timeout: Option<Duration>,
+        wanted: Option<&dyn Fn() -> bool>,
+    ) -> Result<p::TaskInfo, CallError> {
         if timeout.is_some_and(|timeout| timeout.is_zero()) {
             return self.status();
         }
         let deadline = Deadline::from(timeout).for_state();
         let params = p::WaitParams { task: self.number, timeout_ms: deadline.left_ms() };
-        self.link.ask_by::<p::Wait>(&params, Lent::default(), &deadline, wanted, |_, _| {})
+        self.connection.request_until::<p::Wait>(&params, MessageRanges::default(), &deadline, wanted, |_, _| {})
     }
 
-    /// Its result, as often as it is asked for.
+    /// The task's result. Can be called repeatedly.
     ///
     /// # Errors
-    /// The function's own failure; `Conflict` while it has not ended; else as [`status`](Self::status).
+    /// The function's failure; `Conflict` before the task ends; else as [`status`](Self::status).
     pub fn result(&self) -> Result<Value, CallError> {
-        let result = self.link.ask::<p::TaskResult>(&p::TaskParams { task: self.number })?;
-        self.link.open(result)
+        let result = self.connection.request::<p::TaskResult>(&p::TaskParams { task: self.number })?;
+        self.connection.open(result)
     }
 
-    /// Cancels it, unless it has ended. A function that runs is asked to stop.
+    /// Cancels the task unless it has ended. A running function sees the cancellation in its
+    /// [`Context`](crate::Context::is_cancelled).
     ///
     /// # Errors
     /// As [`status`](Self::status).
     pub fn cancel(&self) -> Result<p::TaskInfo, CallError> {
-        self.link.ask::<p::Cancel>(&p::TaskParams { task: self.number })
+        self.connection.request::<p::Cancel>(&p::TaskParams { task: self.number })
     }
 }

@@ -1,13 +1,13 @@
 //! What callers ask of a provider. Nothing here waits or runs: what takes time is answered by whoever is done with it.
 
 use super::flight::{Flight, Outcome, Watcher};
-use super::lock;
 use super::peer::Peer;
 use super::reply::{Batch, Reply};
 use super::shared::Launched;
 use crate::{Arguments, Execution, Failure};
 use cotensor_client::protocol::provider as p;
 use cotensor_client::protocol::{FUNCTIONS, Method, openrpc_of_provider};
+use cotensor_core::sync::lock;
 use cotensor_core::{Error, Result};
 use cotensor_rpc::{self as rpc, Call, Message};
 use cotensor_rpc::{Frame, check_integers};
@@ -51,7 +51,7 @@ fn one(
 ) -> Option<Arc<Flight>> {
     // Whoever lends does not wait for its turn: the next calls need it.
     if id.is_none() && matches!(method.as_str(), p::OpenLent::NAME | p::ReturnLent::NAME) {
-        peer.lending().hear_notice(&method, params.as_deref().map_or("{}", RawValue::get), fds);
+        peer.arena().on_notification(&method, params.as_deref().map_or("{}", RawValue::get), fds);
         return None;
     }
     let asked = peer.asked();
@@ -94,7 +94,7 @@ fn one(
             reply.value(&cotensor_client::protocol::Empty {});
         }),
         p::OpenLent::NAME | p::ReturnLent::NAME => {
-            let heard = peer.lending().hear(&method, params, fds);
+            let heard = peer.arena().on_message(&method, params, fds);
             reply.send(heard.map(|()| cotensor_client::protocol::Empty {}));
         }
         _ => reply.error(ErrorCode::MethodNotFound.into()),
@@ -153,7 +153,7 @@ fn call(reply: Reply, params: p::CallParams, alone: bool) -> Option<Arc<Flight>>
     }
     let run = peer.next();
     let (watcher, reply) = answering(&peer, reply, run);
-    match shared.launch(&function, arguments, &peer, watcher, peer.outlet(function.lends())) {
+    match shared.launch(&function, arguments, &peer, watcher, peer.allocator(function.lends())) {
         Ok(launched) => enter(&peer, &reply, run, launched?, params.timeout_ms, alone),
         Err(error) => refuse(&reply, &error),
     }

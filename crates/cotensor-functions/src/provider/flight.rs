@@ -1,6 +1,6 @@
 //! One run of a function, and those who wait for it.
 
-use crate::{Context, Failure, Outlet, Value};
+use crate::{Context, Failure, TensorAllocator, Value};
 use cotensor_core::ContentHash;
 use cotensor_store::TensorStore;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::functions::Function;
-use super::lock;
+use cotensor_core::sync::lock;
 
 /// What a run gives.
 pub(super) type Outcome = Result<Arc<Value>, Failure>;
@@ -24,7 +24,7 @@ pub(super) struct Flight {
     pub(super) function: Option<Arc<Function>>,
     /// What the call is by content, when equal calls matter.
     pub(super) key: Option<ContentHash>,
-    outlet: Outlet,
+    allocator: TensorAllocator,
     cancelled: Arc<AtomicBool>,
     work: Mutex<Option<Work>>,
     state: Mutex<State>,
@@ -44,11 +44,11 @@ impl Flight {
         client: Arc<str>,
         function: Option<Arc<Function>>,
         key: Option<ContentHash>,
-        outlet: Outlet,
+        allocator: TensorAllocator,
         work: Work,
     ) -> Arc<Self> {
         let (cancelled, work, state) = (Arc::default(), Mutex::new(Some(work)), Mutex::default());
-        Arc::new(Self { name, client, function, key, outlet, cancelled, work, state })
+        Arc::new(Self { name, client, function, key, allocator, cancelled, work, state })
     }
 
     /// Tells `watcher` the outcome, at once when it is there. Its number, to [`leave`](Self::leave) by.
@@ -129,8 +129,8 @@ impl Flight {
     /// Runs `work` on this thread.
     pub(super) fn run(&self, work: Work) -> Outcome {
         let context = Context {
-            outlet: self.outlet.clone(),
-            holder: self.outlet.store().holder(&self.name),
+            allocator: self.allocator.clone(),
+            holder: self.allocator.store().holder(&self.name),
             function: Arc::clone(&self.name),
             client: Arc::clone(&self.client),
             cancelled: Arc::clone(&self.cancelled),

@@ -1,10 +1,10 @@
 //! The functions that a provider offers, by name. Nothing else of it can be called.
 
 use super::cache::Results;
-use super::lock;
 use super::pool::Turn;
 use crate::{Arguments, Concurrency, Context, Execution, Failure, Managed, Object, Options, Value};
 use cotensor_client::protocol::FunctionInfo;
+use cotensor_core::sync::lock;
 use cotensor_core::{ContentHash, Error, ErrorKind, Hasher, Result};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

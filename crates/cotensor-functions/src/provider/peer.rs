@@ -1,16 +1,20 @@
 //! One caller: a socket, and what the caller has of this provider. All of it goes when the caller does.
 
+use super::dispatch;
 use super::flight::{Flight, Outcome};
 use super::functions::Kept;
 use super::reader::{self, Away, Reader, Relief};
 use super::reply::Reply;
+use super::shared::Shared;
 use super::timer::Limit;
-use super::{Shared, dispatch, lock, spawn};
-use crate::codec::{self, Edge, Handed};
-use crate::lending::{Lending, Speak};
-use crate::{Arguments, Object, Outlet, Value};
+use crate::arena::ConnectionArena;
+use crate::codec::{self, CodecContext, SentTensors};
+use crate::sender::Sender;
+use crate::threads::spawn;
+use crate::{Arguments, Object, TensorAllocator, Value};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::provider::{CallResult, LentRange, ObjectRef};
+use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_rpc::Response;
 use cotensor_rpc::{self as rpc, FRAME_BYTES_MAX, Frame, Outbox, WAITING_FRAMES_MAX};
@@ -41,7 +45,7 @@ pub(super) struct Peer {
     away: Away,
     relief: Relief,
     out: Arc<Outbox>,
-    lending: Arc<Lending>,
+    arena: Arc<ConnectionArena>,
     calls: AtomicUsize,
     ended: AtomicBool,
     state: Mutex<State>,
@@ -52,7 +56,7 @@ struct State {
     next: u64,
     objects: HashMap<u64, Object>,
     /// Results whose tensors stay leased until the caller has leased them, too.
-    given: HashMap<u64, (Arc<Value>, Handed)>,
+    given: HashMap<u64, (Arc<Value>, SentTensors)>,
     /// Runs that the caller waits for, and under which number.
     runs: HashMap<u64, Run>,
 }
@@ -74,10 +78,10 @@ impl Peer {
     ) -> Arc<Self> {
         let socket = Arc::new(socket);
         let holder = store.holder(&format!("provider for {client}"));
-        let (out, lending) = (Arc::new(Outbox::new(Arc::clone(&socket))), Arc::<Lending>::default());
+        let (out, arena) = (Arc::new(Outbox::new(Arc::clone(&socket))), Arc::<ConnectionArena>::default());
         let reader = Reader::new(Arc::clone(&shared.frames));
-        let speaker: Arc<dyn Speak> = Arc::clone(&out) as _;
-        lending.speak_through(Arc::downgrade(&speaker));
+        let sender: Arc<dyn Sender> = Arc::clone(&out) as _;
+        arena.set_sender(Arc::downgrade(&sender));
         Arc::new(Self {
             shared,
             number,
@@ -85,7 +89,7 @@ impl Peer {
             store,
             holder,
             out,
-            lending,
+            arena,
             socket,
             reader: Mutex::new(reader),
             away: Away::default(),
@@ -186,8 +190,8 @@ impl Peer {
     }
 
     /// Where tensors go that are for the caller: lent to him where he is their only reader.
-    pub(super) fn outlet(&self, lent: bool) -> Outlet {
-        Outlet::new(Arc::clone(&self.store), lent.then(|| Arc::clone(&self.lending)))
+    pub(super) fn allocator(&self, lent: bool) -> TensorAllocator {
+        TensorAllocator::new(Arc::clone(&self.store), lent.then(|| Arc::clone(&self.arena)))
     }
 
     /// A number for something of the caller's.
@@ -231,13 +235,13 @@ impl Peer {
         args: Vec<Json>,
         kwargs: Map<String, Json>,
     ) -> Result<Arguments> {
-        self.lending.take_back(returned);
+        self.arena.reclaim(returned);
         codec::decode_arguments(args, kwargs, self)
     }
 
     /// What the caller lends, and is lent.
-    pub(super) fn lending(&self) -> &Lending {
-        &self.lending
+    pub(super) fn arena(&self) -> &ConnectionArena {
+        &self.arena
     }
 
     /// Answers a call with what its run gave.
@@ -259,14 +263,14 @@ impl Peer {
     /// A result, and what it lends.
     fn encode(&self, value: &Arc<Value>) -> Result<(CallResult, Vec<LentRange>)> {
         let (encoded, mut handed) = codec::encode(value, self)?;
-        let lent = std::mem::take(&mut handed.lent);
-        if !handed.any {
-            return Ok((CallResult { value: encoded, taken: None, returned: self.lending.returned() }, lent));
+        let lent = std::mem::take(&mut handed.ranges);
+        if !handed.has_published {
+            return Ok((CallResult { value: encoded, taken: None, returned: self.arena.take_released() }, lent));
         }
         let mut state = lock(&self.state);
         if state.given.len() >= GIVEN_MAX {
             drop(state);
-            self.lending.take_back(&lent);
+            self.arena.reclaim(&lent);
             let message = format!("the caller has not taken {GIVEN_MAX} results (`result.taken`)");
             return Err(Error::new(ErrorKind::Conflict, message));
         }
@@ -274,13 +278,13 @@ impl Peer {
         let taken = state.next;
         state.given.insert(taken, (Arc::clone(value), handed));
         drop(state);
-        Ok((CallResult { value: encoded, taken: Some(taken), returned: self.lending.returned() }, lent))
+        Ok((CallResult { value: encoded, taken: Some(taken), returned: self.arena.take_released() }, lent))
     }
 
     /// The caller got an error in place of a result, and knows nothing of what that lends and returns.
     fn not_sent(&self, result: &CallResult, lent: &[LentRange]) {
-        self.lending.take_back(lent);
-        self.lending.return_later(&result.returned);
+        self.arena.reclaim(lent);
+        self.arena.release_later(&result.returned);
         if let Some(taken) = result.taken {
             self.taken(taken);
         }
@@ -341,12 +345,12 @@ impl Peer {
     }
 }
 
-impl Speak for Outbox {
-    fn speak(&self, body: Vec<u8>, fds: Vec<OwnedFd>) -> Result<()> {
+impl Sender for Outbox {
+    fn send_message(&self, body: Vec<u8>, fds: Vec<OwnedFd>) -> Result<()> {
         self.send(Frame { body, fds })
     }
 
-    fn end(&self) {
+    fn close(&self) {
         Outbox::end(self);
     }
 }
@@ -355,7 +359,7 @@ fn gone(object: ObjectRef) -> Error {
     Error::not_found(format!("object {} was given back already", object.id)).in_field("object")
 }
 
-impl Edge for Peer {
+impl CodecContext for Peer {
     fn store(&self) -> &ClientStore {
         &self.store
     }
@@ -364,15 +368,15 @@ impl Edge for Peer {
         &self.holder
     }
 
-    fn lending(&self) -> &Arc<Lending> {
-        &self.lending
+    fn arena(&self) -> &Arc<ConnectionArena> {
+        &self.arena
     }
 
-    fn outlet(&self) -> Outlet {
-        self.outlet(true)
+    fn allocator(&self) -> TensorAllocator {
+        self.allocator(true)
     }
 
-    fn refer(&self, object: &Value) -> Result<ObjectRef> {
+    fn reference_to(&self, object: &Value) -> Result<ObjectRef> {
         let Value::Object(object) = object else {
             return Err(Error::unsupported(
                 "an object of another provider cannot be passed on: ask that provider for it",

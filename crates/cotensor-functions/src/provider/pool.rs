@@ -1,7 +1,8 @@
 //! Threads that run functions. What has to wait for anything else is not here: it would occupy one.
 
 use super::flight::Flight;
-use super::{Shared, lock};
+use super::shared::Shared;
+use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

@@ -1,7 +1,7 @@
 //! The thread that reads a caller's socket runs short functions itself: to hand each to another thread, and to wake that,
 //! takes longer than most of them. When one takes longer than that, another thread goes on reading.
 
-use super::lock;
+use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_rpc::{Decoder, Frame, FrameRoom, Spin};
 use rustix::event::{PollFd, PollFlags, poll};

@@ -1,8 +1,9 @@
 //! The provider's connection to the daemon: what it offers, and who wants to call.
 
-use super::{Shared, lock};
+use super::shared::Shared;
 use cotensor_client::ClientStore;
 use cotensor_client::protocol as p;
+use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_rpc::{Connection, OnNotice};
 use std::os::fd::OwnedFd;

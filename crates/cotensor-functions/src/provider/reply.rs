@@ -1,8 +1,8 @@
 //! The answer that a call gets, once.
 
-use super::lock;
 use super::peer::Peer;
 use cotensor_core::Error;
+use cotensor_core::sync::lock;
 use cotensor_rpc::FRAME_BYTES_MAX;
 use cotensor_rpc::{self as rpc, BATCH_MAX, Id, Response};
 use jsonrpsee_types::{ErrorCode, ErrorObjectOwned};

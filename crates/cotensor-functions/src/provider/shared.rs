@@ -4,12 +4,13 @@ use super::flight::{Flight, Outcome, Watcher};
 use super::functions::{Function, Functions};
 use super::peer::Peer;
 use super::pool::{self, Pool};
+use super::registration;
 use super::tasks::{Tasks, Waiter};
 use super::timer::{Limit, Timer};
-use super::{lock, registration};
-use crate::{Arguments, Failure, Limits, Object, Outlet};
+use crate::{Arguments, Failure, Limits, Object, TensorAllocator};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::Resume;
+use cotensor_core::sync::lock;
 use cotensor_core::{ContentHash, Error, ErrorKind, Result};
 use cotensor_rpc::Connection;
 use cotensor_rpc::FrameRoom;
@@ -113,7 +114,7 @@ impl Shared {
         lock(&self.peers).len()
     }
 
-    /// A run of a function for a caller, whose result's tensors go to `outlet`; none when the result was there, and `watcher`
+    /// A run of a function for a caller, whose result's tensors go to `allocator`; none when the result was there, and `watcher`
     /// has been told. A new run is to be [lined up](Self::line_up).
     pub(super) fn launch(
         self: &Arc<Self>,
@@ -121,7 +122,7 @@ impl Shared {
         arguments: Arguments,
         peer: &Peer,
         mut watcher: Watcher,
-        outlet: Outlet,
+        allocator: TensorAllocator,
     ) -> Result<Option<Launched>> {
         let key = function.key(&arguments);
         let kept = || Some(lock(function.results.as_ref()?).get(key.as_ref()?, self.clock.now())).flatten();
@@ -134,7 +135,7 @@ impl Shared {
             Box::new(move |context: &_| function.call(&arguments, context))
         };
         let (name, client) = (Arc::clone(&function.name), Arc::clone(&peer.client));
-        let flight = Flight::new(name, client, Some(Arc::clone(function)), key, outlet, work);
+        let flight = Flight::new(name, client, Some(Arc::clone(function)), key, allocator, work);
         let Some(key) = key.filter(|_| function.options.singleflight) else {
             return Launched::new(flight, watcher).map(Some);
         };
@@ -168,7 +169,7 @@ impl Shared {
     ) -> Result<Launched> {
         let name = Arc::from(format!("object.{method}"));
         let work = Box::new(move |context: &_| object.call(&method, &arguments, context));
-        let flight = Flight::new(name, Arc::clone(&peer.client), None, None, peer.outlet(true), work);
+        let flight = Flight::new(name, Arc::clone(&peer.client), None, None, peer.allocator(true), work);
         Launched::new(flight, watcher)
     }
 
@@ -269,7 +270,7 @@ impl Shared {
                 shared.tasks.end(task, outcome.clone());
             }
         };
-        let launched = self.launch(function, arguments, peer, Box::new(watcher), peer.outlet(false));
+        let launched = self.launch(function, arguments, peer, Box::new(watcher), peer.allocator(false));
         let lined_up = launched.and_then(|launched| {
             let Some(launched) = launched else { return Ok(()) };
             self.tasks.attach(task, &launched.flight, launched.watch, limit);

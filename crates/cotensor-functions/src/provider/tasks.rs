@@ -1,10 +1,10 @@
 //! Tasks: runs that are asked about later. They end with their time, not with who submitted them.
 
 use super::flight::{Flight, Outcome};
-use super::lock;
 use super::timer::Limit;
 use crate::Failure;
 use cotensor_client::protocol::provider::{ListTasksParams, TaskInfo, TaskList, TaskState};
+use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_store::Clock;
 use std::collections::{BTreeMap, VecDeque};

@@ -1,6 +1,6 @@
 //! One thread for all time limits.
 
-use super::lock;
+use cotensor_core::sync::lock;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};

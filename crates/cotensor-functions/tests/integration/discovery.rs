@@ -154,7 +154,7 @@ fn an_object_is_for_its_own_provider_and_connection() {
     let functions = Functions::new(store.clone());
     let thing = functions.call("thing", &none()).unwrap();
     let error = functions.call("other.take", &none().arg(thing.clone())).unwrap_err();
-    assert!(error.kind() == ErrorKind::Conflict && error.to_string().contains("lives with one["), "{error}");
+    assert!(error.kind() == ErrorKind::Conflict && error.to_string().contains("belongs to one["), "{error}");
     let error = functions.call("pass.on", &none()).unwrap_err();
     assert!(error.kind() == ErrorKind::Unsupported && error.to_string().contains("another provider"), "{error}");
     let error = Functions::new(store).call("take", &none().arg(thing.clone())).unwrap_err();

@@ -2,7 +2,7 @@
 
 use crate::support::{Door, int, none, put, until};
 use cotensor_daemon::testing::{Running, spec};
-use cotensor_functions::{Arguments, Cache, Context, Failure, Functions, Options, Outlet, Provider, Value};
+use cotensor_functions::{Arguments, Cache, Context, Failure, Functions, Options, Provider, TensorAllocator, Value};
 use cotensor_store::{CopyReason, Lease, StoreReports, TensorStore};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,9 +12,9 @@ use std::time::Duration;
 const BYTES: usize = 100_000;
 
 /// A tensor of `bytes` equal bytes, written where arguments or results go.
-fn made(outlet: &Outlet, bytes: usize, byte: u8) -> Lease {
-    let holder = outlet.store().holder("test");
-    let mut reservation = outlet.reserve(spec("made", bytes), &holder).unwrap();
+fn made(allocator: &TensorAllocator, bytes: usize, byte: u8) -> Lease {
+    let holder = allocator.store().holder("test");
+    let mut reservation = allocator.reserve(spec("made", bytes), &holder).unwrap();
     reservation.write(&vec![byte; bytes], CopyReason::Put).unwrap();
     reservation.publish().unwrap()
 }
@@ -28,7 +28,7 @@ fn next(running: &Running) -> Provider {
     let next = |arguments: &Arguments, context: &Context| {
         let tensor = arguments.get(0, "tensor")?.as_tensor()?.clone();
         let byte = tensor.bytes().unwrap_or_default().first().copied().unwrap_or(0);
-        Ok(made(context.outlet(), tensor.bytes().unwrap_or_default().len(), byte.wrapping_add(1)).into())
+        Ok(made(context.allocator(), tensor.bytes().unwrap_or_default().len(), byte.wrapping_add(1)).into())
     };
     Provider::builder(running.connect("provider")).function("next", Options::default(), next).start().unwrap()
 }
@@ -38,11 +38,11 @@ fn the_daemon_is_not_asked_and_memory_is_used_again() {
     let running = Running::start(|_| {});
     let _provider = next(&running);
     let functions = Functions::new(running.connect("caller"));
-    let outlet = functions.outlet("next", &None.into()).unwrap();
+    let allocator = functions.allocator("next", &None.into()).unwrap();
     let (mut places, mut kept) = (BTreeSet::new(), Vec::new());
     for round in 0..2000_usize {
         let byte = (round % 251) as u8;
-        let argument = made(&outlet, BYTES, byte);
+        let argument = made(&allocator, BYTES, byte);
         places.insert(argument.bytes().unwrap().as_ptr() as usize);
         let result = functions.call("next", &none().arg(argument)).unwrap();
         assert!(is_all(&result, byte + 1), "{round}");
@@ -53,7 +53,7 @@ fn the_daemon_is_not_asked_and_memory_is_used_again() {
     }
     assert!(places.len() <= 4, "{} places for one argument at a time", places.len());
     assert!(kept.iter().all(|(result, byte)| is_all(result, *byte)), "a result stays as long as it is wanted");
-    let empty = functions.call("next", &none().arg(made(&outlet, 0, 0))).unwrap();
+    let empty = functions.call("next", &none().arg(made(&allocator, 0, 0))).unwrap();
     assert!(empty.as_tensor().unwrap().bytes().unwrap().is_empty());
 }
 
@@ -62,12 +62,12 @@ fn what_is_too_much_to_lend_is_published() {
     let running = Running::start(|_| {});
     let provider = next(&running);
     let functions = Functions::new(running.connect("caller"));
-    let outlet = functions.outlet("next", &None.into()).unwrap();
-    let large = functions.call("next", &none().arg(made(&outlet, 2 << 20, 1))).unwrap();
+    let allocator = functions.allocator("next", &None.into()).unwrap();
+    let large = functions.call("next", &none().arg(made(&allocator, 2 << 20, 1))).unwrap();
     assert!(is_all(&large, 2) && running.daemon.store().stats().total_tensors > 0);
     drop(large);
     until("all is given back", || running.daemon.store().stats().total_tensors == 0);
-    let held: Vec<_> = (0..60_u8).map(|byte| (made(&outlet, 1 << 20, byte), byte)).collect();
+    let held: Vec<_> = (0..60_u8).map(|byte| (made(&allocator, 1 << 20, byte), byte)).collect();
     let results: Vec<_> = held
         .into_iter()
         .map(|(argument, byte)| (functions.call("next", &none().arg(argument)).unwrap(), byte + 1))
@@ -99,12 +99,12 @@ fn what_a_call_reads_stays_although_its_caller_went_on() {
             .unwrap()
     };
     let functions = Functions::new(running.connect("caller"));
-    let outlet = functions.outlet("slow", &None.into()).unwrap();
-    let slow = none().arg(made(&outlet, BYTES, 1));
+    let allocator = functions.allocator("slow", &None.into()).unwrap();
+    let slow = none().arg(made(&allocator, BYTES, 1));
     assert!(functions.call_within("slow", &slow, Some(Duration::from_millis(20))).is_err(), "it waits at the door");
     drop(slow);
     for _ in 0..200 {
-        assert_eq!(int(functions.call("look", &none().arg(made(&outlet, BYTES, 2)))), 1);
+        assert_eq!(int(functions.call("look", &none().arg(made(&allocator, BYTES, 2)))), 1);
     }
     door.open();
     until("the slow one has looked", || right.load(Ordering::SeqCst));
@@ -130,11 +130,11 @@ fn what_is_kept_outlives_the_connection_and_can_be_passed_on() {
     let _next = next(&running);
     for byte in [1, 2, 3] {
         let functions = Functions::new(running.connect("caller"));
-        let outlet = functions.outlet("keep", &None.into()).unwrap();
-        let passed = functions.call("keep", &none().arg(made(&outlet, BYTES, byte))).unwrap();
+        let allocator = functions.allocator("keep", &None.into()).unwrap();
+        let passed = functions.call("keep", &none().arg(made(&allocator, BYTES, byte))).unwrap();
         assert!(is_all(&passed, byte + 1), "through two providers");
         // What is lent to one provider can be had by the other.
-        let again = functions.call("next", &none().arg(made(&outlet, BYTES, byte))).unwrap();
+        let again = functions.call("next", &none().arg(made(&allocator, BYTES, byte))).unwrap();
         assert!(is_all(&again, byte + 1));
     }
     for (value, byte) in kept.lock().unwrap().iter().zip([1, 2, 3]) {
@@ -151,15 +151,16 @@ fn kept_results_are_for_all_callers() {
     let _provider = Provider::builder(running.connect("provider"))
         .function("same", options, move |arguments, context| {
             *counted.lock().unwrap() += 1;
-            Ok(made(context.outlet(), BYTES, arguments.get(0, "tensor")?.as_tensor()?.bytes().unwrap()[0]).into())
+            Ok(made(context.allocator(), BYTES, arguments.get(0, "tensor")?.as_tensor()?.bytes().unwrap()[0]).into())
         })
         .start()
         .unwrap();
     for _ in 0..3 {
         let store = running.connect("caller");
         let functions = Functions::new(store.clone());
-        let lent =
-            functions.call("same", &none().arg(made(&functions.outlet("same", &None.into()).unwrap(), 10, 7))).unwrap();
+        let lent = functions
+            .call("same", &none().arg(made(&functions.allocator("same", &None.into()).unwrap(), 10, 7)))
+            .unwrap();
         let published = functions.call("same", &none().arg(put(&*store, "x", &[7; 10]))).unwrap();
         assert!(is_all(&lent, 7) && is_all(&published, 7));
         let (one, other) = (lent.as_tensor().unwrap(), published.as_tensor().unwrap());

@@ -6,7 +6,9 @@ use cotensor_client::ClientStore;
 use cotensor_core::{DType, ErrorKind};
 use cotensor_daemon::testing::{Running, spec};
 use cotensor_daemon::{Config, Embedded, connect_or_embed};
-use cotensor_functions::{Arguments, CallError, Context, Done, Failure, Functions, Object, Options, Provider, Value};
+use cotensor_functions::{
+    Arguments, CallError, Completion, Context, Failure, Functions, Object, Options, Provider, Value,
+};
 use cotensor_store::{CopyReason, StoreReports, TensorStore};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write};
@@ -124,9 +126,9 @@ fn a_stopped_provider_is_late_with_one_call_and_loses_no_other() {
         is_late(functions.call_within("tensor", &none(), brief).unwrap_err());
         is_late(object.call_within("get", &none(), brief).unwrap_err());
         is_late(functions.submit_within("pid", &none(), brief).err().unwrap());
-        let pending = functions.pending("pid").unwrap();
+        let pending = functions.completion_queue("pid").unwrap();
         pending.call(9, "pid", none(), brief).unwrap();
-        let [(9, Done::Call(Err(error)))] = &mut *pending.next(&|| true) else { panic!("the call is late") };
+        let [(9, Completion::Call(Err(error)))] = &mut *pending.wait(&|| true) else { panic!("the call is late") };
         is_late(error.clone());
         // More than the socket takes: the second is not even begun.
         for _ in 0..2 {
@@ -174,7 +176,7 @@ fn a_provider_is_killed_while_it_is_called() {
             provider.kill();
             let error = call.join().unwrap().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Io);
-            assert!(error.to_string().contains("doomed[") && error.to_string().contains("gone"), "{error}");
+            assert!(error.to_string().contains("doomed[") && error.to_string().contains("has ended"), "{error}");
             assert_eq!(task.wait(None).unwrap_err().kind(), ErrorKind::Io);
         });
         assert!(kept.as_tensor().unwrap().bytes().unwrap().iter().all(|&byte| byte == 5), "the result is the caller's");

@@ -2,7 +2,7 @@
 
 use super::tensor_format::TensorFormat;
 use cotensor_client::ClientStore;
-use cotensor_functions::Outlet;
+use cotensor_functions::TensorAllocator;
 use cotensor_store::Holder;
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub(crate) struct Codec {
     /// Allocates new tensors.
-    pub(crate) outlet: Outlet,
+    pub(crate) allocator: TensorAllocator,
     pub(crate) holder: Holder,
     /// The name of new tensors.
     pub(crate) name: String,
@@ -23,11 +23,11 @@ pub(crate) struct Codec {
 
 impl Codec {
     pub(crate) fn store(&self) -> &Arc<ClientStore> {
-        self.outlet.store()
+        self.allocator.store()
     }
 
     /// This codec with another allocator for new tensors.
-    pub(crate) fn writing_to(&self, outlet: Outlet) -> Self {
-        Self { outlet, ..self.clone() }
+    pub(crate) fn writing_to(&self, allocator: TensorAllocator) -> Self {
+        Self { allocator, ..self.clone() }
     }
 }

@@ -173,7 +173,7 @@ impl Codec {
             producer: self.holder.name().to_owned(),
             ..TensorSpec::new(self.name.as_str(), source.dtype, &source.shape)
         };
-        let mut reservation = py.detach(|| self.outlet.reserve(spec, &self.holder)).or_raise(py)?;
+        let mut reservation = py.detach(|| self.allocator.reserve(spec, &self.holder)).or_raise(py)?;
         source.fill(py, &mut reservation)?;
         let lease = py.detach(|| reservation.publish()).or_raise(py)?;
         Ok(Value::Tensor(Arc::new(lease)))

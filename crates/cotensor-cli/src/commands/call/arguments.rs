@@ -5,7 +5,7 @@ use cotensor::core::{Error, Kind, Result};
 use cotensor::store::{Holder, Retention, TensorStore};
 use cotensor_client::ClientStore;
 use cotensor_client::hex;
-use cotensor_formats::{Format, Put, TensorReader};
+use cotensor_formats::{Format, PublishOptions, TensorReader};
 use cotensor_functions::{Arguments, Value};
 use cotensor_rpc::check_integers;
 use serde_json::Value as Json;
@@ -106,8 +106,13 @@ impl Reader {
         };
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         let name = format!("call/{}/{}", std::process::id(), inner.unwrap_or(&stem));
-        let put = Put { name: &name, kind: Kind::Other, producer: "cotensor call", retention: Retention::WhileLeased };
-        reader.put(at, &*self.store, &self.holder, &put).map_err(|error| error.in_file(path))
+        let options = PublishOptions {
+            name: &name,
+            kind: Kind::Other,
+            producer: "cotensor call",
+            retention: Retention::WhileLeased,
+        };
+        reader.put(at, &*self.store, &self.holder, &options).map_err(|error| error.in_file(path))
     }
 }
 

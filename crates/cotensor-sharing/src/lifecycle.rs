@@ -1,7 +1,7 @@
-//! The life of a shared tensor: written by its producer, then published and leased, then freed.
+//! The lifecycle of a shared tensor: written by its producer, then published and leased, then freed.
 
-use crate::diagnostics::Entry;
-use crate::state::{Content, State, View};
+use crate::active::Registration;
+use crate::state::{Content, TensorState, ViewHold};
 use cotensor_core::{Device, Error, ErrorKind, Layout, Result};
 use cotensor_store::log;
 use cotensor_store::{Holder, Lease, Store, SystemClock, TensorId, TensorSpec};
@@ -9,85 +9,86 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// What all handles and views of one tensor have in common.
-pub(crate) struct Inner {
+/// The state that all handles and views of one tensor share.
+pub(crate) struct TensorCell {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) spec: TensorSpec,
     pub(crate) layout: Layout,
-    /// Where it was reserved.
     pub(crate) device: Device,
     pub(crate) residence: Residence,
     /// Lookups that found it and that its store has not counted.
     pub(crate) hits: AtomicU64,
-    /// Started with the tensor.
+    /// Starts when the tensor is created.
     pub(crate) clock: SystemClock,
-    state: RwLock<State>,
-    _active: Entry,
+    state: RwLock<TensorState>,
+    _registration: Registration,
 }
 
-/// Who keeps a tensor that nobody holds, and who may hold it.
+/// Determines what happens to a tensor without holders, and which models may hold it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Residence {
-    /// Nobody: it is freed with its last holder.
+    /// The tensor is freed with its last holder.
     Own,
-    /// Its store, until memory is wanted.
+    /// The store keeps the tensor until it needs the memory.
     Store,
-    /// Nobody, and only its producer may hold it: the store's configuration keeps it private.
+    /// The store's configuration does not share the tensor: only its producer may hold it, and its last release frees it.
     Private,
 }
 
-/// How the producer writes.
+/// How the producer writes a tensor.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Written {
-    /// Through [`SharedTensor::write`](super::SharedTensor::write) alone.
+pub(crate) enum WriteMode {
+    /// Only through [`SharedTensor::write`](super::SharedTensor::write).
     InPlace,
-    /// By the address, which it may keep.
+    /// Through an address that the producer may keep after publishing.
     ByAddress,
 }
 
-/// How an acquire comes about.
+/// How a model reached the tensor that it acquires.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Via {
-    /// From a handle on the tensor.
+    /// Through a handle.
     Handle,
-    /// By its name, which counts as a lookup and as a use.
+    /// By name, which counts as a lookup and as a use.
     Name,
 }
 
-impl Inner {
+impl TensorCell {
     pub(crate) fn new(
         store: Arc<dyn Store>,
         spec: TensorSpec,
         residence: Residence,
-        written: Written,
+        mode: WriteMode,
     ) -> Result<Arc<Self>> {
         let holder = store.holder(&spec.producer);
-        let reservation = match (residence, written) {
+        let reservation = match (residence, mode) {
             (Residence::Private, _) => store.reserve_private(spec.clone(), &holder)?,
-            (Residence::Own | Residence::Store, Written::InPlace) => store.reserve(spec.clone(), &holder)?,
-            (Residence::Own | Residence::Store, Written::ByAddress) => store.reserve_aliased(spec.clone(), &holder)?,
+            (Residence::Own | Residence::Store, WriteMode::InPlace) => store.reserve(spec.clone(), &holder)?,
+            (Residence::Own | Residence::Store, WriteMode::ByAddress) => {
+                store.reserve_aliased(spec.clone(), &holder)?
+            }
         };
         let (layout, device) = (reservation.layout().clone(), reservation.device());
-        let state = RwLock::new(State::new(reservation));
+        let state = RwLock::new(TensorState::new(reservation));
         let (hits, clock) = (AtomicU64::new(0), SystemClock::default());
         let TensorSpec { name, kind, producer, .. } = &spec;
         let how = if residence == Residence::Private { " privately" } else { "" };
         log::log(|| format!("register {name}: {} bytes of {kind} by {producer}{how}", layout.size_bytes()));
         Ok(Arc::new_cyclic(|tensor| {
-            let _active = Entry::new(tensor);
-            Self { store, spec, layout, device, residence, hits, clock, state, _active }
+            let _registration = Registration::new(tensor);
+            Self { store, spec, layout, device, residence, hits, clock, state, _registration }
         }))
     }
 
-    pub(crate) fn read(&self) -> RwLockReadGuard<'_, State> {
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, TensorState> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, State> {
+    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, TensorState> {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Acquires it once for each of `models`, or for none; where `owner` is given, only if it holds the tensor.
+    /// Acquires the tensor once for each of `models`, or fails for all. With `owner`, fails unless `owner` holds the tensor.
     pub(crate) fn acquire(&self, models: &[&str], owner: Option<&str>, via: Via) -> Result<()> {
         let mut state = self.write();
         if let Some(owner) = owner
@@ -99,7 +100,7 @@ impl Inner {
         if others && self.residence == Residence::Private {
             return Err(self.private());
         }
-        // Kept until the others have theirs: the tensor must not go in between.
+        // Holds the tensor until the others have their leases: it must not be evicted in between.
         let _first = if others { self.publish(&mut state)? } else { None };
         let id = match &mut state.content {
             Content::Writable { acquires, .. } => {
@@ -107,7 +108,7 @@ impl Inner {
                 if via == Via::Name {
                     self.hits.fetch_add(models.len() as u64, Ordering::Relaxed);
                 }
-                self.tell_each("acquire", models);
+                self.log_each("acquire", models);
                 return Ok(());
             }
             Content::Published { id, .. } => *id,
@@ -125,11 +126,11 @@ impl Inner {
                 leases.entry((*model).to_owned()).or_default().push(lease);
             }
         }
-        self.tell_each("acquire", models);
+        self.log_each("acquire", models);
         Ok(())
     }
 
-    /// Gives one of `model`'s acquires back.
+    /// Releases one acquire of `model`.
     pub(crate) fn release(&self, model: &str) -> Result<()> {
         let mut state = self.write();
         match &mut state.content {
@@ -143,11 +144,11 @@ impl Inner {
             }
             Content::Writable { .. } | Content::Freed => return Err(self.not_held(model)),
         }
-        self.tell_each("release", &[model]);
+        self.log_each("release", &[model]);
         self.settle(&mut state)
     }
 
-    /// Gives all of `model`'s acquires back; how many those were, and whether what followed went well.
+    /// Releases all acquires of `model`. Returns their number, and the outcome of publishing or freeing the tensor.
     pub(crate) fn release_all(&self, model: &str) -> (u32, Result<()>) {
         let mut state = self.write();
         let released = match &mut state.content {
@@ -155,12 +156,12 @@ impl Inner {
             Content::Published { leases, .. } => leases.remove(model).map_or(0, |own| own.len() as u32),
             Content::Writable { .. } | Content::Freed => 0,
         };
-        (0..released).for_each(|_| self.tell_each("release", &[model]));
+        (0..released).for_each(|_| self.log_each("release", &[model]));
         let settled = if released > 0 { self.settle(&mut state) } else { Ok(()) };
         (released, settled)
     }
 
-    /// Opens a view, which from then on holds the tensor; returns its number.
+    /// Opens a view, which holds the tensor. Returns the view's number.
     pub(crate) fn open_view(&self, name: &str) -> Result<u64> {
         let mut state = self.write();
         let holder = self.store.holder(&format!("view {name}"));
@@ -169,10 +170,10 @@ impl Inner {
             Content::Published { id, .. } => Some(self.lease(&state, *id, &holder, Via::Handle)?),
             Content::Freed => return Err(self.freed()),
         };
-        self.tell_each("view", &[holder.name()]);
+        self.log_each("view", &[holder.name()]);
         state.views_made += 1;
         let number = state.views_made;
-        state.views.insert(number, View { holder, lease });
+        state.views.insert(number, ViewHold { holder, lease });
         Ok(number)
     }
 
@@ -182,7 +183,7 @@ impl Inner {
         self.settle(&mut state)
     }
 
-    /// Ends it for good unless somebody holds it: handles that are left find it freed.
+    /// Frees the tensor unless it has a holder. Returns whether it was freed.
     pub(crate) fn retire(&self) -> bool {
         let mut state = self.write();
         let idle = state.is_idle();
@@ -192,8 +193,8 @@ impl Inner {
         idle
     }
 
-    /// A lease of exactly the version that was published here, whatever its name leads to by now.
-    fn lease(&self, state: &State, id: TensorId, holder: &Holder, via: Via) -> Result<Lease> {
+    /// A lease of the version that this tensor published, even if the name has a newer version.
+    fn lease(&self, state: &TensorState, id: TensorId, holder: &Holder, via: Via) -> Result<Lease> {
         if via == Via::Name
             && let Ok(lease) = self.store.get(&self.spec.name, holder)
             && lease.id() == id
@@ -206,8 +207,8 @@ impl Inner {
         }
     }
 
-    /// Publishes it unless it is already: every acquire and every view gets its lease. The lease returned is one more.
-    fn publish(&self, state: &mut State) -> Result<Option<Lease>> {
+    /// Publishes the tensor unless it is published. Every acquire and every view gets a lease; the returned lease is one more.
+    fn publish(&self, state: &mut TensorState) -> Result<Option<Lease>> {
         if !matches!(state.content, Content::Writable { .. }) {
             return Ok(None);
         }
@@ -227,15 +228,15 @@ impl Inner {
         Ok(Some(lease))
     }
 
-    /// After somebody let go: once nobody holds it, its store keeps it or its memory goes.
-    fn settle(&self, state: &mut State) -> Result<()> {
+    /// Publishes or frees a tensor that lost its last holder.
+    fn settle(&self, state: &mut TensorState) -> Result<()> {
         if !state.is_idle() {
             return Ok(());
         }
         match self.residence {
             Residence::Store => self.publish(state).map(drop),
             Residence::Own | Residence::Private => {
-                // A published one is told of by its store.
+                // The store logs the end of a published tensor.
                 if let Content::Writable { .. } = state.content {
                     log::log(|| format!("free {}: {} bytes", self.spec.name, self.layout.size_bytes()));
                 }
@@ -245,14 +246,14 @@ impl Inner {
         }
     }
 
-    fn tell_each(&self, event: &str, holders: &[&str]) {
+    fn log_each(&self, event: &str, holders: &[&str]) {
         for holder in holders {
             log::log(|| format!("{event} {}: {holder}", self.spec.name));
         }
     }
 
     pub(crate) fn freed(&self) -> Error {
-        Error::not_found(format!("{} was freed", self.spec.name))
+        Error::not_found(format!("{} was freed; create or register it again", self.spec.name))
     }
 
     fn not_held(&self, model: &str) -> Error {

@@ -10,7 +10,7 @@ const PANEL_BYTES: usize = 4 << 20;
 ///
 /// # Errors
 /// The source's, also when it ends too early.
-pub(super) fn read(source: &mut impl Read, shape: &[usize], width: usize, target: &mut [u8]) -> std::io::Result<()> {
+pub(crate) fn read(source: &mut impl Read, shape: &[usize], width: usize, target: &mut [u8]) -> std::io::Result<()> {
     let panel = (PANEL_BYTES / width).max(1);
     match width {
         1 => transpose::<1>(source, shape, panel, target),

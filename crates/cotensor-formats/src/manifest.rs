@@ -6,7 +6,7 @@
 //!
 //! All numbers are little-endian. The text lists storages (offset and length in bytes, from the first byte after the header's
 //! padding) and tensors. Whoever attaches reads what another process wrote: nothing of it is believed before
-//! [`Manifest::parse`] has checked it.
+//! [`ModuleManifest::parse`] has checked it.
 
 use cotensor_core::{DType, Error, Result};
 use serde::{Deserialize, Serialize};
@@ -28,7 +28,7 @@ const COUNT_MAX: u64 = 1 << 56;
 /// What a published module consists of.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Manifest {
+pub struct ModuleManifest {
     /// The module's class, for people.
     pub module: String,
     /// Offset and length of each storage, in bytes; offsets count from the end of the header.
@@ -138,7 +138,7 @@ impl ModuleTensor {
     }
 }
 
-impl Manifest {
+impl ModuleManifest {
     /// The manifest at the start of `bytes`, checked, and the offset in bytes at which its storages begin.
     ///
     /// # Errors
@@ -253,13 +253,13 @@ mod tests {
     #[test]
     fn what_is_encoded_is_parsed() {
         let bytes = published(&good());
-        let (manifest, data) = Manifest::parse(&bytes).unwrap();
+        let (manifest, data) = ModuleManifest::parse(&bytes).unwrap();
         assert_eq!(data + 72, bytes.len());
         assert_eq!(manifest.tensors[0].places[1], ("tied".to_owned(), Role::Parameter));
         let mut again = manifest.encode().unwrap();
         assert_eq!(again, bytes[..data]);
         again.extend_from_slice(&[0; 72]);
-        assert_eq!(Manifest::parse(&again).unwrap().0.source.get(), r#"{"file":{"x":1}}"#);
+        assert_eq!(ModuleManifest::parse(&again).unwrap().0.source.get(), r#"{"file":{"x":1}}"#);
         for role in Role::ALL {
             assert_eq!(serde_json::to_value(role).unwrap(), role.name());
         }
@@ -270,7 +270,7 @@ mod tests {
         let wrong = |at: &str, value: Value| {
             let mut text = good();
             *text.pointer_mut(at).unwrap() = value;
-            Manifest::parse(&published(&text)).unwrap_err().to_string()
+            ModuleManifest::parse(&published(&text)).unwrap_err().to_string()
         };
         for (at, value, said) in [
             ("/source", json!([]), "source"),
@@ -303,7 +303,7 @@ mod tests {
             for change in [0x01, 0x20, 0x80] {
                 let mut wrong = bytes.clone();
                 wrong[position] ^= change;
-                if let Ok((manifest, data)) = Manifest::parse(&wrong) {
+                if let Ok((manifest, data)) = ModuleManifest::parse(&wrong) {
                     assert!(
                         manifest.storages.iter().all(|(offset, length)| offset + length <= (bytes.len() - data) as u64)
                     );
@@ -311,7 +311,7 @@ mod tests {
             }
         }
         for length in 0..bytes.len() - 1 {
-            assert!(Manifest::parse(&bytes[..length]).is_err());
+            assert!(ModuleManifest::parse(&bytes[..length]).is_err());
         }
     }
 }

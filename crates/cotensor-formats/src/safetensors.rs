@@ -1,6 +1,7 @@
 //! The header of a `.safetensors` file, as its [format](https://github.com/huggingface/safetensors#format) has it.
 
-use super::Entry;
+use crate::entry::FileTensor;
+use crate::error::read_error_in;
 use cotensor_core::{DType, Error, RANK_MAX, Result};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -26,9 +27,9 @@ struct Described {
 }
 
 /// Reads a header; the data follows it in `source`. Entries come in the order of their data, which lies without gaps.
-pub(super) fn read_header(source: &mut impl Read) -> Result<Vec<Entry>> {
+pub(super) fn read_header(source: &mut impl Read) -> Result<Vec<FileTensor>> {
     let mut len = [0; 8];
-    source.read_exact(&mut len).map_err(|error| super::ended_in("header length", &error))?;
+    source.read_exact(&mut len).map_err(|error| read_error_in("header length", &error))?;
     let len = u64::from_le_bytes(len);
     if len > HEADER_BYTES_MAX {
         let message = format!("{len} bytes; at most {HEADER_BYTES_MAX} are read (is it a .safetensors file?)");
@@ -36,7 +37,7 @@ pub(super) fn read_header(source: &mut impl Read) -> Result<Vec<Entry>> {
     }
     let mut header = Vec::new();
     // Grows with what really comes.
-    source.take(len).read_to_end(&mut header).map_err(|error| super::ended_in("header", &error))?;
+    source.take(len).read_to_end(&mut header).map_err(|error| read_error_in("header", &error))?;
     if header.len() as u64 != len {
         return Err(Error::corrupt("the file ends in it").in_field("header"));
     }
@@ -62,21 +63,21 @@ pub(super) fn read_header(source: &mut impl Read) -> Result<Vec<Entry>> {
 }
 
 /// One tensor, and where its bytes end.
-fn entry(name: &str, described: Value) -> Result<(Entry, u64)> {
+fn entry(name: &str, described: Value) -> Result<(FileTensor, u64)> {
     let info: Described = serde_json::from_value(described).map_err(|error| Error::corrupt(error.to_string()))?;
     let dtype = info.dtype.parse::<DType>().map_err(|error| Error::unsupported(error.message()))?;
     if info.shape.len() > RANK_MAX {
         let message = format!("{} dimensions; at most {RANK_MAX} are supported", info.shape.len());
         return Err(Error::unsupported(message));
     }
-    let entry = Entry { name: name.to_owned(), ..Entry::raw(dtype, info.shape) };
+    let entry = FileTensor { name: name.to_owned(), ..FileTensor::raw(dtype, info.shape) };
     let (start, end) = info.data_offsets;
     let len = entry.size_bytes().map_err(|error| Error::corrupt(error.message()))? as u64;
     if end.checked_sub(start) != Some(len) {
         let message = format!("{len} bytes by dtype and shape, and bytes {start} to {end} by data_offsets");
         return Err(Error::corrupt(message));
     }
-    Ok((Entry { offset: start, ..entry }, end))
+    Ok((FileTensor { offset: start, ..entry }, end))
 }
 
 /// Writes a header for tensors whose data follows without gaps in the order of `tensors`.

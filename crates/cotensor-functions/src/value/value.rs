@@ -1,7 +1,8 @@
 //! What functions are given and what they give.
 
-use super::caller::RemoteObject;
-use super::{Context, Failure};
+use super::remote::RemoteObject;
+use crate::context::Context;
+use crate::failure::Failure;
 use cotensor_core::{Error, Hasher};
 use cotensor_store::Lease;
 use indexmap::IndexMap;

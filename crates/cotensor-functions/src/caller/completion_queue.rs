@@ -1,0 +1,175 @@
+//! `CompletionQueue`: one thread waits for many calls and tasks of one provider.
+
+use super::provider_connection::{self, MessageRanges, ProviderConnection};
+use super::task::Task;
+use crate::allocator::TensorAllocator;
+use crate::codec::SentTensors;
+use crate::failure::CallError;
+use crate::value::{Arguments, Value};
+use cotensor_client::protocol::Method;
+use cotensor_client::protocol::provider as p;
+use cotensor_core::sync::lock;
+use cotensor_core::{Error, Result};
+use cotensor_rpc::Deadline;
+use cotensor_rpc::{Group, Until};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Waits for calls and tasks of one provider. The user chooses a number for each.
+pub struct CompletionQueue {
+    connection: Arc<ProviderConnection>,
+    group: Arc<Group>,
+    /// By the numbers of the requests.
+    pending: Mutex<HashMap<u64, PendingEntry>>,
+}
+
+/// A call or a task without a result.
+struct PendingEntry {
+    number: u64,
+    kind: PendingKind,
+    deadline: Deadline,
+}
+
+enum PendingKind {
+    /// The arguments' tensors stay leased until the answer arrives: the provider may lease them any time before.
+    Call {
+        _arguments: Arguments,
+        _sent: SentTensors,
+    },
+    Task,
+}
+
+/// The outcome of a call or a task.
+pub enum Completion {
+    /// The result of a call.
+    Call(Result<Value, CallError>),
+    /// The state of a task that has ended, or whose wait timed out.
+    Task(Result<p::TaskInfo, CallError>),
+}
+
+impl CompletionQueue {
+    pub(super) fn new(connection: Arc<ProviderConnection>) -> Self {
+        Self { connection, group: Arc::default(), pending: Mutex::default() }
+    }
+
+    /// The epoch of the provider.
+    pub fn epoch(&self) -> u64 {
+        self.connection.epoch()
+    }
+
+    /// The number of calls and tasks that [`wait`](Self::wait) has not returned.
+    pub fn count(&self) -> usize {
+        lock(&self.pending).len()
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.connection.is_closed()
+    }
+
+    /// Calls a function as [`Functions::call_within`](super::Functions::call_within), without waiting. [`wait`](Self::wait)
+    /// returns the outcome under `number`.
+    ///
+    /// # Errors
+    /// When the call cannot be sent.
+    pub fn call(
+        &self,
+        number: u64,
+        name: &str,
+        arguments: Arguments,
+        timeout: Option<Duration>,
+    ) -> Result<(), CallError> {
+        let deadline = timeout.into();
+        let (params, sent) = self.connection.params(name, &arguments, &deadline)?;
+        // Locked until the entry exists: the answer may arrive before.
+        let mut pending = lock(&self.pending);
+        let ranges = MessageRanges { sent: Some(&sent), released: &params.returned };
+        let id = self.connection.request_into::<p::Call>(&params, ranges, &deadline, &self.group)?;
+        let kind = PendingKind::Call { _arguments: arguments, _sent: sent };
+        pending.insert(id, PendingEntry { number, kind, deadline });
+        Ok(())
+    }
+
+    /// Allocates tensors of arguments.
+    pub fn allocator(&self) -> TensorAllocator {
+        self.connection.allocator()
+    }
+
+    /// Adds a task of this provider. [`wait`](Self::wait) returns its state under `number` when it has ended or after `timeout`.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub fn add_task(&self, number: u64, task: &Task, timeout: Option<Duration>) -> Result<(), CallError> {
+        let deadline = Deadline::from(timeout).for_state();
+        let params = p::WaitParams { task: task.number(), timeout_ms: deadline.left_ms() };
+        let mut pending = lock(&self.pending);
+        let id = self.connection.request_into::<p::Wait>(&params, MessageRanges::default(), &deadline, &self.group)?;
+        pending.insert(id, PendingEntry { number, kind: PendingKind::Task, deadline });
+        Ok(())
+    }
+
+    /// Waits until at least one call or task completes or times out, while `wanted` returns true. Returns the completed ones
+    /// with their numbers. After the provider has ended, returns all others as failed.
+    pub fn wait(&self, wanted: &dyn Fn() -> bool) -> Vec<(u64, Completion)> {
+        let deadline = lock(&self.pending).values().filter_map(|entry| entry.deadline.until(None).deadline).min();
+        let answers = match self.connection.wait_for(&self.group, &Until { deadline, wanted: Some(wanted) }) {
+            Ok(answers) => answers,
+            Err(error) => {
+                let lost = std::mem::take(&mut *lock(&self.pending));
+                return lost.into_values().map(|entry| entry.failed(error.clone())).collect();
+            }
+        };
+        let mut completed = Vec::with_capacity(answers.len());
+        for (id, answer) in answers {
+            let Some(PendingEntry { number, kind, deadline }) = lock(&self.pending).remove(&id) else {
+                // The answer arrived just after the deadline.
+                self.connection.dispose_result(answer);
+                continue;
+            };
+            let with_provider = |error| provider_connection::with_provider(&deadline, error, self.connection.client());
+            completed.push((
+                number,
+                match kind {
+                    PendingKind::Call { .. } => {
+                        let result = ProviderConnection::decode_answer::<p::Call>(answer).map_err(with_provider);
+                        Completion::Call(result.and_then(|result| self.connection.open(result)))
+                    }
+                    PendingKind::Task => {
+                        let info = ProviderConnection::decode_answer::<p::Wait>(answer);
+                        Completion::Task(info.map_err(with_provider))
+                    }
+                },
+            ));
+        }
+        completed.extend(self.timed_out());
+        completed
+    }
+
+    /// Removes the entries that timed out, and abandons their requests.
+    fn timed_out(&self) -> Vec<(u64, Completion)> {
+        let mut pending = lock(&self.pending);
+        let is_late = |entry: &PendingEntry| entry.deadline.until(None).has_passed();
+        let late: Vec<u64> = pending.iter().filter(|(_, entry)| is_late(entry)).map(|(id, _)| *id).collect();
+        let late: Vec<_> = late.into_iter().filter_map(|id| Some((id, pending.remove(&id)?))).collect();
+        drop(pending);
+        let mut completed = Vec::with_capacity(late.len());
+        for (id, entry) in late {
+            let is_call = matches!(entry.kind, PendingKind::Call { .. });
+            self.connection.abandon(id, if is_call { ProviderConnection::dispose_result } else { |_, _| {} });
+            let error = entry.deadline.missed(self.connection.client(), p::Call::NAME);
+            completed.push(entry.failed(error));
+        }
+        completed
+    }
+}
+
+impl PendingEntry {
+    fn failed(self, error: Error) -> (u64, Completion) {
+        let error = CallError::NotCalled(error);
+        let completion = match self.kind {
+            PendingKind::Call { .. } => Completion::Call(Err(error)),
+            PendingKind::Task => Completion::Task(Err(error)),
+        };
+        (self.number, completion)
+    }
+}

@@ -1,0 +1,342 @@
+//! The connection to one provider.
+
+use super::abandoned::AbandonedCalls;
+use crate::allocator::TensorAllocator;
+use crate::arena::ConnectionArena;
+use crate::codec::{self, CodecContext, EncodedArguments, SentTensors};
+use crate::failure::{CallError, Failure};
+use crate::sender::Sender;
+use crate::value::{Arguments, ObjectConnection, RemoteObject, Value};
+use cotensor_client::ClientStore;
+use cotensor_client::protocol::provider as p;
+use cotensor_client::protocol::{Method, ProviderInfo};
+use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_rpc::Deadline;
+use cotensor_rpc::TENSORS_INSTEAD;
+use cotensor_rpc::{Answer, Connection, Group, Until, unwanted};
+use cotensor_rpc::{Frame, check_integers};
+use cotensor_store::{Holder, TensorStore};
+use serde_json::value::RawValue;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long to busy-poll for a result before sleeping: sleeping and waking up takes longer than a short function.
+const BUSY_POLL: Duration = Duration::from_millis(1);
+/// The time limit for requests that a provider answers without running a function.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The arena ranges of a message: those that it sends, and those that it releases.
+#[derive(Clone, Copy, Default)]
+pub(super) struct MessageRanges<'a> {
+    pub(super) sent: Option<&'a SentTensors>,
+    pub(super) released: &'a [p::LentRange],
+}
+
+/// Disposes of the result of an abandoned call.
+pub(super) type DisposeResult = fn(&Arc<ProviderConnection>, Answer);
+
+/// The connection to one provider, for all callers of this process.
+pub(crate) struct ProviderConnection {
+    connection: Arc<Connection>,
+    abandoned: Arc<AbandonedCalls>,
+    answer_timeout: Duration,
+    arena: Arc<ConnectionArena>,
+    epoch: u64,
+    client: String,
+    store: Arc<ClientStore>,
+    holder: Holder,
+}
+
+impl ProviderConnection {
+    /// A connection to `provider` over `socket`. `timeout` bounds requests that need no function to run.
+    pub(super) fn new(
+        socket: UnixStream,
+        provider: &ProviderInfo,
+        store: Arc<ClientStore>,
+        timeout: Option<Duration>,
+    ) -> Arc<Self> {
+        let arena = Arc::new(ConnectionArena::with_reader());
+        let receiver = Arc::clone(&arena);
+        let on_notification = Box::new(move |method: &str, params: &RawValue, fds| {
+            receiver.on_notification(method, params.get(), fds);
+        });
+        let connection = Connection::over(socket, on_notification);
+        let connection = Arc::new(connection.named(&provider.client).looking_for(BUSY_POLL));
+        let sender: Arc<dyn Sender> = Arc::clone(&connection) as _;
+        arena.set_sender(Arc::downgrade(&sender));
+        let holder = store.holder("functions");
+        let (epoch, client) = (provider.epoch, provider.client.clone());
+        let answer_timeout = timeout.map_or(ANSWER_TIMEOUT, |timeout| timeout.min(ANSWER_TIMEOUT));
+        let abandoned = AbandonedCalls::new(Arc::clone(&connection));
+        Arc::new(Self { connection, abandoned, answer_timeout, arena, epoch, client, store, holder })
+    }
+
+    /// Allocates tensors of arguments.
+    pub(super) fn allocator(&self) -> TensorAllocator {
+        TensorAllocator::new(Arc::clone(&self.store), Some(Arc::clone(&self.arena)))
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.connection.has_ended()
+    }
+
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The provider's name and process, for messages.
+    pub(super) fn client(&self) -> &str {
+        &self.client
+    }
+
+    /// Sends a request that needs no function to run, and waits for the answer.
+    pub(super) fn request<M: Method>(self: &Arc<Self>, params: &M::Params) -> Result<M::Result, CallError> {
+        self.request_until::<M>(params, MessageRanges::default(), &self.answer_timeout.into(), None, |_, _| {})
+    }
+
+    /// Sends a request and waits for the answer until `deadline`, while `wanted` returns true. `dispose` receives a later
+    /// answer.
+    pub(super) fn request_until<M: Method>(
+        self: &Arc<Self>,
+        params: &M::Params,
+        ranges: MessageRanges<'_>,
+        deadline: &Deadline,
+        wanted: Option<&dyn Fn() -> bool>,
+        dispose: DisposeResult,
+    ) -> Result<M::Result, CallError> {
+        let until = deadline.until(wanted);
+        let call = self.connection.ask::<M>(params, Vec::new(), &until).inspect_err(|_| self.on_send_failed(ranges));
+        let answer = call.and_then(|call| call.wait(&until));
+        match answer.map_err(|error| self.connection_error(error, M::NAME, deadline))? {
+            Ok(answer) => {
+                Self::decode_answer::<M>(answer).map_err(|error| with_provider(deadline, error, &self.client))
+            }
+            Err(number) => {
+                self.abandon(number, dispose);
+                let error = match until.has_passed() {
+                    true => deadline.missed(&self.client, M::NAME),
+                    false => unwanted().in_field(M::NAME),
+                };
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Abandons a call. `dispose` receives its answer.
+    pub(super) fn abandon(self: &Arc<Self>, id: u64, dispose: DisposeResult) {
+        let connection = Arc::clone(self);
+        self.abandoned.add(id, Box::new(move |answer| dispose(&connection, answer)));
+    }
+
+    /// Sends a request without waiting. `group` receives the answer. Returns the call's number.
+    pub(super) fn request_into<M: Method>(
+        &self,
+        params: &M::Params,
+        ranges: MessageRanges<'_>,
+        deadline: &Deadline,
+        group: &Arc<Group>,
+    ) -> Result<u64> {
+        let sent = self.connection.ask_into::<M>(params, group, &deadline.until(None));
+        sent.inspect_err(|_| self.on_send_failed(ranges))
+            .map_err(|error| self.connection_error(error, M::NAME, deadline))
+    }
+
+    /// Frees the ranges of a message that was not sent, and announces the released ranges in the next one.
+    fn on_send_failed(&self, MessageRanges { sent, released }: MessageRanges<'_>) {
+        self.arena.reclaim(sent.map_or(&[], |sent| &sent.ranges));
+        self.arena.release_later(released);
+    }
+
+    /// The error of a message that was not sent or not answered, with the provider's name.
+    pub(super) fn connection_error(&self, error: Error, what: &str, deadline: &Deadline) -> Error {
+        match error.kind() {
+            ErrorKind::TimedOut => deadline.missed(&self.client, what),
+            ErrorKind::Io | ErrorKind::Corrupt => {
+                let message = format!("the provider {} has ended ({})", self.client, error.message());
+                Error::new(ErrorKind::Io, message).in_field(what)
+            }
+            // The message is too long.
+            ErrorKind::Invalid => {
+                Error::unsupported(format!("{}: {TENSORS_INSTEAD}", error.message())).in_field("arguments")
+            }
+            _ => error.in_field(what),
+        }
+    }
+
+    /// Waits for answers of `group`.
+    pub(super) fn wait_for(&self, group: &Group, until: &Until<'_>) -> Result<Vec<(u64, Answer)>> {
+        self.connection
+            .wait_for(group, until)
+            .map_err(|error| self.connection_error(error, p::Wait::NAME, &Deadline::from(None)))
+    }
+
+    pub(super) fn decode_answer<M: Method>(Answer { response, .. }: Answer) -> Result<M::Result, CallError> {
+        if let Some(error) = response.error() {
+            return Err(CallError::from_object(error));
+        }
+        let value = response.outcome()?;
+        let corrupt = |why: String| Error::corrupt(format!("the answer to {}: {why}", M::NAME));
+        check_integers(value.get()).map_err(|error| corrupt(error.to_string()))?;
+        Ok(serde_json::from_str(value.get()).map_err(|error| corrupt(error.to_string()))?)
+    }
+
+    /// Calls a function and waits for its result until `deadline`, while `wanted` returns true.
+    pub(super) fn call(
+        self: &Arc<Self>,
+        name: &str,
+        arguments: &Arguments,
+        deadline: &Deadline,
+        wanted: Option<&dyn Fn() -> bool>,
+    ) -> Result<Value, CallError> {
+        let (params, sent) = self.params(name, arguments, deadline)?;
+        let ranges = MessageRanges { sent: Some(&sent), released: &params.returned };
+        let result = self.request_until::<p::Call>(&params, ranges, deadline, wanted, Self::dispose_result)?;
+        self.open(result)
+    }
+
+    /// Releases the tensors of a result.
+    pub(super) fn dispose_result(self: &Arc<Self>, answer: Answer) {
+        if let Ok(result) = Self::decode_answer::<p::Call>(answer) {
+            drop(self.open(result));
+        }
+    }
+
+    pub(super) fn submit(
+        self: &Arc<Self>,
+        name: &str,
+        arguments: &Arguments,
+        deadline: &Deadline,
+    ) -> Result<u64, CallError> {
+        let (params, sent) = self.params(name, arguments, deadline)?;
+        let ranges = MessageRanges { sent: Some(&sent), released: &params.returned };
+        let accepted = deadline.at_most(self.answer_timeout);
+        Ok(self.request_until::<p::Submit>(&params, ranges, &accepted, None, |_, _| {})?.task)
+    }
+
+    pub(super) fn params(
+        self: &Arc<Self>,
+        name: &str,
+        arguments: &Arguments,
+        deadline: &Deadline,
+    ) -> Result<(p::CallParams, SentTensors)> {
+        let EncodedArguments { args, kwargs, sent } = codec::encode_arguments(arguments, self)?;
+        let (timeout_ms, returned) = (deadline.left_ms(), self.arena.take_released());
+        Ok((p::CallParams { function: name.to_owned(), args, kwargs, timeout_ms, returned }, sent))
+    }
+
+    /// Decodes a result. Its tensors are leased to this process.
+    pub(super) fn open(self: &Arc<Self>, result: p::CallResult) -> Result<Value, CallError> {
+        self.arena.reclaim(&result.returned);
+        let value = codec::decode(result.value, self);
+        if let Some(taken) = result.taken {
+            // A provider that has ended holds no leases.
+            self.notify::<p::Taken>(&p::TakenParams { taken });
+        }
+        Ok(value?)
+    }
+
+    fn notify<M: Method>(&self, params: &M::Params) {
+        drop(self.connection.notify::<M>(params));
+    }
+}
+
+impl Sender for Connection {
+    fn send_message(&self, body: Vec<u8>, fds: Vec<OwnedFd>) -> Result<()> {
+        self.say(Frame { body, fds })
+    }
+
+    fn close(&self) {
+        Connection::close(self);
+    }
+}
+
+impl CodecContext for Arc<ProviderConnection> {
+    fn store(&self) -> &ClientStore {
+        &self.store
+    }
+
+    fn holder(&self) -> &Holder {
+        &self.holder
+    }
+
+    fn arena(&self) -> &Arc<ConnectionArena> {
+        &self.arena
+    }
+
+    fn allocator(&self) -> TensorAllocator {
+        ProviderConnection::allocator(self)
+    }
+
+    fn reference_to(&self, object: &Value) -> Result<p::ObjectRef> {
+        match object {
+            Value::Remote(object) => object.reference_for(self),
+            _ => {
+                Err(Error::unsupported("a local object cannot be an argument: pass an object that a provider returned"))
+            }
+        }
+    }
+
+    fn resolve(&self, object: p::ObjectRef) -> Result<Value> {
+        Ok(Value::Remote(Arc::new(RemoteObject::new(Arc::clone(self) as _, object))))
+    }
+}
+
+impl ObjectConnection for ProviderConnection {
+    fn call_object(
+        self: Arc<Self>,
+        object: p::ObjectRef,
+        method: &str,
+        arguments: &Arguments,
+        deadline: &Deadline,
+        wanted: Option<&dyn Fn() -> bool>,
+    ) -> Result<Value, CallError> {
+        let EncodedArguments { args, kwargs, sent } = codec::encode_arguments(arguments, &self)?;
+        let (timeout_ms, returned) = (deadline.left_ms(), self.arena.take_released());
+        let params = p::CallObjectParams { object, method: method.to_owned(), args, kwargs, timeout_ms, returned };
+        let ranges = MessageRanges { sent: Some(&sent), released: &params.returned };
+        let result = self.request_until::<p::CallObject>(&params, ranges, deadline, wanted, Self::dispose_result)?;
+        self.open(result)
+    }
+
+    fn release_object(self: Arc<Self>, object: p::ObjectRef) -> Result<(), CallError> {
+        self.request::<p::ReleaseObject>(&p::ObjectParams { object }).map(drop)
+    }
+
+    fn notify_release(&self, object: p::ObjectRef) {
+        self.notify::<p::ReleaseObject>(&p::ObjectParams { object });
+    }
+
+    fn allocator(&self) -> TensorAllocator {
+        ProviderConnection::allocator(self)
+    }
+
+    fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    fn client(&self) -> &str {
+        &self.client
+    }
+
+    fn is_closed(&self) -> bool {
+        ProviderConnection::is_closed(self)
+    }
+
+    fn close(&self) {
+        self.connection.close();
+    }
+}
+
+/// Adds the provider's name to the failure of a call that timed out.
+pub(super) fn with_provider(deadline: &Deadline, error: CallError, provider: &str) -> CallError {
+    match error {
+        CallError::Failed(failure) if failure.is_timeout() && deadline.has_passed() => {
+            let within = deadline.seconds();
+            let message = format!("{provider} did not finish within {within} s and was cancelled");
+            CallError::Failed(Failure { message, ..failure })
+        }
+        error => error,
+    }
+}

@@ -1,0 +1,39 @@
+//! Specifications and layouts of shared tensors.
+
+use cotensor_core::{DType, Device, Error, Kind, Layout, Result, Slice};
+use cotensor_store::{Retention, TensorSpec};
+
+/// The specification of a tensor in host memory.
+pub(crate) fn spec(
+    name: &str,
+    shape: &[usize],
+    dtype: DType,
+    kind: Kind,
+    producer: &str,
+    retention: Retention,
+) -> TensorSpec {
+    let (name, producer) = (name.to_owned(), producer.to_owned());
+    let device = Device::Cpu;
+    TensorSpec { name, dtype, shape: shape.to_vec(), device, kind, space: None, producer, retention, provenance: None }
+}
+
+/// Checks that `storage_type` names `device`.
+///
+/// # Errors
+/// `Invalid` for an unknown storage type, `Unsupported` for another device.
+pub(crate) fn check_storage_type(device: Device, storage_type: &str) -> Result<()> {
+    let wanted: Device = storage_type.parse().map_err(|error: Error| error.in_field("storage_type"))?;
+    if wanted == device {
+        return Ok(());
+    }
+    Err(Error::unsupported(format!("this store keeps tensors on {device}, not on {wanted}")).in_field("storage_type"))
+}
+
+/// The layout of `size` elements from `offset` on, along each dimension.
+pub(crate) fn window(layout: &Layout, offset: &[usize], size: &[usize]) -> Result<Layout> {
+    if offset.len() != size.len() {
+        return Err(Error::invalid(format!("{} offsets for {} sizes", offset.len(), size.len())));
+    }
+    let slices: Vec<Slice> = offset.iter().zip(size).map(|(&start, &len)| Slice { start, len, step: 1 }).collect();
+    layout.view(&slices)
+}
