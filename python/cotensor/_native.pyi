@@ -1,4 +1,4 @@
-"""What the extension module has, with types. `tests/test_stubs.py` holds it to the run time."""
+"""The types of the extension module. `tests/test_stubs.py` compares them with the module."""
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -10,13 +10,13 @@ from typing_extensions import Self
 
 _Path = Union[str, PathLike[str]]
 _Shape = Union[int, Sequence[int]]
-#: numpy's, torch's or JAX's array, a tensor or draft of this package, or numbers in lists.
+#: An array of numpy, torch or JAX, a tensor or builder of this package, or nested lists of numbers.
 _Array = Any
-#: A name such as "float32", or numpy's, torch's or ml_dtypes' dtype.
+#: A name such as "float32", or a dtype of numpy, torch or ml_dtypes.
 _DType = Any
 _Version = Optional[tuple[int, int]]
 #: A module's tensor: places (names and kinds), dtype, shape, stride, storage, offset, requires_grad.
-_Described = tuple[list[tuple[str, str]], str, tuple[int, ...], tuple[int, ...], int, int, bool]
+_TensorFields = tuple[list[tuple[str, str]], str, tuple[int, ...], tuple[int, ...], int, int, bool]
 
 __all__ = [
     "Call",
@@ -54,11 +54,11 @@ __version__: str
 
 def main(arguments: Sequence[_Path]) -> int: ...
 def as_tensor(array: _Array) -> Optional[Tensor]: ...
-def read_manifest(whole: Tensor) -> tuple[str, list[tuple[int, int]], list[_Described], str, int]: ...
+def read_manifest(whole: Tensor) -> tuple[str, list[tuple[int, int]], list[_TensorFields], str, int]: ...
 def encode_manifest(
     module: str,
     storages: Sequence[tuple[int, int]],
-    tensors: Sequence[_Described],
+    tensors: Sequence[_TensorFields],
     source: str,
 ) -> bytes: ...
 def content_hash(*parts: Union[str, _Array]) -> str: ...
