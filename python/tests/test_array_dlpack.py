@@ -75,7 +75,7 @@ def test_numpy_takes_and_gives_every_dtype(store: cotensor.Store, dtype: str) ->
     assert window.tobytes() == array[:, 1, ::2].tobytes() and window.base is not None
 
 
-def test_capsules_have_the_version_that_is_asked_for(store: cotensor.Store) -> None:
+def test_capsule_has_the_requested_version(store: cotensor.Store) -> None:
     tensor = store.put("v", np.arange(4))
     for max_version, name in ((None, b"dltensor"), ((0, 8), b"dltensor"), ((1, 0), b"dltensor_versioned")):
         assert name_of(tensor.__dlpack__(max_version=max_version)) == name
@@ -83,20 +83,20 @@ def test_capsules_have_the_version_that_is_asked_for(store: cotensor.Store) -> N
     assert flags_of(tensor.__dlpack__(max_version=(1, 0))) == READ_ONLY
     assert flags_of(tensor.__dlpack__(max_version=(1, 0), copy=False)) == READ_ONLY
     assert flags_of(tensor.__dlpack__(max_version=(1, 0), copy=True)) == COPIED
-    assert flags_of(store.empty("w", 3).__dlpack__(max_version=(1, 0))) == 0, "a draft is written"
+    assert flags_of(store.empty("w", 3).__dlpack__(max_version=(1, 0))) == 0, "a builder is written"
     assert tensor.__dlpack_device__() == (1, 0)
 
 
 def test_devices_and_streams_as_the_standard_says(store: cotensor.Store) -> None:
-    tensor, draft = store.put("s", np.arange(4)), store.empty("t", 4)
-    for array in (tensor, draft):
+    tensor, builder = store.put("s", np.arange(4)), store.empty("t", 4)
+    for array in (tensor, builder):
         for stream in (None, -1):
             array.__dlpack__(stream=stream, dl_device=(1, 0))
         for wrong in ({"stream": 1}, {"stream": 0}, {"dl_device": (2, 0)}, {"dl_device": (13, 0)}):
             with pytest.raises(BufferError):
                 array.__dlpack__(**wrong)
     with pytest.raises(BufferError):
-        draft.__dlpack__(copy=True)
+        builder.__dlpack__(copy=True)
     with pytest.raises(TypeError):
         tensor.__dlpack__(None)  # type: ignore[misc]
 
@@ -156,7 +156,7 @@ class Failing(Giver):
         raise RuntimeError("sparse")
 
 
-def test_what_cannot_be_taken_says_why(store: cotensor.Store) -> None:
+def test_refused_arrays_give_the_reason(store: cotensor.Store) -> None:
     with pytest.raises(cotensor.UnsupportedError) as raised:
         store.put("e", Elsewhere(None))
     assert "from_device=True" in str(raised.value)
@@ -177,11 +177,11 @@ def test_zero_sizes_and_no_dimensions(store: cotensor.Store) -> None:
             assert shown.shape == shape and shown.tobytes() == array.tobytes()
 
 
-def test_drafts_are_written_through_dlpack(store: cotensor.Store) -> None:
-    draft = store.empty("p", (2, 2), "int64")
-    view = np.from_dlpack(draft)
+def test_builder_is_written_through_dlpack(store: cotensor.Store) -> None:
+    builder = store.empty("p", (2, 2), "int64")
+    view = np.from_dlpack(builder)
     if not view.flags.writeable:
         pytest.skip("this numpy takes read-only arrays only")
-    assert view.ctypes.data == draft.data_ptr
+    assert view.ctypes.data == builder.data_ptr
     view[:] = 5
-    assert draft.publish().numpy().tolist() == [[5, 5], [5, 5]]
+    assert builder.publish().numpy().tolist() == [[5, 5], [5, 5]]

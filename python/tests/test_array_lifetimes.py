@@ -48,25 +48,25 @@ def test_arrays_outlive_the_store_that_they_came_over(daemon):
     producer.close()
 
 
-def test_a_draft_can_be_looked_at_while_another_thread_writes_it(store):
-    draft = store.empty("x", (1 << 24,))
+def test_builder_is_readable_while_another_thread_writes_it(store):
+    builder = store.empty("x", (1 << 24,))
     source = numpy.ones(1 << 24, numpy.float32)
     started = threading.Event()
 
     def write():
         started.set()
-        draft.write(source)
+        builder.write(source)
 
     thread = threading.Thread(target=write, daemon=True)
     thread.start()
     started.wait()
     while thread.is_alive():
-        assert not draft.published and "unpublished" in repr(draft)
+        assert not builder.published and "unpublished" in repr(builder)
     thread.join()
-    assert (draft.publish().numpy() == 1).all()
+    assert (builder.publish().numpy() == 1).all()
 
 
-def test_errors_of_many_threads_at_once_hold_nobody_up(store):
+def test_concurrent_errors_do_not_block_threads(store):
     tensor = store.put("x", numpy.ones(4))
     tensor.release()
     before = sys.getswitchinterval()
@@ -88,12 +88,12 @@ def test_errors_of_many_threads_at_once_hold_nobody_up(store):
         sys.setswitchinterval(before)
 
 
-def test_a_draft_is_written_from_itself(store):
-    draft = store.empty("x", (6,))
-    draft.numpy()[:] = numpy.arange(6)
-    draft.write(draft.numpy()[::-1])
-    draft.write(draft.numpy())
-    assert list(draft.publish().numpy()) == [5, 4, 3, 2, 1, 0]
+def test_builder_is_written_from_its_own_array(store):
+    builder = store.empty("x", (6,))
+    builder.numpy()[:] = numpy.arange(6)
+    builder.write(builder.numpy()[::-1])
+    builder.write(builder.numpy())
+    assert list(builder.publish().numpy()) == [5, 4, 3, 2, 1, 0]
 
 
 def test_asarray_takes_a_dtype_and_a_copy(store):

@@ -49,7 +49,7 @@ def test_a_forked_child_connects_again(daemon: Any) -> None:
     store.close()
 
 
-def test_a_forked_child_is_told_of_a_store_inside_its_parent() -> None:
+def test_parents_embedded_store_raises_in_forked_child() -> None:
     store = cotensor.Store()
     tensor = store.put("inside", np.arange(100_000), keep=False)
     small = store.put("small", np.arange(10))
@@ -81,8 +81,8 @@ def test_publishing_goes_on_beside_a_child(daemon: Any) -> None:
         given_up.discard()
         del given_up
         store.put("before", np.ones(1 << 20, "uint8"), keep=False)
-        draft = store.empty("draft", 1 << 20, "uint8")
-        draft.numpy()[:] = 4
+        builder = store.empty("builder", 1 << 20, "uint8")
+        builder.numpy()[:] = 4
         ready, end = os.pipe(), os.pipe()
         child = os.fork()
         if child == 0:
@@ -90,7 +90,7 @@ def test_publishing_goes_on_beside_a_child(daemon: Any) -> None:
             os.read(end[0], 1)
             os._exit(0)
         os.read(ready[0], 1)
-        assert (draft.publish().numpy() == 4).all()
+        assert (builder.publish().numpy() == 4).all()
         for size in (10, 300_000, 1 << 20):
             assert (store.put("beside", np.full(size, 7, "uint8")).numpy() == 7).all()
         os.write(end[1], b"x")
@@ -121,7 +121,7 @@ def test_multiprocessing(daemon: Any, method: str) -> None:
         assert np.array_equal(store.get(f"for-{method}-answer").numpy(), sent.numpy() * 2)
 
 
-def test_a_killed_holder_gives_back_what_it_held(daemon: Any) -> None:
+def test_leases_are_released_when_the_holder_is_killed(daemon: Any) -> None:
     script = (
         "import sys, numpy as np, cotensor\n"
         "store = cotensor.connect(sys.argv[1])\n"
@@ -166,8 +166,8 @@ def test_nothing_is_left_of_a_thousand_puts_and_gets(store: cotensor.Store, size
             window = np.from_dlpack(tensor) if hasattr(np, "from_dlpack") else shown
             assert shown.nbytes == window.nbytes == size
             if number % 4 == 0:
-                with store.empty("leak-draft", size, "uint8", keep=False) as draft:
-                    draft.numpy()[:1] = 1
+                with store.empty("leak-builder", size, "uint8", keep=False) as builder:
+                    builder.numpy()[:1] = 1
 
     rounds(20)
     before = held()

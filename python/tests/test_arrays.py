@@ -55,7 +55,7 @@ def arrays(draw: Any) -> Any:
 
 @UNHURRIED
 @given(array=arrays())
-def test_what_is_put_is_what_is_got(store: cotensor.Store, array: Any) -> None:
+def test_get_returns_the_put_array(store: cotensor.Store, array: Any) -> None:
     put = store.put("any", array)
     got = store.get("any")
     assert (got.shape, got.dtype, got.nbytes, got.size, got.ndim) == (
@@ -72,17 +72,17 @@ def test_what_is_put_is_what_is_got(store: cotensor.Store, array: Any) -> None:
 
 @UNHURRIED
 @given(array=arrays())
-def test_what_is_written_before_publishing_is_seen_after(store: cotensor.Store, array: Any) -> None:
-    draft = store.empty("draft", array.shape, array.dtype)
-    shown = draft.numpy()
+def test_writes_before_publishing_are_visible_afterwards(store: cotensor.Store, array: Any) -> None:
+    builder = store.empty("builder", array.shape, array.dtype)
+    shown = builder.numpy()
     assert shown.flags.writeable and not np.any(shown)
     shown[...] = array
-    published = draft.publish()
-    assert draft.published
-    assert same(store.get("draft").numpy(), np.ascontiguousarray(array).reshape(array.shape))
-    assert published.id == store.get("draft").id
+    published = builder.publish()
+    assert builder.published
+    assert same(store.get("builder").numpy(), np.ascontiguousarray(array).reshape(array.shape))
+    assert published.id == store.get("builder").id
     with pytest.raises(cotensor.ConflictError):
-        draft.publish()
+        builder.publish()
     if array.size:
         before = published.tobytes()
         shown.fill(array.dtype.type(not shown.flat[0]))
@@ -91,7 +91,7 @@ def test_what_is_written_before_publishing_is_seen_after(store: cotensor.Store, 
 
 @UNHURRIED
 @given(data=st.data(), shape=hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=6))
-def test_windows_are_those_of_numpy(store: cotensor.Store, data: Any, shape: tuple[int, ...]) -> None:
+def test_views_equal_numpy_slices(store: cotensor.Store, data: Any, shape: tuple[int, ...]) -> None:
     array = np.arange(int(np.prod(shape)), dtype="int32").reshape(shape)
     index = data.draw(hnp.basic_indices(shape, allow_newaxis=False, allow_ellipsis=True))
     parts = index if isinstance(index, tuple) else (index,)
@@ -118,8 +118,8 @@ def test_bfloat16(store: cotensor.Store) -> None:
     shown = tensor.numpy()
     assert shown.dtype == bfloat16 and shown.tobytes() == array.tobytes()
     assert not shown.flags.writeable and shown.ctypes.data == tensor.data_ptr
-    with store.empty("bf16", 3, bfloat16) as draft:
-        draft.numpy()[:] = array[0]
+    with store.empty("bf16", 3, bfloat16) as builder:
+        builder.numpy()[:] = array[0]
     assert store.get("bf16").numpy().tolist() == array[0].tolist()
 
 
@@ -137,12 +137,12 @@ def test_numpy_shows_the_shared_memory_read_only(store: cotensor.Store) -> None:
     assert again != tensor.data_ptr, "what is written through one is not seen through the other"
 
 
-def test_what_is_made_in_place_is_the_same_memory(store: cotensor.Store) -> None:
-    draft = store.empty("placed", 1 << 20, "uint8")
-    draft.numpy()[:] = 3
-    assert draft.numpy().ctypes.data == draft.data_ptr
-    published = draft.publish()
-    assert place_at(draft.data_ptr) == place_at(published.data_ptr) == place_at(store.get("placed").data_ptr)
+def test_builder_and_published_tensor_share_memory(store: cotensor.Store) -> None:
+    builder = store.empty("placed", 1 << 20, "uint8")
+    builder.numpy()[:] = 3
+    assert builder.numpy().ctypes.data == builder.data_ptr
+    published = builder.publish()
+    assert place_at(builder.data_ptr) == place_at(published.data_ptr) == place_at(store.get("placed").data_ptr)
 
 
 def test_put_copies_once_and_is_counted(store: cotensor.Store) -> None:
@@ -155,8 +155,8 @@ def test_put_copies_once_and_is_counted(store: cotensor.Store) -> None:
     store.put("counted", np.zeros((100, 10), "float32")[::-1, ::2])
     after = puts()
     assert (after[0] - before[0], after[1] - before[1]) == (1, 2000)
-    with store.empty("uncounted", (100, 10)) as draft:
-        draft.numpy()[:] = 1
+    with store.empty("uncounted", (100, 10)) as builder:
+        builder.numpy()[:] = 1
     assert puts() == after, "what is made in place is no copy"
 
 
@@ -203,7 +203,7 @@ def test_identity_is_the_contents(store: cotensor.Store) -> None:
     assert store.put("d", np.arange(5), provenance=provenance).identity != a.identity
 
 
-def test_tensor_of_finds_what_is_shared(store: cotensor.Store) -> None:
+def test_as_tensor_finds_published_tensors(store: cotensor.Store) -> None:
     tensor = store.put("known", np.arange(6.0).reshape(2, 3))
     for array in (tensor, tensor.numpy(), np.asarray(tensor)[:, :], np.asarray(tensor)[...]):
         found = cotensor.as_tensor(array)
@@ -260,8 +260,8 @@ WRONG: dict[str, tuple[Callable[[cotensor.Store], object], type[Exception], str]
     ),
     "a list as index": (lambda s: s.put("w", [1])[[0]], cotensor.InvalidError, "numpy"),
     "length of a number": (lambda s: len(s.put("w", 1)), TypeError, "no length"),
-    "a draft of another shape": (lambda s: s.empty("w", 3).write(np.zeros(2, "float32")), cotensor.InvalidError, "[2]"),
-    "a draft of another dtype": (lambda s: s.empty("w", 3).write(np.zeros(3)), cotensor.InvalidError, "float64"),
+    "a builder of another shape": (lambda s: s.empty("w", 3).write(np.zeros(2, "float32")), cotensor.InvalidError, "[2]"),
+    "a builder of another dtype": (lambda s: s.empty("w", 3).write(np.zeros(3)), cotensor.InvalidError, "float64"),
 }
 
 
@@ -277,14 +277,14 @@ def test_bad_input(store: cotensor.Store, case: str) -> None:
         assert raised.value.field == "array"
 
 
-def test_drafts_that_are_given_up(store: cotensor.Store) -> None:
-    draft = store.empty("given-up", 4)
-    array = draft.numpy()
-    draft.discard()
+def test_discarded_builder(store: cotensor.Store) -> None:
+    builder = store.empty("given-up", 4)
+    array = builder.numpy()
+    builder.discard()
     array[:] = 1
     assert array.tolist() == [1, 1, 1, 1] and "given-up" not in store
     with pytest.raises(cotensor.ConflictError):
-        draft.publish()
+        builder.publish()
     with pytest.raises(ZeroDivisionError):
         with store.empty("given-up", 4):
             raise ZeroDivisionError
@@ -304,7 +304,7 @@ def small_store(request: pytest.FixtureRequest) -> Iterator[cotensor.Store]:
         yield opened
 
 
-def test_budgets_name_who_holds_what(small_store: cotensor.Store) -> None:
+def test_over_budget_error_names_the_holders(small_store: cotensor.Store) -> None:
     held = small_store.put("big", np.zeros(5 << 20, "uint8"), holder="hoarder")
     with pytest.raises(MemoryError) as raised:
         small_store.put("more", np.zeros(5 << 20, "uint8"))
@@ -364,7 +364,7 @@ def test_threads(store: cotensor.Store) -> None:
     assert not failures
 
 
-def test_windows_of_another_type(store: Any) -> None:
+def test_views_of_another_type(store: Any) -> None:
     numbers = np.arange(24, dtype=np.float32).reshape(4, 6)
     raw = np.concatenate([np.zeros(8, np.uint8), numbers.view(np.uint8).ravel()])
     whole = store.put("bytes", raw)

@@ -136,7 +136,7 @@ def test_a_task_and_its_result(client):
         assert np.array_equal(client.get_task_result(task), np.arange(5) * 2)
 
 
-def test_states_are_what_they_are(client):
+def test_task_states(client):
     task = client.submit_task("gated", [1])
     until(lambda: client.get_task_status(task) == "running")
     assert client.wait_for_task(task, timeout=0.01) == "running"
@@ -325,7 +325,7 @@ def test_one_client_in_two_loops(daemon, provider):
     client.close()
 
 
-def test_a_provider_that_ends_fails_what_waits(daemon):
+def test_waiting_calls_fail_when_the_provider_ends(daemon):
     code = f"""
 import time
 from cotensor.provider import SharedTensorProvider
@@ -381,7 +381,7 @@ def test_coroutines_run_on_one_loop_beside_each_other(daemon, provider):
     asyncio.run(main())
 
 
-def test_coroutines_that_nobody_waits_for_are_cancelled(client):
+def test_coroutine_is_cancelled_with_its_call(client):
     before = client.get_task_result(client.submit_task("looked", ["cancelled"]))
     task = client.submit_task("never")
     until(lambda: client.get_task_status(task) == "running")
@@ -389,7 +389,7 @@ def test_coroutines_that_nobody_waits_for_are_cancelled(client):
     until(lambda: client.get_task_result(client.submit_task("looked", ["cancelled"])) == before + 1)
 
 
-def test_what_waits_fails_when_its_client_is_closed(daemon, provider):
+def test_waiting_call_fails_when_its_client_is_closed(daemon, provider):
     async def main():
         client = AsyncSharedTensorClient(socket=daemon.socket)
         waiting = asyncio.ensure_future(client.call_function("never"))
@@ -480,7 +480,7 @@ def test_an_async_provider_that_is_cancelled_while_it_starts_offers_nothing(daem
     asyncio.run(main())
 
 
-def test_when_hearing_fails_those_who_wait_are_told_and_the_next_is_heard():
+def test_failed_wait_fails_all_futures_and_the_next_wait_works():
     class Fake:
         fail = True
         sent: list = []

@@ -9,7 +9,7 @@ import pytest
 import cotensor
 
 
-def test_a_claim_waits_as_long_as_asked():
+def test_claim_waits_until_its_timeout():
     store = cotensor.Store()
     key = cotensor.content_hash("slow")
     computing = store.claim(key, "encoder")
@@ -29,8 +29,8 @@ def test_a_claim_without_a_timeout_waits_until_the_result_is_there():
     found = []
     waits = threading.Thread(target=lambda: found.extend(store.claim(key)))
     waits.start()
-    draft = store.empty("result", (2,), "float32")
-    draft.numpy()[:] = 7
-    computing.publish([draft])
+    builder = store.empty("result", (2,), "float32")
+    builder.numpy()[:] = 7
+    computing.publish([builder])
     waits.join(60)
     assert found[0].numpy().tolist() == [7, 7]

@@ -101,7 +101,7 @@ def test_results_with_tensors(client):
     assert np.array_equal(back["scaled"][0], x * 2) and np.array_equal(back["given"], x)
 
 
-def test_what_tensors_come_as(daemon, provider):
+def test_tensors_option_selects_the_type(daemon, provider):
     x = np.arange(4)
     auto = "Tensor" if "torch" in sys.modules else "ndarray"
     for tensors, wanted in (("numpy", "ndarray"), ("cotensor", "Tensor"), ("auto", auto)):
@@ -153,7 +153,7 @@ def test_wrong_arguments_are_named(client):
         ({"x": [np.zeros(2, object)]}, UnsupportedError, r"argument 0\[\"x\"\]\[0\]: dtype object"),
     ],
 )
-def test_what_does_not_cross_is_refused_where_it_is(client, value, wrong, said):
+def test_values_that_do_not_cross_are_named_by_path(client, value, wrong, said):
     with pytest.raises(wrong, match=said):
         client.call_function("identity", [value])
     assert client.call_function("identity", [1]) == 1

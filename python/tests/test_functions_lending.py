@@ -43,7 +43,7 @@ def provider(daemon) -> Iterator[Program]:
         yield running
 
 
-def test_what_a_provider_keeps_outlives_calls_and_callers(daemon, provider):
+def test_managed_objects_outlive_calls_and_callers(daemon, provider):
     for first in (0, 50):
         with SharedTensorClient(socket=daemon.socket, tensors="numpy") as client:
             for number in range(first, first + 50):

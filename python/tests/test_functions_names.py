@@ -31,7 +31,7 @@ def test_functions_are_listed_counted_and_found(client):
     assert client.functions._ipython_key_completions_() == names
 
 
-def test_only_what_is_offered_is_an_attribute(client):
+def test_only_provided_functions_are_attributes(client):
     for found in (client, client.functions):
         assert hasattr(found, "add_names") and hasattr(found, "names")
         assert not hasattr(found, "add_name") and not hasattr(found, "keys") and not hasattr(found, "_anything")

@@ -26,7 +26,7 @@ from cotensor.provider import SharedTensorProvider
 # -- options ---------------------------------------------
 
 
-def test_results_are_kept_by_content_and_only_if_asked(client):
+def test_results_are_cached_by_content_on_request(client):
     x = np.arange(1000, dtype=np.float32)
     first = client.call_function("cached", [x])
     again = client.call_function("cached", [x.copy()])
@@ -105,7 +105,7 @@ def test_objects_are_each_their_own(client):
     assert "RemoteObject" in repr(two) and "released" in repr(one)
 
 
-def test_objects_of_a_provider_that_is_gone_are_stale(daemon, client):
+def test_remote_object_is_stale_after_its_provider_ended(daemon, client):
     with program(dying(daemon.socket)) as running:
         assert running.line() == "ready"
         with SharedTensorClient(socket=daemon.socket, retry_count=0) as mine:

@@ -123,7 +123,7 @@ time.sleep(1000)
         until(lambda: store.get_stats()["memory_usage_bytes"] <= before)
 
 
-def test_what_a_call_sets_for_itself_is_no_other_calls(daemon, provider):
+def test_context_variables_do_not_reach_the_next_call(daemon, provider):
     with SharedTensorClient(socket=daemon.socket) as client:
         assert [client.call_function("trouble.precision", [7]) for _ in range(20)] == [28] * 20
 
@@ -177,7 +177,7 @@ print("done")
     assert out == "done\n"
 
 
-def test_a_forked_child_of_a_provider_is_told(daemon):
+def test_parents_provider_raises_in_forked_child(daemon):
     out = run(
         """
 import os, sys
@@ -273,7 +273,7 @@ BODIES = {
 
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("end", ["", "sys.exit(3)", "raise ValueError('end')"], ids=["falls off", "exits", "raises"])
-def test_an_interpreter_ends_whatever_its_functions_do(daemon, body, end):
+def test_interpreter_exits_while_functions_run(daemon, body, end):
     code = ENDING.format(name=body, body=BODIES[body], end=end)
     with program(code, str(daemon.socket)) as ending:
         assert ending.line() == "ending"

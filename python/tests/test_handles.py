@@ -137,7 +137,7 @@ def test_a_handle_of_another_daemon_is_an_error(daemon: Daemon) -> None:
         folder.rmdir()
 
 
-def test_what_is_inside_a_process_does_not_travel(daemon: Daemon) -> None:
+def test_embedded_stores_and_tensors_are_not_pickled(daemon: Daemon) -> None:
     with cotensor.Store() as store:
         tensor = store.put("inside", np.arange(3))
         for each in (store, tensor, tensor[1:]):

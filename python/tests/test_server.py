@@ -270,7 +270,7 @@ def test_ports_that_are_taken_by_something_else(folder):
         other.server_close()
 
 
-def test_ports_that_somebody_else_has(folder):
+def test_ports_of_other_users(folder):
     import socket
 
     with socket.socket() as silent:
@@ -372,7 +372,7 @@ def beside():
         server.end()
 
 
-def test_the_command_says_what_is_wrong(folder):
+def test_command_reports_errors(folder):
     for arguments, code, said in (
         (["missing.py"], 2, "no file"),
         (["no_such_module"], 2, "no module"),

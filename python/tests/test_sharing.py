@@ -111,7 +111,7 @@ def test_views_are_the_same_memory_and_keep_the_tensor() -> None:
     assert tensor.freed
 
 
-def test_an_array_outlives_whoever_held_the_tensor(manager: TensorSharingManager) -> None:
+def test_array_outlives_its_tensor_object(manager: TensorSharingManager) -> None:
     tensor = manager.register_shared_tensor("x", 1 << 20, producer_model="a", dtype="uint8")
     array = tensor.numpy()
     array[:] = 5
@@ -237,7 +237,7 @@ def test_write_copies_any_layout_and_is_counted(manager: TensorSharingManager) -
             tensor.write(wrong)
 
 
-def test_what_happens_is_told_to_logging(caplog: pytest.LogCaptureFixture) -> None:
+def test_verbose_logging_reports_events(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="cotensor")
     SharedTensor.setVerboseLogging(True)
     try:
@@ -266,7 +266,7 @@ def test_diagnostics_of_the_process() -> None:
         assert word in repr(tensor)
 
 
-def test_a_forked_child_is_told_whose_tensors_they_are() -> None:
+def test_parents_tensors_raise_in_forked_child() -> None:
     manager = TensorSharingManager()
     tensor = manager.register_shared_tensor("x", [1000], producer_model="a")
     tensor.numpy()[:] = 3
@@ -319,7 +319,7 @@ def _get(socket: str, results: Any) -> None:
         results.put((shown.sum().item(), shown.flags.writeable))
 
 
-def test_another_process_sees_what_was_registered(daemon: Any) -> None:
+def test_another_process_sees_registered_tensors(daemon: Any) -> None:
     with daemon.connect() as store:
         manager = TensorSharingManager(store=store)
         manager.register_shared_tensor("between", [1000], producer_model="a").numpy()[:] = 2
@@ -336,16 +336,16 @@ def test_arrays_stay_when_publishing_fails() -> None:
     with serving() as daemon:
         store = daemon.connect()
         tensor = TensorSharingManager(store=store).register_shared_tensor("x", 100_000, producer_model="a")
-        draft = store.empty("y", 100_000)
-        arrays = [tensor.numpy(), draft.numpy()]
+        builder = store.empty("y", 100_000)
+        arrays = [tensor.numpy(), builder.numpy()]
         for array in arrays:
             array[:] = 1
         daemon.stop()
         with pytest.raises(cotensor.CotensorError):
             tensor.acquire("b")
         with pytest.raises(cotensor.CotensorError):
-            draft.publish()
-        del tensor, draft
+            builder.publish()
+        del tensor, builder
         gc.collect()
         others = [cotensor.Store().put("z", np.zeros(100_000, "float32")) for _ in range(4)]
         for array in arrays:

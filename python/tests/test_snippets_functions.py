@@ -67,7 +67,7 @@ def test_snippet(snippet, folder):
 
 
 @pytest.mark.parametrize("snippet", [marked(each) for each in MINE if "calls" in each])
-def test_functions_of_a_snippet_do_what_they_promise(snippet, folder):
+def test_functions_of_snippet(snippet, folder):
     names = names_in(snippet["file"])
     assert all(name in snippet["calls"] or name == "create_tensor" for name in names)
     with served(snippet["file"], folder, names[-1]) as env:

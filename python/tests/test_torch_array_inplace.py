@@ -50,7 +50,7 @@ def writer(daemon: Any) -> Iterator[Writer]:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("how", WAYS)
-def test_what_is_written_in_place_nobody_else_sees(daemon: Any, writer: Writer, size: int, how: str) -> None:
+def test_in_place_writes_are_private(daemon: Any, writer: Writer, size: int, how: str) -> None:
     array = np.arange(size // 8)
     with daemon.connect() as store:
         if how == "of-another":
@@ -64,7 +64,7 @@ def test_what_is_written_in_place_nobody_else_sees(daemon: Any, writer: Writer, 
         store.remove("x")
 
 
-def test_what_is_written_in_place_in_a_store_inside_the_process_nobody_else_sees() -> None:
+def test_in_place_writes_are_private_in_an_embedded_store() -> None:
     writer = Writer("")
     for how in WAYS[:-1]:
         for size in SIZES:
@@ -73,7 +73,7 @@ def test_what_is_written_in_place_in_a_store_inside_the_process_nobody_else_sees
     writer.close()
 
 
-def test_arrays_of_one_tensor_object_show_what_was_written_through_them(store: cotensor.Store) -> None:
+def test_arrays_of_one_tensor_object_share_writes(store: cotensor.Store) -> None:
     import torch
 
     tensor, other = store.put("x", np.zeros(1000)), store.get("x")

@@ -33,8 +33,8 @@ def test_every_dtype_in_and_out(store: cotensor.Store, dtype: str) -> None:
     assert tensor.dtype == dtype and tensor.shape == (2, 3, 4)
     for shown in (tensor.torch(), torch.from_dlpack(tensor), torch.utils.dlpack.from_dlpack(tensor)):
         assert shown.dtype == array.dtype and torch.equal(shown, array)
-    with store.empty("t", (4,), array.dtype) as draft:
-        draft.torch()[:] = array[0, 0]
+    with store.empty("t", (4,), array.dtype) as builder:
+        builder.torch()[:] = array[0, 0]
     assert torch.equal(store.get("t").torch(), array[0, 0])
 
 
@@ -67,7 +67,7 @@ def test_writes_in_place_are_local_and_counted(store: cotensor.Store) -> None:
     assert written(store) - before == expected
 
 
-def test_what_torch_shows_is_known_again(store: cotensor.Store) -> None:
+def test_torch_views_are_found_by_as_tensor(store: cotensor.Store) -> None:
     tensor = store.put("k", torch.arange(6.0).reshape(2, 3))
     array = tensor.torch()
     for same in (array, array.detach(), array.view(2, 3), array[:]):
@@ -95,7 +95,7 @@ def test_parameters_are_put_without_their_gradients(store: cotensor.Store) -> No
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_what_torch_cannot_share_is_refused(store: cotensor.Store) -> None:
+def test_unsupported_torch_tensors_are_refused(store: cotensor.Store) -> None:
     quantized = torch.quantize_per_tensor(torch.arange(4.0), 0.1, 0, torch.qint8)
     ragged = [torch.zeros(2), torch.zeros(3)]
     refused = {

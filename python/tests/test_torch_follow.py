@@ -114,7 +114,7 @@ def test_passes_with_generators_are_of_one_version(store: cotensor.Store) -> Non
     assert not mixed
 
 
-def test_a_version_that_does_not_fit_keeps_nobody(store: cotensor.Store) -> None:
+def test_version_that_does_not_fit_does_not_block_passes(store: cotensor.Store) -> None:
     module = follower(store)
     ct.publish(torch.nn.Linear(2, 2), "weighed", store)
     assert module() == (1, 1)
@@ -129,7 +129,7 @@ def test_a_version_that_does_not_fit_keeps_nobody(store: cotensor.Store) -> None
     thread.join()
 
 
-def test_a_module_whose_pass_was_interrupted_is_freed(store: cotensor.Store) -> None:
+def test_module_is_freed_after_an_interrupted_pass(store: cotensor.Store) -> None:
     module = follower(store)
 
     def fail() -> None:
@@ -160,7 +160,7 @@ def test_a_note_that_cannot_be_read_is_a_version_that_does_not_fit(store: cotens
         ct.refresh(module)
 
 
-def test_a_pass_inside_a_pass_waits_for_nobody(store: cotensor.Store) -> None:
+def test_nested_pass_does_not_wait(store: cotensor.Store) -> None:
     module = follower(store)
     inner = []
 

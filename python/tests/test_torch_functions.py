@@ -127,7 +127,7 @@ def test_values_cross_and_gradients_do_not(client):
     assert torch.equal(back, x.detach()) and not back.requires_grad
 
 
-def test_what_is_lent_is_right_however_often_memory_is_used_again(daemon, client):
+def test_arena_memory_is_correct_after_reuse(daemon, client):
     """The provider writes in place, the client too: each has pages of its own, and the next call sees none of it."""
     kept = []
     with daemon.connect() as store:

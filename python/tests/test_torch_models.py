@@ -281,7 +281,7 @@ def test_following(store: Any) -> None:
     assert ct.attachment(module).version == 2
 
 
-def test_who_follows_outlives_the_daemon(caplog: Any) -> None:
+def test_following_module_outlives_the_daemon(caplog: Any) -> None:
     with serving() as own:
         store = own.connect()
         first = torch.nn.Linear(4, 4)

@@ -20,7 +20,7 @@ import cotensor.torch as ct  # noqa: E402
 from cotensor.torch.weights import manifest  # noqa: E402
 
 
-def test_what_does_not_fit(store: Any) -> None:
+def test_tensors_that_do_not_fit_are_named(store: Any) -> None:
     module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
     ct.publish(module, "fits", store)
 
@@ -119,7 +119,7 @@ def bad_parameters() -> Dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", sorted(bad_parameters()))
-def test_what_cannot_be_published(store: Any, kind: str) -> None:
+def test_unsupported_tensors_are_not_published(store: Any, kind: str) -> None:
     tensor, expected = bad_parameters()[kind]
     module = torch.nn.Sequential(torch.nn.Linear(2, 2))
     module[0].register_buffer("odd_one", tensor)

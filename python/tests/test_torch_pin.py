@@ -139,7 +139,7 @@ def test_weights_as_constants_of_compiled_code_are_refused(store: cotensor.Store
     ct.attach(module, "line", store)
 
 
-def test_what_torch_compile_made_is_published_and_attached_as_the_module(store: cotensor.Store) -> None:
+def test_compiled_module_is_published_and_attached(store: cotensor.Store) -> None:
     compiled = torch.compile(line(3.0), backend="eager")
     published = ct.publish(compiled, "compiled", store)
     assert ct.attachment(compiled) == published
@@ -197,7 +197,7 @@ def test_a_pin_holds_for_other_threads_and_ends_for_them(store: cotensor.Store, 
     assert seen == [1] and module() == 2 and refreshed in ([True], [False])
 
 
-def test_a_pin_in_a_generator_ends_in_whatever_thread(store: cotensor.Store) -> None:
+def test_pin_in_a_generator_ends_in_any_thread(store: cotensor.Store) -> None:
     module = follower(store)
 
     def steps() -> Iterator[float]:

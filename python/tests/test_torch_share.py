@@ -205,7 +205,7 @@ def test_hooks_of_the_module_itself_run_at_each_call(store):
     assert (shared.computed, shared.hits) == (1, 1)
 
 
-def test_what_the_store_refuses_is_computed_privately():
+def test_result_that_the_store_refuses_is_computed_privately():
     with cotensor.Store(allowed_types=["vision_embedding"]) as store:
         module = Encoder().eval()
         text = share(module, store=store, kind="text_embedding")

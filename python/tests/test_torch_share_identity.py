@@ -289,7 +289,7 @@ def shared_with_everything(store):
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_what_happens_to_the_module_afterwards_has_no_effect(store, change, monkeypatch):
+def test_later_changes_of_the_module_have_no_effect(store, change, monkeypatch):
     GLOBAL.fill_(1.0)
     module, shared = shared_with_everything(store)
     shared.refresh()
@@ -329,7 +329,7 @@ def test_a_kind_of_call_that_comes_later_is_captured_from_the_module_as_it_was(s
 
 
 @pytest.mark.parametrize("write", ["numpy", "torch"])
-def test_a_graph_whose_weights_were_written_is_not_used(store, write):
+def test_graph_with_written_weights_is_not_used(store, write):
     """Nothing that Python code is given leads to those weights; the kernel knows that their pages were written."""
     module, shared = shared_by(store, lambda self, x: self.linear(x))
     x = torch.ones(3, 4)

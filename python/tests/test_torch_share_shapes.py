@@ -74,7 +74,7 @@ BRANCHES = {
 
 
 @pytest.mark.parametrize("function", BRANCHES.values(), ids=BRANCHES)
-def test_code_that_depends_on_sizes_gives_what_it_would_give(store, function):
+def test_branches_on_sizes_give_the_modules_result(store, function):
     module, sharing = shared(store, function)
     for size in (4, 6, 3, 1, 0, 12, 4):
         x = torch.arange(size * 4.0).view(size, 4)

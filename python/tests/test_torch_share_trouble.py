@@ -167,7 +167,7 @@ class WritesItsWeight(nn.Module):
 @pytest.mark.parametrize(
     "kind", [InPlace, InPlaceOnAView, Counts, CountsInBuffer, CountsInTensor, CountsInNewBuffer, WritesItsWeight]
 )
-def test_what_changes_its_input_or_itself_is_not_shared(store, kind):
+def test_module_that_changes_its_input_or_itself_is_not_shared(store, kind):
     module, alone = kind().eval(), kind().eval()
     sharing = share(module, store=store)
     for _ in range(3):
@@ -287,7 +287,7 @@ def test_trouble_with_the_store_makes_no_call_fail(store, method, error, when):
     assert again.computed == 1, "the ticket was given back"
 
 
-def test_what_cannot_be_stored_is_computed_privately(store):
+def test_result_that_cannot_be_stored_is_computed_privately(store):
     class Own(torch.Tensor):
         pass
 
@@ -323,7 +323,7 @@ def test_an_error_of_an_operator_is_the_modules_own(store):
     assert torch.equal(module(torch.tensor([0, 1])), torch.eye(4)[:2]) and sharing.hits == 1
 
 
-def test_a_kept_traceback_keeps_nobody_waiting(store):
+def test_stored_traceback_does_not_hold_the_ticket(store):
     one, _ = shared(store, lambda self, x: self.linear.weight[x])
     other, _ = shared(store, lambda self, x: self.linear.weight[x])
     for module in (one, other):
@@ -378,7 +378,7 @@ def test_a_stated_key_stands_for_the_module(store):
     assert first.spaces == second.spaces
 
 
-def test_a_stated_key_does_not_hide_what_a_call_changes(store):
+def test_key_does_not_hide_a_changed_input(store):
     for function in (lambda self, x: x.add_(1), lambda self, x: x + torch.rand(3), lambda self, x: x + random.random()):
         module = shared(store, function)[0]
         unshare(module)

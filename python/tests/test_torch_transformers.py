@@ -166,7 +166,7 @@ result = model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=5, do_sample=F
     assert store.get("auto").version == 1
 
 
-def test_dtypes_are_the_ones_asked_for(store: Any, tmp_path: Path) -> None:
+def test_dtype_is_the_requested_one(store: Any, tmp_path: Path) -> None:
     kind, config, inputs = family("bert")
     kind(config).save_pretrained(tmp_path)
     for _ in range(2):
@@ -284,7 +284,7 @@ def test_outside_nothing_is_patched(store: Any) -> None:
     assert ct.attachment(kind._from_config(config)) is None
 
 
-def test_what_was_made_is_not_taken_for_what_is_loaded(store: Any, tmp_path: Path) -> None:
+def test_weights_from_config_are_not_used_for_a_checkpoint(store: Any, tmp_path: Path) -> None:
     kind, config, inputs = family("bert")
     trained = kind(config).eval()
     trained.save_pretrained(tmp_path / "checkpoint")
