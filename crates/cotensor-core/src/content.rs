@@ -2,22 +2,22 @@ use crate::{ContentHash, Device, Result, Segment};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A segment and the bytes of it that hold one content.
+/// A segment, and the byte range of one blob in it.
 pub type Located = (Arc<dyn Segment>, Range<usize>);
 
-/// Keeps contents (weights) under their hash beyond the life of a process, so that every
-/// process that wants the same bytes reads the same pages.
+/// Keeps blobs (weights) under their hashes beyond the life of a process. Processes that need the same bytes share the
+/// same pages.
 pub trait BlobCache: Send + Sync {
     /// The device of the segments that the cache returns.
     fn device(&self) -> Device {
         Device::Cpu
     }
 
-    /// The content with this hash, if it is kept. Length and hash table are verified, the bytes are
-    /// those that were committed.
+    /// The blob with this hash, if the cache has it. The cache verifies lengths and its table; the bytes are those that
+    /// were committed.
     fn find(&self, hash: &ContentHash) -> Option<Located>;
 
-    /// Starts a pack: one segment with room for all `entries`, each a hash and a length in bytes.
+    /// Begins a pack: one segment with room for all `entries`, each a hash and a length in bytes.
     ///
     /// # Errors
     /// [`ErrorKind::Io`](crate::ErrorKind::Io) when there is no room, [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) past the limits.
@@ -26,24 +26,24 @@ pub trait BlobCache: Send + Sync {
     /// A small note kept under `key` by [`remember`](BlobCache::put_note).
     fn get_note(&self, key: &ContentHash) -> Option<Vec<u8>>;
 
-    /// Keeps a small note (at most 1 MiB); the newest under a key wins. Losing one costs time, never correctness.
+    /// Keeps a note of at most 1 MiB, in place of an earlier one under `key`. Notes may be lost, which only costs time.
     ///
     /// # Errors
     /// [`ErrorKind::Io`](crate::ErrorKind::Io) when it cannot be written.
     fn put_note(&self, key: &ContentHash, note: &[u8]) -> Result<()>;
 }
 
-/// A pack that is being written. Dropping it leaves nothing behind.
+/// A pack that is being written. Dropping it removes it.
 pub trait PackMut: Send {
     /// The bytes of entry `index`, for writing.
     ///
     /// # Panics
-    /// When there is no such entry.
+    /// For an index without an entry.
     fn entry_mut(&mut self, index: usize) -> &mut [u8];
 
-    /// Makes the pack immutable and findable; returns where each entry lies.
+    /// Makes the pack immutable and adds it to the cache; returns the location of each entry.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`](crate::ErrorKind::Io) when it cannot be kept.
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io) when it cannot be written.
     fn commit(self: Box<Self>) -> Result<Vec<Located>>;
 }

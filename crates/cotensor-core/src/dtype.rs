@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_read_back() {
+    fn dtype_names_parse_back() {
         for &dtype in DType::ALL {
             assert_eq!(dtype.name().parse::<DType>().unwrap(), dtype);
             assert_eq!(dtype.safetensors_name().parse::<DType>().unwrap(), dtype);

@@ -4,37 +4,37 @@ use std::path::{Path, PathBuf};
 /// The result of everything in Cotensor that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, in words that stay the same between versions.
+/// The kind of an error. Kinds are stable between versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The caller's input is wrong: a shape, a name, a field, an option.
+    /// The input of the caller is invalid: a shape, a name, a field, an option.
     Invalid,
-    /// A file's bytes are damaged, truncated or not what their format says.
+    /// A file is damaged, truncated, or violates its format.
     Corrupt,
-    /// No tensor, file, model or holder of that name.
+    /// A tensor, file, model or holder does not exist.
     NotFound,
-    /// The operation clashes with the present state: already published, not held, in use.
+    /// The operation conflicts with the state: already published, not held, in use.
     Conflict,
-    /// The memory budget does not allow it, even after eviction.
+    /// The memory budget is exceeded, even after eviction.
     OverBudget,
-    /// Sharing is refused by configuration; the value may still be made privately.
+    /// The configuration refuses to share the tensor. The value may be computed privately.
     Refused,
-    /// Valid, but nothing here can do it.
+    /// The operation is valid but not supported here.
     Unsupported,
-    /// The operating system said no.
+    /// The operating system returned an error.
     Io,
     /// The engine failed on a valid graph and valid inputs.
     Engine,
-    /// Waiting took longer than allowed.
+    /// A wait exceeded its time limit.
     TimedOut,
     /// No process answers at this address.
     Unreachable,
 }
 
-/// An error that says where: the file and the field, when there are such.
+/// An error with its kind, and the file and the field that caused it if known.
 ///
-/// Match on [`Error::kind`]; the text is for people and may change.
+/// Match on [`Error::kind`]; the text may change.
 #[derive(Clone)]
 pub struct Error(Box<Inner>);
 
@@ -72,8 +72,8 @@ impl Error {
         Self::new(ErrorKind::Unsupported, message)
     }
 
-    /// An operating-system error met while doing `what`; a missing file becomes [`ErrorKind::NotFound`], a path that
-    /// cannot be what it has to be [`ErrorKind::Invalid`].
+    /// An error of the operating system during `what`. A missing file becomes [`ErrorKind::NotFound`], a path of the wrong
+    /// type [`ErrorKind::Invalid`].
     pub fn io(what: impl fmt::Display, source: &std::io::Error) -> Self {
         let kind = match source.kind() {
             std::io::ErrorKind::NotFound => ErrorKind::NotFound,
@@ -86,14 +86,14 @@ impl Error {
         Self::new(kind, format!("{what}: {source}"))
     }
 
-    /// Names the file that the error is about, unless one is named already.
+    /// Adds the file that caused the error, unless there is one.
     #[must_use]
     pub fn in_file(mut self, file: impl AsRef<Path>) -> Self {
         self.0.file.get_or_insert_with(|| file.as_ref().to_path_buf());
         self
     }
 
-    /// Names the field (of a file, a graph, a request) that the error is about, unless one is named already.
+    /// Adds the field (of a file, a graph, a request) that caused the error, unless there is one.
     #[must_use]
     pub fn in_field(mut self, field: impl Into<String>) -> Self {
         self.0.field.get_or_insert_with(|| field.into());
@@ -110,12 +110,12 @@ impl Error {
         &self.0.message
     }
 
-    /// The file that the error is about.
+    /// The file that caused the error.
     pub fn file(&self) -> Option<&Path> {
         self.0.file.as_deref()
     }
 
-    /// The field that the error is about.
+    /// The field that caused the error.
     pub fn field(&self) -> Option<&str> {
         self.0.field.as_deref()
     }

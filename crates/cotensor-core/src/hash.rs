@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// Read at a time, so that it is still in a core's cache when it is hashed.
+/// Bytes that are read at a time, so that they are in the cache of the core when they are hashed.
 const PIECE_BYTES: usize = 256 << 10;
 
 /// The BLAKE3 hash of some content: 32 bytes, shown as hexadecimal.
@@ -13,7 +13,7 @@ impl ContentHash {
         Self(*blake3::hash(bytes).as_bytes())
     }
 
-    /// Hashes `len` bytes that `read` copies piece by piece: it is given the offset of each piece and where to copy it.
+    /// Hashes `len` bytes piece by piece. `read` gets the offset of each piece and the buffer for it.
     ///
     /// # Errors
     /// Those of `read`.
@@ -30,7 +30,7 @@ impl ContentHash {
         Ok(Self(*hasher.finalize().as_bytes()))
     }
 
-    /// A hash known from elsewhere.
+    /// A hash from its 32 bytes.
     pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
@@ -45,7 +45,7 @@ impl ContentHash {
         blake3::Hash::from_hex(hex).ok().map(|hash| Self(*hash.as_bytes()))
     }
 
-    /// The first 12 hexadecimal digits, for people.
+    /// The first 12 hexadecimal digits, for messages.
     pub fn short(&self) -> String {
         blake3::Hash::from_bytes(self.0).to_hex()[..12].to_owned()
     }
@@ -63,8 +63,8 @@ impl fmt::Debug for ContentHash {
     }
 }
 
-/// Which encoder made a tensor: the fingerprint of its graph, weights and preprocessing.
-/// Equal spaces hold interchangeable numbers.
+/// The encoder of a tensor: the fingerprint of its graph, weights and preprocessing. Tensors of equal spaces are
+/// interchangeable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Space(pub ContentHash);
 
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn field_boundaries_matter() {
+    fn field_boundaries_change_the_hash() {
         let hash = |fields: &[&str]| {
             let mut hasher = Hasher::new("test");
             for field in fields {
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn hex_reads_back() {
+    fn hex_parses_back() {
         let hash = ContentHash::of(b"tensor");
         assert_eq!(ContentHash::from_hex(&hash.to_string()), Some(hash));
         assert!(hash.to_string().starts_with(&hash.short()));

@@ -2,7 +2,7 @@ use crate::{ALIGNMENT, Device, Error, ErrorKind, Memory, MemoryKind, Result, Seg
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The process's own heap: shared between threads, not between processes.
+/// Memory on the heap of the process. Threads share it, processes do not.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HeapMemory;
 
@@ -16,12 +16,12 @@ impl Memory for HeapMemory {
     }
 
     fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
-        // The slack lets an aligned start be found without unsafe allocation.
+        // The additional bytes allow an aligned start without an unsafe allocation.
         let capacity = padded(len)? + ALIGNMENT;
         let mut buffer = Vec::new();
         buffer
             .try_reserve_exact(capacity)
-            .map_err(|_| Error::new(ErrorKind::Io, format!("the heap has no {} left", size(len as u64))))?;
+            .map_err(|_| Error::new(ErrorKind::Io, format!("the heap has no room for {}", size(len as u64))))?;
         buffer.resize(capacity, 0);
         let start = buffer.as_ptr().align_offset(ALIGNMENT);
         Ok(Box::new(HeapSegment { used: start..start + len, buffer }))
@@ -74,12 +74,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn conforms() {
+    fn heap_memory_conforms() {
         crate::testing::conformance(&HeapMemory);
     }
 
     #[test]
-    fn refuses_impossible_lengths() {
+    fn impossible_lengths_are_refused() {
         assert!(HeapMemory.reserve(usize::MAX).is_err());
     }
 }

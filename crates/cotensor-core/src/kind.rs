@@ -2,7 +2,7 @@ use crate::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
 
-/// What a tensor means. Kinds say which models *may* share; [`Space`](crate::Space) says which *can*.
+/// The meaning of a tensor. Models may share tensors of one kind; they can if the [`Space`](crate::Space) is equal, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Kind {
@@ -18,7 +18,7 @@ pub enum Kind {
     AudioTextJoint,
     /// A parameter of a model.
     Weight,
-    /// Anything else: logits, caches, a user's own tensors.
+    /// Any other tensor: logits, caches, tensors of users.
     Other,
 }
 

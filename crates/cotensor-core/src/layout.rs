@@ -7,14 +7,14 @@ pub const RANK_MAX: usize = 16;
 /// The most bytes a tensor or segment may span: 8 TiB, far from any overflow.
 pub const TENSOR_BYTES_MAX: u64 = 1 << 43;
 
-/// One dimension's part in a view: `start`, then every `step`-th element, `len` of them.
+/// One dimension of a view: `len` elements from `start` on, each `step` after the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
     /// First index, in elements.
     pub start: usize,
-    /// How many elements.
+    /// The number of elements.
     pub len: usize,
-    /// Distance between two of them, in elements; at least 1.
+    /// The distance between two elements; at least 1.
     pub step: usize,
 }
 
@@ -115,8 +115,8 @@ impl Layout {
         self.len() * self.dtype.size_bytes()
     }
 
-    /// What a tensor of this layout is by its content: the hash of dtype, shape, strides and `bytes`, those from its first
-    /// element to the end of its last.
+    /// The identity of a tensor by its content: the hash of dtype, shape, strides, and `bytes` from the first element to
+    /// the end of the last.
     pub fn identity(&self, bytes: &[u8]) -> ContentHash {
         let mut hasher = Hasher::new("cotensor content v1");
         hasher.field(self.dtype.name().as_bytes()).number(self.shape().len() as u64);
@@ -150,7 +150,7 @@ impl Layout {
         true
     }
 
-    /// A window: one [`Slice`] per dimension. No byte is copied.
+    /// A strided view: one [`Slice`] for each dimension. No byte is copied.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) naming the dimension that is out of bounds.
@@ -194,7 +194,10 @@ impl Layout {
     /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) when there is no such dimension.
     pub fn transposed(&self, a: usize, b: usize) -> Result<Self> {
         if a >= self.rank() || b >= self.rank() {
-            return Err(Error::invalid(format!("no dimensions {a} and {b} in a tensor of {}", self.shape().len())));
+            return Err(Error::invalid(format!(
+                "dimensions {a} and {b} of a tensor with {} do not exist",
+                self.shape().len()
+            )));
         }
         let mut layout = self.clone();
         let (shape, strides) = layout.dims.split_at_mut(self.rank());
@@ -226,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn contiguous_shapes() {
+    fn contiguous_layouts_are_row_major() {
         let layout = Layout::contiguous(DType::F32, &[2, 3, 4]).unwrap();
         assert_eq!((layout.strides(), layout.len(), layout.size_bytes()), (&[12, 4, 1][..], 24, 96));
         assert!(layout.is_contiguous());
@@ -237,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_shapes_are_refused() {
+    fn overflowing_shapes_are_refused() {
         for shape in [&[usize::MAX, 2][..], &[1 << 22, 1 << 22], &[0, usize::MAX, usize::MAX], &[1; RANK_MAX + 1]] {
             assert!(Layout::contiguous(DType::F32, shape).is_err(), "{shape:?}");
         }
@@ -246,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn views_of_views() {
+    fn view_of_a_view_composes() {
         let layout = Layout::contiguous(DType::I32, &[4, 6]).unwrap();
         let view = layout.view(&[slice(1, 3, 1), slice(0, 3, 2)]).unwrap();
         assert_eq!((view.shape(), view.strides(), view.offset_bytes()), (&[3, 3][..], &[6, 2][..], 24));
@@ -258,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn views_outside_are_refused() {
+    fn views_out_of_bounds_are_refused() {
         let layout = Layout::contiguous(DType::I32, &[4, 6]).unwrap();
         for bad in
             [slice(4, 1, 1), slice(0, 5, 1), slice(0, 3, 2), slice(0, 1, 0), slice(5, 0, 1), slice(1, usize::MAX, 2)]

@@ -1,5 +1,5 @@
-//! The vocabulary of Cotensor: what a tensor is, where its bytes lie, and the
-//! two traits ([`Memory`], [`Segment`]) through which everything above reaches them.
+//! The types that all crates share: dtype, shape, layout, device, kind, space, errors; and the traits [`Memory`] and
+//! [`Segment`], through which all crates reach the bytes of tensors.
 //!
 //! This crate has no file system, no threads, no mapping and no unsafe code, and
 //! builds for `wasm32-unknown-unknown`.

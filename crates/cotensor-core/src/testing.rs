@@ -1,4 +1,4 @@
-//! What every [`Memory`] is held to, and a device without hardware.
+//! The conformance suite that every [`Memory`] passes, and a device without hardware.
 
 use crate::segment::range_within;
 use crate::{ALIGNMENT, Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut};
@@ -54,7 +54,7 @@ fn keeps_what_was_written(memory: &dyn Memory) {
     }
 }
 
-/// What a segment held must not show in one that comes after it.
+/// Content of a freed segment must not appear in a new one.
 fn hands_out_clean_memory(memory: &dyn Memory) {
     for len in [10_000, 9000, 20_000] {
         let mut used = memory.reserve(len).expect("reserve");
@@ -98,8 +98,7 @@ fn shares_between_threads(memory: &dyn Memory) {
     }
 }
 
-/// The most bytes of a [`FakeDevice`]'s segment: what the heap of any machine has, so that a test's impossible request
-/// is an error and not an abort.
+/// The most bytes of a [`FakeDevice`]'s segment. A larger request is an error; without the limit the allocation would abort.
 const FAKE_DEVICE_BYTES_MAX: usize = 1 << 30;
 
 /// The memory of [`Device::Fake`]: the host cannot address its segments, and only explicit copies reach them.

@@ -1,4 +1,4 @@
-//! Numbers as messages and tables show them.
+//! Numbers for messages and tables.
 
 /// A number of bytes with three digits and a binary unit: `500 MiB`.
 #[must_use]
@@ -17,7 +17,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_have_three_digits() {
+    fn size_has_three_digits_and_a_unit() {
         for (bytes, text) in [
             (0, "0 B"),
             (1023, "1023 B"),

@@ -1,22 +1,22 @@
 //! Tensors in the memory of a device, whose bytes the host cannot address.
 
-use super::{LARGE, Place, cached, ends_empty, eventually, put, spec};
+use super::fixtures::{LARGE, Place, cached, ends_empty, eventually, put, spec};
 use crate::{CopyReason, DeviceStats, Store};
 use cotensor_core::{Device, ErrorKind, Slice};
 use std::sync::Arc;
 
-/// Runs the conformance suite for a device: `make` gives an empty place with room for that many bytes on `device`, and
+/// Runs the conformance suite for a device: `make` gives an empty store with room for that many bytes on `device`, and
 /// without a limit for host memory.
 ///
 /// # Panics
-/// When the place breaks a promise of [`Store`].
+/// When the store breaks a promise of [`Store`].
 pub fn device_conformance(device: Device, make: &dyn Fn(u64) -> Place) {
-    println!("device tensors are read by counted copies alone");
-    device_tensors_are_read_by_counted_copies_alone(device, &make(u64::MAX));
-    println!("device tensors have versions, views and reports");
-    device_tensors_have_versions_views_and_reports(device, &make(u64::MAX));
-    println!("each device has a budget of its own");
-    each_device_has_a_budget_of_its_own(device, &make(4 * LARGE as u64));
+    println!("device tensor is read by counted copies");
+    device_tensor_is_read_by_counted_copies(device, &make(u64::MAX));
+    println!("device tensor has versions, views and reports");
+    device_tensor_has_versions_views_and_reports(device, &make(u64::MAX));
+    println!("each device has its own budget");
+    each_device_has_its_own_budget(device, &make(4 * LARGE as u64));
 }
 
 fn on(store: &Arc<dyn Store>, device: Device) -> DeviceStats {
@@ -29,7 +29,7 @@ fn transferred(store: &Arc<dyn Store>) -> u64 {
     copies.iter().find(|copies| copies.reason == CopyReason::DeviceTransfer.name()).map_or(0, |copies| copies.bytes)
 }
 
-fn device_tensors_are_read_by_counted_copies_alone(device: Device, open: &Place) {
+fn device_tensor_is_read_by_counted_copies(device: Device, open: &Place) {
     let (one, other, watcher) = (open(), open(), open());
     let content: Vec<u8> = (0..LARGE).map(|index| (index % 251) as u8).collect();
     let mut reservation = one.reserve(spec("x", LARGE).on(device), &one.holder("writer")).expect("reserve");
@@ -55,7 +55,7 @@ fn device_tensors_are_read_by_counted_copies_alone(device: Device, open: &Place)
     assert_eq!(on(&watcher, device).memory_usage_bytes, 0);
 }
 
-fn device_tensors_have_versions_views_and_reports(device: Device, open: &Place) {
+fn device_tensor_has_versions_views_and_reports(device: Device, open: &Place) {
     let (one, other) = (open(), open());
     let first = put(&*one, spec("x", LARGE).on(device), 1);
     let second = put(&*other, spec("x", LARGE).on(device), 2);
@@ -79,7 +79,7 @@ fn device_tensors_have_versions_views_and_reports(device: Device, open: &Place) 
     assert_eq!(kept.copy_to_host().expect("copy")[0], 3);
 }
 
-fn each_device_has_a_budget_of_its_own(device: Device, open: &Place) {
+fn each_device_has_its_own_budget(device: Device, open: &Place) {
     let (one, other) = (open(), open());
     drop(put(&*one, cached("on the host", 3 * LARGE, 1), 1));
     let held = put(&*one, cached("held", LARGE, 1).on(device), 2);

@@ -1,17 +1,17 @@
-//! Budget, eviction, reports.
+//! Budget, eviction and reports.
 
-use super::{LARGE, Place, all_are, cached, ends_empty, eventually, put, spec};
+use super::fixtures::{LARGE, Place, all_are, cached, ends_empty, eventually, put, spec};
 use crate::CopyReason;
 use cotensor_core::{ErrorKind, size};
 
-/// Room for what a store counts as known about the few tensors here.
+/// Room for the metadata of the few tensors here.
 const METADATA: u64 = LARGE as u64 / 16;
-/// Where as many tensors as fit are published.
+/// Room for this many large tensors.
 const fn room(tensors: u64) -> u64 {
     tensors * LARGE as u64 + METADATA
 }
 
-pub(super) fn the_budget_holds_and_names_who_holds(make: &dyn Fn(u64) -> Place) {
+pub(super) fn budget_is_enforced_and_error_names_holders(make: &dyn Fn(u64) -> Place) {
     let open = make(room(10));
     let (one, other, watcher) = (open(), open(), open());
     let held = put(&*one, cached("held", 7 * LARGE, 1), 1);
@@ -20,7 +20,7 @@ pub(super) fn the_budget_holds_and_names_who_holds(make: &dyn Fn(u64) -> Place) 
     for part in ["more", "writer", &size(7 * LARGE as u64), &size(room(10))] {
         assert!(error.to_string().contains(part), "{part:?} is not in {error}");
     }
-    // A reservation counts before it is published, and no longer than it lives.
+    // A reservation counts before it is published, and until it is dropped.
     let reserved = one.reserve(spec("reserved", 3 * LARGE), &one.holder("m")).expect("reserve");
     assert!(other.reserve(spec("more", LARGE), &other.holder("m")).is_err());
     drop(reserved);
@@ -33,7 +33,7 @@ pub(super) fn the_budget_holds_and_names_who_holds(make: &dyn Fn(u64) -> Place) 
     assert!(watcher.stats().peak_memory_bytes <= room(10));
 }
 
-pub(super) fn pressure_evicts_what_is_cheapest_to_make_again(make: &dyn Fn(u64) -> Place) {
+pub(super) fn cheapest_tensor_is_evicted_first(make: &dyn Fn(u64) -> Place) {
     let open = make(room(4));
     let (one, other) = (open(), open());
     for (name, recompute_ms) in [("dear", 9000), ("cheap", 5), ("middle", 500), ("held", 1)] {
@@ -42,7 +42,7 @@ pub(super) fn pressure_evicts_what_is_cheapest_to_make_again(make: &dyn Fn(u64) 
     let held = other.get("held", &other.holder("")).expect("get");
     let left = || other.diagnostics().tensors.into_iter().map(|tensor| tensor.name).collect::<Vec<_>>();
     for expected in [&["dear", "held", "middle"][..], &["dear", "held"], &["held"]] {
-        // What one user has just let go is evicted once the place knows of it.
+        // A released tensor can be evicted once the release has reached the store.
         let room = LARGE * (4 - expected.len());
         eventually("there is room", || one.reserve(spec("room", room), &one.holder("")).is_ok());
         assert_eq!(left(), expected);
@@ -51,7 +51,7 @@ pub(super) fn pressure_evicts_what_is_cheapest_to_make_again(make: &dyn Fn(u64) 
     assert!(all_are(&held, 1));
 }
 
-pub(super) fn reports_say_what_happened(make: &dyn Fn(u64) -> Place) {
+pub(super) fn reports_count_tensors_copies_and_lookups(make: &dyn Fn(u64) -> Place) {
     let open = make(u64::MAX);
     let (one, other) = (open(), open());
     let made = put(&*one, cached("x", LARGE, 1), 1);

@@ -1,10 +1,10 @@
-//! Names, versions, leases.
+//! Names, versions and leases.
 
-use super::{LARGE, Place, all_are, cached, ends_empty, eventually, put, spec};
+use super::fixtures::{LARGE, Place, all_are, cached, ends_empty, eventually, put, spec};
 use crate::{CopyReason, TensorId, TensorSpec};
 use cotensor_core::{ContentHash, DType, ErrorKind, Kind, Slice, Space};
 
-pub(super) fn bytes_pass_from_one_user_to_the_other(make: &dyn Fn(u64) -> Place) {
+pub(super) fn published_bytes_reach_other_clients(make: &dyn Fn(u64) -> Place) {
     let open = make(u64::MAX);
     let watcher = open();
     let (one, other) = (open(), open());
@@ -25,7 +25,7 @@ pub(super) fn bytes_pass_from_one_user_to_the_other(make: &dyn Fn(u64) -> Place)
         assert_eq!((found.dtype(), found.kind(), found.producer()), (DType::U8, Kind::VisionEmbedding, "suite"));
         assert_eq!((found.space(), found.identity()), (Some(Space(ContentHash::of(b"encoder"))), made.identity()));
         assert_eq!((&*found.holder(), &*made.holder()), ("reader", "writer"));
-        // Who made it need not stay.
+        // The lease of the producer is not needed.
         drop(made);
         assert!(found.bytes() == Some(&content));
     }
@@ -33,7 +33,7 @@ pub(super) fn bytes_pass_from_one_user_to_the_other(make: &dyn Fn(u64) -> Place)
     ends_empty(&*watcher);
 }
 
-pub(super) fn readers_keep_the_version_they_hold(make: &dyn Fn(u64) -> Place) {
+pub(super) fn leased_version_outlives_its_successor(make: &dyn Fn(u64) -> Place) {
     let open = make(u64::MAX);
     let (one, other, watcher) = (open(), open(), open());
     for bytes in [100, LARGE] {
@@ -55,7 +55,7 @@ pub(super) fn readers_keep_the_version_they_hold(make: &dyn Fn(u64) -> Place) {
     ends_empty(&*watcher);
 }
 
-pub(super) fn what_nobody_leases_goes_or_stays(make: &dyn Fn(u64) -> Place) {
+pub(super) fn unleased_tensor_is_freed_unless_cached(make: &dyn Fn(u64) -> Place) {
     let open = make(u64::MAX);
     let (one, other, watcher) = (open(), open(), open());
     for bytes in [64, LARGE] {
@@ -63,7 +63,7 @@ pub(super) fn what_nobody_leases_goes_or_stays(make: &dyn Fn(u64) -> Place) {
         eventually("what goes is gone", || other.get("goes", &other.holder("")).is_err());
         assert!(all_are(&other.get("stays", &other.holder("")).expect("it stays"), 2));
     }
-    // What is reserved and not published leaves nothing.
+    // A dropped reservation publishes nothing.
     drop(one.reserve(spec("never", LARGE), &one.holder("")).expect("reserve"));
     assert_eq!(one.get("never", &one.holder("")).err().map(|error| error.kind()), Some(ErrorKind::NotFound));
     drop((one, other));
@@ -75,7 +75,7 @@ pub(super) fn what_nobody_leases_goes_or_stays(make: &dyn Fn(u64) -> Place) {
     ends_empty(&*watcher);
 }
 
-pub(super) fn a_name_is_forgotten_not_its_leases(make: &dyn Fn(u64) -> Place) {
+pub(super) fn removed_name_keeps_its_leases(make: &dyn Fn(u64) -> Place) {
     let open = make(u64::MAX);
     let (one, other) = (open(), open());
     let kept = put(&*one, cached("x", LARGE, 1), 1);
@@ -92,7 +92,7 @@ pub(super) fn a_name_is_forgotten_not_its_leases(make: &dyn Fn(u64) -> Place) {
     ends_empty(&*other);
 }
 
-pub(super) fn views_and_clones_hold_their_tensor(make: &dyn Fn(u64) -> Place) {
+pub(super) fn views_and_clones_keep_the_tensor(make: &dyn Fn(u64) -> Place) {
     let open = make(u64::MAX);
     let (one, other) = (open(), open());
     for bytes in [4096, LARGE] {
@@ -112,7 +112,7 @@ pub(super) fn views_and_clones_hold_their_tensor(make: &dyn Fn(u64) -> Place) {
     }
 }
 
-pub(super) fn private_tensors_are_nobody_elses(make: &dyn Fn(u64) -> Place) {
+pub(super) fn private_tensor_is_unlisted(make: &dyn Fn(u64) -> Place) {
     let open = make(u64::MAX);
     let (one, other) = (open(), open());
     let mut private = one.reserve_private(spec("mine", LARGE), &one.holder("m")).expect("reserve");
@@ -129,7 +129,7 @@ pub(super) fn private_tensors_are_nobody_elses(make: &dyn Fn(u64) -> Place) {
     ends_empty(&*one);
 }
 
-pub(super) fn what_cannot_be_is_refused_alike(make: &dyn Fn(u64) -> Place) {
+pub(super) fn invalid_requests_are_refused(make: &dyn Fn(u64) -> Place) {
     let open = make(u64::MAX);
     let store = open();
     let holder = store.holder("m");

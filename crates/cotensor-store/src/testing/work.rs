@@ -1,6 +1,6 @@
-//! Claims and contents.
+//! Computations and blobs.
 
-use super::{LARGE, Place, all_are, cached, ends_empty, eventually};
+use super::fixtures::{LARGE, Place, all_are, cached, ends_empty, eventually};
 use crate::{BlobSource, BlobSpec, Claim, CopyReason, Key, Lease, Store, Ticket};
 use cotensor_core::{ContentHash, DType, Device, Error, ErrorKind, Result};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,7 +26,7 @@ fn compute(store: &dyn Store, ticket: Ticket) -> Vec<Lease> {
     ticket.publish(vec![result("small", 10), result("large", LARGE)]).expect("publish")
 }
 
-pub(super) fn a_thing_is_computed_once(make: &dyn Fn(u64) -> Place) {
+pub(super) fn result_is_computed_once(make: &dyn Fn(u64) -> Place) {
     let open = make(u64::MAX);
     let (computed, stores) = (AtomicUsize::new(0), [open(), open(), open(), open()]);
     assert!(!stores[0].is_computed(&key()));
@@ -48,14 +48,14 @@ pub(super) fn a_thing_is_computed_once(make: &dyn Fn(u64) -> Place) {
     });
     assert_eq!(computed.load(Ordering::SeqCst), 1);
     eventually("all know of it", || stores.iter().all(|store| store.is_computed(&key())));
-    // When one of the results is gone, all are made again.
+    // When one of the results is freed, all are computed again.
     stores[1].remove("small").expect("remove");
     eventually("a result is gone", || !stores[2].is_computed(&key()));
     drop(compute(&*stores[3], ticket(&*stores[3])));
     eventually("it is computed again", || stores[0].is_computed(&key()));
 }
 
-pub(super) fn a_claim_that_is_given_up_passes_on(make: &dyn Fn(u64) -> Place) {
+pub(super) fn abandoned_claim_passes_to_a_waiter(make: &dyn Fn(u64) -> Place) {
     let open = make(u64::MAX);
     let (one, other) = (open(), open());
     for declined in [true, false] {
@@ -73,7 +73,7 @@ pub(super) fn a_claim_that_is_given_up_passes_on(make: &dyn Fn(u64) -> Place) {
     eventually("it is computed", || other.is_computed(&key()));
 }
 
-pub(super) fn a_claim_waits_as_long_as_asked(make: &dyn Fn(u64) -> Place) {
+pub(super) fn claim_waits_at_most_its_timeout(make: &dyn Fn(u64) -> Place) {
     let open = make(u64::MAX);
     let (one, other) = (open(), open());
     let within = |wait| other.claim_within(&key(), &other.holder("waits"), wait);
@@ -84,7 +84,7 @@ pub(super) fn a_claim_waits_as_long_as_asked(make: &dyn Fn(u64) -> Place) {
         assert!(error.to_string().contains("stage"), "it names the holder: {error}");
     }
     drop(computing);
-    // A wait that has ended holds nothing: the claim is free, and stays so.
+    // A wait that timed out does not hold the claim.
     for _ in 0..2 {
         eventually("the claim is free", || matches!(within(Duration::ZERO), Ok(Claim::Compute(_))));
     }
@@ -92,7 +92,7 @@ pub(super) fn a_claim_waits_as_long_as_asked(make: &dyn Fn(u64) -> Place) {
     eventually("results come without a wait", || matches!(within(Duration::ZERO), Ok(Claim::Ready(_))));
 }
 
-pub(super) fn results_that_nobody_could_be_given_are_refused(make: &dyn Fn(u64) -> Place) {
+pub(super) fn private_or_missing_results_are_refused(make: &dyn Fn(u64) -> Place) {
     let open = make(u64::MAX);
     let (one, watcher) = (open(), open());
     let private = one.reserve_private(cached("x", 10, 1), &one.holder("m")).expect("reserve");
@@ -111,7 +111,7 @@ pub(super) fn results_that_nobody_could_be_given_are_refused(make: &dyn Fn(u64) 
     ends_empty(&*watcher);
 }
 
-/// Fills contents with their lengths; fails at content number `fails`.
+/// Fills blobs with their lengths; fails at blob number `fails`.
 struct Lengths<'a> {
     filled: &'a AtomicUsize,
     fails: Option<usize>,
@@ -140,13 +140,13 @@ fn contents(lens: impl IntoIterator<Item = usize>) -> Vec<BlobSpec> {
     lens.into_iter().map(spec).collect()
 }
 
-pub(super) fn contents_are_filled_once(make: &dyn Fn(u64) -> Place) {
+pub(super) fn blobs_are_filled_once(make: &dyn Fn(u64) -> Place) {
     let open = make(u64::MAX);
     let (filled, stores) = (AtomicUsize::new(0), [open(), open(), open()]);
     std::thread::scope(|scope| {
         for (index, store) in stores.iter().enumerate() {
             let filled = &filled;
-            // Lists that overlap, each in an order of its own, one content twice.
+            // Overlapping lists, each in its own order, with one blob twice.
             let lens: Vec<usize> = (0..20).map(|place| 12 + (place * (2 * index + 3)) % 20).chain([12]).collect();
             scope.spawn(move || {
                 let mut source = Lengths { filled, fails: None };
@@ -157,9 +157,9 @@ pub(super) fn contents_are_filled_once(make: &dyn Fn(u64) -> Place) {
             });
         }
     });
-    // Each asks for all of 20 lengths; what was let go in between may be filled again by who comes later.
+    // Each client requests 20 blobs. A blob that was freed meanwhile is filled again by a later client.
     assert!((20..=60).contains(&filled.load(Ordering::SeqCst)));
-    // The same bytes seen in another way are the same memory.
+    // The same bytes with another dtype and shape are the same memory.
     let [mut bytes, mut floats] = [contents([16]).remove(0), contents([16]).remove(0)];
     (floats.dtype, floats.shape) = (DType::F32, vec![2, 2]);
     bytes.producer = "another model".to_owned();
@@ -170,14 +170,14 @@ pub(super) fn contents_are_filled_once(make: &dyn Fn(u64) -> Place) {
     assert_ne!(leases[0].identity(), leases[1].identity(), "another value");
 }
 
-pub(super) fn a_source_that_fails_leaves_nothing(make: &dyn Fn(u64) -> Place) {
+pub(super) fn failing_source_publishes_nothing(make: &dyn Fn(u64) -> Place) {
     let open = make(u64::MAX);
     let (one, other, filled) = (open(), open(), AtomicUsize::new(0));
     let mut source = Lengths { filled: &filled, fails: Some(2) };
     let error = one.blobs(&contents([100, 200, 300]), &mut source, &one.holder("m")).expect_err("it fails");
     assert_eq!((error.kind(), error.field()), (ErrorKind::Corrupt, Some("weights")));
     ends_empty(&*other);
-    // What one could not provide, the next can.
+    // The next client can provide the blobs.
     let mut source = Lengths { filled: &filled, fails: None };
     let leases = other.blobs(&contents([300, 100]), &mut source, &other.holder("m")).expect("contents");
     assert!(all_are(&leases[0], 44) && all_are(&leases[1], 100));

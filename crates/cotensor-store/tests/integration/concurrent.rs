@@ -1,4 +1,4 @@
-//! Many threads at one store: things are computed once, handed over, and never freed under a reader.
+//! Many threads on one store: results are computed once, and no tensor is freed under a lease.
 
 use cotensor_core::testing::FakeDevice;
 use cotensor_core::{ContentHash, DType, Device, Error, ErrorKind, Memory, Result};
@@ -31,7 +31,7 @@ fn on_threads(count: usize, work: impl Fn(usize) + Sync) {
 }
 
 #[test]
-fn one_computes_and_all_get_the_same() {
+fn one_thread_computes_and_all_lease_the_result() {
     let store = EmbeddedStore::builder().build();
     let computed = AtomicUsize::new(0);
     for round in 0..50u8 {
@@ -54,7 +54,7 @@ fn one_computes_and_all_get_the_same() {
 }
 
 #[test]
-fn who_panics_or_gives_up_hands_over() {
+fn abandoned_or_panicked_computation_passes_to_a_waiter() {
     let store = EmbeddedStore::builder().build();
     let key = Key(ContentHash::of(b"key"));
     let turns = AtomicUsize::new(0);
@@ -95,7 +95,7 @@ fn who_panics_or_gives_up_hands_over() {
 }
 
 #[test]
-fn waiting_ends() {
+fn claim_wait_times_out() {
     let store = EmbeddedStore::builder().claim_wait_max(Duration::from_millis(20)).build();
     let (key, holder) = (Key(ContentHash::of(b"slow")), store.holder("m"));
     let Claim::Compute(ticket) = store.claim(&key, &holder).unwrap() else { panic!("nothing is computed yet") };
@@ -135,7 +135,7 @@ fn content(number: usize) -> BlobSpec {
 }
 
 #[test]
-fn contents_are_filled_once_however_many_ask() {
+fn blobs_are_filled_once_for_concurrent_requests() {
     const CONTENTS: usize = 40;
     let store = EmbeddedStore::builder().build();
     let filled: Vec<AtomicUsize> = (0..CONTENTS).map(|_| AtomicUsize::new(0)).collect();
@@ -156,7 +156,7 @@ fn contents_are_filled_once_however_many_ask() {
 }
 
 #[test]
-fn a_failing_source_keeps_nothing_and_others_get_their_turn() {
+fn failing_source_publishes_nothing_and_others_continue() {
     let store = EmbeddedStore::builder().build();
     let filled: Vec<AtomicUsize> = (0..10).map(|_| AtomicUsize::new(0)).collect();
     let specs: Vec<BlobSpec> = (0..10).map(content).collect();
@@ -187,7 +187,7 @@ fn a_failing_source_keeps_nothing_and_others_get_their_turn() {
 }
 
 #[test]
-fn readers_keep_what_they_hold_while_everything_else_is_evicted_and_superseded() {
+fn leased_versions_survive_eviction_and_publication() {
     let device = FakeDevice::default();
     let store = EmbeddedStore::builder().memory(Arc::new(device.clone()));
     let store = store.max_device_bytes(device.device(), 4000).build();
@@ -229,7 +229,7 @@ fn readers_keep_what_they_hold_while_everything_else_is_evicted_and_superseded()
 }
 
 #[test]
-fn nothing_is_over_budget_while_everything_can_be_evicted() {
+fn reservation_succeeds_while_all_tensors_can_be_evicted() {
     let store = EmbeddedStore::builder().max_memory_bytes(100).build();
     let done = std::sync::atomic::AtomicBool::new(false);
     on_threads(3, |thread| {

@@ -1,4 +1,4 @@
-//! The embedded store keeps what [`Store`](cotensor_store::Store) promises.
+//! The conformance suite on the embedded store.
 
 use cotensor_core::Device;
 use cotensor_core::testing::FakeDevice;
@@ -6,7 +6,7 @@ use cotensor_store::{EmbeddedStore, Store};
 use std::sync::Arc;
 
 #[test]
-fn the_embedded_store_conforms() {
+fn embedded_store_conforms() {
     cotensor_store::testing::conformance(&|max_bytes| {
         let store = EmbeddedStore::builder().max_memory_bytes(max_bytes).build();
         Box::new(move || Arc::clone(&store) as Arc<dyn Store>)
@@ -14,7 +14,7 @@ fn the_embedded_store_conforms() {
 }
 
 #[test]
-fn a_device_of_the_embedded_store_conforms() {
+fn embedded_store_conforms_on_a_device() {
     let memory = FakeDevice::new(1);
     cotensor_store::testing::device_conformance(Device::Fake(1), &|max_bytes| {
         let memory = Arc::new(memory.clone());

@@ -2,9 +2,10 @@
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod blobs;
 mod concurrent;
 mod conformance;
-mod contents;
+
 mod model;
 mod restore;
 mod second_store;

@@ -1,4 +1,4 @@
-//! Drives the store and a simple model of it with the same steps, and compares after each.
+//! Runs random steps on the store and on a simple model of it, and compares both after each step.
 
 use cotensor_core::{ContentHash, DType, Device, ErrorKind, Kind, Slice};
 use cotensor_store::{
@@ -398,7 +398,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_store_does_what_the_model_says(steps in prop::collection::vec(step(), 1..120)) {
+    fn store_agrees_with_the_model(steps in prop::collection::vec(step(), 1..120)) {
         let mut both = Both::new();
         steps.into_iter().for_each(|step| both.apply(step));
         while !both.held.is_empty() {

@@ -1,4 +1,4 @@
-//! A store that takes over what a former one listed, from what a watcher was told.
+//! Restoring the tensors of a former store from the events of its observer.
 
 use cotensor_core::{ContentHash, DType, Device, ErrorKind, Layout, Segment};
 use cotensor_store::backend::{Record, VersionState};
@@ -63,7 +63,7 @@ fn put(store: &EmbeddedStore, name: &str, retention: Retention) -> Lease {
 }
 
 #[test]
-fn a_watcher_is_told_of_every_change_in_its_order() {
+fn observer_receives_every_change_in_order() {
     let told = Arc::new(Told::default());
     let store = EmbeddedStore::builder().observer(told.clone()).build();
     let first = put(&store, "x", KEPT);
@@ -98,7 +98,7 @@ fn restored(store: &EmbeddedStore, (name, id): (&str, TensorId), versions: u64, 
 }
 
 #[test]
-fn what_is_restored_is_as_old_as_it_was() {
+fn restored_tensor_keeps_its_age() {
     let clock = Arc::new(ManualClock::default());
     clock.advance(Duration::from_secs(100));
     let store = EmbeddedStore::builder().clock(clock.clone()).build();
@@ -120,7 +120,7 @@ fn what_is_restored_is_as_old_as_it_was() {
 }
 
 #[test]
-fn what_is_restored_keeps_its_identity_and_versions_go_on() {
+fn restored_tensor_keeps_its_id_and_versions_continue() {
     let former = EmbeddedStore::builder().seed(7).build();
     let (one, two) = (put(&former, "x", KEPT), put(&former, "x", KEPT));
     let other = put(&former, "y", KEPT);

@@ -1,6 +1,5 @@
-//! A store made outside the crate, from what `home` offers: a client, whose tensors another store keeps. The other
-//! store stands for the daemon: it has the budget and the memory; the client uploads what it publishes, leases each
-//! tensor once for itself, and hands out leases of its own.
+//! A second store on the backend API: a client whose tensors another store keeps. That store stands for the daemon: it has
+//! the budget and the memory. The client uploads its tensors, leases each tensor once, and hands out its own leases.
 
 use cotensor_core::{
     ContentHash, DType, Device, Error, ErrorKind, HeapMemory, Kind, Layout, Memory, MemoryKind, Result,
@@ -235,7 +234,7 @@ fn spec(name: &str, bytes: usize) -> TensorSpec {
 }
 
 #[test]
-fn tensors_pass_from_client_to_client_and_go_with_their_leases() {
+fn tensors_pass_between_clients_and_are_freed_with_their_leases() {
     let daemon = EmbeddedStore::builder().max_memory_bytes(100).build();
     let (one, other) = (Client::connect(&daemon), Client::connect(&daemon));
     let (bert, t5) = (one.holder("bert"), other.holder("t5"));
@@ -262,7 +261,7 @@ fn tensors_pass_from_client_to_client_and_go_with_their_leases() {
 }
 
 #[test]
-fn what_builds_on_the_trait_runs_on_it() {
+fn sharing_manager_runs_on_a_second_store() {
     struct Fill;
     impl BlobSource for Fill {
         fn fill(&mut self, index: usize, target: &mut [u8]) -> Result<()> {

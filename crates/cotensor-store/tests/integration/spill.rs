@@ -1,4 +1,4 @@
-//! What nobody leases goes elsewhere when memory is wanted, and comes back when it is asked for.
+//! Spilling and restoring.
 
 use cotensor_core::testing::FakeDevice;
 use cotensor_core::{ContentHash, DType, Device, Error, ErrorKind, HeapMemory, Kind, Memory, Result, Segment};
@@ -121,7 +121,7 @@ fn put(store: &EmbeddedStore, holder: &Holder, name: &str, value: u8) -> Result<
 }
 
 #[test]
-fn what_nobody_leases_goes_and_comes_back_as_what_it_was() {
+fn unleased_tensor_is_spilled_and_restored() {
     let (elsewhere, store, holder) = store(250);
     let a = put(&store, &holder, "a", 1).unwrap();
     let id = a.id();
@@ -150,7 +150,7 @@ fn what_nobody_leases_goes_and_comes_back_as_what_it_was() {
 }
 
 #[test]
-fn a_name_that_is_published_anew_or_removed_ends_what_was_spilled() {
+fn publishing_or_removing_a_name_frees_its_spilled_version() {
     let (elsewhere, store, holder) = store(100);
     for name in ["a", "b", "c"] {
         drop(put(&store, &holder, name, 1).unwrap());
@@ -172,7 +172,7 @@ fn a_name_that_is_published_anew_or_removed_ends_what_was_spilled() {
 }
 
 #[test]
-fn what_is_made_again_faster_than_read_back_is_dropped() {
+fn cheap_tensor_is_evicted_instead_of_spilled() {
     let (elsewhere, store, holder) = store(300);
     drop(put_as(&store, &holder, spec("quick", 100, Duration::from_nanos(1)), 1).unwrap());
     drop(put_as(&store, &holder, spec("slow", 100, Duration::from_secs(1)), 2).unwrap());
@@ -187,7 +187,7 @@ fn what_is_made_again_faster_than_read_back_is_dropped() {
 }
 
 #[test]
-fn what_is_wanted_beside_memory_is_made_room_for_in_the_same_order() {
+fn shed_until_follows_the_order_of_eviction() {
     let (elsewhere, store, holder) = store(1000);
     for (name, recompute) in
         [("slow", Duration::from_secs(9)), ("quick", Duration::from_nanos(1)), ("any", Duration::ZERO)]
@@ -220,7 +220,7 @@ fn what_is_wanted_beside_memory_is_made_room_for_in_the_same_order() {
 }
 
 #[test]
-fn when_spilling_fails_nothing_is_lost_and_the_error_says_why() {
+fn failed_spill_keeps_the_tensor_and_names_the_cause() {
     let (elsewhere, store, holder) = store(200);
     drop(put(&store, &holder, "a", 1).unwrap());
     let held = put(&store, &holder, "b", 2).unwrap();
@@ -248,7 +248,7 @@ fn when_spilling_fails_nothing_is_lost_and_the_error_says_why() {
 }
 
 #[test]
-fn on_a_full_disk_what_is_read_changes_places_with_what_nobody_leases() {
+fn full_disk_swaps_a_restored_tensor_with_an_unleased_one() {
     let (elsewhere, store, holder) = store(200);
     elsewhere.room.store(100, Ordering::SeqCst);
     for (name, value) in [("a", 1), ("b", 2), ("c", 3)] {
@@ -269,7 +269,7 @@ fn on_a_full_disk_what_is_read_changes_places_with_what_nobody_leases() {
 }
 
 #[test]
-fn a_spilled_tensor_for_which_nothing_can_go_stays_spilled() {
+fn spilled_tensor_stays_spilled_without_room() {
     let (elsewhere, store, holder) = store(200);
     elsewhere.room.store(50, Ordering::SeqCst);
     drop(put_as(&store, &holder, spec("small", 50, Duration::ZERO), 1).unwrap());
@@ -286,7 +286,7 @@ fn a_spilled_tensor_for_which_nothing_can_go_stays_spilled() {
 }
 
 #[test]
-fn on_a_full_disk_what_can_be_made_again_is_dropped_and_the_rest_stays() {
+fn full_disk_evicts_only_tensors_with_a_recompute_time() {
     let (elsewhere, store, holder) = store(300);
     elsewhere.room.store(1, Ordering::SeqCst);
     let hour = Duration::from_secs(3600);
@@ -302,7 +302,7 @@ fn on_a_full_disk_what_can_be_made_again_is_dropped_and_the_rest_stays() {
 }
 
 #[test]
-fn results_of_claims_come_back_instead_of_being_computed_again() {
+fn spilled_results_are_restored_not_recomputed() {
     let (_elsewhere, store, holder) = store(200);
     let key = Key(ContentHash::of(b"stage"));
     let Claim::Compute(ticket) = store.claim(&key, &holder).unwrap() else { panic!("nothing is there") };
@@ -327,7 +327,7 @@ fn results_of_claims_come_back_instead_of_being_computed_again() {
 }
 
 #[test]
-fn many_threads_find_everything_under_pressure() {
+fn threads_find_all_tensors_under_pressure() {
     const NAMES: u8 = 12;
     let (elsewhere, store, holder) = store(700);
     for name in 0..NAMES {

@@ -1,4 +1,4 @@
-//! What one caller sees: versions, views, budget, refusals, private tensors and the figures of the reports.
+//! One caller: versions, views, budget, refusals, private tensors and reports.
 
 use cotensor_core::{ContentHash, DType, Device, ErrorKind, Kind, Slice};
 use cotensor_store::{
@@ -30,7 +30,7 @@ fn put(store: &EmbeddedStore, spec: TensorSpec, holder: &Holder, values: &[f32])
 }
 
 #[test]
-fn readers_keep_the_version_they_hold() {
+fn leased_version_outlives_its_successor() {
     let store = EmbeddedStore::builder().build();
     let holder = store.holder("m");
     let first = put(&store, spec("x", &[2], 1), &holder, &[1.0, 2.0]);
@@ -52,7 +52,7 @@ fn readers_keep_the_version_they_hold() {
 }
 
 #[test]
-fn views_lie_in_the_same_memory_and_keep_it() {
+fn views_share_and_keep_the_memory() {
     let store = EmbeddedStore::builder().build();
     let holder = store.holder("m");
     let values: Vec<f32> = (0..12u8).map(f32::from).collect();
@@ -73,7 +73,7 @@ fn views_lie_in_the_same_memory_and_keep_it() {
 }
 
 #[test]
-fn the_budget_names_who_holds_what() {
+fn over_budget_error_names_holders() {
     let store = EmbeddedStore::builder().max_memory_bytes(400).build();
     let (big, small) = (store.holder("big model"), store.holder("small model"));
     let held = put(&store, spec("a", &[50], 1), &big, &[0.0; 50]);
@@ -101,7 +101,7 @@ fn the_budget_names_who_holds_what() {
 }
 
 #[test]
-fn what_is_cheapest_to_make_again_goes_first_then_what_was_unused_longest() {
+fn eviction_order_is_recompute_time_then_last_use() {
     let clock = Arc::new(ManualClock::default());
     let store = EmbeddedStore::builder().max_memory_bytes(400).clock(Arc::clone(&clock) as _).build();
     let holder = store.holder("m");
@@ -120,7 +120,7 @@ fn what_is_cheapest_to_make_again_goes_first_then_what_was_unused_longest() {
 }
 
 #[test]
-fn it_is_the_time_per_byte_that_decides() {
+fn eviction_order_uses_recompute_time_per_byte() {
     let store = EmbeddedStore::builder().max_memory_bytes(1000).build();
     let holder = store.holder("m");
     // Per byte: 20, 50, 25 and 10 microseconds. Neither the time alone nor the size alone gives that order.
@@ -144,7 +144,7 @@ fn it_is_the_time_per_byte_that_decides() {
 }
 
 #[test]
-fn a_lookup_alone_makes_a_tensor_recent() {
+fn lookup_counts_as_use() {
     let clock = Arc::new(ManualClock::default());
     let store = EmbeddedStore::builder().max_memory_bytes(300).clock(Arc::clone(&clock) as _).build();
     let holder = store.holder("m");
@@ -169,7 +169,7 @@ fn a_lookup_alone_makes_a_tensor_recent() {
 }
 
 #[test]
-fn refused_tensors_stay_private_and_are_counted() {
+fn refused_tensors_are_private_and_counted() {
     let config = SharingConfig {
         enable_shared_tensors: true,
         allowed_types: Some(vec![Kind::TextEmbedding]),
@@ -199,7 +199,7 @@ fn refused_tensors_stay_private_and_are_counted() {
 }
 
 #[test]
-fn results_are_made_again_as_a_whole_when_one_of_them_is_gone() {
+fn all_results_are_recomputed_when_one_is_freed() {
     let store = EmbeddedStore::builder().build();
     let holder = store.holder("m");
     let key = Key(ContentHash::of(b"key"));
@@ -223,7 +223,7 @@ fn results_are_made_again_as_a_whole_when_one_of_them_is_gone() {
 }
 
 #[test]
-fn identity_is_content_unless_provenance_is_known() {
+fn identity_is_provenance_or_content() {
     let store = EmbeddedStore::builder().build();
     let holder = store.holder("m");
     let a = put(&store, spec("a", &[2], 1), &holder, &[1.0, 2.0]);
@@ -241,7 +241,7 @@ fn identity_is_content_unless_provenance_is_known() {
 }
 
 #[test]
-fn the_reports_count_what_happened() {
+fn reports_count_tensors_copies_and_lookups() {
     let clock = Arc::new(ManualClock::default());
     let store = EmbeddedStore::builder().clock(Arc::clone(&clock) as _).build();
     let (bert, t5) = (store.holder("bert"), store.holder("t5"));
@@ -273,7 +273,7 @@ fn the_reports_count_what_happened() {
 }
 
 #[test]
-fn a_claim_takes_no_results_that_nobody_could_be_given() {
+fn private_or_foreign_results_are_refused() {
     let (store, other) = (EmbeddedStore::builder().build(), EmbeddedStore::builder().build());
     let (holder, key) = (store.holder("m"), Key(ContentHash::of(b"key")));
     let ticket = || match store.claim(&key, &holder).unwrap() {

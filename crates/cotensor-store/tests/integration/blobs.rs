@@ -1,4 +1,4 @@
-//! Contents by hash: packed, adopted from a cache, looked at in several ways, on the host and on a device.
+//! Blobs: packed, adopted from a cache, with several dtypes and shapes, on the host and on a device.
 
 use cotensor_core::testing::FakeDevice;
 use cotensor_core::{
@@ -112,7 +112,7 @@ fn address(lease: &Lease) -> usize {
 }
 
 #[test]
-fn one_pack_aligned_and_each_content_once() {
+fn blobs_are_packed_aligned_and_once() {
     let store = EmbeddedStore::builder().build();
     let holder = store.holder("bert");
     let (mut source, specs) = Source::new(&[b"first", &[7; 100], b"", b"first"]);
@@ -139,7 +139,7 @@ fn one_pack_aligned_and_each_content_once() {
 }
 
 #[test]
-fn one_content_in_two_shapes() {
+fn one_blob_in_two_shapes() {
     let store = EmbeddedStore::builder().build();
     let holder = store.holder("bert");
     let bytes = [0u8; 24];
@@ -175,7 +175,7 @@ fn one_content_in_two_shapes() {
 }
 
 #[test]
-fn a_cache_is_adopted_without_a_copy() {
+fn cached_blobs_are_adopted_without_a_copy() {
     let cache = FakeCache::default();
     let (mut source, specs) = Source::new(&[&[1; 1000], &[2; 500]]);
     {
@@ -196,7 +196,7 @@ fn a_cache_is_adopted_without_a_copy() {
 }
 
 #[test]
-fn a_full_disk_costs_the_cache_and_nothing_else() {
+fn cache_errors_are_counted_and_blobs_still_load() {
     let cache = FakeCache::default();
     let store = EmbeddedStore::builder().cache(Arc::new(cache.clone())).build();
     let holder = store.holder("bert");
@@ -219,7 +219,7 @@ fn a_full_disk_costs_the_cache_and_nothing_else() {
 }
 
 #[test]
-fn a_device_is_filled_through_a_counted_copy() {
+fn device_blobs_are_filled_by_counted_copies() {
     let device = FakeDevice::default();
     let store = EmbeddedStore::builder().memory(Arc::new(device.clone())).build();
     let (mut source, mut specs) = Source::new(&[b"weights", b"bias"]);
@@ -243,7 +243,7 @@ fn a_device_is_filled_through_a_counted_copy() {
 }
 
 #[test]
-fn savings_are_what_optimizing_would_free() {
+fn potential_savings_equal_what_optimize_frees() {
     let store = EmbeddedStore::builder().build();
     let holder = store.holder("bert");
     let (mut source, specs) = Source::new(&[&[1; 64], &[2; 6400]]);

@@ -1,0 +1,37 @@
+//! The conformance suite of stores.
+
+use super::fixtures::Place;
+use super::{room, tensors, work};
+
+type Check = fn(&dyn Fn(u64) -> Place);
+
+/// Runs the conformance suite: `make` gives an empty store with room for that many bytes.
+///
+/// Releases and results may reach other clients later. A store may put a prefix before the names of holders.
+///
+/// # Panics
+/// When the store breaks a promise of [`Store`].
+pub fn conformance(make: &dyn Fn(u64) -> Place) {
+    let all: [(&str, Check); 16] = [
+        ("published bytes reach other clients", tensors::published_bytes_reach_other_clients),
+        ("leased version outlives its successor", tensors::leased_version_outlives_its_successor),
+        ("unleased tensor is freed unless cached", tensors::unleased_tensor_is_freed_unless_cached),
+        ("removed name keeps its leases", tensors::removed_name_keeps_its_leases),
+        ("views and clones keep the tensor", tensors::views_and_clones_keep_the_tensor),
+        ("private tensor is unlisted", tensors::private_tensor_is_unlisted),
+        ("invalid requests are refused", tensors::invalid_requests_are_refused),
+        ("budget is enforced and error names holders", room::budget_is_enforced_and_error_names_holders),
+        ("cheapest tensor is evicted first", room::cheapest_tensor_is_evicted_first),
+        ("reports count tensors copies and lookups", room::reports_count_tensors_copies_and_lookups),
+        ("result is computed once", work::result_is_computed_once),
+        ("abandoned claim passes to a waiter", work::abandoned_claim_passes_to_a_waiter),
+        ("claim waits at most its timeout", work::claim_waits_at_most_its_timeout),
+        ("private or missing results are refused", work::private_or_missing_results_are_refused),
+        ("blobs are filled once", work::blobs_are_filled_once),
+        ("failing source publishes nothing", work::failing_source_publishes_nothing),
+    ];
+    for (what, check) in all {
+        println!("{what}");
+        check(make);
+    }
+}
