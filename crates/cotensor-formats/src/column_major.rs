@@ -1,15 +1,15 @@
-//! Tensors whose file has columns first: the first index runs fastest there, the last one in memory.
+//! Reads tensors that a file stores in column-major order: the first index runs fastest in the file, the last one in memory.
 
 use std::io::Read;
 
-/// Elements that are read before they are laid out, in bytes.
+/// The size of the buffer between the file and the tensor, in bytes.
 const PANEL_BYTES: usize = 4 << 20;
 
-/// Reads elements of `width` bytes from `source`, whose first index runs fastest, into `target`, whose last one does.
-/// `shape` has at least one dimension; `target` is as long as the elements.
+/// Reads column-major elements of `width` bytes from `source` into row-major `target`. `shape` has at least one dimension;
+/// `target` has the size of all elements.
 ///
 /// # Errors
-/// The source's, also when it ends too early.
+/// As [`Read::read_exact`].
 pub(crate) fn read(source: &mut impl Read, shape: &[usize], width: usize, target: &mut [u8]) -> std::io::Result<()> {
     let panel = (PANEL_BYTES / width).max(1);
     match width {
@@ -20,8 +20,8 @@ pub(crate) fn read(source: &mut impl Read, shape: &[usize], width: usize, target
     }
 }
 
-/// A matrix by its last index: the file has one column after the other, and each is all the other indices. Several columns
-/// at a time, so that what lies side by side in memory is written side by side; a part of one where that is too long.
+/// Transposes a matrix whose columns are the values of the last index and whose rows are all other indices. Reads several
+/// columns at a time, so that writes to `target` are contiguous; reads a part of a column that exceeds the buffer.
 fn transpose<const WIDTH: usize>(
     source: &mut impl Read,
     shape: &[usize],
@@ -50,7 +50,7 @@ fn transpose<const WIDTH: usize>(
     Ok(())
 }
 
-/// The position in memory of what is `number`th in the file.
+/// The row-major index of the element with column-major index `number`.
 fn row(shape: &[usize], mut number: usize) -> usize {
     let mut stride: usize = shape.iter().product();
     shape.iter().fold(0, |row, &dim| {
@@ -65,7 +65,7 @@ fn row(shape: &[usize], mut number: usize) -> usize {
 mod tests {
     use super::*;
 
-    /// What `shape` has in memory when its elements are numbered in the order of the file, by the definition.
+    /// The column-major index of each element, in row-major order, computed by definition.
     fn expected(shape: &[usize]) -> Vec<u64> {
         let count: usize = shape.iter().product();
         (0..count)
@@ -80,11 +80,11 @@ mod tests {
     }
 
     #[test]
-    fn every_element_lands_where_its_index_says() {
+    fn column_major_elements_are_transposed() {
         for shape in [&[2, 3][..], &[3, 2], &[4, 1, 5], &[2, 3, 4], &[3, 4, 2, 5], &[1, 1, 7, 2], &[7, 100], &[100, 7]]
         {
             let expected = expected(shape);
-            // Parts of a column, single columns, several of them, all of it.
+            // Buffers of a part of a column, one column, several columns, and all.
             for panel in [1, 3, 7, 16, 1 << 20] {
                 let file: Vec<u8> = (0..expected.len() as u64).flat_map(u64::to_le_bytes).collect();
                 let mut target = vec![0; file.len()];
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn every_width_is_read_and_nothing_is_nothing() {
+    fn all_element_widths_and_empty_shapes_are_read() {
         for width in [1, 2, 4, 8] {
             let file: Vec<u8> = (0..6 * width as u8).collect();
             let mut target = vec![0; file.len()];

@@ -1,12 +1,11 @@
-//! How a whole module lies in one shared tensor of bytes: a header, then its storages.
+//! The layout of a PyTorch module in one tensor of bytes: a header, then its storages.
 //!
 //! ```text
 //! "COTMODEL" | version, u32 | 0, u32 | length of the text, u64 | text, JSON | zeros | storages, each at a multiple of 64 bytes
 //! ```
 //!
 //! All numbers are little-endian. The text lists storages (offset and length in bytes, from the first byte after the header's
-//! padding) and tensors. Whoever attaches reads what another process wrote: nothing of it is believed before
-//! [`ModuleManifest::parse`] has checked it.
+//! padding) and tensors. Another process wrote the header, so [`ModuleManifest::parse`] validates all of it.
 
 use cotensor_core::{DType, Error, Result};
 use serde::{Deserialize, Serialize};
@@ -22,44 +21,44 @@ const HEADER_BYTES_MAX: u64 = 100_000_000;
 const TENSORS_MAX: usize = 1_000_000;
 const DIMENSIONS_MAX: usize = 64;
 const NAME_BYTES_MAX: usize = 4096;
-/// No count of elements or bytes reaches this, so that sums of a few cannot overflow a signed 64-bit number.
+/// Counts of elements and bytes stay below this, so that sums of a few counts fit into a signed 64-bit number.
 const COUNT_MAX: u64 = 1 << 56;
 
-/// What a published module consists of.
+/// The contents of a published module.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModuleManifest {
-    /// The module's class, for people.
+    /// The name of the module's class, for reports.
     pub module: String,
     /// Offset and length of each storage, in bytes; offsets count from the end of the header.
     pub storages: Vec<(u64, u64)>,
-    /// Its tensors.
+    /// The module's tensors.
     pub tensors: Vec<ModuleTensor>,
-    /// Where it came from, to tell one checkpoint from another: a JSON object.
+    /// The checkpoint that the module was loaded from: a JSON object.
     pub source: Box<RawValue>,
 }
 
-/// One tensor of a module: how it is seen in its storage, and where in the module it belongs.
+/// One tensor of a module: its view of a storage, and its places in the module.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModuleTensor {
-    /// Name and role of every place; several where weights are tied.
+    /// Name and role of every place. Tied weights have several places.
     pub places: Vec<(String, Role)>,
-    /// Element type, by its name.
+    /// Name of the element type.
     pub dtype: String,
-    /// In elements.
+    /// Dimensions, in elements.
     pub shape: Vec<u64>,
-    /// Between neighbours along each dimension, in elements.
+    /// Strides, in elements.
     pub stride: Vec<u64>,
-    /// Which storage.
+    /// Index of the storage.
     pub storage: u64,
-    /// From the storage's start, in elements.
+    /// Offset from the start of the storage, in elements.
     pub offset: u64,
-    /// Whether it is trained.
+    /// Whether the tensor requires gradients.
     pub requires_grad: bool,
 }
 
-/// What a tensor is to its module.
+/// The role of a tensor in its module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
     /// A parameter.
@@ -68,10 +67,10 @@ pub enum Role {
     /// A buffer.
     #[serde(rename = "buffer")]
     Buffer,
-    /// A buffer that is no part of the module's state dict.
+    /// A buffer that is not in the module's state dict.
     #[serde(rename = "non-persistent buffer")]
     Temporary,
-    /// Of a state dict or a file, which do not say.
+    /// A tensor of a state dict or a file, which have no roles.
     #[serde(rename = "tensor")]
     Tensor,
 }
@@ -80,7 +79,7 @@ impl Role {
     /// Every role.
     pub const ALL: [Role; 4] = [Role::Parameter, Role::Buffer, Role::Temporary, Role::Tensor];
 
-    /// Its name in a header.
+    /// The role's name in a header.
     pub fn name(self) -> &'static str {
         match self {
             Role::Parameter => "parameter",
@@ -92,7 +91,7 @@ impl Role {
 }
 
 impl ModuleTensor {
-    /// Elements between its first and its last, both included; 0 for none.
+    /// Elements from the first to the last, both included; 0 for an empty tensor.
     fn span(&self) -> u128 {
         if self.shape.contains(&0) {
             return 0;
@@ -139,10 +138,10 @@ impl ModuleTensor {
 }
 
 impl ModuleManifest {
-    /// The manifest at the start of `bytes`, checked, and the offset in bytes at which its storages begin.
+    /// Parses and validates the manifest at the start of `bytes`. Returns it with the offset of its storages in bytes.
     ///
     /// # Errors
-    /// `Corrupt` saying what is wrong.
+    /// `Corrupt` with the reason.
     pub fn parse(bytes: &[u8]) -> Result<(Self, usize)> {
         let no_model = || Error::corrupt("this is no model that cotensor.torch published");
         let (prefix, rest) = bytes.split_at_checked(PREFIX_BYTES).ok_or_else(no_model)?;
@@ -158,7 +157,7 @@ impl ModuleManifest {
         let text = usize::try_from(length).ok().filter(|_| length <= HEADER_BYTES_MAX).and_then(|len| rest.get(..len));
         let text = text.ok_or_else(|| Error::corrupt(format!("a header of {length} bytes in {}", bytes.len())))?;
         let data = aligned(PREFIX_BYTES + text.len());
-        // Copied before it is looked at: whoever wrote it may hold the memory still.
+        // Copied before parsing: the writer may still write the memory.
         let text = text.to_vec();
         let manifest: Self = serde_json::from_slice(&text)
             .map_err(|error| Error::corrupt(format!("the header is no manifest: {error}")))?;
@@ -218,7 +217,7 @@ fn aligned(size_bytes: usize) -> usize {
     size_bytes.next_multiple_of(ALIGNMENT_BYTES)
 }
 
-/// As much of a text as a message has room for.
+/// The start of a text, for an error message.
 fn start(text: &str) -> String {
     text.chars().take(80).collect()
 }

@@ -1,5 +1,5 @@
-//! The header of a `.npy` file, as [NEP 1](https://numpy.org/neps/nep-0001-npy-format.html) and numpy's `format` module
-//! have it: magic, version, length, and a Python dictionary with `descr`, `fortran_order` and `shape`.
+//! The header of a `.npy` file: magic, version, length, and a Python dictionary with `descr`, `fortran_order` and `shape`.
+//! Specified by [NEP 1](https://numpy.org/neps/nep-0001-npy-format.html) and NumPy's `format` module.
 
 use crate::entry::FileTensor;
 use crate::error::read_error_in;
@@ -9,10 +9,10 @@ use std::io::{Read, Write};
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
 /// The longest header that is read, in bytes.
 const HEADER_BYTES_MAX: usize = 64 << 10;
-/// numpy pads headers so that the data starts at a multiple of this.
+/// The data starts at a multiple of this, as in files that NumPy writes.
 const ALIGNMENT: usize = 64;
 
-/// Numpy's letter and size for each type that it has; it has no `bfloat16`.
+/// NumPy's type codes. NumPy has no `bfloat16`.
 const CODES: &[(DType, &str)] = &[
     (DType::Bool, "b1"),
     (DType::U8, "u1"),
@@ -33,7 +33,7 @@ pub(super) fn read_header(source: &mut impl Read) -> Result<FileTensor> {
     let mut start = [0; 8];
     read(source, &mut start, "magic")?;
     if !start.starts_with(MAGIC) {
-        return Err(Error::corrupt("not an .npy file: it starts with something else").in_field("magic"));
+        return Err(Error::corrupt("not a .npy file").in_field("magic"));
     }
     let len = match start[6] {
         1 => {
@@ -62,7 +62,7 @@ fn read(source: &mut impl Read, target: &mut [u8], field: &str) -> Result<()> {
     source.read_exact(target).map_err(|error| read_error_in(field, &error))
 }
 
-/// The dictionary `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }`.
+/// Parses the dictionary `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }`.
 fn parse(header: &str) -> Result<FileTensor> {
     let corrupt = |what: &str| Error::corrupt(what.to_owned()).in_field("header");
     let mut rest = header.trim().strip_prefix('{').ok_or_else(|| corrupt("not a dictionary"))?;
@@ -109,7 +109,7 @@ fn parse(header: &str) -> Result<FileTensor> {
     let shape = shape.ok_or_else(|| missing("shape"))?;
     let (dtype, big_endian) = dtype(descr.ok_or_else(|| missing("descr"))?)?;
     let fortran = fortran.ok_or_else(|| missing("fortran_order"))?;
-    // With one dimension that counts, both orders are the same.
+    // Both orders are equal unless several dimensions exceed 1.
     let column_major = fortran && shape.iter().filter(|&&dim| dim > 1).count() > 1;
     Ok(FileTensor { name: String::new(), dtype, shape, big_endian, column_major, offset: 0 })
 }
@@ -124,11 +124,11 @@ fn tuple(text: &str) -> Option<(Vec<usize>, &str)> {
     let mut dims = Vec::new();
     let mut parts = inside.split(',').map(str::trim).peekable();
     while let Some(part) = parts.next() {
-        // A comma may end the list.
+        // A trailing comma is allowed.
         if part.is_empty() && parts.peek().is_none() {
             break;
         }
-        // Python 2 wrote long integers.
+        // Python 2 wrote long integers with a suffix.
         dims.push(part.strip_suffix('L').unwrap_or(part).parse().ok()?);
         if dims.len() > RANK_MAX {
             return None;
@@ -137,7 +137,7 @@ fn tuple(text: &str) -> Option<(Vec<usize>, &str)> {
     Some((dims, rest))
 }
 
-/// The type, and whether its bytes are in the other order.
+/// The dtype, and whether its elements are big-endian.
 fn dtype(descr: &str) -> Result<(DType, bool)> {
     let (order, code) = match descr.strip_prefix(['<', '>', '|', '=']) {
         Some(code) => (descr.as_bytes()[0], code),
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_headers_name_the_field() {
         for (text, field) in [
             ("{'descr': '<c8', 'fortran_order': False, 'shape': (2,), }", "descr"),
             ("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (2,), }", "descr"),

@@ -1,4 +1,4 @@
-//! The header of a `.safetensors` file, as its [format](https://github.com/huggingface/safetensors#format) has it.
+//! The header of a `.safetensors` file, as specified by [its format](https://github.com/huggingface/safetensors#format).
 
 use crate::entry::FileTensor;
 use crate::error::read_error_in;
@@ -15,7 +15,7 @@ const HEADER_BYTES_MAX: u64 = 32 << 20;
 /// The data starts at a multiple of this.
 const ALIGNMENT: usize = 64;
 
-/// What a header has beside tensors.
+/// The header entry that is not a tensor.
 const METADATA: &str = "__metadata__";
 
 /// A tensor as the header describes it.
@@ -26,7 +26,7 @@ struct Described {
     data_offsets: (u64, u64),
 }
 
-/// Reads a header; the data follows it in `source`. Entries come in the order of their data, which lies without gaps.
+/// Reads a header; the data follows it in `source`. Returns the tensors in the order of their data, which has no gaps.
 pub(super) fn read_header(source: &mut impl Read) -> Result<Vec<FileTensor>> {
     let mut len = [0; 8];
     source.read_exact(&mut len).map_err(|error| read_error_in("header length", &error))?;
@@ -36,10 +36,10 @@ pub(super) fn read_header(source: &mut impl Read) -> Result<Vec<FileTensor>> {
         return Err(Error::corrupt(message).in_field("header length"));
     }
     let mut header = Vec::new();
-    // Grows with what really comes.
+    // The buffer grows with the bytes that arrive, not with the announced length.
     source.take(len).read_to_end(&mut header).map_err(|error| read_error_in("header", &error))?;
     if header.len() as u64 != len {
-        return Err(Error::corrupt("the file ends in it").in_field("header"));
+        return Err(Error::corrupt("the file ends inside the header").in_field("header"));
     }
     let mut described: BTreeMap<String, Value> =
         serde_json::from_slice(&header).map_err(|error| Error::corrupt(error.to_string()).in_field("header"))?;
@@ -49,12 +49,12 @@ pub(super) fn read_header(source: &mut impl Read) -> Result<Vec<FileTensor>> {
         let (entry, end) = entry(&name, described).map_err(|error| error.in_field(name.as_str()))?;
         entries.push((end, entry));
     }
-    // Empty ones first where several begin.
+    // Empty tensors sort before a tensor with the same offset.
     entries.sort_by_key(|(end, entry)| (entry.offset, *end));
     let mut last = 0;
     for (end, entry) in &entries {
         if entry.offset != last {
-            let message = format!("it begins at byte {}, and those before it end at {last}", entry.offset);
+            let message = format!("the data starts at byte {}, but the data before it ends at {last}", entry.offset);
             return Err(Error::corrupt(message).in_field(entry.name.as_str()));
         }
         last = *end;
@@ -62,7 +62,7 @@ pub(super) fn read_header(source: &mut impl Read) -> Result<Vec<FileTensor>> {
     Ok(entries.into_iter().map(|(_, entry)| entry).collect())
 }
 
-/// One tensor, and where its bytes end.
+/// One tensor, and the offset of its end in bytes.
 fn entry(name: &str, described: Value) -> Result<(FileTensor, u64)> {
     let info: Described = serde_json::from_value(described).map_err(|error| Error::corrupt(error.to_string()))?;
     let dtype = info.dtype.parse::<DType>().map_err(|error| Error::unsupported(error.message()))?;
@@ -86,7 +86,7 @@ pub(super) fn write_header(target: &mut impl Write, tensors: &[(&str, DType, &[u
     let mut infos = Vec::new();
     for &(name, dtype, shape) in tensors {
         if name == METADATA {
-            return Err(Error::invalid("the format keeps this name for itself").in_field(name));
+            return Err(Error::invalid("the format reserves this name").in_field(name));
         }
         let too_large = || Error::invalid("too many bytes for one file").in_field(name);
         let bytes = shape.iter().try_fold(dtype.size_bytes(), |bytes, &dim| bytes.checked_mul(dim));
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_headers_name_the_field() {
         for (header, field) in [
             (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#, "a"),
             (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}"#, "a"),

@@ -1,4 +1,4 @@
-//! What goes wrong with a call: the function's own failure, or that it could not be called.
+//! Errors of calls: a function's failure, or a call that did not reach the function.
 
 use cotensor_client::protocol::provider::{CauseInfo, FAILED_CODE, FailureInfo};
 use cotensor_core::{Error, ErrorKind};
@@ -6,42 +6,42 @@ use cotensor_rpc as rpc;
 use jsonrpsee_types::ErrorObjectOwned;
 use std::fmt;
 
-/// The longest message and the longest trace that cross, in bytes.
+/// The longest message and the longest trace that are sent, in bytes.
 const TEXT_BYTES_MAX: usize = 64 << 10;
-/// The most causes that cross.
+/// The most causes that are sent.
 const CAUSES_MAX: usize = 8;
 
-/// A function's own failure. It crosses to the caller as it is.
+/// The failure of a function. The caller receives all of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// What kind, such as the name of an exception.
+    /// The kind, such as the name of an exception.
     pub kind: String,
-    /// What happened, for people.
+    /// The message.
     pub message: String,
-    /// Where, in the provider's words; may be empty.
+    /// The stack trace; may be empty.
     pub trace: String,
-    /// What caused it, the nearest cause first.
+    /// The causes, nearest first.
     pub causes: Vec<Cause>,
 }
 
-/// What caused a failure.
+/// A cause of a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cause {
-    /// What kind, such as the name of an exception.
+    /// The kind, such as the name of an exception.
     pub kind: String,
-    /// What happened, for people.
+    /// The message.
     pub message: String,
-    /// Where, in the provider's words; may be empty.
+    /// The stack trace; may be empty.
     pub trace: String,
 }
 
 impl Failure {
-    /// A failure without a trace: the caller is another process, which the provider's own code is nothing to.
+    /// A failure without a trace.
     pub fn new(kind: &str, message: impl Into<String>) -> Self {
         Self { kind: kind.to_owned(), message: message.into(), trace: String::new(), causes: Vec::new() }
     }
 
-    /// From any error, with what caused it as the trace.
+    /// A failure from an error, with the error's sources as the trace.
     pub fn from_error(kind: &str, error: &dyn std::error::Error) -> Self {
         let mut failure = Self::new(kind, error.to_string());
         let mut source = error.source();
@@ -52,7 +52,7 @@ impl Failure {
         failure
     }
 
-    /// What an object says to a method that it has not got.
+    /// The failure of a call of an unknown method.
     pub fn no_method(method: &str) -> Self {
         Self::new("no_method", format!("this object has no method {method:?}"))
     }
@@ -62,9 +62,9 @@ impl Failure {
         Self::new(CANCELLED, "cancelled")
     }
 
-    /// The function was not done in time.
+    /// The function timed out.
     pub(crate) fn timed_out(limit: std::time::Duration) -> Self {
-        Self::new(TIMED_OUT, format!("not done after {} s", limit.as_secs_f64()))
+        Self::new(TIMED_OUT, format!("timed out after {} s", limit.as_secs_f64()))
     }
 
     /// The function panicked.
@@ -114,17 +114,18 @@ impl From<Error> for Failure {
     }
 }
 
-/// Why a call has no value.
+/// The error of a call.
 #[derive(Clone, Debug)]
 pub enum CallError {
-    /// The function ran, or was to run, and failed.
+    /// The function failed, or was cancelled before it ran.
     Failed(Failure),
-    /// The call did not get there, or its result not back: no such function, a bad argument, a provider that is gone.
+    /// The call did not reach the function, or its result was lost: an unknown function, an invalid argument, a provider that
+    /// has ended.
     NotCalled(Error),
 }
 
 impl CallError {
-    /// The function's own failure.
+    /// The function's failure.
     pub fn failure(&self) -> Option<&Failure> {
         match self {
             CallError::Failed(failure) => Some(failure),
@@ -132,7 +133,7 @@ impl CallError {
         }
     }
 
-    /// What kind of error; [`ErrorKind::Engine`] for a failure of the function's own, but for one that was not done in time.
+    /// The kind of error: [`ErrorKind::TimedOut`] for a timeout, [`ErrorKind::Engine`] for any other failure of the function.
     pub fn kind(&self) -> ErrorKind {
         match self {
             CallError::Failed(failure) if failure.kind == TIMED_OUT => ErrorKind::TimedOut,
@@ -175,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_cross_with_type_message_and_trace() {
+    fn failure_is_sent_with_type_message_trace_and_causes() {
         let cause = Error::not_found("no such thing");
         #[derive(Debug)]
         struct Outer(Error);

@@ -1,98 +1,98 @@
-//! How functions are run.
+//! Options of functions, and limits of a provider.
 
 use std::time::Duration;
 
-/// How one function is run. The default: called directly, in parallel, every time.
+/// Options of one function. Default: direct, parallel, not cached.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// What it does, for people.
+    /// A summary for lists of functions.
     pub summary: String,
-    /// Whether a call is entered among the tasks.
+    /// Whether a call is a task.
     pub execution: Execution,
-    /// Whether calls run beside each other.
+    /// Whether calls run in parallel.
     pub concurrency: Concurrency,
-    /// Whether equal calls at the same time run once.
+    /// Whether concurrent equal calls share one run.
     pub singleflight: bool,
-    /// Whether results are kept for equal calls; off by default.
+    /// Whether results are cached for equal calls.
     pub cache: Option<Cache>,
-    /// Whether the result stays with the provider, and the caller gets a reference.
+    /// Whether the result stays with the provider and the caller gets a reference.
     pub managed: bool,
-    /// The longest that one run may take; its callers get an error then, and the run is asked to stop.
+    /// The time limit of one run. After it, the callers get an error and the run is cancelled.
     pub timeout: Option<Duration>,
 }
 
-/// What a call of a function is.
+/// How a call of a function is tracked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Execution {
-    /// A call, and nothing else.
+    /// The call is not tracked.
     #[default]
     Direct,
-    /// A task, whose caller waits for it: it can be listed and cancelled.
+    /// The call is a task that its caller waits for. It can be listed and cancelled.
     Task,
 }
 
-/// How many runs of a function there are at a time.
+/// How many runs of a function are active at a time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Concurrency {
-    /// As many as there are workers.
+    /// Up to [`Limits::workers`].
     #[default]
     Parallel,
-    /// One; the others wait in order, and occupy no worker.
+    /// One. The others wait in order without occupying a worker.
     Serialized,
 }
 
-/// How long results are kept for equal calls. Calls are equal when their arguments' contents are, whatever tensors are
-/// named. What is kept holds its tensors' memory.
+/// A result cache. Calls are equal when the contents of their arguments are equal; names of tensors do not matter. Cached results
+/// keep their tensors' memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Cache {
-    /// How long a result serves.
+    /// How long a result is cached.
     pub ttl: Duration,
-    /// The most results; the one that was used longest ago goes first.
+    /// The most cached results. The least recently used result is evicted first.
     pub capacity: usize,
 }
 
 impl Options {
-    /// The defaults, with a summary.
+    /// The default options with a summary.
     pub fn new(summary: &str) -> Self {
         Self { summary: summary.to_owned(), ..Self::default() }
     }
 
-    /// A call is a task.
+    /// Makes calls tasks.
     #[must_use]
     pub fn task(mut self) -> Self {
         self.execution = Execution::Task;
         self
     }
 
-    /// One run at a time.
+    /// Runs one call at a time.
     #[must_use]
     pub fn serialized(mut self) -> Self {
         self.concurrency = Concurrency::Serialized;
         self
     }
 
-    /// Equal calls at the same time run once.
+    /// Lets concurrent equal calls share one run.
     #[must_use]
     pub fn singleflight(mut self) -> Self {
         self.singleflight = true;
         self
     }
 
-    /// Results are kept for equal calls.
+    /// Caches results for equal calls.
     #[must_use]
     pub fn cached(mut self, ttl: Duration, capacity: usize) -> Self {
         self.cache = Some(Cache { ttl, capacity });
         self
     }
 
-    /// The result stays here.
+    /// Keeps the result at the provider.
     #[must_use]
     pub fn managed(mut self) -> Self {
         self.managed = true;
         self
     }
 
-    /// The longest that one run may take.
+    /// Sets the time limit of one run.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
@@ -100,20 +100,20 @@ impl Options {
     }
 }
 
-/// The bounds of a provider.
+/// The limits of a provider.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Threads that run functions.
+    /// The most functions that run at a time.
     pub workers: usize,
-    /// Runs that may wait for a worker; more are refused.
+    /// The most runs that wait for a worker. Further calls are refused.
     pub waiting_max: usize,
-    /// Tasks that are kept, those that have ended included; of the latter, the oldest go first.
+    /// The most tasks, including ended ones. The oldest ended task is removed first.
     pub tasks_max: usize,
     /// How long an ended task and its result are kept.
     pub task_ttl: Duration,
-    /// Callers at a time.
+    /// The most callers at a time.
     pub callers_max: usize,
-    /// Objects that one caller may have references to.
+    /// The most object references of one caller.
     pub objects_max: usize,
 }
 

@@ -1,69 +1,70 @@
-//! What callers of the model functions say, checked.
+//! Validated arguments of the model functions.
 
 use cotensor_core::{DType, Error, Result};
 use cotensor_functions::{Arguments, Value};
 use cotensor_model::pipeline::Inputs;
 use std::path::Path;
 
-/// Arguments by name; those by position take the names in order.
-pub(super) struct Said<'a> {
+/// Arguments by name. Positional arguments take the names in order.
+pub(super) struct NamedArguments<'a> {
     names: Vec<&'a str>,
     arguments: &'a Arguments,
 }
 
-impl<'a> Said<'a> {
+impl<'a> NamedArguments<'a> {
     /// # Errors
-    /// `Invalid` for an argument that nobody would read, and for one that is said twice.
+    /// `Invalid` for an unknown argument, and for one given twice.
     pub(super) fn new(arguments: &'a Arguments, names: &[&'a str]) -> Result<Self> {
         if arguments.args.len() > names.len() {
-            let message = format!("{} arguments by position; at most {}", arguments.args.len(), names.len());
+            let message =
+                format!("{} positional arguments; at most {} are expected", arguments.args.len(), names.len());
             return Err(Error::invalid(message));
         }
         if let Some(unknown) = arguments.kwargs.keys().find(|name| !names.contains(&name.as_str())) {
-            let message = format!("no such argument; there are: {}", names.join(", "));
+            let message = format!("unknown argument; expected: {}", names.join(", "));
             return Err(Error::invalid(message).in_field(unknown.as_str()));
         }
         let by_position = &names[..arguments.args.len()];
         if let Some(twice) = by_position.iter().find(|name| arguments.kwargs.contains_key(**name)) {
-            return Err(Error::invalid("said by position and by name").in_field(*twice));
+            return Err(Error::invalid("given by position and by name").in_field(*twice));
         }
         Ok(Self { names: names.to_vec(), arguments })
     }
 
-    /// An argument that may be left out, or null.
-    pub(super) fn find(&self, name: &str) -> Option<&'a Value> {
+    /// An optional argument. Null counts as absent.
+    pub(super) fn optional(&self, name: &str) -> Option<&'a Value> {
         let by_position = self.names.iter().position(|known| *known == name);
         let found = by_position.and_then(|at| self.arguments.args.get(at));
         found.or_else(|| self.arguments.kwargs.get(name)).filter(|value| !matches!(value, Value::Null))
     }
 
     /// # Errors
-    /// `Invalid` for an argument that is missing.
-    pub(super) fn need(&self, name: &str) -> Result<&'a Value> {
-        self.find(name).ok_or_else(|| Error::invalid("this argument is missing").in_field(name))
+    /// `Invalid` for a missing argument.
+    pub(super) fn required(&self, name: &str) -> Result<&'a Value> {
+        self.optional(name).ok_or_else(|| Error::invalid("this argument is missing").in_field(name))
     }
 
     pub(super) fn text(&self, name: &str) -> Result<Option<String>> {
-        let text = self.find(name).map(|value| value.as_str().map(str::to_owned));
+        let text = self.optional(name).map(|value| value.as_str().map(str::to_owned));
         text.transpose().map_err(|error| error.in_field(name))
     }
 
     pub(super) fn texts(&self, name: &str) -> Result<Vec<String>> {
-        let Some(value) = self.find(name) else { return Ok(Vec::new()) };
+        let Some(value) = self.optional(name) else { return Ok(Vec::new()) };
         let texts =
             value.as_list().and_then(|texts| texts.iter().map(|text| text.as_str().map(str::to_owned)).collect());
         texts.map_err(|error: Error| error.in_field(name))
     }
 
     pub(super) fn count(&self, name: &str) -> Result<Option<usize>> {
-        let Some(value) = self.find(name) else { return Ok(None) };
+        let Some(value) = self.optional(name) else { return Ok(None) };
         let count = value
             .as_int()
-            .and_then(|number| usize::try_from(number).map_err(|_| Error::invalid(format!("{number} is no count"))));
+            .and_then(|number| usize::try_from(number).map_err(|_| Error::invalid(format!("{number} is not a count"))));
         count.map(Some).map_err(|error| error.in_field(name))
     }
 
-    /// Text, image and audio, as far as they are said.
+    /// The given text, image and audio.
     pub(super) fn inputs(&self) -> Result<Inputs> {
         let mut inputs = Inputs::default();
         if let Some(text) = self.text("text")? {
@@ -71,37 +72,37 @@ impl<'a> Said<'a> {
         }
         inputs = match self.file("image")? {
             None => inputs,
-            Some(File::At(path)) => inputs.with_image(path)?,
+            Some(File::Path(path)) => inputs.with_image(path)?,
             Some(File::Bytes(bytes)) => inputs.with_image_bytes(bytes.to_vec())?,
         };
         match self.file("audio")? {
             None => Ok(inputs),
-            Some(File::At(path)) => inputs.with_audio(path),
+            Some(File::Path(path)) => inputs.with_audio(path),
             Some(File::Bytes(bytes)) => inputs.with_audio_bytes(bytes.to_vec()),
         }
     }
 
     fn file(&self, name: &str) -> Result<Option<File<'a>>> {
-        let Some(value) = self.find(name) else { return Ok(None) };
+        let Some(value) = self.optional(name) else { return Ok(None) };
         let wrong = |message: &str| Error::invalid(message).in_field(name);
         Ok(Some(match value {
-            Value::String(path) => File::At(absolute(path, name)?),
+            Value::String(path) => File::Path(absolute(path, name)?),
             Value::Bytes(bytes) => File::Bytes(bytes),
             Value::Tensor(lease) if lease.dtype() == DType::U8 && lease.layout().is_contiguous() => {
-                File::Bytes(lease.bytes().ok_or_else(|| wrong("the host cannot read this tensor"))?)
+                File::Bytes(lease.bytes().ok_or_else(|| wrong("the tensor is not in host memory"))?)
             }
             _ => return Err(wrong("a path, bytes or a tensor of uint8 is expected")),
         }))
     }
 }
 
-/// A file that somebody brings.
+/// A file argument.
 enum File<'a> {
-    At(&'a Path),
+    Path(&'a Path),
     Bytes(&'a [u8]),
 }
 
-/// A path that means the same in the caller's process and here.
+/// Checks that a path is absolute: processes have different working directories.
 ///
 /// # Errors
 /// `Invalid` for a relative one.
@@ -109,11 +110,14 @@ pub(super) fn absolute<'a>(path: &'a str, field: &str) -> Result<&'a Path> {
     let path = Path::new(path);
     match path.is_absolute() {
         true => Ok(path),
-        false => Err(Error::invalid("an absolute path is expected: folders differ between processes").in_field(field)),
+        false => {
+            Err(Error::invalid("an absolute path is expected: the provider has another working directory")
+                .in_field(field))
+        }
     }
 }
 
-/// A value of plain JSON.
+/// Converts JSON without tensors to a value.
 ///
 /// # Errors
 /// `Unsupported` for a number beyond 64 bits.
@@ -125,7 +129,7 @@ pub(super) fn plain(json: serde_json::Value) -> Result<Value> {
         Json::Number(number) => match (number.as_i64(), number.as_f64()) {
             (Some(number), _) => Value::Int(number),
             (None, Some(number)) => Value::Float(number),
-            _ => return Err(Error::unsupported(format!("{number} has more than 64 bits"))),
+            _ => return Err(Error::unsupported(format!("{number} does not fit into 64 bits"))),
         },
         Json::String(text) => Value::String(text),
         Json::Array(values) => Value::List(values.into_iter().map(plain).collect::<Result<_>>()?),

@@ -1,32 +1,32 @@
-//! Models as functions: a model that one process has open, any process runs.
+//! Models as functions: one process opens a model, and every process can run it.
 //!
 //! | function | arguments | result |
 //! |---|---|---|
-//! | `model.open` | `folder` | a reference; the model stays open while somebody has one |
-//! | `model.run` | `model`, `task`; as the task wants: `text`, `image`, `audio`, `texts`, `head`, `max_new_tokens`, `min_new_tokens` | `answer`, `outputs` (tensors by name), `tensors` (what the stages made, by kind), `stages`, `notices` |
+//! | `model.open` | `folder` | a reference, which keeps the model open |
+//! | `model.run` | `model`, `task`; depending on the task: `text`, `image`, `audio`, `texts`, `head`, `max_new_tokens`, `min_new_tokens` | `answer`, `outputs` (tensors by name), `tensors` (outputs of the stages, by kind), `stages`, `notices` |
 //! | `model.stage` | `model`, `role`, `inputs` (tensors by name) | the stage's outputs (tensors by name) |
 //!
-//! `model` is a reference or a folder. A folder whose files changed is opened anew; a reference stays what was opened.
-//! `image` and `audio` are the absolute path of a file, or a file's bytes, or a tensor of them (`uint8`).
+//! `model` is a reference or a folder. A folder whose files changed is opened again; a reference keeps its version.
+//! `image` and `audio` are the absolute path of a file, its bytes, or a `uint8` tensor of its bytes.
 
 mod arguments;
 
-use arguments::{Said, plain};
+use arguments::{NamedArguments, plain};
 use cotensor_core::{DType, Error, Result};
 use cotensor_functions::{Arguments, Context, Entries, Failure, Managed, Object, Options, ProviderBuilder, Value};
 use cotensor_model::Runtime;
 use cotensor_model::model::Model;
 use cotensor_model::pipeline::{Output, User, run_user_keeping};
-use cotensor_model::tensor::Value as Flowing;
+use cotensor_model::tensor::Value as StageValue;
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Models that stay open although nobody has a reference: those that were run last by their folders.
+/// The most models that stay open without a reference: those run most recently by folder.
 const RECENT_MAX: usize = 8;
 
-/// Adds `model.open`, `model.run` and `model.stage` to what a provider offers. The runtime's store is to be the
-/// provider's, so that results pass as handles.
+/// Adds the functions `model.open`, `model.run` and `model.stage` to a provider. The runtime must use the provider's store, so
+/// that results are passed without a copy.
 pub fn model_functions(builder: ProviderBuilder, runtime: Arc<Runtime>) -> ProviderBuilder {
     let service = Arc::new(Service { runtime, recent: Mutex::default() });
     let (open, run, stage) = (Arc::clone(&service), Arc::clone(&service), service);
@@ -36,14 +36,15 @@ pub fn model_functions(builder: ProviderBuilder, runtime: Arc<Runtime>) -> Provi
             Options::new(
                 "Opens a model, which stays open while the result is kept. Arguments: folder (an absolute path).",
             ),
-            move |said, _| {
-                let said = Said::new(said, &["folder"])?;
-                let model = open.runtime.open(arguments::absolute(said.need("folder")?.as_str()?, "folder")?)?;
-                Ok(Object::new(Open { model, service: Arc::clone(&open) }).into())
+            move |arguments, _| {
+                let arguments = NamedArguments::new(arguments, &["folder"])?;
+                let model =
+                    open.runtime.open(arguments::absolute(arguments.required("folder")?.as_str()?, "folder")?)?;
+                Ok(Object::new(OpenModel { model, service: Arc::clone(&open) }).into())
             },
         )
-        .function("model.run", Options::new(RUN_SUMMARY), move |said, context| run.run(said, context))
-        .function("model.stage", Options::new(STAGE_SUMMARY), move |said, context| stage.stage(said, context))
+        .function("model.run", Options::new(RUN_SUMMARY), move |arguments, context| run.run(arguments, context))
+        .function("model.stage", Options::new(STAGE_SUMMARY), move |arguments, context| stage.stage(arguments, context))
 }
 
 struct Service {
@@ -51,18 +52,18 @@ struct Service {
     recent: Mutex<VecDeque<Arc<Model>>>,
 }
 
-/// A model that somebody has a reference to.
-struct Open {
+/// The object behind a reference to an open model.
+struct OpenModel {
     model: Arc<Model>,
     service: Arc<Service>,
 }
 
-impl Managed for Open {
-    /// `run` and `stage`, as the functions but for the model; `describe`.
+impl Managed for OpenModel {
+    /// `run` and `stage`, as the functions without the argument `model`; `describe`.
     fn call(&self, method: &str, arguments: &Arguments, context: &Context) -> Result<Value, Failure> {
         match method {
-            "run" => self.service.run_with(&self.model, &Said::new(arguments, RUN)?, context),
-            "stage" => self.service.stage_with(&self.model, &Said::new(arguments, STAGE)?, context),
+            "run" => self.service.run_with(&self.model, &NamedArguments::new(arguments, RUN)?, context),
+            "stage" => self.service.stage_with(&self.model, &NamedArguments::new(arguments, STAGE)?, context),
             "describe" => {
                 let (name, family) = (self.model.name(), self.model.family());
                 let stages = family.stages.iter().map(|stage| stage.role.as_str().into()).collect::<Vec<Value>>();
@@ -75,7 +76,7 @@ impl Managed for Open {
     }
 }
 
-/// What lists say: every argument of [`RUN`] and [`STAGE`] by its name.
+/// Descriptions for lists of functions. They name every argument of [`RUN`] and [`STAGE`].
 const RUN_SUMMARY: &str = "Runs a task with a model. Arguments: model (a folder's absolute path, or the result of model.open), \
     task, and as the task needs them text, image, audio (image and audio: an absolute path, the file's bytes or a uint8 tensor), \
     texts (labels), head, max_new_tokens, min_new_tokens.";
@@ -86,27 +87,27 @@ const STAGE: &[&str] = &["role", "inputs"];
 
 impl Service {
     fn run(&self, arguments: &Arguments, context: &Context) -> Result<Value, Failure> {
-        let said = Said::new(arguments, &[&["model"], RUN].concat())?;
-        self.run_with(&*self.model(&said)?, &said, context)
+        let arguments = NamedArguments::new(arguments, &[&["model"], RUN].concat())?;
+        self.run_with(&*self.model(&arguments)?, &arguments, context)
     }
 
     fn stage(&self, arguments: &Arguments, context: &Context) -> Result<Value, Failure> {
-        let said = Said::new(arguments, &[&["model"], STAGE].concat())?;
-        self.stage_with(&*self.model(&said)?, &said, context)
+        let arguments = NamedArguments::new(arguments, &[&["model"], STAGE].concat())?;
+        self.stage_with(&*self.model(&arguments)?, &arguments, context)
     }
 
-    /// The model of a reference, or of a folder.
-    fn model(&self, said: &Said<'_>) -> Result<Arc<Model>> {
-        match said.need("model")? {
+    /// The model of a reference or a folder.
+    fn model(&self, arguments: &NamedArguments<'_>) -> Result<Arc<Model>> {
+        match arguments.required("model")? {
             Value::String(folder) => self.recent(arguments::absolute(folder, "model")?),
-            other => Ok(Arc::clone(&other.as_object::<Open>().map_err(|error| error.in_field("model"))?.model)),
+            other => Ok(Arc::clone(&other.as_object::<OpenModel>().map_err(|error| error.in_field("model"))?.model)),
         }
     }
 
     fn recent(&self, folder: &Path) -> Result<Arc<Model>> {
         let model = self.runtime.open(folder)?;
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        // What was opened before the folder changed is not wanted any more.
+        // Removes a version from before the folder changed.
         recent.retain(|known| known.folder() != model.folder());
         recent.push_front(Arc::clone(&model));
         let gone = {
@@ -118,17 +119,17 @@ impl Service {
         Ok(model)
     }
 
-    fn run_with(&self, model: &Model, said: &Said<'_>, context: &Context) -> Result<Value, Failure> {
+    fn run_with(&self, model: &Model, arguments: &NamedArguments<'_>, context: &Context) -> Result<Value, Failure> {
         let user = User {
             name: context.client().to_owned(),
             model: model.name(),
-            task: said.need("task")?.as_str()?.to_owned(),
-            head: said.text("head")?,
-            texts: said.texts("texts")?,
-            max_new_tokens: said.count("max_new_tokens")?,
-            min_new_tokens: said.count("min_new_tokens")?,
+            task: arguments.required("task")?.as_str()?.to_owned(),
+            head: arguments.text("head")?,
+            texts: arguments.texts("texts")?,
+            max_new_tokens: arguments.count("max_new_tokens")?,
+            min_new_tokens: arguments.count("min_new_tokens")?,
         };
-        let inputs = said.inputs()?;
+        let inputs = arguments.inputs()?;
         context.check()?;
         let (report, kept) = run_user_keeping(model, &user, &inputs, context.holder())?;
         let stages = report
@@ -148,27 +149,26 @@ impl Service {
         ]))
     }
 
-    fn stage_with(&self, model: &Model, said: &Said<'_>, context: &Context) -> Result<Value, Failure> {
-        let role = said.need("role")?.as_str()?;
+    fn stage_with(&self, model: &Model, arguments: &NamedArguments<'_>, context: &Context) -> Result<Value, Failure> {
+        let role = arguments.required("role")?.as_str()?;
         let def = model.family().stage(role)?;
-        let inputs = said.need("inputs")?.as_map()?.iter().map(|(name, value)| {
+        let inputs = arguments.required("inputs")?.as_map()?.iter().map(|(name, value)| {
             let lease = value.as_tensor().map_err(|error| error.in_field(name.as_str()))?;
-            Ok((name.as_str(), Flowing::from(lease.try_clone()?)))
+            Ok((name.as_str(), StageValue::from(lease.try_clone()?)))
         });
-        let inputs: Vec<(&str, Flowing)> = inputs.collect::<Result<_>>()?;
-        let inputs: Vec<(&str, &Flowing)> = inputs.iter().map(|(name, value)| (*name, value)).collect();
+        let inputs: Vec<(&str, StageValue)> = inputs.collect::<Result<_>>()?;
+        let inputs: Vec<(&str, &StageValue)> = inputs.iter().map(|(name, value)| (*name, value)).collect();
         let wanted: Vec<&str> = def.outputs.iter().map(String::as_str).collect();
         let run = model.stage(role)?.run(&inputs, &wanted, context.holder())?;
         let outputs = wanted.iter().zip(&run.outputs).map(|(name, value)| {
-            let private =
-                || Error::unsupported("this result may not be shared (the store's configuration)").in_field(*name);
+            let private = || Error::unsupported("the store's configuration does not share this output").in_field(*name);
             Ok(((*name).to_owned(), value.lease().ok_or_else(private)?.try_clone()?.into()))
         });
         Ok(Value::Map(outputs.collect::<Result<_>>()?))
     }
 }
 
-/// An output's numbers as a tensor, for whoever wants them.
+/// An output's numbers as a tensor.
 fn tensor(output: &Output, context: &Context) -> Result<Value> {
     let bytes: Vec<u8> = output.values.iter().flat_map(|value| value.to_ne_bytes()).collect();
     let name = format!("{}/{}", context.client(), output.name);

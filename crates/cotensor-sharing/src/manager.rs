@@ -11,33 +11,32 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Below so many tensors nobody looks for those that were evicted.
+/// The smallest number of tensors at which the registry is pruned.
 const PRUNED_FROM: usize = 64;
 
-/// The kinds of tensor that a model of this name makes, its main one first; none for a model that is not known.
+/// Returns the kinds of tensor that the named model produces, the main kind first; empty for an unknown model.
 type KindsOf = dyn Fn(&str) -> Vec<Kind> + Send + Sync;
 
 /// Registers tensors that models share, under one memory cap.
 ///
-/// A registered tensor is writable by its producer until another model first gets it. When nobody holds it, it
-/// stays until memory is wanted or [`optimize_memory_usage`](TensorSharingManager::optimize_memory_usage) is called.
-/// A tensor that the store's configuration does not share is registered all the same, counted, and private to its
-/// producer.
+/// The producer may write a registered tensor until another model first acquires it. A tensor without holders stays until the
+/// store needs its memory or [`optimize_memory_usage`](TensorSharingManager::optimize_memory_usage) is called. A tensor that
+/// the store's configuration does not share is registered too; it is private to its producer.
 pub struct TensorSharingManager {
     pub(crate) store: Arc<dyn Store>,
     kinds_of: Box<KindsOf>,
     mode: WriteMode,
     registry: Mutex<Registry>,
-    /// Lookups that the store did not see: of tensors that are not published,
+    /// Lookups of unpublished tensors, which the store does not count.
     pub(crate) hits: AtomicU64,
-    /// and of names that are not registered.
+    /// Lookups of unregistered names, which the store does not count.
     pub(crate) misses: AtomicU64,
 }
 
 #[derive(Default)]
 pub(crate) struct Registry {
     pub(crate) tensors: BTreeMap<String, Registered>,
-    /// How many tensors there may be before those that are gone are looked for again.
+    /// The number of tensors at which the registry is pruned next.
     prune_at: usize,
 }
 
@@ -47,12 +46,12 @@ pub(crate) struct Registered {
 }
 
 impl TensorSharingManager {
-    /// A manager with a store of its own of at most `max_memory_mb` MiB.
+    /// A manager with its own store of at most `max_memory_mb` MiB.
     pub fn new(max_memory_mb: u64) -> Self {
         Self::with_store(EmbeddedStore::builder().max_memory_bytes(max_memory_mb.saturating_mul(1 << 20)).build())
     }
 
-    /// A manager over a store that others use too.
+    /// A manager over an existing store.
     pub fn with_store(store: Arc<dyn Store>) -> Self {
         Self {
             store,
@@ -64,16 +63,16 @@ impl TensorSharingManager {
         }
     }
 
-    /// Uses `kinds_of` to tell a tensor's kind from the models that share it: given a model's name, the kinds of
-    /// tensor that it makes, its main one first; none when it is not known.
+    /// Sets the function that infers a tensor's kind from the models that share it. `kinds_of` maps a model's name to the kinds
+    /// that it produces, the main kind first; empty for an unknown model.
     #[must_use]
     pub fn with_model_kinds(mut self, kinds_of: impl Fn(&str) -> Vec<Kind> + Send + Sync + 'static) -> Self {
         self.kinds_of = Box::new(kinds_of);
         self
     }
 
-    /// Lets producers keep the addresses of what they register, such as another language's arrays; see
-    /// [`SharedTensorView::memory`].
+    /// Registers tensors in aliased memory, so that producers may keep its address, for example in arrays of another language;
+    /// see [`SharedTensorView::memory`].
     #[must_use]
     pub fn with_aliased_memory(mut self) -> Self {
         self.mode = WriteMode::ByAddress;
@@ -85,9 +84,9 @@ impl TensorSharingManager {
         &self.store
     }
 
-    /// Registers a zeroed tensor that `producer_model` holds and may write. `shape` in elements. Its kind is the one
-    /// its name is or ends with (`bert_text_embedding`), else one that its producer makes and a consumer makes too,
-    /// else its producer's main one, else `other`.
+    /// Registers a zeroed tensor that `producer_model` holds and may write. `shape` is in elements. The kind is the one that the
+    /// name ends with (`bert_text_embedding`); else one that both the producer and a consumer produce; else the producer's main
+    /// kind; else `other`.
     ///
     /// # Errors
     /// As [`register_shared_tensor_as`](TensorSharingManager::register_shared_tensor_as).
@@ -104,8 +103,8 @@ impl TensorSharingManager {
         self.register_shared_tensor_as(kind, name, shape, storage_type, producer_model, consumer_models, dtype)
     }
 
-    /// The same for a tensor whose kind is known. What was registered under the name before, and nobody holds, is
-    /// replaced: its memory goes when memory is wanted, or when the new tensor is published.
+    /// As [`register_shared_tensor`](Self::register_shared_tensor), with a given kind. Replaces a tensor of the same name that has
+    /// no holder; its memory is freed when the store needs memory or the new tensor is published.
     ///
     /// # Errors
     /// `Conflict` while the name is registered and a model or a view holds it, `OverBudget` past the cap,
@@ -137,7 +136,7 @@ impl TensorSharingManager {
             }
             registered => registered?,
         };
-        // Somebody who kept a handle may have acquired the old tensor meanwhile.
+        // A handle may have acquired the old tensor meanwhile.
         if registry.tensors.get(name).is_some_and(|known| !known.tensor.0.retire()) {
             return Err(held());
         }
@@ -146,7 +145,7 @@ impl TensorSharingManager {
         Ok(tensor)
     }
 
-    /// The tensor, acquired once for `model`.
+    /// Looks a tensor up and acquires it once for `model`.
     ///
     /// # Errors
     /// `NotFound` when it is not registered, or was freed; `Refused` for another than its producer where the
@@ -158,7 +157,7 @@ impl TensorSharingManager {
             return Err(unregistered(name));
         };
         match tensor.0.acquire(&[model], None, Via::Name) {
-            // A published tensor is counted by the store, found or not.
+            // The store counts lookups of published tensors.
             Ok(()) if tensor.is_published() => {}
             Ok(()) => drop(self.hits.fetch_add(1, Ordering::Relaxed)),
             Err(error) => {
@@ -252,13 +251,13 @@ impl Registry {
         self.tensors.get(name).map(|registered| registered.tensor.clone()).ok_or_else(|| unregistered(name))
     }
 
-    /// Forgets what the store has evicted, or a private tensor's producer has released.
+    /// Removes tensors that were evicted or freed.
     pub(crate) fn prune(&mut self) {
         self.tensors.retain(|_, registered| registered.tensor.0.is_live());
         self.prune_at = (2 * self.tensors.len()).max(PRUNED_FROM);
     }
 
-    /// The same now and then, so that names that come and go do not pile up.
+    /// Prunes when the number of tensors has doubled, so that names of freed tensors do not accumulate.
     fn prune_if_grown(&mut self) {
         if self.tensors.len() >= self.prune_at.max(PRUNED_FROM) {
             self.prune();
@@ -270,8 +269,7 @@ fn unregistered(name: &str) -> Error {
     Error::not_found(format!("no tensor is registered as {name:?}"))
 }
 
-/// The kind that `name` is, or ends with after a separator. A name makes no tensor a weight: those are exempt from
-/// the configuration.
+/// The kind that `name` equals, or ends with after a separator. Never `weight`: weights are exempt from the configuration.
 fn kind_named(name: &str) -> Option<Kind> {
     let shared = Kind::ALL.iter().copied().filter(|kind| !matches!(kind, Kind::Weight | Kind::Other));
     let ends = |kind: &Kind| name.strip_suffix(kind.name()).is_some_and(|rest| !rest.ends_with(char::is_alphanumeric));
@@ -287,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_from_registration_to_optimization() {
+    fn tensor_is_registered_shared_released_and_optimized_away() {
         let manager = manager();
         let tensor = manager
             .register_shared_tensor("bert_embedding", &[1, 768], "cpu", "bert", &["t5", "llama"], DType::F32)
@@ -311,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unheld_tensor_can_be_got_again_until_it_is_freed() {
+    fn tensor_without_holders_can_be_acquired_until_freed() {
         let manager = manager();
         manager
             .register_shared_tensor("x", &[4], "cpu", "a", &[], DType::U8)
@@ -324,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cap_is_enforced_and_eviction_makes_room() {
+    fn memory_cap_is_enforced_by_eviction() {
         let manager = manager();
         let big = 700 << 10;
         manager.register_shared_tensor("a", &[big], "cpu", "m", &[], DType::U8).unwrap();
@@ -336,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_calls_are_errors() {
+    fn invalid_calls_return_errors() {
         let manager = manager();
         let register = |name, storage| manager.register_shared_tensor(name, &[2], storage, "m", &[], DType::F32);
         assert_eq!(register("x", "webgpu").unwrap_err().kind(), ErrorKind::Unsupported);

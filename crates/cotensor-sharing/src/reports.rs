@@ -1,4 +1,4 @@
-//! What a manager says of its tensors, beside what its store says of all.
+//! Reports of a manager: the store's reports with the manager's unpublished and private tensors.
 
 use crate::manager::{Registry, TensorSharingManager};
 use cotensor_store::LISTED;
@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 
 impl TensorSharingManager {
-    /// Frees every tensor that nobody holds.
+    /// Frees every tensor without holders.
     pub fn optimize_memory_usage(&self) -> OptimizeReport {
-        // Locked first: nobody registers or gets between freeing and forgetting.
+        // Locked first: no tensor is registered or acquired between freeing and pruning.
         let mut registry = self.lock();
         let mut report = self.store.optimize();
         registry.prune();
@@ -17,15 +17,14 @@ impl TensorSharingManager {
         report
     }
 
-    /// The store's counters, with this manager's lookups and the tensors that it keeps unpublished or private.
-    /// `models` leaves views out; `sharing_opportunities` are those of
+    /// The store's counters, with this manager's lookups and its unpublished and private tensors. `models` omits views; `sharing_opportunities` are those of
     /// [`analyze_sharing_opportunities`](TensorSharingManager::analyze_sharing_opportunities).
     pub fn get_stats(&self) -> Stats {
         let mut registry = self.lock();
         registry.prune();
         let mut stats = self.store.stats();
         let (models, views) = registry.holders();
-        // Views hold tensors too, but they are no models.
+        // Views are holders, but not models.
         stats.models.retain(|name| models.contains(name) || !views.contains(name));
         stats.models = models.into_iter().chain(stats.models).collect::<BTreeSet<String>>().into_iter().collect();
         stats.total_models = stats.models.len();
@@ -38,16 +37,14 @@ impl TensorSharingManager {
         stats
     }
 
-    /// For every registered tensor, the models that were named as its consumers and do not hold it yet. A private
-    /// tensor offers nothing.
+    /// For every registered tensor that is not private, the consumers that do not hold it yet.
     pub fn analyze_sharing_opportunities(&self) -> BTreeMap<String, Vec<String>> {
         let mut registry = self.lock();
         registry.prune();
         registry.opportunities()
     }
 
-    /// What could be saved, and where; as the store sees it, with the tensors, lookups and opportunities of this
-    /// manager.
+    /// The store's recommendations, with the tensors, lookups and opportunities of this manager.
     pub fn get_optimization_recommendations(&self) -> Recommendations {
         let stats = self.get_stats();
         let mut found = self.store.recommendations();
@@ -71,12 +68,12 @@ impl TensorSharingManager {
 }
 
 impl Registry {
-    /// The tensors that the store does not list, because they are not published or private.
+    /// The tensors that the store does not list because they are unpublished or private.
     pub(crate) fn unlisted(&self) -> Vec<TensorInfo> {
         self.tensors.values().filter_map(|registered| registered.tensor.0.unlisted()).collect()
     }
 
-    /// The models that hold a tensor, and the names under which views do.
+    /// The models that hold a tensor, and the holder names of views.
     fn holders(&self) -> (BTreeSet<String>, BTreeSet<String>) {
         let (mut models, mut views) = (BTreeSet::new(), BTreeSet::new());
         for registered in self.tensors.values() {

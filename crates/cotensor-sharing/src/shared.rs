@@ -18,16 +18,16 @@ use std::sync::Arc;
 pub struct SharedTensor(pub(crate) Arc<TensorCell>);
 
 impl SharedTensor {
-    /// A zeroed tensor of its own, held once by `producer_model`. `shape` in elements; `storage_type` is `cpu`, as
-    /// [`Device`] writes it.
+    /// A zeroed tensor without a manager, acquired once by `producer_model`. `shape` is in elements; `storage_type` is the name
+    /// of a [`Device`]: `cpu`.
     ///
     /// # Errors
-    /// `Invalid` for an impossible shape or an unknown storage type, `Unsupported` for one that is not here.
+    /// `Invalid` for an impossible shape or an unknown storage type, `Unsupported` for a device that this machine does not have.
     pub fn new(name: &str, shape: &[usize], dtype: DType, storage_type: &str, producer_model: &str) -> Result<Self> {
         Self::in_memory(Arc::new(HeapMemory), name, shape, dtype, storage_type, producer_model)
     }
 
-    /// The same in a memory of the caller's choice, whose device `storage_type` has to be.
+    /// As [`new`](Self::new), in `memory`. `storage_type` must name its device.
     ///
     /// # Errors
     /// As [`SharedTensor::new`].
@@ -42,10 +42,10 @@ impl SharedTensor {
         Self::standalone(memory, name, shape, dtype, storage_type, producer_model, WriteMode::InPlace)
     }
 
-    /// The same for a producer that keeps the address of the bytes; see [`SharedTensorView::memory`].
+    /// As [`in_memory`](Self::in_memory), for a producer that keeps the address of the memory; see [`SharedTensorView::memory`].
     ///
     /// # Errors
-    /// As [`SharedTensor::new`]; `Unsupported` for memory that cannot protect itself from that.
+    /// As [`SharedTensor::new`]; `Unsupported` for memory without aliased mappings.
     pub fn aliased(
         memory: Arc<dyn Memory>,
         name: &str,
@@ -73,7 +73,7 @@ impl SharedTensor {
         TensorCell::new(store, spec, Residence::Own, mode).map(Self)
     }
 
-    /// A tensor of a manager: its store keeps it when nobody holds it, unless it is private.
+    /// A tensor of a manager. The store keeps it without holders, unless it is private.
     pub(crate) fn managed(
         store: Arc<dyn Store>,
         spec: TensorSpec,
@@ -83,12 +83,12 @@ impl SharedTensor {
         TensorCell::new(store, spec, residence, mode).map(Self)
     }
 
-    /// The store that it lies in.
+    /// The tensor's store.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.0.store
     }
 
-    /// Its name.
+    /// The tensor's name.
     pub fn name(&self) -> &str {
         &self.0.spec.name
     }
@@ -103,50 +103,49 @@ impl SharedTensor {
         self.0.layout.dtype()
     }
 
-    /// What it means.
+    /// The tensor's kind.
     pub fn kind(&self) -> Kind {
         self.0.spec.kind
     }
 
-    /// The model that made it.
+    /// The model that produced the tensor.
     pub fn producer_model(&self) -> &str {
         &self.0.spec.producer
     }
 
-    /// Bytes of its elements.
+    /// The size of the elements, in bytes.
     pub fn size_bytes(&self) -> usize {
         self.0.layout.size_bytes()
     }
 
-    /// Where it lies.
+    /// The device of the tensor's memory.
     pub fn storage_type(&self) -> Device {
         self.0.device
     }
 
-    /// Acquires the tensor once more for `model`. The first acquire by anybody but the producer publishes it.
+    /// Acquires the tensor once more for `model`. The first acquire by a model other than the producer publishes it.
     ///
     /// # Errors
-    /// `NotFound` once it was freed, `Refused` for another than the producer where the configuration keeps it private.
+    /// `NotFound` after it was freed; `Refused` for a model other than the producer when the configuration keeps it private.
     pub fn acquire(&self, model: &str) -> Result<()> {
         self.0.acquire(&[model], None, Via::Handle)
     }
 
-    /// Gives one of `model`'s acquires back. With the last of all, and no view alive, a tensor of its own is freed;
-    /// one of a manager becomes free to evict.
+    /// Releases one acquire of `model`. The last release without live views frees a tensor without a manager, and makes a tensor
+    /// of a manager evictable.
     ///
     /// # Errors
-    /// `Conflict` when `model` does not hold it; `Io` when it was released, but its memory cannot be sealed for the
-    /// store to keep, so that it was freed.
+    /// `Conflict` when `model` does not hold it; `Io` when it was released and freed because its memory could not be sealed.
     pub fn release(&self, model: &str) -> Result<()> {
         self.0.release(model)
     }
 
-    /// All acquires that were not released. Views are not among them.
+    /// The number of acquires that were not released. Views do not count.
     pub fn get_reference_count(&self) -> u32 {
         self.holders().values().sum()
     }
 
-    /// Models and their acquires.
+    /// The number of acquires of each model.
     pub fn holders(&self) -> BTreeMap<String, u32> {
         self.0.read().counts(&self.0.spec.producer)
     }
@@ -156,44 +155,44 @@ impl SharedTensor {
         self.0.read().holds(model, &self.0.spec.producer)
     }
 
-    /// Whether another model has seen it, so that it can no longer be written.
+    /// Whether the tensor is published and thus immutable.
     pub fn is_published(&self) -> bool {
         matches!(self.0.read().content, Content::Published { .. })
     }
 
-    /// Whether its memory was given back.
+    /// Whether the tensor's memory was freed.
     pub fn is_freed(&self) -> bool {
         !self.0.is_live()
     }
 
-    /// Whether the configuration keeps it to its producer.
+    /// Whether the configuration keeps the tensor private to its producer.
     pub fn is_private(&self) -> bool {
         self.0.residence == Residence::Private
     }
 
-    /// Writes in place, before publishing. `write` runs while the tensor is locked: it must not call this tensor or
-    /// drop a view of it.
+    /// Writes the bytes in place before publishing. `write` runs while the tensor is locked: it must not use this tensor or drop
+    /// a view of it.
     ///
     /// # Errors
-    /// `Conflict` once it is published, `NotFound` once it was freed, `Unsupported` on a device.
+    /// `Conflict` after publishing, `NotFound` after it was freed, `Unsupported` on a device.
     pub fn write(&self, write: impl FnOnce(&mut [u8])) -> Result<()> {
         self.0.write_with(write)
     }
 
-    /// Reads the bytes where they lie, row-major. Before publishing `read` runs while the tensor is locked: it must
-    /// not acquire, release or write this tensor, or make or drop a view of it. Once published it may.
+    /// Reads the bytes in place, row-major. Before publishing, `read` runs while the tensor is locked: it must not acquire,
+    /// release or write this tensor, or create or drop a view of it.
     ///
     /// # Errors
-    /// `NotFound` once nobody holds it, `Unsupported` on a device.
+    /// `NotFound` when it has no holder, `Unsupported` on a device.
     pub fn read<T>(&self, read: impl FnOnce(&[u8]) -> T) -> Result<T> {
         self.0.read_with(None, &self.0.layout, read)
     }
 
-    /// A window: `size` elements from `offset` on, along each dimension. Same memory; what the producer
-    /// writes before publishing is seen through it. A live view keeps the tensor alive.
+    /// A view of `size` elements from `offset` on, along each dimension, in the same memory. Writes of the producer before
+    /// publishing are visible through the view. A live view holds the tensor.
     ///
     /// # Errors
-    /// `Invalid` when it is out of bounds, `NotFound` once the tensor was freed.
+    /// `Invalid` when it is out of bounds, `NotFound` after the tensor was freed.
     pub fn create_view(&self, name: &str, offset: &[usize], size: &[usize]) -> Result<SharedTensorView> {
         SharedTensorView::open(&self.0, name, window(&self.0.layout, offset, size)?)
     }
@@ -228,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn freed_at_zero_returns_the_memory() {
+    fn last_release_frees_the_memory() {
         let device = FakeDevice::default();
         let tensor = SharedTensor::in_memory(Arc::new(device.clone()), "x", &[256], DType::F32, "fake", "a").unwrap();
         assert_eq!((device.live_bytes(), tensor.storage_type()), (1024, Device::Fake(0)));
@@ -261,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn the_storage_type_has_to_be_the_memorys() {
+    fn storage_type_must_name_the_device_of_the_memory() {
         let make = |storage| SharedTensor::new("x", &[2], DType::F32, storage, "a");
         assert_eq!(make("cpu").unwrap().storage_type(), Device::Cpu);
         for (storage, kind) in [("webgpu", ErrorKind::Unsupported), ("floppy", ErrorKind::Invalid)] {

@@ -8,8 +8,8 @@ use cotensor_store::Store;
 use std::fmt;
 use std::sync::Arc;
 
-/// A window on a [`SharedTensor`](super::SharedTensor). It holds the tensor as a model does, under the name
-/// `view NAME`, until it is dropped.
+/// A view of a part of a [`SharedTensor`](super::SharedTensor). It holds the tensor under the name `view NAME` until it is
+/// dropped.
 pub struct SharedTensorView {
     name: String,
     parent: Arc<TensorCell>,
@@ -23,7 +23,7 @@ impl SharedTensorView {
         Ok(Self { name: name.to_owned(), parent: Arc::clone(parent), number, layout })
     }
 
-    /// Its name.
+    /// The view's name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -38,13 +38,13 @@ impl SharedTensorView {
         self.layout.shape()
     }
 
-    /// How its elements lie in the tensor's memory.
+    /// The layout of the view's elements in the tensor's memory.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Reads the bytes from the first element to the end of the last where they lie, gaps included. See
-    /// [`SharedTensor::read`](super::SharedTensor::read) for what `read` must not do.
+    /// Reads the bytes from the first element to the end of the last in place, gaps included. See
+    /// [`SharedTensor::read`](super::SharedTensor::read) for the restrictions on `read`.
     ///
     /// # Errors
     /// `Unsupported` on a device.
@@ -67,7 +67,7 @@ impl SharedTensorView {
         self.parent.view_memory(self.number, &self.layout)
     }
 
-    /// A window on the window.
+    /// A view of a part of this view.
     ///
     /// # Errors
     /// As [`SharedTensor::create_view`](super::SharedTensor::create_view).
@@ -78,7 +78,7 @@ impl SharedTensorView {
 
 impl Drop for SharedTensorView {
     fn drop(&mut self) {
-        // Only a failing seal could make this an error, and then the memory goes all the same.
+        // Sealing can fail; the memory is freed then.
         drop(self.parent.close_view(self.number));
     }
 }

@@ -1,6 +1,7 @@
 //! One copy of every tensor per machine.
 //!
-//! This crate wires the others together and re-exports them; it has no logic of its own.
+//! This crate re-exports the library's other crates and connects them: [`LocalOptions`] creates a [`Runtime`] over a store in this
+//! process, [`Runtime::over`] one over the store of a daemon.
 
 pub use cotensor_client as client;
 pub use cotensor_core as core;
@@ -26,27 +27,27 @@ use cotensor_memory::PackCache;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// How a store inside this process is set up.
+/// Options of a [`Runtime`] over a store in this process.
 #[derive(Clone, Debug, Default)]
 pub struct LocalOptions {
-    /// Where weights are kept for other processes and later runs; none keeps them in this process only.
+    /// The folder that keeps weights for other processes and later runs; `None` keeps them in this process only.
     pub cache: Option<PathBuf>,
-    /// The store's budget in bytes; none is no limit.
+    /// The store's budget in bytes; `None` sets no limit.
     pub max_memory_bytes: Option<u64>,
-    /// Threads of the engine; none lets it choose.
+    /// The engine's number of threads; `None` lets the engine choose.
     pub threads: Option<usize>,
-    /// What may be shared.
+    /// The kinds of tensors that may be shared.
     pub sharing: SharingConfig,
 }
 
-/// A manager of shared tensors over `store`, for example a runtime's. It tells a tensor's kind from the families that
-/// the models' names speak of, so that [`SharingConfig::allowed_types`] applies to `bert_embedding` too.
+/// A manager of shared tensors over `store`, for example a runtime's. It infers a tensor's kind from the models' families, so that
+/// [`SharingConfig::allowed_types`] applies to a name such as `bert_embedding` too.
 pub fn tensor_sharing_manager(store: Arc<dyn Store>) -> TensorSharingManager {
     TensorSharingManager::with_store(store).with_model_kinds(model::family::kinds_by_name)
 }
 
 impl LocalOptions {
-    /// A runtime over a store inside this process. For a runtime over another store, see [`Runtime::over`].
+    /// A runtime over a store in this process. See [`Runtime::over`] for another store.
     ///
     /// # Errors
     /// `Io` or `Invalid` when the cache folder cannot be used.

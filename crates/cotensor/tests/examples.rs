@@ -1,10 +1,10 @@
-//! The programs in examples/ do what they say. They are run as built, and judged by what they print.
+//! Runs the programs in examples/ and checks their output.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Cargo puts the examples beside the folder of the test programs.
+/// The path of an example. Cargo builds examples beside the folder of the test programs.
 fn program(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a test is a program");
     let built = test.ancestors().nth(2).expect("PROFILE/deps/TEST");
@@ -14,30 +14,30 @@ fn program(name: &str) -> PathBuf {
 }
 
 fn printed(name: &str, temporary: &Path) -> String {
-    // What an earlier test that was killed has left must not count.
+    // Removes files of an earlier run that was killed.
     drop(std::fs::remove_dir_all(temporary));
     std::fs::create_dir_all(temporary).expect("a folder of this test's own");
-    said(Command::new(program(name)).env("TMPDIR", temporary))
+    output_of(Command::new(program(name)).env("TMPDIR", temporary))
 }
 
-/// What a program prints that has to succeed.
-fn said(command: &mut Command) -> String {
+/// The output of a program that must succeed.
+fn output_of(command: &mut Command) -> String {
     let output = command.output().expect("the example can be run");
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// What an example prints whose argument is the socket of a daemon; there is none before.
-fn said_over_daemon(name: &str) -> String {
+/// The output of an example that starts a daemon at the socket of its argument.
+fn output_with_daemon(name: &str) -> String {
     let folder = tempfile::tempdir().expect("a folder");
-    said(Command::new(program(name)).arg(folder.path().join("cotensor.sock")))
+    output_of(Command::new(program(name)).arg(folder.path().join("cotensor.sock")))
 }
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
 
-/// What stands between `before` and `after` in `line`.
+/// The text between `before` and `after` in `line`.
 fn between<'a>(line: &'a str, before: &str, after: &str) -> &'a str {
     let found = line.split_once(before).and_then(|(_, rest)| rest.split_once(after));
     found.unwrap_or_else(|| panic!("{before:?} and {after:?} are expected in {line:?}")).0
@@ -79,7 +79,7 @@ fn tensor_view() {
     assert!(halved.contains("shape [1, 1, 16]") && halved.contains(", 2]"), "{halved}");
     assert!(beyond.contains("outside"), "{beyond}");
     assert_eq!(same, "same memory: true");
-    // The view still reads the number that the row began with.
+    // The view still reads the row's first number.
     assert_eq!(between(row, "starts with [", ","), first.trim_start_matches("first number: "));
 }
 
@@ -94,7 +94,7 @@ fn provider_and_caller() {
     let mut lines = BufReader::new(provider.stdout.take().expect("piped"));
     lines.read_line(&mut ready).expect("a line");
     assert_eq!(ready, "ready, and the daemon\n");
-    let heard = said(Command::new(program("caller")).arg(&socket));
+    let output = output_of(Command::new(program("caller")).arg(&socket));
     for line in [
         "mean: 3\n",
         "scaled: [10.0, 20.0, 30.0, 60.0]\n",
@@ -104,7 +104,7 @@ fn provider_and_caller() {
         "counted: 42\n",
         "as it should: invalid: ",
     ] {
-        assert!(heard.contains(line), "{line}{heard}");
+        assert!(output.contains(line), "{line}{output}");
     }
     drop(provider.stdin.take());
     assert!(provider.wait().expect("a status").success());
@@ -112,15 +112,15 @@ fn provider_and_caller() {
 
 #[test]
 fn share_processes() {
-    let heard = said_over_daemon("share_processes");
-    assert!(heard.contains("first: 1 of 1 stages computed here\n"), "{heard}");
-    assert!(heard.contains("second: the tensor has 8388608 bytes, the last is Some(7)\n"), "{heard}");
-    assert!(heard.contains("second: 0 of 1 stages computed here\n"), "{heard}");
+    let output = output_with_daemon("share_processes");
+    assert!(output.contains("first: 1 of 1 stages computed here\n"), "{output}");
+    assert!(output.contains("second: the tensor has 8388608 bytes, the last is Some(7)\n"), "{output}");
+    assert!(output.contains("second: 0 of 1 stages computed here\n"), "{output}");
 }
 
 #[test]
 fn serve_model() {
-    let heard = said_over_daemon("serve_model");
-    let computed: Vec<_> = heard.lines().filter(|line| line.starts_with("computed: ")).collect();
-    assert_eq!(computed, ["computed: Bool(true)", "computed: Bool(false)"], "{heard}");
+    let output = output_with_daemon("serve_model");
+    let computed: Vec<_> = output.lines().filter(|line| line.starts_with("computed: ")).collect();
+    assert_eq!(computed, ["computed: Bool(true)", "computed: Bool(false)"], "{output}");
 }

@@ -1,10 +1,10 @@
-//! The manager of shared tensors as it is wired here: kinds by the models' names.
+//! The manager of shared tensors of this crate infers kinds from the models' names.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use cotensor::{DType, EmbeddedStore, Kind, SharingConfig, tensor_sharing_manager};
 
 #[test]
-fn an_allowed_kind_is_found_from_the_models_names() {
+fn allowed_kind_is_inferred_from_model_names() {
     let sharing = SharingConfig { allowed_types: Some(vec![Kind::TextEmbedding]), ..SharingConfig::default() };
     let manager = tensor_sharing_manager(EmbeddedStore::builder().config(sharing).build());
     let register = |name, producer, consumers: &[&str]| {

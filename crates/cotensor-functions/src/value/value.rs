@@ -1,4 +1,4 @@
-//! What functions are given and what they give.
+//! `Value` and `Arguments`: the arguments and results of functions; `Managed`: objects that stay with their provider.
 
 use super::remote::RemoteObject;
 use crate::context::Context;
@@ -11,11 +11,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Values by name, in the order in which they were written.
+/// Values by name, in insertion order.
 pub type Entries = IndexMap<String, Value>;
 
-/// A value: plain, or a tensor, or an object. Tensors and objects may be anywhere in lists and maps; what crosses to
-/// another process of them is a handle.
+/// An argument or a result. Tensors and objects may be nested in lists and maps; messages carry references to them.
 #[derive(Clone, Debug, Default)]
 pub enum Value {
     /// Nothing.
@@ -23,30 +22,30 @@ pub enum Value {
     Null,
     /// True or false.
     Bool(bool),
-    /// A whole number.
+    /// An integer.
     Int(i64),
-    /// A number.
+    /// A floating-point number.
     Float(f64),
     /// Text.
     String(String),
-    /// Bytes, for small things; large ones are tensors.
+    /// Bytes. Use a tensor for large data.
     Bytes(Vec<u8>),
-    /// Values in order.
+    /// A list.
     List(Vec<Value>),
-    /// Values in order, for languages that tell a fixed number of them from a list.
+    /// A tuple, for languages that distinguish it from a list.
     Tuple(Vec<Value>),
     /// Values by name.
     Map(Entries),
     /// A tensor of the daemon's store, leased to this process.
     Tensor(Arc<Lease>),
-    /// An object that lives in this process.
+    /// An object of this process.
     Object(Object),
-    /// An object that lives with its provider.
+    /// An object that stays with its provider.
     Remote(Arc<RemoteObject>),
 }
 
 impl Value {
-    /// Which kind of value it is, for messages.
+    /// The name of the value's type, for messages.
     pub fn kind(&self) -> &'static str {
         match self {
             Value::Null => "null",
@@ -85,7 +84,7 @@ impl Value {
         }
     }
 
-    /// The whole number.
+    /// The integer.
     ///
     /// # Errors
     /// `Invalid` for anything else.
@@ -96,7 +95,7 @@ impl Value {
         }
     }
 
-    /// The number, also of an int.
+    /// The number. Converts an integer.
     ///
     /// # Errors
     /// `Invalid` for anything else.
@@ -108,7 +107,7 @@ impl Value {
         }
     }
 
-    /// The values of a list, or of a tuple.
+    /// The values of a list or a tuple.
     ///
     /// # Errors
     /// `Invalid` for anything else.
@@ -130,10 +129,10 @@ impl Value {
         }
     }
 
-    /// The live object of type `T`.
+    /// The object of type `T` in this process.
     ///
     /// # Errors
-    /// `Invalid` for anything else, an object of another type or of another process included.
+    /// `Invalid` for anything else, including an object of another type or another process.
     pub fn as_object<T: Managed>(&self) -> Result<&T, Error> {
         let object = match self {
             Value::Object(object) => object.get::<T>(),
@@ -146,7 +145,7 @@ impl Value {
         Error::invalid(format!("{wanted} is expected, not {}", self.kind()))
     }
 
-    /// Adds what the value is, by content: tensors by [`Lease::identity`], objects by which they are.
+    /// Hashes the content: tensors by [`Lease::identity`], objects by their number.
     pub(crate) fn hash(&self, hasher: &mut Hasher) {
         hasher.field(self.kind().as_bytes());
         match self {
@@ -172,7 +171,7 @@ impl Value {
     }
 }
 
-/// Their order makes no other value.
+/// Hashes named values. Their order does not matter.
 fn hash_named(values: &Entries, hasher: &mut Hasher) {
     let mut sorted: Vec<_> = values.iter().collect();
     sorted.sort_by_key(|(name, _)| *name);
@@ -209,12 +208,12 @@ from! {
     Object => Object;
 }
 
-/// What a call brings: values by position and by name.
+/// The arguments of a call.
 #[derive(Clone, Debug, Default)]
 pub struct Arguments {
-    /// By position.
+    /// Positional arguments.
     pub args: Vec<Value>,
-    /// By name.
+    /// Named arguments.
     pub kwargs: Entries,
 }
 
@@ -224,24 +223,24 @@ impl Arguments {
         Self::default()
     }
 
-    /// With one more by position.
+    /// Appends a positional argument.
     #[must_use]
     pub fn arg(mut self, value: impl Into<Value>) -> Self {
         self.args.push(value.into());
         self
     }
 
-    /// With one more by name.
+    /// Adds a named argument.
     #[must_use]
     pub fn named(mut self, name: &str, value: impl Into<Value>) -> Self {
         self.kwargs.insert(name.to_owned(), value.into());
         self
     }
 
-    /// The argument at `position`, or the one of that name.
+    /// The argument at `position`, or the argument named `name`.
     ///
     /// # Errors
-    /// `Invalid` naming the argument when there is neither.
+    /// `Invalid` with the name when there is neither.
     pub fn get(&self, position: usize, name: &str) -> Result<&Value, Error> {
         let found = self.args.get(position).or_else(|| self.kwargs.get(name));
         found.ok_or_else(|| Error::invalid("this argument is missing").in_field(name))
@@ -254,42 +253,42 @@ impl Arguments {
     }
 }
 
-/// Something that stays in the process that made it. Callers get a reference, call its methods, and pass it to other
-/// functions of the same provider, which get the thing itself.
+/// An object that stays in the process that created it. Callers get a reference, call its methods, and pass it to other functions
+/// of the same provider, which get the object.
 pub trait Managed: Any + Send + Sync {
-    /// Calls a method. Only what is answered here can be called.
+    /// Calls a method.
     ///
     /// # Errors
-    /// The object's own; [`Failure::no_method`] for a method that it has not got.
+    /// The method's failure; [`Failure::no_method`] for an unknown method.
     fn call(&self, method: &str, arguments: &Arguments, context: &Context) -> Result<Value, Failure>;
 }
 
-/// A shared [`Managed`] thing.
+/// A shared reference to a [`Managed`] object.
 #[derive(Clone)]
 pub struct Object {
-    thing: Arc<dyn Managed>,
-    /// Tells objects apart in this process, also those that are gone.
+    object: Arc<dyn Managed>,
+    /// Unique among all objects that this process created.
     number: u64,
 }
 
 impl Object {
-    /// Shares `thing`.
-    pub fn new(thing: impl Managed) -> Self {
+    /// Shares `object`.
+    pub fn new(object: impl Managed) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        Self { thing: Arc::new(thing), number: NEXT.fetch_add(1, Ordering::Relaxed) }
+        Self { object: Arc::new(object), number: NEXT.fetch_add(1, Ordering::Relaxed) }
     }
 
-    /// The thing, if it is a `T`.
+    /// The object, if it is a `T`.
     pub fn get<T: Managed>(&self) -> Option<&T> {
-        (&*self.thing as &dyn Any).downcast_ref()
+        (&*self.object as &dyn Any).downcast_ref()
     }
 
-    /// Calls a method of the thing.
+    /// Calls a method of the object.
     ///
     /// # Errors
-    /// The thing's own.
+    /// The method's failure.
     pub fn call(&self, method: &str, arguments: &Arguments, context: &Context) -> Result<Value, Failure> {
-        self.thing.call(method, arguments, context)
+        self.object.call(method, arguments, context)
     }
 }
 
@@ -304,7 +303,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn maps_are_equal_whatever_their_order() {
+    fn hash_of_map_ignores_order() {
         let map = |entries: [(&str, i64); 2]| {
             Value::Map(entries.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect())
         };
