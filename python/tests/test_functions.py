@@ -227,11 +227,11 @@ def test_missing_functions(client):
 
 
 def test_time_limits(client):
-    with pytest.raises(TimedOutError, match="not done after"):
+    with pytest.raises(TimedOutError, match="timed out after"):
         client.call_function("limited")
     with pytest.raises(TimedOutError):
         client.call_function("long", timeout=0.05)
-    assert client.call_function("was_stopped"), "the run was asked to stop"
+    assert client.call_function("was_stopped"), "the run was cancelled"
     for wrong in (0, -1, "x"):
         with pytest.raises(InvalidError, match="timeout"):
             SharedTensorClient(timeout=wrong)

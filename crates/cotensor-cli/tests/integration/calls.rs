@@ -152,7 +152,7 @@ fn results_are_written_and_errors_say_what_to_do() {
     daemon.refuses(&["call", "zzz"], 2, &["--list"]);
     daemon.refuses(&["call", "fails"], 1, &["fails", "ValueError: no such luck", "line 3"]);
     daemon.refuses(&["call", "first"], 2, &["value", "missing"]);
-    daemon.refuses(&["call", "forever", "--timeout", "0.05"], 1, &["not done after 0.05 s"]);
+    daemon.refuses(&["call", "forever", "--timeout", "0.05"], 1, &["did not finish within 0.05 s"]);
     // One that was given up is no burden.
     assert_eq!(text(daemon.ok(&["call", "first", "1"])), "1\n");
 }
