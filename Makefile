@@ -24,10 +24,11 @@ fmt:
 lint:
 	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
 
-# Dependencies between the crates, and import circles among the files of each.
+# Dependencies between the crates, import circles among the files of each, and the paths that documents name.
 deps:
 	cd scripts && python3 -m unittest -q
 	python3 scripts/check_dependencies.py
+	python3 scripts/check_paths.py
 
 # Fails when fewer than MIN_TESTS tests pass: a run that selects no tests proves nothing.
 unit:
