@@ -97,7 +97,7 @@ pub trait Memory: Send + Sync {
     }
 }
 
-/// A segment that one writer owns and nobody else sees yet.
+/// A segment of one writer, before it is shared.
 ///
 /// Dropping it gives the memory back. [`freeze`](SegmentMut::freeze) ends writing for good.
 pub trait SegmentMut: Send + Sync {

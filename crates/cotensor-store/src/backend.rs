@@ -36,7 +36,7 @@ pub trait StoreBackend: LeaseBackend {
     fn abandon_computation(&self, key: Key);
 }
 
-/// A tensor that its producer writes and that nobody else sees, in a [`Reservation`](crate::Reservation).
+/// A tensor that its producer writes, in a [`Reservation`](crate::Reservation). No other holder sees it.
 pub struct UnpublishedTensor {
     /// The description.
     pub spec: TensorSpec,

@@ -33,12 +33,12 @@ pub trait TensorStore: Send + Sync {
     /// device that the store does not have.
     fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation>;
 
-    /// Like [`reserve`](TensorStore::reserve) for a program that keeps the address of the bytes and may write there after
-    /// publishing, such as another language's arrays: nobody else sees that then. The address stays as long as the
-    /// tensor's memory.
+    /// As [`reserve`](TensorStore::reserve) for a program that keeps the address of the bytes and may write there after
+    /// publishing, such as another language's arrays. Readers do not see these writes. The address stays valid as long as
+    /// the memory of the tensor.
     ///
     /// # Errors
-    /// As [`reserve`](TensorStore::reserve); `Unsupported` where the store's memory cannot protect itself from that.
+    /// As [`reserve`](TensorStore::reserve); `Unsupported` where the memory has no such protection.
     fn reserve_aliased(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation>;
 
     /// As [`reserve`](TensorStore::reserve) for a private tensor: unlisted, and freed with its last lease. The budget applies,

@@ -75,7 +75,7 @@ pub(super) fn reports_count_tensors_copies_and_lookups(make: &dyn Fn(u64) -> Pla
     assert_eq!(recommended.largest_tensors, [("x".to_owned(), LARGE as u64)]);
     assert_eq!(other.optimize().freed_tensors_count, 0, "it is leased");
     drop((made, found));
-    eventually("nobody leases it", || one.optimize().freed_tensors == ["x"]);
+    eventually("the tensor is freed", || one.optimize().freed_tensors == ["x"]);
     ends_empty(&*other);
     let key = cotensor_core::ContentHash::of(b"note");
     assert_eq!(one.get_note(&key), None);

@@ -60,7 +60,7 @@ pub(super) fn unleased_tensor_is_freed_unless_cached(make: &dyn Fn(u64) -> Place
     let (one, other, watcher) = (open(), open(), open());
     for bytes in [64, LARGE] {
         drop((put(&*one, spec("goes", bytes), 1), put(&*one, cached("stays", bytes, 1), 2)));
-        eventually("what goes is gone", || other.get("goes", &other.holder("")).is_err());
+        eventually("the uncached tensor is freed", || other.get("goes", &other.holder("")).is_err());
         assert!(all_are(&other.get("stays", &other.holder("")).expect("it stays"), 2));
     }
     // A dropped reservation publishes nothing.

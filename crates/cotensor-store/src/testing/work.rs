@@ -50,7 +50,7 @@ pub(super) fn result_is_computed_once(make: &dyn Fn(u64) -> Place) {
     eventually("all know of it", || stores.iter().all(|store| store.is_computed(&key())));
     // When one of the results is freed, all are computed again.
     stores[1].remove("small").expect("remove");
-    eventually("a result is gone", || !stores[2].is_computed(&key()));
+    eventually("a result is freed", || !stores[2].is_computed(&key()));
     drop(compute(&*stores[3], ticket(&*stores[3])));
     eventually("it is computed again", || stores[0].is_computed(&key()));
 }
