@@ -259,7 +259,7 @@ impl ClientStore {
         Ok(me)
     }
 
-    /// A report of the daemon's, as [`Store`] has it without errors: there, a daemon that is gone looks empty.
+    /// A report of the daemon's, as [`StoreReports`] has it without errors: there, a daemon that is gone looks empty.
     ///
     /// # Errors
     /// `Unreachable` or `Io` when the daemon is gone, `Corrupt` for an answer that is no `T`.
