@@ -1,7 +1,6 @@
 //! `Provider` and its builder: functions of this process that other processes call.
 
 use super::functions::{Function, Handler};
-use super::pool;
 use super::reader::UNREAD_MAX;
 use super::registration::{self, Connector};
 use super::shared::Shared;
@@ -52,7 +51,7 @@ impl Provider {
         options: Options,
         handler: impl Fn(&Arguments, &Context) -> std::result::Result<Value, Failure> + Send + Sync + 'static,
     ) -> Result<()> {
-        self.shared.offer(Function::new(name, options, Arc::new(handler)))
+        registration::add(&self.shared, &Function::new(name, options, Arc::new(handler)))
     }
 
     /// Takes a function back. What runs runs on.
@@ -140,7 +139,7 @@ impl ProviderBuilder {
         let connection = registration::connect(&shared)?;
         for worker in 0..shared.limits.workers.max(1) {
             let shared = Arc::clone(&shared);
-            spawn(&format!("cotensor-call-{worker}"), move || pool::work(&shared))?;
+            spawn(&format!("cotensor-call-{worker}"), move || shared.work())?;
         }
         let (timer, weak) = (shared.timer.clone(), Arc::downgrade(&shared));
         spawn("cotensor-timer", move || {

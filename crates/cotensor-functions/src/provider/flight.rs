@@ -1,28 +1,49 @@
-//! One run of a function, and those who wait for it.
+//! One run of a function, and the watchers of its outcome.
 
 use crate::{Context, Failure, TensorAllocator, Value};
 use cotensor_core::ContentHash;
 use cotensor_store::TensorStore;
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use super::functions::Function;
+use super::cache::Results;
 use cotensor_core::sync::lock;
 
-/// What a run gives.
+/// The outcome of a run.
 pub(super) type Outcome = Result<Arc<Value>, Failure>;
-/// Who is told.
+/// Called with the outcome of a run.
 pub(super) type Watcher = Box<dyn FnOnce(&Outcome) + Send>;
-/// What is run. Dropped as soon as nobody wants it: it holds the arguments.
+/// The call of the function. Holds the arguments; dropped when the run ends or is cancelled.
 pub(super) type Work = Box<dyn FnOnce(&Context) -> Result<Value, Failure> + Send>;
 
+/// Runs that wait for a function with [`Concurrency::Serialized`](crate::Concurrency::Serialized).
+#[derive(Default)]
+pub(super) struct SerialQueue {
+    /// Whether a run of the function is ready or running.
+    pub(super) busy: bool,
+    pub(super) waiting: VecDeque<Arc<Flight>>,
+}
+
+/// The options of a function that apply to its runs.
+#[derive(Clone, Default)]
+pub(super) struct RunOptions {
+    /// Set when the function runs one call at a time.
+    pub(super) serial: Option<Arc<Mutex<SerialQueue>>>,
+    /// Set when the function's results are cached.
+    pub(super) results: Option<Arc<Mutex<Results>>>,
+    /// The time limit of one run.
+    pub(super) timeout: Option<Duration>,
+}
+
+/// One run of a function or a method.
 pub(super) struct Flight {
     pub(super) name: Arc<str>,
     pub(super) client: Arc<str>,
-    /// The function, unless it is a method of an object.
-    pub(super) function: Option<Arc<Function>>,
-    /// What the call is by content, when equal calls matter.
+    pub(super) options: RunOptions,
+    /// The content hash of the call, for functions that share runs or cache results.
     pub(super) key: Option<ContentHash>,
     allocator: TensorAllocator,
     cancelled: Arc<AtomicBool>,
@@ -42,19 +63,19 @@ impl Flight {
     pub(super) fn new(
         name: Arc<str>,
         client: Arc<str>,
-        function: Option<Arc<Function>>,
+        options: RunOptions,
         key: Option<ContentHash>,
         allocator: TensorAllocator,
         work: Work,
     ) -> Arc<Self> {
         let (cancelled, work, state) = (Arc::default(), Mutex::new(Some(work)), Mutex::default());
-        Arc::new(Self { name, client, function, key, allocator, cancelled, work, state })
+        Arc::new(Self { name, client, options, key, allocator, cancelled, work, state })
     }
 
-    /// Tells `watcher` the outcome, at once when it is there. Its number, to [`leave`](Self::leave) by.
+    /// Calls `watcher` with the outcome, at once when the run has ended. Returns the watcher's number for [`leave`](Self::leave).
     ///
     /// # Errors
-    /// The watcher, when this run was given up: a new one is needed.
+    /// The watcher, when this run was cancelled: the call needs a new run.
     pub(super) fn watch(&self, watcher: Watcher) -> Result<u64, Watcher> {
         let mut state = lock(&self.state);
         if self.cancelled.load(Ordering::SeqCst) {
@@ -71,7 +92,7 @@ impl Flight {
         Ok(number)
     }
 
-    /// A watcher does not want the outcome any more. Without any, the run is given up.
+    /// Removes a watcher. Cancels the run when no watcher is left.
     pub(super) fn leave(&self, number: u64) {
         let mut state = lock(&self.state);
         let before = state.watchers.len();
@@ -96,7 +117,7 @@ impl Flight {
         lock(&self.state).outcome.is_some()
     }
 
-    /// Ends the run with `outcome` unless it has ended; tells those who wait. Whether it did.
+    /// Ends the run with `outcome` and calls the watchers. Returns false when the run had ended before.
     pub(super) fn finish(&self, outcome: Outcome) -> bool {
         let mut state = lock(&self.state);
         if state.outcome.is_some() {
@@ -111,7 +132,7 @@ impl Flight {
         true
     }
 
-    /// Ends the run although it is not done, and asks it to stop.
+    /// Ends the run with `failure` and cancels it.
     pub(super) fn give_up(&self, failure: Failure) {
         if self.finish(Err(failure)) {
             self.cancelled.store(true, Ordering::SeqCst);
@@ -119,7 +140,7 @@ impl Flight {
         }
     }
 
-    /// Takes the run up; what to do, unless nobody wants it any more.
+    /// Marks the run as started and takes its work. `None` when the run was cancelled.
     pub(super) fn start(&self) -> Option<Work> {
         let work = lock(&self.work).take()?;
         lock(&self.state).started = true;
@@ -135,7 +156,7 @@ impl Flight {
             client: Arc::clone(&self.client),
             cancelled: Arc::clone(&self.cancelled),
         };
-        // What a panic leaves half done is the function's own.
+        // Unwind safety is the function's responsibility.
         let outcome = catch_unwind(AssertUnwindSafe(|| work(&context)));
         match outcome {
             Ok(outcome) => outcome.map(Arc::new),

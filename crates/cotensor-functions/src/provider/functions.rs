@@ -1,7 +1,7 @@
-//! The functions that a provider offers, by name. Nothing else of it can be called.
+//! The registered functions of a provider. Callers can call nothing else.
 
 use super::cache::Results;
-use super::pool::Turn;
+use super::flight::{RunOptions, SerialQueue};
 use crate::{Arguments, Concurrency, Context, Execution, Failure, Managed, Object, Options, Value};
 use cotensor_client::protocol::FunctionInfo;
 use cotensor_core::sync::lock;
@@ -9,24 +9,22 @@ use cotensor_core::{ContentHash, Error, ErrorKind, Hasher, Result};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-/// What a function is here.
+/// The implementation of a function.
 pub(super) type Handler = Arc<dyn Fn(&Arguments, &Context) -> Result<Value, Failure> + Send + Sync>;
 
 pub(super) struct Function {
     pub(super) name: Arc<str>,
     pub(super) options: Options,
     pub(super) handler: Handler,
-    /// For one that runs one call at a time.
-    pub(super) turn: Option<Mutex<Turn>>,
-    /// For one whose results are kept.
-    pub(super) results: Option<Mutex<Results>>,
+    pub(super) run_options: RunOptions,
 }
 
 impl Function {
     pub(super) fn new(name: &str, options: Options, handler: Handler) -> Arc<Self> {
-        let turn = (options.concurrency == Concurrency::Serialized).then(Mutex::default);
-        let results = options.cache.map(|cache| Mutex::new(Results::new(cache)));
-        Arc::new(Self { name: Arc::from(name), options, handler, turn, results })
+        let serial = (options.concurrency == Concurrency::Serialized).then(Arc::<Mutex<SerialQueue>>::default);
+        let results = options.cache.map(|cache| Arc::new(Mutex::new(Results::new(cache))));
+        let run_options = RunOptions { serial, results, timeout: options.timeout };
+        Arc::new(Self { name: Arc::from(name), options, handler, run_options })
     }
 
     pub(super) fn info(&self) -> FunctionInfo {
@@ -38,9 +36,9 @@ impl Function {
         }
     }
 
-    /// What a call is by content, when equal calls matter. Reads what no one has hashed yet.
+    /// The content hash of a call, for functions that share runs or cache results. Hashes the tensors of the arguments.
     pub(super) fn key(&self, arguments: &Arguments) -> Option<ContentHash> {
-        if self.results.is_none() && !self.options.singleflight {
+        if self.run_options.results.is_none() && !self.options.singleflight {
             return None;
         }
         let mut hasher = Hasher::new("cotensor call v1");
@@ -49,12 +47,12 @@ impl Function {
         Some(hasher.finish())
     }
 
-    /// Whether the caller alone reads the result: it is neither kept nor given to others.
+    /// Whether only the caller reads the result, so that its tensors can go into the connection's arena.
     pub(super) fn lends(&self) -> bool {
-        self.results.is_none() && !self.options.singleflight && !self.options.managed
+        self.run_options.results.is_none() && !self.options.singleflight && !self.options.managed
     }
 
-    /// Calls it, on this thread.
+    /// Calls the function on this thread.
     pub(super) fn call(&self, arguments: &Arguments, context: &Context) -> Result<Value, Failure> {
         let value = (self.handler)(arguments, context)?;
         Ok(match value {
@@ -65,7 +63,7 @@ impl Function {
     }
 }
 
-/// A plain result that stays with its provider: as an argument it is the value again.
+/// A managed result that is not an object. As an argument it becomes the value again.
 pub(super) struct Kept(pub(super) Value);
 
 impl Managed for Kept {
@@ -83,7 +81,7 @@ pub(super) struct Functions(Mutex<HashMap<Arc<str>, Arc<Function>>>);
 
 impl Functions {
     /// # Errors
-    /// `Conflict` for a name that is taken.
+    /// `Conflict` for a registered name.
     pub(super) fn add(&self, function: &Arc<Function>) -> Result<()> {
         let mut functions = lock(&self.0);
         if functions.contains_key(&function.name) {
@@ -99,7 +97,7 @@ impl Functions {
     }
 
     /// # Errors
-    /// `NotFound` for a name that is not offered.
+    /// `NotFound` for an unknown name.
     pub(super) fn find(&self, name: &str) -> Result<Arc<Function>> {
         let missing = || Error::not_found(format!("this provider has no function {name:?}")).in_field("function");
         lock(&self.0).get(name).cloned().ok_or_else(missing)

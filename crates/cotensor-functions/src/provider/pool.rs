@@ -1,7 +1,6 @@
-//! Threads that run functions. What has to wait for anything else is not here: it would occupy one.
+//! The queue of runs that wait for a worker. Runs that wait for a serialized function are not in it: they occupy no worker.
 
-use super::flight::Flight;
-use super::shared::Shared;
+use super::flight::{Flight, SerialQueue};
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
 use std::collections::VecDeque;
@@ -17,18 +16,11 @@ pub(super) struct Pool {
 #[derive(Default)]
 struct Queue {
     ready: VecDeque<Arc<Flight>>,
-    /// Ready, or waiting for the turn of a function.
+    /// Runs that are ready or wait for a serialized function.
     waiting: usize,
-    /// On whatever threads.
+    /// Runs on all threads.
     running: usize,
     closed: bool,
-}
-
-/// Whose turn it is at a function that runs one call at a time.
-#[derive(Default)]
-pub(super) struct Turn {
-    busy: bool,
-    waiting: VecDeque<Arc<Flight>>,
 }
 
 impl Pool {
@@ -36,7 +28,7 @@ impl Pool {
         Self { queue: Mutex::default(), more: Condvar::new(), waiting_max, running_max }
     }
 
-    /// Whether the caller may run something on its own thread now; if so, it says when it is done by [`end`](Self::end).
+    /// Takes a worker's place for the calling thread, if one is free. The thread releases it by [`end`](Self::end).
     pub(super) fn begin(&self) -> bool {
         let mut queue = lock(&self.queue);
         let free = !queue.closed && queue.ready.is_empty() && queue.running < self.running_max;
@@ -44,7 +36,7 @@ impl Pool {
         free
     }
 
-    /// Something that ran is done.
+    /// Releases the place of a run that has ended.
     pub(super) fn end(&self) {
         let mut queue = lock(&self.queue);
         queue.running -= 1;
@@ -55,10 +47,10 @@ impl Pool {
         }
     }
 
-    /// Lines a run up.
+    /// Queues a run.
     ///
     /// # Errors
-    /// `Conflict` when too many wait, or when the provider has ended.
+    /// `Conflict` when too many runs wait, or the provider has ended.
     pub(super) fn submit(&self, flight: &Arc<Flight>) -> Result<()> {
         if !self.has_room()? {
             self.clear_out(flight);
@@ -66,18 +58,18 @@ impl Pool {
         {
             let mut queue = lock(&self.queue);
             if queue.waiting >= self.waiting_max {
-                let message = format!("{} calls wait at this provider; try again later", queue.waiting);
+                let message = format!("{} calls wait for this provider; try again later", queue.waiting);
                 return Err(Error::new(ErrorKind::Conflict, message));
             }
             queue.waiting += 1;
         }
-        if let Some(turn) = turn(flight) {
-            let mut turn = lock(turn);
-            if turn.busy {
-                turn.waiting.push_back(Arc::clone(flight));
+        if let Some(queue) = serial_queue(flight) {
+            let mut queue = lock(queue);
+            if queue.busy {
+                queue.waiting.push_back(Arc::clone(flight));
                 return Ok(());
             }
-            turn.busy = true;
+            queue.busy = true;
         }
         self.ready(Arc::clone(flight));
         Ok(())
@@ -91,7 +83,7 @@ impl Pool {
         }
     }
 
-    /// Drops runs that nobody waits for any more, of those that `flight` would wait behind.
+    /// Drops cancelled runs from the queues that `flight` would wait in.
     fn clear_out(&self, flight: &Flight) {
         let mut gone = Vec::new();
         let mut keep = |flight: &Arc<Flight>, wanted: bool| {
@@ -100,12 +92,12 @@ impl Pool {
             }
             wanted
         };
-        if let Some(turn) = turn(flight) {
-            lock(turn).waiting.retain(|waiting| keep(waiting, !waiting.is_over()));
+        if let Some(queue) = serial_queue(flight) {
+            lock(queue).waiting.retain(|waiting| keep(waiting, !waiting.is_over()));
         }
         let mut queue = lock(&self.queue);
-        // One that has a function's turn stays, to pass it on.
-        queue.ready.retain(|ready| keep(ready, turn(ready).is_some() || !ready.is_over()));
+        // A cancelled run of a serialized function stays: its end starts the next run.
+        queue.ready.retain(|ready| keep(ready, serial_queue(ready).is_some() || !ready.is_over()));
         queue.waiting -= gone.len();
         drop(queue);
         drop(gone);
@@ -116,8 +108,8 @@ impl Pool {
         self.more.notify_one();
     }
 
-    /// The next run; `None` when the provider has ended.
-    fn next(&self) -> Option<Arc<Flight>> {
+    /// Waits for the next run. `None` when the provider has ended.
+    pub(super) fn next(&self) -> Option<Arc<Flight>> {
         let mut queue = lock(&self.queue);
         loop {
             if queue.closed {
@@ -134,18 +126,18 @@ impl Pool {
         }
     }
 
-    /// Passes a function's turn on.
-    pub(super) fn pass_on(&self, flight: &Flight) {
-        if let Some(turn) = turn(flight) {
-            let mut turn = lock(turn);
-            match turn.waiting.pop_front() {
+    /// Makes the next run of a serialized function ready after `flight` has ended.
+    pub(super) fn next_in_series(&self, flight: &Flight) {
+        if let Some(queue) = serial_queue(flight) {
+            let mut queue = lock(queue);
+            match queue.waiting.pop_front() {
                 Some(next) => self.ready(next),
-                None => turn.busy = false,
+                None => queue.busy = false,
             }
         }
     }
 
-    /// Ends the workers, each after what it runs.
+    /// Ends the workers after their current runs.
     pub(super) fn close(&self) {
         let mut queue = lock(&self.queue);
         queue.closed = true;
@@ -156,15 +148,7 @@ impl Pool {
     }
 }
 
-pub(super) fn turn(flight: &Flight) -> Option<&Mutex<Turn>> {
-    flight.function.as_ref().and_then(|function| function.turn.as_ref())
-}
-
-/// A worker's life.
-pub(super) fn work(shared: &Arc<Shared>) {
-    while let Some(flight) = shared.pool.next() {
-        shared.run(&flight, || {});
-        shared.pool.pass_on(&flight);
-        shared.pool.end();
-    }
+/// The queue of the run's function, if the function is serialized.
+pub(super) fn serial_queue(flight: &Flight) -> Option<&Mutex<SerialQueue>> {
+    flight.options.serial.as_deref()
 }

@@ -1,5 +1,6 @@
 //! The provider's connection to the daemon: what it offers, and who wants to call.
 
+use super::functions::Function;
 use super::shared::Shared;
 use cotensor_client::ClientStore;
 use cotensor_client::protocol as p;
@@ -56,7 +57,18 @@ fn greet(shared: &Arc<Shared>) -> Result<Arc<Connection>> {
     Ok(connection)
 }
 
-pub(super) fn register(shared: &Shared, connection: &Connection, function: p::FunctionInfo) -> Result<()> {
+/// Registers a function here and at the daemon.
+pub(super) fn add(shared: &Shared, function: &Arc<Function>) -> Result<()> {
+    let connection = shared.registration().ok_or_else(not_connected)?;
+    shared.functions.add(function)?;
+    let registered = register(shared, &connection, function.info());
+    if registered.is_err() {
+        shared.functions.remove(&function.name);
+    }
+    registered
+}
+
+fn register(shared: &Shared, connection: &Connection, function: p::FunctionInfo) -> Result<()> {
     let params = p::RegisterFunctionParams { function, epoch: shared.epoch };
     connection.call::<p::RegisterFunction>(&params, Vec::new(), Some(ANSWER_TIMEOUT)).map(drop)
 }
@@ -97,6 +109,6 @@ fn again(shared: &Arc<Shared>, connector: Option<&Connector>) -> Result<Arc<Conn
 }
 
 /// A function that could not be offered, as the daemon's error.
-pub(super) fn not_connected() -> Error {
+fn not_connected() -> Error {
     Error::new(ErrorKind::Conflict, "no daemon is there now; the provider looks for it")
 }

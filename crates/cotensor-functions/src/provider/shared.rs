@@ -1,10 +1,9 @@
 //! What the threads of a provider share.
 
-use super::flight::{Flight, Outcome, Watcher};
+use super::flight::{Flight, Outcome, RunOptions, Watcher};
 use super::functions::{Function, Functions};
 use super::peer::Peer;
 use super::pool::{self, Pool};
-use super::registration;
 use super::tasks::{Tasks, Waiter};
 use super::timer::{Limit, Timer};
 use crate::{Arguments, Failure, Limits, Object, TensorAllocator};
@@ -82,17 +81,6 @@ impl Shared {
         lock(&self.connection).clone()
     }
 
-    /// Offers a function, here and at the daemon.
-    pub(super) fn offer(&self, function: Arc<Function>) -> Result<()> {
-        let connection = self.registration().ok_or_else(registration::not_connected)?;
-        self.functions.add(&function)?;
-        let registered = registration::register(self, &connection, function.info());
-        if registered.is_err() {
-            self.functions.remove(&function.name);
-        }
-        registered
-    }
-
     /// Serves a caller from a thread of its own.
     pub(super) fn welcome(self: &Arc<Self>, client: &str, socket: UnixStream) {
         let number = self.next_peer.fetch_add(1, Ordering::Relaxed);
@@ -125,7 +113,7 @@ impl Shared {
         allocator: TensorAllocator,
     ) -> Result<Option<Launched>> {
         let key = function.key(&arguments);
-        let kept = || Some(lock(function.results.as_ref()?).get(key.as_ref()?, self.clock.now())).flatten();
+        let kept = || Some(lock(function.run_options.results.as_ref()?).get(key.as_ref()?, self.clock.now())).flatten();
         if let Some(value) = kept() {
             watcher(&Ok(value));
             return Ok(None);
@@ -135,7 +123,7 @@ impl Shared {
             Box::new(move |context: &_| function.call(&arguments, context))
         };
         let (name, client) = (Arc::clone(&function.name), Arc::clone(&peer.client));
-        let flight = Flight::new(name, client, Some(Arc::clone(function)), key, allocator, work);
+        let flight = Flight::new(name, client, function.run_options.clone(), key, allocator, work);
         let Some(key) = key.filter(|_| function.options.singleflight) else {
             return Launched::new(flight, watcher).map(Some);
         };
@@ -169,14 +157,15 @@ impl Shared {
     ) -> Result<Launched> {
         let name = Arc::from(format!("object.{method}"));
         let work = Box::new(move |context: &_| object.call(&method, &arguments, context));
-        let flight = Flight::new(name, Arc::clone(&peer.client), None, None, peer.allocator(true), work);
+        let flight =
+            Flight::new(name, Arc::clone(&peer.client), RunOptions::default(), None, peer.allocator(true), work);
         Launched::new(flight, watcher)
     }
 
     /// Has a worker run it, unless it may be run `here`: true then, and the thread that asked does so at once.
     pub(super) fn line_up(&self, Launched { flight, watch, .. }: &Launched, here: bool) -> Result<bool> {
         // Who runs one call at a time has its callers wait in order.
-        if here && pool::turn(flight).is_none() && self.pool.begin() {
+        if here && pool::serial_queue(flight).is_none() && self.pool.begin() {
             return Ok(true);
         }
         if let Err(error) = self.pool.submit(flight) {
@@ -187,6 +176,15 @@ impl Shared {
             return Err(error);
         }
         Ok(false)
+    }
+
+    /// Runs queued calls on this thread until the provider ends.
+    pub(super) fn work(self: &Arc<Self>) {
+        while let Some(flight) = self.pool.next() {
+            self.run(&flight, || {});
+            self.pool.next_in_series(&flight);
+            self.pool.end();
+        }
     }
 
     /// Runs on this thread; `done` is called before anybody is told of the outcome.
@@ -210,9 +208,7 @@ impl Shared {
 
     /// A run is over.
     pub(super) fn landed(&self, flight: &Arc<Flight>, outcome: Outcome) {
-        if let (Ok(value), Some(key), Some(results)) =
-            (&outcome, flight.key, flight.function.as_ref().and_then(|function| function.results.as_ref()))
-        {
+        if let (Ok(value), Some(key), Some(results)) = (&outcome, flight.key, &flight.options.results) {
             let gone = lock(results).insert(key, Arc::clone(value), self.clock.now());
             drop(gone);
         }
@@ -232,7 +228,7 @@ impl Shared {
 
     /// The time that a run may take, from now on.
     pub(super) fn limit_run(self: &Arc<Self>, flight: &Arc<Flight>) -> Option<Limit> {
-        let timeout = flight.function.as_ref().and_then(|function| function.options.timeout)?;
+        let timeout = flight.options.timeout?;
         let (shared, running) = (Arc::downgrade(self), Arc::clone(flight));
         let alarm = move || {
             if let Some(shared) = shared.upgrade() {
@@ -304,7 +300,7 @@ impl Shared {
         lock(&self.flights).retain(|_, flight| flight.strong_count() > 0);
         let now = self.clock.now();
         for function in self.functions.all() {
-            let gone = function.results.as_ref().map(|results| lock(results).sweep(now));
+            let gone = function.run_options.results.as_ref().map(|results| lock(results).sweep(now));
             drop(gone);
         }
     }
