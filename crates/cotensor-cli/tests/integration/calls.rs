@@ -1,4 +1,4 @@
-//! `call` and `tasks` against a real daemon and a provider: three processes, as users have them.
+//! `call` and `tasks` with a daemon, a provider and a command in separate processes.
 
 use crate::support::Daemon;
 use cotensor::core::DType;
@@ -16,7 +16,7 @@ impl Managed for Thing {
     }
 }
 
-/// A provider in this process: what it offers is called by others.
+/// A provider in this process.
 fn provider(daemon: &Daemon) -> Provider {
     let store = ClientStore::connect(Some(&daemon.socket()), "provider").unwrap();
     Provider::builder(store)
@@ -53,7 +53,7 @@ fn text(output: Vec<u8>) -> String {
 }
 
 #[test]
-fn arguments_are_json_text_tensors_and_files() {
+fn arguments_can_be_json_text_tensors_and_files() {
     let daemon = Daemon::start(&[]);
     let _provider = provider(&daemon);
     let words = [
@@ -88,7 +88,7 @@ fn arguments_are_json_text_tensors_and_files() {
     let handle = daemon.json(&["call", "first", r#"{"deep": [{"$tensor": "other"}]}"#])["result"]["deep"][0].take();
     let expected = json!({"name": "other", "version": 1, "dtype": "uint8", "shape": [3, 1], "bytes": 3});
     assert_eq!(handle, json!({ "$tensor": expected }));
-    // What a file brought is gone with the commands.
+    // Tensors of files are freed when the commands end.
     let start = Instant::now();
     while daemon.json(&["ls", "call/"])["tensors"] != json!([]) {
         assert!(start.elapsed() < Duration::from_secs(30));
@@ -108,20 +108,20 @@ fn arguments_are_json_text_tensors_and_files() {
         (&["sum", "--list", "--task"], "--list"),
         (&[], "NAME"),
     ] {
-        daemon.refuses(&[&["call"], words].concat(), 2, &[complaint]);
+        daemon.expect_error(&[&["call"], words].concat(), 2, &[complaint]);
     }
 }
 
 #[test]
-fn results_are_written_and_errors_say_what_to_do() {
+fn results_are_written_and_errors_give_advice() {
     let daemon = Daemon::start(&[]);
-    daemon.refuses(&["call", "f"], 2, &["no process offers functions"]);
+    daemon.expect_error(&["call", "f"], 2, &["no process offers functions"]);
     let provider = provider(&daemon);
     fs::write(daemon.path("x.bin"), [1, 2, 3]).unwrap();
     daemon.ok(&["put", "x", "x.bin", "--dtype", "uint8", "--shape", "3"]);
     assert_eq!(text(daemon.ok(&["call", "twice", "@x", "--output", "y.npy"])), "twice: uint8 [3], 3 B\n");
     let lost = daemon.run(&["call", "twice", "@x"]);
-    assert!(lost.status.success() && text(lost.stderr).contains("--output"), "how to keep the result");
+    assert!(lost.status.success() && text(lost.stderr).contains("--output"), "the notice says how to keep the result");
     daemon.ok(&["put", "y", "y.npy"]);
     assert_eq!(daemon.ok(&["get", "y", "-", "--format", "raw"]), [2, 4, 6]);
     assert_eq!(daemon.ok(&["call", "twice", "@x", "-o", "-"]), fs::read(daemon.path("y.npy")).unwrap());
@@ -130,8 +130,8 @@ fn results_are_written_and_errors_say_what_to_do() {
         daemon.ok(&["put", "z", "both.safetensors", "--tensor", inner]);
         assert_eq!(daemon.ok(&["get", "z", "-", "--format", "raw"]), bytes);
     }
-    daemon.refuses(&["call", "first", "1", "--output", "z.npy"], 2, &["no tensor"]);
-    daemon.refuses(&["call", "echo", "@x", "@y", "--output", "z.npy"], 2, &["safetensors"]);
+    daemon.expect_error(&["call", "first", "1", "--output", "z.npy"], 2, &["no tensor"]);
+    daemon.expect_error(&["call", "echo", "@x", "@y", "--output", "z.npy"], 2, &["safetensors"]);
     assert!(!daemon.path("z.npy").exists());
     let object = daemon.run(&["call", "thing"]);
     assert!(text(object.stdout).contains("$object") && text(object.stderr).contains("released"));
@@ -148,17 +148,17 @@ fn results_are_written_and_errors_say_what_to_do() {
         table.contains("Gives its arguments back.") && table.contains("task") && table.lines().count() == 8,
         "{table}"
     );
-    daemon.refuses(&["call", "ecko"], 2, &["ecko", "did you mean echo?"]);
-    daemon.refuses(&["call", "zzz"], 2, &["--list"]);
-    daemon.refuses(&["call", "fails"], 1, &["fails", "ValueError: no such luck", "line 3"]);
-    daemon.refuses(&["call", "first"], 2, &["value", "missing"]);
-    daemon.refuses(&["call", "forever", "--timeout", "0.05"], 1, &["did not finish within 0.05 s"]);
-    // One that was given up is no burden.
+    daemon.expect_error(&["call", "ecko"], 2, &["ecko", "did you mean echo?"]);
+    daemon.expect_error(&["call", "zzz"], 2, &["--list"]);
+    daemon.expect_error(&["call", "fails"], 1, &["fails", "ValueError: no such luck", "line 3"]);
+    daemon.expect_error(&["call", "first"], 2, &["value", "missing"]);
+    daemon.expect_error(&["call", "forever", "--timeout", "0.05"], 1, &["did not finish within 0.05 s"]);
+    // An abandoned call leaves nothing behind.
     assert_eq!(text(daemon.ok(&["call", "first", "1"])), "1\n");
 }
 
 #[test]
-fn tasks_are_submitted_listed_waited_for_and_cancelled() {
+fn tasks_can_be_submitted_listed_awaited_and_cancelled() {
     let daemon = Daemon::start(&[]);
     assert_eq!(daemon.json(&["tasks"]), json!({"tasks": [], "left_off": 0}));
     let provider = provider(&daemon);
@@ -175,21 +175,21 @@ fn tasks_are_submitted_listed_waited_for_and_cancelled() {
     let failing = daemon.json(&["call", "--task", "fails"]);
     assert_eq!(failing["function"], "fails");
     let failing = failing["task"].as_str().unwrap();
-    daemon.refuses(&["tasks", failing, "--wait"], 1, &["no such luck"]);
+    daemon.expect_error(&["tasks", failing, "--wait"], 1, &["no such luck"]);
     let waited = daemon.run(&["tasks", failing, "--wait"]);
     let both = text(waited.stdout) + &text(waited.stderr);
     assert_eq!(both.matches("no such luck").count(), 1, "a failure is printed once: {both}");
     let cancelled = daemon.run(&["tasks", &twice, "--cancel"]);
     assert!(text(cancelled.stderr).contains("already completed; nothing was cancelled"));
-    daemon.refuses(&["tasks", failing, "--result"], 1, &["ValueError"]);
+    daemon.expect_error(&["tasks", failing, "--result"], 1, &["ValueError"]);
     let forever = submit(&["forever"]);
     let state = |task: &str| daemon.json(&["tasks", task])["state"].as_str().unwrap().to_owned();
     let start = Instant::now();
     while state(&forever) != "running" {
         assert!(start.elapsed() < Duration::from_secs(30));
     }
-    daemon.refuses(&["tasks", &forever, "--wait", "--timeout", "0.05"], 1, &[&forever, "still running"]);
-    daemon.refuses(&["tasks", &forever, "--result"], 2, &["wait for its end"]);
+    daemon.expect_error(&["tasks", &forever, "--wait", "--timeout", "0.05"], 1, &[&forever, "still running"]);
+    daemon.expect_error(&["tasks", &forever, "--result"], 2, &["wait for its end"]);
 
     let listed = |arguments: &[&str]| {
         let listing = daemon.json(&[&["tasks"], arguments].concat());
@@ -208,12 +208,12 @@ fn tasks_are_submitted_listed_waited_for_and_cancelled() {
     assert!(table.contains("no such luck") && table.contains("and 1 more"), "{table}");
 
     assert_eq!(daemon.json(&["tasks", &forever, "--cancel"])["state"], "cancelled");
-    daemon.refuses(&["tasks", &forever, "--wait"], 1, &["cancelled"]);
+    daemon.expect_error(&["tasks", &forever, "--wait"], 1, &["cancelled"]);
     assert!(text(daemon.ok(&["tasks", &forever])).contains("cancelled"));
-    daemon.refuses(&["tasks", "7"], 2, &["TASK"]);
-    daemon.refuses(&["tasks", &format!("{:x}-99", provider.epoch())], 2, &["99"]);
-    daemon.refuses(&["tasks", "1-1"], 2, &["provider has ended"]);
-    daemon.refuses(&["tasks", "--state", "tired"], 2, &["pending"]);
+    daemon.expect_error(&["tasks", "7"], 2, &["TASK"]);
+    daemon.expect_error(&["tasks", &format!("{:x}-99", provider.epoch())], 2, &["99"]);
+    daemon.expect_error(&["tasks", "1-1"], 2, &["provider has ended"]);
+    daemon.expect_error(&["tasks", "--state", "tired"], 2, &["pending"]);
     drop(provider);
-    daemon.refuses(&["tasks", &twice], 2, &["provider has ended"]);
+    daemon.expect_error(&["tasks", &twice], 2, &["provider has ended"]);
 }

@@ -1,44 +1,44 @@
-//! The command as a user runs it: answers on good input, one clear error and exit code 2 on bad.
+//! Commands that run models: results for valid input, one error and exit code 2 for invalid input.
 
-use crate::support::{BERT, Place, copy, fixtures};
+use crate::support::{BERT, Workspace, copy, fixtures};
 use std::fs;
 
 #[test]
-fn three_users_share_an_encoder() {
-    let place = Place::with("bert");
-    let report = place.json(&["run", "pipeline.toml", "--text", "The harbour wakes.", "--compare", "--json"]);
+fn run_shares_one_encoder_between_three_users() {
+    let workspace = Workspace::with("bert");
+    let report = workspace.json(&["run", "pipeline.toml", "--text", "The harbour wakes.", "--compare", "--json"]);
     assert_eq!(report["max_abs_diff"], 0.0);
     let ran = |user: usize| report["users"][user]["stages"][0]["computed"].as_bool().unwrap();
     assert_eq!([ran(0), ran(1), ran(2)], [true, false, false]);
     assert_eq!(report["users"][2]["answer"]["type"], "embedding");
-    // What came before the stages is told too: every user's text, and the tokenizer where it was opened.
+    // The report contains the preparation: every user's text, and the opened tokenizer.
     let roles = |user: usize| {
         let prepared = report["users"][user]["prepared"].as_array().unwrap();
         prepared.iter().map(|part| part["role"].as_str().unwrap()).collect::<Vec<_>>()
     };
     assert_eq!([roles(0), roles(1)], [["tokenizer", "text"], ["tokenizer", "text"]]);
-    let words = place.run(&["run", "pipeline.toml", "--text", "The harbour wakes."]);
+    let words = workspace.run(&["run", "pipeline.toml", "--text", "The harbour wakes."]);
     assert!(String::from_utf8(words.stdout).unwrap().contains("shared"));
-    // Progress as plain lines, away from the answer: each stage loads once.
+    // Progress goes to standard error as plain lines; each stage loads once.
     let progress = String::from_utf8(words.stderr).unwrap();
     let told = |line: &str| progress.lines().filter(|other| *other == line).count();
     let (encoder, user) = (told("loading encoder of bert"), told("running embedding"));
     assert_eq!((encoder, user), (1, 1), "{progress}");
-    let explained = place.run(&["explain", "pipeline.toml"]);
+    let explained = workspace.run(&["explain", "pipeline.toml"]);
     assert!(String::from_utf8(explained.stderr).unwrap().contains("loading head.entities of bert"));
 }
 
 #[test]
 fn explain_names_both_spaces() {
-    let place = Place::with("bert");
-    copy(&place.path("bert"), &place.path("other"));
-    let weights = place.path("other/onnx/model.onnx_data");
+    let workspace = Workspace::with("bert");
+    copy(&workspace.path("bert"), &workspace.path("other"));
+    let weights = workspace.path("other/onnx/model.onnx_data");
     let mut bytes = fs::read(&weights).unwrap();
     bytes[0] ^= 1;
     fs::write(&weights, bytes).unwrap();
     let second = "[[user]]\nname = \"other\"\nmodel = \"other\"\ntask = \"sentence-embedding\"\n";
-    fs::write(place.path("pipeline.toml"), format!("{BERT}\n{second}")).unwrap();
-    let explanation = place.json(&["explain", "pipeline.toml", "--json"]);
+    fs::write(workspace.path("pipeline.toml"), format!("{BERT}\n{second}")).unwrap();
+    let explanation = workspace.json(&["explain", "pipeline.toml", "--json"]);
     let stages = explanation["stages"].as_array().unwrap();
     let encoder = |user: &str| stages.iter().find(|stage| stage["user"] == user && stage["role"] == "encoder").unwrap();
     assert_eq!(encoder("sentiment")["shared_with"], serde_json::json!(["entities", "embedding"]));
@@ -52,17 +52,17 @@ fn explain_names_both_spaces() {
 }
 
 #[test]
-fn images_and_sounds_run_too() {
+fn run_accepts_images_and_sounds() {
     for (family, task, input, file) in [
         ("clip", "image-classification", "--image", "media/photo.png"),
         ("vit", "image-classification", "--image", "media/photo.png"),
         ("whisper", "language-identification", "--audio", "media/speech.wav"),
     ] {
-        let place = Place::with(family);
+        let workspace = Workspace::with(family);
         let user = |name: &str| format!("[[user]]\nname = \"{name}\"\nmodel = \"{family}\"\ntask = \"{task}\"\n");
-        fs::write(place.path("pipeline.toml"), user("a") + &user("b")).unwrap();
+        fs::write(workspace.path("pipeline.toml"), user("a") + &user("b")).unwrap();
         let file = fixtures().join(file);
-        let report = place.json(&["run", "pipeline.toml", input, file.to_str().unwrap(), "--compare", "--json"]);
+        let report = workspace.json(&["run", "pipeline.toml", input, file.to_str().unwrap(), "--compare", "--json"]);
         assert_eq!(report["max_abs_diff"], 0.0, "{family}");
         assert!(
             report["users"][1]["stages"].as_array().unwrap().iter().all(|stage| stage["computed"] == false),
@@ -72,31 +72,31 @@ fn images_and_sounds_run_too() {
 }
 
 #[test]
-fn transcription_decodes_as_many_tokens_as_asked() {
-    let place = Place::with("whisper");
+fn transcription_obeys_token_limits() {
+    let workspace = Workspace::with("whisper");
     let user = "[[user]]\nname = \"t\"\nmodel = \"whisper\"\ntask = \"transcription\"\nmin_new_tokens = 6\nmax_new_tokens = 6\n";
-    fs::write(place.path("pipeline.toml"), user).unwrap();
+    fs::write(workspace.path("pipeline.toml"), user).unwrap();
     let audio = fixtures().join("media/speech.wav");
-    let report = place.json(&["run", "pipeline.toml", "--audio", audio.to_str().unwrap(), "--compare", "--json"]);
+    let report = workspace.json(&["run", "pipeline.toml", "--audio", audio.to_str().unwrap(), "--compare", "--json"]);
     assert_eq!((&report["users"][0]["answer"]["tokens"], &report["max_abs_diff"]), (&6.into(), &0.0.into()));
 }
 
 #[test]
-fn lists_and_completions() {
-    let place = Place::with("bert");
-    assert_eq!(place.json(&["models", "--json"])["families"].as_array().unwrap().len(), 12);
-    assert!(!place.run(&["completions", "bash"]).stdout.is_empty());
-    assert_eq!(place.run(&["no-such-command"]).status.code(), Some(2));
+fn models_and_completions_are_listed() {
+    let workspace = Workspace::with("bert");
+    assert_eq!(workspace.json(&["models", "--json"])["families"].as_array().unwrap().len(), 12);
+    assert!(!workspace.run(&["completions", "bash"]).stdout.is_empty());
+    assert_eq!(workspace.run(&["no-such-command"]).status.code(), Some(2));
 }
 
 #[test]
 fn bad_pipelines_are_refused() {
-    let place = Place::with("bert");
-    place.refuses(&["run", "none.toml", "--text", "x"], &["none.toml"]);
-    place.refuses(&["run", "pipeline.toml"], &["--text"]);
-    place.refuses(&["run", "pipeline.toml", "--text", "x", "--max-memory", "0"], &["--max-memory"]);
-    place.refuses(&["demo", "--scenario", "opera"], &["--scenario", "opera"]);
-    place.refuses(&["demo", "--hardware", "webgpu"], &["--hardware", "browser"]);
+    let workspace = Workspace::with("bert");
+    workspace.expect_error(&["run", "none.toml", "--text", "x"], &["none.toml"]);
+    workspace.expect_error(&["run", "pipeline.toml"], &["--text"]);
+    workspace.expect_error(&["run", "pipeline.toml", "--text", "x", "--max-memory", "0"], &["--max-memory"]);
+    workspace.expect_error(&["demo", "--scenario", "opera"], &["--scenario", "opera"]);
+    workspace.expect_error(&["demo", "--hardware", "webgpu"], &["--hardware", "browser"]);
     for (pipeline, names) in [
         ("[[user", &["pipeline.toml", "TOML"][..]),
         ("[[user]]\nname='a'\nmodel='bert'\ntask='transcription'\n", &["a.task", "BERT"]),
@@ -104,21 +104,21 @@ fn bad_pipelines_are_refused() {
         ("[[user]]\nname='a'\nmodel='bert'\ntask='text-classification'\nhead='../head'\n", &["head"]),
         ("[[user]]\nname='a'\nmodel='bert'\ntask='text-classification'\nhead='absent'\n", &["absent.onnx"]),
     ] {
-        fs::write(place.path("pipeline.toml"), pipeline).unwrap();
-        place.refuses(&["run", "pipeline.toml", "--text", "x"], names);
+        fs::write(workspace.path("pipeline.toml"), pipeline).unwrap();
+        workspace.expect_error(&["run", "pipeline.toml", "--text", "x"], names);
     }
 }
 
 #[test]
 fn bad_models_are_refused() {
     let change = |file: &str, content: Option<&[u8]>, names: &[&str]| {
-        let place = Place::with("bert");
-        let path = place.path("bert").join(file);
+        let workspace = Workspace::with("bert");
+        let path = workspace.path("bert").join(file);
         match content {
             Some(content) => fs::write(path, content).unwrap(),
             None => fs::remove_file(path).unwrap(),
         }
-        place.refuses(&["run", "pipeline.toml", "--text", "x"], names);
+        workspace.expect_error(&["run", "pipeline.toml", "--text", "x"], names);
     };
     change("config.json", Some(b"{}"), &["config.json", "model_type"]);
     change("config.json", Some(br#"{"model_type": "gpt_neox"}"#), &["config.json", "model_type", "gpt_neox"]);
@@ -129,45 +129,46 @@ fn bad_models_are_refused() {
     change("onnx/model.onnx", None, &["onnx/model.onnx"]);
     change("onnx/model.onnx_data", None, &["model.onnx"]);
     change("onnx/model.onnx_data", Some(b"short"), &["model.onnx"]);
-    let place = Place::with("bert");
-    let graph = place.path("bert/onnx/model.onnx");
+    let workspace = Workspace::with("bert");
+    let graph = workspace.path("bert/onnx/model.onnx");
     let half = fs::read(&graph).unwrap();
     fs::write(&graph, &half[..half.len() / 2]).unwrap();
-    place.refuses(&["run", "pipeline.toml", "--text", "x"], &["model.onnx"]);
+    workspace.expect_error(&["run", "pipeline.toml", "--text", "x"], &["model.onnx"]);
 }
 
 #[test]
 fn bad_inputs_are_refused() {
-    let place = Place::with("clip");
-    fs::write(place.path("pipeline.toml"), "[[user]]\nname='a'\nmodel='clip'\ntask='image-classification'\n").unwrap();
+    let workspace = Workspace::with("clip");
+    fs::write(workspace.path("pipeline.toml"), "[[user]]\nname='a'\nmodel='clip'\ntask='image-classification'\n")
+        .unwrap();
     let photo = fs::read(fixtures().join("media/photo.png")).unwrap();
     for (name, bytes) in [("empty.png", &b""[..]), ("half.png", &photo[..photo.len() / 2]), ("text.png", b"no image")] {
-        fs::write(place.path(name), bytes).unwrap();
-        place.refuses(&["run", "pipeline.toml", "--image", name], &[name]);
+        fs::write(workspace.path(name), bytes).unwrap();
+        workspace.expect_error(&["run", "pipeline.toml", "--image", name], &[name]);
     }
-    place.refuses(&["run", "pipeline.toml", "--image", "absent.png"], &["absent.png"]);
-    let place = Place::with("whisper");
-    fs::write(place.path("pipeline.toml"), "[[user]]\nname='a'\nmodel='whisper'\ntask='audio-classification'\n")
+    workspace.expect_error(&["run", "pipeline.toml", "--image", "absent.png"], &["absent.png"]);
+    let workspace = Workspace::with("whisper");
+    fs::write(workspace.path("pipeline.toml"), "[[user]]\nname='a'\nmodel='whisper'\ntask='audio-classification'\n")
         .unwrap();
     let clip = fs::read(fixtures().join("media/speech.wav")).unwrap();
     for (name, bytes) in [("empty.wav", &b""[..]), ("half.wav", &clip[..clip.len() / 2]), ("header.wav", &clip[..44])] {
-        fs::write(place.path(name), bytes).unwrap();
-        place.refuses(&["run", "pipeline.toml", "--audio", name], &[name]);
+        fs::write(workspace.path(name), bytes).unwrap();
+        workspace.expect_error(&["run", "pipeline.toml", "--audio", name], &[name]);
     }
 }
 
 #[test]
-fn external_data_outside_of_the_folder_is_refused() {
-    let place = Place::with("bert");
-    let graph = place.path("bert/onnx/model.onnx");
+fn external_data_outside_the_folder_is_refused() {
+    let workspace = Workspace::with("bert");
+    let graph = workspace.path("bert/onnx/model.onnx");
     let mut bytes = fs::read(&graph).unwrap();
     let (inside, outside) = (&b"model.onnx_data"[..], &b"../../../secret"[..]);
     let found: Vec<usize> = (0..bytes.len() - inside.len()).filter(|&at| bytes[at..].starts_with(inside)).collect();
     assert!(!found.is_empty());
     found.into_iter().for_each(|at| bytes[at..at + outside.len()].copy_from_slice(outside));
     fs::write(&graph, bytes).unwrap();
-    place.refuses(&["run", "pipeline.toml", "--text", "x"], &["model.onnx", "../../../secret"]);
-    place.refuses(&["explain", "pipeline.toml"], &["model.onnx", "../../../secret"]);
+    workspace.expect_error(&["run", "pipeline.toml", "--text", "x"], &["model.onnx", "../../../secret"]);
+    workspace.expect_error(&["explain", "pipeline.toml"], &["model.onnx", "../../../secret"]);
 }
 
 /// A WAV file of 32-bit floats, mono, 16 kHz.
@@ -185,24 +186,24 @@ fn float_wav(samples: &[f32]) -> Vec<u8> {
 }
 
 #[test]
-fn silence_runs_and_what_is_no_sound_is_refused() {
-    let place = Place::with("whisper");
+fn silence_is_accepted_and_invalid_sound_refused() {
+    let workspace = Workspace::with("whisper");
     let user = "[[user]]\nname = \"a\"\nmodel = \"whisper\"\ntask = \"audio-classification\"\n";
-    fs::write(place.path("pipeline.toml"), user).unwrap();
+    fs::write(workspace.path("pipeline.toml"), user).unwrap();
     let run = |name: &'static str| ["run", "pipeline.toml", "--audio", name];
-    fs::write(place.path("silence.wav"), float_wav(&[0.0; 1600])).unwrap();
-    assert_eq!(place.run(&run("silence.wav")).status.code(), Some(0));
-    fs::write(place.path("nan.wav"), float_wav(&[0.0, f32::NAN, 0.5])).unwrap();
-    place.refuses(&run("nan.wav"), &["nan.wav"]);
-    fs::write(place.path("none.wav"), float_wav(&[])).unwrap();
-    place.refuses(&run("none.wav"), &["none.wav"]);
-    // Features of 30 s alone take 0.9 MiB.
-    place.refuses(&[&run("silence.wav")[..], &["--max-memory", "1"]].concat(), &["budget of 1.00 MiB"]);
+    fs::write(workspace.path("silence.wav"), float_wav(&[0.0; 1600])).unwrap();
+    assert_eq!(workspace.run(&run("silence.wav")).status.code(), Some(0));
+    fs::write(workspace.path("nan.wav"), float_wav(&[0.0, f32::NAN, 0.5])).unwrap();
+    workspace.expect_error(&run("nan.wav"), &["nan.wav"]);
+    fs::write(workspace.path("none.wav"), float_wav(&[])).unwrap();
+    workspace.expect_error(&run("none.wav"), &["none.wav"]);
+    // The features of 30 s take 0.9 MiB.
+    workspace.expect_error(&[&run("silence.wav")[..], &["--max-memory", "1"]].concat(), &["budget of 1.00 MiB"]);
 }
 
 #[test]
-fn an_input_that_no_user_reads_is_refused() {
-    let place = Place::with("bert");
-    fs::copy(fixtures().join("tiny/images/tall.png"), place.path("a.png")).unwrap();
-    place.refuses(&["run", "pipeline.toml", "--text", "a b", "--image", "a.png"], &["--image", "no user"]);
+fn unread_input_is_refused() {
+    let workspace = Workspace::with("bert");
+    fs::copy(fixtures().join("tiny/images/tall.png"), workspace.path("a.png")).unwrap();
+    workspace.expect_error(&["run", "pipeline.toml", "--text", "a b", "--image", "a.png"], &["--image", "no user"]);
 }

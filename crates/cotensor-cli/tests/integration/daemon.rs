@@ -1,4 +1,4 @@
-//! The daemon's commands against a real `cotensor serve`, one for each test.
+//! The daemon's commands against a `cotensor serve` per test.
 
 use crate::support::Daemon;
 use cotensor::core::DType;
@@ -25,13 +25,13 @@ fn get(address: &str, path: &str) -> String {
 fn until(what: &str, done: impl Fn() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < Duration::from_secs(60), "waited too long until {what}");
+        assert!(start.elapsed() < Duration::from_secs(60), "timed out waiting until {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 #[test]
-fn every_dtype_makes_the_round_trip_through_every_format() {
+fn every_dtype_round_trips_through_every_format() {
     let daemon = Daemon::start(&[]);
     for &dtype in DType::ALL {
         let name = dtype.name();
@@ -42,7 +42,7 @@ fn every_dtype_makes_the_round_trip_through_every_format() {
         assert_eq!(put["tensors"], json!([expected]));
         for file in ["out.npy", "out.safetensors", "out.raw"] {
             if file == "out.npy" && dtype == DType::BF16 {
-                daemon.refuses(&["get", name, file], 2, &["out.npy", "bfloat16", "safetensors"]);
+                daemon.expect_error(&["get", name, file], 2, &["out.npy", "bfloat16", "safetensors"]);
                 assert!(!daemon.path(file).exists());
                 continue;
             }
@@ -62,7 +62,7 @@ fn every_dtype_makes_the_round_trip_through_every_format() {
 }
 
 #[test]
-fn a_big_file_goes_through_unchanged() {
+fn large_file_round_trips() {
     let daemon = Daemon::start(&[]);
     let bytes = numbers(96 << 20);
     fs::write(daemon.path("big.bin"), &bytes).unwrap();
@@ -72,13 +72,13 @@ fn a_big_file_goes_through_unchanged() {
     assert!(daemon.ok(&["get", "copy", "-", "--format", "raw"]) == bytes);
     let stat = daemon.json(&["stat"]);
     assert_eq!(stat["stats"]["memory_usage_bytes"], 2 * bytes.len());
-    // Read straight into the store's memory: one copy each.
+    // Files are read directly into the store's memory: one copy each.
     let copies = &stat["stats"]["copies"];
     assert_eq!(copies, &json!([{"reason": "file import", "count": 2, "bytes": 2 * bytes.len()}]));
 }
 
 #[test]
-fn names_may_be_odd_and_many_tensors_go_at_once() {
+fn odd_names_and_many_tensors_are_supported() {
     let daemon = Daemon::start(&[]);
     fs::write(daemon.path("x.bin"), [1, 2, 3]).unwrap();
     let names = ["a b", "ü/🦀", "new\nline", "\u{1b}[31mred", "'quoted\"", "--", "-x"];
@@ -101,20 +101,22 @@ fn names_may_be_odd_and_many_tensors_go_at_once() {
     for name in names {
         assert_eq!(daemon.ok(&["get", "--format", "raw", "--", &format!("copy/{name}"), "-"]), [1, 2, 3]);
     }
-    daemon.refuses(&["put", "one", "all.safetensors"], 2, &["all.safetensors", "--tensor", "7 tensors"]);
-    daemon.refuses(&["put", "one", "all.safetensors", "--tensor", "none"], 2, &["none"]);
+    daemon.expect_error(&["put", "one", "all.safetensors"], 2, &["all.safetensors", "--tensor", "7 tensors"]);
+    daemon.expect_error(&["put", "one", "all.safetensors", "--tensor", "none"], 2, &["none"]);
     daemon.ok(&["put", "one", "all.safetensors", "--tensor", "a b"]);
-    daemon.refuses(&["get", "--all", "nothing/", "x.safetensors"], 2, &["nothing/"]);
-    daemon.refuses(&["get", "--all", "all/", "x.npy"], 2, &["--all"]);
+    daemon.expect_error(&["get", "--all", "nothing/", "x.safetensors"], 2, &["nothing/"]);
+    daemon.expect_error(&["get", "--all", "all/", "x.npy"], 2, &["--all"]);
 }
 
 #[test]
 fn versions_holders_and_removal_are_shown() {
     let daemon = Daemon::start(&[]);
     for bytes in [[1, 2], [3, 4]] {
-        let output = daemon.feed(&["put", "x", "-", "--format", "raw", "--dtype", "u1x", "--shape", "2"], &bytes);
+        let output =
+            daemon.run_with_input(&["put", "x", "-", "--format", "raw", "--dtype", "u1x", "--shape", "2"], &bytes);
         assert_eq!(output.status.code(), Some(2), "not a dtype");
-        let output = daemon.feed(&["put", "x", "-", "--format", "raw", "--dtype", "uint8", "--shape", "2"], &bytes);
+        let output =
+            daemon.run_with_input(&["put", "x", "-", "--format", "raw", "--dtype", "uint8", "--shape", "2"], &bytes);
         assert!(output.status.success());
     }
     let stat = daemon.json(&["stat", "x"]);
@@ -132,13 +134,13 @@ fn versions_holders_and_removal_are_shown() {
     let top = daemon.json(&["top"]);
     assert_eq!(top["holders"], json!([{"name": holder.as_str(), "tensors": 1, "leases": 1, "bytes": 2}]));
     assert_eq!((&top["tensors"][0]["name"], &top["tensors"][0]["leases"]), (&json!("x"), &json!(1)));
-    assert!(String::from_utf8(daemon.ok(&["top"])).unwrap().contains(&holder), "tables where there is no terminal");
+    assert!(String::from_utf8(daemon.ok(&["top"])).unwrap().contains(&holder), "tables without a terminal");
 
     assert_eq!(daemon.json(&["rm", "x"]), json!({"removed": ["x"], "missing": []}));
-    daemon.refuses(&["rm", "x"], 2, &["x"]);
-    daemon.refuses(&["stat", "never"], 2, &["never"]);
-    daemon.refuses(&["get", "x", "-"], 2, &["x"]);
-    assert_eq!(lease.bytes().unwrap(), [3, 4], "whoever holds it keeps it");
+    daemon.expect_error(&["rm", "x"], 2, &["x"]);
+    daemon.expect_error(&["stat", "never"], 2, &["never"]);
+    daemon.expect_error(&["get", "x", "-"], 2, &["x"]);
+    assert_eq!(lease.bytes().unwrap(), [3, 4], "a removed tensor stays readable for its holder");
     let state = |printed: &serde_json::Value| printed["tensors"][0]["state"].clone();
     assert_eq!((state(&daemon.json(&["ls"])), state(&daemon.json(&["top"]))), (json!("removed"), json!("removed")));
     assert_eq!(daemon.json(&["stat", "x"])["tensors"][0]["versions"][0]["state"], "removed");
@@ -150,7 +152,7 @@ fn versions_holders_and_removal_are_shown() {
 }
 
 #[test]
-fn bad_files_and_arguments_are_refused_and_nothing_stays() {
+fn bad_files_and_arguments_are_refused_and_leave_nothing() {
     let daemon = Daemon::start(&["--max-memory", "8"]);
     for (file, bytes, words) in [
         ("empty.npy", &b""[..], &["empty.npy", "magic"][..]),
@@ -169,18 +171,22 @@ fn bad_files_and_arguments_are_refused_and_nothing_stays() {
         ),
     ] {
         fs::write(daemon.path(file), bytes).unwrap();
-        daemon.refuses(&["put", "x", file], 2, words);
+        daemon.expect_error(&["put", "x", file], 2, words);
     }
-    daemon.refuses(&["put", "x", "missing.npy"], 2, &["missing.npy"]);
-    daemon.refuses(&["put", "x", "short.npy", "--dtype", "int32", "--shape", "1"], 2, &["dtype"]);
+    daemon.expect_error(&["put", "x", "missing.npy"], 2, &["missing.npy"]);
+    daemon.expect_error(&["put", "x", "short.npy", "--dtype", "int32", "--shape", "1"], 2, &["dtype"]);
     fs::write(daemon.path("big.bin"), vec![0; 9 << 20]).unwrap();
-    daemon.refuses(&["put", "x", "big.bin", "--dtype", "uint8", "--shape", "9437184"], 2, &["9.00 MiB do not fit"]);
-    daemon.refuses(&["put", "x", "big.bin", "--dtype", "uint8", "--shape", "a,b"], 2, &["--shape"]);
-    daemon.refuses(&["put", "x", "big.bin", "--dtype", "uint8", "--shape", "9"], 2, &["big.bin", "follow"]);
+    daemon.expect_error(
+        &["put", "x", "big.bin", "--dtype", "uint8", "--shape", "9437184"],
+        2,
+        &["9.00 MiB do not fit"],
+    );
+    daemon.expect_error(&["put", "x", "big.bin", "--dtype", "uint8", "--shape", "a,b"], 2, &["--shape"]);
+    daemon.expect_error(&["put", "x", "big.bin", "--dtype", "uint8", "--shape", "9"], 2, &["big.bin", "follow"]);
     fs::write(daemon.path("one.bin"), [1]).unwrap();
-    daemon.refuses(&["put", "", "one.bin", "--dtype", "uint8", "--shape", ""], 2, &["name"]);
+    daemon.expect_error(&["put", "", "one.bin", "--dtype", "uint8", "--shape", ""], 2, &["name"]);
     assert_eq!(daemon.json(&["ls"])["tensors"], json!([]));
-    // What the commands had reserved goes with their connections.
+    // Reservations end with the commands' connections.
     let start = Instant::now();
     while daemon.json(&["stat"])["stats"]["memory_usage_bytes"] != 0 {
         assert!(start.elapsed() < Duration::from_secs(30));
@@ -188,21 +194,21 @@ fn bad_files_and_arguments_are_refused_and_nothing_stays() {
 }
 
 #[test]
-fn one_daemon_at_a_time_and_a_killed_one_is_taken_over() {
+fn second_daemon_is_refused_and_killed_daemon_is_taken_over() {
     let mut daemon = Daemon::start(&["--listen", "127.0.0.1:0"]);
     let (server, http) = (daemon.ready["server"].as_u64().unwrap(), daemon.ready["http"].as_str().unwrap().to_owned());
     fs::write(daemon.path("x.bin"), [1, 2, 3]).unwrap();
     let put = ["put", "x", "x.bin", "--dtype", "uint8", "--shape", "3"];
     daemon.ok(&put);
     let pid = daemon.ready["pid"].to_string();
-    daemon.refuses(&["serve"], 2, &["cotensor.sock", "another daemon", &pid]);
+    daemon.expect_error(&["serve"], 2, &["cotensor.sock", "another daemon", &pid]);
 
-    // The process that serves: the next one has everything, and listens where it did.
+    // After a kill of the server, the next one has all tensors and the same addresses.
     assert!(Command::new("kill").args(["-KILL", &server.to_string()]).status().unwrap().success());
     assert_eq!(daemon.ok(&["get", "x", "-", "--format", "raw"]), [1, 2, 3]);
     assert!(get(&http, "/health").starts_with("HTTP/1.1 200"));
 
-    // The process that was started: the daemon goes on, and whoever starts it again takes it over.
+    // After a kill of the supervisor, the server continues, and the next `cotensor serve` takes over.
     assert_eq!(daemon.signal("-KILL"), None);
     assert_eq!(daemon.ok(&["get", "x", "-", "--format", "raw"]), [1, 2, 3]);
     let successor = daemon.path("cotensor.sock.successor");
@@ -212,19 +218,19 @@ fn one_daemon_at_a_time_and_a_killed_one_is_taken_over() {
     assert_eq!(daemon.ok(&["get", "x", "-", "--format", "raw"]), [1, 2, 3]);
 
     for signal in ["-TERM", "-INT"] {
-        // A client that stays connected does not hold the daemon up.
+        // A connected client does not delay the end of the daemon.
         let store = cotensor_client::ClientStore::connect(Some(&daemon.socket()), "stays").unwrap();
         assert_eq!(daemon.signal(signal), Some(0), "{signal}");
         assert!(!daemon.socket().exists() && !successor.exists(), "{signal}");
-        daemon.refuses(&["ls"], 1, &["cotensor.sock", "cotensor serve"]);
+        daemon.expect_error(&["ls"], 1, &["cotensor.sock", "cotensor serve"]);
         drop(store);
         daemon.serve(&[]);
-        assert_eq!(daemon.ready["resumed"], 0, "a clean stop ends what there was");
+        assert_eq!(daemon.ready["resumed"], 0, "a clean stop leaves no tensors");
     }
 }
 
 #[test]
-fn what_does_not_fit_is_spilled_where_that_is_wanted() {
+fn tensors_over_budget_are_spilled_with_spill_option() {
     let mut daemon = Daemon::start(&["--max-memory", "4", "--spill", "spill"]);
     let bytes = |value: u8| vec![value; 1 << 20];
     for value in 0..5 {
@@ -254,16 +260,16 @@ fn what_does_not_fit_is_spilled_where_that_is_wanted() {
     }
     daemon.ok(&["rm", "t0", "t1", "t2", "t3", "t4"]);
     let folder = fs::read_dir(daemon.path("spill")).unwrap().next().unwrap().unwrap().path();
-    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "only whose it is");
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "only the daemon's own files");
     assert_eq!(daemon.signal("-TERM"), Some(0));
     assert!(!folder.exists());
-    daemon.refuses(&["serve", "--max-spill", "1"], 2, &["--spill"]);
+    daemon.expect_error(&["serve", "--max-spill", "1"], 2, &["--spill"]);
     fs::write(daemon.path("file"), "").unwrap();
-    daemon.refuses(&["serve", "--spill", "file"], 1, &["file"]);
+    daemon.expect_error(&["serve", "--spill", "file"], 1, &["file"]);
 }
 
 #[test]
-fn whoever_waits_for_a_daemon_that_stands_still_is_told() {
+fn stopped_daemon_is_reported_to_waiting_commands() {
     let daemon = Daemon::start(&[]);
     let server = daemon.ready["server"].to_string();
     let signal = |name: &str| assert!(Command::new("kill").args([name, &server]).status().unwrap().success());
@@ -277,7 +283,7 @@ fn whoever_waits_for_a_daemon_that_stands_still_is_told() {
 }
 
 #[test]
-fn a_takeover_by_a_daemon_with_too_little_memory_says_so() {
+fn takeover_over_budget_is_logged() {
     let mut daemon = Daemon::start(&[]);
     fs::write(daemon.path("x.bin"), vec![0; 3 << 20]).unwrap();
     daemon.ok(&["put", "x", "x.bin", "--dtype", "uint8", "--shape", "3145728"]);
@@ -292,7 +298,7 @@ fn a_takeover_by_a_daemon_with_too_little_memory_says_so() {
 }
 
 #[test]
-fn a_takeover_counts_every_tensor_once() {
+fn takeover_counts_every_tensor_once() {
     let mut daemon = Daemon::start(&["--max-memory", "4", "--spill", "spill"]);
     fs::write(daemon.path("x.bin"), vec![0; 1 << 20]).unwrap();
     let put = |name: &str| daemon.ok(&["put", name, "x.bin", "--dtype", "uint8", "--shape", "1048576"]);
@@ -317,16 +323,16 @@ fn a_takeover_counts_every_tensor_once() {
 }
 
 #[test]
-fn a_client_has_a_budget_of_its_own() {
+fn client_budget_is_enforced() {
     let daemon = Daemon::start(&["--max-client-memory", "1"]);
     fs::write(daemon.path("x.bin"), vec![0; 2 << 20]).unwrap();
     let put = ["put", "x", "x.bin", "--dtype", "uint8", "--shape", "2097152"];
-    daemon.refuses(&put, 2, &["cotensor put", "2.00 MiB more", "1.00 MiB of one client"]);
-    daemon.refuses(&["serve", "--max-client-memory", "0"], 2, &["--max-client-memory"]);
+    daemon.expect_error(&put, 2, &["cotensor put", "2.00 MiB more", "1.00 MiB of one client"]);
+    daemon.expect_error(&["serve", "--max-client-memory", "0"], 2, &["--max-client-memory"]);
 }
 
 #[test]
-fn a_clean_stop_waits_for_nobody() {
+fn clean_stop_does_not_wait_for_clients() {
     let mut daemon = Daemon::start(&["--listen", "127.0.0.1:0"]);
     let http = daemon.ready["http"].as_str().unwrap().to_owned();
     fs::write(daemon.path("x.bin"), vec![7; 64 << 20]).unwrap();
@@ -335,7 +341,7 @@ fn a_clean_stop_waits_for_nobody() {
     let leases = stores.each_ref().map(|store| {
         cotensor::TensorStore::get(&**store, "x", &cotensor::TensorStore::holder(&**store, "reader")).unwrap()
     });
-    // One that asks for much and reads nothing, one that has sent half a request, one that computes what another waits for.
+    // A client that reads no responses, one with an incomplete request, and one that computes a claim of another.
     let mut slow = TcpStream::connect(&http).unwrap();
     let token = daemon.authorization();
     write!(slow, "GET /tensors/x HTTP/1.1\r\nHost: {http}\r\n{token}\r\n").unwrap();
@@ -354,17 +360,17 @@ fn a_clean_stop_waits_for_nobody() {
         drop(ticket);
         waiting.join().unwrap();
     });
-    assert!(leases.iter().all(|lease| lease.bytes().unwrap()[..10] == [7; 10]), "what is mapped stays readable");
+    assert!(leases.iter().all(|lease| lease.bytes().unwrap()[..10] == [7; 10]), "mapped tensors stay readable");
 }
 
 #[test]
-fn a_token_file_is_its_owners_alone() {
+fn token_file_must_be_private() {
     let mut daemon = Daemon::start(&[]);
     assert_eq!(daemon.signal("-TERM"), Some(0));
     let given = daemon.path("given");
     fs::write(&given, "a-secret-of-one's-own\n").unwrap();
     fs::set_permissions(&given, std::os::unix::fs::PermissionsExt::from_mode(0o640)).unwrap();
-    daemon.refuses(&["serve", "--listen", "--token-file", "given"], 2, &["given", "600"]);
+    daemon.expect_error(&["serve", "--listen", "--token-file", "given"], 2, &["given", "600"]);
     fs::set_permissions(&given, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     daemon.serve(&["--listen", "127.0.0.1:0", "--token-file", "given"]);
     let http = daemon.ready["http"].as_str().unwrap();
@@ -373,7 +379,7 @@ fn a_token_file_is_its_owners_alone() {
 }
 
 #[test]
-fn the_doctor_finds_the_daemon_and_says_what_is_broken() {
+fn doctor_finds_the_daemon_and_reports_failures() {
     let mut daemon = Daemon::start(&[]);
     let severity = |diagnosis: &serde_json::Value, name: &str| {
         let findings = diagnosis["findings"].as_array().unwrap();
@@ -385,13 +391,13 @@ fn the_doctor_finds_the_daemon_and_says_what_is_broken() {
     assert_eq!(daemon.signal("-TERM"), Some(0));
     assert_eq!(severity(&daemon.json(&["doctor"]), "daemon"), "note");
     fs::write(daemon.socket(), "in the way").unwrap();
-    daemon.refuses(&["doctor"], 1, &["a check failed"]);
+    daemon.expect_error(&["doctor"], 1, &["a check failed"]);
 }
 
 #[test]
-fn a_scan_finds_what_two_processes_hold() {
+fn scan_finds_duplicates_of_two_processes() {
     let daemon = Daemon::start(&[]);
-    // Two commands that have read all of a tensor but its last byte: each holds it in memory of its own.
+    // Two commands have read all but the last byte of a tensor: each holds a separate copy.
     let bytes: Vec<u8> = (0..4u32 << 20).flat_map(|index| index.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
     let len = (bytes.len() + 1).to_string();
     let mut waiting: Vec<_> = ["a", "b"]
@@ -407,7 +413,7 @@ fn a_scan_finds_what_two_processes_hold() {
     let arguments = ["scan", "--pid", &pids[0], "--pid", &pids[1]];
     let found = daemon.json(&arguments);
     let total = bytes.len() as u64;
-    // What is still in the pipe is not in memory yet.
+    // Bytes in the pipe are not counted yet.
     let between = found["total"]["between_processes_bytes"].as_u64().unwrap();
     assert!((total - (1 << 20)..total + (8 << 20)).contains(&between), "{found}");
     assert_eq!(found["pairs"][0]["pids"].as_array().unwrap().len(), 2);
@@ -418,18 +424,18 @@ fn a_scan_finds_what_two_processes_hold() {
         child.stdin.take().unwrap().write_all(&[0]).unwrap();
         assert!(child.wait().unwrap().success());
     }
-    daemon.refuses(&["scan", "--pid", "4294967295"], 2, &["--pid"]);
+    daemon.expect_error(&["scan", "--pid", "4294967295"], 2, &["--pid"]);
 }
 
 #[test]
-fn http_is_answered_where_it_was_asked_for() {
+fn http_is_served_with_listen_option() {
     let mut daemon = Daemon::start(&["--listen", "127.0.0.1:0"]);
     let address = daemon.ready["http"].as_str().unwrap().to_owned();
     let health = get(&address, "/health");
     assert!(health.starts_with("HTTP/1.1 200") && health.contains(daemon.socket().to_str().unwrap()), "{health}");
     assert_eq!(daemon.signal("-TERM"), Some(0));
     assert!(TcpStream::connect(&address).is_err());
-    daemon.refuses(&["serve", "--listen", "nowhere"], 2, &["--listen", "nowhere"]);
-    daemon.refuses(&["serve", "--listen", "8.8.8.8:1"], 1, &["8.8.8.8:1"]);
+    daemon.expect_error(&["serve", "--listen", "nowhere"], 2, &["--listen", "nowhere"]);
+    daemon.expect_error(&["serve", "--listen", "8.8.8.8:1"], 1, &["8.8.8.8:1"]);
     assert!(!daemon.socket().exists());
 }

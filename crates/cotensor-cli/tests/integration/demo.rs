@@ -1,13 +1,13 @@
 //! The demo on tiny models: every documented figure is present, and the figures are consistent.
 
-use crate::support::{Place, copy, fixtures};
+use crate::support::{Workspace, copy, fixtures};
 use serde_json::{Value, json};
 use std::fs;
 
 /// A folder of models with the tiny model of `family` under the demo's model name.
-fn place(family: &str, model: &str, heads: &[&str]) -> Place {
-    let place = Place::with(family);
-    let folder = place.path("models").join(model);
+fn workspace(family: &str, model: &str, heads: &[&str]) -> Workspace {
+    let workspace = Workspace::with(family);
+    let folder = workspace.path("models").join(model);
     copy(&fixtures().join("tiny").join(family), &folder);
     for head in heads {
         let own = folder.join("onnx/head.onnx");
@@ -16,14 +16,14 @@ fn place(family: &str, model: &str, heads: &[&str]) -> Place {
             fs::copy(own, target).unwrap();
         }
     }
-    place
+    workspace
 }
 
-fn demo(place: &Place, scenario: &str, repeats: usize) -> Value {
+fn demo(workspace: &Workspace, scenario: &str, repeats: usize) -> Value {
     let repeats = repeats.to_string();
     let arguments =
         ["--models", "models", "--repeats", &repeats, "--json", "--threads", "2", "--report", "report.html"];
-    let report = place.json(&[&["demo", "--scenario", scenario], &arguments[..]].concat());
+    let report = workspace.json(&[&["demo", "--scenario", scenario], &arguments[..]].concat());
     let scenarios = report["scenarios"].as_array().unwrap();
     assert_eq!(scenarios.len(), 1);
     scenarios[0].clone()
@@ -98,18 +98,18 @@ fn reused(scenario: &Value, user: usize) -> Vec<&str> {
 
 #[test]
 fn three_users_share_one_text() {
-    let place = place("bert", "bert-base", &["head.sentiment", "head.entities"]);
-    let scenario = demo(&place, "bert", 2);
+    let workspace = workspace("bert", "bert-base", &["head.sentiment", "head.entities"]);
+    let scenario = demo(&workspace, "bert", 2);
     check(&scenario, "bert", "bert-base", 2);
     assert_eq!(
         [reused(&scenario, 0), reused(&scenario, 1), reused(&scenario, 2)],
         [vec![], vec!["encoder"], vec!["encoder"]]
     );
     // The encoder's weights are loaded three times and needed once.
-    let graph = fs::metadata(place.path("models/bert-base/onnx/model.onnx_data")).unwrap().len() as f64;
+    let graph = fs::metadata(workspace.path("models/bert-base/onnx/model.onnx_data")).unwrap().len() as f64;
     let avoidable = number(&scenario["avoidable_weight_bytes"]);
     assert!(avoidable > 1.8 * graph && avoidable < 2.2 * graph, "{avoidable} of {graph}");
-    let page = fs::read_to_string(place.path("report.html")).unwrap();
+    let page = fs::read_to_string(workspace.path("report.html")).unwrap();
     for words in [
         "from weights",
         "from computation",
@@ -122,20 +122,20 @@ fn three_users_share_one_text() {
         assert!(page.contains(words), "the page lacks {words:?}");
     }
     // Cold caches are removed.
-    let left = fs::read_dir(place.path("cache")).unwrap().flatten().map(|entry| entry.file_name());
+    let left = fs::read_dir(workspace.path("cache")).unwrap().flatten().map(|entry| entry.file_name());
     assert!(left.into_iter().all(|name| !name.to_string_lossy().starts_with(".cold-")));
 }
 
 #[test]
 fn three_users_share_one_image() {
-    let scenario = demo(&place("clip", "clip-vit-b16", &["head.classifier"]), "clip", 1);
+    let scenario = demo(&workspace("clip", "clip-vit-b16", &["head.classifier"]), "clip", 1);
     check(&scenario, "clip", "clip-vit-b16", 1);
     assert_eq!([reused(&scenario, 1), reused(&scenario, 2)], [["vision_tower"], ["vision_tower"]]);
 }
 
 #[test]
 fn three_users_share_one_sound() {
-    let scenario = demo(&place("whisper", "whisper-base", &["head.audio"]), "whisper", 1);
+    let scenario = demo(&workspace("whisper", "whisper-base", &["head.audio"]), "whisper", 1);
     check(&scenario, "whisper", "whisper-base", 1);
     assert_eq!([reused(&scenario, 1), reused(&scenario, 2)], [vec!["encoder", "decoder"], vec!["encoder"]]);
     assert_eq!(scenario["answers"][0]["answer"]["tokens"], 32);
@@ -143,8 +143,9 @@ fn three_users_share_one_sound() {
 
 #[test]
 fn text_names_origins_and_progress_goes_to_stderr() {
-    let place = place("bert", "bert-base", &["head.sentiment"]);
-    let output = place.run(&["demo", "--scenario", "bert", "--models", "models", "--repeats", "1", "--threads", "1"]);
+    let workspace = workspace("bert", "bert-base", &["head.sentiment"]);
+    let output =
+        workspace.run(&["demo", "--scenario", "bert", "--models", "models", "--repeats", "1", "--threads", "1"]);
     let (words, progress) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert!(output.status.success(), "{progress}");
     for line in
@@ -159,7 +160,7 @@ fn text_names_origins_and_progress_goes_to_stderr() {
 
 #[test]
 fn failing_worker_reports_its_error() {
-    let place = place("bert", "bert-base", &[]);
+    let workspace = workspace("bert", "bert-base", &[]);
     let arguments = ["demo", "--scenario", "bert", "--models", "models", "--repeats", "1", "--json"];
-    place.refuses(&arguments, &["head.sentiment.onnx"]);
+    workspace.expect_error(&arguments, &["head.sentiment.onnx"]);
 }

@@ -1,6 +1,6 @@
-//! The command inside another program, as under an interpreter: its processes are started by that program's own command.
+//! The command embedded in another program, such as an interpreter: further processes are started by that program.
 
-use crate::support::{Place, copy, fixtures};
+use crate::support::{Workspace, copy, fixtures};
 use cotensor_cli::{Launch, run_with};
 use cotensor_client::{ClientStore, protocol};
 use std::ffi::OsString;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// An interpreter and its script, which is the command and writes down its process and what that was given.
+/// A script that runs the command and logs its process id and arguments.
 fn interpreter(folder: &Path) -> (Launch, PathBuf) {
     let (script, log) = (folder.join("cotensor.sh"), folder.join("log"));
     let text = format!("echo \"$$ $*\" >> '{}'\nexec '{}' \"$@\"\n", log.display(), env!("CARGO_BIN_EXE_cotensor"));
@@ -21,7 +21,7 @@ fn words(words: &[&str]) -> Vec<OsString> {
     [&["cotensor"], words].concat().into_iter().map(OsString::from).collect()
 }
 
-/// The processes that were started so far, and what they were given.
+/// Process ids and arguments of the started processes.
 fn started(log: &Path) -> Vec<(String, String)> {
     let text = fs::read_to_string(log).unwrap_or_default();
     text.lines().filter_map(|line| line.split_once(' ')).map(|(pid, words)| (pid.into(), words.into())).collect()
@@ -34,13 +34,13 @@ fn kill(arguments: &[&str]) {
 fn until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < Duration::from_secs(60), "waited too long until {what}");
+        assert!(start.elapsed() < Duration::from_secs(60), "timed out waiting until {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 #[test]
-fn a_server_is_started_and_started_again_by_the_given_command() {
+fn servers_are_started_by_the_given_command() {
     let folder = tempfile::tempdir().unwrap();
     let (launch, log) = interpreter(folder.path());
     let socket = folder.path().join("cotensor.sock");
@@ -63,16 +63,16 @@ fn a_server_is_started_and_started_again_by_the_given_command() {
     until("another is started", || started(&log).len() == 2);
     assert_eq!(started(&log)[1].1, given);
     assert!(ping(&connected("two")));
-    // This process is the daemon's foreground.
+    // This process is the daemon's supervisor.
     kill(&[&std::process::id().to_string()]);
     assert_eq!(serving.join().unwrap(), 0);
 }
 
 #[test]
-fn workers_of_the_demo_are_started_by_the_given_command() {
-    let place = Place::with("bert");
-    let (launch, log) = interpreter(&place.path(""));
-    let models = place.path("models");
+fn demo_workers_are_started_by_the_given_command() {
+    let workspace = Workspace::with("bert");
+    let (launch, log) = interpreter(&workspace.path(""));
+    let models = workspace.path("models");
     copy(&fixtures().join("tiny/bert"), &models.join("bert-base"));
     for head in ["head.entities", "head.sentiment"] {
         let target = models.join(format!("bert-base/onnx/{head}.onnx"));
@@ -80,7 +80,7 @@ fn workers_of_the_demo_are_started_by_the_given_command() {
             fs::copy(models.join("bert-base/onnx/head.onnx"), target).unwrap();
         }
     }
-    let (models, cache) = (models.to_str().unwrap().to_owned(), place.path("cache").to_str().unwrap().to_owned());
+    let (models, cache) = (models.to_str().unwrap().to_owned(), workspace.path("cache").to_str().unwrap().to_owned());
     let demo =
         ["demo", "--scenario", "bert", "--repeats", "1", "--threads", "2", "--models", &models, "--cache", &cache];
     assert_eq!(run_with(words(&demo), launch), 0);
@@ -89,7 +89,7 @@ fn workers_of_the_demo_are_started_by_the_given_command() {
 }
 
 #[test]
-fn what_is_wrong_is_a_number_and_ends_no_process() {
+fn errors_are_returned_as_exit_codes() {
     assert_eq!(run_with(words(&["--version"]), Launch::ThisProgram), 0);
     assert_eq!(run_with(words(&["no-such-command"]), Launch::ThisProgram), 2);
     assert_eq!(run_with(words(&["serve", "--listen", "nowhere"]), Launch::ThisProgram), 2);

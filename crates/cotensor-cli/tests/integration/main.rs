@@ -1,4 +1,4 @@
-//! Runs the `cotensor` command as a user does: as processes of their own, against real daemons.
+//! Runs the `cotensor` command in separate processes, with real daemons.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod cache;

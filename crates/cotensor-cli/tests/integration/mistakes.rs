@@ -1,4 +1,4 @@
-//! What a new user gets wrong: every error names what is wrong, and its exit code says whether the user can mend it.
+//! Mistakes of new users: errors name the cause, and exit codes tell whether the user can correct it.
 
 use crate::support::Daemon;
 use serde_json::json;
@@ -13,7 +13,7 @@ fn with(names: &[&str]) -> Daemon {
 }
 
 #[test]
-fn of_several_names_those_that_are_there_are_dealt_with() {
+fn existing_names_are_processed_despite_missing_ones() {
     let daemon = with(&["a", "b", "c"]);
     for command in ["stat", "who"] {
         let found = daemon.json(&[command, "a", "b"]);
@@ -29,12 +29,12 @@ fn of_several_names_those_that_are_there_are_dealt_with() {
     assert_eq!(output.status.code(), Some(2));
     let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(said, json!({"removed": ["a", "b"], "missing": ["none"]}));
-    daemon.refuses(&["rm", ""], 2, &["no tensor is named \"\""]);
+    daemon.expect_error(&["rm", ""], 2, &["no tensor is named \"\""]);
     assert_eq!(daemon.json(&["ls"])["tensors"].as_array().unwrap().len(), 1);
 }
 
 #[test]
-fn a_file_of_tensors_that_is_wrong_is_named_with_its_tensor() {
+fn errors_of_tensor_files_name_file_and_tensor() {
     let daemon = with(&[]);
     let file = |header: &str, bytes: usize| {
         let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![0; bytes]].concat();
@@ -52,25 +52,25 @@ fn a_file_of_tensors_that_is_wrong_is_named_with_its_tensor() {
     ] {
         file(header, bytes);
         let words = [&["f.safetensors"], words].concat();
-        daemon.refuses(&["put", "x", "f.safetensors"], 2, &words);
-        daemon.refuses(&["put", "--all", "x/", "f.safetensors"], 2, &words);
+        daemon.expect_error(&["put", "x", "f.safetensors"], 2, &words);
+        daemon.expect_error(&["put", "--all", "x/", "f.safetensors"], 2, &words);
     }
     fs::create_dir(daemon.path("folder.npy")).unwrap();
     let output = daemon.run(&["put", "x", "folder.npy"]);
     assert_eq!(output.status.code(), Some(2));
     let complaint = String::from_utf8(output.stderr).unwrap();
     assert!(complaint.starts_with("error: folder.npy: cannot read: Is a directory"), "{complaint}");
-    daemon.refuses(&["get", "x", "folder.npy"], 2, &["x"]);
+    daemon.expect_error(&["get", "x", "folder.npy"], 2, &["x"]);
 }
 
 #[test]
-fn help_says_what_the_program_is() {
+fn help_describes_the_program() {
     let daemon = with(&[]);
     assert!(String::from_utf8(daemon.ok(&["--help"])).unwrap().starts_with("One copy of every tensor per machine"));
 }
 
 #[test]
-fn a_reader_that_has_seen_enough_ends_commands_quietly() {
+fn closed_pipe_ends_commands_without_error() {
     let daemon = with(&["a", "b"]);
     for words in [
         &["ls"][..],
@@ -82,7 +82,7 @@ fn a_reader_that_has_seen_enough_ends_commands_quietly() {
         &["--help"],
     ] {
         let mut child = daemon.command(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // Gone before anything is written.
+        // Closed before the first write.
         drop(child.stdout.take());
         let output = child.wait_with_output().unwrap();
         let complaint = String::from_utf8(output.stderr).unwrap();
@@ -91,7 +91,7 @@ fn a_reader_that_has_seen_enough_ends_commands_quietly() {
 }
 
 #[test]
-fn completions_know_every_command_and_option() {
+fn completions_contain_every_command_and_option() {
     let daemon = with(&[]);
     let help = String::from_utf8(daemon.ok(&["--help"])).unwrap();
     let commands: Vec<&str> = help
@@ -114,7 +114,7 @@ fn completions_know_every_command_and_option() {
 }
 
 #[test]
-fn the_reader_of_the_protocols_document_reads() {
+fn protocol_document_example_works() {
     let daemon = with(&[]);
     fs::write(daemon.path("two.bin"), [1f32, 2.0].map(f32::to_le_bytes).concat()).unwrap();
     daemon.ok(&["put", "query", "two.bin", "--dtype", "float32", "--shape", "2"]);
@@ -126,7 +126,7 @@ fn the_reader_of_the_protocols_document_reads() {
 }
 
 #[test]
-fn a_daemon_that_does_not_answer_is_no_bad_input() {
+fn missing_daemon_is_not_bad_input() {
     let folder = tempfile::tempdir().unwrap();
     for command in [&["ls"][..], &["get", "x", "x.npy"], &["call", "f"], &["tasks"], &["stat", "x"]] {
         let mut program = Command::new(env!("CARGO_BIN_EXE_cotensor"));
@@ -138,7 +138,7 @@ fn a_daemon_that_does_not_answer_is_no_bad_input() {
 }
 
 #[test]
-fn a_variable_that_is_set_to_nothing_counts_as_not_set() {
+fn empty_variables_count_as_unset() {
     let daemon = with(&["a"]);
     for name in ["COTENSOR_THREADS", "COTENSOR_MAX_MEMORY", "COTENSOR_CACHE"] {
         let output = daemon.command(&["demo", "--scenario", "none"]).env(name, "").output().unwrap();
@@ -150,24 +150,28 @@ fn a_variable_that_is_set_to_nothing_counts_as_not_set() {
 }
 
 #[test]
-fn a_usage_error_does_not_list_options_that_variables_stand_for() {
+fn usage_errors_do_not_list_options_set_by_variables() {
     let daemon = with(&[]);
     let output = daemon.run(&["put", "only-a-name"]);
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2));
     assert!(complaint.contains("<FILE>") && !complaint.contains("--socket"), "{complaint}");
-    // An error of the variable itself is shown.
+    // An error in the variable's value is shown.
     let output = daemon.command(&["demo"]).env("COTENSOR_THREADS", "many").output().unwrap();
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(complaint.contains("many") && complaint.contains("--threads"), "{complaint}");
 }
 
 #[test]
-fn options_that_would_change_nothing_are_refused() {
+fn options_without_effect_are_refused() {
     let daemon = with(&[]);
     fs::write(daemon.path("p.toml"), "").unwrap();
-    daemon.refuses(&["run", "p.toml", "--socket", "s"], 2, &["--daemon"]);
+    daemon.expect_error(&["run", "p.toml", "--socket", "s"], 2, &["--daemon"]);
     for (option, value) in [("--cache", "c"), ("--max-memory", "5")] {
-        daemon.refuses(&["run", "p.toml", "--daemon", option, value], 2, &[option, "cannot be used with --daemon"]);
+        daemon.expect_error(
+            &["run", "p.toml", "--daemon", option, value],
+            2,
+            &[option, "cannot be used with --daemon"],
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Models behind the daemon, with a process for each user: what one has computed, the next has not to.
+//! Models with the daemon's store: processes share weights and results.
 
 use crate::support::{Daemon, copy, fixtures};
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ fn daemon_with_bert() -> Daemon {
     daemon
 }
 
-/// `serve-models`, until it is dropped.
+/// A `serve-models` process, ended on drop.
 struct Serving(Child);
 
 impl Serving {
@@ -26,7 +26,7 @@ impl Serving {
         let mut answer = String::new();
         let mut lines = BufReader::new(child.stdout.take().unwrap());
         while !answer.ends_with("}\n") {
-            assert!(lines.read_line(&mut answer).unwrap() > 0, "it ended: {answer}");
+            assert!(lines.read_line(&mut answer).unwrap() > 0, "the process ended: {answer}");
         }
         let started: Value = serde_json::from_str(&answer).unwrap();
         assert_eq!(started, json!({"pid": child.id(), "functions": ["model.open", "model.run", "model.stage"]}));
@@ -53,7 +53,7 @@ fn computed(report: &Value) -> Vec<bool> {
 }
 
 #[test]
-fn what_one_process_loads_and_computes_the_next_finds_in_the_daemon() {
+fn processes_share_weights_and_results() {
     let daemon = daemon_with_bert();
     let run = || daemon.json(&["run", "pipeline.toml", "--text", TEXT, "--daemon", "--threads", "1"]);
     let memory = || daemon.json(&["stat"])["stats"]["memory_usage_bytes"].as_u64().unwrap();
@@ -73,16 +73,16 @@ fn what_one_process_loads_and_computes_the_next_finds_in_the_daemon() {
     assert!(computed(&second).iter().all(|&computed| !computed), "{second}");
     assert_eq!(first["users"][0]["answer"], second["users"][0]["answer"]);
     assert_eq!((memory(), imported()), (used, read), "weights are one copy, and read once");
-    // Another input is another computation, with the same weights.
+    // Another input is a new computation with the same weights.
     let other =
         daemon.json(&["run", "pipeline.toml", "--text", "Something else.", "--daemon", "--threads", "1", "--compare"]);
     assert!(computed(&other)[0]);
     assert_eq!((imported(), &other["max_abs_diff"]), (read, &json!(0.0)));
-    // Without --daemon it does without.
+    // Without --daemon, nothing is shared.
     let alone =
         daemon.command(&["run", "pipeline.toml", "--text", TEXT, "--json", "--cache", "cache"]).output().unwrap();
     assert!(computed(&serde_json::from_slice(&alone.stdout).unwrap())[0]);
-    daemon.refuses(
+    daemon.expect_error(
         &["run", "pipeline.toml", "--daemon", "--socket", "nowhere.sock"],
         1,
         &["nowhere.sock", "cotensor serve"],
@@ -90,7 +90,7 @@ fn what_one_process_loads_and_computes_the_next_finds_in_the_daemon() {
 }
 
 #[test]
-fn processes_that_start_together_compute_once() {
+fn concurrent_processes_compute_once() {
     let daemon = daemon_with_bert();
     let arguments = ["run", "pipeline.toml", "--text", TEXT, "--daemon", "--threads", "1", "--json"];
     let running: Vec<_> = (0..4)
@@ -105,15 +105,15 @@ fn processes_that_start_together_compute_once() {
         })
         .collect();
     let ran = reports.iter().flat_map(computed).filter(|&computed| computed).count();
-    assert_eq!(ran, computed(&reports[0]).len(), "each stage by one of them");
+    assert_eq!(ran, computed(&reports[0]).len(), "each stage is computed by one process");
     assert!(reports.iter().all(|report| report["users"][0]["answer"] == reports[0]["users"][0]["answer"]));
 }
 
 #[test]
-fn a_model_that_one_process_serves_others_run() {
+fn served_model_is_run_by_other_processes() {
     let daemon = daemon_with_bert();
-    daemon.refuses(&["call", "model.run"], 2, &["not found"]);
-    // A call that waits is there before the function is.
+    daemon.expect_error(&["call", "model.run"], 2, &["not found"]);
+    // The call starts before the function is offered.
     let waits = ["call", "--wait", "60", "model.stage", "model=bert", "role=encoder"];
     let waiting = daemon.command(&waits).stderr(Stdio::piped()).spawn().unwrap();
     let serving = Serving::start(&daemon);
@@ -131,21 +131,21 @@ fn a_model_that_one_process_serves_others_run() {
         fs::read(daemon.path("first.safetensors")).unwrap(),
         fs::read(daemon.path("second.safetensors")).unwrap()
     );
-    // A file that takes one tensor: the model has run, and its result is not lost.
-    daemon.refuses(&[&call[..], &["--output", "third.npy"]].concat(), 2, &["third.npy", "third.safetensors"]);
+    // A format with one tensor: the model has run, and its result is written to another file.
+    daemon.expect_error(&[&call[..], &["--output", "third.npy"]].concat(), 2, &["third.npy", "third.safetensors"]);
     assert!(!daemon.path("third.npy").exists());
     assert_eq!(
         fs::read(daemon.path("first.safetensors")).unwrap(),
         fs::read(daemon.path("third.safetensors")).unwrap()
     );
-    // And a process that maps the weights and runs the model itself finds the same result.
+    // A process that runs the model itself reuses the result.
     let run = daemon.json(&["run", "pipeline.toml", "--text", TEXT, "--daemon", "--threads", "1"]);
     assert!(computed(&run).iter().all(|&computed| !computed), "{run}");
-    daemon.refuses(&["call", "model.run", "model=bert", "task=sentence-embedding"], 2, &["absolute"]);
-    // The provider's own code is nothing to its callers.
+    daemon.expect_error(&["call", "model.run", "model=bert", "task=sentence-embedding"], 2, &["absolute"]);
+    // Callers see no internals of the provider.
     let refused = daemon.run(&["call", "model.run", "model=bert", "task=sentence-embedding"]);
     assert_eq!(String::from_utf8_lossy(&refused.stderr).lines().count(), 1, "{refused:?}");
-    daemon.refuses(&["serve-models"], 2, &["model.", "provided by models["]);
+    daemon.expect_error(&["serve-models"], 2, &["model.", "provided by models["]);
     serving.end();
-    daemon.refuses(&["call", "model.run"], 2, &["not found"]);
+    daemon.expect_error(&["call", "model.run"], 2, &["not found"]);
 }

@@ -1,4 +1,4 @@
-//! How `cotensor serve` is set up: names over HTTP, tokens, logs.
+//! Options of `cotensor serve`: host names, tokens, logs.
 
 use crate::support::Daemon;
 use serde_json::json;
@@ -8,7 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The answer to a request for `/metrics` under the name `host`, with more lines of a head.
+/// The response to a request for `/metrics` with the Host header `host` and further header lines.
 fn ask(daemon: &Daemon, host: &str, head: &str) -> String {
     let mut stream = TcpStream::connect(daemon.ready["http"].as_str().unwrap()).unwrap();
     write!(stream, "GET /metrics HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{head}\r\n").unwrap();
@@ -18,7 +18,7 @@ fn ask(daemon: &Daemon, host: &str, head: &str) -> String {
 }
 
 #[test]
-fn host_names_that_are_allowed_are_answered() {
+fn allowed_host_names_are_served() {
     let mut daemon = Daemon::start(&["--listen", "127.0.0.1:0"]);
     let answer = ask(&daemon, "tensors.example", &daemon.authorization());
     assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("--allow-host"), "{answer}");
@@ -36,7 +36,7 @@ fn host_names_that_are_allowed_are_answered() {
         assert!(answer.starts_with(&format!("HTTP/1.1 {code}")), "{host}: {answer}");
     }
     for wrong in ["http://b", "b:80", "", "a..b", "a b", "*"] {
-        daemon.refuses(
+        daemon.expect_error(
             &["serve", "--listen", "0", "--allow-host", wrong],
             2,
             &["--allow-host", "without scheme and port"],
@@ -45,14 +45,14 @@ fn host_names_that_are_allowed_are_answered() {
 }
 
 #[test]
-fn what_is_for_http_alone_is_refused_without_it() {
+fn http_options_are_refused_without_listen() {
     let daemon = Daemon::start(&[]);
-    daemon.refuses(&["serve", "--allow-host", "b"], 2, &["--listen"]);
-    daemon.refuses(&["serve", "--token-file", "token"], 2, &["--listen"]);
+    daemon.expect_error(&["serve", "--allow-host", "b"], 2, &["--listen"]);
+    daemon.expect_error(&["serve", "--token-file", "token"], 2, &["--listen"]);
 }
 
 #[test]
-fn host_names_come_from_the_environment_too() {
+fn host_names_can_be_set_by_the_environment() {
     let daemon = Daemon::start(&[]);
     let socket = daemon.path("other.sock");
     let mut serving = daemon.command(&["serve", "--listen", "127.0.0.1:0", "--socket", socket.to_str().unwrap()]);
@@ -63,16 +63,16 @@ fn host_names_come_from_the_environment_too() {
 }
 
 #[test]
-fn a_filter_that_says_nothing_is_refused() {
+fn invalid_log_filter_is_refused() {
     let daemon = Daemon::start(&[]);
     let other = daemon.path("other.sock");
     for wrong in ["nonsense", "cotensor_daemon=loud", ""] {
         let serve = ["serve", "--socket", other.to_str().unwrap(), "--log", wrong];
-        daemon.refuses(&serve, 2, &["--log", "off, error, warn, info, debug, trace"]);
+        daemon.expect_error(&serve, 2, &["--log", "off, error, warn, info, debug, trace"]);
     }
 }
 
-/// Waits for a command's success, and not for ever: a daemon that hangs is what is looked for.
+/// Waits for a command's success with a time-out, to detect a hanging daemon.
 fn succeeds(daemon: &Daemon, arguments: &[&str]) {
     let mut command = daemon.command(arguments);
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
@@ -90,13 +90,13 @@ fn succeeds(daemon: &Daemon, arguments: &[&str]) {
 }
 
 #[test]
-fn a_full_standard_error_stops_the_log_and_not_the_daemon() {
+fn full_standard_error_does_not_block_the_daemon() {
     let (unread, errors) = std::io::pipe().unwrap();
     let mut daemon = Daemon::stopped();
     daemon.serve_with(&["--listen", "127.0.0.1:0", "--log", "trace"], |serve| {
         serve.stderr(errors);
     });
-    // Fills what is left of the pipe, so that the next line would wait for a reader.
+    // Fills the pipe, so that the next write would block.
     let mut filler = std::fs::OpenOptions::new()
         .write(true)
         .custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32)
@@ -106,7 +106,7 @@ fn a_full_standard_error_stops_the_log_and_not_the_daemon() {
     for _ in 0..20 {
         succeeds(&daemon, &["stat"]);
     }
-    // The next server's log is the same pipe, and so is the supervisor's, which says that the first died.
+    // The next server and the supervisor log to the same pipe.
     let server = daemon.ready["server"].to_string();
     assert!(Command::new("kill").args(["-KILL", &server]).status().unwrap().success());
     for _ in 0..5 {
@@ -117,7 +117,7 @@ fn a_full_standard_error_stops_the_log_and_not_the_daemon() {
 }
 
 #[test]
-fn the_token_is_printed_for_programs_that_send_it() {
+fn token_is_printed_as_text_header_and_json() {
     let mut daemon = Daemon::start(&["--listen", "127.0.0.1:0"]);
     let file = daemon.path("cotensor.sock.token");
     assert_eq!(daemon.ready["token_file"], json!(file));
@@ -131,29 +131,29 @@ fn the_token_is_printed_for_programs_that_send_it() {
     assert!(ask(&daemon, "localhost", "").starts_with("HTTP/1.1 401"));
     assert!(ask(&daemon, "localhost", &header.replace('\n', "\r\n")).starts_with("HTTP/1.1 200"));
 
-    // It stays the same: programs that read it once go on with it.
+    // The token survives a restart of the server.
     assert_eq!(daemon.signal("-TERM"), Some(0));
     daemon.serve(&["--listen", "127.0.0.1:0"]);
     assert_eq!(daemon.ok(&["token"]), secret.as_bytes());
     assert_eq!(daemon.signal("-TERM"), Some(0));
     daemon.serve(&[]);
-    daemon.refuses(&["token"], 2, &["does not answer HTTP", "--listen"]);
-    daemon.refuses(&["dashboard"], 2, &["does not answer HTTP", "--listen"]);
+    daemon.expect_error(&["token"], 2, &["does not answer HTTP", "--listen"]);
+    daemon.expect_error(&["dashboard"], 2, &["does not answer HTTP", "--listen"]);
 }
 
 #[test]
-fn a_pipe_for_a_token_file_is_refused_at_once() {
+fn token_file_that_is_a_pipe_is_refused() {
     let daemon = Daemon::stopped();
     let made = Command::new("mkfifo").args(["-m", "600"]).arg(daemon.path("fifo")).status().unwrap();
     assert!(made.success());
-    daemon.refuses(&["serve", "--listen", "127.0.0.1:0", "--token-file", "fifo"], 2, &["fifo", "regular file"]);
+    daemon.expect_error(&["serve", "--listen", "127.0.0.1:0", "--token-file", "fifo"], 2, &["fifo", "regular file"]);
 }
 
 #[test]
-fn the_dashboard_is_opened_by_a_file_that_has_no_secret_in_its_name() {
+fn dashboard_is_opened_by_a_file_without_a_secret_in_its_name() {
     let daemon = Daemon::start(&["--listen", "127.0.0.1:0"]);
     let secret = std::fs::read_to_string(daemon.path("cotensor.sock.token")).unwrap();
-    // A desktop that keeps what it is given.
+    // A desktop opener that records its argument.
     let opener = daemon.path("xdg-open");
     std::fs::write(
         &opener,
@@ -168,7 +168,7 @@ fn the_dashboard_is_opened_by_a_file_that_has_no_secret_in_its_name() {
     assert_eq!((&said["opened"], &said["http"]), (&json!(true), &daemon.ready["http"]));
     let start = Instant::now();
     while !daemon.path("arguments").exists() {
-        assert!(start.elapsed() < Duration::from_secs(60), "nothing was opened");
+        assert!(start.elapsed() < Duration::from_secs(60), "no file was opened");
         std::thread::sleep(Duration::from_millis(5));
     }
     let arguments = std::fs::read_to_string(daemon.path("arguments")).unwrap();
@@ -185,7 +185,7 @@ fn the_dashboard_is_opened_by_a_file_that_has_no_secret_in_its_name() {
     stream.read_to_string(&mut answer).unwrap();
     assert!(answer.contains(secret.trim()));
 
-    // Without a desktop the file is named.
+    // Without a desktop, the path of the file is printed.
     let output = daemon.command(&["dashboard"]).env("PATH", "/nowhere").output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && text.contains("cotensor.sock.dashboard.html"), "{text}");

@@ -1,4 +1,4 @@
-//! What commands do to a terminal: they show how far they are, and leave it as it was.
+//! Commands on a terminal: progress, and restoring the terminal.
 
 use crate::support::Daemon;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// A terminal, and what was written to it.
+/// A pseudo-terminal and its output.
 struct Terminal {
     user: File,
     shown: Arc<Mutex<String>>,
@@ -56,34 +56,34 @@ impl Terminal {
         }
     }
 
-    /// Whether it shows what is typed, and takes it in lines.
+    /// Whether echo and line mode are on.
     fn is_itself(&self) -> bool {
         tcgetattr(&self.user).unwrap().local_modes.contains(LocalModes::ECHO | LocalModes::ICANON)
     }
 }
 
 #[test]
-fn top_leaves_the_terminal_as_it_was_whatever_ends_it() {
+fn top_restores_the_terminal_on_every_exit() {
     let daemon = Daemon::start(&[]);
     for (signal, number) in [("-TERM", 15), ("-HUP", 1), ("-INT", 2)] {
         let terminal = Terminal::new();
         assert!(terminal.is_itself());
-        // It asks so rarely that a signal meets it waiting.
+        // A long interval, so that the signal arrives while the command waits.
         let mut top = terminal.start(daemon.command(&["top", "--interval-ms", "3600000"]));
-        // The cursor is hidden once all is drawn.
+        // The cursor is hidden after drawing.
         terminal.until("\u{1b}[?25l");
         assert!(!terminal.is_itself());
         assert!(Command::new("kill").args([signal, &top.id().to_string()]).status().unwrap().success());
         assert_eq!(top.wait().unwrap().signal(), Some(number));
         assert!(terminal.is_itself(), "{signal}");
-        // Leaves the other screen, and shows the cursor.
+        // Leaves the alternate screen and shows the cursor.
         terminal.until("\u{1b}[?1049l");
         terminal.until("\u{1b}[?25h");
     }
 }
 
 #[test]
-fn large_files_show_how_far_they_are_on_a_terminal_alone() {
+fn large_files_show_progress_on_terminals_only() {
     let daemon = Daemon::start(&[]);
     let len = 65 << 20;
     File::create(daemon.path("large.bin")).unwrap().set_len(len).unwrap();

@@ -1,4 +1,4 @@
-//! A real daemon process on a socket of its own, and commands against it.
+//! A daemon process with its own socket, and commands that connect to it.
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) struct Daemon {
     pub(crate) folder: tempfile::TempDir,
-    /// What it said when it was ready.
+    /// The JSON object that the daemon printed when ready.
     pub(crate) ready: Value,
     child: Option<Child>,
 }
@@ -20,17 +20,17 @@ impl Daemon {
         daemon
     }
 
-    /// One that was not started yet.
+    /// A daemon that is not started.
     pub(crate) fn stopped() -> Self {
         Self { folder: tempfile::tempdir().unwrap(), ready: Value::Null, child: None }
     }
 
-    /// Starts a daemon on the same socket, and waits until it says that it is ready.
+    /// Starts a daemon on the same socket, and waits until it is ready.
     pub(crate) fn serve(&mut self, arguments: &[&str]) {
         self.serve_with(arguments, |_| {});
     }
 
-    /// As [`serve`](Self::serve), as `change` would have its process started.
+    /// As [`serve`](Self::serve), with a command modified by `change`.
     pub(crate) fn serve_with(&mut self, arguments: &[&str], change: impl FnOnce(&mut Command)) {
         assert!(self.child.is_none(), "one at a time");
         let mut command = self.command(&["serve", "--json"]);
@@ -47,7 +47,7 @@ impl Daemon {
         self.child = Some(child);
     }
 
-    /// The line of a request's head that carries the daemon's token.
+    /// The Authorization header with the daemon's token.
     pub(crate) fn authorization(&self) -> String {
         let token = std::fs::read_to_string(self.ready["token_file"].as_str().unwrap()).unwrap();
         format!("Authorization: Bearer {}\r\n", token.trim())
@@ -61,7 +61,7 @@ impl Daemon {
         self.folder.path().join(name)
     }
 
-    /// The command, told of the daemon by the environment, in a folder of its own.
+    /// The command, with the daemon's socket in its environment, in the daemon's folder.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cotensor"));
         command
@@ -82,7 +82,7 @@ impl Daemon {
         self.command(arguments).output().unwrap()
     }
 
-    pub(crate) fn feed(&self, arguments: &[&str], input: &[u8]) -> Output {
+    pub(crate) fn run_with_input(&self, arguments: &[&str], input: &[u8]) -> Output {
         let mut child = self
             .command(arguments)
             .stdin(Stdio::piped())
@@ -90,13 +90,13 @@ impl Daemon {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        // A command that refuses its arguments ends without reading: what it says of that is what counts.
+        // A command that refuses its arguments ends without reading its input.
         let fed = child.stdin.take().unwrap().write_all(input);
         assert!(fed.as_ref().err().is_none_or(|error| error.kind() == ErrorKind::BrokenPipe), "{arguments:?}: {fed:?}");
         child.wait_with_output().unwrap()
     }
 
-    /// Standard output of a command that has to succeed.
+    /// Standard output of a command that must succeed.
     pub(crate) fn ok(&self, arguments: &[&str]) -> Vec<u8> {
         let output = self.run(arguments);
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -109,8 +109,8 @@ impl Daemon {
         serde_json::from_slice(&self.ok(&all)).expect("one JSON object and nothing else")
     }
 
-    /// A command that has to fail with `code` and an error that says all of `words`.
-    pub(crate) fn refuses(&self, arguments: &[&str], code: i32, words: &[&str]) {
+    /// Runs a command that must fail with `code` and an error that contains all of `words`.
+    pub(crate) fn expect_error(&self, arguments: &[&str], code: i32, words: &[&str]) {
         let output = self.run(arguments);
         let complaint = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {complaint}");
@@ -120,7 +120,7 @@ impl Daemon {
         assert!(!complaint.contains("panicked"), "{complaint}");
     }
 
-    /// Sends a signal to the daemon, by the number that `kill` knows, and waits for its end: its exit code, if it has one.
+    /// Sends a signal (an argument of `kill`) to the daemon, and waits for its end. Returns its exit code, if any.
     pub(crate) fn signal(&mut self, signal: &str) -> Option<i32> {
         let mut child = self.child.take().unwrap();
         let sent = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
@@ -142,7 +142,7 @@ impl Drop for Daemon {
             drop(Command::new("kill").arg(child.id().to_string()).status());
             drop(child.wait());
         }
-        // Who goes on where that was killed.
+        // The server may outlive a killed supervisor.
         if let Ok(pid) = std::fs::read_to_string(self.path("cotensor.sock.lock")) {
             let line = std::fs::read(format!("/proc/{}/cmdline", pid.trim())).unwrap_or_default();
             if line.starts_with(env!("CARGO_BIN_EXE_cotensor").as_bytes()) {

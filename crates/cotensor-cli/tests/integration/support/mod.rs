@@ -1,7 +1,7 @@
 //! Fixtures of the integration tests.
 
 mod daemon;
-mod models;
+mod workspace;
 
 pub(crate) use daemon::Daemon;
-pub(crate) use models::{BERT, Place, copy, fixtures};
+pub(crate) use workspace::{BERT, Workspace, copy, fixtures};

@@ -1,4 +1,4 @@
-//! A folder with a tiny model, and the command run in it.
+//! A folder with a tiny model, in which commands run.
 
 use serde_json::Value;
 use std::fs;
@@ -9,8 +9,8 @@ pub(crate) fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
 }
 
-/// A folder with a copy of a tiny model, a pipeline of three users, and a cache.
-pub(crate) struct Place {
+/// A temporary folder with a tiny model, a pipeline of three users, and a cache.
+pub(crate) struct Workspace {
     root: tempfile::TempDir,
 }
 
@@ -32,12 +32,12 @@ model = "bert"
 task = "sentence-embedding"
 "#;
 
-impl Place {
+impl Workspace {
     pub(crate) fn with(family: &str) -> Self {
-        let place = Self { root: tempfile::tempdir().unwrap() };
-        copy(&fixtures().join("tiny").join(family), &place.path(family));
-        fs::write(place.path("pipeline.toml"), BERT).unwrap();
-        place
+        let workspace = Self { root: tempfile::tempdir().unwrap() };
+        copy(&fixtures().join("tiny").join(family), &workspace.path(family));
+        fs::write(workspace.path("pipeline.toml"), BERT).unwrap();
+        workspace
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -50,8 +50,8 @@ impl Place {
         command.output().unwrap()
     }
 
-    /// Runs the pipeline, which has to fail with exit code 2 and an error that names all of `names`.
-    pub(crate) fn refuses(&self, arguments: &[&str], names: &[&str]) {
+    /// Runs a command that must fail with exit code 2 and an error that contains all of `names`.
+    pub(crate) fn expect_error(&self, arguments: &[&str], names: &[&str]) {
         let output = self.run(arguments);
         let complaint = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {complaint}");
@@ -69,7 +69,7 @@ impl Place {
     }
 }
 
-/// Copies a folder with all that is in it.
+/// Copies a folder recursively.
 pub(crate) fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap().flatten() {
