@@ -92,18 +92,18 @@ fn slow_frame_times_out() {
 
 #[test]
 fn idle_connection_stays_open() {
-    let target = Target::start(|config| config.patience = SHORT_TIMEOUT);
+    // Long enough that a busy machine does not exceed it within one frame.
+    let timeout = SHORT_TIMEOUT * 4;
+    let target = Target::start(|config| config.patience = timeout);
     let mut raw = target.raw();
-    for _ in 0..3 {
-        std::thread::sleep(SHORT_TIMEOUT * 2);
-        assert_eq!(raw.call("ping", json!({}), &[]), Ok(json!({})));
-    }
-    // Two frames in one write, the second in two: each has its own time-out.
+    std::thread::sleep(timeout * 3 / 2);
+    assert_eq!(raw.call("ping", json!({}), &[]), Ok(json!({})));
+    // Two frames in one write, the second in two: each has its own time-out, and together they take longer than one.
     let frame = [header(PING.len() as u32, 0, [0; 3]), PING.as_bytes().to_vec()].concat();
-    for _ in 0..4 {
+    for _ in 0..6 {
         raw.bytes(&[&frame[..], &frame[..20]].concat());
         raw.receive();
-        std::thread::sleep(SHORT_TIMEOUT / 2);
+        std::thread::sleep(timeout / 4);
         raw.bytes(&frame[20..]);
         raw.receive();
     }
