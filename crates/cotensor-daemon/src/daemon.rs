@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
-/// A daemon: the store, and who uses it.
+/// A daemon: the store, its sessions, and the state that they share.
 pub struct Daemon {
     pub(crate) config: Config,
     pub(crate) store: Arc<EmbeddedStore>,
@@ -27,18 +27,18 @@ pub struct Daemon {
     pub(crate) methods: Methods,
     pub(crate) functions: functions::Registry,
     pub(crate) slabs: Slabs,
-    /// For the messages that all sessions send.
+    /// The memory budget for incoming messages of all sessions.
     pub(crate) frames: Arc<FrameRoom>,
     /// Differs between daemons.
     pub(crate) epoch: u64,
     pub(crate) secret: [u8; 32],
     pub(crate) next_session: AtomicU64,
     pub(crate) sessions: Mutex<HashMap<u64, Arc<Session>>>,
-    /// Told of every session's end.
+    /// Notified at the end of each session.
     pub(crate) ended: Notify,
-    /// Where HTTP is answered, while it is.
+    /// The dashboard while HTTP is served.
     pub(crate) dashboard: Mutex<Option<Arc<Dashboard>>>,
-    /// Connections of other users.
+    /// Refused connections of other users.
     pub(crate) strangers: Refusals,
 }
 
@@ -53,7 +53,7 @@ impl Daemon {
         self.epoch
     }
 
-    /// How it runs.
+    /// Its configuration.
     pub fn config(&self) -> &Config {
         &self.config
     }
@@ -65,12 +65,12 @@ impl Daemon {
         session
     }
 
-    /// Whether anybody is connected.
+    /// Whether a session exists.
     pub(crate) fn is_used(&self) -> bool {
         !self.lock().is_empty()
     }
 
-    /// What is known of every session, by number.
+    /// All sessions, ordered by number.
     pub(crate) fn session_infos(&self) -> Vec<SessionInfo> {
         let sessions: Vec<_> = self.lock().values().cloned().collect();
         let mut infos: Vec<_> = sessions.iter().map(|session| session.info()).collect();
@@ -78,14 +78,14 @@ impl Daemon {
         infos
     }
 
-    /// The session's client has said who it is: should this server die, the next one waits for it.
+    /// Records the session at the supervisor after its hello: after a takeover the next server waits for its client.
     pub(crate) fn joined(&self, session: &Session, was: Option<u64>) {
         if session.outbox().is_none() {
             return;
         }
         let pid = session.pid.unwrap_or(0);
         self.events.record(Event::SessionStarted { session: session.id, member: Member { pid, was } });
-        // Over already, and that was told first.
+        // The session has ended meanwhile, and its end was recorded before its start.
         if !self.lock().contains_key(&session.id) {
             self.events.record(Event::SessionEnded(session.id));
         }
@@ -104,10 +104,10 @@ impl Daemon {
         Hasher::new("cotensor session v1").field(&self.secret).number(session).finish().to_string()
     }
 
-    /// Where HTTP is answered.
+    /// The dashboard of the HTTP server.
     ///
     /// # Errors
-    /// `NotFound` when it is not.
+    /// `NotFound` when the daemon does not serve HTTP.
     pub(crate) fn dashboard(&self) -> Result<Arc<Dashboard>> {
         let dashboard = self.dashboard.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let message = "this daemon does not answer HTTP: start it with `cotensor serve --listen`";

@@ -1,27 +1,26 @@
-//! Nearly all descriptors that may be open are a client's to fill; the last of them are not, so that others can still connect
-//! and be answered.
+//! Limits the descriptors of tensors, so that some remain for connections and answers.
 
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_store::EmbeddedStore;
 use rustix::process::{Resource, getrlimit};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-/// One in this many is for connections and answers.
+/// One in this many descriptors is for connections and answers.
 const RESERVED: u64 = 8;
-/// Of those that are for tensors, one in so many is made free when there is none.
+/// When the tensors' descriptors are exhausted, one in this many is freed.
 const SHED: u64 = 128;
 
-/// How many there are for tensors.
+/// The number of descriptors for tensors.
 fn for_tensors() -> u64 {
     getrlimit(Resource::Nofile).current.map_or(u64::MAX, |max| max - max / RESERVED)
 }
 
-/// Whether as many are open as there are for tensors, now that this one is: the system gives the lowest number that is free.
+/// Whether the tensors' descriptors are exhausted with this one: the system assigns the lowest free number.
 pub(crate) fn are_scarce(newest: impl AsFd) -> bool {
     u64::try_from(newest.as_fd().as_raw_fd()).is_ok_and(|number| number >= for_tensors())
 }
 
-/// What is said when there are no more.
+/// The error when no descriptor is left.
 pub(crate) fn none_left() -> Error {
     let message = "the daemon has as many descriptors open as it may: release tensors, or raise its limit (`ulimit -n`, \
                    LimitNOFILE of its service)";
@@ -40,7 +39,7 @@ pub(crate) fn room_for(store: &EmbeddedStore, fd: OwnedFd) -> Result<OwnedFd> {
     let shed = store.shed_until(&mut || {
         looks += 1;
         lower = lower.take().or_else(|| fd.try_clone().ok().filter(|copy| !are_scarce(copy)));
-        // Some more: going through all tensors for each descriptor that comes would take long.
+        // A few more at once, because each search goes through all tensors.
         lower.is_some() && looks > for_tensors() / SHED
     });
     lower.ok_or_else(|| match shed {

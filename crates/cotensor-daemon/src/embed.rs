@@ -1,4 +1,4 @@
-//! A daemon inside a process that needs one and finds none.
+//! A daemon inside another process.
 
 use crate::config::Config;
 use crate::daemon::Daemon;
@@ -14,12 +14,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// How long two processes may take to agree on which of them is the daemon.
+/// The time in which two processes agree on which of them runs the daemon.
 const STARTUP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Threads of an embedded daemon.
 const WORKERS: usize = 2;
 
-/// A daemon that runs on threads of this process, until this is dropped. Others connect to it as to any other.
+/// A daemon on threads of this process. Dropping it stops the daemon. Other processes connect to it as to any daemon.
 pub struct Embedded {
     daemon: Arc<Daemon>,
     http: Option<SocketAddr>,
@@ -37,10 +37,10 @@ impl Embedded {
         Self::serve(Service { config, http: None })
     }
 
-    /// Starts a daemon that may answer HTTP, too.
+    /// Starts a daemon, with HTTP if `http` is set.
     ///
     /// # Errors
-    /// As [`start`](Self::start); `Io` when the address is taken, and what its token's file gets wrong.
+    /// As [`start`](Self::start); `Io` when the address is in use; `Refused` or `Invalid` for an unusable token file.
     pub fn serve(Service { config, http }: Service) -> Result<Self> {
         let io = |error: std::io::Error| Error::io("starting a daemon in this process", &error);
         let mut listening = Listening::bind(&config.socket)?;
@@ -79,12 +79,12 @@ impl Embedded {
         &self.daemon
     }
 
-    /// Where it answers HTTP, if it does.
+    /// The address of its HTTP server.
     pub fn http(&self) -> Option<SocketAddr> {
         self.http
     }
 
-    /// The file of the token that HTTP clients need, if it answers HTTP.
+    /// The path of the token file for HTTP clients.
     pub fn token_file(&self) -> Option<&Path> {
         self.token_file.as_deref()
     }
@@ -108,7 +108,7 @@ pub fn connect_or_embed(config: &Config, client: &str) -> Result<(Arc<ClientStor
     connect_or_serve(&Service { config: config.clone(), http: None }, client)
 }
 
-/// As [`connect_or_embed`]; what is started answers HTTP as `service` says.
+/// As [`connect_or_embed`], with HTTP if `service` has it.
 ///
 /// # Errors
 /// As [`ClientStore::connect`] and [`Embedded::serve`].
@@ -122,7 +122,7 @@ pub fn connect_or_serve(service: &Service, client: &str) -> Result<(Arc<ClientSt
         }
         match Embedded::serve(service.clone()) {
             Ok(embedded) => return Ok((ClientStore::connect(Some(&config.socket), client)?, Some(embedded))),
-            // Another process is a moment ahead: it listens soon, or has just stopped.
+            // Another process has the lock: it listens soon, or has just stopped.
             Err(error) if error.kind() == ErrorKind::Conflict && start.elapsed() < STARTUP_TIMEOUT => {
                 std::thread::sleep(Duration::from_millis(10));
             }

@@ -1,4 +1,4 @@
-//! The index that spares clients a round trip: which generation each slot has, and nothing else.
+//! The shared index: it holds the generation of each slot, so that a client can check its newest version without a call.
 
 use cotensor_client::protocol::IndexSlot;
 use cotensor_core::{Error, Result};
@@ -8,10 +8,10 @@ use cotensor_store::{self as store, VersionWord, WordTable};
 use cotensor_store::{EmbeddedStore, Lease};
 use std::os::fd::OwnedFd;
 
-/// Names that can be in the index at a time. Those beyond cost their readers a round trip.
+/// The number of names in the index. A lookup of another name is a call.
 pub(crate) const INDEX_SLOTS: u32 = 1 << 16;
 
-/// Who has which slot of the index.
+/// The slots of the index and their versions.
 pub(crate) struct Slots(store::VersionWords<Shared>);
 
 /// The index, which clients map.
@@ -28,7 +28,7 @@ impl WordTable for Shared {
 }
 
 impl Slots {
-    /// Slots in an index that this process alone, or its supervisor with it, can write from now on.
+    /// Slots in an index that only this process and its supervisor can write from now on.
     ///
     /// # Errors
     /// `Io` when the system refuses.
@@ -47,20 +47,20 @@ impl Slots {
         fd.try_clone_to_owned().map_err(|error| Error::io("duplicating a descriptor", &error))
     }
 
-    /// Where a reader who has this lease sees whether its name still means it; `None` when it does not, or no slot is
-    /// free.
+    /// The slot in which the holder of a lease checks that it has the newest version. `None` for an older version, and when no
+    /// slot is free.
     pub(crate) fn slot_of(&self, store: &EmbeddedStore, lease: &Lease) -> Option<IndexSlot> {
         let id = lease.id();
         let place = self.0.assign(id.slot, id.version, || store.newest(lease.name()) == Some(id));
         place.map(|VersionWord { word, generation }| IndexSlot { slot: word, generation })
     }
 
-    /// The name that has this slot of the store means something else from now on.
+    /// The name in this slot of the store has another version now, or none.
     pub(crate) fn end(&self, name: u64) {
         self.0.invalidate(name);
     }
 
-    /// This version is out of the store.
+    /// A version was freed.
     pub(crate) fn gone(&self, record: &Record) {
         self.0.invalidate_version(record.id().slot, record.id().version);
     }
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_used_again_and_generations_never() {
+    fn slots_are_reused_with_new_generations() {
         let (store, slots) = (EmbeddedStore::builder().build(), Slots::new(SharedIndex::create(2).unwrap()).unwrap());
         let reader = SharedIndexReader::open(&slots.fd().unwrap(), 2).unwrap();
         let (a, b, c) = (put(&store, "a"), put(&store, "b"), put(&store, "c"));

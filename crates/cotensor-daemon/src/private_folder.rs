@@ -1,22 +1,22 @@
-//! Folders that others may have made before: which of them are safe to put something into.
+//! Checks that a folder is safe to write to, because another user may have created it.
 
 use cotensor_core::{Error, ErrorKind, Result};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::Path;
 
-/// Who else may be able to write to a folder.
+/// Which other users may write to a folder.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Others {
-    /// Nobody: the folder is this user's, closed to all others, and no link.
+    /// None: the folder is owned by this user, has mode 0700 and is no symbolic link.
     None,
-    /// Its group, or everybody where nobody can take away what is another's (as in `/tmp`); it may be root's.
+    /// Its group, or all users if it is sticky (as `/tmp`). Its owner may be root.
     Harmless,
 }
 
-/// Makes `folder` and those above it, mode 0700, where they are missing, and checks what is there.
+/// Creates `folder` and its parents with mode 0700 where they are missing, and checks an existing one.
 ///
 /// # Errors
-/// `Refused` for a folder that lets others do more than `others` says; `Io`.
+/// `Refused` for a folder that gives other users more rights than `others`; `Io`.
 pub(crate) fn private_folder(folder: &Path, others: Others) -> Result<()> {
     let io = |error: std::io::Error| Error::io("making a folder", &error).in_file(folder);
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io)?;
@@ -46,7 +46,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn folders_are_made_for_their_owner_alone_and_open_ones_are_refused() {
+    fn folder_is_created_private_and_a_public_one_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let made = folder.path().join("a/b");
         for others in [Others::Harmless, Others::None] {
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn another_users_folder_is_refused() {
+    fn folder_of_another_user_is_refused() {
         // Only root can give a folder away; for others, root's own is one that is not theirs.
         let folder = tempfile::tempdir().unwrap();
         let me = rustix::process::geteuid().as_raw();

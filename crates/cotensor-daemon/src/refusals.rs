@@ -1,9 +1,9 @@
-//! Refusals in the log: others can cause many, so one line a second stands for all of them.
+//! Limits the log lines about refusals to one per second: clients can cause many.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Between two lines of one kind.
+/// The least time between two lines of one kind.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Counts refusals of one kind between lines.
@@ -19,7 +19,7 @@ struct State {
 }
 
 impl Refusals {
-    /// Counts one more. If a line is due, the number of refusals that it stands for.
+    /// Counts a refusal. Returns the number of refusals since the last line if a line is due.
     pub(crate) fn note(&self) -> Option<u64> {
         self.note_at(Instant::now())
     }
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_line_a_second_stands_for_all_refusals() {
+    fn refusals_are_logged_once_per_second() {
         let refusals = Refusals::default();
         let start = Instant::now();
         assert_eq!(refusals.note_at(start), Some(1));

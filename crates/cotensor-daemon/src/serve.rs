@@ -22,27 +22,26 @@ const MISPLACED_CHECKS: u32 = 3;
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Daemon {
-    /// Serves connections on `listening` until `stop` is done, then ends every session. Makes the socket and its lock anew
-    /// when their files are removed.
+    /// Serves connections on `listening` until `stop` is done, then ends all sessions. Makes the socket and its lock again when
+    /// their files are removed.
     ///
     /// # Errors
-    /// `Io` when the socket fails; `Conflict` when another daemon took its place and no client is connected any more.
+    /// `Io` when the socket fails; `Conflict` when another daemon has the socket and this one has no client.
     pub async fn serve(self: &Arc<Self>, listening: &mut Listening, stop: impl Future<Output = ()>) -> Result<()> {
         let mut listener = acceptor(listening)?;
-        let mut look = tokio::time::interval(SOCKET_CHECK_INTERVAL);
-        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        // The error that keeps the socket from being made anew, which is logged once, and how many looks in a row found another
-        // daemon.
+        let mut check = tokio::time::interval(SOCKET_CHECK_INTERVAL);
+        check.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        // The last error of the check, which is logged once, and the number of checks in a row that found another daemon.
         let (mut misplaced, mut conflicts) = (String::new(), 0);
         let mut outcome = Ok(());
-        // Held by each connection's thread.
+        // Each connection's thread holds a permit.
         let open = Arc::new(Semaphore::new(self.config.connections_max));
         let (refused, not_accepted) = (Refusals::default(), Refusals::default());
         let mut stop = std::pin::pin!(stop);
         loop {
             tokio::select! {
                 () = &mut stop => break,
-                _ = look.tick() => match listening.mend() {
+                _ = check.tick() => match listening.mend() {
                     Ok(false) => conflicts = 0,
                     Ok(true) => {
                         conflicts = 0;
@@ -56,7 +55,7 @@ impl Daemon {
                     Err(error) => {
                         let message = error.to_string();
                         if message != misplaced {
-                            tracing::error!("new clients do not find this daemon: {message}");
+                            tracing::error!("new clients cannot find this daemon: {message}");
                             misplaced = message;
                         }
                         conflicts = if error.kind() == ErrorKind::Conflict { conflicts + 1 } else { 0 };
@@ -75,7 +74,7 @@ impl Daemon {
                         }
                     }
                     Err(error) => {
-                        // Out of descriptors, mostly: some will be closed.
+                        // Usually too many open descriptors: some will be closed.
                         if let Some(count) = not_accepted.note() {
                             tracing::warn!("{count} connections were not accepted: {error}");
                         }
@@ -91,7 +90,7 @@ impl Daemon {
         }
         let sessions: Vec<_> = self.lock().values().cloned().collect();
         sessions.iter().filter_map(|session| session.outbox()).for_each(Outbox::end);
-        // One that is busy ends when it can.
+        // A busy connection ends later.
         let all = u32::try_from(self.config.connections_max).unwrap_or(u32::MAX);
         drop(tokio::time::timeout(STOP_TIMEOUT, open.acquire_many(all)).await);
         for (_, session) in self.lock().drain() {

@@ -1,4 +1,4 @@
-//! A daemon at work, until it is told to stop.
+//! Runs a daemon until a signal stops it.
 
 use crate::config::{Config, HEAP_TRIM_DELAY};
 use crate::daemon::Daemon;
@@ -14,32 +14,32 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// How long tasks may take to end once everything is told to stop.
+/// The time for tasks to end after the stop.
 const STOP_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// What a daemon does, beside its parts.
+/// The services of a daemon.
 #[derive(Clone, Debug, Default)]
 pub struct Service {
     /// The store and its socket.
     pub config: Config,
-    /// HTTP, if it is wanted.
+    /// HTTP; none to serve the socket alone.
     pub http: Option<HttpConfig>,
 }
 
-/// A daemon that clients can connect to.
+/// A daemon that is ready for clients.
 #[derive(Debug)]
 pub struct Ready<'a> {
-    /// How it runs.
+    /// Its configuration.
     pub config: &'a Config,
     /// A number that differs between servers.
     pub epoch: u64,
-    /// Where it answers HTTP, if it does.
+    /// The address of its HTTP server.
     pub http: Option<SocketAddr>,
     /// The file of the token that HTTP clients need.
     pub token_file: Option<PathBuf>,
-    /// The process that serves.
+    /// The server's process.
     pub server: Option<u32>,
-    /// How many tensors it has from a daemon before it.
+    /// The number of tensors that it has taken over.
     pub resumed: usize,
 }
 
@@ -59,7 +59,7 @@ pub(crate) fn serve(
         .map_err(|error| Error::io("starting threads", &error))?;
     let outcome = runtime.block_on(async {
         let mut signals = StopSignals::new()?;
-        // Set by a signal, and by whichever end fails first, so that the other ends too.
+        // Set by a signal, and by the first of the two servers that fails, so that the other one stops.
         let (stop, stopped) = watch::channel(false);
         let until_stopped = |mut stopped: watch::Receiver<bool>| async move {
             drop(stopped.wait_for(|&stopped| stopped).await);
@@ -71,7 +71,7 @@ pub(crate) fn serve(
                 () = signals.received() => {}
                 () = until_stopped(stopped.clone()) => return,
             };
-            // Not by which signal: the supervisor passes every one on as SIGTERM.
+            // The signal is not named: the supervisor forwards each one as SIGTERM.
             tracing::info!("stopping");
             stop.send_replace(true);
         };
@@ -89,7 +89,7 @@ pub(crate) fn serve(
         let serving = async { tokio::join!(on_socket, over_http) };
         let (on_socket, over_http) = tokio::select! {
             outcomes = serving => outcomes,
-            never = tidy(daemon) => match never {},
+            never = trim_heap_after_sessions(daemon) => match never {},
         };
         on_socket.and(over_http)
     });
@@ -97,9 +97,9 @@ pub(crate) fn serve(
     outcome
 }
 
-/// Gives back what sessions took that have ended: the allocator would keep nearly all of it. Only in a process of the daemon's
-/// own; one that it is embedded in decides for itself.
-async fn tidy(daemon: &Daemon) -> Infallible {
+/// Trims the heap after sessions have ended: the allocator would keep nearly all of their memory. Only in the daemon's own process,
+/// not where it is embedded.
+async fn trim_heap_after_sessions(daemon: &Daemon) -> Infallible {
     loop {
         daemon.ended.notified().await;
         tokio::time::sleep(HEAP_TRIM_DELAY).await;

@@ -35,7 +35,7 @@ impl Daemon {
         getrandom::fill(&mut secret)
             .and_then(|()| getrandom::fill(&mut epoch))
             .map_err(|error| Error::new(ErrorKind::Io, error.to_string()))?;
-        // Sessions of one supervisor's servers have one number each.
+        // Session numbers are unique among the servers of one supervisor.
         let mut first_session = 1;
         if let Some(link) = &link {
             secret = link.secret();

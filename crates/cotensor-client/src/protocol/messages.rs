@@ -1,6 +1,7 @@
 //! Parameters and results.
 
 use super::tensor::{Descriptor, Id, Spec, TensorState};
+use cotensor_core::Device;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -299,6 +300,10 @@ message! {
         dtype: String,
         /// Dimensions, in elements.
         shape: Vec<usize>,
+        /// The device whose memory is to hold it; `cpu` when it is missing.
+        #[serde(default, with = "super::device_name")]
+        #[schemars(with = "String")]
+        device: Device,
     }
 
     /// Contents that are wanted.

@@ -1,5 +1,6 @@
 //! The daemon's methods: names, parameters, results. Everything else about the protocol is made from this list.
 
+mod device_name;
 mod functions;
 mod messages;
 mod openrpc;

@@ -1,6 +1,6 @@
 //! Tensors as messages describe them; conversions check everything.
 
-use cotensor_core::{ContentHash, DType, Error, Kind, Layout, Result, Space};
+use cotensor_core::{ContentHash, DType, Device, Error, Kind, Layout, Result, Space};
 use cotensor_store::backend::VersionState;
 use cotensor_store::{Retention, TensorId, TensorSpec};
 use schemars::JsonSchema;
@@ -38,6 +38,10 @@ pub struct Spec {
     pub dtype: String,
     /// Dimensions, in elements.
     pub shape: Vec<usize>,
+    /// The device whose memory holds it, such as `cpu` or `cuda:0`; `cpu` when it is missing.
+    #[serde(default, with = "super::device_name")]
+    #[schemars(with = "String")]
+    pub device: Device,
     /// What the tensor means, such as `text_embedding`.
     #[serde(default = "other")]
     pub kind: String,
@@ -90,6 +94,7 @@ impl From<&TensorSpec> for Spec {
             name: spec.name.clone(),
             dtype: spec.dtype.name().to_owned(),
             shape: spec.shape.clone(),
+            device: spec.device,
             kind: spec.kind.name().to_owned(),
             space: spec.space.map(|space| space.0.to_string()),
             producer: spec.producer.clone(),
@@ -119,7 +124,7 @@ impl Spec {
             Keep::CachedMicros(micros) => Some(micros),
         };
         let spec = TensorSpec {
-            device: cotensor_core::Device::Cpu,
+            device: self.device,
             name: self.name.clone(),
             dtype: self.dtype.parse::<DType>().map_err(|error| error.in_field("dtype"))?,
             shape: self.shape.clone(),
@@ -192,6 +197,10 @@ pub struct SegmentInfo {
     /// Whether it is a slab: its producer can still write in it. Otherwise nobody can.
     #[serde(default)]
     pub slab: bool,
+    /// The device whose memory holds it, such as `cpu` or `cuda:0`; `cpu` when it is missing.
+    #[serde(default, with = "super::device_name")]
+    #[schemars(with = "String")]
+    pub device: Device,
 }
 
 /// Where the shared index tells whether a name still means this version.

@@ -44,8 +44,9 @@ struct Answer {
 /// Asks for the contents at the places `left`; places of the answer are those of `specs`.
 fn ask(store: &ClientStore, live: &Live, specs: &[BlobSpec], left: &[usize], holder: &Holder) -> Result<Answer> {
     let content = |&place: &usize| {
-        let BlobSpec { hash, dtype, shape, .. } = &specs[place];
-        p::ContentParams { hash: hash.to_string(), dtype: dtype.name().to_owned(), shape: shape.clone() }
+        let BlobSpec { hash, dtype, shape, device, .. } = &specs[place];
+        let (hash, dtype) = (hash.to_string(), dtype.name().to_owned());
+        p::ContentParams { hash, dtype, shape: shape.clone(), device: *device }
     };
     let params = p::ContentsParams {
         contents: left.iter().map(content).collect(),

@@ -180,6 +180,10 @@ impl ClientStore {
         let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field(spec.name.as_str()))?;
         let len = layout.size_bytes();
         spec.check_names()?;
+        if !spec.device.is_host() {
+            let message = format!("this client has no memory on {}", spec.device);
+            return Err(Error::unsupported(message).in_field(spec.name.as_str()));
+        }
         self.refuse(&spec, len)?;
         let (place, segment) = place(&reserve_params(&spec, holder.name()), len)?;
         let charge = self.private.take(0).ok_or_else(|| Error::new(ErrorKind::OverBudget, "no memory"))?.into();

@@ -266,6 +266,10 @@ impl Opened {
 
     fn segment(&self, live: &Live, descriptor: &Descriptor, fd: Option<OwnedFd>) -> Result<Arc<dyn Segment>> {
         let info = descriptor.segment;
+        if !info.device.is_host() {
+            let message = format!("it is in the memory of {}, which this client cannot map", info.device);
+            return Err(Error::unsupported(message).in_field(descriptor.spec.name.as_str()));
+        }
         let mut segments = lock(&self.segments);
         if fd.is_none()
             && let Some(segment) = segments.get(&(live.generation, info.id)).and_then(Weak::upgrade)

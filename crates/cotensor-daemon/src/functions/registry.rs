@@ -1,4 +1,4 @@
-//! Which functions there are, and whose: a session's, for as long as it lives.
+//! The functions that sessions provide. They end with their sessions.
 
 use super::provider::FunctionProvider;
 use super::tasks::TaskConnections;
@@ -10,12 +10,12 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Functions that one session may offer.
+/// The most functions of one session.
 const OFFERED_MAX: usize = 1024;
-/// Functions of one list.
+/// The most functions in one list.
 const LIST_MAX: usize = 10_000;
 
-/// The functions that sessions offer.
+/// All functions, by name.
 #[derive(Default)]
 pub(crate) struct Registry {
     offers: Mutex<BTreeMap<String, Offer>>,
@@ -26,20 +26,20 @@ struct Offer {
     function: FunctionInfo,
     provider: ProviderInfo,
     session: u64,
-    /// Its state holds nothing that belongs to the registry, but a session that has ended is not to be kept by it.
+    /// Weak: the registry does not keep a session that has ended.
     owner: Weak<dyn FunctionProvider>,
 }
 
 impl Registry {
-    /// A session offers a function.
+    /// Registers a function.
     ///
     /// # Errors
-    /// `Invalid` for an impossible name or summary; `Conflict` for a name that another session offers, or when this one
-    /// offers too many.
+    /// `Invalid` for an invalid name or summary; `Conflict` for a name that another session has, or when this session has too
+    /// many.
     pub(crate) fn add(&self, provider: Arc<dyn FunctionProvider>, function: FunctionInfo, epoch: u64) -> Result<()> {
         check(&function)?;
         let mut offers = self.lock();
-        // A call of a session that has ended meanwhile may have come late; nobody would take back what it offered.
+        // A session that has ended may still be in the table if its call ran after its end.
         if let Some(other) = offers.get(&function.name).filter(|offer| offer.owner.strong_count() > 0) {
             let message = format!("{} is provided by {} already", function.name, other.provider.client);
             return Err(Error::new(ErrorKind::Conflict, message).in_field("name"));
@@ -57,10 +57,10 @@ impl Registry {
         Ok(())
     }
 
-    /// A session takes a function back.
+    /// Removes a function of a session.
     ///
     /// # Errors
-    /// `NotFound` for one that it does not offer.
+    /// `NotFound` for a function that the session does not provide.
     pub(crate) fn remove(&self, session: u64, name: &str) -> Result<()> {
         let mut offers = self.lock();
         if offers.get(name).is_none_or(|offer| offer.session != session) {
@@ -70,18 +70,18 @@ impl Registry {
         Ok(())
     }
 
-    /// How many there are.
+    /// The number of functions.
     pub(crate) fn count(&self) -> usize {
         self.lock().len()
     }
 
-    /// A session has ended.
+    /// Removes the functions of a session that has ended.
     pub(crate) fn forget(&self, session: u64) {
         self.lock().retain(|_, offer| offer.session != session);
         self.tasks.forget(session);
     }
 
-    /// Every session that offers anything, by the names of their clients.
+    /// All providers, ordered by the names of their clients.
     pub(crate) fn providers(&self) -> Vec<(ProviderInfo, Arc<dyn FunctionProvider>)> {
         let offers = self.lock();
         let by_session: BTreeMap<u64, &Offer> = offers.values().map(|offer| (offer.session, offer)).collect();
@@ -92,10 +92,10 @@ impl Registry {
         providers
     }
 
-    /// A function and the session that offers it.
+    /// A function and its provider.
     ///
     /// # Errors
-    /// `NotFound` for one that nobody offers.
+    /// `NotFound` for a name without a function.
     pub(crate) fn find(&self, name: &str) -> Result<(FoundFunction, Arc<dyn FunctionProvider>)> {
         let missing = || Error::not_found(format!("nobody provides a function {name:?}")).in_field("name");
         let offers = self.lock();
@@ -103,7 +103,7 @@ impl Registry {
         Ok((offer.found(), offer.owner.upgrade().ok_or_else(missing)?))
     }
 
-    /// The functions whose names start with `prefix`, in the order of their names.
+    /// The functions whose names start with `prefix`, ordered by name.
     pub(crate) fn list(&self, prefix: &str) -> Vec<FoundFunction> {
         let offers = self.lock();
         let from = offers.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));

@@ -1,5 +1,5 @@
-//! The tasks of providers, for people who look at the daemon. Providers have them, not the daemon: it asks as any caller
-//! does, over a socket of its own to each provider that it keeps for the next time.
+//! The tasks of providers, for lists and the dashboard. The daemon has no tasks: it asks each provider over a connection of its
+//! own, which it keeps for the next time.
 
 use super::provider::FunctionProvider;
 use cotensor_client::Connection;
@@ -11,12 +11,12 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a provider may take to tell its tasks. It answers at once unless it is stopped or broken.
+/// The time for a provider's answer. It answers at once unless it is stopped.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long one that did not answer is left alone: what it does not read would pile up.
+/// The time until the next question to a provider that did not answer: unread messages would accumulate.
 const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Sockets to providers, by the numbers of their sessions.
+/// Connections to providers, by their sessions.
 #[derive(Default)]
 pub(crate) struct TaskConnections(Mutex<HashMap<u64, Link>>);
 
@@ -26,7 +26,7 @@ struct Link {
 }
 
 impl TaskConnections {
-    /// A provider's tasks, or why they are not known. Takes three seconds at most, on the calling thread.
+    /// A provider's tasks, or an error. Blocks for three seconds at most.
     pub(crate) fn of(
         &self,
         provider: ProviderInfo,
@@ -45,7 +45,7 @@ impl TaskConnections {
 
     fn link(&self, session: &dyn FunctionProvider) -> Result<Arc<Connection>> {
         let mut links = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Of sessions that ended just when they were asked.
+        // Sessions that ended during a question.
         links.retain(|_, link| link.made.elapsed() < RETRY_INTERVAL || !link.connection.has_ended());
         if let Some(link) = links.get(&session.session()) {
             if !link.connection.has_ended() {
@@ -63,7 +63,7 @@ impl TaskConnections {
         Ok(connection)
     }
 
-    /// A session has ended.
+    /// Removes the connection of a session that has ended.
     pub(crate) fn forget(&self, session: u64) {
         let gone = self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&session);
         drop(gone);

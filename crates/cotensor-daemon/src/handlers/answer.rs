@@ -1,4 +1,4 @@
-//! What handlers return.
+//! The result type of handlers.
 
 use crate::dispatch::Reply;
 use cotensor_client::protocol::Empty;

@@ -1,4 +1,4 @@
-//! Computing a thing once, whichever session asks.
+//! Claims: each result is computed by one session.
 
 use super::answer::{Answer, NOTHING};
 use super::key::claim_key;
@@ -21,7 +21,7 @@ pub(super) async fn begin(caller: Caller, params: ClaimParams) -> Answer<ClaimRe
     let claim = tokio::time::timeout(wait, claim).await.map_err(|_| store.claim_timed_out(&key))?;
     match claim {
         Claim::Compute(ticket) => {
-            // Told before the session has it: with the session's end it is told that the claim is given up.
+            // Recorded before the session has the ticket, because the end of the session records that the claim is abandoned.
             caller.daemon.events.record(Event::Claimed(key.0.to_string()));
             let number = caller.lock().tickets.add(ticket)?;
             Ok(ClaimResult::Compute(number).into())
@@ -36,7 +36,7 @@ pub(super) async fn begin(caller: Caller, params: ClaimParams) -> Answer<ClaimRe
 }
 
 pub(super) async fn finish(caller: Caller, params: FinishParams) -> Answer<Empty> {
-    // Dropped on the way out of an error, which gives the claim to one of those who wait.
+    // An error drops the ticket, which passes the claim to a waiting session.
     let mut ticket = caller.lock().tickets.take(params.ticket, "ticket")?;
     if params.results.is_empty() {
         return Err(Error::invalid("a computation without results cannot be shared: decline it").in_field("results"));

@@ -1,4 +1,4 @@
-//! Weights by content: leased where they are, provided by whoever asks first where they are not.
+//! Contents (weights) by their hashes: existing ones are leased, the first session that asks for a missing one uploads it.
 
 use super::answer::{Answer, NOTHING};
 use super::key::key;
@@ -28,7 +28,7 @@ pub(super) async fn begin(caller: Caller, params: ContentsParams) -> Answer<Cont
         .iter()
         .map(|content| {
             Ok(BlobSpec {
-                device: cotensor_core::Device::Cpu,
+                device: content.device,
                 hash: key(&content.hash)?,
                 dtype: content.dtype.parse::<DType>()?,
                 shape: content.shape.clone(),
@@ -38,7 +38,7 @@ pub(super) async fn begin(caller: Caller, params: ContentsParams) -> Answer<Cont
         .collect::<Result<_>>()?;
     let holder = caller.holder(&params.holder)?;
     let store = &caller.daemon.store;
-    // Nothing is held back from others while this waits: a request waits only when it has nothing to provide itself.
+    // A request waits only when it has nothing to upload, so it blocks no other session.
     let begun = poll_fn(|context| match store.plan_upload(&specs, &holder, context.waker()) {
         Ok(begun) if begun.pack.is_none() && begun.ready.is_empty() && !begun.pending.is_empty() => Poll::Pending,
         begun => Poll::Ready(begun),
@@ -69,7 +69,7 @@ pub(super) async fn finish(mut caller: Caller, params: ProvideParams) -> Answer<
     let fd = caller.fd()?;
     let (pack, own) = caller.lock().packs.take(params.reservation, "reservation")?;
     let holder = pack.holder().clone();
-    let segment: Arc<dyn Segment> = Arc::new(Sealed::new(fd, pack.bytes())?);
+    let segment: Arc<dyn Segment> = Arc::new(Sealed::new(fd, pack.bytes(), pack.device())?);
     verify(&pack, &*segment)?;
     let leases = caller.daemon.store.publish_pack(pack, &segment, Duration::from_micros(params.micros))?;
     drop(own);
@@ -80,7 +80,7 @@ pub(super) async fn finish(mut caller: Caller, params: ProvideParams) -> Answer<
     Ok(Reply { value: Descriptors { tensors }, fds })
 }
 
-/// Reads every content once: another client leases it for its hash. The segment is sealed, so the bytes stay what they are.
+/// Reads each content and checks its hash, by which other clients lease it. The segment is sealed, so the bytes cannot change.
 fn verify(pack: &BlobPack, segment: &dyn Segment) -> Result<()> {
     for (hash, range) in pack.hashes() {
         let found = ContentHash::of_pieces(range.len(), |at, piece| segment.read_at(range.start + at, piece))?;

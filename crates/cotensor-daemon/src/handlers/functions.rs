@@ -1,4 +1,4 @@
-//! Functions: offered, found, and the two ends connected.
+//! Registering and finding functions, and connecting callers with providers.
 
 use super::answer::{Answer, NOTHING};
 use crate::dispatch::{Caller, Reply};
@@ -12,9 +12,9 @@ use cotensor_core::{Error, ErrorKind};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-/// Providers that a caller may say it is connected to.
+/// The most providers in the list of a caller's connections.
 const CONNECTED_MAX: usize = 1024;
-/// Tasks of one answer.
+/// The most tasks in one answer.
 const TASKS_MAX: usize = 10_000;
 
 pub(super) async fn register(caller: Caller, params: RegisterFunctionParams) -> Answer<Empty> {
@@ -48,7 +48,7 @@ pub(super) async fn lookup(caller: Caller, params: LookupFunctionParams) -> Answ
     let (ours, theirs) = UnixStream::pair().map_err(|error| Error::io("connecting caller and provider", &error))?;
     let who = CallerInfo { client: caller.client().to_owned() };
     if !provider.connect(&who, theirs.into()) {
-        // What cannot be told ends the provider's session: it has ended, or does so now, and nothing was called.
+        // The provider's session has ended or ends now. The function was not called.
         let message = format!("nobody provides a function {:?}: {} has ended", params.name, found.provider.client);
         return Err(Error::not_found(message).in_field("name"));
     }
@@ -65,7 +65,7 @@ pub(super) async fn tasks(caller: Caller, params: AllTasksParams) -> Answer<AllT
         let daemon = Arc::clone(&caller.daemon);
         tokio::task::spawn_blocking(move || daemon.functions.tasks.of(info, &*provider, &params))
     };
-    // All at once: one that does not answer is not to hold up the others.
+    // All at once: one that does not answer must not delay the others.
     let asked: Vec<_> = caller.daemon.functions.providers().into_iter().map(ask).collect();
     let mut providers = Vec::with_capacity(asked.len());
     let mut room = TASKS_MAX;

@@ -3,16 +3,16 @@
 use cotensor_core::{ContentHash, Error, Hasher, Result};
 use cotensor_store::Key;
 
-/// A key or a hash as messages write it.
+/// Parses a key or a hash.
 pub(super) fn key(hex: &str) -> Result<ContentHash> {
     ContentHash::from_hex(hex).ok_or_else(|| Error::invalid("64 hexadecimal digits expected").in_field("key"))
 }
 
-/// The store's key of what a client claims. It lies in a domain of its own: contents are claims as well, under keys that a
-/// client can compute, and no client's result may stand for a content that was not verified.
+/// The store's key for a client's claim, in a domain of its own. Contents are claims too, under keys that a client can compute: a
+/// client's result must not replace a verified content.
 ///
 /// # Errors
-/// `Invalid` for what is no key.
+/// `Invalid` for anything but a key.
 pub(crate) fn claim_key(hex: &str) -> Result<Key> {
     Ok(Key(Hasher::new("cotensor client claim v1").field(key(hex)?.as_bytes()).finish()))
 }

@@ -1,4 +1,4 @@
-//! What there is, who holds it, and what was counted.
+//! Lists, holders, statistics and notes.
 
 use super::answer::{Answer, NOTHING};
 use super::key::key;
@@ -10,16 +10,16 @@ use cotensor_client::protocol::{
     CopiesParams, CopyParams, Empty, KeyParams, ListParams, ListResult, NameParams, Note, RememberParams, Report, Spec,
     TensorInfo, TensorState, WhoResult,
 };
-use cotensor_core::{Device, Error, Result};
+use cotensor_core::{Error, Result};
 use cotensor_store::backend::{LeaseBackend, Record};
 use cotensor_store::{
     BlobStore, CopyReason, EmbeddedStore, MemoryControl, SpilledTensorInfo, StoreReports, check_name,
 };
 use std::collections::BTreeMap;
 
-/// Copies that one publication may say.
+/// The most copies in one report.
 const COPIES_MAX: usize = 64;
-/// The most tensors of one answer.
+/// The most tensors in one answer.
 const LIST_MAX: usize = 10_000;
 
 fn describe(store: &EmbeddedStore, record: &Record) -> TensorInfo {
@@ -42,7 +42,7 @@ fn describe_spilled(SpilledTensorInfo { tensor, age, lost }: &SpilledTensorInfo)
         id: tensor.id.into(),
         spec: Spec::from(&tensor.spec),
         bytes: tensor.layout.size_bytes() as u64,
-        device: Device::Cpu.to_string(),
+        device: tensor.spec.device.to_string(),
         age_s: age.as_secs_f64(),
         hits: 0,
         holders: BTreeMap::new(),
@@ -117,10 +117,10 @@ pub(super) async fn record_copies(caller: Caller, params: CopiesParams) -> Answe
     Ok(NOTHING.into())
 }
 
-/// Counts copies that are said beside something else.
+/// Counts the copies that a client reports with a call.
 ///
 /// # Errors
-/// `Invalid` for more than there may be, and for one that is none.
+/// `Invalid` for too many copies or an unknown reason.
 pub(super) fn count_copies(daemon: &Daemon, copies: &[CopyParams]) -> Result<()> {
     if copies.len() > COPIES_MAX {
         return Err(Error::invalid(format!("more than {COPIES_MAX} copies")).in_field("copies"));

@@ -1,4 +1,4 @@
-//! The daemon about itself.
+//! Sessions, HTTP address, dashboard and method descriptions.
 
 use super::answer::Answer;
 use crate::dispatch::Caller;

@@ -1,4 +1,4 @@
-//! Sessions begin.
+//! The hello of a session, and ping.
 
 use super::answer::{Answer, NOTHING};
 use crate::dispatch::{Caller, Reply};
@@ -20,11 +20,11 @@ pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloRe
     };
     daemon.joined(&caller.session, was);
     if let Some(was) = was {
-        // Only now: a server that dies in between leaves both sessions, not neither.
+        // After `joined`: a server that dies in between leaves both sessions in the journal.
         daemon.is_back(was);
     }
     caller.greet();
-    // For connections that carry descriptors.
+    // Only a connection on the Unix socket carries descriptors.
     let index = caller.outbox().map(|_| daemon.events.slots.fd()).transpose()?;
     let sharing = daemon.store.config();
     let allowed = sharing.allowed_types.as_ref();

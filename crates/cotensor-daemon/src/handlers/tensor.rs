@@ -1,4 +1,4 @@
-//! Reserving, publishing, leasing.
+//! Reserving, publishing and leasing tensors.
 
 use super::answer::{Answer, NOTHING};
 use super::report::count_copies;
@@ -13,7 +13,7 @@ use cotensor_core::{Error, ErrorKind, Layout, Result};
 use cotensor_store::{Holder, Lease, TensorStore};
 use std::sync::Arc;
 
-/// Slabs that one session may have.
+/// The most slabs of one session.
 const SLABS_MAX: usize = 1024;
 
 pub(super) async fn reserve(caller: Caller, params: ReserveParams) -> Answer<ReserveResult> {
@@ -29,7 +29,7 @@ pub(super) async fn publish(mut caller: Caller, params: PublishParams) -> Answer
     let fd = caller.fd()?;
     let Reserved { spec, charge, own, holder } = caller.lock().reservations.take(params.reservation, "reservation")?;
     let layout = Layout::contiguous(spec.dtype, &spec.shape)?;
-    let segment = Arc::new(Sealed::new(fd, layout.size_bytes())?);
+    let segment = Arc::new(Sealed::new(fd, layout.size_bytes(), spec.device)?);
     let key = params.ticket.map(|ticket| caller.key_of(ticket)).transpose()?;
     count_copies(&caller.daemon, &params.copies)?;
     let lease = caller.daemon.store.adopt(spec, layout, segment, charge, key, &holder)?;
@@ -58,7 +58,7 @@ pub(super) async fn open_slab(mut caller: Caller, params: SlabParams) -> Answer<
     let fd = caller.fd()?;
     let (daemon, inode) = (&caller.daemon, inode(&fd)?);
     let owner: Arc<dyn SlabOwner> = Arc::clone(&caller.session) as Arc<dyn SlabOwner>;
-    // What a former daemon knew is charged already, and what was published in it lies there still.
+    // A slab of a former server is charged already and still contains its tensors.
     let (slab, share) = daemon.slabs.open(&daemon.store, (fd, inode), len, &owner)?;
     let waited = daemon.orphans().take_slab(inode);
     drop(waited);
@@ -84,7 +84,7 @@ pub(super) async fn publish_slab(caller: Caller, params: PublishSlabParams) -> A
     Ok(caller.grant_made(lease, &holder)?.into())
 }
 
-/// Described to a session, with the descriptor if it has not got it.
+/// Answers with the description of a leased tensor, and its descriptor if the session does not have it.
 fn granted(session: &Session, lease: Lease, holder: &Holder) -> Answer<Descriptor> {
     let mut fds = Vec::new();
     let value = session.grant(lease, holder, &mut fds)?;
@@ -104,7 +104,7 @@ pub(super) async fn lease(caller: Caller, params: LeaseParams) -> Answer<Descrip
 }
 
 pub(super) async fn release(caller: Caller, params: ReleaseParams) -> Answer<Empty> {
-    // All that can be is given back; the first that cannot is the answer.
+    // Releases all leases that exist. The answer is the first error.
     let release = |lease: &LeaseParams| caller.release(lease.id.into(), &caller.holder(&lease.holder)?);
     let outcomes: Vec<Result<()>> = params.leases.iter().map(release).collect();
     outcomes.into_iter().collect::<Result<()>>()?;

@@ -1,4 +1,4 @@
-//! What the daemon tells everyone, what its methods are, and the page that shows it at work.
+//! Health, method descriptions and the dashboard page.
 
 use super::Http;
 use super::admission::Peer;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 const PAGE: &str = include_str!("dashboard.html");
 
-/// What everyone may know, other users of this machine included.
+/// Public information: other users of this machine can read it.
 #[derive(Serialize)]
 struct Health<'a> {
     status: &'static str,
@@ -25,20 +25,20 @@ struct Health<'a> {
     socket: &'a Path,
 }
 
-/// That the daemon lives, and where its socket is.
+/// Health and the path of the socket.
 pub(super) async fn health(State(http): State<Arc<Http>>) -> Response {
     let socket = &http.daemon.config.socket;
     let version = env!("CARGO_PKG_VERSION");
     json(StatusCode::OK, &Health { status: "ok", version, protocol: PROTOCOL, socket })
 }
 
-/// The description of every method, and the functions that are provided.
+/// The descriptions of all methods and functions.
 pub(super) async fn openrpc(State(http): State<Arc<Http>>) -> Response {
     json(StatusCode::OK, &protocol::openrpc_with(&http.daemon.functions.list("")))
 }
 
-/// The page, which asks for its figures as any client does. Nothing but its own script runs in it. Opened with a code that
-/// [`Dashboard`](super::Dashboard) made, it has the token in it.
+/// The page. Its own script, the only one that may run in it, calls the daemon as any client. Opened with a code of
+/// [`Dashboard`](super::Dashboard), the page contains the token.
 pub(super) async fn page(
     State(http): State<Arc<Http>>,
     Extension(peer): Extension<Peer>,
@@ -55,7 +55,7 @@ pub(super) async fn page(
          img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     );
     let code = query.as_deref().and_then(|query| query.strip_prefix("code="));
-    // A HEAD would use the code up and bring no token.
+    // A HEAD request would use up the code without delivering the token.
     let code = code.filter(|_| method == Method::GET && http.access.allows(&peer));
     let token = code.and_then(|code| http.dashboard.redeem(code)).unwrap_or_default();
     let page = PAGE.replace("{{nonce}}", &nonce).replace("{{token}}", &escaped(token));

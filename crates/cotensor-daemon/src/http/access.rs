@@ -1,5 +1,5 @@
-//! Which requests are served: those with the token, of this user where the token is this user's alone, and never those
-//! that a page of another site makes a browser send.
+//! Access rules: a request needs the token, and the user if the token is only for this user. Requests that a page of another site
+//! makes a browser send are refused.
 
 use super::admission::Peer;
 use super::answer::Refusal;
@@ -15,17 +15,17 @@ use axum::response::{IntoResponse, Response};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// The page without a figure in it, and which daemon this is: everyone may `GET` these.
+/// The empty page and the health of the daemon: every client may `GET` these.
 const PUBLIC: [&str; 2] = ["/", "/health"];
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// The rules of one listener.
 pub(super) struct Access {
     token: Arc<Token>,
-    /// Whether the token serves only processes of this user and root: nobody else was given it, so another user who has it
-    /// has read it somewhere, in the arguments of a program perhaps.
+    /// Whether the token is only for processes of this user and root. It was given to no other user, who may have read it in the
+    /// arguments of a program.
     own_only: bool,
-    /// Names by which browsers may address the daemon.
+    /// Host names by which browsers may address the daemon.
     hosts: Vec<String>,
 }
 
@@ -40,7 +40,7 @@ impl Access {
         peer.own || !self.own_only
     }
 
-    /// Whether a request may have everything, or only what is [`PUBLIC`].
+    /// Whether a request may access everything, or only [`PUBLIC`] paths.
     fn check(&self, request: &Request, peer: &Peer) -> Result<bool, Refusal> {
         let known = match bearer(request.headers()) {
             Some(presented) if self.token.is(presented) => true,
@@ -65,12 +65,12 @@ impl Access {
         })
     }
 
-    /// Refuses what a page of another site makes a browser send, also under a name that its owner points at this
-    /// machine (DNS rebinding). Anyone can send a request without these headers; no browser does.
+    /// Refuses requests that a page of another site makes a browser send, also under a host name that resolves to this machine (DNS
+    /// rebinding). Browsers always send these headers.
     fn check_site(&self, request: &Request) -> Result<(), Refusal> {
         let headers = request.headers();
         let forbidden = |message| Err(Refusal::new(StatusCode::FORBIDDEN, message));
-        // Of several, a proxy may have checked another one than is read here.
+        // With several headers, a proxy may have checked another one.
         let mut hosts = headers.get_all(HOST).iter();
         let Some(host) = authority(hosts.next()).filter(|_| hosts.next().is_none()) else {
             return Err(Refusal::new(StatusCode::BAD_REQUEST, "exactly one Host header is required"));
@@ -96,7 +96,7 @@ impl Access {
         let host = authority.host();
         let plain = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         let is = |known: &str| host.eq_ignore_ascii_case(known);
-        // Nobody else can own a plain address's site.
+        // No other site can have a plain address.
         plain.parse::<IpAddr>().is_ok() || is("localhost") || self.hosts.iter().any(|known| is(known))
     }
 }
@@ -110,8 +110,7 @@ fn authority(host: Option<&HeaderValue>) -> Option<Authority> {
     host?.to_str().ok()?.parse().ok()
 }
 
-/// Lets through what may pass, ends connections without the token after one answer, and tells browsers to keep answers to
-/// themselves.
+/// Checks each request, closes connections without the token after one answer, and forbids caches to store answers.
 pub(super) async fn guard(
     State(http): State<Arc<Http>>,
     Extension(peer): Extension<Peer>,

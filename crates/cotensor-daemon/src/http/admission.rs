@@ -1,4 +1,4 @@
-//! How many connections there may be: many of this user, and few of others, so that others cannot use them all up.
+//! Limits of connections: many for this user, few for others, so that others cannot exhaust them.
 
 use super::HttpConfig;
 use super::peer;
@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Places for connections.
+/// The permits for connections.
 pub(super) struct Admission {
-    /// For this user's connections, and for those that have shown the token.
+    /// For this user's connections and those with the token.
     trusted: Arc<Semaphore>,
     /// For all others.
     untrusted: Arc<Semaphore>,
@@ -19,12 +19,12 @@ pub(super) struct Admission {
 /// The client of a connection.
 #[derive(Clone)]
 pub(super) struct Peer {
-    /// Whether the kernel says that it is a process of this user, or of root, on this machine.
+    /// Whether it is a process of this user or of root on this machine, according to the kernel.
     pub(super) own: bool,
     place: Arc<Place>,
 }
 
-/// The place that a connection takes up until it ends.
+/// The permit of a connection until it ends.
 struct Place {
     trusted: Arc<Semaphore>,
     permit: Mutex<OwnedSemaphorePermit>,
@@ -39,7 +39,7 @@ impl Admission {
         }
     }
 
-    /// A place for a connection that was just accepted; none when all for its kind are taken.
+    /// A permit for an accepted connection; none when the limit is reached.
     pub(super) async fn admit(&self, stream: &TcpStream) -> Option<Peer> {
         let own = match (stream.peer_addr(), stream.local_addr()) {
             (Ok(peer), Ok(local)) if peer.ip().to_canonical().is_loopback() => {
@@ -59,7 +59,7 @@ impl Admission {
 }
 
 impl Peer {
-    /// The client has shown the token: its connection leaves its place to another that has not.
+    /// The client has the token: its connection no longer counts among those without it.
     pub(super) fn trust(&self) {
         let mut permit = self.place.permit.lock().unwrap_or_else(PoisonError::into_inner);
         if !Arc::ptr_eq(permit.semaphore(), &self.place.trusted)

@@ -1,4 +1,4 @@
-//! Answers of the parts that are not JSON-RPC: a status, and what went wrong as JSON-RPC would say it.
+//! Answers outside JSON-RPC: a status, and an error in the form of JSON-RPC.
 
 use axum::http::header::{CONTENT_TYPE, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, StatusCode};
@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use cotensor_core::{Error, ErrorKind};
 use cotensor_rpc as rpc;
 
-/// What a request gets that is not served.
+/// The answer to a refused request.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     status: StatusCode,
@@ -14,7 +14,7 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    /// Of a request that breaks a rule of the HTTP side.
+    /// For a request that breaks a rule of HTTP.
     pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self { status, error: Error::new(ErrorKind::Refused, message) }
     }

@@ -1,4 +1,4 @@
-//! How the HTTP side runs.
+//! The configuration of HTTP.
 
 use cotensor_core::{Error, Result};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -8,17 +8,17 @@ use std::time::Duration;
 /// The port of rank 0.
 pub const PORT: u16 = 2537;
 
-/// How the HTTP side runs. Every field has a default.
+/// The configuration of HTTP. Each field has a default.
 #[derive(Clone, Debug)]
 pub struct HttpConfig {
-    /// Where it listens; see [`default_port`].
+    /// The address to listen on; see [`default_port`].
     pub listen: SocketAddr,
-    /// A file that holds the token, readable by its owner alone: every user who has the token is served. Without it the
-    /// token is made beside the socket, and on loopback only processes of this user and root are served with it.
+    /// The file with the token, readable only by its owner: every user with the token is served. Without a file the daemon creates a
+    /// token beside the socket, and on loopback serves only processes of this user and root with it.
     pub token_file: Option<PathBuf>,
     /// Host names by which clients may address it, besides `localhost` and plain addresses.
     pub hosts: Vec<String>,
-    /// How long a session lives without a call.
+    /// The time after which a session without calls ends.
     pub session_ttl: Duration,
     /// The most sessions at a time.
     pub sessions_max: usize,
@@ -32,10 +32,10 @@ pub struct HttpConfig {
     pub call_bytes_max: usize,
     /// The most bytes of one tensor that is uploaded.
     pub tensor_bytes_max: u64,
-    /// The longest that a call may take, waiting for others' computations included.
+    /// The time limit of a call, including waits for other computations.
     pub request_time_max: Duration,
-    /// How long a client may let the daemon wait: for a request's headers, for its first bytes, for an answer to be
-    /// taken. What it sends or takes in pieces has to come at 64 KiB/s beyond that.
+    /// How long the daemon waits for a client: for the headers, for the first bytes, and for the client to receive an answer. Each
+    /// 64 KiB of transfer adds one second.
     pub patience: Duration,
 }
 
@@ -58,8 +58,8 @@ impl Default for HttpConfig {
     }
 }
 
-/// The port of this process's daemon: 2537 plus `RANK`, one daemon for every rank. Where `GPUS_PER_NODE` is set, one
-/// daemon serves all devices of the machine, on 2537 whichever rank asks.
+/// The port of this process's daemon: 2537 plus `RANK`, one daemon for each rank. If `GPUS_PER_NODE` is set, one daemon serves all
+/// ranks of the machine on port 2537.
 ///
 /// # Errors
 /// `Invalid` naming the variable.

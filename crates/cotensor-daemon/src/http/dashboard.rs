@@ -1,7 +1,7 @@
-//! How the page is opened without its user typing a token: a file that only this user can read sends a browser to the page
-//! with a code that is good once.
+//! Opens the page without typing a token: a file that only this user can read redirects a browser to the page with a code that is
+//! valid once.
 //!
-//! The file's path may be on a command line, where every user can read it; the code and the token are never.
+//! The path of the file may be on a command line, which every user can read; the code and the token are not.
 
 use super::token::Token;
 use cotensor_client::hex;
@@ -15,14 +15,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use subtle::ConstantTimeEq;
 
-/// How long a code is good.
+/// How long a code is valid.
 const CODE_TTL: Duration = Duration::from_secs(60);
 
-/// The listener as the daemon's own user may know it.
+/// The address, the token and the current code.
 pub(crate) struct Dashboard {
-    /// Where it listens.
+    /// The address of the listener.
     pub(crate) address: SocketAddr,
-    /// The file of the token.
+    /// The path of the token file.
     pub(crate) token_file: PathBuf,
     token: Arc<Token>,
     /// The file with the newest code.
@@ -30,25 +30,25 @@ pub(crate) struct Dashboard {
     code: Mutex<Option<Code>>,
 }
 
-/// A code that was not used yet, as its hash.
+/// The hash of a code that was not used.
 struct Code {
     hash: ContentHash,
     made: Instant,
 }
 
 impl Dashboard {
-    /// `socket` is the daemon's.
+    /// `socket` is the path of the daemon's socket.
     pub(super) fn new(address: SocketAddr, token: Arc<Token>, token_file: PathBuf, socket: &Path) -> Self {
-        // A browser has another working folder.
+        // A browser may have another current folder.
         let mut file = std::path::absolute(socket).unwrap_or_else(|_| socket.to_path_buf()).into_os_string();
         file.push(".dashboard.html");
         let this = Self { address, token_file, token, file: file.into(), code: Mutex::default() };
-        // What a daemon that was killed left.
+        // The file of a killed daemon.
         this.remove();
         this
     }
 
-    /// Writes a file, mode 0600, that sends a browser to the page with a new code; codes before it are good no more.
+    /// Writes a file with mode 0600 that redirects a browser to the page with a new code. Earlier codes become invalid.
     ///
     /// # Errors
     /// `Io` when the file cannot be written.
@@ -67,7 +67,7 @@ impl Dashboard {
         Ok(self.file.clone())
     }
 
-    /// The token, for a code that was not used before; no code is good after this one.
+    /// Exchanges a code for the token. The code becomes invalid.
     pub(super) fn redeem(&self, code: &str) -> Option<&str> {
         self.redeem_at(code, Instant::now())
     }
@@ -87,7 +87,7 @@ impl Dashboard {
         Some(self.token.secret())
     }
 
-    /// Takes the file away whose code is not good any more.
+    /// Removes the file when its code has expired.
     pub(super) fn expire(&self) {
         let mut newest = self.lock();
         if newest.as_ref().is_some_and(|newest| newest.made.elapsed() >= CODE_TTL) {

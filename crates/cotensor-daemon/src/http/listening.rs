@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A listening socket and the rules of who may use it.
+/// A listening socket with its configuration and token.
 pub struct HttpListening {
     pub(super) listener: TcpListener,
     pub(super) address: SocketAddr,
@@ -17,17 +17,17 @@ pub struct HttpListening {
 }
 
 impl HttpListening {
-    /// Listens as `config` says. Without a token file, a token is made beside `socket`, in a file of mode 0600.
+    /// Listens at the address of `config`. Without a token file, creates one beside `socket` with mode 0600.
     ///
     /// # Errors
-    /// `Io` when the address is taken, `Refused` or `Invalid` for a token file that will not do.
+    /// `Io` when the address is in use, `Refused` or `Invalid` for an unusable token file.
     pub fn bind(config: HttpConfig, socket: &Path) -> Result<Self> {
         let listener = TcpListener::bind(config.listen)
             .map_err(|error| Error::io(format!("listening on {}", config.listen), &error).in_field("listen"))?;
         Self::on(listener, config, socket)
     }
 
-    /// Goes on with a socket that listens already.
+    /// Uses a socket that is listening already.
     ///
     /// # Errors
     /// As [`bind`](Self::bind).
@@ -47,12 +47,12 @@ impl HttpListening {
         self.listener
     }
 
-    /// Where it listens; the port is the system's choice if it was to be 0.
+    /// The address. For port 0 in the configuration, the port that the system chose.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The file of the token.
+    /// The path of the token file.
     pub fn token_file(&self) -> &Path {
         &self.token_file
     }

@@ -1,5 +1,5 @@
 //! The daemon's counters in the [text format](https://prometheus.io/docs/instrumenting/exposition_formats/) that
-//! Prometheus reads. Every figure is one that the daemon counts anyway, read when somebody asks.
+//! Prometheus reads. Values are read at the time of the request.
 
 use super::Http;
 use axum::extract::State;
@@ -11,9 +11,9 @@ use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 use std::sync::Arc;
 
-/// Every counter.
+/// All counters.
 pub(super) async fn get(State(http): State<Arc<Http>>) -> Response {
-    // Going through all tensors takes a while when there are many.
+    // Reading the statistics of many tensors takes long.
     let text = tokio::task::spawn_blocking(move || render(&http)).await.unwrap_or_default();
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
@@ -85,7 +85,7 @@ fn render(http: &Http) -> String {
     page.text
 }
 
-/// The text as it grows.
+/// The text.
 #[derive(Default)]
 struct Page {
     text: String,
@@ -120,7 +120,7 @@ impl Page {
     }
 
     fn line(&mut self, line: std::fmt::Arguments<'_>) -> &mut Self {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(self.text, "{line}");
         self
     }

@@ -1,4 +1,4 @@
-//! The daemon over HTTP: JSON-RPC by POST, tensors' bytes, health, metrics, and a page to look at.
+//! HTTP: JSON-RPC by POST, bytes of tensors, health, metrics and the dashboard.
 //!
 //! | path | |
 //! |---|---|
@@ -10,7 +10,7 @@
 //! | `GET /openrpc.json` | what `rpc.discover` answers |
 //! | `GET /` | the dashboard |
 //!
-//! Every request but the last three lines' `GET /health` and `GET /` needs the token; see [`HttpConfig`].
+//! Every request except `GET /health` and `GET /` needs the token; see [`HttpConfig`].
 
 mod about;
 mod access;

@@ -1,4 +1,4 @@
-//! Clients that take their time: how long the daemon waits for them.
+//! A minimum transfer rate for slow clients.
 
 use std::future::Future;
 use std::io::{Error, ErrorKind, Result};
@@ -8,21 +8,21 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-/// The least that a client has to send or take, once its patience is used up.
+/// The minimum rate after the initial timeout.
 pub(crate) const BYTES_PER_SECOND_MIN: u64 = 64 << 10;
 
-/// The time that `bytes` may take.
+/// The time limit for `bytes`.
 pub(crate) fn time_for(bytes: u64) -> Duration {
     Duration::from_micros(bytes.saturating_mul(1_000_000) / BYTES_PER_SECOND_MIN)
 }
 
-/// A connection that fails once its other end has let it wait too long while there was something to send.
+/// A connection that fails when the other end receives too slowly.
 pub(crate) struct Paced<S> {
     inner: S,
     patience: Duration,
-    /// How long it will still wait; what is taken adds to it, up to `patience`.
+    /// The remaining time to wait. Received bytes add to it, up to `patience`.
     credit: Duration,
-    /// Since when it waits now, and until when.
+    /// The beginning and the end of the current wait.
     waiting: Option<(Instant, Pin<Box<Sleep>>)>,
 }
 
@@ -31,7 +31,7 @@ impl<S> Paced<S> {
         Self { inner, patience, credit: patience, waiting: None }
     }
 
-    /// Accounts for what came of an attempt to send.
+    /// Updates the time after an attempt to send.
     fn pace(&mut self, context: &mut Context<'_>, attempt: Poll<Result<usize>>) -> Poll<Result<usize>> {
         match attempt {
             Poll::Pending => {

@@ -1,7 +1,7 @@
-//! The user at the other end of a loopback connection. A Unix socket tells; for TCP the kernel's table of sockets does.
+//! The user at the other end of a loopback connection, from the kernel's table of TCP sockets.
 //!
-//! The answer is true for the moment of the look alone: a connection that its client has closed has no owner, and its
-//! addresses may be another's next. It keeps others away from places and bytes that a token guards as well.
+//! The result holds only at the time of reading: a closed connection has no owner, and another process may reuse its addresses. It
+//! protects connection permits and data that the token protects as well.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 const ROW_BYTES_MAX: u64 = 1024;
 
 /// Whether the client at `peer`, connected to `local` on this machine, belongs to this user or to root. False when the
-/// system does not tell.
+/// system does not know.
 pub(crate) fn is_own(peer: SocketAddr, local: SocketAddr) -> bool {
     let table = if peer.is_ipv4() { "/proc/net/tcp" } else { "/proc/net/tcp6" };
     let Ok(file) = File::open(table) else { return false };
@@ -28,7 +28,7 @@ fn owner(mut rows: impl BufRead, socket: SocketAddr, other: SocketAddr) -> Optio
         let mut columns = row.split_ascii_whitespace().skip(1);
         if columns.next() == Some(&socket) && columns.next() == Some(&other) {
             let uid = columns.nth(4)?.parse().ok()?;
-            // A closed socket has no inode, and the kernel writes 0 for its user, whoever that was.
+            // A closed socket has no inode, and the kernel writes user 0.
             return columns.nth(1).filter(|&inode| inode != "0").map(|_| uid);
         }
         row.clear();

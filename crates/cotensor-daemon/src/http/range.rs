@@ -1,19 +1,19 @@
-//! Which bytes of a tensor a request wants (RFC 9110, section 14). One range; several at once are not served, so all is.
+//! The Range header (RFC 9110, section 14): one range. A request for several ranges gets the whole tensor.
 
 use std::ops::Range;
 
-/// What a Range header asks for.
+/// The range of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
-    /// Everything: there is no header, or one that may be ignored.
+    /// Everything: there is no header, or an ignored one.
     All,
     /// These bytes.
     Part(Range<u64>),
-    /// Bytes that are not there.
+    /// A range outside the tensor.
     Nothing,
 }
 
-/// Reads the header of a request for something of `len` bytes.
+/// Parses the header of a request for `len` bytes.
 pub(super) fn wanted(header: &str, len: u64) -> Wanted {
     let Some((unit, range)) = header.split_once('=') else { return Wanted::All };
     let Some((first, last)) = range.trim().split_once('-') else { return Wanted::All };

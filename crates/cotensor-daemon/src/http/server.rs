@@ -27,12 +27,12 @@ use tokio::net::TcpStream;
 
 /// The most headers of a request.
 const HEADERS_MAX: usize = 64;
-/// How often it is looked for sessions that have ended.
+/// The interval between two checks for expired sessions.
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Daemon {
-    /// Serves HTTP on `listening` until `stop` is done; then ends the sessions that were opened there. From this call on, the
-    /// daemon's clients can ask where it listens.
+    /// Serves HTTP on `listening` until `stop` is done, then ends its sessions. Clients can ask the daemon for the address after this
+    /// call.
     ///
     /// # Errors
     /// `Io` when the socket fails.
@@ -78,7 +78,7 @@ async fn serve_until(http: Arc<Http>, listener: TcpListener, stop: impl Future<O
                     }
                 }
                 Err(error) => {
-                    // Out of descriptors, mostly: some will be closed.
+                    // Usually too many open descriptors: some will be closed.
                     if let Some(count) = not_accepted.note() {
                         tracing::warn!("{count} HTTP connections were not accepted: {error}");
                     }
@@ -109,7 +109,7 @@ fn routes(http: Arc<Http>) -> Router {
         .with_state(http)
 }
 
-/// Serves one connection, whose headers, times and rates are bounded.
+/// Serves one connection with limits of headers, times and rates.
 async fn serve(http: Arc<Http>, routes: Router, stream: TcpStream, peer: Peer) {
     drop(stream.set_nodelay(true));
     let service = TowerToHyperService::new(routes.layer(Extension(peer)));
@@ -117,7 +117,7 @@ async fn serve(http: Arc<Http>, routes: Router, stream: TcpStream, peer: Peer) {
         .timer(TokioTimer::new())
         .header_read_timeout(http.config.patience)
         .max_headers(HEADERS_MAX)
-        // The least that hyper takes.
+        // hyper's minimum.
         .max_buf_size(http.config.header_bytes_max.max(8192))
         .serve_connection(TokioIo::new(Paced::new(stream, http.config.patience)), service)
         .await;

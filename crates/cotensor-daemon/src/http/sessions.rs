@@ -1,4 +1,4 @@
-//! Sessions over HTTP. No connection tells that their client is gone, so they end when it has not called for a while.
+//! Sessions over HTTP. They have no connection, so they end after a time without calls.
 
 use super::answer::Refusal;
 use crate::daemon::Daemon;
@@ -12,32 +12,31 @@ use std::time::{Duration, Instant};
 /// The header that carries a session's token.
 pub(crate) const HEADER: HeaderName = HeaderName::from_static("cotensor-session");
 
-/// The sessions that were opened over HTTP. Keyed by the hash of their tokens: how long a lookup takes says nothing
-/// about a token.
+/// The sessions that were opened over HTTP, by the hashes of their tokens, so that the time of a lookup reveals no token.
 #[derive(Default)]
 pub(crate) struct Sessions(Mutex<HashMap<ContentHash, Entry>>);
 
 struct Entry {
     session: Arc<Session>,
-    /// Calls that run now.
+    /// The number of running calls.
     calls: usize,
     used: Instant,
 }
 
-/// A session for the time of one call.
+/// The session of a call.
 pub(crate) struct Call<'a> {
     pub(crate) session: Arc<Session>,
     daemon: &'a Daemon,
     sessions: &'a Sessions,
-    /// Of the session's token; none while the session is this call's alone.
+    /// The hash of the session's token; none for a session of this call alone.
     key: Option<ContentHash>,
 }
 
 impl Sessions {
-    /// The session that a request names, or one for this call alone if it names none.
+    /// The session that a request names, or a new one for this call alone.
     ///
     /// # Errors
-    /// 404 for a session that ended or never was.
+    /// 404 for an unknown session.
     pub(crate) fn call<'a>(&'a self, daemon: &'a Arc<Daemon>, headers: &HeaderMap) -> Result<Call<'a>, Refusal> {
         let Some(token) = headers.get(HEADER) else {
             return Ok(Call { session: daemon.begin_session(None, None), daemon, sessions: self, key: None });
@@ -51,7 +50,7 @@ impl Sessions {
         Ok(Call { session: Arc::clone(&entry.session), daemon, sessions: self, key: Some(key) })
     }
 
-    /// Ends those that have not called for `ttl`.
+    /// Ends sessions without calls for `ttl`.
     pub(crate) fn expire(&self, daemon: &Daemon, ttl: Duration) {
         let mut ended = Vec::new();
         self.lock().retain(|_, entry| {
@@ -75,10 +74,10 @@ impl Call<'_> {
         self.key.is_some()
     }
 
-    /// Keeps the session for later calls, if its client has said hello in this one.
+    /// Keeps the session for later calls if this call was a hello.
     ///
     /// # Errors
-    /// 503 when there are `max` already.
+    /// 503 when `max` sessions exist.
     pub(crate) fn keep_if_introduced(&mut self, max: usize) -> Result<(), Refusal> {
         if self.is_kept() || !self.session.is_introduced() {
             return Ok(());
@@ -105,7 +104,7 @@ impl Call<'_> {
 impl Drop for Call<'_> {
     fn drop(&mut self) {
         match self.key {
-            // Also when the client hung up in the middle: what the call leased goes with it.
+            // This also releases the leases of a call whose client closed the connection.
             None => self.daemon.end_session(&self.session),
             Some(key) => {
                 if let Some(entry) = self.sessions.lock().get_mut(&key) {

@@ -1,4 +1,4 @@
-//! Tensors' bytes, for clients that have no memory in common with the daemon. Contiguous, row-major, little-endian.
+//! The bytes of tensors over HTTP: contiguous, row-major, little-endian.
 
 use super::Http;
 use super::answer::{Refusal, json};
@@ -16,7 +16,7 @@ use axum::http::header::{
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use cotensor_client::protocol::{Id, Keep, Spec};
-use cotensor_core::{Error, Layout, size};
+use cotensor_core::{Device, Error, Layout, size};
 use cotensor_store::backend::Charge;
 use cotensor_store::{CopyReason, EmbeddedStore, Lease, StoreReports, TensorStore};
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
@@ -31,10 +31,10 @@ const DTYPE: HeaderName = HeaderName::from_static("cotensor-dtype");
 const SHAPE: HeaderName = HeaderName::from_static("cotensor-shape");
 const KIND: HeaderName = HeaderName::from_static("cotensor-kind");
 const VERSION: HeaderName = HeaderName::from_static("cotensor-version");
-/// Read and sent at a time.
+/// Bytes that are read and sent at a time.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// The bytes of the newest version of a name, or a range of them. They are leased for as long as sending them takes.
+/// The bytes of the newest version of a name, or a range of them. The tensor is leased until they are sent.
 pub(super) async fn get(
     State(http): State<Arc<Http>>,
     method: Method,
@@ -57,7 +57,7 @@ pub(super) async fn get(
     if text(IF_NONE_MATCH).is_some_and(|known| known == "*" || known.split(',').any(|known| known.trim() == tag)) {
         return Ok((StatusCode::NOT_MODIFIED, about).into_response());
     }
-    // A range of another version than the one that the client has the rest of is no use to it.
+    // A range of another version does not match the client's other ranges.
     let same = text(IF_RANGE).is_none_or(|known| known == tag);
     let asked = text(RANGE).filter(|_| same).map_or(Wanted::All, |header| wanted(header, len));
     let (status, range) = match asked {
@@ -79,12 +79,12 @@ pub(super) async fn get(
     Ok((status, about, Body::new(Pieces::new(store, lease, range))).into_response())
 }
 
-/// What is to be published, besides its name and bytes.
+/// The query of a publication.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PutQuery {
     dtype: String,
-    /// Dimensions with commas between them; nothing for a scalar.
+    /// Dimensions, separated by commas; empty for a scalar.
     #[serde(default)]
     shape: String,
     kind: Option<String>,
@@ -95,17 +95,17 @@ pub(super) struct PutQuery {
     keep: Keep,
 }
 
-/// What was published.
+/// The answer to a publication.
 #[derive(Serialize)]
 struct Published {
     id: Id,
     spec: Spec,
     bytes: u64,
-    /// Whether the session leases it now.
+    /// Whether the session has a lease of it.
     leased: bool,
 }
 
-/// Publishes the body under a name. Its memory is made as the body comes, and sealed here.
+/// Publishes the body under a name. Its memory grows with the body and is sealed at the end.
 pub(super) async fn put(
     State(http): State<Arc<Http>>,
     name: Result<Path<String>, PathRejection>,
@@ -142,7 +142,7 @@ pub(super) async fn put(
     Ok(json(StatusCode::CREATED, &published))
 }
 
-/// Forgets a name.
+/// Removes a name.
 pub(super) async fn delete(
     State(http): State<Arc<Http>>,
     name: Result<Path<String>, PathRejection>,
@@ -163,6 +163,8 @@ fn spec_of(name: String, query: PutQuery) -> Result<Spec, Error> {
         name,
         dtype: query.dtype,
         shape: dimensions.map(|dimension| dimension.parse().map_err(wrong)).collect::<Result<_, _>>()?,
+        // HTTP carries bytes of host memory.
+        device: Device::Cpu,
         kind: query.kind.unwrap_or_else(|| cotensor_core::Kind::Other.name().to_owned()),
         space: query.space,
         producer: query.producer,
@@ -171,7 +173,7 @@ fn spec_of(name: String, query: PutQuery) -> Result<Spec, Error> {
     })
 }
 
-/// Fills an upload with a body, which has to come in time.
+/// Fills an upload with a body, within the time limits.
 async fn receive(http: &Http, mut body: Body, mut upload: Upload) -> Result<(Sealed, Arc<Charge>), Refusal> {
     let start = Instant::now();
     while let Some(part) = next(&mut body, start + http.config.patience + time_for(upload.filled())).await? {
@@ -190,16 +192,16 @@ fn describe(lease: &Lease) -> HeaderMap {
     ])
 }
 
-/// Names of types, numbers and punctuation: always a header's value.
+/// Names of types, numbers and punctuation are always valid in a header.
 fn ascii(text: &str) -> HeaderValue {
     HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static(""))
 }
 
-/// A leased tensor's bytes on their way out.
+/// The body of an answer with a tensor's bytes.
 struct Pieces {
     store: Arc<EmbeddedStore>,
     lease: Lease,
-    /// What is left, in the segment.
+    /// The remaining range in the segment.
     left: Range<usize>,
     sent: usize,
 }

@@ -1,4 +1,4 @@
-//! The secret that HTTP clients have to know.
+//! The bearer token of HTTP clients.
 
 use cotensor_client::hex;
 use cotensor_client::token::read_token;
@@ -20,18 +20,18 @@ impl Token {
         Self { hash: ContentHash::of(secret.as_bytes()), secret }
     }
 
-    /// Whether `presented` is the token. Takes the same time for every wrong one of its length.
+    /// Whether `presented` is the token, in constant time for each length.
     pub(crate) fn is(&self, presented: &str) -> bool {
         let presented = ContentHash::of(presented.as_bytes());
         self.hash.as_bytes().ct_eq(presented.as_bytes()).into()
     }
 
-    /// The token itself, for a client that has proved to be the daemon's user.
+    /// The token, for a client of the daemon's user.
     pub(crate) fn secret(&self) -> &str {
         &self.secret
     }
 
-    /// The token in a file.
+    /// Reads the token from a file.
     ///
     /// # Errors
     /// Those of [`read_token`].
@@ -39,12 +39,12 @@ impl Token {
         Ok(Self::new(read_token(path)?))
     }
 
-    /// The token beside `socket`, which is made, mode 0600, when there is none; and its file.
+    /// The token file beside `socket` and its token. Creates the file with mode 0600 if it is missing.
     ///
     /// # Errors
     /// As [`from_file`](Token::from_file).
     pub(crate) fn beside(socket: &Path) -> Result<(Self, PathBuf)> {
-        // Clients have other working folders.
+        // Clients may have other current folders.
         let mut path = std::path::absolute(socket).unwrap_or_else(|_| socket.to_path_buf()).into_os_string();
         path.push(".token");
         let path = PathBuf::from(path);
@@ -60,7 +60,7 @@ impl Token {
     }
 }
 
-/// Writes a new file as a whole or not at all. The socket's lock keeps other daemons from doing so at the same time.
+/// Creates a file atomically. The socket's lock excludes other daemons.
 fn write(path: &Path, secret: &str) -> std::io::Result<()> {
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
@@ -86,7 +86,7 @@ mod tests {
         assert!(token.is(secret.trim()) && !token.is("") && !token.is(&secret) && !token.is(&secret[1..]));
         let (again, _) = Token::beside(&folder.path().join("socket")).unwrap();
         assert!(again.is(secret.trim()));
-        // What a daemon that died while it made one could leave is not taken for one.
+        // An incomplete file of a daemon that died is not a token.
         std::fs::write(&path, "").unwrap();
         assert_eq!(Token::beside(&folder.path().join("socket")).err().unwrap().kind(), ErrorKind::Invalid);
     }

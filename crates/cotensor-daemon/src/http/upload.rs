@@ -1,8 +1,8 @@
-//! A tensor's memory while its bytes come over HTTP: it takes from the budget, and from the system, as they come. What was
-//! only promised evicts nothing.
+//! The memory of a tensor that is uploaded over HTTP. It grows, in the budget and in the system, with the received bytes: the announced
+//! length evicts no tensor.
 
 use crate::segment::Sealed;
-use cotensor_core::{Error, Result};
+use cotensor_core::{Device, Error, Result};
 use cotensor_store::EmbeddedStore;
 use cotensor_store::backend::Charge;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
@@ -10,23 +10,23 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-/// The least that is taken at a time, in bytes, unless less is left.
+/// The smallest step of growth in bytes, unless fewer bytes remain.
 const STEP_BYTES_MIN: u64 = 1 << 20;
 
 /// Memory of a known length that is filled from its start.
 pub(super) struct Upload {
-    /// The tensor's, for errors.
+    /// The name of the tensor, for errors.
     name: String,
-    /// A memfd, which nobody maps.
+    /// A memfd that is not mapped.
     file: File,
     len: u64,
     filled: u64,
-    /// For at most twice the bytes that are there, and a step.
+    /// The charge of at most twice the received bytes and one step.
     charge: Arc<Charge>,
 }
 
 impl Upload {
-    /// For `len` bytes of a tensor, of which `charge` has none yet.
+    /// An empty upload of `len` bytes. `charge` counts no bytes yet.
     ///
     /// # Errors
     /// `Io` when no more descriptors may be open.
@@ -36,15 +36,15 @@ impl Upload {
         Ok(Self { name: name.to_owned(), file: fd.into(), len, filled: 0, charge })
     }
 
-    /// How many bytes have come.
+    /// The number of received bytes.
     pub(super) fn filled(&self) -> u64 {
         self.filled
     }
 
-    /// Adds the bytes that follow.
+    /// Appends bytes.
     ///
     /// # Errors
-    /// `Invalid` for more than there is room for, `OverBudget`, `Io` when the system has no more memory.
+    /// `Invalid` for more bytes than announced, `OverBudget`, `Io` when the system has no memory.
     pub(super) fn add(mut self, part: &[u8], store: &EmbeddedStore) -> Result<Self> {
         let end = self.filled + part.len() as u64;
         if end > self.len {
@@ -55,13 +55,13 @@ impl Upload {
             let step = step.min(self.len - self.charge.bytes());
             self.charge = store.grant_more(self.charge, step).map_err(|error| error.in_field(self.name.as_str()))?;
         }
-        // Fails where touching a page of a mapping would end the process.
+        // Without memory this fails, whereas writing to a mapping would end the process.
         self.file.write_all_at(part, self.filled).map_err(|error| Error::io("filling shared memory", &error))?;
         self.filled = end;
         Ok(self)
     }
 
-    /// The memory, which nobody can change any more, and its charge.
+    /// Seals the memory. Returns it with its charge.
     ///
     /// # Errors
     /// `Invalid` when bytes are missing; `Io`.
@@ -73,6 +73,6 @@ impl Upload {
         fcntl_add_seals(&self.file, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW)
             .map_err(|error| Error::io("sealing shared memory", &error.into()))?;
         let len = usize::try_from(self.len).map_err(|_| Error::invalid("more bytes than this machine can address"))?;
-        Ok((Sealed::known(self.file.into(), len)?, self.charge))
+        Ok((Sealed::known(self.file.into(), len, Device::Cpu)?, self.charge))
     }
 }

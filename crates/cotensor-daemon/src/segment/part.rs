@@ -7,7 +7,7 @@ use std::any::Any;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// A tensor's place in a slab. When it goes, nobody leases the place any more.
+/// A tensor's range in a slab. Dropping it ends the last lease of the range.
 pub(crate) struct Part {
     pub(super) slab: Arc<Slab>,
     offset: usize,
@@ -15,10 +15,10 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// The slab's owner is told when the last part at this offset goes.
+    /// A range of `len` bytes at `offset`. The slab's owner is notified when the last part at the offset is dropped.
     ///
     /// # Errors
-    /// `Invalid` when the place is not inside the slab, `Conflict` when too many tensors are.
+    /// `Invalid` for a range outside the slab, `Conflict` when the slab has too many tensors.
     pub(crate) fn new(slab: Arc<Slab>, offset: usize, len: usize) -> Result<Self> {
         if !offset.is_multiple_of(cotensor_core::ALIGNMENT) || offset.checked_add(len).is_none_or(|end| end > slab.len)
         {
@@ -66,7 +66,7 @@ impl Segment for Part {
     }
 
     fn device(&self) -> Device {
-        Device::Cpu
+        self.slab.device()
     }
 
     fn bytes(&self) -> Option<&[u8]> {

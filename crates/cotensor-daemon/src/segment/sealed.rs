@@ -8,34 +8,35 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// A memfd that nobody can write any more.
+/// A memfd that is sealed against writing.
 pub(crate) struct Sealed {
-    /// The journal has it, too.
+    /// Shared with the journal.
     pub(super) file: Arc<File>,
     len: usize,
+    device: Device,
 }
 
 impl Sealed {
-    /// What a client made.
+    /// Memory of `device` that a client made.
     ///
     /// # Errors
     /// `Refused` for anything but a memfd of `len` bytes, all of them backed by memory, with every seal.
-    pub(crate) fn new(fd: OwnedFd, len: usize) -> Result<Self> {
-        let sealed = Self::known(Arc::new(fd.into()), len)?;
+    pub(crate) fn new(fd: OwnedFd, len: usize, device: Device) -> Result<Self> {
+        let sealed = Self::known(Arc::new(fd.into()), len, device)?;
         check_no_holes(&*sealed.file, len)?;
         Ok(sealed)
     }
 
-    /// What a former daemon, or this process, knows to be backed by memory.
+    /// Memory that a former server, or this process, has checked to have no holes.
     ///
     /// # Errors
     /// `Refused` for anything but a memfd of `len` bytes with every seal.
-    pub(crate) fn known(file: Arc<File>, len: usize) -> Result<Self> {
+    pub(crate) fn known(file: Arc<File>, len: usize, device: Device) -> Result<Self> {
         check_sealed(&*file, len, Guarantee::Immutable)?;
-        Ok(Self { file, len })
+        Ok(Self { file, len, device })
     }
 
-    /// Memory that was filled here, kept as what clients publish is: by its descriptor, not mapped.
+    /// Seals memory that this process filled. The daemon keeps its descriptor and unmaps it.
     ///
     /// # Errors
     /// `Io` when no more descriptors may be open.
@@ -43,7 +44,7 @@ impl Sealed {
         let sealed = memory.seal()?;
         let fd = sealed.fd().ok_or_else(|| Error::unsupported("this memory has no descriptor"))?;
         let fd = fd.try_clone_to_owned().map_err(|error| Error::io("duplicating a descriptor", &error))?;
-        Self::known(Arc::new(fd.into()), sealed.len())
+        Self::known(Arc::new(fd.into()), sealed.len(), sealed.device())
     }
 }
 
@@ -57,7 +58,7 @@ impl Segment for Sealed {
     }
 
     fn device(&self) -> Device {
-        Device::Cpu
+        self.device
     }
 
     fn bytes(&self) -> Option<&[u8]> {

@@ -1,6 +1,6 @@
 //! A slab: memory that one session writes and in which many small tensors lie.
 
-use cotensor_core::Result;
+use cotensor_core::{Device, Result};
 use cotensor_memory::{Guarantee, check_sealed};
 use cotensor_store::backend::Charge;
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ pub(crate) trait SlabOwner: Send + Sync {
     fn on_range_free(&self, number: u64, offset: u64);
 }
 
-/// A memfd that one session, and nobody else, can write.
+/// A memfd that one session can write.
 pub(crate) struct Slab {
     pub(super) file: Arc<File>,
     pub(super) len: usize,
@@ -24,31 +24,31 @@ pub(crate) struct Slab {
 
 #[derive(Default)]
 pub(super) struct Uses {
-    /// The session that can write it, and its number there; none between a takeover and the session's return.
+    /// The session that can write it, and its number there. None until the session resumes after a takeover.
     pub(super) owner: Option<(Weak<dyn SlabOwner>, u64)>,
     /// Published tensors by their offsets.
     pub(super) live: HashMap<usize, u32>,
-    /// All of them.
+    /// The number of tensors.
     pub(super) parts: usize,
 }
 
 impl Slab {
-    /// Whether all of it is backed by memory is for the caller to check, where no former daemon did.
+    /// The caller checks that it has no holes, unless a former server did.
     ///
     /// # Errors
-    /// `Refused` for anything but a memfd of `len` bytes that takes no new writer.
+    /// `Refused` for anything but a memfd of `len` bytes that is sealed against new writers.
     pub(crate) fn new(file: Arc<File>, len: usize, charge: Arc<Charge>) -> Result<Self> {
         check_sealed(&*file, len, Guarantee::ProducerOnly)?;
         Ok(Self { file, len, charge, uses: Mutex::default() })
     }
 
-    /// Tensors that may lie in it at a time. Of one whose publication was repeated there are two: twice as many as there
-    /// are places is as many as an honest producer can have, for whom those of no bytes have places too.
+    /// The largest number of tensors in it: two for each aligned offset, because a producer may repeat a publication. Tensors
+    /// without bytes have offsets, too.
     pub(super) fn parts_max(&self) -> usize {
         2 * (self.len / cotensor_core::ALIGNMENT).max(1)
     }
 
-    /// From now on `owner` is told which ranges nobody leases any more; returns the offsets of those that somebody does.
+    /// Makes `owner` the session that is notified of free ranges. Returns the offsets of ranges that are leased.
     pub(crate) fn belongs(&self, owner: &Arc<dyn SlabOwner>, number: u64) -> Vec<u64> {
         let mut uses = self.uses();
         uses.owner = Some((Arc::downgrade(owner), number));
@@ -63,7 +63,12 @@ impl Slab {
         self.file.as_fd()
     }
 
-    /// What it takes from the budget.
+    /// The device whose budget it is charged to.
+    pub(super) fn device(&self) -> Device {
+        self.charge.device()
+    }
+
+    /// Its share of the budget.
     pub(crate) fn charge(&self) -> &Arc<Charge> {
         &self.charge
     }

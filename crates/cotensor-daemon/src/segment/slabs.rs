@@ -9,13 +9,16 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The slabs that there are. Two sessions that took one memfd for their own would use each other's ranges, and so would one
-/// whose former connection left tensors in it that it is not told of.
+/// Clients make slabs of host memory alone.
+const SLAB_DEVICE: Device = Device::Cpu;
+
+/// The open slabs. Each belongs to one session: two would write each other's ranges. A session that reopens a slab gets the
+/// offsets of the tensors from its former connection.
 #[derive(Default)]
 pub(crate) struct Slabs(Mutex<HashMap<Inode, Weak<Slab>>>);
 
 impl Slabs {
-    /// A slab for `session`: a new one, or what another session, which has ended, left of it.
+    /// Opens a slab for `owner`: a new one, or one whose former session has ended.
     ///
     /// # Errors
     /// `Conflict` while another session has it; `Refused` as [`Slab::new`]; `OverBudget`.
@@ -29,8 +32,8 @@ impl Slabs {
         if let Some(found) = self.find(store, inode, len, owner)? {
             return Ok(found);
         }
-        // May take long, where others' tensors have to go to disk first: nobody waits for that here.
-        let share = store.charge_segment(Device::Cpu, len as u64)?;
+        // This may spill tensors, which takes long. The table is not locked meanwhile.
+        let share = store.charge_segment(SLAB_DEVICE, len as u64)?;
         let slab = Arc::new(Slab::new(Arc::new(fd.into()), len, share.charge())?);
         check_no_holes(slab.fd(), len)?;
         slab.belongs(owner, 0);
@@ -43,7 +46,7 @@ impl Slabs {
         Ok((slab, share))
     }
 
-    /// A slab that is known, for `session`.
+    /// A known slab, for `owner`.
     fn find(
         &self,
         store: &EmbeddedStore,
@@ -57,7 +60,7 @@ impl Slabs {
             if current.is_some() || slab.len != len {
                 return Err(Error::new(ErrorKind::Conflict, "this slab is open already").in_field("slab"));
             }
-            // Its number there is yet to come; what is freed meanwhile is not among what is live then.
+            // Its number is set later. Ranges that are freed until then are not in the list of live ones.
             slab.belongs(owner, 0);
             let share = store.reopen_segment(&slab.charge);
             return Ok(Some((slab, share)));
@@ -69,7 +72,7 @@ impl Slabs {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Knows a slab of a former daemon.
+    /// Adds a slab of a former server.
     pub(crate) fn restore(&self, inode: Inode, slab: &Arc<Slab>) {
         self.known().insert(inode, Arc::downgrade(slab));
     }
@@ -83,7 +86,7 @@ mod tests {
     use cotensor_core::Memory;
 
     #[test]
-    fn a_slab_that_comes_back_late_is_the_one_that_others_lease_parts_of() {
+    fn reopened_slab_is_the_one_with_leased_parts() {
         let daemon = Daemon::new(Config::default()).unwrap();
         let session = daemon.begin_session(None, None) as Arc<dyn SlabOwner>;
         let made = cotensor_memory::Slab::create(1 << 20).unwrap();
@@ -91,9 +94,9 @@ mod tests {
         let fd = || made.fd().try_clone_to_owned().unwrap();
         let inode = inode(made.fd()).unwrap();
         for leased in [true, false] {
-            // As a former daemon knew it, whose session is not waited for any more.
+            // As restored from a former server, after the wait for its session.
             let known = Arc::new(
-                Slab::new(Arc::new(fd().into()), 1 << 20, daemon.store.charge_existing(Device::Cpu, 1 << 20).unwrap())
+                Slab::new(Arc::new(fd().into()), 1 << 20, daemon.store.charge_existing(SLAB_DEVICE, 1 << 20).unwrap())
                     .unwrap(),
             );
             daemon.slabs.restore(inode, &known);

@@ -253,11 +253,12 @@ impl Session {
     /// the client has not got it.
     pub(crate) fn grant(&self, lease: Lease, holder: &Holder, fds: &mut Vec<OwnedFd>) -> Result<Descriptor> {
         let (segment, layout) = (lease.segment(), lease.layout());
-        let (slab, offset_bytes) = (segment.kind() == MemoryKind::Slab, layout.offset_bytes() + segment.fd_offset());
+        let (slab, device) = (segment.kind() == MemoryKind::Slab, segment.device());
+        let offset_bytes = layout.offset_bytes() + segment.fd_offset();
         let (spec, strides) = (Spec::from(&lease.spec()).looked_at(layout), layout.strides().to_vec());
         let sent = fds.len();
         let (Published { id, segment, index }, bytes) = self.keep(lease, holder, fds)?;
-        let segment = SegmentInfo { id: segment, bytes, slab };
+        let segment = SegmentInfo { id: segment, bytes, slab, device };
         Ok(Descriptor { id, spec, strides, offset_bytes, segment, fd: fds.len() > sent, index })
     }
 

@@ -9,19 +9,19 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-/// A socket that listens, mode 0600, not blocking.
+/// A listening socket with mode 0600, in non-blocking mode.
 #[derive(Debug)]
 pub(crate) struct Bound {
     listener: UnixListener,
     path: PathBuf,
-    /// The socket's file, opened with `O_PATH`. While this is open the file's inode number is not used again, so comparing
-    /// it with the number of the file at `path` is exact. `None` where there was no such file.
+    /// The socket's file, opened with `O_PATH`. The system does not reuse the inode number of an open file, so it can be compared with
+    /// the number of the file at `path`. `None` if there was no such file.
     file: Option<OwnedFd>,
 }
 
 impl Bound {
-    /// Listens at `path`. The socket is bound under a temporary name, closed to other users, and renamed then: it is never
-    /// open to others, and replaces the file at `path`.
+    /// Listens at `path`. The socket is bound under a temporary name, gets its mode, and is renamed, which replaces the file at
+    /// `path`: other users can never open it.
     ///
     /// # Errors
     /// `Io`.
@@ -48,8 +48,7 @@ impl Bound {
         }
     }
 
-    /// A socket that another process has bound, and its file if that process sent it. The file at `path` counts as the
-    /// socket's otherwise.
+    /// A socket that another process has bound. Without `file`, its file is the one at `path`.
     pub(super) fn from_parts(listener: UnixListener, path: PathBuf, file: Option<OwnedFd>) -> Self {
         let file = file.or_else(|| open_path(&path).ok());
         Self { listener, path, file }
@@ -60,7 +59,7 @@ impl Bound {
         self.file.as_ref().is_some_and(|file| is_at(file.as_fd(), &self.path))
     }
 
-    /// Removes the socket's file, unless the file at the path is another.
+    /// Removes the socket's file, unless another file has replaced it.
     pub(crate) fn remove(&self) {
         if self.is_in_place() {
             drop(std::fs::remove_file(&self.path));
@@ -92,16 +91,16 @@ pub(super) fn is_at(file: BorrowedFd<'_>, path: &Path) -> bool {
     }
 }
 
-/// Removes the socket that a dead daemon left at `path`, if there is one. The caller has the lock.
+/// Removes the socket of a dead daemon at `path`. The caller has the lock.
 ///
 /// # Errors
-/// `Conflict` for a socket that is listened on, and for a file that is no socket; `Io`.
+/// `Conflict` for a socket on which a process listens, and for a file that is no socket; `Io`.
 pub(super) fn clear(path: &Path) -> Result<()> {
     let io = |what: &'static str| move |error: std::io::Error| Error::io(what, &error).in_file(path);
     let conflict = |message| Err(Error::new(ErrorKind::Conflict, message).in_file(path));
     match std::fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => conflict("there is something here that is no socket"),
-        // Its lock's file was removed; it makes another within a second.
+        // The lock's file of that daemon was removed; it makes another one within a second.
         Ok(_) if is_listened_on(path) => conflict("another daemon listens here"),
         Ok(_) => std::fs::remove_file(path).map_err(io("removing the socket of a former daemon")),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
@@ -109,7 +108,7 @@ pub(super) fn clear(path: &Path) -> Result<()> {
     }
 }
 
-/// Whether a process listens on the socket at `path`. Does not wait, however many connections that process leaves waiting.
+/// Whether a process listens on the socket at `path`. Does not block when its backlog is full.
 fn is_listened_on(path: &Path) -> bool {
     let connected = || -> rustix::io::Result<()> {
         let socket =

@@ -1,4 +1,4 @@
-//! The socket that the daemon listens on: one daemon each, of this user alone.
+//! The listening socket and its lock: one daemon per socket, for one user.
 
 mod bound;
 
@@ -13,18 +13,18 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long a daemon that was just killed may take to let go of its lock.
+/// The time for a killed daemon to release its lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
-/// Between two attempts.
+/// The interval between two attempts.
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Whether the lock is this process's now.
-fn locked(lock: &OwnedFd, patience: Duration) -> bool {
+/// Locks the file within `timeout`. Returns whether this process has the lock.
+fn locked(lock: &OwnedFd, timeout: Duration) -> bool {
     let start = Instant::now();
     loop {
         match flock(lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return true,
-            Err(_) if start.elapsed() >= patience => return false,
+            Err(_) if start.elapsed() >= timeout => return false,
             Err(_) => std::thread::sleep(LOCK_RETRY_INTERVAL),
         }
     }
@@ -32,24 +32,23 @@ fn locked(lock: &OwnedFd, patience: Duration) -> bool {
 
 /// A listening socket and the lock that keeps a second daemon away from it.
 ///
-/// Dropping the one that bound it removes the socket, unless the file at its path is another daemon's by then. The lock's file
-/// stays: removing it would let two daemons hold "the" lock. It says which process to end to end the daemon, and nothing once
-/// that has ended.
+/// The owner removes the socket when it drops this, unless another daemon has replaced the file. The lock's file stays, because two
+/// daemons could lock two files otherwise. It contains the process to end in order to end the daemon; afterwards it is empty.
 #[derive(Debug)]
 pub struct Listening {
     socket: Bound,
     lock: OwnedFd,
-    /// Whether the socket goes with this.
+    /// Whether dropping this removes the socket.
     owner: bool,
-    /// Whether the lock says that this process is responsible.
+    /// Whether the lock's file names this process.
     named: bool,
 }
 
 impl Listening {
-    /// Listens at `path`, mode 0600; a socket that a dead daemon left is replaced.
+    /// Listens at `path` with mode 0600. Replaces the socket of a dead daemon.
     ///
     /// # Errors
-    /// `Conflict` while another daemon lives or when something else is at `path`; `Io` for what the system refuses.
+    /// `Conflict` when another daemon is running or another file is at `path`; `Io`.
     pub fn bind(path: &Path) -> Result<Self> {
         make_folder(path)?;
         let lock = take_lock(path, LOCK_TIMEOUT)?;
@@ -59,31 +58,30 @@ impl Listening {
         Ok(this)
     }
 
-    /// What another process has bound and locked. `file` is the socket's file; the one at `path` if that process did not send
-    /// it.
+    /// A socket that another process has bound and locked. `file` is the socket's file; without it, the file at `path`.
     pub(crate) fn from_parts(listener: UnixListener, path: PathBuf, lock: OwnedFd, file: Option<OwnedFd>) -> Self {
         Self { socket: Bound::from_parts(listener, path, file), lock, owner: false, named: false }
     }
 
-    /// From now on the socket goes with this, and this process is who others find responsible for it.
+    /// Makes this process the owner of the socket, and writes its number to the lock's file.
     pub(crate) fn own(&mut self) {
         (self.owner, self.named) = (true, true);
         self.sign();
     }
 
-    /// Writes this process's number into the lock.
+    /// Writes this process's number to the lock's file.
     fn sign(&self) {
         let line = format!("{}\n", std::process::id());
         let written = ftruncate(&self.lock, 0).and_then(|()| pwrite(&self.lock, line.as_bytes(), 0));
         if let Err(error) = written {
-            tracing::warn!("the lock does not say whose it is: {error}");
+            tracing::warn!("the lock's file was not written: {error}");
         }
     }
 
-    /// Makes the folder, the lock and the socket anew where their files were removed or replaced; whether one was.
+    /// Makes the folder, the lock and the socket again if their files were removed or replaced. Returns whether one was.
     ///
     /// # Errors
-    /// `Conflict` when another daemon has taken their place; those of [`bind`](Self::bind).
+    /// `Conflict` when another daemon has the socket; those of [`bind`](Self::bind).
     pub(crate) fn mend(&mut self) -> Result<bool> {
         let path = self.path().to_path_buf();
         let (locked, bound) = (self.has_lock(), self.socket.is_in_place());
@@ -104,32 +102,32 @@ impl Listening {
         Ok(true)
     }
 
-    /// Whether the lock's file is still the one that this has locked: no other daemon can have this place then.
+    /// Whether the lock's file is still the locked one, so that no other daemon can have the socket.
     pub(crate) fn has_lock(&self) -> bool {
         bound::is_at(self.lock.as_fd(), &lock_path(self.path()))
     }
 
-    /// Whether the socket goes with this.
+    /// Whether dropping this removes the socket.
     pub(crate) fn is_owner(&self) -> bool {
         self.owner
     }
 
-    /// Takes the socket away now; the lock stays.
+    /// Removes the socket now and keeps the lock.
     pub(crate) fn remove(&mut self) {
         if std::mem::take(&mut self.owner) {
             self.socket.remove();
         }
     }
 
-    /// The socket stays for the process that goes on with it.
+    /// Leaves the socket to another process.
     pub(crate) fn disown(&mut self) {
         (self.owner, self.named) = (false, false);
     }
 
-    /// Copies of the socket, the lock and the socket's file, for another process's [`from_parts`](Self::from_parts).
+    /// Duplicates of the socket, the lock and the socket's file for another process's [`from_parts`](Self::from_parts).
     ///
     /// # Errors
-    /// `Io` when no more descriptors may be open, and when the socket never had a file.
+    /// `Io` when the limit of open descriptors is reached, and when the socket has no file.
     pub(crate) fn descriptors(&self) -> Result<[OwnedFd; 3]> {
         let io = |error| Error::io("duplicating a descriptor", &error);
         let file = self.socket.file().ok_or_else(|| Error::new(ErrorKind::Io, "the socket has no file"));
@@ -140,7 +138,7 @@ impl Listening {
         ])
     }
 
-    /// The listener, not blocking.
+    /// The listener, in non-blocking mode.
     pub fn listener(&self) -> &UnixListener {
         self.socket.listener()
     }
@@ -149,7 +147,7 @@ impl Listening {
         self.lock.as_fd()
     }
 
-    /// Where it listens.
+    /// The path of the socket.
     pub fn path(&self) -> &Path {
         self.socket.path()
     }
@@ -158,7 +156,7 @@ impl Listening {
 fn make_folder(path: &Path) -> Result<()> {
     match path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         Some(folder) => {
-            // In the temp folder anybody can be there first.
+            // Another user may have created this folder in the temp folder.
             let fallback = folder == cotensor_client::fallback_folder();
             private_folder(folder, if fallback { Others::None } else { Others::Harmless })
         }
@@ -172,31 +170,31 @@ fn lock_path(path: &Path) -> PathBuf {
     lock_path.into()
 }
 
-/// Locks the file beside the socket at `path`; waits for `patience` if another process has the lock.
+/// Locks the file beside the socket at `path`. Waits for `timeout` if another process has the lock.
 ///
 /// # Errors
 /// `Conflict` when another process has it; `Io`.
-fn take_lock(path: &Path, patience: Duration) -> Result<OwnedFd> {
+fn take_lock(path: &Path, timeout: Duration) -> Result<OwnedFd> {
     let lock_path = lock_path(path);
     loop {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let lock = open(&lock_path, flags, Mode::RUSR | Mode::WUSR);
         let lock = lock.map_err(|error| Error::io("opening the socket's lock", &error.into()).in_file(path))?;
-        if !locked(&lock, patience) {
+        if !locked(&lock, timeout) {
             let message = match holder(&lock) {
                 Some(pid) => format!("another daemon listens here: process {pid}"),
                 None => "another daemon listens here".to_owned(),
             };
             return Err(Error::new(ErrorKind::Conflict, message).in_file(path));
         }
-        // Removed between the two, the file locks nothing.
+        // If the file was removed between opening and locking, the lock has no effect.
         if bound::is_at(lock.as_fd(), &lock_path) {
             return Ok(lock);
         }
     }
 }
 
-/// The process that a lock's file names.
+/// The process in a lock's file.
 fn holder(lock: &OwnedFd) -> Option<u32> {
     let mut line = [0; 16];
     let len = pread(lock, &mut line, 0).ok()?;
@@ -207,7 +205,7 @@ impl Drop for Listening {
     fn drop(&mut self) {
         self.remove();
         if self.named {
-            // The number may soon be another process's.
+            // The system may reuse the process number.
             let _ = ftruncate(&self.lock, 0);
         }
     }
@@ -220,7 +218,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn one_daemon_at_a_time_and_a_stale_socket_is_replaced() {
+    fn second_daemon_is_refused_and_a_stale_socket_is_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep/cotensor.sock");
         let first = Listening::bind(&path).unwrap();
@@ -234,9 +232,9 @@ mod tests {
         drop(first);
         assert!(!path.exists());
         let lock = path.with_file_name("cotensor.sock.lock");
-        assert_eq!(std::fs::read(&lock).unwrap(), b"", "nobody is to be ended any more");
+        assert_eq!(std::fs::read(&lock).unwrap(), b"", "the daemon has ended");
 
-        // What a daemon that was killed leaves.
+        // The socket file of a killed daemon.
         drop(UnixListener::bind(&path).unwrap());
         assert!(UnixStream::connect(&path).is_err());
         let mut next = Listening::bind(&path).unwrap();
@@ -246,7 +244,7 @@ mod tests {
         assert_eq!(
             std::fs::read_to_string(&lock).unwrap(),
             format!("{}\n", std::process::id()),
-            "a successor writes its own"
+            "a successor writes its own number"
         );
         std::fs::remove_file(&path).unwrap();
 
@@ -254,8 +252,9 @@ mod tests {
         assert_eq!(Listening::bind(&path).unwrap_err().kind(), ErrorKind::Conflict);
         assert_eq!(std::fs::read(&path).unwrap(), b"a file of the user's");
     }
+
     #[test]
-    fn a_removed_socket_lock_or_folder_is_made_again() {
+    fn removed_socket_lock_or_folder_is_made_again() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep/cotensor.sock");
         let lock = lock_path(&path);
@@ -281,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_whose_lock_was_removed_keeps_its_socket() {
+    fn daemon_whose_lock_was_removed_keeps_its_socket() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("cotensor.sock");
         let _first = Listening::bind(&path).unwrap();
@@ -291,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_lost_its_place_removes_nothing_of_the_next_one() {
+    fn replaced_daemon_removes_no_file_of_the_next_one() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("cotensor.sock");
         let mut first = Listening::bind(&path).unwrap();

@@ -16,12 +16,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Bytes that are read, hashed and written at a time.
 pub(super) const PIECE_BYTES: usize = 4 << 20;
-/// A daemon's folder of spilled segments: its own, mode 0700, below one that may be common to many.
+/// A daemon's folder of spilled segments, mode 0700, below a folder that several daemons may share.
 pub(crate) struct Files {
     pub(super) folder: PathBuf,
-    /// Whose folder it is: the path of the daemon's socket.
+    /// The path of the daemon's socket, which identifies the daemon.
     owner: PathBuf,
-    /// Part of every file's name: a daemon that lost its place to another, and has this folder still, removes its own files only.
+    /// Part of each file's name: a daemon whose socket another one has taken removes only its own files.
     pub(super) tag: u32,
     bytes_max: u64,
     state: Mutex<FilesState>,
@@ -35,11 +35,10 @@ pub(super) struct FilesState {
 }
 
 impl Files {
-    /// Makes the folder where it is missing, and removes what daemons left that are dead. To be called by whoever has the
-    /// lock of `socket`.
+    /// Creates the folder if it is missing, and removes the folders of dead daemons. The caller has the lock of `socket`.
     ///
     /// # Errors
-    /// `Refused` for a folder that others can reach; `Io`.
+    /// `Refused` for a folder that other users can open; `Io`.
     pub(crate) fn open(below: &Path, socket: &Path, bytes_max: u64) -> Result<Arc<Self>> {
         let below = &absolute(below)?;
         private_folder(below, Others::Harmless)?;
@@ -53,17 +52,17 @@ impl Files {
         Ok(Arc::new(files))
     }
 
-    /// Makes the folder where it is missing.
+    /// Creates the folder if it is missing.
     ///
     /// # Errors
-    /// `Refused` for one that others can reach; `Io`.
+    /// `Refused` for one that other users can open; `Io`.
     pub(super) fn make_folder(&self) -> Result<()> {
         private_folder(&self.folder, Others::None)?;
         std::fs::write(self.folder.join(OWNER), self.owner.as_os_str().as_encoded_bytes())
             .map_err(|error| Error::io("writing", &error).in_file(&self.folder))
     }
 
-    /// Takes up what a former server spilled; the other files are removed.
+    /// Takes over the files of a former server and removes all others.
     pub(crate) fn take_up(self: &Arc<Self>, files: Vec<SpillFile>) -> Vec<Arc<dyn SpilledSegment>> {
         let mut state = self.state();
         for file in &files {
@@ -82,12 +81,12 @@ impl Files {
         files.into_iter().map(spilled).collect()
     }
 
-    /// What was spilled under a number.
+    /// The file with a number.
     pub(crate) fn file(&self, number: u64) -> Option<SpillFile> {
         self.state().files.get(&number).cloned()
     }
 
-    /// Ends all.
+    /// Removes the folder.
     pub(crate) fn remove(&self) {
         remove_folder(&self.folder);
     }
@@ -116,7 +115,7 @@ impl Files {
     pub(super) fn write(&self, path: &Path, source: &File, bytes: u64) -> std::io::Result<String> {
         let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         match fallocate(&file, FallocateFlags::empty(), 0, bytes.max(1)) {
-            // Not every file system can say beforehand that there is room.
+            // Not every file system can reserve space.
             Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => file.set_len(bytes)?,
             Err(error) => return Err(error.into()),
         }

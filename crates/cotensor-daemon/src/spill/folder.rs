@@ -22,12 +22,12 @@ pub(crate) fn folder_of(folder: &Path, socket: &Path) -> Result<PathBuf> {
     Ok(folder.join(format!("{PREFIX}{}", &name[..16])))
 }
 
-/// Files are remembered by their paths, and a later daemon may run elsewhere.
+/// Absolute paths, because a later daemon may have another current folder.
 pub(super) fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).map_err(|error| Error::io("finding the current folder", &error).in_file(path))
 }
 
-/// Removes a daemon's folder and what is in it.
+/// Removes a daemon's folder with its files.
 pub(crate) fn remove_folder(folder: &Path) {
     if let Err(error) = std::fs::remove_dir_all(folder)
         && error.kind() != std::io::ErrorKind::NotFound
@@ -36,12 +36,12 @@ pub(crate) fn remove_folder(folder: &Path) {
     }
 }
 
-/// Removes folders below `below` whose daemons are dead: those whose socket's lock nobody holds.
+/// Removes the folders below `below` whose daemons are dead: no process has the lock of the socket.
 pub(super) fn remove_abandoned(below: &Path, own: &Path) {
     let entries = std::fs::read_dir(below).into_iter().flatten().flatten();
     for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX)) {
         let folder = entry.path();
-        // Another user's, or something else that only has such a name.
+        // It belongs to another user, or is no folder of a daemon.
         let Ok(owner) = std::fs::read(folder.join(OWNER)) else { continue };
         if folder == own || private_folder(&folder, Others::None).is_err() {
             continue;

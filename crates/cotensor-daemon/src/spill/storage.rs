@@ -12,13 +12,13 @@ use std::fs::File;
 use std::io::Read;
 use std::sync::Arc;
 
-/// Whether a shorter file could have been written.
+/// Whether the disk, the quota or the limit of file sizes is exhausted.
 fn is_full(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
 }
 
-/// Spills into a folder's files.
+/// Spills segments to the files of a folder.
 pub(crate) struct SpillToFiles(pub(crate) Arc<Files>);
 
 impl SpillStorage for SpillToFiles {
@@ -31,7 +31,7 @@ impl SpillStorage for SpillToFiles {
         let number = files.reserve(bytes)?;
         let path = files.folder.join(format!("{number}-{:08x}.tensors", files.tag));
         let mut file = SpillFile { number, path, bytes, hash: String::new() };
-        // From here on it is removed, and not counted any more, with this.
+        // Dropping this removes the file and its count.
         let mut on_disk = OnDisk { file: file.clone(), files: Arc::clone(files) };
         let write = || files.write(&file.path, &source, bytes);
         let written = match write() {
@@ -61,7 +61,7 @@ impl SpillStorage for SpillToFiles {
     }
 }
 
-/// A segment in a file, which goes with this.
+/// A segment in a file. Dropping it removes the file.
 pub(super) struct OnDisk {
     pub(super) file: SpillFile,
     pub(super) files: Arc<Files>,
@@ -96,7 +96,7 @@ impl SpilledSegment for OnDisk {
             return Err(corrupt("of another length"));
         }
         let mut memory = MemfdMut::create(len)?;
-        // What is kept in the end is a duplicate that is made while these two are open.
+        // The segment keeps a duplicate, which is made while these two are open.
         if file.try_clone().map_or(true, are_scarce) {
             return Err(none_left());
         }

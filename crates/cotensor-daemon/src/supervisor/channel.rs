@@ -1,4 +1,4 @@
-//! What supervisor and server say to each other on their socket pair, with descriptors.
+//! Messages between supervisor and server on their socket pair, with descriptors.
 
 use super::journal::{BLOCK, Event, Journal};
 use crate::socket::Listening;
@@ -11,61 +11,60 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long the other end may leave something unread before it counts as gone.
+/// The connection counts as dead when the other end reads nothing for this long.
 pub(super) const CHANNEL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One message.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Message {
-    /// First of a handover. Descriptors: those of [`Sockets`], and the index if there is one.
+    /// Begins a handover. Descriptors: those of [`Sockets`], and the index if there is one.
     Begin(HandoverHeader),
-    /// A part of the journal, or what happened to it since.
+    /// A part of the journal, or an event after the handover.
     Event(Event),
-    /// Many entries of a journal, packed; not as JSON.
+    /// Many entries of the journal in packed form, which is not JSON.
     #[serde(skip)]
     Block(Vec<u8>),
-    /// Last of a handover; and what a successor answers to it.
+    /// Ends a handover. A successor answers with the same message.
     Complete,
-    /// Clients are served from now on.
+    /// The server serves clients now.
     Ready {
-        /// The server's.
+        /// The server's epoch.
         epoch: u64,
     },
-    /// The server listens on another socket, or has another lock, because the former one's file was removed. Descriptors: those
-    /// of [`Listening`].
+    /// The server has made its socket or its lock again because the file was removed. Descriptors: those of [`Listening`].
     Moved,
-    /// The server ends because it was asked to.
+    /// The server stops on request.
     Stopping,
 }
 
-/// What a server or a supervisor starts with, beside the journal.
+/// The part of a handover that is not in the journal.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct HandoverHeader {
-    /// Where the socket is.
+    /// The path of the socket.
     pub(super) socket: PathBuf,
-    /// What sessions' tokens are made with.
+    /// The secret from which session tokens are derived.
     pub(super) secret: [u8; 32],
-    /// How many servers there were before.
+    /// The number of servers before this one.
     pub(super) servers: u64,
-    /// The server that is handed over to a supervisor.
+    /// The process of the server that hands over to a new supervisor.
     pub(super) server: Option<u32>,
-    /// Slots of the index, when there is one.
+    /// The number of slots of the index; 0 without an index.
     pub(super) index_slots: u32,
-    /// Whether there is a socket for HTTP.
+    /// Whether the descriptors contain a socket for HTTP.
     pub(super) http: bool,
-    /// Whether the supervisor that was started by hand, or by the system, is dead.
+    /// Whether the supervisor that a user or the system started is dead.
     pub(super) orphaned: bool,
 }
 
-/// What a daemon listens on.
+/// The listening sockets of a daemon.
 pub(super) struct Sockets {
     pub(super) listening: Listening,
     pub(super) http: Option<TcpListener>,
 }
 
 impl Sockets {
-    /// Copies for another process: those of [`Listening`], and the socket for HTTP if there is one.
+    /// Duplicates for another process: those of [`Listening`], and the socket for HTTP if there is one.
     ///
     /// # Errors
     /// `Io` when no more descriptors may be open.
@@ -76,7 +75,7 @@ impl Sockets {
         Ok(fds)
     }
 
-    /// From what [`descriptors`](Self::descriptors) gave.
+    /// The sockets from the result of [`descriptors`](Self::descriptors).
     ///
     /// # Errors
     /// `Corrupt` when one is missing.
@@ -91,7 +90,7 @@ fn next_fd(fds: &mut impl Iterator<Item = OwnedFd>) -> Result<OwnedFd> {
     fds.next().ok_or_else(|| Error::corrupt("a descriptor is missing"))
 }
 
-/// The Unix socket, from what [`Listening::descriptors`] gave.
+/// The Unix socket from the result of [`Listening::descriptors`].
 ///
 /// # Errors
 /// `Corrupt` when one is missing.
@@ -100,7 +99,7 @@ pub(super) fn listening_from(socket: &Path, fds: &mut impl Iterator<Item = Owned
     Ok(Listening::from_parts(listener.into(), socket.to_path_buf(), lock, Some(file)))
 }
 
-/// One end of the pair, for receiving.
+/// The receiving side of one end of the pair.
 pub(super) struct Receiver {
     pub(super) socket: UnixStream,
     decoder: Decoder,
@@ -111,10 +110,10 @@ impl Receiver {
         Self { socket, decoder: Decoder::default() }
     }
 
-    /// What came already, if it is a whole message.
+    /// The next message that has been received completely.
     ///
     /// # Errors
-    /// `Corrupt` for anything that the other end does not say.
+    /// `Corrupt` for bytes that are no message.
     pub(super) fn take(&mut self) -> Result<Option<(Message, Vec<OwnedFd>)>> {
         let Some(frame) = self.decoder.take()? else { return Ok(None) };
         if frame.body.first() == Some(&BLOCK) {
@@ -127,7 +126,7 @@ impl Receiver {
         )))
     }
 
-    /// Reads once; zero bytes are the end.
+    /// Reads once. Returns 0 at the end of the connection.
     ///
     /// # Errors
     /// The system's.
@@ -138,7 +137,7 @@ impl Receiver {
     /// Waits for the next message.
     ///
     /// # Errors
-    /// `Io` at the end or past the socket's patience.
+    /// `Io` at the end of the connection, or after the socket's timeout.
     pub(super) fn next(&mut self) -> Result<(Message, Vec<OwnedFd>)> {
         loop {
             if let Some(message) = self.take()? {
@@ -153,10 +152,10 @@ impl Receiver {
         }
     }
 
-    /// Takes a handover.
+    /// Receives a handover.
     ///
     /// # Errors
-    /// `Io`, and `Corrupt` for what is no handover.
+    /// `Io`; `Corrupt` for messages that are no handover.
     pub(super) fn take_over(&mut self) -> Result<Handover> {
         let timeout = |time| self.socket.set_read_timeout(time).map_err(|error| Error::io("taking over", &error));
         timeout(Some(CHANNEL_TIMEOUT))?;
@@ -182,7 +181,7 @@ impl Receiver {
     }
 }
 
-/// All that goes from one to the next.
+/// The state that one process hands to the next.
 pub(super) struct Handover {
     pub(super) header: HandoverHeader,
     pub(super) sockets: Sockets,
@@ -190,15 +189,15 @@ pub(super) struct Handover {
     pub(super) journal: Journal,
 }
 
-/// Says something.
+/// Sends a message.
 ///
 /// # Errors
-/// `Io` when the other end is gone or does not read.
+/// `Io` when the other end has closed the connection or does not read.
 pub(super) fn send(socket: &UnixStream, message: &Message, fds: Vec<OwnedFd>) -> Result<()> {
     send_while(socket, message, fds, || false)
 }
 
-/// As [`send`]; whenever the other end reads nothing for as long as the socket's timeout, `wanted` says whether to go on.
+/// As [`send`]. Each time the socket's timeout passes and the other end has read nothing, `wanted` decides whether to wait on.
 ///
 /// # Errors
 /// As [`send`].
@@ -212,7 +211,7 @@ pub(super) fn send_while(
     send_all_while(socket.as_fd(), &Frame { body, fds }, wanted)
 }
 
-/// Hands everything over.
+/// Sends a handover.
 ///
 /// # Errors
 /// As [`send`].

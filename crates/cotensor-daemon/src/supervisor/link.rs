@@ -23,27 +23,27 @@ pub(super) const SUPERVISOR_CHECK_INTERVAL: Duration = Duration::from_millis(100
 /// A supervisor counts as stopped after this many checks in a row. One check may find one that is being continued.
 const STOPPED_CHECKS: u32 = 2;
 
-/// What the supervisor is told, and told again should it die.
+/// The link to the supervisor, and the journal for the next supervisor.
 pub(crate) struct SupervisorLink {
     pub(super) header: HandoverHeader,
     pub(super) launch: Launch,
     pub(super) stopping: AtomicBool,
-    /// Whether the supervisor that somebody started is dead.
+    /// Whether the supervisor that a user or the system started is dead.
     pub(super) orphaned: AtomicBool,
     pub(super) state: Mutex<LinkState>,
 }
 
 pub(crate) struct LinkState {
-    /// What the next supervisor is given.
+    /// The sockets for the next supervisor.
     pub(super) sockets: Sockets,
     pub(crate) journal: Journal,
-    /// The supervisor's end, while there is one.
+    /// The connection to the supervisor; none between two supervisors.
     pub(super) socket: Option<UnixStream>,
     /// The supervisor's process.
     pub(super) supervisor: Option<u32>,
-    /// How long a supervisor that runs may leave what it is told unread.
-    pub(super) patience: Duration,
-    /// Segments' numbers by this process's descriptors of them.
+    /// How long a running supervisor may read nothing.
+    pub(super) timeout: Duration,
+    /// The numbers of segments by this process's descriptors.
     pub(super) numbers: HashMap<RawFd, u64>,
     pub(super) next: u64,
 }
@@ -53,7 +53,7 @@ impl SupervisorLink {
         self.header.secret
     }
 
-    /// How many servers there were, this one included.
+    /// The number of servers so far, including this one.
     pub(crate) fn servers(&self) -> u64 {
         self.header.servers
     }
@@ -72,15 +72,16 @@ impl SupervisorLink {
         let segment = record.segment();
         let fd = segment.fd().ok_or_else(|| Error::unsupported("this segment has no descriptor"))?;
         let mut state = self.state();
-        // A descriptor's number may come again for another segment, and what was not told is not known.
+        // The system reuses descriptor numbers, and the journal may not have the segment.
         let known = state.numbers.get(&fd.as_raw_fd()).copied().filter(|number| state.journal.has_segment(*number));
         let (info, file) = match known {
             Some(_) => (None, None),
             None => {
                 let file = file_of(&**segment).ok_or_else(|| Error::unsupported("this segment is not the daemon's"))?;
-                let found = rustix::fs::fstat(fd).map_err(|error| Error::io("looking at a segment", &error.into()))?;
+                let found =
+                    rustix::fs::fstat(fd).map_err(|error| Error::io("reading a segment's status", &error.into()))?;
                 let (id, slab) = (state.next + 1, segment.kind() == MemoryKind::Slab);
-                (Some(SegmentInfo { id, bytes: found.st_size as u64, slab }), Some(file))
+                (Some(SegmentInfo { id, bytes: found.st_size as u64, slab, device: segment.device() }), Some(file))
             }
         };
         let number = known.unwrap_or(state.next + 1);
@@ -110,10 +111,10 @@ impl SupervisorLink {
         self.without_memory(record, Event::Spilled { id: record.id().into(), file });
     }
 
-    /// Tells of something after which a tensor is in no segment.
-    fn without_memory(&self, record: &Record, change: Event) {
+    /// Records an event after which a tensor has no segment.
+    fn without_memory(&self, record: &Record, event: Event) {
         let mut state = self.state();
-        self.told(state.record(change, None));
+        self.told(state.record(event, None));
         let fd = record.segment().fd().map(|fd| fd.as_raw_fd());
         let number = fd.and_then(|fd| state.numbers.get(&fd).copied());
         if let (Some(fd), Some(number)) = (fd, number)
@@ -123,18 +124,18 @@ impl SupervisorLink {
         }
     }
 
-    pub(crate) fn record(&self, change: Event) {
-        let told = self.state().record(change, None);
+    pub(crate) fn record(&self, event: Event) {
+        let told = self.state().record(event, None);
         self.told(told);
     }
 
     fn told(&self, told: Result<()>) {
         if let Err(error) = told {
-            tracing::error!("the supervisor was not told: {error}");
+            tracing::error!("an event was not recorded: {error}");
         }
     }
 
-    /// This server listens on another socket, or has another lock: the next server is to have them.
+    /// Reports that this server has made its socket or its lock again: the next server needs them.
     pub(crate) fn moved(&self, listening: &Listening) {
         let mut state = self.state();
         let moved = listening.descriptors().and_then(|fds| {
@@ -145,7 +146,7 @@ impl SupervisorLink {
         self.told(moved);
     }
 
-    /// This server ends because it was asked to: nobody is to follow it.
+    /// Reports that this server stops on request, so that no other one is started.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         let mut state = self.state();
@@ -153,30 +154,30 @@ impl SupervisorLink {
         state.socket = None;
     }
 
-    /// Tells the supervisor that clients are served from now on.
+    /// Reports that this server serves clients now.
     pub(super) fn ready(&self, epoch: u64) -> Result<()> {
         self.state().send(&Message::Ready { epoch }, Vec::new())
     }
 }
 
 impl LinkState {
-    /// Knows a restored segment's descriptor.
+    /// Enters the descriptor of a restored segment.
     pub(crate) fn number(&mut self, fd: RawFd, number: u64) {
         self.numbers.insert(fd, number);
     }
 
-    /// Writes a change down, and has the supervisor do so.
+    /// Sends an event to the supervisor, and applies it to the journal.
     ///
     /// # Errors
-    /// `Invalid` for a change too long to be told, which is written down nowhere; `Corrupt` for one that contradicts what is
-    /// written; `Io` when descriptors cannot be duplicated. None when the supervisor is gone: the next one is told.
-    pub(crate) fn record(&mut self, change: Event, file: Option<Arc<File>>) -> Result<()> {
-        // Until it is sent.
+    /// `Invalid` for an event that is too long for a message and is recorded nowhere; `Corrupt` for one that contradicts the
+    /// journal; `Io` when descriptors cannot be duplicated. A dead supervisor is no error: the next one gets the journal.
+    pub(crate) fn record(&mut self, event: Event, file: Option<Arc<File>>) -> Result<()> {
+        // They are closed after sending.
         let copies = file.iter().map(|file| duplicate_fd(&**file)).collect::<Result<_>>()?;
-        let message = Message::Event(change);
+        let message = Message::Event(event);
         self.send(&message, copies)?;
-        let Message::Event(change) = message else { return Ok(()) };
-        self.journal.apply_with(change, file).map(drop)
+        let Message::Event(event) = message else { return Ok(()) };
+        self.journal.apply_with(event, file).map(drop)
     }
 
     /// Sends the supervisor a message, if there is a supervisor.
@@ -186,19 +187,19 @@ impl LinkState {
     fn send(&mut self, message: &Message, fds: Vec<OwnedFd>) -> Result<()> {
         let (start, mut stopped) = (Instant::now(), 0);
         let wanted = || {
-            let stands_still = matches!(self.supervisor.and_then(process_state), Some('T' | 't'));
-            stopped = if stands_still { stopped + 1 } else { 0 };
-            stopped < STOPPED_CHECKS && start.elapsed() < self.patience
+            let is_stopped = matches!(self.supervisor.and_then(process_state), Some('T' | 't'));
+            stopped = if is_stopped { stopped + 1 } else { 0 };
+            stopped < STOPPED_CHECKS && start.elapsed() < self.timeout
         };
         if let Some(socket) = &self.socket
             && let Err(error) = send_while(socket, message, fds, wanted)
         {
             if error.kind() != cotensor_core::ErrorKind::Io {
-                // Nothing was sent: the supervisor is well, and knows as much as this server does.
+                // Nothing was sent, so the two journals are still equal.
                 return Err(error);
             }
-            tracing::error!("the supervisor does not listen: {error}");
-            // Maybe half a message was sent: it is of no use any more, and `mind` starts another.
+            tracing::error!("the supervisor does not read: {error}");
+            // The connection may end within a message. `watch` starts another supervisor.
             drop(socket.shutdown(std::net::Shutdown::Both));
             self.socket = None;
         }
@@ -224,7 +225,7 @@ mod tests {
             journal: Journal::default(),
             socket: Some(ours),
             supervisor: None,
-            patience: CHANNEL_TIMEOUT,
+            timeout: CHANNEL_TIMEOUT,
             numbers: HashMap::new(),
             next: 0,
         };
@@ -245,13 +246,13 @@ mod tests {
         assert!(state.socket.is_none() && state.journal.slots() == 7);
     }
 
-    /// The patience never ends in this test: only the look at the supervisor's state ends the wait.
+    /// The timeout never ends in this test: only the check of the supervisor's state ends the wait.
     #[test]
     fn a_stopped_keeper_is_given_up_and_the_ledger_goes_on() {
         let (mut state, _theirs, _folder) = linked();
         let mut supervisor = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         kill_process(Pid::from_raw(supervisor.id() as i32).unwrap(), Signal::STOP).unwrap();
-        (state.supervisor, state.patience) = (Some(supervisor.id()), Duration::MAX);
+        (state.supervisor, state.timeout) = (Some(supervisor.id()), Duration::MAX);
         let mut slots = 0;
         while state.socket.is_some() {
             slots += 1;

@@ -1,15 +1,18 @@
-//! The daemon may die: a supervisor, which does next to nothing and therefore lives on, holds the listening sockets, every
-//! published segment's descriptor and what there is to know about it, and starts the next server with them.
+//! A supervisor process keeps the daemon's state while servers start and end.
 //!
 //! ```text
 //! supervisor --- socket pair (the server's standard input) --- server --- clients
 //! ```
 //!
-//! The server tells of every change before anybody else can know of it; what it has sent arrives even if it dies right
-//! after. When it dies, the supervisor ends the index, so that no client goes on answering itself from it, and starts the next
-//! one, which verifies every seal and size. Clients meanwhile wait in the listening socket's queue. When the supervisor
-//! dies, the server starts a new one and tells it everything; whoever starts the program again inherits it all. Only both
-//! at the same time lose what there is, unless systemd holds it, too (`systemd.rs`).
+//! The supervisor holds the listening sockets, the descriptors of all published segments and the journal. It does little, so it
+//! rarely fails. The server reports each event to it before a client can depend on the event; a report arrives even if the
+//! server dies right after sending it.
+//!
+//! When the server dies, the supervisor invalidates the shared index, so that no client answers lookups from it, and starts the
+//! next server, which verifies the seals and the size of each segment. Meanwhile clients wait in the backlog of the listening
+//! socket. When the supervisor dies, the server starts another one and hands the journal to it; the next program that is
+//! started on the socket takes everything over. The state is lost only if both die at once and systemd does not hold it
+//! (`systemd.rs`).
 
 mod channel;
 mod journal;

@@ -13,30 +13,30 @@ use std::time::Instant;
 /// The most processes that an error message names.
 const NAMED_MAX: usize = 5;
 
-/// What waits for its users.
+/// State of sessions that have not resumed.
 #[derive(Default)]
 pub(crate) struct Orphans {
     pub(super) leases: Vec<Lease>,
-    /// Slabs whose sessions have not come back.
+    /// Slabs by their inodes.
     pub(super) slabs: HashMap<Inode, (Arc<Slab>, SegmentCharge)>,
-    /// Claims whose sessions have not come back: nobody else computes them meanwhile.
+    /// Claims. No other session computes them meanwhile.
     pub(super) tickets: HashMap<Key, Ticket>,
-    /// Sessions that have not come back, and their processes.
+    /// The sessions and their processes.
     pub(super) sessions: HashMap<u64, Member>,
-    /// When nobody is waited for any more.
+    /// The end of the wait.
     pub(super) until: Option<Instant>,
 }
 
-/// For each lease and each claim that a session wants to take up again, what it is now.
+/// The result of a resume: for each lease the tensor, for each claim the ticket.
 pub(crate) type TakenUp = (Vec<Option<Id>>, Vec<Option<u64>>);
 
 impl Orphans {
-    /// The slab that waited, if one did: its session has it now.
+    /// Takes out a slab whose session has reopened it.
     pub(crate) fn take_slab(&mut self, inode: Inode) -> Option<(Arc<Slab>, SegmentCharge)> {
         self.slabs.remove(&inode)
     }
 
-    /// Why all this is kept still: for people.
+    /// The reason why this memory is still in use, for an error message.
     pub(super) fn reason(&self, now: Instant) -> Option<String> {
         let left = self.until.filter(|_| !self.leases.is_empty() || !self.slabs.is_empty())?;
         let processes: BTreeSet<i32> = self.sessions.values().map(|member| member.pid).filter(|pid| *pid > 0).collect();
@@ -58,8 +58,7 @@ impl Orphans {
     }
 }
 
-/// Whether a process lives, as far as this one can tell: one that has died and was not waited for does not; one of another
-/// namespace, whose number is 0 here, may.
+/// Whether a process is alive. A zombie is not; a process of another PID namespace, whose number is 0 here, may be.
 pub(super) fn lives(pid: i32) -> bool {
     if pid <= 0 {
         return true;
@@ -82,8 +81,8 @@ mod tests {
         while lives(pid) && start.elapsed() < Duration::from_secs(60) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert!(!lives(pid), "dead, though nobody has waited for it");
+        assert!(!lives(pid), "a zombie is dead");
         child.wait().unwrap();
-        assert!(!lives(pid) && lives(0), "of another namespace nothing is known");
+        assert!(!lives(pid) && lives(0), "a process of another namespace may be alive");
     }
 }

@@ -1,4 +1,4 @@
-//! The processes of a daemon: how one starts the other, and how it ends.
+//! The processes of a daemon: starting and ending them.
 
 use super::role::Role;
 use cotensor_core::{Error, Result};
@@ -13,27 +13,26 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How a server that has to go is waited for before it is killed.
+/// The time for a server to exit before it is killed.
 pub(super) const EXIT_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// A process that lived this long did not fail at its start.
+/// A process that ran this long did not fail at its start.
 pub(super) const STABLE_UPTIME: Duration = Duration::from_secs(1);
 /// How the kernel marks the path of a running program whose file was removed or replaced.
 const DELETED: &[u8] = b" (deleted)";
 
-/// Which program a process runs.
+/// The program that a process runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Image {
     /// The file at the program's path: after an upgrade, the new version.
     #[default]
     Installed,
-    /// The one that this process runs. The kernel keeps it when its file is removed or replaced.
+    /// The program of this process. The kernel keeps it when its file is removed or replaced.
     Running,
 }
 
 impl Image {
-    /// What to start after a process that ran this one. An installed program that fails at once is not the end: the
-    /// running one is known to work.
+    /// The program to start next. After an installed program that failed at its start it is the running one, which works.
     pub(super) fn next(self, lived: bool) -> Self {
         match self {
             Self::Installed if !lived => Self::Running,
@@ -45,14 +44,13 @@ impl Image {
 /// How the daemon's processes start each other: a command, to which [`Role::FLAG`] and a role are added.
 #[derive(Clone, Debug)]
 pub struct Launch {
-    /// Looked up whenever a process is started, so a new version takes over from an old one.
+    /// The path is opened at each start, so that a new version replaces an old one.
     program: PathBuf,
     arguments: Vec<OsString>,
 }
 
 impl Launch {
-    /// `program` with `arguments`, for a daemon inside an interpreter, say. A role at the arguments' end is left out: what
-    /// was started in a role has it there.
+    /// `program` with `arguments`, for example of an interpreter. Removes a role at the end of the arguments.
     pub fn new(program: PathBuf, mut arguments: Vec<OsString>) -> Self {
         if let [.., flag, _] = &arguments[..]
             && flag == Role::FLAG
@@ -65,7 +63,7 @@ impl Launch {
     /// The program that runs now, with the arguments that it was started with.
     ///
     /// # Errors
-    /// `Io` when the system does not tell which that is.
+    /// `Io` when the system does not know its path.
     pub fn this_program() -> Result<Self> {
         let program = std::env::current_exe().map_err(|error| Error::io("finding this program", &error))?;
         Ok(Self::new(installed(program), std::env::args_os().skip(1).collect()))
@@ -77,7 +75,7 @@ impl Launch {
         Ok(Server { pid: Some(child.id()), child: Some(child) })
     }
 
-    /// Starts a supervisor that goes on for one that died.
+    /// Starts a supervisor that replaces one that died.
     pub(super) fn supervisor(&self, image: Image, socket: UnixStream) -> Result<Child> {
         self.start(image, Role::Supervisor, socket)
     }
@@ -100,7 +98,7 @@ impl Launch {
     }
 }
 
-/// Where a program is installed whose file may have been removed since it was started.
+/// The installation path of a running program whose file may have been removed or replaced.
 fn installed(program: PathBuf) -> PathBuf {
     match program.as_os_str().as_bytes().strip_suffix(DELETED) {
         Some(path) if !program.exists() => OsStr::from_bytes(path).into(),
@@ -108,15 +106,15 @@ fn installed(program: PathBuf) -> PathBuf {
     }
 }
 
-/// A server as its supervisor sees it.
+/// The server of a supervisor.
 pub(super) struct Server {
-    /// Unless another supervisor started it.
+    /// None if another supervisor started it.
     pub(super) child: Option<Child>,
     pub(super) pid: Option<u32>,
 }
 
 impl Server {
-    /// Has it stop, which it says before it does.
+    /// Asks it to stop. It reports this before it ends.
     pub(super) fn ask_to_stop(&self) {
         self.signal(Signal::TERM);
     }
@@ -125,14 +123,14 @@ impl Server {
         self.signal(Signal::KILL);
     }
 
-    /// Only while its end of the socket pair is open: the number is still its own then.
+    /// To be called while its end of the socket pair is open: its process number is not reused before.
     fn signal(&self, signal: Signal) {
         if let Some(pid) = self.pid.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?)) {
             let _ = kill_process(pid, signal);
         }
     }
 
-    /// Makes sure that it is gone: two servers must not listen on one socket.
+    /// Ends it and waits: two servers must not listen on one socket.
     pub(super) fn end(&mut self) {
         self.end_soon();
         if let Some(child) = &mut self.child {
@@ -140,8 +138,7 @@ impl Server {
         }
     }
 
-    /// Kills it unless it goes by itself. It may take a while to be gone, if it writes to a slow disk, and does nothing more
-    /// meanwhile.
+    /// Kills it if it does not exit. It may still be in a system call on a slow disk afterwards, but runs no code any more.
     pub(super) fn end_soon(&mut self) {
         if !self.goes()
             && let Some(child) = &mut self.child
@@ -151,7 +148,7 @@ impl Server {
         }
     }
 
-    /// Whether it is gone a moment from now.
+    /// Waits for its exit; false after [`EXIT_TIMEOUT`].
     fn goes(&mut self) -> bool {
         let Some(child) = &mut self.child else { return true };
         let start = Instant::now();
@@ -169,7 +166,7 @@ impl Server {
 pub(super) struct Parent(Pid);
 
 impl Parent {
-    /// The process that made the pair whose end `socket` is, while it is this one's parent: dead, it is not.
+    /// The process that made the socket pair, if it is the living parent of this one.
     pub(super) fn at_the_other_end(socket: &UnixStream) -> Option<Self> {
         let pid = Pid::from_raw(peer_credentials(socket.as_fd()).ok()?.pid?)?;
         Some(Self(pid)).filter(Self::lives)
@@ -179,7 +176,7 @@ impl Parent {
         self.0.as_raw_nonzero().get().unsigned_abs()
     }
 
-    /// Only a living process is a parent, and its number is its own: another process adopts those it leaves.
+    /// A dead process is no parent: another one adopts its children.
     fn lives(&self) -> bool {
         rustix::process::getppid() == Some(self.0)
     }
@@ -193,7 +190,7 @@ impl Parent {
     }
 }
 
-/// The socket that this process was started with.
+/// The socket on standard input.
 pub(super) fn standard_input() -> Result<UnixStream> {
     let fd = std::io::stdin().as_fd().try_clone_to_owned();
     let fd = fd.map_err(|error| Error::io("taking standard input over", &error))?;
@@ -203,7 +200,7 @@ pub(super) fn standard_input() -> Result<UnixStream> {
     Ok(fd.into())
 }
 
-/// Ends this process as SIGTERM from elsewhere does.
+/// Sends SIGTERM to this process.
 pub(super) fn stop_this_process() {
     let _ = kill_process(rustix::process::getpid(), Signal::TERM);
 }
@@ -214,7 +211,7 @@ mod tests {
     use cotensor_memory::process;
 
     #[test]
-    fn a_program_that_fails_at_once_is_followed_by_the_running_one() {
+    fn running_program_is_started_after_an_installed_one_that_fails() {
         let (installed, running) = (Image::Installed, Image::Running);
         assert_eq!(installed.next(false), running);
         for (image, lived) in [(installed, true), (running, false), (running, true)] {
@@ -223,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn the_path_of_a_removed_program_is_where_the_next_one_is_installed() {
+    fn path_of_a_removed_program_is_its_installation_path() {
         let folder = tempfile::tempdir().unwrap();
         let odd = folder.path().join("program (deleted)");
         assert_eq!(installed(odd.clone()), folder.path().join("program"));
@@ -232,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stopped_process_is_known() {
+    fn stopped_process_has_state_t() {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let pid = Pid::from_raw(child.id() as i32).unwrap();
         kill_process(pid, Signal::STOP).unwrap();

@@ -9,7 +9,7 @@ use crate::segment::{Part, Sealed, Slab, inode};
 use crate::spill::{Files, SpillFile};
 use cotensor_client::hex;
 use cotensor_client::protocol::Id;
-use cotensor_core::{ContentHash, Device, Error, ErrorKind, Layout, Result, Segment, size};
+use cotensor_core::{ContentHash, Error, ErrorKind, Layout, Result, Segment, size};
 use cotensor_memory::SharedIndex;
 use cotensor_store::backend::Charge;
 use cotensor_store::{
@@ -29,7 +29,7 @@ const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Daemon {
-    /// A daemon with what a former one left.
+    /// A daemon with the state of a former server.
     ///
     /// # Errors
     /// `Io`.
@@ -73,23 +73,23 @@ enum Taken {
     Slab(Arc<Slab>),
 }
 
-/// A segment, verified.
+/// Verifies a segment.
 fn take(segment: &JournalSegment, charge: &Arc<Charge>) -> Result<Taken> {
     let file = Arc::clone(&segment.file);
     let len = usize::try_from(segment.info.bytes).map_err(|_| Error::unsupported("too long"))?;
     Ok(match segment.info.slab {
         true => Taken::Slab(Arc::new(Slab::new(file, len, Arc::clone(charge))?)),
-        false => Taken::Sealed(Arc::new(Sealed::known(file, len)?)),
+        false => Taken::Sealed(Arc::new(Sealed::known(file, len, segment.info.device)?)),
     })
 }
 
-/// Lists again what the journal knows, after verifying it. What cannot be verified is left out, and said so.
+/// Restores the tensors of the journal after verifying them. A tensor that fails is logged and left out.
 fn restore(store: &EmbeddedStore, link: &SupervisorLink, files: Option<&Arc<Files>>) -> Orphans {
     let (mut segments, mut orphans) = (HashMap::new(), Orphans::default());
     let holder = store.holder("taken over");
     let mut state = link.state();
     for segment in state.journal.segments() {
-        let charge = store.charge_existing(Device::Cpu, segment.info.bytes);
+        let charge = store.charge_existing(segment.info.device, segment.info.bytes);
         match charge.and_then(|charge| Ok((take(segment, &charge)?, charge))) {
             Ok(taken) => drop(segments.insert(segment.info.id, taken)),
             Err(error) => tracing::error!("a segment was not taken over: {error}"),
@@ -108,7 +108,7 @@ fn restore(store: &EmbeddedStore, link: &SupervisorLink, files: Option<&Arc<File
     }
     store.skip_slots(state.journal.slots());
     orphans.sessions = state.journal.sessions().collect();
-    // One after the other: of hundreds of thousands, all at once would take more memory than is kept of them.
+    // One at a time: hundreds of thousands of unpacked entries would take more memory than the packed ones.
     let (mut leases, mut spilled, mut refused) = (HashMap::new(), Vec::new(), Vec::new());
     for entry in state.journal.entries() {
         if entry.spilled.is_some() {
@@ -156,7 +156,7 @@ fn restore(store: &EmbeddedStore, link: &SupervisorLink, files: Option<&Arc<File
             true => current += 1,
             false => old += 1,
         }
-        // What is kept anyway need not wait for anybody.
+        // Cached tensors stay without a lease.
         if !(is_current && lease.is_cached()) {
             orphans.leases.push(lease);
         }
@@ -170,7 +170,7 @@ fn restore(store: &EmbeddedStore, link: &SupervisorLink, files: Option<&Arc<File
     orphans
 }
 
-/// Lists again what was spilled, as far as that is possible; returns which tensors that are.
+/// Restores spilled tensors whose files are good. Returns those tensors.
 fn restore_spilled(
     store: &EmbeddedStore,
     link: &SupervisorLink,
@@ -179,7 +179,7 @@ fn restore_spilled(
 ) -> HashSet<Id> {
     let mut by_file: HashMap<u64, (SpillFile, Vec<Entry>)> = HashMap::new();
     for entry in entries {
-        // Published anew, and the server died before it said that this is gone.
+        // A newer version was published, and the server died before it reported the end of this one.
         if !entry.current {
             link.record(Event::Freed(entry.id));
         } else if let Some(file) = entry.spilled.clone() {
@@ -234,7 +234,7 @@ fn list(
     store.restore(RestoredTensor { id, spec, layout, segment, charge, key, versions, state, created }, holder)
 }
 
-/// The right to compute `key`, unless it is somebody's, or computed.
+/// The claim of `key`, unless another session has it or its results exist.
 pub(super) fn claim(store: &EmbeddedStore, key: &Key, holder: &Holder) -> Option<Ticket> {
     match store.poll_claim(key, holder, Waker::noop()) {
         Poll::Ready(Claim::Compute(ticket)) => Some(ticket),

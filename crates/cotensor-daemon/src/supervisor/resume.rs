@@ -14,11 +14,11 @@ use subtle::ConstantTimeEq;
 const RESUMED_MAX: usize = 100_000;
 
 impl Daemon {
-    /// Leases again what a session of a former daemon leased, and takes its claims up. It [is back](Self::is_back) once the
-    /// supervisor knows the session that has all that now.
+    /// Gives a session the leases and the claims of its session at the former server. [`is_back`](Self::is_back) follows when the
+    /// supervisor has the new session.
     ///
     /// # Errors
-    /// `Refused` for a token that no daemon of this supervisor gave, `Invalid` for too many leases.
+    /// `Refused` for a token that no server of this supervisor issued, `Invalid` for too many leases.
     pub(crate) fn resume(&self, session: &Session, resume: &Resume) -> Result<TakenUp> {
         let token = self.token(resume.session);
         if !bool::from(token.as_bytes().ct_eq(resume.token.as_bytes())) {
@@ -44,7 +44,7 @@ impl Daemon {
         Ok((leases, claims))
     }
 
-    /// Nobody waits any more for the session that a client had, under the number that the client knows.
+    /// Ends the wait for the former session of a client, by the number that the client knows.
     pub(crate) fn is_back(&self, session: u64) {
         let same = |number: &u64, member: &mut Member| *number == session || member.was == Some(session);
         let back: Vec<_> = self.orphans().sessions.extract_if(same).collect();

@@ -3,15 +3,15 @@
 use cotensor_core::{Error, Result};
 use std::str::FromStr;
 
-/// What a process of the daemon is to it.
+/// The role of a process of the daemon.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
-    /// The one that somebody started: it keeps, and runs servers until it is asked to stop.
+    /// The supervisor that a user or the system started. It runs servers until it is asked to stop.
     #[default]
     Foreground,
-    /// Started by a supervisor: it serves.
+    /// A server, started by a supervisor.
     Server,
-    /// Started by a server whose supervisor died.
+    /// A replacement supervisor, started by a server.
     Supervisor,
 }
 

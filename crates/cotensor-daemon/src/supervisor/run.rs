@@ -17,11 +17,10 @@ use std::path::PathBuf;
 /// Runs a daemon until SIGTERM, SIGINT or SIGHUP, here or at its server. SIGHUP is ignored where the caller ignores it. Blocks; to be called from the start of a program that does
 /// nothing else, and that calls it again when it is started with [`Role::FLAG`].
 ///
-/// `ready` is called in the foreground once clients are served, the first time. The sockets and all tensors are gone
-/// afterwards.
+/// Calls `ready` in the foreground process when the first server serves. The sockets and all tensors are removed at the end.
 ///
 /// # Errors
-/// `Conflict` while another daemon lives, unless nobody answers for that any more: then its tensors are inherited.
+/// `Conflict` while another daemon is running. If its first supervisor was killed, this one takes its tensors over instead.
 /// `Refused` or `Invalid` for a folder or a token file that will not do; `Io` for what the system refuses, and when no server
 /// could be started for a minute.
 pub fn run(role: Role, service: Service, ready: impl FnOnce(Ready<'_>)) -> Result<()> {
@@ -33,7 +32,7 @@ pub fn run(role: Role, service: Service, ready: impl FnOnce(Ready<'_>)) -> Resul
 /// # Errors
 /// Those of [`run`].
 pub fn run_as(launch: Launch, role: Role, service: Service, ready: impl FnOnce(Ready<'_>)) -> Result<()> {
-    // Writing a file that grows too long, such as a spilled tensor, is an error, and not the end.
+    // A file that exceeds the size limit, such as a spilled tensor, is an error and does not end the process.
     ignore_sigxfsz();
     match role {
         Role::Foreground => foreground(&service, &launch, ready),
@@ -50,7 +49,7 @@ fn foreground(service: &Service, launch: &Launch, ready: impl FnOnce(Ready<'_>))
             let prepared = prepare(&mut held.sockets, service)?;
             (SupervisorState::held(held, manager.as_ref())?, prepared)
         }
-        None => first_or_heir(service)?,
+        None => new_or_taken_over(service)?,
     };
     let Prepared { http, spill } = prepared;
     state.spill = spill;
@@ -68,8 +67,8 @@ fn foreground(service: &Service, launch: &Launch, ready: impl FnOnce(Ready<'_>))
     state.keep(launch, None, None, told)
 }
 
-/// Nothing, on a socket of its own, or what a daemon has that nobody answers for.
-fn first_or_heir(service: &Service) -> Result<(SupervisorState, Prepared)> {
+/// The state of a new daemon, or of one whose first supervisor was killed.
+fn new_or_taken_over(service: &Service) -> Result<(SupervisorState, Prepared)> {
     let socket = &service.config.socket;
     match Listening::bind(socket) {
         Ok(listening) => {
@@ -85,17 +84,17 @@ fn first_or_heir(service: &Service) -> Result<(SupervisorState, Prepared)> {
     }
 }
 
-/// Where HTTP is answered, and the file of the token.
+/// The address of the HTTP server and the path of its token file.
 type Address = (std::net::SocketAddr, PathBuf);
 
-/// What a daemon needs beside what it inherits.
+/// The resources of a daemon that a takeover does not bring.
 struct Prepared {
     http: Option<Address>,
-    /// Where servers spill, if they do.
+    /// The folder of spilled tensors.
     spill: Option<PathBuf>,
 }
 
-/// Looks at all that may be refused, before what another has is taken from it: a mistake in the arguments costs no tensors.
+/// Checks the arguments before a takeover, so that a mistake in them loses no tensors.
 ///
 /// # Errors
 /// `Refused` or `Invalid` for a folder or a token file that will not do; `Io` for an address that is in use.
@@ -103,14 +102,14 @@ fn prepare(sockets: &mut Sockets, service: &Service) -> Result<Prepared> {
     let Service { config, http } = service;
     let spill = config.spill.as_deref();
     if let Some(folder) = spill {
-        // Opened by every server, and here so that what is wrong with it is told at once.
+        // Each server opens it. Opening it here reports errors at once.
         drop(Files::open(folder, &config.socket, config.max_spill_bytes)?);
     }
     let spill = spill.map(|folder| folder_of(folder, &config.socket)).transpose()?;
     Ok(Prepared { http: with_http(sockets, http.as_ref())?, spill })
 }
 
-/// Listens for HTTP where that is wanted, on the socket that is there already if it is the same.
+/// Listens for HTTP if `wanted`, on the socket of the former daemon if it has the same address.
 fn with_http(sockets: &mut Sockets, wanted: Option<&HttpConfig>) -> Result<Option<Address>> {
     let inherited = sockets.http.take();
     let Some(config) = wanted else { return Ok(None) };
@@ -129,7 +128,7 @@ fn with_http(sockets: &mut Sockets, wanted: Option<&HttpConfig>) -> Result<Optio
     Ok(Some(address))
 }
 
-/// Goes on for a supervisor that died: the server that started this process hands everything over on standard input.
+/// Replaces a supervisor that died. The server that started this process hands the state over on standard input.
 fn resume(service: &Service, launch: &Launch) -> Result<()> {
     let mut receiver = Receiver::new(process::standard_input()?);
     let handover = receiver.take_over()?;

@@ -26,7 +26,7 @@ pub(super) fn serve(service: Service, launch: Launch) -> Result<()> {
         (Some(listener), Some(http)) => Some(HttpListening::on(listener, http, sockets.listening.path())?),
         _ => None,
     };
-    // What this process holds goes with it, and need not be taken apart first; spilled files are the supervisor's to remove.
+    // The end of the process frees its memory faster than destructors. The supervisor removes spilled files.
     std::mem::forget(Arc::clone(&daemon));
     service::serve(&daemon, &mut sockets.listening, http, || link.ready(daemon.epoch))
 }
@@ -57,7 +57,7 @@ fn take_over(config: Config, launch: Launch) -> Result<(Arc<Daemon>, Sockets, Ar
             journal: handover.journal,
             socket: Some(socket.try_clone().map_err(io)?),
             supervisor: supervisor.pid(),
-            patience: CHANNEL_TIMEOUT,
+            timeout: CHANNEL_TIMEOUT,
             numbers: HashMap::new(),
         }),
     });

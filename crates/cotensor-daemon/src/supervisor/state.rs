@@ -1,4 +1,4 @@
-//! What a supervisor keeps, and for whom: one server after the other.
+//! The state of a supervisor, and the loop that runs one server after another.
 
 use super::channel::{Handover, HandoverHeader, Message, Receiver, Sockets, hand_over, listening_from};
 use super::journal::{Event, Journal};
@@ -18,28 +18,27 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::io::Interest;
 
-/// What the server tells meanwhile is read together.
+/// Events that arrive within this time are read together.
 const EVENT_BATCH_INTERVAL: Duration = Duration::from_millis(1);
-/// How long a server has to stop once it is asked to, or says that it will. Whatever it does: a daemon ends within a second, of
-/// which the rest is for what only the supervisor can take away.
+/// The time for a server to stop. A daemon stops within a second; the rest of it is for removing the files.
 const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 const _: () = assert!(STOP_TIMEOUT.as_millis() + 2 * process::EXIT_TIMEOUT.as_millis() <= 700);
-/// How long a server has to take everything over.
+/// The time for a server to take the state over.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// What is kept is given up when no server could be started for so long.
+/// The supervisor gives up when it could not start a server for this long.
 const RESTART_TIMEOUT: Duration = Duration::from_secs(60);
-/// Between a stillborn server and the next attempt, growing.
+/// The delay after a server that failed to start. It doubles with each attempt.
 const RESTART_DELAY_MIN: Duration = Duration::from_millis(20);
 const RESTART_DELAY_MAX: Duration = Duration::from_millis(500);
 
-/// What a supervisor keeps. The sockets go first: nobody is to wait for a daemon that frees its memory.
+/// The state of a supervisor. Dropping it closes the sockets first, so that no client waits while memory is freed.
 pub(super) struct SupervisorState {
     pub(super) header: HandoverHeader,
     pub(super) sockets: Sockets,
-    /// The index of the server that lives, where this process can write it.
+    /// The current server's index, which this process can write.
     index: Option<SharedIndex>,
     journal: Journal,
-    /// Where servers spill, if they do.
+    /// The folder of spilled tensors.
     pub(super) spill: Option<PathBuf>,
     manager: Option<Manager>,
 }
@@ -49,9 +48,9 @@ impl Drop for SupervisorState {
         if !self.sockets.listening.is_owner() {
             return;
         }
-        // Another daemon has this place, and its files are in the folder.
+        // Another daemon has this socket, and its files are in the folder.
         let replaced = !self.sockets.listening.has_lock();
-        // First, so that nobody waits meanwhile; the lock keeps others away until all is gone.
+        // The socket goes first, so that no client waits. The lock keeps other daemons away until all files are removed.
         self.sockets.listening.remove();
         for file in self.journal.files() {
             drop(std::fs::remove_file(&file.path));
@@ -62,16 +61,16 @@ impl Drop for SupervisorState {
     }
 }
 
-/// How it went with a server.
+/// How the supervision of a server ended.
 enum End {
     Stopped,
     Died,
-    /// Somebody else goes on from here.
+    /// A successor takes the state over.
     Inherited(UnixStream),
 }
 
 impl SupervisorState {
-    /// An empty one.
+    /// The state of a daemon without tensors.
     ///
     /// # Errors
     /// `Io` when the system has no random numbers.
@@ -84,17 +83,17 @@ impl SupervisorState {
         Ok(Self { header, sockets, index: None, journal: Journal::default(), spill: None, manager: None })
     }
 
-    /// One that was handed over, with the socket's file.
+    /// The state from a handover. This process now owns the socket's file.
     pub(super) fn of(handover: Handover) -> Self {
         let Handover { header, mut sockets, journal, .. } = handover;
         sockets.listening.own();
         Self { header, sockets, index: None, journal, spill: None, manager: None }
     }
 
-    /// One that the service manager held.
+    /// The state that the service manager held.
     ///
     /// # Errors
-    /// `Io` when the socket has to be made anew, and cannot.
+    /// `Io` when the socket was removed and cannot be made again.
     pub(super) fn held(held: Held, manager: Option<&Manager>) -> Result<Self> {
         let Held { header, mut sockets, journal } = held;
         sockets.listening.own();
@@ -107,13 +106,13 @@ impl SupervisorState {
         Ok(Self { header, sockets, index: None, journal, spill: None, manager: None })
     }
 
-    /// How many tensors are kept.
+    /// The number of tensors.
     pub(super) fn tensors(&self) -> usize {
         self.journal.len()
     }
 
-    /// Keeps a server running, beginning with `first` if it runs already, until that is asked to stop, here or there,
-    /// or until one of `successors` goes on. `ready` is told of every server that serves: its epoch and its process.
+    /// Runs servers, beginning with `first` if it is running already, until this process or the server is asked to stop, or a
+    /// successor takes over. Calls `ready` for each server that serves, with its epoch and its process.
     ///
     /// # Errors
     /// `Io` when the first server cannot be started, or none for a minute.
@@ -128,7 +127,7 @@ impl SupervisorState {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| Error::io("starting the supervisor", &error))?;
         let mut serving = first.is_some();
-        // When one last served; nothing is lost by giving up at once what nobody had yet.
+        // When a server last served. A daemon that has no state yet may fail at once.
         let mut served = (serving || self.tensors() > 0).then(Instant::now);
         let (mut next, mut delay, mut image) = (first, RESTART_DELAY_MIN, Image::default());
         runtime.block_on(async {
@@ -155,7 +154,7 @@ impl SupervisorState {
                     }
                     Ok(End::Inherited(successor)) => match self.leave_to(successor) {
                         Ok(()) => return Ok(()),
-                        Err(error) => tracing::error!("the successor did not take everything: {error}"),
+                        Err(error) => tracing::error!("the handover to the successor failed: {error}"),
                     },
                     Ok(End::Died) if served.is_none() => {
                         return Err(Error::new(ErrorKind::Io, "the server ended before it was ready"));
@@ -164,10 +163,10 @@ impl SupervisorState {
                         tracing::warn!("the server died; the next one gets its {} tensors", self.tensors());
                     }
                     Err(error) if served.is_none() => return Err(error),
-                    Err(error) => tracing::error!("the server was given up: {error}"),
+                    Err(error) => tracing::error!("the server failed: {error}"),
                 }
                 if served.is_some_and(|served| served.elapsed() > RESTART_TIMEOUT) {
-                    let message = format!("no server can be started; {} tensors are given up", self.tensors());
+                    let message = format!("no server can be started; {} tensors are lost", self.tensors());
                     return Err(Error::new(ErrorKind::Io, message));
                 }
                 let lived = began.elapsed() >= STABLE_UPTIME;
@@ -190,11 +189,11 @@ impl SupervisorState {
         }
     }
 
-    /// Starts a server and hands everything over.
+    /// Starts a server and hands the state to it.
     fn start(&mut self, launch: &Launch, image: Image) -> Result<(Server, Receiver)> {
         self.header.servers += 1;
         if let Some(manager) = &mut self.manager {
-            // Sessions' numbers have the server's, and must not come twice.
+            // Session numbers contain the number of the server, so it must not be used twice.
             manager.rewrite(&self.header, &self.journal)?;
         }
         let io = |error| Error::io("starting a server", &error);
@@ -211,7 +210,7 @@ impl SupervisorState {
         Ok((server, Receiver::new(ours)))
     }
 
-    /// Writes down what happened, here and with the service manager.
+    /// Adds an event to the journal here and at the service manager.
     fn note(&mut self, change: Event, fds: Vec<OwnedFd>) -> Result<()> {
         if let Some(manager) = &mut self.manager {
             manager.note(&change, &fds);
@@ -223,9 +222,9 @@ impl SupervisorState {
         Ok(())
     }
 
-    /// Takes the socket and the lock that the server has made anew.
+    /// Takes over the socket and the lock that the server has made again.
     fn moved(&mut self, fds: Vec<OwnedFd>) -> Result<()> {
-        // Dropping the former one must not empty the lock's file, which may be the same.
+        // Dropping the former one must not empty the lock's file: it may be the same file.
         self.sockets.listening.disown();
         self.sockets.listening = listening_from(&self.header.socket, &mut fds.into_iter())?;
         self.sockets.listening.own();
@@ -236,7 +235,7 @@ impl SupervisorState {
         Ok(())
     }
 
-    /// Has the service manager hold all that there is, and be told what happens.
+    /// Stores the state at the service manager, and reports events to it from now on.
     ///
     /// # Errors
     /// `Io` when it does not listen.
@@ -246,11 +245,11 @@ impl SupervisorState {
         Ok(())
     }
 
-    /// Lets the successor have everything; the server is dead.
+    /// Hands the state to a successor. The server is dead.
     fn leave_to(&mut self, successor: UnixStream) -> Result<()> {
         hand_over(&successor, self.header.clone(), &self.sockets, None, &self.journal)?;
         if !successor::has_taken(successor) {
-            return Err(Error::new(ErrorKind::Io, "it does not say so"));
+            return Err(Error::new(ErrorKind::Io, "the successor did not confirm the handover"));
         }
         self.sockets.listening.disown();
         Ok(())
@@ -265,12 +264,12 @@ impl SupervisorState {
         ready: &mut impl FnMut(u64, Option<u32>),
     ) -> Result<End> {
         let end = self.follow(&server, receiver, stop, successors, ready).await;
-        // Before anybody can ask the next server: nobody answers himself from this one's index.
+        // Before the next server serves: clients must not use this server's index any longer.
         if let Some(index) = self.index.take() {
             index.invalidate();
         }
         match end {
-            // Nobody follows it, so nobody has to wait for what it does in the kernel still.
+            // No server follows, so there is no need to wait for the end of its system calls.
             Ok(End::Stopped) => server.end_soon(),
             Ok(_) => server.end(),
             Err(_) => {
@@ -281,7 +280,7 @@ impl SupervisorState {
         end
     }
 
-    /// Writes down what the server tells until it ends.
+    /// Applies the events of a server until it ends.
     async fn follow(
         &mut self,
         server: &Server,
@@ -300,7 +299,7 @@ impl SupervisorState {
         if self.index.is_some() {
             deadline = Some(tokio::time::Instant::now() + START_TIMEOUT);
         }
-        // When what was known of sessions that have ended is given back, as the server does.
+        // When to trim the heap after sessions have ended.
         let mut tidy = None;
         loop {
             let (overdue, untidy) = (until(deadline), until(tidy));
@@ -319,7 +318,7 @@ impl SupervisorState {
                 }
                 asking = asked_for => {
                     if let Some(successor) = asking.ok().and_then(|(successor, _)| successor::admitted(successor)) {
-                        // What it has sent is read to its end first.
+                        // Its last events are read before the loop ends.
                         server.kill();
                         end = End::Inherited(successor);
                     }
@@ -350,7 +349,7 @@ impl SupervisorState {
                 Ok(_) => {}
                 Err(error)
                     if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted) => {}
-                // Its death, with something of ours unread.
+                // The server died with unread messages.
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return Ok(end),
                 Err(error) => return Err(io(error)),
             }
@@ -374,7 +373,7 @@ impl SupervisorState {
                         ready(epoch, server.pid);
                     }
                     Message::Moved => self.moved(fds)?,
-                    // Said in answer to being asked, it takes no more time than it was given.
+                    // The answer to the stop signal does not extend the deadline.
                     Message::Stopping if matches!(end, End::Stopped) => {}
                     Message::Stopping => {
                         (end, deadline) = (End::Stopped, Some(tokio::time::Instant::now() + STOP_TIMEOUT));
@@ -383,15 +382,15 @@ impl SupervisorState {
                 }
             }
             if changes > 0 {
-                // Of all that the server does, waking this process for each change would take longest. Not the
-                // runtime's sleep, which what arrives wakes.
+                // Waking this process for each event would take most of the server's time. A sleep of the runtime would end
+                // with the next event.
                 std::thread::sleep(EVENT_BATCH_INTERVAL);
             }
         }
     }
 }
 
-/// Waits until then, or for ever.
+/// Waits until `time`; forever without one.
 async fn until(time: Option<tokio::time::Instant>) {
     match time {
         Some(time) => tokio::time::sleep_until(time).await,

@@ -1,5 +1,5 @@
-//! A daemon whose supervisor was killed goes on with another, which nobody has started by hand. Whoever starts the program on
-//! the same socket then inherits everything, through a socket beside the daemon's.
+//! The takeover of a daemon whose first supervisor was killed. A program that is started on the same socket becomes the successor
+//! of the replacement supervisor, through a socket beside the daemon's.
 
 use super::channel::{CHANNEL_TIMEOUT, Handover, Message, Receiver, Sockets, send};
 use crate::socket::Bound;
@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-/// Where a successor asks.
+/// The path of the socket for successors.
 fn beside(socket: &Path) -> PathBuf {
     let mut path = socket.as_os_str().to_owned();
     path.push(".successor");
@@ -20,7 +20,7 @@ fn is_own(stream: &UnixStream) -> bool {
     peer_credentials(stream.as_fd()).is_ok_and(|peer| peer.is_own_user())
 }
 
-/// Waits for a successor. The socket goes with this.
+/// The socket for successors. Dropping it removes its file.
 pub(super) struct SuccessorSocket(Bound);
 
 impl SuccessorSocket {
@@ -30,10 +30,10 @@ impl SuccessorSocket {
         Bound::bind(&beside(socket)).map(Self)
     }
 
-    /// Listens anew if the socket's file was removed; whether it was.
+    /// Listens again if the socket's file was removed. Returns whether it was.
     ///
     /// # Errors
-    /// `Io`, as long as there is no folder for it.
+    /// `Io` while its folder does not exist.
     pub(super) fn mend(&mut self) -> Result<bool> {
         let removed = !self.0.is_in_place();
         if removed {
@@ -57,7 +57,7 @@ impl Drop for SuccessorSocket {
     }
 }
 
-/// A successor who asked, if it is this user's.
+/// The connection of a successor, if it belongs to this user.
 pub(super) fn admitted(stream: tokio::net::UnixStream) -> Option<UnixStream> {
     let stream = stream.into_std().ok().filter(is_own)?;
     stream.set_nonblocking(false).ok()?;
@@ -65,17 +65,16 @@ pub(super) fn admitted(stream: tokio::net::UnixStream) -> Option<UnixStream> {
     Some(stream)
 }
 
-/// Whether the successor says that it has everything.
+/// Whether the successor confirms that it has the state.
 pub(super) fn has_taken(successor: UnixStream) -> bool {
     matches!(Receiver::new(successor).next(), Ok((Message::Complete, _)))
 }
 
-/// What the daemon at `socket` has, if nobody answers for it any more, once `prepare` says that this process can go on with
-/// it. Its server is dead afterwards.
+/// Takes over the state of the daemon at `socket` if its first supervisor was killed, after `prepare` has succeeded. Its server is
+/// dead afterwards.
 ///
 /// # Errors
-/// `Io` and `Corrupt` for a handover that failed, and those of `prepare`: the one who has it then goes on, with another
-/// server.
+/// `Io` and `Corrupt` for a handover that failed, and those of `prepare`. The other supervisor then starts another server.
 pub(super) fn inherit<P>(
     socket: &Path,
     prepare: impl FnOnce(&mut Sockets) -> Result<P>,
@@ -86,7 +85,7 @@ pub(super) fn inherit<P>(
     }
     let mut receiver = Receiver::new(stream);
     let mut handover = receiver.take_over()?;
-    // Before it is said that all is well: nobody has it any more when this process then fails.
+    // Before the confirmation: after it, a failure of this process would lose the state.
     let prepared = prepare(&mut handover.sockets)?;
     send(&receiver.socket, &Message::Complete, Vec::new())?;
     handover.header.orphaned = false;

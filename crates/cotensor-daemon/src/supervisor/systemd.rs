@@ -1,8 +1,8 @@
-//! systemd: told when the daemon is ready and when it stops, and given a copy of everything to hold, so that even when all of
-//! the daemon's processes die at once, the next ones have what there was.
+//! systemd as service manager: notifications, and its file descriptor store, which keeps the state when all processes of the daemon
+//! die at once.
 //!
-//! It holds descriptors and their names: the sockets, every segment, and a memfd with the journal, written as it grows and
-//! anew when it has grown too long.
+//! The store holds named descriptors: the sockets, each segment, and a memfd with the journal. Events are appended to the journal,
+//! which is rewritten when it has grown too long.
 
 use super::channel::{HandoverHeader, Sockets};
 use super::journal::{Event, Journal};
@@ -23,14 +23,14 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
-/// How long the manager may leave what it is told unread. Less than servers wait for their supervisor.
+/// How long the manager may read nothing. Less than servers wait for their supervisor.
 const NOTIFY_TIMEOUT: Duration = Duration::from_secs(1);
 const LISTENER: &str = "listener";
 const LOCK: &str = "lock";
 const HTTP: &str = "http";
 const JOURNAL: &str = "journal-";
 const SEGMENT: &str = "segment-";
-/// A journal is written anew when it is this much longer than twice what it was, in bytes.
+/// A journal is rewritten when it is longer than twice its last rewritten length and this many bytes.
 const GROWTH_BYTES: u64 = 1 << 20;
 /// The most bytes of a journal that are read back.
 const JOURNAL_BYTES_MAX: u64 = 1 << 30;
@@ -38,7 +38,7 @@ const JOURNAL_BYTES_MAX: u64 = 1 << 30;
 /// The manager that started this process.
 pub(super) struct Manager {
     socket: UnixDatagram,
-    /// Whether it did not read what it was told last: it is not waited for again until it does.
+    /// Whether it did not read the last message. Until it reads, messages do not wait for it.
     stalled: Cell<bool>,
     journal: File,
     number: u64,
@@ -46,7 +46,7 @@ pub(super) struct Manager {
     rewrite_at: u64,
 }
 
-/// What the manager held.
+/// The state that the manager held.
 pub(super) struct Held {
     pub(super) header: HandoverHeader,
     pub(super) sockets: Sockets,
@@ -54,10 +54,10 @@ pub(super) struct Held {
 }
 
 impl Manager {
-    /// The manager, if one wants to be told, and what it held for this daemon.
+    /// The manager if there is one, and the state that it held for this daemon.
     ///
     /// # Errors
-    /// `Io` when it does not listen, `Invalid` when it says something odd.
+    /// `Io` when its socket fails, `Invalid` for wrong environment variables.
     pub(super) fn find() -> Result<(Option<Self>, Option<Held>)> {
         let Some(path) = std::env::var_os("NOTIFY_SOCKET").filter(|path| !path.is_empty()) else {
             return Ok((None, None));
@@ -80,16 +80,16 @@ impl Manager {
             tracing::error!("what the service manager held cannot be used: {error}");
             None
         });
-        // The rest is of no use to anybody.
+        // The remaining descriptors have no use.
         fds.keys().for_each(|name| this.forget(name));
         if let Some(lock) = fds.get(LOCK) {
-            // Nobody goes on with what it was for: this daemon is to have the lock now, not when the manager has let go.
+            // This daemon needs the lock now, before the manager closes its descriptor.
             let _ = flock(lock, FlockOperation::Unlock);
         }
         Ok((Some(this), held))
     }
 
-    /// Reads the newest journal, as far as it was written.
+    /// Reads the newest journal up to its last whole line.
     fn read(&self, fds: &mut HashMap<String, OwnedFd>) -> Result<Option<Held>> {
         let Some(file) = fds.remove(&format!("{JOURNAL}{}", self.number)) else { return Ok(None) };
         let io = |error| Error::io("reading the journal", &error);
@@ -101,14 +101,14 @@ impl Manager {
         let corrupt = |error: serde_json::Error| Error::corrupt(format!("the journal: {error}"));
         let header: HandoverHeader = serde_json::from_slice(lines.next().unwrap_or_default()).map_err(corrupt)?;
         let mut journal = Journal::default();
-        // What was being written when its writer died is no line.
+        // An incomplete last line is left out.
         for change in lines.map_while(|line| serde_json::from_slice::<Event>(line).ok()) {
             let segment = match &change {
                 Event::Published { segment: Some(segment), .. } => fds.get(&format!("{SEGMENT}{}", segment.id)),
                 _ => None,
             };
             let segment = segment.map(OwnedFd::try_clone).transpose().map_err(io)?;
-            // A segment that came and went has no descriptor any more; its tensors went, too.
+            // The descriptor of a segment without tensors has been removed; the events of its tensors fail.
             if let Err(error) = journal.apply(change, segment.into_iter().collect()) {
                 tracing::debug!("{error}");
             }
@@ -122,10 +122,10 @@ impl Manager {
         Ok(Some(Held { header, sockets: Sockets { listening, http }, journal }))
     }
 
-    /// Has the manager hold all that there is.
+    /// Stores the whole state at the manager.
     ///
     /// # Errors
-    /// `Io` when it does not listen.
+    /// `Io` when its socket fails.
     pub(super) fn hold(&mut self, header: &HandoverHeader, sockets: &Sockets, journal: &Journal) -> Result<()> {
         self.hold_listening(&sockets.listening)?;
         if let Some(http) = &sockets.http {
@@ -137,20 +137,20 @@ impl Manager {
         self.rewrite(header, journal)
     }
 
-    /// Has the manager hold the socket and its lock.
+    /// Stores the socket and its lock at the manager.
     ///
     /// # Errors
-    /// `Io` when it does not listen.
+    /// `Io` when its socket fails.
     pub(super) fn hold_listening(&self, listening: &Listening) -> Result<()> {
         self.keep(LISTENER, listening.listener().as_fd())?;
         self.keep(LOCK, listening.lock())
     }
 
-    /// Writes down what happens next.
+    /// Appends an event to the journal.
     pub(super) fn note(&mut self, change: &Event, fds: &[OwnedFd]) {
         let noted = self.try_note(change, fds);
         if let Err(error) = noted {
-            tracing::error!("the service manager does not hold everything: {error}");
+            tracing::error!("the service manager does not have the last event: {error}");
         }
     }
 
@@ -161,7 +161,7 @@ impl Manager {
         self.write(&serde_json::to_vec(change).map_err(|error| Error::invalid(error.to_string()))?)
     }
 
-    /// Lets go of a segment that nothing lies in any more, and of the past when it has grown too long.
+    /// Removes a segment without tensors, and rewrites the journal when it has grown too long.
     pub(super) fn noted(&mut self, header: &HandoverHeader, journal: &Journal, gone: Option<u64>) {
         if let Some(segment) = gone {
             self.forget(&format!("{SEGMENT}{segment}"));
@@ -169,14 +169,14 @@ impl Manager {
         if self.written > self.rewrite_at
             && let Err(error) = self.rewrite(header, journal)
         {
-            tracing::error!("the journal was not written anew: {error}");
+            tracing::error!("the journal was not rewritten: {error}");
         }
     }
 
-    /// Writes the journal anew, shorter.
+    /// Rewrites the journal without past events.
     ///
     /// # Errors
-    /// `Io` when the manager does not listen.
+    /// `Io` when the socket of the manager fails.
     pub(super) fn rewrite(&mut self, header: &HandoverHeader, journal: &Journal) -> Result<()> {
         let encode = |error: serde_json::Error| Error::invalid(error.to_string());
         (self.journal, self.written) = (memfd()?, 0);
@@ -189,48 +189,48 @@ impl Manager {
         Ok(())
     }
 
-    /// A line in one piece, so that a reader finds whole ones.
+    /// Appends a line with one call, so that a reader finds whole lines.
     fn write(&mut self, line: &[u8]) -> Result<()> {
         let line = [line, b"\n"].concat();
         self.written += line.len() as u64;
         self.journal.write_all(&line).map_err(|error| Error::io("writing the journal", &error))
     }
 
-    /// That clients are served.
+    /// Reports that the daemon serves clients.
     pub(super) fn ready(&self, socket: &std::path::Path) {
-        self.tell_of(&format!("READY=1\nSTATUS=listening on {}\n", socket.display()));
+        self.notify(&format!("READY=1\nSTATUS=listening on {}\n", socket.display()));
     }
 
-    /// That the daemon ends because it was asked to: nothing is to be held for a next one.
+    /// Reports that the daemon stops on request, and removes its descriptors.
     pub(super) fn stopping(&self) {
-        self.tell_of("STOPPING=1\n");
+        self.notify("STOPPING=1\n");
         self.forget(&format!("{JOURNAL}{}", self.number));
         [LISTENER, LOCK, HTTP].into_iter().for_each(|name| self.forget(name));
     }
 
-    /// The listening socket, or its lock, is another from now on.
+    /// Removes the listening socket and its lock, which the daemon has made again.
     pub(super) fn forget_listening(&self) {
         self.forget(LISTENER);
         self.forget(LOCK);
     }
 
     fn forget(&self, name: &str) {
-        self.tell_of(&format!("FDSTOREREMOVE=1\nFDNAME={name}\n"));
+        self.notify(&format!("FDSTOREREMOVE=1\nFDNAME={name}\n"));
     }
 
     fn keep(&self, name: &str, fd: BorrowedFd<'_>) -> Result<()> {
-        // Not watched: what is in a memfd does not end.
-        self.tell(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}\n"), &[fd])
+        // Without polling: a memfd never reports an end.
+        self.send(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}\n"), &[fd])
     }
 
-    fn tell_of(&self, state: &str) {
-        if let Err(error) = self.tell(state, &[]) {
+    fn notify(&self, state: &str) {
+        if let Err(error) = self.send(state, &[]) {
             tracing::warn!("{error}");
         }
     }
 
-    fn tell(&self, state: &str, fds: &[BorrowedFd<'_>]) -> Result<()> {
-        let io = |error: Errno| Error::io("telling the service manager", &error.into());
+    fn send(&self, state: &str, fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let io = |error: Errno| Error::io("notifying the service manager", &error.into());
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {

@@ -18,7 +18,7 @@ const ORPHAN_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 const SUPERVISOR_RESTART_DELAY: Duration = Duration::from_secs(1);
 
 impl SupervisorLink {
-    /// Waits for the supervisor's end and starts the next one, for as long as this server lives.
+    /// Waits for the end of the supervisor and starts the next one, as long as this server runs.
     pub(super) fn watch(&self, mut socket: UnixStream, mut supervisor: Supervisor, is_used: &dyn Fn() -> bool) {
         let mut image = Image::default();
         loop {
@@ -29,7 +29,7 @@ impl SupervisorLink {
             }
             let lived = began.elapsed() >= STABLE_UPTIME;
             image = image.next(lived);
-            // It may only have stood still: awake again it would end this server, and start one beside the next supervisor's.
+            // It may only be stopped. When continued, it would start a second server beside the one of the next supervisor.
             supervisor.end();
             tracing::warn!("the supervisor died; starting another");
             self.orphaned.store(true, Ordering::SeqCst);
@@ -38,7 +38,7 @@ impl SupervisorLink {
                     Ok(next) => break next,
                     Err(error) => tracing::error!("no supervisor: {error}"),
                 }
-                // Without a supervisor, the server's death would cost the tensors: the running program is tried at once.
+                // Without a supervisor, the death of the server would lose the tensors: the running program is tried at once.
                 if image == Image::Running {
                     std::thread::sleep(SUPERVISOR_RESTART_DELAY);
                 }
@@ -50,8 +50,8 @@ impl SupervisorLink {
         }
     }
 
-    /// Reads until the supervisor is gone: it says nothing, so whatever ends this ends it. A daemon that nobody answers for,
-    /// and nobody uses, is stopped meanwhile.
+    /// Reads until the end of the connection; the supervisor sends nothing. Stops a daemon whose first supervisor was killed and
+    /// that has no client.
     fn wait_for_its_end(&self, socket: &mut UnixStream, is_used: &dyn Fn() -> bool) {
         let orphaned = self.orphaned.load(Ordering::SeqCst);
         let patience = orphaned.then_some(ORPHAN_CHECK_INTERVAL);
@@ -66,7 +66,7 @@ impl SupervisorLink {
             if is_used() {
                 used = Instant::now();
             } else if used.elapsed() > ORPHAN_IDLE_TIMEOUT {
-                tracing::warn!("nobody answers for this daemon and nobody uses it: stopping");
+                tracing::warn!("the first supervisor was killed and no client is connected: stopping");
                 stop_this_process();
                 return drop(socket.set_read_timeout(None).and_then(|()| socket.read(&mut [0])));
             }
@@ -94,9 +94,9 @@ impl SupervisorLink {
 
 /// The supervisor's process.
 pub(super) enum Supervisor {
-    /// It started this server, if it still lived when that began.
+    /// It started this server, unless it died before this server began.
     Parent(Option<Parent>),
-    /// This server started it.
+    /// A replacement, started by this server.
     Child(Child),
 }
 
@@ -108,7 +108,7 @@ impl Supervisor {
         }
     }
 
-    /// Makes sure that it is gone: two supervisors would start two servers on one socket.
+    /// Ends it: two supervisors would start two servers on one socket.
     fn end(&mut self) {
         match self {
             Self::Parent(parent) => {

@@ -1,12 +1,13 @@
 //! Clients of one daemon: what one publishes, the other reads where it lies; and all of it goes with its leases.
 
-use crate::support::put;
-use crate::support::{Running, spec};
+use crate::support::{Running, put, spec};
+use cotensor_client::protocol as p;
 use cotensor_core::{ContentHash, DType, ErrorKind, Result};
 use cotensor_store::{
     BlobSource, BlobSpec, BlobStore, Claim, ComputationStore, CopyReason, Key, Lease, MemoryControl, StoreReports,
     TensorStore,
 };
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 #[test]
@@ -84,7 +85,6 @@ fn one_session_computes_and_the_others_wait_for_it() {
                     Claim::Ready(leases) => leases,
                     Claim::Compute(ticket) => {
                         computed.fetch_add(1, Ordering::SeqCst);
-                        std::thread::sleep(std::time::Duration::from_millis(30));
                         let result = |name: &str, bytes: usize| {
                             let mut spec = spec(name, bytes);
                             spec.retention = cotensor_store::Retention::Cached { recompute: Default::default() };
@@ -110,11 +110,12 @@ fn a_claim_passes_on_when_its_session_dies() {
     let key = Key(ContentHash::of(b"stage"));
     let (one, other) = (running.connect("one"), running.connect("other"));
     let Claim::Compute(ticket) = one.claim(&key, &one.holder("")).unwrap() else { panic!("nothing is there") };
+    // While the first session lives, the claim of another waits.
+    let params = p::ClaimParams { key: key.0.to_string(), holder: String::new(), timeout_ms: Some(10) };
+    assert_eq!(other.ask::<p::Claim>(&params).unwrap_err().kind(), ErrorKind::TimedOut);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| matches!(other.claim(&key, &other.holder("")).unwrap(), Claim::Compute(_)));
-        std::thread::sleep(std::time::Duration::from_millis(30));
-        assert!(!waiting.is_finished());
-        // As if it were killed: nothing is declined, the connection just ends.
+        // The connection ends as if the process were killed: the ticket is not declined.
         one.disconnect();
         assert!(waiting.join().unwrap());
     });
@@ -146,10 +147,10 @@ fn content(len: usize) -> BlobSpec {
 #[test]
 fn contents_are_provided_once_whoever_asks() {
     let running = Running::start(|_| {});
-    let filled = Numbers(AtomicUsize::new(0));
+    let (filled, have_all) = (Numbers(AtomicUsize::new(0)), Barrier::new(4));
     std::thread::scope(|scope| {
         for index in 0..4usize {
-            let (running, filled) = (&running, &filled);
+            let (running, filled, have_all) = (&running, &filled, &have_all);
             scope.spawn(move || {
                 let store = running.connect(&format!("client {index}"));
                 // Lists that overlap, each in an order of its own, one content twice.
@@ -159,7 +160,8 @@ fn contents_are_provided_once_whoever_asks() {
                 for (len, lease) in lens.iter().zip(&leases) {
                     assert!(lease.bytes().unwrap() == vec![*len as u8; *len] && lease.shape() == [*len]);
                 }
-                std::thread::sleep(std::time::Duration::from_millis(50));
+                // All leases live until each client has its own.
+                have_all.wait();
             });
         }
     });

@@ -7,10 +7,13 @@ use cotensor_client::ClientStore;
 use cotensor_store::{Retention, TensorStore};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::Signal;
+use serde_json::Value;
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -79,6 +82,19 @@ impl Manager {
 
     fn segments(&self) -> usize {
         self.names().iter().filter(|name| name.starts_with("segment-")).count()
+    }
+
+    /// Whether the journal that the manager holds has a version of a tensor.
+    fn journal_has(&self, name: &str, version: u64) -> bool {
+        let known = self.known.lock().unwrap();
+        let journal = known.held.iter().find(|(held, _)| held.starts_with("journal-")).map(|(_, fds)| &fds[0]);
+        let Some(journal) = journal else { return false };
+        let journal = File::from(journal.try_clone().unwrap());
+        let mut bytes = vec![0; journal.metadata().unwrap().len() as usize];
+        journal.read_exact_at(&mut bytes, 0).unwrap();
+        let events = bytes.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Value>(line).ok());
+        let entries = events.map(|mut event| event["published"]["entry"].take());
+        entries.into_iter().any(|entry| entry["spec"]["name"] == name && entry["id"]["version"] == version)
     }
 
     fn until_ready(&self, times: usize) {
@@ -172,8 +188,8 @@ fn everything_outlives_all_processes_and_ends_with_a_clean_stop() {
         drop(put(&store, "t1", &content(1, 100), KEPT));
         drop(put(&store, "more", &content(round as u64, 1 << 20), KEPT));
         assert_eq!(manager.names().iter().filter(|name| name.starts_with("journal-")).count(), 1);
-        // The supervisor passes on what it was told, in its own time; what it has not, dies with it.
-        std::thread::sleep(Duration::from_millis(200));
+        // The supervisor writes events to the journal after the client has its answer. Events that it has not written are lost.
+        until("the last event is in the journal", || manager.journal_has("more", round as u64 + 1));
     }
     // The server alone: the supervisor brings it back, and says so.
     signal(children(daemon.id())[0], Signal::KILL);

@@ -255,6 +255,11 @@ pub struct BlobPack {
 }
 
 impl BlobPack {
+    /// The device of all its contents.
+    pub fn device(&self) -> Device {
+        self.specs.first().map(|spec| spec.device).unwrap_or_default()
+    }
+
     /// Length of the segment, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes

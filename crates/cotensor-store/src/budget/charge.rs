@@ -166,6 +166,11 @@ pub struct Charge {
 }
 
 impl Charge {
+    /// The device whose memory it counts.
+    pub fn device(&self) -> Device {
+        self.budget.device()
+    }
+
     /// The budget that counts it.
     pub(crate) fn budget(&self) -> &Arc<Budget> {
         &self.budget

@@ -146,6 +146,7 @@ mod tests {
                 name: name.to_owned(),
                 dtype: "float32".to_owned(),
                 shape: vec![2, 3],
+                device: Default::default(),
                 kind: "other".to_owned(),
                 space: None,
                 producer: String::new(),

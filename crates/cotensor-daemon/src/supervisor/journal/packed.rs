@@ -1,15 +1,15 @@
-//! The journal's entries in few bytes. A machine may have hundreds of thousands of tensors, and two processes keep an
-//! entry for each: as parsed JSON one took 4.4 KB, packed it takes about 50 bytes.
+//! The packed form of journal entries. A machine may have hundreds of thousands of tensors, and two processes hold an entry for
+//! each: 4.4 KB as parsed JSON, about 50 bytes packed.
 //!
 //! The format is the supervisor's and its servers' own: they run the same program, or a newer one reads an older one's.
 //! Numbers are LEB128. The first byte of a block is the format's version.
 
 use super::event::Entry;
 use cotensor_client::protocol::{Id, Keep, SegmentInfo, Spec};
-use cotensor_core::{ContentHash, Error, RANK_MAX, Result};
+use cotensor_core::{ContentHash, Device, Error, RANK_MAX, Result};
 
 /// The first byte of a block. JSON never begins with it.
-pub(crate) const BLOCK: u8 = 1;
+pub(crate) const BLOCK: u8 = 2;
 
 const SEGMENT: u8 = 1;
 const ENTRY: u8 = 2;
@@ -24,18 +24,18 @@ const CREATED: u8 = 1 << 5;
 const CACHED: u8 = 1 << 6;
 const REMOVED: u8 = 1 << 7;
 
-/// An entry without its identity, which is the journal's key.
+/// An entry without its identity, which is its key in the journal.
 pub(super) struct Packed(Box<[u8]>);
 
 impl Packed {
     /// # Errors
-    /// `Corrupt` for a hash that is none, or more dimensions than a tensor has.
+    /// `Corrupt` for a malformed hash or too many dimensions.
     pub(super) fn of(entry: &Entry) -> Result<Self> {
         if entry.spec.shape.len() > RANK_MAX {
             return Err(corrupt());
         }
         let Entry { id: _, spec, segment, offset, key, versions, current, removed, spilled, created_ns } = entry;
-        // Nothing said is as good as nothing.
+        // `Cached` without a time and with zero are equal.
         let recompute = match spec.keep {
             Keep::CachedMicros(micros) => Some(micros),
             Keep::Cached => Some(0),
@@ -57,6 +57,7 @@ impl Packed {
         for text in [&spec.name, &spec.producer, &spec.dtype, &spec.kind] {
             writer.bytes(text.as_bytes());
         }
+        writer.device(spec.device);
         writer.number(spec.shape.len() as u64);
         for dim in &spec.shape {
             writer.number(*dim as u64);
@@ -84,6 +85,7 @@ impl Packed {
         let has = |flag: u8| flags & flag != 0;
         let (segment, offset, versions) = (reader.number()?, reader.size()?, reader.number()?);
         let [name, producer, dtype, kind] = [reader.text()?, reader.text()?, reader.text()?, reader.text()?];
+        let device = reader.device()?;
         let rank = reader.size()?;
         if rank > RANK_MAX {
             return Err(corrupt());
@@ -102,7 +104,7 @@ impl Packed {
         if !reader.0.is_empty() {
             return Err(corrupt());
         }
-        let spec = Spec { name, dtype, shape, kind, space, producer, keep, provenance };
+        let spec = Spec { name, dtype, shape, device, kind, space, producer, keep, provenance };
         Ok(Entry {
             id,
             spec,
@@ -117,12 +119,12 @@ impl Packed {
         })
     }
 
-    /// Whether the tensor's name means it.
+    /// Whether it is the current version of its name.
     pub(super) fn is_current(&self) -> bool {
         self.0.first().is_some_and(|flags| flags & CURRENT != 0)
     }
 
-    /// The number of the segment that it lies in; none for a spilled one.
+    /// The number of its segment; none for a spilled tensor.
     pub(super) fn segment(&self) -> Option<u64> {
         let mut reader = Reader(&self.0);
         let flags = reader.byte().ok()?;
@@ -130,14 +132,14 @@ impl Packed {
     }
 }
 
-/// A part of a journal, as one message carries it.
+/// One item of a block.
 pub(super) enum Item {
     Segment(SegmentInfo),
     Entry(Id, Packed),
     Claim(ContentHash, Box<[Id]>),
 }
 
-/// Puts a block together.
+/// Writes a block.
 pub(super) struct Block(Writer);
 
 impl Block {
@@ -153,7 +155,7 @@ impl Block {
     }
 
     pub(super) fn segment(&mut self, segment: &SegmentInfo) {
-        self.0.byte(SEGMENT).number(segment.id).number(segment.bytes).byte(segment.slab.into());
+        self.0.byte(SEGMENT).number(segment.id).number(segment.bytes).byte(segment.slab.into()).device(segment.device);
     }
 
     pub(super) fn entry(&mut self, (slot, version): (u64, u64), entry: &Packed) {
@@ -172,7 +174,7 @@ impl Block {
     }
 }
 
-/// Reads a block's items one after the other.
+/// Reads the items of a block.
 pub(super) struct Items<'a>(Reader<'a>);
 
 impl<'a> Items<'a> {
@@ -191,7 +193,7 @@ impl<'a> Items<'a> {
         Ok(match reader.byte()? {
             SEGMENT => {
                 let (id, bytes, slab) = (reader.number()?, reader.number()?, reader.byte()? != 0);
-                Item::Segment(SegmentInfo { id, bytes, slab })
+                Item::Segment(SegmentInfo { id, bytes, slab, device: reader.device()? })
             }
             ENTRY => {
                 let id = reader.id()?;
@@ -260,6 +262,14 @@ impl Writer {
         self.0.extend_from_slice(hash.as_bytes());
         self
     }
+
+    /// Host memory takes one byte: an empty name.
+    fn device(&mut self, device: Device) -> &mut Self {
+        match device {
+            Device::Cpu => self.bytes(&[]),
+            device => self.bytes(device.to_string().as_bytes()),
+        }
+    }
 }
 
 struct Reader<'a>(&'a [u8]);
@@ -302,6 +312,13 @@ impl<'a> Reader<'a> {
         Ok(bytes)
     }
 
+    fn device(&mut self) -> Result<Device> {
+        match &self.text()?[..] {
+            "" => Ok(Device::Cpu),
+            name => name.parse().map_err(|_| corrupt()),
+        }
+    }
+
     fn text(&mut self) -> Result<String> {
         Ok(std::str::from_utf8(self.bytes()?).map_err(|_| corrupt())?.to_owned())
     }
@@ -323,6 +340,7 @@ mod tests {
             name: "näme".to_owned(),
             dtype: "float32".to_owned(),
             shape: if full { vec![3, usize::MAX, 0] } else { Vec::new() },
+            device: if full { Device::Cuda(3) } else { Device::Cpu },
             kind: "text_embedding".to_owned(),
             space: hash("space"),
             producer: "a producer".to_owned(),
@@ -371,7 +389,7 @@ mod tests {
     fn blocks_are_read_back_and_what_is_cut_off_is_refused() {
         let entry = entry(true);
         let mut block = Block::new();
-        block.segment(&SegmentInfo { id: 7, bytes: 1 << 41, slab: true });
+        block.segment(&SegmentInfo { id: 7, bytes: 1 << 41, slab: true, device: Device::Fake(2) });
         block.entry((entry.id.slot, entry.id.version), &Packed::of(&entry).unwrap());
         let (key, ids) = (ContentHash::of(b"claim"), [entry.id, Id { slot: 1, version: u64::MAX }]);
         block.claim(&key, &ids);

@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 pub(super) const BLOCK_BYTES: usize = 256 << 10;
 
 impl Journal {
-    /// Tells `told` all that makes another journal the same, with the descriptors.
+    /// Calls `told` with the events, and their descriptors, that make an empty journal equal to this one.
     ///
     /// # Errors
     /// Those of `told`; `Io` when descriptors cannot be duplicated.
@@ -28,11 +28,11 @@ impl Journal {
         for (key, results) in &self.claims {
             told(Event::Finished { key: key.to_string(), results: results.to_vec() }, Vec::new())?;
         }
-        self.tell_rest(|change| told(change, Vec::new()))
+        self.replay_rest(|change| told(change, Vec::new()))
     }
 
-    /// As [`replay`](Self::replay), entries and claims in blocks for [`apply_block`](Self::apply_block): thousands in one
-    /// message, and nothing to parse.
+    /// As [`replay`](Self::replay), with entries and claims in blocks for [`apply_block`](Self::apply_block): thousands in one
+    /// message, without JSON.
     ///
     /// # Errors
     /// Those of `block` and `told`; `Io` when descriptors cannot be duplicated.
@@ -64,10 +64,10 @@ impl Journal {
             }
         }
         send(&mut filling, &mut fds)?;
-        self.tell_rest(told)
+        self.replay_rest(told)
     }
 
-    fn tell_rest(&self, mut told: impl FnMut(Event) -> Result<()>) -> Result<()> {
+    fn replay_rest(&self, mut told: impl FnMut(Event) -> Result<()>) -> Result<()> {
         told(Event::Slots(self.slots))?;
         for key in &self.claimed {
             told(Event::Claimed(key.clone()))?;
@@ -81,10 +81,10 @@ impl Journal {
         Ok(())
     }
 
-    /// Adds a block of another journal.
+    /// Adds a block from [`hand_over`](Self::hand_over).
     ///
     /// # Errors
-    /// `Corrupt` for what is no block, and as [`apply`](Self::apply).
+    /// `Corrupt` for bytes that are no block; as [`apply`](Self::apply).
     pub(crate) fn apply_block(&mut self, block: &[u8], fds: Vec<OwnedFd>) -> Result<()> {
         let mut fds = fds.into_iter();
         for item in Items::of(block)? {

@@ -13,27 +13,27 @@ use std::sync::Arc;
 
 /// All notes together, in bytes, as the store bounds them (they are written in hexadecimal here).
 pub(super) const NOTES_BYTES_MAX: usize = 2 * (16 << 20);
-/// A segment and how many tensors lie in it.
+/// A segment and the number of its tensors.
 pub(crate) struct Segment {
     pub(crate) info: SegmentInfo,
-    /// In a server, the one that its store has.
+    /// In a server, the file of the store's segment.
     pub(crate) file: Arc<File>,
     uses: usize,
 }
 
-/// All that is published.
+/// The published state.
 #[derive(Default)]
 pub(crate) struct Journal {
     pub(super) segments: HashMap<u64, Segment>,
-    /// By slot and version. A name's largest number of versions is in one of its entries.
+    /// By slot and version. One of a name's entries has its largest number of versions.
     pub(super) entries: BTreeMap<(u64, u64), Packed>,
     pub(super) claims: HashMap<ContentHash, Box<[Id]>>,
-    /// Claims whose results are on their way.
+    /// Claims without results yet.
     pub(super) claimed: HashSet<String>,
     pub(super) notes: HashMap<String, String>,
     pub(super) notes_bytes: usize,
     pub(super) slots: u64,
-    /// Processes by their sessions.
+    /// Clients by their sessions.
     pub(super) sessions: HashMap<u64, Member>,
 }
 
@@ -46,10 +46,10 @@ pub(super) fn id_of((slot, version): (u64, u64)) -> Id {
 }
 
 impl Journal {
-    /// Writes down what happened; returns the segment in which nothing lies any more because of that.
+    /// Applies an event. Returns the segment that has lost its last tensor.
     ///
     /// # Errors
-    /// `Corrupt` for a tensor whose segment is not there, or a segment that is there already or has no descriptor.
+    /// `Corrupt` for a tensor without its segment, and for a segment that exists already or has no descriptor.
     pub(crate) fn apply(&mut self, change: Event, fds: Vec<OwnedFd>) -> Result<Option<u64>> {
         self.apply_with(change, fds.into_iter().next().map(shared))
     }
@@ -64,7 +64,7 @@ impl Journal {
             Event::Unlisted(id) => drop(self.update(id, |entry| (entry.current, entry.removed) = (false, true))),
             Event::Spilled { id, file } => {
                 let before = self.update(id, |entry| entry.spilled = Some(file));
-                return Ok(before.and_then(|before| self.let_go(&before)));
+                return Ok(before.and_then(|before| self.release_segment(&before)));
             }
             Event::Freed(id) => return Ok(self.drop_entry(id)),
             Event::Claimed(key) => drop(self.claimed.insert(key)),
@@ -100,7 +100,7 @@ impl Journal {
             }
         }
         let before = self.entries.insert((slot, version), packed);
-        Ok(before.and_then(|before| self.let_go(&before)))
+        Ok(before.and_then(|before| self.release_segment(&before)))
     }
 
     pub(super) fn add_segment(&mut self, info: SegmentInfo, file: Option<Arc<File>>) -> Result<()> {
@@ -114,7 +114,7 @@ impl Journal {
         }
     }
 
-    /// One use more of the segment that an entry lies in.
+    /// Counts one more tensor in the entry's segment.
     pub(super) fn use_segment(&mut self, entry: &Packed) -> Result<()> {
         let Some(number) = entry.segment() else { return Ok(()) };
         let missing = || Error::corrupt(format!("there is no segment {number}"));
@@ -136,11 +136,11 @@ impl Journal {
 
     fn drop_entry(&mut self, id: Id) -> Option<u64> {
         let packed = self.entries.remove(&at(id))?;
-        // What was packed can be read.
+        // A packed entry can always be read.
         let entry = packed.entry(id).ok()?;
         let last = self.versions(id.slot).next_back().map(|(&last, _)| id_of(last));
         if let Some(last) = last {
-            // The name goes on counting from there.
+            // Later versions of the name continue its numbers.
             self.update(last, |last| last.versions = last.versions.max(entry.versions));
         }
         if let Some(key) = entry.key.as_deref().and_then(ContentHash::from_hex)
@@ -148,11 +148,11 @@ impl Journal {
         {
             self.claims.remove(&key);
         }
-        self.let_go(&packed)
+        self.release_segment(&packed)
     }
 
-    /// One use less of the segment that an entry lies in; which it is if that was the last.
-    fn let_go(&mut self, entry: &Packed) -> Option<u64> {
+    /// Counts one tensor less in the entry's segment. Returns the segment if that was the last one.
+    fn release_segment(&mut self, entry: &Packed) -> Option<u64> {
         let number = entry.segment()?;
         let held = self.segments.get_mut(&number)?;
         held.uses -= 1;
@@ -183,18 +183,18 @@ impl Journal {
         self.segments.contains_key(&segment)
     }
 
-    /// How many tensors there are.
+    /// The number of tensors.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Every tensor, a name's versions in their order.
+    /// All tensors; the versions of a name in their order.
     pub(crate) fn entries(&self) -> impl Iterator<Item = Entry> {
-        // What was packed can be read.
+        // A packed entry can always be read.
         self.entries.iter().filter_map(|(&at, packed)| packed.entry(id_of(at)).ok())
     }
 
-    /// The files of what is spilled.
+    /// The files of spilled tensors.
     pub(crate) fn files(&self) -> impl Iterator<Item = SpillFile> {
         let spilled = self.entries.iter().filter(|(_, packed)| packed.segment().is_none());
         spilled.filter_map(|(&at, packed)| packed.entry(id_of(at)).ok()?.spilled)
@@ -212,7 +212,7 @@ impl Journal {
         self.notes.iter().map(|(key, note)| (key.as_str(), note.as_str()))
     }
 
-    /// Sessions, and the processes that have them.
+    /// Sessions and their clients.
     pub(crate) fn sessions(&self) -> impl Iterator<Item = (u64, Member)> {
         self.sessions.iter().map(|(session, member)| (*session, *member))
     }

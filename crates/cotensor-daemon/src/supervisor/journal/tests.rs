@@ -4,7 +4,7 @@ use super::table::{Journal, NOTES_BYTES_MAX};
 use crate::spill::SpillFile;
 use cotensor_client::protocol::Keep;
 use cotensor_client::protocol::{Id, SegmentInfo, Spec};
-use cotensor_core::ContentHash;
+use cotensor_core::{ContentHash, Device};
 use cotensor_rpc::FRAME_FDS_MAX;
 use cotensor_store::backend::VersionState;
 use std::os::fd::OwnedFd;
@@ -18,6 +18,7 @@ fn listed(slot: u64, version: u64, segment: u64, new: bool) -> (Event, Vec<Owned
         name: format!("name {slot}"),
         dtype: "uint8".to_owned(),
         shape: vec![1],
+        device: Device::Cpu,
         kind: "other".to_owned(),
         space: None,
         producer: String::new(),
@@ -30,7 +31,13 @@ fn listed(slot: u64, version: u64, segment: u64, new: bool) -> (Event, Vec<Owned
         Entry { id, spec, segment, offset: 0, key, versions, current: true, removed: false, spilled: None, created_ns };
     let entry = Box::new(entry);
     let fds = new.then(|| OwnedFd::from(tempfile::tempfile().unwrap())).into_iter().collect();
-    (Event::Published { entry, segment: new.then_some(SegmentInfo { id: segment, bytes: 1, slab: false }) }, fds)
+    (
+        Event::Published {
+            entry,
+            segment: new.then_some(SegmentInfo { id: segment, bytes: 1, slab: false, device: Device::Cpu }),
+        },
+        fds,
+    )
 }
 
 fn filled() -> Journal {

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use survivor::{Level, Survivor};
 
 const SOCKET: &str = "COTENSOR_TEST_SOCKET";
@@ -126,10 +126,12 @@ fn a_client_that_stands_still_while_the_server_is_replaced_is_waited_for() {
     let mut child = start(&processes, "published", |_| {});
     signal(child.id(), Signal::STOP);
     processes.kill_server();
-    // Longer than anybody is waited for who is dead.
-    std::thread::sleep(Duration::from_secs(3));
     let get = |name: &str| reader.get(name, &reader.holder(""));
-    assert_eq!(get("doomed").unwrap().bytes().unwrap(), content(1, 1 << 20));
+    // The server waits 500 ms for dead processes. It has to wait longer for this one.
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(1) {
+        assert_eq!(get("doomed").unwrap().bytes().unwrap(), content(1, 1 << 20));
+    }
     signal(child.id(), Signal::CONT);
     let back = || {
         let sessions = reader.ask::<cotensor_client::protocol::Sessions>(&cotensor_client::protocol::Empty {});
