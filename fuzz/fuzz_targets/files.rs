@@ -1,5 +1,5 @@
-//! Modules in one tensor: manifests whose storages lie inside it, or an error. Tensor files: entries whose bytes are read, or an
-//! error; never more than the file has.
+//! Module manifests: storages inside the tensor, or an error. Tensor files: readable entries or an error, never beyond the end of
+//! the file.
 #![no_main]
 
 use cotensor_formats::{Format, ModuleManifest, TensorReader};
@@ -12,8 +12,8 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     for format in [Format::Npy, Format::Safetensors] {
         let Ok(mut reader) = TensorReader::open(bytes, format, None) else { continue };
         for index in 0..reader.entries().len() {
-            let size = reader.entries()[index].size_bytes().expect("checked when it was opened");
-            // What the file does not have need not be tried: nobody reserves more than a store has, either.
+            let size = reader.entries()[index].size_bytes().expect("checked by open");
+            // Entries larger than the file are skipped: a store would refuse the reservation.
             if size > bytes.len() || reader.read(index, &mut vec![0; size]).is_err() {
                 break;
             }

@@ -1,7 +1,6 @@
-//! Bytes on the socket, in pieces, some with descriptors: frames within the limits, or an error; and no descriptor is lost
-//! or invented.
+//! Bytes on a socket, in pieces with descriptors: frames within the limits, or an error. No descriptor is duplicated.
 //!
-//! Of each piece: one byte says how many descriptors come with it, one how long it is.
+//! Each piece starts with two bytes: its number of descriptors and its length.
 #![no_main]
 
 use cotensor_rpc::{Decoder, FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame, send};
@@ -10,7 +9,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-/// More than the decoder lets wait.
+/// More descriptors than the decoder queues.
 const FDS_MAX: usize = 5 * FRAME_FDS_MAX;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! What a server tells its supervisor, a line each: kept as it was said, or refused.
+//! Events of a server for its supervisor, one per line: recorded or refused.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -1,7 +1,7 @@
-//! ONNX files: whatever the bytes, a graph or an error.
+//! ONNX files: a graph or an error.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let file = std::io::Cursor::new(bytes);
-    let _ = cotensor::model::graph::Graph::read(file, std::path::Path::new("fuzzed.onnx"));
+    let _ = cotensor_model::graph::Graph::read(file, std::path::Path::new("fuzzed.onnx"));
 });

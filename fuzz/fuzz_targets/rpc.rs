@@ -1,5 +1,4 @@
-//! Messages of one session, a line each: whatever they say, the daemon answers JSON-RPC, and what the session held is
-//! given back when it ends.
+//! Messages of one session, one per line: the daemon answers with JSON-RPC, and frees the session's resources at its end.
 #![no_main]
 
 use cotensor_daemon::fuzzing::Unconnected;
@@ -23,7 +22,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     DAEMON.with(|daemon| {
         let daemon = daemon.get_or_init(|| Unconnected::new().expect("a daemon"));
         for answer in daemon.answers(&messages, usize::from(fds % 3)).expect("descriptors").into_iter().flatten() {
-            match serde_json::from_slice(&answer).expect("an answer is JSON") {
+            match serde_json::from_slice(&answer).expect("a response is JSON") {
                 Value::Array(answers) => {
                     assert!(!answers.is_empty());
                     answers.iter().for_each(check);

@@ -1,5 +1,4 @@
-//! Tensors as messages describe them: what is accepted lies inside its segment and says the same when it is described
-//! again.
+//! Descriptions of tensors in messages: accepted ones lie inside their segment and round-trip.
 #![no_main]
 
 use cotensor_client::protocol::{Descriptor, Spec};
@@ -9,7 +8,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         && let Ok(known) = spec.to_domain()
     {
         let again = Spec::from(&known);
-        assert_eq!(Spec::from(&again.to_domain().expect("what was accepted is accepted again")), again);
+        assert_eq!(Spec::from(&again.to_domain().expect("an accepted description round-trips")), again);
         assert!(!known.name.is_empty() && known.name.len() <= 1024);
     }
     if let Ok(descriptor) = serde_json::from_slice::<Descriptor>(bytes)

@@ -1,8 +1,8 @@
-//! Sounds: finite samples or an error.
+//! Audio files: finite samples or an error.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    if let Ok(audio) = cotensor::model::preprocess::decode_audio(bytes) {
+    if let Ok(audio) = cotensor_preprocess::decode_audio(bytes) {
         assert!(audio.samples.iter().all(|sample| sample.is_finite()) && !audio.samples.is_empty());
     }
 });
