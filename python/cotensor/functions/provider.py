@@ -21,6 +21,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import queue
 import signal
 import threading
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, NamedTuple, Optional, TypeVar, Union, overload
@@ -392,13 +393,14 @@ class SharedTensorProvider:
 
 def wait_for_signal(what: str) -> None:
     """Waits for SIGINT or SIGTERM, then restores their handlers. Call it in the main thread."""
-    stop = threading.Event()
+    # A handler can interrupt the wait itself: the put of this queue is reentrant, unlike the set of an event.
+    stop: "queue.SimpleQueue[None]" = queue.SimpleQueue()
     if threading.current_thread() is not threading.main_thread():
         raise ConflictError("only the main thread handles signals: use start() and close() in other threads")
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, lambda *_: stop.put(None)) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         log.info("%s until SIGINT or SIGTERM", what)
-        stop.wait()
+        stop.get()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
