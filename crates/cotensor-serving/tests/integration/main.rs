@@ -86,10 +86,10 @@ fn a_model_that_one_process_has_open_another_runs() {
     let about = reference.call("describe", &Arguments::new()).unwrap();
     assert_eq!(about.as_map().unwrap()["family"].as_str().unwrap(), "vit");
 
-    // A list of functions names every argument: those that an unknown one gets told.
+    // The summary names every argument that the error of an unknown argument lists.
     let summary = functions.describe("model.run").unwrap().summary;
     let unknown = functions.call("model.run", &Arguments::new().named("colour", "red")).unwrap_err().to_string();
-    let known: Vec<_> = unknown.split("there are: ").nth(1).unwrap().split(", ").map(str::trim).collect();
+    let known: Vec<_> = unknown.split("expected: ").nth(1).unwrap().split(", ").map(str::trim).collect();
     assert!(known.len() > 7 && known.iter().all(|name| summary.contains(name)), "{known:?}: {summary}");
     let relative = functions.call("model.open", &Arguments::new().arg("tiny/vit")).unwrap_err();
     assert!(relative.to_string().contains("absolute"), "{relative}");
