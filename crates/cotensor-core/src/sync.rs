@@ -20,7 +20,8 @@ pub fn write<T: ?Sized>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-#[cfg(test)]
+// The tests need threads that panic.
+#[cfg(all(test, not(target_family = "wasm")))]
 mod tests {
     use super::*;
 

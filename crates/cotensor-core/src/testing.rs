@@ -16,6 +16,7 @@ pub fn conformance(memory: &dyn Memory) {
     keeps_what_was_written(memory);
     hands_out_clean_memory(memory);
     checks_bounds(memory);
+    #[cfg(not(target_family = "wasm"))]
     shares_between_threads(memory);
     for len in [usize::MAX, usize::MAX - 62, isize::MAX as usize] {
         let refused = memory.reserve(len).err().map(|error| error.kind());
@@ -78,6 +79,7 @@ fn checks_bounds(memory: &dyn Memory) {
     assert!(segment.read_at(usize::MAX, &mut [0]).is_err());
 }
 
+#[cfg(not(target_family = "wasm"))]
 fn shares_between_threads(memory: &dyn Memory) {
     let mut segment = memory.reserve(4096).expect("reserve");
     segment.write_at(0, &[7; 4096]).expect("write");

@@ -330,7 +330,7 @@ fn packed(lens: impl IntoIterator<Item = usize>) -> Result<(Vec<Range<usize>>, u
     let mut total = 0usize;
     for len in lens {
         let next = len.checked_next_multiple_of(ALIGNMENT).and_then(|padded| total.checked_add(padded));
-        let next = next.filter(|&next| next as u64 <= TENSOR_BYTES_MAX);
+        let next = next.filter(|&next| next as u64 <= TENSOR_BYTES_MAX && isize::try_from(next).is_ok());
         let too_many = || Error::invalid(format!("the blobs of one request exceed {TENSOR_BYTES_MAX} bytes"));
         // At most the padded sum, which is checked below.
         ranges.push(total..total.saturating_add(len));
@@ -348,7 +348,8 @@ mod tests {
     fn packing_pads_and_checks_overflow() {
         let (ranges, total) = packed([5, 0, 64, 65]).unwrap();
         assert_eq!((ranges, total), (vec![0..5, 64..64, 64..128, 128..193], 256));
-        let max = TENSOR_BYTES_MAX as usize;
+        // As much as a tensor may have, or as this machine addresses.
+        let max = usize::try_from(TENSOR_BYTES_MAX).unwrap_or(isize::MAX as usize / 64 * 64);
         assert_eq!(packed([max]).unwrap().1, max);
         for lens in [&[usize::MAX][..], &[usize::MAX - 62], &[max, 1], &[64, usize::MAX - 64 - 63]] {
             assert_eq!(packed(lens.iter().copied()).unwrap_err().kind(), ErrorKind::Invalid);

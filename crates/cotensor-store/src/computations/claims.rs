@@ -5,7 +5,7 @@ use crate::{Holder, Key, Lease, TensorId};
 use cotensor_core::sync;
 use cotensor_core::{Error, ErrorKind, Result};
 use std::collections::HashMap;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Condvar, Mutex, MutexGuard, Weak};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
@@ -125,6 +125,7 @@ impl Claims {
         (deadline, wait): (&mut Option<std::time::Instant>, Duration),
         key: &Key,
     ) -> Result<Guard<'a>> {
+        use std::sync::PoisonError;
         use std::time::Instant;
         /// The longest wait that no clock overflows on.
         const WAIT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);

@@ -254,7 +254,8 @@ impl EmbeddedStore {
     }
 }
 
-#[cfg(test)]
+// The test needs threads.
+#[cfg(all(test, not(target_family = "wasm")))]
 mod tests {
     use super::*;
     use crate::{Retention, StoreReports, TensorSpec, TensorStore};
