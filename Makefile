@@ -109,6 +109,6 @@ fuzz-short:
 miri:
 	$(CARGO) +nightly miri test -p cotensor-core -p cotensor-store --lib
 
-# Builds the browser's crates; needs the target wasm32-unknown-unknown.
+# Builds the browser's crates for wasm32 and runs their unit tests there, in Node.
 wasm:
-	$(CARGO) build -p cotensor-core -p cotensor-store --target wasm32-unknown-unknown
+	scripts/test_wasm.sh
