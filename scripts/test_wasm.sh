@@ -2,7 +2,7 @@
 # Builds the crates that a browser will use for wasm32, and runs their unit tests there, in Node.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-crates=(-p cotensor-core -p cotensor-store -p cotensor-preprocess)
+crates=(-p cotensor-core -p cotensor-store)
 RUSTC=$(scripts/wasm_compiler.sh)
 export RUSTC
 # Symbol names of a documented form, by which the tests are counted. No crate draws random numbers here.
