@@ -5,7 +5,7 @@ use crate::{Config, Daemon};
 use cotensor_core::{Memory, Result};
 use cotensor_memory::MemfdMemory;
 use cotensor_rpc::Frame;
-use cotensor_store::Store;
+use cotensor_store::{MemoryControl, StoreReports};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
