@@ -101,7 +101,7 @@ impl Target {
         let stats = self.daemon().store().stats();
         let held = self.daemon().store().diagnostics().tensors;
         let leases = held.iter().flat_map(|tensor| tensor.holders.values()).map(|&count| count as usize).sum();
-        let sessions = self.victim.ask::<cotensor_client::protocol::Sessions>(&Default::default()).unwrap();
+        let sessions = self.victim.request::<cotensor_client::protocol::Sessions>(&Default::default()).unwrap();
         Usage {
             tensors: stats.total_tensors,
             bytes: stats.memory_usage_bytes,

@@ -272,7 +272,7 @@ fn client_with_a_low_hard_limit() {
     held.truncate(held.len() - 8);
     assert!(store.get(&wanted, &store.holder("")).unwrap().bytes().unwrap() == content(LARGE));
     assert_eq!(
-        store.ask::<p::Sessions>(&Default::default()).unwrap().sessions.len(),
+        store.request::<p::Sessions>(&Default::default()).unwrap().sessions.len(),
         3,
         "the client did not reconnect"
     );

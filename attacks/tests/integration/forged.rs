@@ -16,10 +16,10 @@ fn sealed(bytes: usize) -> OwnedFd {
 fn calls(number: u64, id: &Value) -> Vec<(&'static str, Value)> {
     vec![
         ("tensor.discard", json!({"reservation": number})),
-        ("contents.discard", json!({"reservation": number})),
+        ("blob.discard", json!({"reservation": number})),
         ("claim.finish", json!({"ticket": number, "results": [id]})),
         ("claim.finish", json!({"ticket": number, "results": []})),
-        ("claim.decline", json!({"ticket": number})),
+        ("claim.abandon", json!({"ticket": number})),
         ("segment.fd", json!({"segment": number})),
         ("tensor.release", json!({"leases": [{"id": id}]})),
         ("tensor.release", json!({"leases": [{"id": id, "holder": "victim"}, {"id": id, "holder": "victim[1]"}]})),
@@ -46,7 +46,7 @@ fn ids_of_other_sessions_are_refused() {
             for (method, params) in calls(number, &id) {
                 assert_no_secrets(&raw.refused(method, params, &[]));
             }
-            for method in ["tensor.publish", "contents.finish"] {
+            for method in ["tensor.publish", "blob.publish"] {
                 let params = json!({"reservation": number, "micros": u64::MAX});
                 assert_no_secrets(&raw.refused(method, params, &[sealed(8192)]));
             }

@@ -65,8 +65,8 @@ fn names_are_bounded_and_quoted() {
         ("tensor.get", json!({"name": "secret-small", "holder": long}), "holder"),
         ("claim.begin", json!({"key": hash, "holder": long}), "holder"),
         ("store.record_copies", json!({"copies": [{"tensor": long, "reason": "put", "bytes": 1}]}), "tensor"),
-        ("contents.begin", json!({"contents": [content], "producer": long, "holder": ""}), "producer"),
-        ("contents.begin", json!({"contents": vec![&content; 65_537], "producer": "x"}), "contents"),
+        ("blob.plan_upload", json!({"blobs": [content], "producer": long, "holder": ""}), "producer"),
+        ("blob.plan_upload", json!({"blobs": vec![&content; 65_537], "producer": "x"}), "blobs"),
         ("function.register", json!({"function": {"name": long, "summary": ""}, "epoch": 1}), "name"),
         (
             "function.register",

@@ -2,7 +2,7 @@
 
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_memory::process::peer_credentials;
-use cotensor_rpc::{Connection, OnNotice};
+use cotensor_rpc::{Connection, OnNotification};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -11,7 +11,7 @@ use std::path::Path;
 ///
 /// # Errors
 /// `Unreachable` when no process listens there, `Refused` when the daemon belongs to another user, else `Io`.
-pub fn connect(socket: &Path, on_notice: OnNotice) -> Result<Connection> {
+pub fn connect(socket: &Path, on_notification: OnNotification) -> Result<Connection> {
     let stream = UnixStream::connect(socket).map_err(|error| {
         let kind = match error.kind() {
             std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => ErrorKind::Unreachable,
@@ -24,5 +24,5 @@ pub fn connect(socket: &Path, on_notice: OnNotice) -> Result<Connection> {
     if !peer.is_own_user() {
         return Err(Error::new(ErrorKind::Refused, "the daemon here is another user's").in_file(socket));
     }
-    Ok(Connection::over(stream, on_notice))
+    Ok(Connection::over(stream, on_notification))
 }

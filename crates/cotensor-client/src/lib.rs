@@ -10,6 +10,6 @@ mod store;
 pub mod token;
 
 pub use connect::connect;
-pub use cotensor_rpc::{Connection, OnNotice};
+pub use cotensor_rpc::{Connection, OnNotification};
 pub use place::{default_socket, fallback_folder};
 pub use store::ClientStore;

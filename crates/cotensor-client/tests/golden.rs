@@ -2,7 +2,7 @@
 //! made from the types. Other languages' tests read them. `make protocol` writes them anew.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use cotensor_client::protocol::{Described, METHODS, PROTOCOL, openrpc, openrpc_of_provider, provider};
+use cotensor_client::protocol::{METHODS, MethodDescription, PROTOCOL, openrpc, openrpc_of_provider, provider};
 use cotensor_core::{Error, ErrorKind};
 use cotensor_rpc as rpc;
 use serde_json::{Value, json};
@@ -35,7 +35,7 @@ fn generated() -> BTreeMap<String, Value> {
 }
 
 /// A call of a method and every kind of answer to it, which the types read and write back unchanged.
-fn exchange(method: &Described, described: &Value, document: &Value) -> Value {
+fn exchange(method: &MethodDescription, described: &Value, document: &Value) -> Value {
     let params = described["params"].as_array().unwrap().iter();
     let params: serde_json::Map<_, _> = params
         .map(|parameter| {
@@ -44,10 +44,10 @@ fn exchange(method: &Described, described: &Value, document: &Value) -> Value {
         })
         .collect();
     let params = Value::from(params);
-    assert_eq!((method.params_again)(params.clone()).unwrap(), params, "{}", method.name);
+    assert_eq!((method.reencode_params)(params.clone()).unwrap(), params, "{}", method.name);
     let results = variants(&described["result"]["schema"], document);
     let responses = results.into_iter().map(|result| {
-        assert_eq!((method.result_again)(result.clone()).unwrap(), result, "{}", method.name);
+        assert_eq!((method.reencode_result)(result.clone()).unwrap(), result, "{}", method.name);
         json!({"jsonrpc": "2.0", "id": 1, "result": result})
     });
     json!({

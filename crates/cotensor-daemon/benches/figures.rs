@@ -229,7 +229,7 @@ fn echo_once(stream: &mut UnixStream) {
 }
 
 fn ping(store: &ClientStore) {
-    store.ask::<Ping>(&Empty {}).unwrap();
+    store.request::<Ping>(&Empty {}).unwrap();
 }
 
 /// An echo whose answer brings a descriptor, checked and mapped.

@@ -21,7 +21,7 @@ fn get(criterion: &mut Criterion) {
     criterion.bench_function("get and release, held and unchanged", |bencher| {
         bencher.iter(|| consumer.get("x", &holder).unwrap());
     });
-    criterion.bench_function("ping", |bencher| bencher.iter(|| consumer.ask::<p::Ping>(&p::Empty {}).unwrap()));
+    criterion.bench_function("ping", |bencher| bencher.iter(|| consumer.request::<p::Ping>(&p::Empty {}).unwrap()));
     drop(held);
 }
 

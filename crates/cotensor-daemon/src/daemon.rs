@@ -11,7 +11,8 @@ use crate::session::Session;
 use crate::supervisor::{Event, Member, Orphans, StoreEvents};
 use cotensor_client::protocol::SessionInfo;
 use cotensor_core::{Error, Hasher, Result};
-use cotensor_rpc::{FrameRoom, Outbox};
+use cotensor_rpc::FrameBudget;
+use cotensor_rpc::server::Outbox;
 use cotensor_store::EmbeddedStore;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -28,7 +29,7 @@ pub struct Daemon {
     pub(crate) functions: functions::Registry,
     pub(crate) slabs: Slabs,
     /// The memory budget for incoming messages of all sessions.
-    pub(crate) frames: Arc<FrameRoom>,
+    pub(crate) frames: Arc<FrameBudget>,
     /// Differs between daemons.
     pub(crate) epoch: u64,
     pub(crate) secret: [u8; 32],

@@ -1,24 +1,25 @@
-//! From a call's name to what answers it.
+//! The daemon's methods: async handlers in the method registry, for sockets and HTTP requests.
 
-use crate::counters::{Calls, Errors};
 use crate::session::Session;
 use cotensor_client::protocol::{Hello, Method};
+use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_rpc::{self as rpc, Call, Id, Message, Response};
-use cotensor_rpc::{FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame};
-use jsonrpsee_types::{ErrorCode, ErrorObjectOwned};
-use serde_json::value::RawValue;
-use std::collections::{HashMap, VecDeque};
+use cotensor_rpc::server::{ErrorCounts, Peer, Registry, Request, handle};
+use cotensor_rpc::{Call, Frame, is_batch, to_object};
+use serde::Serialize;
+use std::collections::VecDeque;
 use std::future::Future;
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
-use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use tokio::sync::{oneshot, watch};
 
-/// The bytes of a batch's answers; those that do not fit are refused in the rest of the message.
-const BATCH_BYTES_MAX: usize = FRAME_BYTES_MAX - (1 << 20);
+/// The most calls of one connection that wait, each for the work of another session.
+const WAITING_CALLS_MAX: usize = 1024;
 
-/// A result and the descriptors that go with it.
+/// A result and its descriptors.
 pub(crate) struct Reply<T> {
     pub(crate) value: T,
     pub(crate) fds: Vec<OwnedFd>,
@@ -30,19 +31,19 @@ impl<T> From<T> for Reply<T> {
     }
 }
 
-/// Who calls, and the descriptors that came with the call.
+/// The session of a call, and the descriptors that came with it.
 pub(crate) struct Caller {
     pub(crate) session: Arc<Session>,
     fds: VecDeque<OwnedFd>,
 }
 
 impl Caller {
-    /// The next descriptor of the call, to be kept.
+    /// The next descriptor of the call.
     ///
     /// # Errors
     /// `Invalid` when there is none, `OverBudget` when too many are open.
     pub(crate) fn fd(&mut self) -> Result<OwnedFd> {
-        let missing = || Error::invalid("a file descriptor has to come with this call, which is not part of a batch");
+        let missing = || Error::invalid("this call needs a file descriptor and cannot be part of a batch");
         self.session.daemon.room_for(self.fds.pop_front().ok_or_else(missing)?)
     }
 }
@@ -55,168 +56,141 @@ impl Deref for Caller {
     }
 }
 
-type Outcome = Result<Reply<Box<RawValue>>, ErrorObjectOwned>;
-type Running = Pin<Box<dyn Future<Output = Outcome> + Send>>;
-type Handler = Box<dyn Fn(Caller, Option<Box<RawValue>>) -> Running + Send + Sync>;
-
-/// The methods that a daemon answers, and how often it did.
+/// The methods of a daemon, with counts of calls and errors.
 #[derive(Default)]
-pub(crate) struct Methods {
-    by_name: HashMap<&'static str, Endpoint>,
-    errors: Errors,
-}
-
-struct Endpoint {
-    handler: Handler,
-    calls: Calls,
-}
+pub(crate) struct Methods(Registry<Client>);
 
 impl Methods {
-    /// Answers `M` by `handler`.
+    /// Registers the handler of `M`. A handler that does not finish at once continues on the runtime.
     pub(crate) fn add<M, F>(&mut self, handler: fn(Caller, M::Params) -> F) -> &mut Self
     where
         M: Method + 'static,
         F: Future<Output = Result<Reply<M::Result>>> + Send + 'static,
     {
-        let run = move |caller: Caller, params: Option<Box<RawValue>>| -> Running {
-            let params = params.as_deref().map_or("{}", RawValue::get);
-            match serde_json::from_str::<M::Params>(params) {
-                Ok(params) => {
-                    let running = handler(caller, params);
-                    Box::pin(async { encode(running.await) })
-                }
-                Err(error) => {
-                    let error = Error::invalid(error.to_string()).in_field("params");
-                    Box::pin(std::future::ready(Err(rpc::to_object(&error))))
-                }
+        self.0.add::<M>(move |mut request: Request<Client>, params| {
+            let (client, fds) = (Arc::clone(request.peer()), request.take_fds().into());
+            let mut answering = Box::pin(handler(Caller { session: Arc::clone(&client.session), fds }, params));
+            match answering.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(outcome) => answer(request, outcome),
+                Poll::Pending => client.wait(request, answering),
             }
-        };
-        let before = self.by_name.insert(M::NAME, Endpoint { handler: Box::new(run), calls: Calls::default() });
-        debug_assert!(before.is_none(), "{} has two handlers", M::NAME);
+        });
         self
     }
 
-    /// The names of all methods, and how often each was called.
+    /// Each method's name and number of calls, in no order.
     pub(crate) fn calls(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        self.by_name.iter().map(|(name, endpoint)| (*name, endpoint.calls.get()))
+        self.0.calls()
     }
 
-    /// The errors that calls ended in.
-    pub(crate) fn errors(&self) -> &Errors {
-        &self.errors
+    /// The errors that calls ended with.
+    pub(crate) fn errors(&self) -> &ErrorCounts {
+        self.0.errors()
     }
 
-    /// Answers one call; `None` for a notification.
-    async fn call(&self, caller: Caller, call: Call) -> Option<Reply<Response>> {
-        let running = match self.by_name.get(call.method.as_str()) {
-            Some(_) if call.method != Hello::NAME && caller.session.is_ungreeted() => {
-                let error = Error::new(ErrorKind::Conflict, "`session.hello` comes first on a connection");
-                Box::pin(std::future::ready(Err(rpc::to_object(&error))))
-            }
-            Some(endpoint) => {
-                endpoint.calls.add();
-                (endpoint.handler)(caller, call.params)
-            }
-            None => Box::pin(std::future::ready(Err(ErrorCode::MethodNotFound.into()))),
-        };
-        let outcome = running.await;
-        if let Err(error) = &outcome {
-            self.errors.add(error.code());
+    /// Answers one message of a session that has no socket. None for notifications.
+    pub(crate) async fn answer(&self, session: &Arc<Session>, message: Frame) -> Option<Vec<u8>> {
+        let (answer, answered) = oneshot::channel();
+        // Dropped with this future, which cancels the calls that wait.
+        let (client, _cancel) = Client::new(session, Some(answer));
+        if is_batch(&message.body) {
+            // A long batch would delay the other requests of this thread.
+            drop(tokio::task::spawn_blocking(move || handle(&client, message, None)).await);
+        } else {
+            handle(&client, message, None);
+            drop(client);
         }
-        let id = call.id?;
-        Some(match outcome {
-            Ok(Reply { value, fds }) => Reply { value: Response::new(id, Ok(value)), fds },
-            Err(error) => Response::new(id, Err(error)).into(),
-        })
+        answered.await.ok()
+    }
+}
+
+fn answer<T: Serialize>(request: Request<Client>, outcome: Result<Reply<T>>) {
+    match outcome {
+        Ok(Reply { value, fds }) => drop(request.value(&value, fds)),
+        Err(error) => request.error(to_object(&error)),
+    }
+}
+
+/// The sender of calls: a connection, or one HTTP request.
+pub(crate) struct Client {
+    session: Arc<Session>,
+    /// Where the answer of an HTTP request goes. A socket's answers go to the session's outbox.
+    http: Option<Mutex<Option<oneshot::Sender<Vec<u8>>>>>,
+    waiting: AtomicUsize,
+    /// Whether an answer could not be sent.
+    failed: AtomicBool,
+    /// Closed when the connection or the request ends.
+    cancelled: watch::Receiver<()>,
+}
+
+impl Client {
+    /// The client at the session's socket. Its calls that wait are cancelled when the second value is dropped.
+    pub(crate) fn on_socket(session: &Arc<Session>) -> (Arc<Self>, watch::Sender<()>) {
+        Self::new(session, None)
     }
 
-    fn refused(&self, response: Response) -> Response {
-        self.errors.add(response.error_code().unwrap_or_default());
-        response
+    fn new(session: &Arc<Session>, http: Option<oneshot::Sender<Vec<u8>>>) -> (Arc<Self>, watch::Sender<()>) {
+        let (cancel, cancelled) = watch::channel(());
+        let (session, http) = (Arc::clone(session), http.map(|answer| Mutex::new(Some(answer))));
+        (Arc::new(Self { session, http, waiting: AtomicUsize::new(0), failed: AtomicBool::new(false), cancelled }), cancel)
     }
 
-    /// Answers a message: the body to send back, if there is one, and its descriptors.
-    pub(crate) async fn answer(&self, session: &Arc<Session>, message: Frame) -> Option<Reply<Vec<u8>>> {
-        let caller = |fds: Vec<OwnedFd>| Caller { session: Arc::clone(session), fds: fds.into() };
-        match rpc::parse(&message.body) {
-            Message::Refused(response) => Some(to_bytes(&self.refused(response)).into()),
-            Message::Single(call) => {
-                let Reply { value, fds } = self.call(caller(message.fds), call).await?;
-                let bytes = to_bytes(&value);
-                match bytes.len() > FRAME_BYTES_MAX {
-                    true => Some(to_bytes(&self.refused(too_long(value.id))).into()),
-                    false => Some(Reply { value: bytes, fds }),
+    /// Whether an answer could not be sent. The connection has ended then.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    /// Answers `request` when `answering` is done, unless the client is gone by then.
+    fn wait<T: Serialize>(
+        &self,
+        request: Request<Self>,
+        answering: impl Future<Output = Result<Reply<T>>> + Send + 'static,
+    ) {
+        if self.waiting.fetch_add(1, Ordering::Relaxed) >= WAITING_CALLS_MAX {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            let message =
+                format!("{WAITING_CALLS_MAX} calls of this connection wait: try again when one has its answer");
+            return request.error(to_object(&Error::new(ErrorKind::Conflict, message)));
+        }
+        let mut cancelled = self.cancelled.clone();
+        tokio::spawn(async move {
+            let client = Arc::clone(request.peer());
+            tokio::select! {
+                biased;
+                _ = cancelled.changed() => request.cancel(),
+                outcome = answering => answer(request, outcome),
+            }
+            client.waiting.fetch_sub(1, Ordering::Relaxed);
+        });
+    }
+}
+
+impl Peer for Client {
+    fn registry(&self) -> &Registry<Self> {
+        &self.session.daemon.methods.0
+    }
+
+    fn admit(&self, call: &Call) -> Result<()> {
+        match call.method != Hello::NAME && self.session.is_ungreeted() {
+            true => Err(Error::new(ErrorKind::Conflict, "`session.hello` comes first on a connection")),
+            false => Ok(()),
+        }
+    }
+
+    fn send(&self, frame: Frame) -> bool {
+        match (&self.http, self.session.outbox()) {
+            (Some(answer), _) => {
+                let answer = lock(answer).take();
+                answer.is_some_and(|answer| answer.send(frame.body).is_ok())
+            }
+            (None, Some(outbox)) => {
+                let sent = outbox.send(frame).is_ok();
+                if !sent {
+                    self.failed.store(true, Ordering::Relaxed);
                 }
+                sent
             }
-            Message::Batch(calls) => {
-                let mut batch = Batch::default();
-                for call in calls {
-                    match call {
-                        Err(response) => batch.add(self.refused(response).into()),
-                        Ok(Call { id: Some(id), .. }) if batch.is_full() => batch.refuse(self.refused(too_long(id))),
-                        Ok(call) => {
-                            if let Some(reply) = self.call(caller(Vec::new()), call).await {
-                                batch.add(reply);
-                            }
-                        }
-                    }
-                    // A long batch is no reason for others to wait.
-                    tokio::task::yield_now().await;
-                }
-                (!batch.responses.is_empty()).then(|| Reply { value: to_bytes(&batch.responses), fds: batch.fds })
-            }
+            (None, None) => false,
         }
     }
-}
-
-/// The answers to a batch, as long as there is room for them in a message.
-#[derive(Default)]
-struct Batch {
-    responses: Vec<Box<RawValue>>,
-    bytes: usize,
-    fds: Vec<OwnedFd>,
-}
-
-impl Batch {
-    fn add(&mut self, reply: Reply<Response>) {
-        let Reply { value, mut fds } = reply;
-        if self.fds.len() + fds.len() > FRAME_FDS_MAX {
-            let error = Error::invalid("more descriptors than one message carries: call one by one");
-            return self.refuse(Response::new(value.id, Err(rpc::to_object(&error))));
-        }
-        let Ok(response) = serde_json::value::to_raw_value(&value) else { return };
-        if self.bytes + response.get().len() > BATCH_BYTES_MAX {
-            self.bytes = BATCH_BYTES_MAX;
-            return self.refuse(too_long(value.id));
-        }
-        self.bytes += response.get().len();
-        self.responses.push(response);
-        self.fds.append(&mut fds);
-    }
-
-    /// Whether answers are left out already: what follows is not even called.
-    fn is_full(&self) -> bool {
-        self.bytes >= BATCH_BYTES_MAX
-    }
-
-    fn refuse(&mut self, response: Response) {
-        self.responses.extend(serde_json::value::to_raw_value(&response));
-    }
-}
-
-fn too_long(id: Id) -> Response {
-    let error = Error::new(ErrorKind::Unsupported, "the answer is longer than a message may be: ask for less");
-    Response::new(id, Err(rpc::to_object(&error)))
-}
-
-fn encode<T: serde::Serialize>(outcome: Result<Reply<T>>) -> Outcome {
-    let Reply { value, fds } = outcome.map_err(|error| rpc::to_object(&error))?;
-    let value =
-        serde_json::value::to_raw_value(&value).map_err(|_| ErrorObjectOwned::from(ErrorCode::InternalError))?;
-    Ok(Reply { value, fds })
-}
-
-fn to_bytes(response: &impl serde::Serialize) -> Vec<u8> {
-    // Responses are maps of strings and raw JSON: nothing in them can fail to be written.
-    serde_json::to_vec(response).unwrap_or_default()
 }

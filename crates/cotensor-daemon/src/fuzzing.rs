@@ -49,8 +49,7 @@ impl Unconnected {
         for body in bodies {
             let fds: Vec<Option<OwnedFd>> = (0..fds).map(copy).collect::<Result<_>>()?;
             let frame = Frame { body: body.to_vec(), fds: fds.into_iter().flatten().collect() };
-            let answer = self.runtime.block_on(self.daemon.methods.answer(&session, frame));
-            answers.push(answer.map(|reply| reply.value));
+            answers.push(self.runtime.block_on(self.daemon.methods.answer(&session, frame)));
         }
         self.daemon.end_session(&session);
         Ok(answers)

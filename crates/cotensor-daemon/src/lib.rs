@@ -2,7 +2,6 @@
 
 mod config;
 mod connection;
-mod counters;
 mod daemon;
 mod descriptors;
 mod dispatch;

@@ -6,7 +6,7 @@ use crate::daemon::Daemon;
 use crate::refusals::Refusals;
 use crate::socket::Listening;
 use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_rpc::Outbox;
+use cotensor_rpc::server::Outbox;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;

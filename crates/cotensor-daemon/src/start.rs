@@ -11,7 +11,7 @@ use crate::spill::{Files, SpillToFiles};
 use crate::supervisor::{StoreEvents, SupervisorLink};
 use cotensor_core::{Error, ErrorKind, Hasher, Result};
 use cotensor_memory::SharedIndex;
-use cotensor_rpc::FrameRoom;
+use cotensor_rpc::FrameBudget;
 use cotensor_store::{EmbeddedStore, StoreObserver};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
@@ -65,7 +65,7 @@ impl Daemon {
             methods: handlers::methods(),
             functions: functions::Registry::default(),
             slabs: Slabs::default(),
-            frames: FrameRoom::of_server(),
+            frames: FrameBudget::of_server(),
             // Numbers in JSON are exact up to 2^53.
             epoch: u64::from_le_bytes(epoch) >> 11,
             secret,

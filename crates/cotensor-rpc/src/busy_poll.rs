@@ -1,54 +1,54 @@
-//! Looking again and again for a moment before sleeping: most answers come sooner than a thread that sleeps is woken.
+//! Busy-polling: a short poll before a thread sleeps. Most answers arrive sooner than a sleeping thread wakes.
 
 use std::num::NonZero;
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
-/// After failures in a row, so many waits are slept through: none, 2, 6, 14, and so on, up to this power of two. The first
-/// costs nothing, because what comes in turns has a pause before each: were the next wait slept through, the other end
-/// would wait longer for it, sleep too, and neither would be fast again.
+/// After `n` failed polls in a row, this many waits sleep at once: 0, 2, 6, 14 and so on, up to this power of two.
+///
+/// The first failure skips nothing: calls that alternate between two processes have a pause before each. A skipped poll would
+/// make the other end wait longer and sleep too, and neither end would become fast again.
 const SKIPPED_LOG_MAX: u32 = 8;
-/// Who looks for longer than this lets others run between two looks.
-const GREEDY: Duration = Duration::from_micros(50);
-/// Who lets others run and is back only after longer than this shared its core: most likely with whom it waits for. The
-/// scheduler leaves two processes that wake each other on one core for ten milliseconds and more while another is idle.
-const AWAY: Duration = Duration::from_micros(10);
+/// After this time, a poll yields the processor between two attempts.
+const YIELD_AFTER: Duration = Duration::from_micros(50);
+/// A yield that takes longer shows that the thread shares its core, probably with its peer. The scheduler can leave two processes
+/// that wake each other on one core for 10 ms and more while another core is idle.
+const SHARED_CORE_YIELD: Duration = Duration::from_micros(10);
 
-/// When to spin: as long as it pays, and after it has not, now and then to see whether it does again.
-pub struct Spin {
-    /// How long.
-    moment: Duration,
+/// Decides when to busy-poll: as long as it succeeds, and now and then after it failed.
+pub struct BusyPoll {
+    duration: Duration,
     failures: u32,
     skip: u32,
-    /// On one core, whoever is waited for would have to wait.
-    alone: bool,
-    /// Whether this thread shared its core when it last let others run: then it does so at once.
-    together: bool,
+    /// On a single core, the peer cannot run meanwhile.
+    single_core: bool,
+    /// Whether the thread was descheduled on its last yield. It then yields at once.
+    shares_core: bool,
 }
 
-impl Spin {
-    /// Looks for `moment` at the most: what falling asleep and being woken take, or a little longer.
-    pub fn new(moment: Duration) -> Self {
-        let alone = available_parallelism().is_ok_and(|cores| cores == NonZero::<usize>::MIN);
-        Self { moment, failures: 0, skip: 0, alone, together: false }
+impl BusyPoll {
+    /// Polls for `duration` at most: about the time that falling asleep and waking take.
+    pub fn new(duration: Duration) -> Self {
+        let single_core = available_parallelism().is_ok_and(|cores| cores == NonZero::<usize>::MIN);
+        Self { duration, failures: 0, skip: 0, single_core, shares_core: false }
     }
 
-    /// What `look` finds within a moment; `None` when it finds nothing, or was not asked.
-    pub fn until_found<T>(&mut self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
-        if self.alone || self.skip > 0 {
+    /// Calls `attempt` until it succeeds or the time is over. None after a failure, and for a skipped poll.
+    pub fn poll<T>(&mut self, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
+        if self.single_core || self.skip > 0 {
             self.skip = self.skip.saturating_sub(1);
             return None;
         }
         let start = Instant::now();
         let found = loop {
-            let found = look();
-            let looked = start.elapsed();
-            if found.is_some() || looked > self.moment {
+            let found = attempt();
+            let polled = start.elapsed();
+            if found.is_some() || polled > self.duration {
                 break found;
             }
-            if self.together || looked > GREEDY {
+            if self.shares_core || polled > YIELD_AFTER {
                 std::thread::yield_now();
-                self.together = start.elapsed().saturating_sub(looked) > AWAY;
+                self.shares_core = start.elapsed().saturating_sub(polled) > SHARED_CORE_YIELD;
             } else {
                 std::hint::spin_loop();
             }
@@ -64,32 +64,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_looks_for_as_long_as_that_pays() {
-        // So long that being kept from running does not matter.
-        let moment = Duration::from_secs(60);
-        let mut spin = Spin { moment, failures: 0, skip: 0, alone: false, together: false };
-        let mut looks = 0;
+    fn busy_poll_continues_while_it_succeeds_and_skips_after_failures() {
+        // So long that being descheduled does not matter.
+        let duration = Duration::from_secs(60);
+        let mut poll = BusyPoll { duration, failures: 0, skip: 0, single_core: false, shares_core: false };
+        let mut attempts = 0;
         for _ in 0..100 {
-            let found = spin.until_found(|| {
-                looks += 1;
-                (looks % 2 == 0).then_some(looks)
+            let found = poll.poll(|| {
+                attempts += 1;
+                (attempts % 2 == 0).then_some(attempts)
             });
-            assert_eq!(found, Some(looks), "the second look");
+            assert_eq!(found, Some(attempts), "the second attempt succeeds");
         }
-        spin.moment = Duration::ZERO;
-        let mut asked = 0;
+        poll.duration = Duration::ZERO;
+        let mut polled = 0;
         for _ in 0..10_000 {
             let mut now = 0;
             assert_eq!(
-                spin.until_found(|| {
+                poll.poll(|| {
                     now += 1;
                     None::<()>
                 }),
                 None
             );
-            asked += u32::from(now > 0);
+            polled += u32::from(now > 0);
         }
-        assert!((SKIPPED_LOG_MAX..60).contains(&asked), "{asked} of 10000");
-        assert_eq!(Spin { moment, failures: 0, skip: 0, alone: true, together: false }.until_found(|| Some(())), None);
+        assert!((SKIPPED_LOG_MAX..60).contains(&polled), "{polled} of 10000");
+        assert_eq!(BusyPoll { single_core: true, skip: 0, ..poll }.poll(|| Some(())), None);
     }
 }

@@ -1,16 +1,17 @@
-//! JSON-RPC 2.0 between processes of one machine: frames on a Unix socket, file descriptors beside them, and the calling
-//! side of a connection.
+//! JSON-RPC 2.0 between processes of one machine: frames with file descriptors on a Unix socket, the calling side of a connection
+//! and the answering side.
 
 mod busy_poll;
 mod connection;
 mod frame;
 mod message;
 mod method;
-mod outbox;
+pub mod server;
 
-pub use busy_poll::Spin;
-pub use connection::{Answer, Asked, Connection, Deadline, Group, OnNotice, Until, millis, unwanted};
-pub use frame::{Decoder, FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame, FrameRoom, send, send_all, send_all_while};
+pub use busy_poll::BusyPoll;
+pub use connection::{
+    Answer, CallGroup, Connection, Deadline, OnNotification, PendingCall, WaitLimit, cancelled_call, millis,
+};
+pub use frame::{Decoder, FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame, FrameBudget, send, send_all, send_all_while};
 pub use message::*;
-pub use method::{Described, Method, reencode};
-pub use outbox::{Outbox, WAITING_FRAMES_MAX};
+pub use method::{Method, MethodDescription, reencode};

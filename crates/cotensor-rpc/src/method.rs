@@ -1,4 +1,4 @@
-//! What a server answers, as types.
+//! The methods of a protocol, as types.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
@@ -7,36 +7,36 @@ use serde_json::Value;
 
 /// One method of a server.
 pub trait Method {
-    /// Its name on the wire.
+    /// The name on the wire.
     const NAME: &'static str;
-    /// What it does, in a sentence.
+    /// The effect, in one sentence.
     const SUMMARY: &'static str;
-    /// What it is given.
+    /// The parameters.
     type Params: Serialize + DeserializeOwned + JsonSchema;
-    /// What it gives.
+    /// The result.
     type Result: Serialize + DeserializeOwned + JsonSchema;
 }
 
-/// A method as documents describe it.
-pub struct Described {
-    /// Its name on the wire.
+/// A method for the generated documents.
+pub struct MethodDescription {
+    /// The name on the wire.
     pub name: &'static str,
-    /// What it does.
+    /// The effect.
     pub summary: &'static str,
-    /// Schema of its parameters.
+    /// Schema of the parameters.
     pub params: fn(&mut SchemaGenerator) -> Schema,
-    /// Schema of its result.
+    /// Schema of the result.
     pub result: fn(&mut SchemaGenerator) -> Schema,
-    /// Reads parameters and writes them again: what is lost, or refused, is not what the types say.
-    pub params_again: fn(Value) -> serde_json::Result<Value>,
+    /// Deserializes parameters and serializes them again. A difference shows that they do not match the types.
+    pub reencode_params: fn(Value) -> serde_json::Result<Value>,
     /// The same for a result.
-    pub result_again: fn(Value) -> serde_json::Result<Value>,
+    pub reencode_result: fn(Value) -> serde_json::Result<Value>,
 }
 
-/// Reads a value as `T` and writes it again.
+/// Deserializes a value as `T` and serializes it again.
 ///
 /// # Errors
-/// The reader's, for a value that is no `T`.
+/// The deserializer's, for a value that is no `T`.
 pub fn reencode<T: Serialize + DeserializeOwned>(value: Value) -> serde_json::Result<Value> {
     serde_json::to_value(serde_json::from_value::<T>(value)?)
 }
@@ -59,13 +59,13 @@ macro_rules! methods {
         )*
 
         /// Every method, in the order of the documentation.
-        pub const $list: &[$crate::Described] = &[$($crate::Described {
+        pub const $list: &[$crate::MethodDescription] = &[$($crate::MethodDescription {
             name: $name,
             summary: <$type as $crate::Method>::SUMMARY,
             params: |generator| generator.subschema_for::<$params>(),
             result: |generator| generator.subschema_for::<$result>(),
-            params_again: $crate::reencode::<$params>,
-            result_again: $crate::reencode::<$result>,
+            reencode_params: $crate::reencode::<$params>,
+            reencode_result: $crate::reencode::<$result>,
         }),*];
     };
 }

@@ -89,7 +89,7 @@ impl Store {
     /// `Io` when the daemon does not answer.
     pub(crate) fn check(&self, py: Python<'_>) -> PyResult<()> {
         match self.backend(py)? {
-            Backend::Client(store) => py.detach(|| store.ask::<p::Ping>(&p::Empty {})).or_raise(py).map(drop),
+            Backend::Client(store) => py.detach(|| store.request::<p::Ping>(&p::Empty {})).or_raise(py).map(drop),
             Backend::Embedded(_) => Ok(()),
         }
     }

@@ -232,13 +232,13 @@ struct Inspector(Arc<ClientStore>);
 impl Inspector {
     /// Number of sessions other than this one's. Retries when the server is killed.
     fn sessions(&self) -> Result<Vec<SessionInfo>> {
-        let mut asked = self.0.ask::<Sessions>(&Empty {});
+        let mut asked = self.0.request::<Sessions>(&Empty {});
         for _ in 0..10 {
             if asked.is_ok() {
                 break;
             }
             std::thread::sleep(Duration::from_millis(50));
-            asked = self.0.ask::<Sessions>(&Empty {});
+            asked = self.0.request::<Sessions>(&Empty {});
         }
         let others = asked?.sessions.into_iter().filter(|session| !session.client.starts_with("inspector"));
         Ok(others.collect())
@@ -251,7 +251,7 @@ impl Inspector {
     /// Leases (an unleased tensor and a session count as one each), and bytes; `None` without an answer.
     fn left(&self) -> Option<(usize, u64)> {
         let list =
-            self.0.ask::<cotensor_client::protocol::List>(&ListParams { prefix: String::new(), limit: 0 }).ok()?;
+            self.0.request::<cotensor_client::protocol::List>(&ListParams { prefix: String::new(), limit: 0 }).ok()?;
         let sessions = self.sessions().ok()?;
         let leases = sessions.iter().map(|session| session.leases.max(1)).sum::<usize>();
         Some((leases.max(list.left_off), self.0.stats().memory_usage_bytes))

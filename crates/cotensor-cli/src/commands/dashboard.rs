@@ -21,7 +21,7 @@ struct Shown<'a> {
 
 /// Prints the token from the file that the daemon reports.
 pub(crate) fn token(args: &TokenArgs) -> Result<()> {
-    let http = connect(&args.client, "cotensor token")?.ask::<HttpAddress>(&Empty {})?;
+    let http = connect(&args.client, "cotensor token")?.request::<HttpAddress>(&Empty {})?;
     let token = read_token(&http.token_file)?;
     if args.client.json {
         return print_json(&Shown { token: &token, token_file: &http.token_file, http: http.address });
@@ -41,8 +41,8 @@ struct Opened {
 /// port gets no code.
 pub(crate) fn dashboard(args: &DashboardArgs) -> Result<()> {
     let store = connect(&args.client, "cotensor dashboard")?;
-    let http = store.ask::<HttpAddress>(&Empty {})?;
-    let file = store.ask::<HttpDashboard>(&Empty {})?.file;
+    let http = store.request::<HttpAddress>(&Empty {})?;
+    let file = store.request::<HttpDashboard>(&Empty {})?.file;
     let opened = !args.no_open && open(&file)?;
     if args.client.json {
         return print_json(&Opened { http: http.address, file, opened });

@@ -155,7 +155,7 @@ pub(crate) fn get(args: &GetArgs) -> Result<()> {
         false => vec![store.get(&args.name, &holder)?],
         true => {
             let params = ListParams { prefix: args.name.clone(), limit: LIST_MAX };
-            let found = store.ask::<List>(&params)?;
+            let found = store.request::<List>(&params)?;
             if found.tensors.is_empty() {
                 return Err(Error::not_found(format!("no tensor's name starts with {:?}", args.name)));
             }

@@ -133,7 +133,7 @@ fn cancel(task: &Task, named: &str) -> Result<TaskInfo, CallError> {
 fn list(args: &TasksArgs, store: &ClientStore) -> Result<()> {
     let mut listing = Listing { tasks: Vec::new(), left_off: 0 };
     let wanted = AllTasksParams { state: args.state, limit: args.limit as usize };
-    for found in store.ask::<ListAllTasks>(&wanted)?.providers {
+    for found in store.request::<ListAllTasks>(&wanted)?.providers {
         let (epoch, client) = (found.provider.epoch, found.provider.client);
         if let Some(error) = found.error {
             report(&format!("notice: {}: {}", plain(&client), plain(&error)));

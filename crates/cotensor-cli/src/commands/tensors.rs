@@ -7,7 +7,7 @@ use cotensor::core::{Error, ErrorKind, Result, size};
 use cotensor::store::{Stats, StoreReports, TensorStore};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::{
-    Hello, HelloParams, Keep, List, ListParams, NameParams, PROTOCOL, Spec, TensorInfo, TensorState, Who,
+    Hello, HelloParams, Keep, List, ListHolders, ListParams, NameParams, PROTOCOL, Spec, TensorInfo, TensorState,
 };
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -62,7 +62,7 @@ struct Listing {
 pub(crate) fn ls(args: &LsArgs) -> Result<()> {
     let store = connect(&args.client, "cotensor ls")?;
     let params = ListParams { prefix: args.prefix.clone(), limit: args.limit as usize };
-    let found = store.ask::<List>(&params)?;
+    let found = store.request::<List>(&params)?;
     let listing = Listing { tensors: found.tensors.into_iter().map(Tensor::from).collect(), left_off: found.left_off };
     if args.client.json {
         return print_json(&listing);
@@ -106,7 +106,7 @@ struct Named {
 fn versions<'a>(store: &ClientStore, names: &'a [String]) -> Result<(Named, Vec<&'a str>)> {
     let (mut tensors, mut missing) = (Vec::new(), Vec::new());
     for name in names {
-        match store.ask::<Who>(&NameParams { name: name.clone() }) {
+        match store.request::<ListHolders>(&NameParams { name: name.clone() }) {
             Ok(found) => {
                 let versions = found.versions.into_iter().map(Tensor::from).collect();
                 tensors.push(Versions { name: name.clone(), versions });
@@ -220,7 +220,7 @@ fn describe(tensor: &Tensor, text: &mut String) {
 fn stat_daemon(args: &StatArgs) -> Result<()> {
     let store = connect(&args.client, "cotensor stat")?;
     let hello = HelloParams { protocol: PROTOCOL, client: String::new(), resume: None };
-    let hello = store.ask::<Hello>(&hello)?;
+    let hello = store.request::<Hello>(&hello)?;
     let daemon = Daemon { version: hello.version, protocol: hello.protocol, epoch: hello.epoch, stats: store.stats() };
     if args.client.json {
         return print_json(&daemon);

@@ -54,7 +54,7 @@ fn servers_are_started_by_the_given_command() {
         });
         store.unwrap()
     };
-    let ping = |store: &ClientStore| store.ask::<protocol::Ping>(&Default::default()).is_ok();
+    let ping = |store: &ClientStore| store.request::<protocol::Ping>(&Default::default()).is_ok();
     assert!(ping(&connected("one")));
     let servers = started(&log);
     let given = format!("serve --log warn --socket {} --role server", socket.display());

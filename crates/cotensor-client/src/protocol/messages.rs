@@ -23,37 +23,37 @@ message! {
     #[derive(Default, Copy)]
     Empty {}
 
-    /// Who connects.
+    /// The client of a new connection.
     HelloParams {
         /// [`PROTOCOL`](super::PROTOCOL).
         protocol: u32,
-        /// The client's name, for people.
+        /// The client's name, for display.
         client: String,
-        /// The session to take up again.
+        /// The session to resume.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         resume: Option<Resume>,
     }
 
-    /// A session that a former daemon had.
+    /// A session of the daemon before.
     Resume {
         /// Its number.
         session: u64,
         /// Its secret.
         token: String,
-        /// What it leases: the daemon leases it again.
+        /// Its leases. The daemon renews them.
         leases: Vec<Resumed>,
-        /// Computations that it has claimed, 64 hexadecimal digits each: it goes on with those that nobody else has claimed.
+        /// The computations that it has claimed, 64 hexadecimal digits each. Claims that no other session has are renewed.
         #[serde(default)]
         claims: Vec<String>,
     }
 
-    /// A lease to take up again.
+    /// A lease to renew.
     Resumed {
         /// The tensor's name.
         name: String,
         /// Its version.
         version: u64,
-        /// Who holds it.
+        /// Its holder.
         holder: String,
     }
 
@@ -65,44 +65,44 @@ message! {
         version: String,
         /// The session's number.
         session: u64,
-        /// Its secret, with which another connection takes it up after the daemon was replaced.
+        /// Its secret, with which another connection resumes it after the daemon was replaced.
         token: String,
-        /// Changes with every daemon: cached slots of an earlier one mean nothing.
+        /// Differs between daemons. Cached index slots of another epoch are invalid.
         epoch: u64,
         /// Slots in the index.
         index_slots: u32,
-        /// Tensors of more bytes than this want memory of their own.
+        /// Tensors of more bytes than this need memory of their own.
         small_bytes_max: u64,
-        /// What may be shared.
+        /// Limits on shared tensors.
         sharing: Sharing,
-        /// For each lease to take up again, its identity now; none when it is gone.
+        /// For each lease to renew, its version; none when the tensor is lost.
         resumed: Vec<Option<Id>>,
-        /// For each claim to take up again, its ticket now; none when it is somebody else's, or finished.
+        /// For each claim to renew, its ticket; none when another session has it or it is finished.
         #[serde(default)]
         tickets: Vec<Option<u64>>,
     }
 
-    /// What may be shared, as the store's configuration has it.
+    /// Limits on shared tensors, from the store's configuration.
     Sharing {
-        /// Whether anything may be.
+        /// Whether tensors are shared at all.
         enable_shared_tensors: bool,
-        /// The kinds that may be; all when there is none.
+        /// The kinds that are shared; all kinds if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         allowed_types: Option<Vec<String>>,
-        /// The most bytes that one tensor may have; any when there is none.
+        /// The most bytes of one shared tensor; no limit if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         max_shared_tensor_size_bytes: Option<u64>,
     }
 
-    /// What to reserve.
+    /// A tensor to reserve.
     ReserveParams {
         /// The tensor.
         spec: Spec,
-        /// Who will hold it.
+        /// The holder of the lease.
         holder: String,
     }
 
-    /// A place in the budget.
+    /// A share of the budget.
     ReserveResult {
         /// The reservation's number in this session.
         reservation: u64,
@@ -118,68 +118,68 @@ message! {
     PublishParams {
         /// Its number.
         reservation: u64,
-        /// The claim whose result it is part of.
+        /// The claim of which it is a result.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ticket: Option<u64>,
-        /// Copies that were made and not yet said, as `store.record_copies` says them: at most 64.
+        /// Copies that the client has not reported yet, as in `store.record_copies`: at most 64.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         copies: Vec<CopyParams>,
     }
 
     /// A slab to open.
     SlabParams {
-        /// Its length, in bytes.
+        /// The length in bytes.
         bytes: u64,
     }
 
     /// An open slab.
     SlabResult {
-        /// Its number, as a segment.
+        /// The number of its segment.
         slab: u64,
-        /// Offsets of the tensors in it that there are: of one that the session had before the daemon was replaced.
+        /// Offsets of the live tensors in it, for a slab that the session had before the daemon was replaced.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         live: Vec<u64>,
     }
 
-    /// A tensor that lies in a slab.
+    /// A tensor in a slab.
     PublishSlabParams {
         /// The slab.
         slab: u64,
-        /// Where in it, in bytes; a multiple of 64.
+        /// The offset in the slab in bytes, a multiple of 64.
         offset: u64,
         /// The tensor.
         spec: Spec,
-        /// Who holds it.
+        /// The holder of the lease.
         holder: String,
-        /// The claim whose result it is part of.
+        /// The claim of which it is a result.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ticket: Option<u64>,
-        /// Copies that were made and not yet said, as `store.record_copies` says them: at most 64.
+        /// Copies that the client has not reported yet, as in `store.record_copies`: at most 64.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         copies: Vec<CopyParams>,
     }
 
-    /// Which name, and for whom.
+    /// A name and a holder.
     GetParams {
         /// The name.
         name: String,
-        /// Who will hold it.
+        /// The holder of the lease.
         #[serde(default)]
         holder: String,
     }
 
-    /// Which version, and for whom.
+    /// A version and a holder.
     LeaseParams {
         /// The version.
         id: Id,
-        /// Who will hold it.
+        /// The holder of the lease.
         #[serde(default)]
         holder: String,
     }
 
-    /// Leases to give back.
+    /// Leases to release.
     ReleaseParams {
-        /// Which, and whose.
+        /// Versions and holders.
         leases: Vec<LeaseParams>,
     }
 
@@ -195,9 +195,9 @@ message! {
         name: String,
     }
 
-    /// Which names.
+    /// Names to list.
     ListParams {
-        /// How they start.
+        /// The start of each name.
         #[serde(default)]
         prefix: String,
         /// The most to list.
@@ -205,40 +205,40 @@ message! {
         limit: usize,
     }
 
-    /// Names.
+    /// Listed tensors.
     ListResult {
         /// The tensors, by name.
         tensors: Vec<TensorInfo>,
-        /// How many more there are.
+        /// The number of tensors beyond the limit.
         left_off: usize,
     }
 
-    /// A tensor and who holds it.
+    /// A tensor and its holders.
     TensorInfo {
         /// Its version.
         id: Id,
-        /// What it is.
+        /// Its description.
         spec: Spec,
-        /// Its length, in bytes.
+        /// The length in bytes.
         bytes: u64,
-        /// Where it lies, such as `cpu`.
+        /// Its device, such as `cpu`.
         device: String,
-        /// Since it was published, in seconds.
+        /// The time since publication, in seconds.
         age_s: f64,
         /// Lookups that found it.
         hits: u64,
-        /// Who holds it: leases by holder.
+        /// The number of leases of each holder.
         holders: BTreeMap<String, u32>,
-        /// What it is to its name.
+        /// The version's state.
         state: TensorState,
-        /// Why it cannot be read any more, if it was spilled and its file is gone or damaged.
+        /// The reason why it cannot be read, if it was spilled and its file is missing or damaged.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         lost: Option<String>,
     }
 
-    /// Who holds a name.
-    WhoResult {
-        /// Its versions that live, newest first.
+    /// The holders of a name.
+    HoldersResult {
+        /// Its live versions, newest first.
         versions: Vec<TensorInfo>,
     }
 
@@ -252,10 +252,10 @@ message! {
     ClaimParams {
         /// 64 hexadecimal digits.
         key: String,
-        /// Who will hold the results.
+        /// The holder of the results.
         #[serde(default)]
         holder: String,
-        /// The longest to wait while another session computes, in milliseconds; without it, as long as the daemon allows.
+        /// The longest wait for another session's result, in milliseconds. Without it, the daemon's limit applies.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         timeout_ms: Option<u64>,
     }
@@ -270,30 +270,30 @@ message! {
     FinishParams {
         /// The ticket.
         ticket: u64,
-        /// Tensors that were published under it, in order.
+        /// The tensors that were published under the ticket, in order.
         results: Vec<Id>,
     }
 
     /// A version.
     IdParams {
-        /// Which.
+        /// The version.
         id: Id,
     }
 
-    /// Whether something is there.
+    /// Whether a version exists.
     Present {
-        /// It is.
+        /// True if it exists.
         present: bool,
     }
 
-    /// Whether something is computed.
+    /// Whether a computation is finished.
     Computed {
-        /// Whether its results could be leased now.
+        /// Whether its results can be leased.
         computed: bool,
     }
 
-    /// A content that is wanted.
-    ContentParams {
+    /// A blob to lease.
+    BlobParams {
         /// BLAKE3 of its bytes, 64 hexadecimal digits.
         hash: String,
         /// Element type.
@@ -306,43 +306,43 @@ message! {
         device: Device,
     }
 
-    /// Contents that are wanted.
-    ContentsParams {
-        /// Each once.
-        contents: Vec<ContentParams>,
-        /// Who wants them, for people.
+    /// Blobs to lease.
+    PlanUploadParams {
+        /// The blobs, each once.
+        blobs: Vec<BlobParams>,
+        /// The producer's name, for display.
         producer: String,
-        /// Who will hold them.
+        /// The holder of the leases.
         #[serde(default)]
         holder: String,
     }
 
-    /// What came of wanting contents. Every place is either leased or for the caller to provide.
-    ContentsResult {
-        /// The contents that are there, by their places in the request.
+    /// The state of each requested blob: leased, uploaded by another session, or to be uploaded by the caller.
+    PlanUploadResult {
+        /// Leased blobs, by their index in the request.
         ready: Vec<(usize, Descriptor)>,
-        /// Places whose contents another session provides at the moment: ask for them again once one's own are provided.
+        /// Indices of blobs that another session uploads. Request them again after the own upload.
         busy: Vec<usize>,
-        /// What the caller is to provide.
+        /// The blobs that the caller uploads.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        wanted: Option<Wanted>,
+        upload: Option<BlobUpload>,
     }
 
-    /// Contents that the caller is to provide, all in one segment.
-    Wanted {
-        /// The reservation to publish by `contents.finish`.
+    /// Blobs that the caller uploads in one segment.
+    BlobUpload {
+        /// The reservation for `blob.publish`.
         reservation: u64,
-        /// Its length, in bytes.
+        /// The length in bytes.
         bytes: u64,
-        /// Places in the request, where each one's bytes go, and how many there are.
+        /// For each blob: its index in the request, its offset in the segment and its length, both in bytes.
         places: Vec<(usize, u64, u64)>,
     }
 
-    /// Contents that were provided.
-    ProvideParams {
-        /// [`Wanted::reservation`].
+    /// An upload to publish.
+    PublishBlobsParams {
+        /// [`BlobUpload::reservation`].
         reservation: u64,
-        /// How long that took, in microseconds: what it would take again.
+        /// The time that the upload took, in microseconds: the cost of making the blobs again.
         micros: u64,
     }
 
@@ -360,28 +360,28 @@ message! {
     }
 
     /// A note to keep.
-    RememberParams {
+    PutNoteParams {
         /// 64 hexadecimal digits.
         key: String,
         /// Hexadecimal.
         note: String,
     }
 
-    /// A report as the command line prints it.
+    /// A report of the store.
     Report {
-        /// Fields as the store's documentation names them.
+        /// Fields as in the store's documentation.
         #[serde(flatten)]
         fields: serde_json::Map<String, serde_json::Value>,
     }
 
     /// A copy.
     CopyParams {
-        /// Of which tensor, if of one.
+        /// The tensor's name, if the copy is of one.
         #[serde(default)]
         tensor: String,
-        /// Why, such as `put`.
+        /// The reason, such as `put`.
         reason: String,
-        /// How much, in bytes.
+        /// The length in bytes.
         bytes: u64,
     }
 
@@ -391,11 +391,11 @@ message! {
         copies: Vec<CopyParams>,
     }
 
-    /// Ranges that nobody leases any more.
+    /// Ranges of a slab without leases.
     FreedParams {
         /// The slab.
         slab: u64,
-        /// Offsets of tensors that were published in it.
+        /// Offsets of tensors that were published in it, in bytes.
         offsets: Vec<u64>,
     }
 }
@@ -408,8 +408,8 @@ fn list_max() -> usize {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ClaimResult {
-    /// Computed already.
+    /// The results.
     Ready(Vec<Descriptor>),
-    /// The caller computes, under this ticket.
+    /// The ticket under which the caller computes.
     Compute(u64),
 }

@@ -1,4 +1,4 @@
-//! The daemon's methods: names, parameters, results. Everything else about the protocol is made from this list.
+//! The daemon's methods: names, parameters and results. The protocol's documents are generated from this list.
 
 mod device_name;
 mod functions;
@@ -8,7 +8,7 @@ pub mod provider;
 mod service;
 mod tensor;
 
-pub use cotensor_rpc::{Described, Method};
+pub use cotensor_rpc::{Method, MethodDescription};
 pub use functions::*;
 pub use messages::*;
 pub use openrpc::{FUNCTIONS, openrpc, openrpc_of_provider, openrpc_with};
@@ -18,131 +18,129 @@ pub use tensor::{Descriptor, Id, IndexSlot, Keep, Published, SegmentInfo, Spec, 
 use cotensor_rpc::methods;
 use schemars::{Schema, SchemaGenerator};
 
-/// The protocol's version; ends that differ refuse each other.
+/// The protocol's version. The daemon refuses clients of another version.
 pub const PROTOCOL: u32 = 3;
 
-/// The field that an error names when a session cannot be taken up: it was a session of another daemon, or of none.
+/// The field of the error for a session that cannot be resumed because this daemon does not know it.
 pub const RESUME_TOKEN: &str = "resume.token";
 
 methods! { METHODS:
-    /// Opens a session on this connection, or takes up one that a former daemon had. Descriptor 0 of the answer is the index.
+    /// Opens a session on this connection, or resumes a session of the daemon before. Descriptor 0 of the answer is the index.
     Hello "session.hello": HelloParams => HelloResult;
-    /// Answers.
+    /// Returns nothing.
     Ping "ping": Empty => Empty;
 
-    /// Reserves the bytes of a tensor that will have memory of its own. The client makes that memory.
+    /// Reserves the bytes of a tensor with memory of its own. The client allocates that memory.
     Reserve "tensor.reserve": ReserveParams => ReserveResult;
-    /// Makes a reserved tensor visible under its name and leases it to the session. The descriptor that comes with the
-    /// request is its memory, sealed against writing and resizing.
+    /// Publishes a reserved tensor under its name and leases it to the session. The request's descriptor is its memory,
+    /// sealed against writing and resizing.
     Publish "tensor.publish": PublishParams => Published;
-    /// Gives a reservation back.
+    /// Cancels a reservation.
     Discard "tensor.discard": ReservationParams => Empty;
-    /// Opens a slab, in which the session lays small tensors out by itself. The descriptor that comes with the request is
-    /// its memory, sealed against resizing and new writers.
+    /// Opens a slab, in which the session places small tensors itself. The request's descriptor is its memory, sealed against
+    /// resizing and new writers.
     OpenSlab "slab.open": SlabParams => SlabResult;
-    /// Publishes a tensor that lies in one of the session's slabs.
+    /// Publishes a tensor in one of the session's slabs.
     PublishSlab "tensor.publish_slab": PublishSlabParams => Published;
-    /// Leases the newest version of a name. The descriptor of its segment comes with it if the session has not got it yet.
+    /// Leases the newest version of a name. The answer has the segment's descriptor unless the session received it before.
     Get "tensor.get": GetParams => Descriptor;
-    /// Leases exactly one version.
+    /// Leases one version.
     Lease "tensor.lease": LeaseParams => Descriptor;
-    /// Gives leases back.
+    /// Releases leases.
     Release "tensor.release": ReleaseParams => Empty;
-    /// Descriptor 0 of the answer is the segment's, for a session that leases a tensor in it.
+    /// Sends a segment's descriptor to a session that leases a tensor in it.
     SegmentFd "segment.fd": SegmentParams => Empty;
-    /// Whether a version is still there.
+    /// Checks whether a version exists.
     Has "tensor.has": IdParams => Present;
-    /// Forgets a name; its memory returns with its last lease.
+    /// Removes a name. Its memory is freed with the last lease.
     Remove "tensor.remove": NameParams => Empty;
-    /// The tensors whose names start with a prefix.
+    /// Lists the tensors whose names start with a prefix.
     List "tensor.list": ListParams => ListResult;
-    /// Who holds a name, through which session, and how often.
-    Who "tensor.who": NameParams => WhoResult;
+    /// Lists the versions of a name with their holders.
+    ListHolders "tensor.holders": NameParams => HoldersResult;
 
-    /// Claims a computation: its results, or the right to compute it. Waits while another session computes.
+    /// Claims a computation: returns its results, or a ticket to compute it. Waits while another session computes.
     Claim "claim.begin": ClaimParams => ClaimResult;
-    /// Makes tensors that were published under a ticket the claim's results; those who wait get them.
+    /// Finishes a claim with tensors that were published under its ticket. Waiting sessions receive them.
     Finish "claim.finish": FinishParams => Empty;
-    /// Gives a claim up; one of those who wait takes it over.
-    Decline "claim.decline": TicketParams => Empty;
-    /// Whether a computation's results are there.
+    /// Abandons a claim. A waiting session takes it over.
+    Abandon "claim.abandon": TicketParams => Empty;
+    /// Checks whether a computation's results exist.
     IsComputed "claim.is_computed": KeyParams => Computed;
 
-    /// Leases contents by hash; what nobody has yet, and nobody provides, is for the caller to provide in one segment.
-    Contents "contents.begin": ContentsParams => ContentsResult;
-    /// Publishes the contents that the caller was to provide. The descriptor that comes with the request is their memory, sealed.
-    ProvideContents "contents.finish": ProvideParams => Descriptors;
+    /// Leases blobs by hash. Returns a plan for the caller to upload the blobs that do not exist, in one segment.
+    PlanUpload "blob.plan_upload": PlanUploadParams => PlanUploadResult;
+    /// Publishes uploaded blobs. The request's descriptor is their memory, sealed.
+    PublishBlobs "blob.publish": PublishBlobsParams => Descriptors;
+    /// Cancels an upload. Another session that needs the blobs uploads them.
+    DiscardBlobs "blob.discard": ReservationParams => Empty;
 
-    /// Leaves contents that the caller was to provide to others who want them.
-    DiscardContents "contents.discard": ReservationParams => Empty;
+    /// Reads the note of a key.
+    GetNote "note.get": KeyParams => Note;
+    /// Stores a small note under a key.
+    PutNote "note.put": PutNoteParams => Empty;
 
-    /// A note kept under a hash.
-    Recall "note.recall": KeyParams => Note;
-    /// Keeps a small note.
-    Remember "note.remember": RememberParams => Empty;
-
-    /// Offers a function under a name, for as long as this connection lives. Nothing else of the provider can be called.
+    /// Registers a function under a name until this connection ends. No other code of the provider can be called.
     RegisterFunction "function.register": RegisterFunctionParams => Empty;
-    /// Takes a function back.
+    /// Unregisters a function.
     UnregisterFunction "function.unregister": FunctionNameParams => Empty;
-    /// Finds who provides a function, and connects the two: descriptor 0 of the answer is a socket to the provider, unless
-    /// the caller has one already.
+    /// Finds a function's provider. Descriptor 0 of the answer is a socket to it, unless the caller has one already.
     LookupFunction "function.lookup": LookupFunctionParams => FoundFunction;
-    /// The functions whose names start with a prefix, and who provides them.
+    /// Lists the functions whose names start with a prefix, with their providers.
     ListFunctions "function.list": ListFunctionsParams => FunctionList;
-    /// The tasks of all providers, for who wants to see them: the daemon asks each of them now.
+    /// Lists the tasks of all providers. The daemon queries each provider.
     ListAllTasks "function.tasks": AllTasksParams => AllTasks;
 
-    /// The store's counters.
+    /// Returns the store's counters.
     Stats "store.stats": Empty => Report;
-    /// Every live tensor with holders, bytes, device, age and hits; and every copy with its reason.
+    /// Returns every live tensor with holders, bytes, device, age and hits, and every copy with its reason.
     Diagnostics "store.diagnostics": Empty => Report;
-    /// What could be saved, and where.
+    /// Returns possible savings of memory.
     Recommendations "store.recommendations": Empty => Report;
-    /// Frees every tensor that nobody leases.
+    /// Frees every tensor without a lease.
     Optimize "store.optimize": Empty => Report;
-    /// Counts copies that a client made, and why.
+    /// Counts copies that a client made, by reason.
     RecordCopies "store.record_copies": CopiesParams => Empty;
 
-    /// The sessions that are open, and what each of them holds.
+    /// Lists the open sessions with their leases.
     Sessions "session.list": Empty => SessionList;
-    /// Where the daemon answers HTTP, and which file holds the token.
-    HttpAddress "http.address": Empty => HttpPlace;
-    /// Makes a file that opens the daemon's page in a browser.
+    /// Returns the daemon's HTTP address and its token file.
+    HttpAddress "http.address": Empty => HttpEndpoint;
+    /// Creates a file that opens the daemon's page in a browser.
     HttpDashboard "http.dashboard": Empty => DashboardFile;
-    /// The description of every method, as OpenRPC has it.
+    /// Returns the OpenRPC description of every method.
     Discover "rpc.discover": Empty => Document;
 }
 
-/// A notification as documents describe it.
-pub struct Notice {
-    /// Its method's name on the wire.
+/// A notification for the generated documents.
+pub struct NotificationDescription {
+    /// The method's name on the wire.
     pub name: &'static str,
-    /// What it says.
+    /// Its meaning.
     pub summary: &'static str,
-    /// Schema of its parameters.
+    /// Schema of the parameters.
     pub params: fn(&mut SchemaGenerator) -> Schema,
 }
 
 /// The notifications that the daemon sends.
-pub const NOTICES: &[Notice] = &[
-    Notice {
-        name: notice::SLAB_FREED,
-        summary: "No process leases the tensors at these offsets of a slab of the session's any more: their ranges may be written again.",
+pub const NOTIFICATIONS: &[NotificationDescription] = &[
+    NotificationDescription {
+        name: notification::SLAB_FREED,
+        summary: "The tensors at these offsets of the session's slab have no leases: their ranges may be written again.",
         params: |generator| generator.subschema_for::<FreedParams>(),
     },
-    Notice {
-        name: notice::FUNCTION_CONNECT,
-        summary: "A caller was connected to this provider of functions. Descriptor 0 is a socket to it.",
+    NotificationDescription {
+        name: notification::FUNCTION_CONNECT,
+        summary: "A caller connects to this provider. Descriptor 0 is a socket to the caller.",
         params: |generator| generator.subschema_for::<CallerInfo>(),
     },
 ];
 
-/// What the daemon tells a session unasked.
-pub mod notice {
-    /// Ranges of a slab that nobody leases any more. Parameters: [`FreedParams`](super::FreedParams).
+/// Names of the notifications.
+pub mod notification {
+    /// Ranges of a slab have no leases. Parameters: [`FreedParams`](super::FreedParams).
     pub const SLAB_FREED: &str = "slab.freed";
-    /// Somebody wants to call a provider's functions; the descriptor is a socket to whoever it is. Parameters:
+    /// A caller connects to a provider; the descriptor is a socket to the caller. Parameters:
     /// [`CallerInfo`](super::CallerInfo).
     pub const FUNCTION_CONNECT: &str = "function.connect";
 }

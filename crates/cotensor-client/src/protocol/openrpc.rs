@@ -1,6 +1,6 @@
 //! OpenRPC documents, made from the lists of methods.
 
-use super::{Described, FoundFunction, METHODS, NOTICES, Notice, provider};
+use super::{FoundFunction, METHODS, MethodDescription, NOTIFICATIONS, NotificationDescription, provider};
 use schemars::generate::SchemaSettings;
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ const NOTIFICATIONS: &str = "x-notifications";
 
 /// The [OpenRPC](https://spec.open-rpc.org) description of the daemon's methods, with its notifications.
 pub fn openrpc() -> Value {
-    document("Cotensor", "One copy of every tensor per machine.", METHODS, NOTICES)
+    document("Cotensor", "One copy of every tensor per machine.", METHODS, NOTIFICATIONS)
 }
 
 /// As [`openrpc`], with the functions that are provided now.
@@ -28,7 +28,7 @@ pub fn openrpc_of_provider() -> Value {
     document("Cotensor provider", "Calls one process's functions from another.", provider::METHODS, &[])
 }
 
-fn document(title: &str, description: &str, methods: &[Described], notices: &[Notice]) -> Value {
+fn document(title: &str, description: &str, methods: &[MethodDescription], notices: &[NotificationDescription]) -> Value {
     let settings = SchemaSettings::draft07().with(|settings| settings.definitions_path = "/components/schemas".into());
     let mut generator = settings.into_generator();
     let described: Vec<_> = methods
@@ -111,7 +111,7 @@ mod tests {
         assert!(hello[1]["description"].as_str().unwrap().contains("name"));
     }
 
-    fn check(document: &Value, methods: &[Described]) {
+    fn check(document: &Value, methods: &[MethodDescription]) {
         assert_eq!(document["methods"].as_array().unwrap().len(), methods.len());
         let text = document.to_string();
         let references: Vec<&str> =

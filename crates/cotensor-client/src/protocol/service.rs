@@ -41,7 +41,7 @@ pub enum Transport {
 
 /// Where the daemon answers HTTP.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct HttpPlace {
+pub struct HttpEndpoint {
     /// Address and port that it listens at. No other program can listen there meanwhile.
     #[schemars(with = "String")]
     pub address: SocketAddr,

@@ -1,40 +1,40 @@
-//! Copies that were made and not yet said: they go with the next publication, which most of them fill.
+//! Copies to report. The next publication reports them: most copies fill a tensor that is published next.
 
-use super::link::Live;
-use super::lock;
+use super::session::Session;
 use crate::protocol as p;
+use cotensor_core::sync::lock;
 use cotensor_store::CopyReason;
 use std::sync::Mutex;
 
-/// More than this are said at once.
-const UNSAID_MAX: usize = 64;
+/// This many copies are reported without a publication.
+const UNREPORTED_MAX: usize = 64;
 
 #[derive(Default)]
-pub(super) struct Unsaid(Mutex<Vec<p::CopyParams>>);
+pub(super) struct UnreportedCopies(Mutex<Vec<p::CopyParams>>);
 
-impl Unsaid {
-    pub(super) fn add(&self, live: &Live, tensor: &str, reason: CopyReason, bytes: usize) {
+impl UnreportedCopies {
+    pub(super) fn add(&self, session: &Session, tensor: &str, reason: CopyReason, bytes: usize) {
         let copy = p::CopyParams { tensor: tensor.to_owned(), reason: reason.name().to_owned(), bytes: bytes as u64 };
         let mut copies = lock(&self.0);
         copies.push(copy);
-        let all = if copies.len() < UNSAID_MAX { Vec::new() } else { std::mem::take(&mut *copies) };
+        let all = if copies.len() < UNREPORTED_MAX { Vec::new() } else { std::mem::take(&mut *copies) };
         drop(copies);
-        tell(live, all);
+        report(session, all);
     }
 
-    /// What there is to say, for whoever says it.
+    /// Takes all copies, for a report by the caller.
     pub(super) fn take(&self) -> Vec<p::CopyParams> {
         std::mem::take(&mut lock(&self.0))
     }
 
-    /// Says all of it now.
-    pub(super) fn say(&self, live: &Live) {
-        tell(live, self.take());
+    /// Reports all copies now.
+    pub(super) fn report(&self, session: &Session) {
+        report(session, self.take());
     }
 }
 
-fn tell(live: &Live, copies: Vec<p::CopyParams>) {
+fn report(session: &Session, copies: Vec<p::CopyParams>) {
     if !copies.is_empty() {
-        live.tell::<p::RecordCopies>(&p::CopiesParams { copies });
+        session.notify::<p::RecordCopies>(&p::CopiesParams { copies });
     }
 }

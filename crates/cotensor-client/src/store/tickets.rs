@@ -1,43 +1,44 @@
-//! Claims of this process, by the tickets that the daemon knows them by.
+//! The claims of this process and their tickets at the daemon.
 
-use super::{Live, lock};
+use super::session::Session;
+use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_store::Key;
 use std::collections::HashMap;
 use std::sync::Mutex;
 
 #[derive(Default)]
-pub(super) struct Tickets(Mutex<State>);
+pub(super) struct Tickets(Mutex<TicketTable>);
 
 #[derive(Default)]
-struct State {
+struct TicketTable {
     generation: u64,
-    /// None for a claim that went to somebody else when the daemon was replaced.
+    /// None for a claim that another session took when the daemon was replaced.
     numbers: HashMap<Key, Option<u64>>,
 }
 
 impl Tickets {
-    /// The daemon gave this claim to this process.
+    /// Adds a claim of this process.
     ///
     /// # Errors
-    /// `Io` when it was replaced meanwhile.
-    pub(super) fn add(&self, live: &Live, key: Key, number: u64) -> Result<()> {
+    /// `Io` when the daemon was replaced meanwhile.
+    pub(super) fn add(&self, session: &Session, key: Key, number: u64) -> Result<()> {
         let mut state = lock(&self.0);
-        // The first connection's number is zero, like the table's.
-        if state.generation != live.generation {
-            return Err(live.outlived());
+        // The first session's generation is zero, like the table's.
+        if state.generation != session.generation {
+            return Err(session.replaced());
         }
         state.numbers.insert(key, Some(number));
         Ok(())
     }
 
-    /// The ticket for results of `key`; none when others can claim it meanwhile.
+    /// The ticket for results of `key`; none when another session has the claim now.
     ///
     /// # Errors
-    /// `Conflict` for a claim that is over.
+    /// `Conflict` for a claim that is finished or abandoned.
     pub(super) fn number(&self, key: Option<Key>) -> Result<Option<u64>> {
         let Some(key) = key else { return Ok(None) };
-        let missing = || Error::new(ErrorKind::Conflict, "this claim is not this process's any more");
+        let missing = || Error::new(ErrorKind::Conflict, "this process has no claim on this computation: it is finished or abandoned");
         lock(&self.0).numbers.get(&key).copied().ok_or_else(missing)
     }
 
@@ -45,24 +46,24 @@ impl Tickets {
         lock(&self.0).numbers.remove(&key).flatten()
     }
 
-    /// What to take up again in the session of `generation`.
-    pub(super) fn gather(&self, generation: u64) -> Vec<Key> {
+    /// Starts the session of `generation`, and returns the claims to renew in it.
+    pub(super) fn begin(&self, generation: u64) -> Vec<Key> {
         let mut state = lock(&self.0);
         state.generation = generation;
         state.numbers.keys().copied().collect()
     }
 
-    /// The new session's tickets for `keys`; returns those whose claims were given up meanwhile.
+    /// Takes the new session's tickets for `keys`. Returns the tickets of claims that ended meanwhile.
     pub(super) fn renew(&self, keys: &[Key], numbers: &[Option<u64>]) -> Vec<u64> {
         let mut state = lock(&self.0);
-        let mut given_up = Vec::new();
+        let mut ended = Vec::new();
         for (index, key) in keys.iter().enumerate() {
             let renewed = numbers.get(index).copied().flatten();
             match state.numbers.get_mut(key) {
                 Some(number) => *number = renewed,
-                None => given_up.extend(renewed),
+                None => ended.extend(renewed),
             }
         }
-        given_up
+        ended
     }
 }

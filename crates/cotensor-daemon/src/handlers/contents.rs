@@ -5,7 +5,7 @@ use super::key::key;
 use crate::dispatch::{Caller, Reply};
 use crate::segment::Sealed;
 use cotensor_client::protocol::{
-    ContentsParams, ContentsResult, Descriptors, Empty, ProvideParams, ReservationParams, Wanted,
+    PlanUploadParams, PlanUploadResult, Descriptors, Empty, PublishBlobsParams, ReservationParams, BlobUpload,
 };
 use cotensor_core::{ContentHash, DType, Error, ErrorKind, Result, Segment};
 use cotensor_store::{BlobPack, BlobSpec, UploadPlan, check_name};
@@ -14,17 +14,17 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-/// The most contents of one request.
-const CONTENTS_MAX: usize = 65_536;
+/// The most blobs of one request.
+const BLOBS_MAX: usize = 65_536;
 
-pub(super) async fn begin(caller: Caller, params: ContentsParams) -> Answer<ContentsResult> {
-    if params.contents.len() > CONTENTS_MAX {
-        let message = format!("{} contents; at most {CONTENTS_MAX} in one request", params.contents.len());
-        return Err(Error::invalid(message).in_field("contents"));
+pub(super) async fn begin(caller: Caller, params: PlanUploadParams) -> Answer<PlanUploadResult> {
+    if params.blobs.len() > BLOBS_MAX {
+        let message = format!("{} blobs; at most {BLOBS_MAX} in one request", params.blobs.len());
+        return Err(Error::invalid(message).in_field("blobs"));
     }
     check_name(&params.producer, "producer")?;
     let specs: Vec<BlobSpec> = params
-        .contents
+        .blobs
         .iter()
         .map(|content| {
             Ok(BlobSpec {
@@ -50,7 +50,7 @@ pub(super) async fn begin(caller: Caller, params: ContentsParams) -> Answer<Cont
     let mut fds = Vec::new();
     let grant = |(place, lease)| caller.grant(lease, &holder, &mut fds).map(|descriptor| (place, descriptor));
     let ready = ready.into_iter().map(grant).collect::<Result<_>>()?;
-    let wanted = match pack {
+    let upload = match pack {
         None => None,
         Some(pack) => {
             let bytes = pack.bytes() as u64;
@@ -59,13 +59,13 @@ pub(super) async fn begin(caller: Caller, params: ContentsParams) -> Answer<Cont
                 let own = caller.charge(bytes)?;
                 caller.lock().packs.add((pack, own))?
             };
-            Some(Wanted { reservation, bytes, places })
+            Some(BlobUpload { reservation, bytes, places })
         }
     };
-    Ok(Reply { value: ContentsResult { ready, busy, wanted }, fds })
+    Ok(Reply { value: PlanUploadResult { ready, busy, upload }, fds })
 }
 
-pub(super) async fn finish(mut caller: Caller, params: ProvideParams) -> Answer<Descriptors> {
+pub(super) async fn finish(mut caller: Caller, params: PublishBlobsParams) -> Answer<Descriptors> {
     let fd = caller.fd()?;
     let (pack, own) = caller.lock().packs.take(params.reservation, "reservation")?;
     let holder = pack.holder().clone();
@@ -85,8 +85,8 @@ fn verify(pack: &BlobPack, segment: &dyn Segment) -> Result<()> {
     for (hash, range) in pack.hashes() {
         let found = ContentHash::of_pieces(range.len(), |at, piece| segment.read_at(range.start + at, piece))?;
         if found != *hash {
-            let message = format!("content {} has other bytes than its hash says: hash it again", hash.short());
-            return Err(Error::new(ErrorKind::Refused, message).in_field("contents"));
+            let message = format!("blob {} does not match its hash: hash it again", hash.short());
+            return Err(Error::new(ErrorKind::Refused, message).in_field("blobs"));
         }
     }
     Ok(())

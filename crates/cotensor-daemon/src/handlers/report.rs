@@ -7,8 +7,8 @@ use crate::dispatch::Caller;
 use crate::supervisor::Event;
 use cotensor_client::hex;
 use cotensor_client::protocol::{
-    CopiesParams, CopyParams, Empty, KeyParams, ListParams, ListResult, NameParams, Note, RememberParams, Report, Spec,
-    TensorInfo, TensorState, WhoResult,
+    CopiesParams, CopyParams, Empty, KeyParams, ListParams, ListResult, NameParams, Note, PutNoteParams, Report, Spec,
+    TensorInfo, TensorState, HoldersResult,
 };
 use cotensor_core::{Error, Result};
 use cotensor_store::backend::{LeaseBackend, Record};
@@ -63,7 +63,7 @@ pub(super) async fn list(caller: Caller, params: ListParams) -> Answer<ListResul
     Ok(ListResult { left_off, tensors }.into())
 }
 
-pub(super) async fn who(caller: Caller, params: NameParams) -> Answer<WhoResult> {
+pub(super) async fn who(caller: Caller, params: NameParams) -> Answer<HoldersResult> {
     let store = &caller.daemon.store;
     let all = store.records(&params.name);
     let named = all.iter().rev().filter(|record| record.name() == params.name);
@@ -73,7 +73,7 @@ pub(super) async fn who(caller: Caller, params: NameParams) -> Answer<WhoResult>
     if versions.is_empty() {
         return Err(Error::not_found(format!("no tensor is named {:?}", params.name)).in_field("name"));
     }
-    Ok(WhoResult { versions }.into())
+    Ok(HoldersResult { versions }.into())
 }
 
 pub(super) async fn get_note(caller: Caller, params: KeyParams) -> Answer<Note> {
@@ -81,7 +81,7 @@ pub(super) async fn get_note(caller: Caller, params: KeyParams) -> Answer<Note> 
     Ok(Note { note: note.map(|bytes| hex::encode(&bytes)) }.into())
 }
 
-pub(super) async fn put_note(caller: Caller, params: RememberParams) -> Answer<Empty> {
+pub(super) async fn put_note(caller: Caller, params: PutNoteParams) -> Answer<Empty> {
     let note =
         hex::decode(&params.note).ok_or_else(|| Error::invalid("hexadecimal digits expected").in_field("note"))?;
     caller.daemon.store.put_note(&key(&params.key)?, &note);

@@ -2,16 +2,16 @@
 
 use super::answer::Answer;
 use crate::dispatch::Caller;
-use cotensor_client::protocol::{DashboardFile, Document, Empty, HttpPlace, SessionList, openrpc_with};
+use cotensor_client::protocol::{DashboardFile, Document, Empty, HttpEndpoint, SessionList, openrpc_with};
 use cotensor_core::Error;
 
 pub(super) async fn sessions(caller: Caller, _: Empty) -> Answer<SessionList> {
     Ok(SessionList { sessions: caller.daemon.session_infos() }.into())
 }
 
-pub(super) async fn http_address(caller: Caller, _: Empty) -> Answer<HttpPlace> {
+pub(super) async fn http_address(caller: Caller, _: Empty) -> Answer<HttpEndpoint> {
     let dashboard = caller.daemon.dashboard()?;
-    Ok(HttpPlace { address: dashboard.address, token_file: dashboard.token_file.clone() }.into())
+    Ok(HttpEndpoint { address: dashboard.address, token_file: dashboard.token_file.clone() }.into())
 }
 
 pub(super) async fn open_dashboard(caller: Caller, _: Empty) -> Answer<DashboardFile> {

@@ -29,7 +29,7 @@ pub(super) async fn call(State(http): State<Arc<Http>>, headers: HeaderMap, body
         .map_err(|_| Refusal::new(StatusCode::GATEWAY_TIMEOUT, "this took longer than a call may"))?;
     call.keep_if_introduced(http.config.sessions_max)?;
     Ok(match answer {
-        Some(reply) => ([(CONTENT_TYPE, "application/json")], reply.value).into_response(),
+        Some(body) => ([(CONTENT_TYPE, "application/json")], body).into_response(),
         None => StatusCode::NO_CONTENT.into_response(),
     })
 }

@@ -9,10 +9,11 @@ use crate::daemon::Daemon;
 use crate::functions::FunctionProvider;
 use crate::segment::{Slab, SlabOwner};
 use cotensor_client::protocol::{
-    CallerInfo, Descriptor, FreedParams, Id, Published, SegmentInfo, SessionInfo, Spec, Transport, notice,
+    CallerInfo, Descriptor, FreedParams, Id, Published, SegmentInfo, SessionInfo, Spec, Transport, notification,
 };
 use cotensor_core::{Error, ErrorKind, MemoryKind, Result, Segment, size};
-use cotensor_rpc::{self as rpc, FRAME_FDS_MAX, Frame, Outbox};
+use cotensor_rpc::server::Outbox;
+use cotensor_rpc::{self as rpc, FRAME_FDS_MAX, Frame};
 use cotensor_store::backend::{Budget, Charge, TensorCharge};
 use cotensor_store::{
     BlobPack, Holder, Key, Lease, SegmentCharge, TensorId, TensorSpec, TensorStore, Ticket, check_name,
@@ -228,7 +229,7 @@ impl Session {
         while let Some(&(slab, _)) = unsaid.first() {
             let same = unsaid.range((slab, 0)..=(slab, u64::MAX)).map(|(_, offset)| *offset);
             let params = FreedParams { slab, offsets: same.take(FREED_AT_ONCE_MAX).collect() };
-            let body = rpc::encode_call(None, notice::SLAB_FREED, &params);
+            let body = rpc::encode_call(None, notification::SLAB_FREED, &params);
             // A connection that has ended needs to know nothing more.
             if !body.and_then(|body| outbox.offer(Frame::new(body))).unwrap_or(false) {
                 return;
@@ -468,6 +469,6 @@ impl FunctionProvider for Session {
     }
 
     fn connect(&self, caller: &CallerInfo, socket: OwnedFd) -> bool {
-        self.notify(notice::FUNCTION_CONNECT, caller, vec![socket])
+        self.notify(notification::FUNCTION_CONNECT, caller, vec![socket])
     }
 }

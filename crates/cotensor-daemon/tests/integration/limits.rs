@@ -71,9 +71,9 @@ fn a_claim_has_distinct_results_and_not_too_many() {
     let one = running.connect("one");
     let finish = |results: Vec<p::Id>| {
         let key = ContentHash::of(b"stage").to_string();
-        let claim = one.ask::<p::Claim>(&p::ClaimParams { key, holder: String::new(), timeout_ms: None }).unwrap();
+        let claim = one.request::<p::Claim>(&p::ClaimParams { key, holder: String::new(), timeout_ms: None }).unwrap();
         let p::ClaimResult::Compute(ticket) = claim else { panic!("nothing is there") };
-        let error = one.ask::<p::Finish>(&p::FinishParams { ticket, results }).unwrap_err();
+        let error = one.request::<p::Finish>(&p::FinishParams { ticket, results }).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
         error.message().to_owned()
     };

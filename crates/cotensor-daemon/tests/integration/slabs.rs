@@ -174,7 +174,7 @@ fn a_producer_that_is_idle_is_not_left_for_ranges_that_became_free() {
     let running = Running::start(|_| {});
     let (idle, reader) = (running.connect("idle"), running.connect("reader"));
     let session = || {
-        let sessions = reader.ask::<Sessions>(&Empty {}).unwrap().sessions;
+        let sessions = reader.request::<Sessions>(&Empty {}).unwrap().sessions;
         sessions.iter().find(|session| session.client.starts_with("idle")).map(|session| session.session)
     };
     let before = session();

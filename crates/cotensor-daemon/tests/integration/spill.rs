@@ -92,7 +92,7 @@ fn tensors_whose_files_were_removed_are_listed_as_lost_and_the_others_go_on() {
     put_all(&store, 5);
     std::fs::remove_dir_all(&spill).unwrap();
     let lost = || -> Vec<String> {
-        let list = store.ask::<p::List>(&p::ListParams { prefix: String::new(), limit: 100 }).unwrap();
+        let list = store.request::<p::List>(&p::ListParams { prefix: String::new(), limit: 100 }).unwrap();
         let lost = |tensor: p::TensorInfo| {
             tensor.lost.map(|why| assert!(why.contains("No such file"), "{why}")).map(|()| tensor.spec.name)
         };

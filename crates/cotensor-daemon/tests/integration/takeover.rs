@@ -77,7 +77,7 @@ fn what_is_taken_over_is_as_old_as_it_was_and_counting_begins_anew() {
         assert_eq!((stats.total_tensors, stats.spilled_now, stats.spilled_now_bytes), (3, 2, 2 * MIB as u64));
         assert!(stats.counted_seconds < published.elapsed().as_secs_f64() && stats.spills == 0, "{stats:?}");
         let at_least = published.elapsed().as_secs_f64();
-        let list = two.ask::<p::List>(&p::ListParams { prefix: String::new(), limit: 100 }).unwrap().tensors;
+        let list = two.request::<p::List>(&p::ListParams { prefix: String::new(), limit: 100 }).unwrap().tensors;
         assert_eq!(list.iter().filter(|tensor| tensor.state == p::TensorState::Spilled).count(), 2);
         assert!(list.iter().all(|tensor| tensor.age_s >= at_least), "{at_least} {list:?}");
     }

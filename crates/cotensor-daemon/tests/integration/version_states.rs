@@ -3,7 +3,7 @@
 use crate::support::processes::{Processes, content, put, settles_empty};
 use crate::support::until;
 use cotensor_client::ClientStore;
-use cotensor_client::protocol::{List, ListParams, NameParams, TensorState, Who};
+use cotensor_client::protocol::{List, ListParams, NameParams, TensorState, ListHolders};
 use cotensor_store::{Retention, TensorStore};
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ const MIB: usize = 1 << 20;
 
 /// The states of a name's versions in the list, by version.
 fn listed(store: &ClientStore, name: &str) -> Vec<(u64, TensorState)> {
-    let list = store.ask::<List>(&ListParams { prefix: name.to_owned(), limit: 100 }).unwrap().tensors;
+    let list = store.request::<List>(&ListParams { prefix: name.to_owned(), limit: 100 }).unwrap().tensors;
     list.iter().map(|tensor| (tensor.id.version, tensor.state)).collect()
 }
 
 /// The states of a name's versions, while nothing changes: the list and `who` agree.
 fn states(store: &ClientStore, name: &str) -> Vec<(u64, TensorState)> {
     let listed = listed(store, name);
-    let mut who = store.ask::<Who>(&NameParams { name: name.to_owned() }).unwrap().versions;
+    let mut who = store.request::<ListHolders>(&NameParams { name: name.to_owned() }).unwrap().versions;
     who.sort_by_key(|tensor| tensor.id.version);
     assert_eq!(listed, who.iter().map(|tensor| (tensor.id.version, tensor.state)).collect::<Vec<_>>());
     listed

@@ -1,7 +1,7 @@
 //! Answers to calls that were abandoned. The answers may carry leases, which must be released.
 
 use cotensor_core::sync::lock;
-use cotensor_rpc::{Answer, Connection, Group, Until};
+use cotensor_rpc::{Answer, CallGroup, Connection, WaitLimit};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
@@ -11,7 +11,7 @@ pub(super) type Dispose = Box<dyn FnOnce(Answer) + Send>;
 /// The abandoned calls of one connection. While there are any, one thread receives their answers.
 pub(super) struct AbandonedCalls {
     connection: Arc<Connection>,
-    group: Arc<Group>,
+    group: Arc<CallGroup>,
     state: Mutex<State>,
 }
 
@@ -46,7 +46,7 @@ impl AbandonedCalls {
 
     fn receive(&self) {
         loop {
-            let answers = self.connection.wait_for(&self.group, &Until::default());
+            let answers = self.connection.wait_for(&self.group, &WaitLimit::default());
             let mut state = lock(&self.state);
             let Ok(answers) = answers else {
                 // The connection has ended, and all leases in its answers with it.

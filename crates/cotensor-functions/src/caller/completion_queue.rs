@@ -11,7 +11,7 @@ use cotensor_client::protocol::provider as p;
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, Result};
 use cotensor_rpc::Deadline;
-use cotensor_rpc::{Group, Until};
+use cotensor_rpc::{CallGroup, WaitLimit};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -19,7 +19,7 @@ use std::time::Duration;
 /// Waits for calls and tasks of one provider. The user chooses a number for each.
 pub struct CompletionQueue {
     connection: Arc<ProviderConnection>,
-    group: Arc<Group>,
+    group: Arc<CallGroup>,
     /// By the numbers of the requests.
     pending: Mutex<HashMap<u64, PendingEntry>>,
 }
@@ -111,8 +111,8 @@ impl CompletionQueue {
     /// Waits until at least one call or task completes or times out, while `wanted` returns true. Returns the completed ones
     /// with their numbers. After the provider has ended, returns all others as failed.
     pub fn wait(&self, wanted: &dyn Fn() -> bool) -> Vec<(u64, Completion)> {
-        let deadline = lock(&self.pending).values().filter_map(|entry| entry.deadline.until(None).deadline).min();
-        let answers = match self.connection.wait_for(&self.group, &Until { deadline, wanted: Some(wanted) }) {
+        let deadline = lock(&self.pending).values().filter_map(|entry| entry.deadline.wait_limit(None).deadline).min();
+        let answers = match self.connection.wait_for(&self.group, &WaitLimit { deadline, keep_waiting: Some(wanted) }) {
             Ok(answers) => answers,
             Err(error) => {
                 let lost = std::mem::take(&mut *lock(&self.pending));
@@ -148,7 +148,7 @@ impl CompletionQueue {
     /// Removes the entries that timed out, and abandons their requests.
     fn timed_out(&self) -> Vec<(u64, Completion)> {
         let mut pending = lock(&self.pending);
-        let is_late = |entry: &PendingEntry| entry.deadline.until(None).has_passed();
+        let is_late = |entry: &PendingEntry| entry.deadline.wait_limit(None).has_passed();
         let late: Vec<u64> = pending.iter().filter(|(_, entry)| is_late(entry)).map(|(id, _)| *id).collect();
         let late: Vec<_> = late.into_iter().filter_map(|id| Some((id, pending.remove(&id)?))).collect();
         drop(pending);
@@ -156,7 +156,7 @@ impl CompletionQueue {
         for (id, entry) in late {
             let is_call = matches!(entry.kind, PendingKind::Call { .. });
             self.connection.abandon(id, if is_call { ProviderConnection::dispose_result } else { |_, _| {} });
-            let error = entry.deadline.missed(self.connection.client(), p::Call::NAME);
+            let error = entry.deadline.timeout_error(self.connection.client(), p::Call::NAME);
             completed.push(entry.failed(error));
         }
         completed

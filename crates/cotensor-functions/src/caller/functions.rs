@@ -58,7 +58,7 @@ impl Functions {
     /// `Io` when the daemon has ended.
     pub fn list(&self, prefix: &str) -> Result<Vec<FoundFunction>> {
         let params = ListFunctionsParams { prefix: prefix.to_owned() };
-        Ok(self.store.ask::<ListFunctions>(&params)?.functions)
+        Ok(self.store.request::<ListFunctions>(&params)?.functions)
     }
 
     /// A function's description.

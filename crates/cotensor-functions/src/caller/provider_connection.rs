@@ -13,7 +13,7 @@ use cotensor_client::protocol::{Method, ProviderInfo};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_rpc::Deadline;
 use cotensor_rpc::TENSORS_INSTEAD;
-use cotensor_rpc::{Answer, Connection, Group, Until, unwanted};
+use cotensor_rpc::{Answer, CallGroup, Connection, WaitLimit, cancelled_call};
 use cotensor_rpc::{Frame, check_integers};
 use cotensor_store::{Holder, TensorStore};
 use serde_json::value::RawValue;
@@ -63,7 +63,7 @@ impl ProviderConnection {
             receiver.on_notification(method, params.get(), fds);
         });
         let connection = Connection::over(socket, on_notification);
-        let connection = Arc::new(connection.named(&provider.client).looking_for(BUSY_POLL));
+        let connection = Arc::new(connection.with_peer_name(&provider.client).with_busy_poll(BUSY_POLL));
         let sender: Arc<dyn Sender> = Arc::clone(&connection) as _;
         arena.set_sender(Arc::downgrade(&sender));
         let holder = store.holder("functions");
@@ -106,18 +106,18 @@ impl ProviderConnection {
         wanted: Option<&dyn Fn() -> bool>,
         dispose: DisposeResult,
     ) -> Result<M::Result, CallError> {
-        let until = deadline.until(wanted);
-        let call = self.connection.ask::<M>(params, Vec::new(), &until).inspect_err(|_| self.on_send_failed(ranges));
-        let answer = call.and_then(|call| call.wait(&until));
+        let limit = deadline.wait_limit(wanted);
+        let call = self.connection.send_call::<M>(params, Vec::new(), &limit).inspect_err(|_| self.on_send_failed(ranges));
+        let answer = call.and_then(|call| call.wait(&limit));
         match answer.map_err(|error| self.connection_error(error, M::NAME, deadline))? {
             Ok(answer) => {
                 Self::decode_answer::<M>(answer).map_err(|error| with_provider(deadline, error, &self.client))
             }
             Err(number) => {
                 self.abandon(number, dispose);
-                let error = match until.has_passed() {
-                    true => deadline.missed(&self.client, M::NAME),
-                    false => unwanted().in_field(M::NAME),
+                let error = match limit.has_passed() {
+                    true => deadline.timeout_error(&self.client, M::NAME),
+                    false => cancelled_call().in_field(M::NAME),
                 };
                 Err(error.into())
             }
@@ -136,9 +136,9 @@ impl ProviderConnection {
         params: &M::Params,
         ranges: MessageRanges<'_>,
         deadline: &Deadline,
-        group: &Arc<Group>,
+        group: &Arc<CallGroup>,
     ) -> Result<u64> {
-        let sent = self.connection.ask_into::<M>(params, group, &deadline.until(None));
+        let sent = self.connection.send_grouped::<M>(params, group, &deadline.wait_limit(None));
         sent.inspect_err(|_| self.on_send_failed(ranges))
             .map_err(|error| self.connection_error(error, M::NAME, deadline))
     }
@@ -152,7 +152,7 @@ impl ProviderConnection {
     /// The error of a message that was not sent or not answered, with the provider's name.
     pub(super) fn connection_error(&self, error: Error, what: &str, deadline: &Deadline) -> Error {
         match error.kind() {
-            ErrorKind::TimedOut => deadline.missed(&self.client, what),
+            ErrorKind::TimedOut => deadline.timeout_error(&self.client, what),
             ErrorKind::Io | ErrorKind::Corrupt => {
                 let message = format!("the provider {} has ended ({})", self.client, error.message());
                 Error::new(ErrorKind::Io, message).in_field(what)
@@ -166,9 +166,9 @@ impl ProviderConnection {
     }
 
     /// Waits for answers of `group`.
-    pub(super) fn wait_for(&self, group: &Group, until: &Until<'_>) -> Result<Vec<(u64, Answer)>> {
+    pub(super) fn wait_for(&self, group: &CallGroup, limit: &WaitLimit<'_>) -> Result<Vec<(u64, Answer)>> {
         self.connection
-            .wait_for(group, until)
+            .wait_for(group, limit)
             .map_err(|error| self.connection_error(error, p::Wait::NAME, &Deadline::from(None)))
     }
 
@@ -244,7 +244,7 @@ impl ProviderConnection {
 
 impl Sender for Connection {
     fn send_message(&self, body: Vec<u8>, fds: Vec<OwnedFd>) -> Result<()> {
-        self.say(Frame { body, fds })
+        self.send_notification(Frame { body, fds })
     }
 
     fn close(&self) {

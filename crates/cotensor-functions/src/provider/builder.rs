@@ -1,5 +1,6 @@
 //! `Provider` and its builder: functions of this process that other processes call.
 
+use super::dispatch;
 use super::functions::{Function, Handler};
 use super::reader::UNREAD_MAX;
 use super::registration::{self, Connector};
@@ -131,7 +132,7 @@ impl ProviderBuilder {
     /// As [`Provider::add`]; `NotFound` when the daemon is gone, `Io` when threads cannot be started.
     pub fn start(self) -> Result<Provider> {
         let ProviderBuilder { store, connector, functions, limits, clock } = self;
-        let shared = Shared::new(store, limits, clock)?;
+        let shared = Shared::new(dispatch::methods(), store, limits, clock)?;
         let provider = Provider { shared: Arc::clone(&shared) };
         for function in &functions {
             shared.functions.add(function)?;

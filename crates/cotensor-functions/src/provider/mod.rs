@@ -9,7 +9,6 @@ mod peer;
 mod pool;
 mod reader;
 mod registration;
-mod reply;
 mod shared;
 mod tasks;
 mod timer;

@@ -1,10 +1,8 @@
 //! One caller: a socket, and what the caller has of this provider. All of it goes when the caller does.
 
-use super::dispatch;
 use super::flight::{Flight, Outcome};
 use super::functions::Kept;
-use super::reader::{self, Away, Reader, Relief};
-use super::reply::Reply;
+use super::reader::{self, Away, CallReader, Relief};
 use super::shared::Shared;
 use super::timer::Limit;
 use crate::arena::ConnectionArena;
@@ -13,11 +11,12 @@ use crate::sender::Sender;
 use crate::threads::spawn;
 use crate::{Arguments, Object, TensorAllocator, Value};
 use cotensor_client::ClientStore;
-use cotensor_client::protocol::provider::{CallResult, LentRange, ObjectRef};
+use cotensor_client::protocol::Method;
+use cotensor_client::protocol::provider::{CallResult, LentRange, ObjectRef, OpenLent, ReturnLent};
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_rpc::Response;
-use cotensor_rpc::{self as rpc, FRAME_BYTES_MAX, Frame, Outbox, WAITING_FRAMES_MAX};
+use cotensor_rpc::server::{self, Outbox, Registry, Request, WAITING_FRAMES_MAX, handle};
+use cotensor_rpc::{self as rpc, Call, Frame, check_integers, is_batch};
 use cotensor_store::{Holder, TensorStore};
 use serde_json::{Map, Value as Json};
 use std::collections::HashMap;
@@ -41,7 +40,8 @@ pub(super) struct Peer {
     store: Arc<ClientStore>,
     holder: Holder,
     socket: Arc<UnixStream>,
-    reader: Mutex<Reader>,
+    reader: Mutex<CallReader>,
+    inline: Mutex<Inline>,
     away: Away,
     relief: Relief,
     out: Arc<Outbox>,
@@ -59,6 +59,18 @@ struct State {
     given: HashMap<u64, (Arc<Value>, SentTensors)>,
     /// Runs that the caller waits for, and under which number.
     runs: HashMap<u64, Run>,
+}
+
+/// Whether the reader thread runs the call that it handles at the moment.
+#[derive(Default)]
+enum Inline {
+    /// A worker runs it.
+    #[default]
+    Off,
+    /// The reader thread may run it.
+    Free,
+    /// The reader thread runs this next.
+    Run(Arc<Flight>),
 }
 
 /// A run that a caller waits for.
@@ -79,7 +91,7 @@ impl Peer {
         let socket = Arc::new(socket);
         let holder = store.holder(&format!("provider for {client}"));
         let (out, arena) = (Arc::new(Outbox::new(Arc::clone(&socket))), Arc::<ConnectionArena>::default());
-        let reader = Reader::new(Arc::clone(&shared.frames));
+        let reader = CallReader::new(Arc::clone(&shared.frames));
         let sender: Arc<dyn Sender> = Arc::clone(&out) as _;
         arena.set_sender(Arc::downgrade(&sender));
         Arc::new(Self {
@@ -92,6 +104,7 @@ impl Peer {
             arena,
             socket,
             reader: Mutex::new(reader),
+            inline: Mutex::default(),
             away: Away::default(),
             relief: Relief::default(),
             calls: AtomicUsize::new(0),
@@ -104,7 +117,11 @@ impl Peer {
     fn serve(self: &Arc<Self>) {
         while !self.ended.load(Ordering::SeqCst) {
             let Ok(Some((frame, alone))) = lock(&self.reader).next(&self.socket) else { break };
-            if let Some(flight) = dispatch::answer(self, frame, alone)
+            *lock(&self.inline) = if alone && !is_batch(&frame.body) { Inline::Free } else { Inline::Off };
+            handle(self, frame, None);
+            // A statement of its own: the lock is not held during the run.
+            let inline = std::mem::take(&mut *lock(&self.inline));
+            if let Inline::Run(flight) = inline
                 && !self.run(flight)
                 && !self.is_back()
             {
@@ -113,6 +130,16 @@ impl Peer {
         }
         self.end();
         drop(lock(&self.shared.peers).remove(&self.number));
+    }
+
+    /// Leaves a run to the thread that reads its call, if that thread is free and `begin` agrees.
+    pub(super) fn run_inline(&self, flight: &Arc<Flight>, begin: impl FnOnce() -> bool) -> bool {
+        let mut inline = lock(&self.inline);
+        let free = matches!(*inline, Inline::Free) && begin();
+        if free {
+            *inline = Inline::Run(Arc::clone(flight));
+        }
+        free
     }
 
     /// Runs a call on the thread that read it; false when it took so long that another reads on.
@@ -174,19 +201,9 @@ impl Peer {
         }
     }
 
-    /// Takes a call on.
-    ///
-    /// # Errors
-    /// `Conflict` when the caller waits for too many.
-    pub(super) fn asked(&self) -> Result<()> {
-        if self.calls.fetch_add(1, Ordering::SeqCst) >= CALLS_MAX {
-            return Err(Error::new(ErrorKind::Conflict, format!("{CALLS_MAX} calls of this caller wait for answers")));
-        }
-        Ok(())
-    }
-
-    pub(super) fn answered(&self) {
-        self.calls.fetch_sub(1, Ordering::SeqCst);
+    /// Closes the socket. The reader thread notices that and releases what the caller holds.
+    pub(super) fn end_connection(&self) {
+        self.out.end();
     }
 
     /// Where tensors go that are for the caller: lent to him where he is their only reader.
@@ -245,18 +262,18 @@ impl Peer {
     }
 
     /// Answers a call with what its run gave.
-    pub(super) fn give(&self, reply: Reply, outcome: &Outcome) {
+    pub(super) fn give(&self, request: Request<Self>, outcome: &Outcome) {
         let value = match outcome {
             Ok(value) => value,
-            Err(failure) => return reply.error(failure.to_object()),
+            Err(failure) => return request.error(failure.to_object()),
         };
         match self.encode(value) {
             Ok((result, lent)) => {
-                if !reply.value(&result) {
+                if !request.value(&result, Vec::new()) {
                     self.not_sent(&result, &lent);
                 }
             }
-            Err(error) => reply.error(rpc::to_object(&error.in_field("result"))),
+            Err(error) => request.error(rpc::to_object(&error.in_field("result"))),
         }
     }
 
@@ -322,26 +339,43 @@ impl Peer {
         let message = "this object is gone: its provider has restarted since, or it is another provider's";
         Err(Error::new(ErrorKind::Conflict, message).in_field("object"))
     }
+}
 
-    /// Sends an answer, or an error in its place where it is too long, or too much waits for the caller to read it already:
-    /// false then. Nobody waits for the caller.
-    pub(super) fn send(&self, response: &Response) -> bool {
-        let (body, whole) = response.to_bytes(FRAME_BYTES_MAX);
-        match self.out.send_within(Frame::new(body), ANSWERS_BYTES_MAX) {
-            Ok(true) => whole,
-            Ok(false) => {
+impl server::Peer for Peer {
+    fn registry(&self) -> &Registry<Self> {
+        &self.shared.methods
+    }
+
+    fn admit(&self, call: &Call) -> Result<()> {
+        // The caller's next calls need the memory that such notifications open and return.
+        let is_lending = call.id.is_none() && matches!(call.method.as_str(), OpenLent::NAME | ReturnLent::NAME);
+        if self.calls.fetch_add(1, Ordering::SeqCst) >= CALLS_MAX && !is_lending {
+            return Err(Error::new(ErrorKind::Conflict, format!("{CALLS_MAX} calls of this caller wait for answers")));
+        }
+        call.params
+            .as_deref()
+            .map_or(Ok(()), |params| check_integers(params.get()))
+            .map_err(|error| error.in_field("params"))
+    }
+
+    fn finished(&self) {
+        self.calls.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn check_backlog(&self, bytes: usize) -> Result<()> {
+        match self.out.waiting_bytes() {
+            0 => Ok(()),
+            waiting if waiting + bytes <= ANSWERS_BYTES_MAX => Ok(()),
+            _ => {
                 let message = format!("{ANSWERS_BYTES_MAX} bytes of answers wait for this caller to read them");
-                self.send_body(response.instead(&Error::new(ErrorKind::Conflict, message).in_field("result")));
-                false
+                Err(Error::new(ErrorKind::Conflict, message).in_field("result"))
             }
-            Err(_) => false,
         }
     }
 
-    /// Sends the answers to a batch, as they are written.
-    pub(super) fn send_body(&self, body: Vec<u8>) {
-        // What goes wrong has ended the connection.
-        drop(self.out.send(Frame::new(body)));
+    fn send(&self, frame: Frame) -> bool {
+        // A failure ends the connection.
+        self.out.send(frame).is_ok()
     }
 }
 

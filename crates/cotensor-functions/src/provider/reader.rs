@@ -1,12 +1,12 @@
 //! The thread that reads a caller's socket runs short functions itself: to hand each to another thread, and to wake that,
 //! takes longer than most of them. When one takes longer than that, another thread goes on reading.
 
+use cotensor_core::Result;
 use cotensor_core::sync::lock;
-use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_rpc::{Decoder, Frame, FrameRoom, Spin};
+use cotensor_rpc::server::Reader;
+use cotensor_rpc::{Frame, FrameBudget};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
-use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -22,61 +22,33 @@ const SPIN: Duration = Duration::from_micros(750);
 /// How long a reader that was relieved waits for its turn.
 const STAND_BY: Duration = Duration::from_secs(10);
 
-/// How long a message of a caller may take from its first byte to its last.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest time from a message's first byte to its last.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What is read of a socket.
-pub(super) struct Reader {
-    decoder: Decoder,
-    patience: Duration,
-    spin: Spin,
+/// The reader of a caller's socket.
+pub(super) struct CallReader {
+    reader: Reader,
     /// Calls that are left to the workers.
     leave: u32,
     /// Whether the last call was run here.
     ran: bool,
 }
 
-impl Reader {
-    /// For a socket of a provider that reads all its callers' messages into one room.
-    pub(super) fn new(room: Arc<FrameRoom>) -> Self {
-        Self { decoder: Decoder::sharing(room), patience: PATIENCE, spin: Spin::new(SPIN), leave: 0, ran: false }
+impl CallReader {
+    /// A reader whose messages share `budget` with those of the provider's other callers.
+    pub(super) fn new(budget: Arc<FrameBudget>) -> Self {
+        Self { reader: Reader::new(budget, MESSAGE_TIMEOUT, SPIN), leave: 0, ran: false }
     }
 
     /// The next message, and whether its call may be run by whoever read it. None at the end.
     ///
     /// # Errors
-    /// For what is no message, when the socket cannot be read, and `TimedOut` when the rest of a message does not come.
+    /// As [`Reader::next`].
     pub(super) fn next(&mut self, socket: &UnixStream) -> Result<Option<(Frame, bool)>> {
-        let mut ran = std::mem::take(&mut self.ran);
-        // When a message that has begun has to have ended; silence is allowed between messages only.
-        let mut due: Option<Instant> = None;
-        loop {
-            if let Some(frame) = self.decoder.take()? {
-                if due.is_some() {
-                    limit(socket, None)?;
-                }
-                self.leave = self.leave.saturating_sub(1);
-                let alone = self.leave == 0 && !self.decoder.is_midway();
-                return Ok(Some((frame, alone)));
-            }
-            if self.decoder.is_midway() {
-                let patience = self.patience;
-                limit(socket, Some(*due.get_or_insert_with(|| Instant::now() + patience)))?;
-            }
-            let now = || match self.decoder.fill_now(socket.as_fd()) {
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => None,
-                found => Some(found),
-            };
-            let found = if std::mem::take(&mut ran) { self.spin.until_found(now) } else { None };
-            match found.unwrap_or_else(|| self.decoder.fill(socket.as_fd())) {
-                Ok(0) => return Ok(None),
-                Ok(_) => {}
-                // The time is up, or there is no room yet: the next turn sees which.
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(Error::io("reading from a caller", &error)),
-            }
-        }
+        let ran = std::mem::take(&mut self.ran);
+        let Some(frame) = self.reader.next(socket, ran)? else { return Ok(None) };
+        self.leave = self.leave.saturating_sub(1);
+        Ok(Some((frame, self.leave == 0 && !self.reader.is_midway())))
     }
 
     /// Its thread ran the last call; whether others waited meanwhile.
@@ -86,15 +58,6 @@ impl Reader {
             self.leave = BUSY_CALLS;
         }
     }
-}
-
-/// Lets reads wait until `due` and no longer.
-fn limit(socket: &UnixStream, due: Option<Instant>) -> Result<()> {
-    let left = due.map(|due| due.saturating_duration_since(Instant::now()));
-    if left.is_some_and(|left| left.is_zero()) {
-        return Err(Error::new(ErrorKind::TimedOut, "the rest of a caller's message did not come"));
-    }
-    socket.set_read_timeout(left).map_err(|error| Error::io("reading from a caller", &error))
 }
 
 /// Whether something waits to be read, or the end.
@@ -196,12 +159,13 @@ impl Relief {
 mod tests {
     use super::*;
     use cotensor_rpc::send_all;
+    use std::os::fd::AsFd;
 
     #[test]
     fn calls_that_had_to_wait_are_left_to_the_workers_for_a_while() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let say = |text: &str| send_all(theirs.as_fd(), &Frame::new(text.into())).unwrap();
-        let mut reader = Reader::new(FrameRoom::of_server());
+        let mut reader = CallReader::new(FrameBudget::of_server());
         let mut alone = || reader.next(&ours).unwrap().unwrap().1;
         say("1");
         assert!(alone());
@@ -227,18 +191,6 @@ mod tests {
         assert!(alone());
         drop(theirs);
         assert!(reader.next(&ours).unwrap().is_none());
-    }
-
-    #[test]
-    fn a_caller_that_stops_within_a_message_is_given_up_and_its_room_is_free() {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let room = FrameRoom::new(0, 0);
-        let mut reader = Reader { patience: Duration::from_millis(300), ..Reader::new(Arc::clone(&room)) };
-        std::io::Write::write_all(&mut &theirs, &[&(1u32 << 20).to_le_bytes()[..], &[0; 1000]].concat()).unwrap();
-        assert_eq!(reader.next(&ours).err().unwrap().kind(), ErrorKind::TimedOut);
-        assert_eq!(room.bytes(), 1 << 20);
-        drop(reader);
-        assert_eq!(room.bytes(), 0);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use cotensor_client::ClientStore;
 use cotensor_client::protocol as p;
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_rpc::{Connection, OnNotice};
+use cotensor_rpc::{Connection, OnNotification};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -34,14 +34,14 @@ pub(super) fn connect(shared: &Arc<Shared>) -> Result<Arc<Connection>> {
 fn greet(shared: &Arc<Shared>) -> Result<Arc<Connection>> {
     let store = shared.store();
     let weak = Arc::downgrade(shared);
-    let on_notice: OnNotice = Box::new(move |method, params, fds: Vec<OwnedFd>| {
-        let (Some(shared), p::notice::FUNCTION_CONNECT) = (weak.upgrade(), method) else { return };
+    let on_notification: OnNotification = Box::new(move |method, params, fds: Vec<OwnedFd>| {
+        let (Some(shared), p::notification::FUNCTION_CONNECT) = (weak.upgrade(), method) else { return };
         let caller = serde_json::from_str::<p::CallerInfo>(params.get());
         if let (Ok(caller), Some(fd)) = (caller, fds.into_iter().next()) {
             shared.welcome(&caller.client, UnixStream::from(fd));
         }
     });
-    let connection = Arc::new(cotensor_client::connect(store.socket(), on_notice)?);
+    let connection = Arc::new(cotensor_client::connect(store.socket(), on_notification)?);
     let hello = |resume| {
         let hello = p::HelloParams { protocol: p::PROTOCOL, client: store.client().to_owned(), resume };
         connection.call::<p::Hello>(&hello, Vec::new(), Some(ANSWER_TIMEOUT))

@@ -12,7 +12,8 @@ use cotensor_client::protocol::Resume;
 use cotensor_core::sync::lock;
 use cotensor_core::{ContentHash, Error, ErrorKind, Result};
 use cotensor_rpc::Connection;
-use cotensor_rpc::FrameRoom;
+use cotensor_rpc::FrameBudget;
+use cotensor_rpc::server::Registry;
 use cotensor_store::Clock;
 use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
@@ -22,6 +23,7 @@ use std::time::{Duration, Instant};
 
 pub(super) struct Shared {
     pub(super) epoch: u64,
+    pub(super) methods: Registry<Peer>,
     pub(super) started: Instant,
     pub(super) limits: Limits,
     pub(super) functions: Functions,
@@ -29,7 +31,7 @@ pub(super) struct Shared {
     pub(super) pool: Pool,
     pub(super) timer: Timer,
     /// For the messages that all callers send.
-    pub(super) frames: Arc<FrameRoom>,
+    pub(super) frames: Arc<FrameBudget>,
     /// The connection on which the functions are offered, while there is one.
     pub(super) connection: Mutex<Option<Arc<Connection>>>,
     /// The session that the functions were offered in last, to be taken up by the next.
@@ -44,18 +46,24 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(store: Arc<ClientStore>, limits: Limits, clock: Arc<dyn Clock>) -> Result<Arc<Self>> {
+    pub(super) fn new(
+        methods: Registry<Peer>,
+        store: Arc<ClientStore>,
+        limits: Limits,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Arc<Self>> {
         let mut epoch = [0; 8];
         getrandom::fill(&mut epoch).map_err(|error| Error::new(ErrorKind::Io, error.to_string()))?;
         Ok(Arc::new(Self {
             // Numbers in JSON are exact up to 2^53.
             epoch: u64::from_le_bytes(epoch) >> 11,
+            methods,
             started: Instant::now(),
             functions: Functions::default(),
             tasks: Tasks::new(Arc::clone(&clock), limits.task_ttl, limits.tasks_max),
             pool: Pool::new(limits.workers.max(1), limits.waiting_max),
             timer: Timer::default(),
-            frames: FrameRoom::of_server(),
+            frames: FrameBudget::of_server(),
             connection: Mutex::default(),
             session: Mutex::default(),
             store: RwLock::new(store),
@@ -162,11 +170,14 @@ impl Shared {
         Launched::new(flight, watcher)
     }
 
-    /// Has a worker run it, unless it may be run `here`: true then, and the thread that asked does so at once.
-    pub(super) fn line_up(&self, Launched { flight, watch, .. }: &Launched, here: bool) -> Result<bool> {
+    /// Has a worker run it, unless `reader` is the caller whose reader thread may run it at once.
+    pub(super) fn line_up(&self, Launched { flight, watch, .. }: &Launched, reader: Option<&Peer>) -> Result<()> {
         // Who runs one call at a time has its callers wait in order.
-        if here && pool::serial_queue(flight).is_none() && self.pool.begin() {
-            return Ok(true);
+        if let Some(peer) = reader
+            && pool::serial_queue(flight).is_none()
+            && peer.run_inline(flight, || self.pool.begin())
+        {
+            return Ok(());
         }
         if let Err(error) = self.pool.submit(flight) {
             // Others may have joined it by now; whoever asked is told by the error.
@@ -175,7 +186,7 @@ impl Shared {
             flight.give_up(Failure::from(error.clone()));
             return Err(error);
         }
-        Ok(false)
+        Ok(())
     }
 
     /// Runs queued calls on this thread until the provider ends.
@@ -270,7 +281,7 @@ impl Shared {
         let lined_up = launched.and_then(|launched| {
             let Some(launched) = launched else { return Ok(()) };
             self.tasks.attach(task, &launched.flight, launched.watch, limit);
-            if launched.is_new { self.line_up(&launched, false).map(drop) } else { Ok(()) }
+            if launched.is_new { self.line_up(&launched, None) } else { Ok(()) }
         });
         if let Err(error) = lined_up {
             self.tasks.discard(task);

@@ -28,7 +28,7 @@ fn tasks(store: &ClientStore, state: Option<TaskState>) -> BTreeMap<String, p::P
     let name = |provider: &p::ProviderTasks| provider.provider.client.split('[').next().unwrap().to_owned();
     let mut providers = BTreeMap::new();
     until("all but the deaf one answer", || {
-        let found = store.ask::<p::ListAllTasks>(&p::AllTasksParams { state, limit: 2 }).unwrap();
+        let found = store.request::<p::ListAllTasks>(&p::AllTasksParams { state, limit: 2 }).unwrap();
         let found: BTreeMap<_, _> = found.providers.into_iter().map(|provider| (name(&provider), provider)).collect();
         let well = found.iter().all(|(name, provider)| name == "deaf" || provider.error.is_none());
         providers = found;
@@ -90,7 +90,7 @@ fn many_long_errors_fit_into_one_list() {
     let mut found = Vec::new();
     until("the provider answers", || {
         let params = p::AllTasksParams { state: None, limit: usize::MAX };
-        found = store.ask::<p::ListAllTasks>(&params).unwrap().providers;
+        found = store.request::<p::ListAllTasks>(&params).unwrap().providers;
         found[0].error.is_none()
     });
     assert_eq!(found[0].tasks.len(), 1000);
@@ -104,7 +104,7 @@ fn many_long_errors_fit_into_one_list() {
 fn documents_list_what_is_provided_now() {
     let running = Running::start(|_| {});
     let store = running.connect("caller");
-    let discover = || store.ask::<p::Discover>(&p::Empty {}).unwrap().fields;
+    let discover = || store.request::<p::Discover>(&p::Empty {}).unwrap().fields;
     assert_eq!(discover()[FUNCTIONS], serde_json::json!([]));
     let door = Arc::new(Door::default());
     let provider = waiting(&running, "one", &door);

@@ -1,27 +1,27 @@
-//! The time limit of a call, from its beginning to its answer.
+//! The time limit of a call, from its start to its answer.
 
-use super::Until;
+use super::wait_limit::WaitLimit;
 use cotensor_core::{Error, ErrorKind};
 use std::time::{Duration, Instant};
 
-/// A provider answers by itself when a call's time is over. This is how much later that answer may come.
-const ANSWER_GRACE: Duration = Duration::from_millis(100);
-/// The same for the state of a task, which is an answer and no error.
-const STATE_GRACE: Duration = Duration::from_secs(1);
+/// A provider answers a call itself when its time is over. That answer may arrive this much later.
+const ANSWER_MARGIN: Duration = Duration::from_millis(100);
+/// The same for the state of a task, which is a result and not an error.
+const STATE_MARGIN: Duration = Duration::from_secs(1);
 
-/// The time limit of a call. It counts from here: looking the function up, sending and waiting are all within it.
+/// The time limit of a call. It starts with the value and covers the lookup of the function, sending and waiting.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
     timeout: Option<Duration>,
     end: Option<Instant>,
-    grace: Duration,
+    margin: Duration,
 }
 
 impl From<Option<Duration>> for Deadline {
-    /// `timeout` from now on; none is no limit, and so is a time beyond the clock's range.
+    /// A limit of `timeout` from now. None and times beyond the clock's range are no limit.
     fn from(timeout: Option<Duration>) -> Self {
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        Self { timeout, end, grace: ANSWER_GRACE }
+        Self { timeout, end, margin: ANSWER_MARGIN }
     }
 }
 
@@ -32,17 +32,17 @@ impl From<Duration> for Deadline {
 }
 
 impl Deadline {
-    /// The time that is left.
+    /// The remaining time.
     pub fn left(&self) -> Option<Duration> {
         self.end.map(|end| end.saturating_duration_since(Instant::now()))
     }
 
-    /// The time that is left, as messages have it.
+    /// The remaining time in milliseconds, as messages carry it.
     pub fn left_ms(&self) -> Option<u64> {
         self.left().map(millis)
     }
 
-    /// The same limit, or `timeout` from now on, if that ends sooner.
+    /// The same limit, or `timeout` from now if that ends sooner.
     pub fn at_most(self, timeout: Duration) -> Self {
         match self.left() {
             Some(left) if left <= timeout => self,
@@ -50,14 +50,14 @@ impl Deadline {
         }
     }
 
-    /// The same limit, for a question that the provider answers at the end of it.
+    /// The same limit, for a call that the provider answers with a state when the time is over.
     pub fn for_state(self) -> Self {
-        Self { grace: STATE_GRACE, ..self }
+        Self { margin: STATE_MARGIN, ..self }
     }
 
-    /// When the caller stops waiting for the provider.
-    pub fn until<'a>(&self, wanted: Option<&'a dyn Fn() -> bool>) -> Until<'a> {
-        Until { deadline: self.end.and_then(|end| end.checked_add(self.grace)), wanted }
+    /// The limit of the caller's wait for the provider.
+    pub fn wait_limit<'a>(&self, keep_waiting: Option<&'a dyn Fn() -> bool>) -> WaitLimit<'a> {
+        WaitLimit { deadline: self.end.and_then(|end| end.checked_add(self.margin)), keep_waiting }
     }
 
     /// Whether the time is over.
@@ -65,20 +65,20 @@ impl Deadline {
         self.end.is_some_and(|end| Instant::now() >= end)
     }
 
-    /// The error of a provider that has not answered.
-    pub fn missed(&self, provider: &str, what: &str) -> Error {
+    /// The error for a provider that has not answered; `field` names the function or method.
+    pub fn timeout_error(&self, provider: &str, field: &str) -> Error {
         let within = self.seconds();
         let message = format!("{provider} did not answer within {within} s: it is stopped, or too busy to answer");
-        Error::new(ErrorKind::TimedOut, message).in_field(what)
+        Error::new(ErrorKind::TimedOut, message).in_field(field)
     }
 
-    /// The whole time, in seconds, to a millisecond.
+    /// The whole time in seconds, rounded to a millisecond.
     pub fn seconds(&self) -> f64 {
         (self.timeout.unwrap_or_default().as_secs_f64() * 1000.0).round() / 1000.0
     }
 }
 
-/// A time limit as messages have it; less than a millisecond is one.
+/// A time limit in milliseconds, rounded up.
 pub fn millis(timeout: Duration) -> u64 {
     u64::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }

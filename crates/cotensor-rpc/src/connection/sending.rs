@@ -1,60 +1,22 @@
-//! The sending half of a connection: whole messages, one after the other. No sender waits longer than it wants to, even if
-//! the other end does not read.
+//! The sending half of a connection: whole messages, one after the other. Each sender has a wait limit, also while the peer does
+//! not read.
 
-use crate::frame::{Frame, send};
+use super::wait_limit::{CHECK_INTERVAL, WaitLimit};
+use crate::frame::{Frame, PartialFrame};
+use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::SendFlags;
 use rustix::time::Timespec;
 use std::collections::VecDeque;
-use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex, Weak};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
-use super::lock;
-
-/// The longest wait between two checks whether a caller still wants to wait: a signal that another thread got is seen then.
-const CHECK_INTERVAL: Duration = Duration::from_millis(50);
-/// Notices that may wait until the other end reads again. Past that a sender waits for room: a notice that is lost would leave
-/// what it gives back with the other end for as long as the connection lasts.
-const NOTICES_MAX: usize = 4096;
-/// How long that takes at most.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// How long a caller waits: up to a time, and as long as it wants to.
-#[derive(Clone, Copy, Default)]
-pub struct Until<'a> {
-    /// The end of the wait.
-    pub deadline: Option<Instant>,
-    /// Whether the caller still wants to wait. Called every [`CHECK_INTERVAL`], and after signals.
-    pub wanted: Option<&'a dyn Fn() -> bool>,
-}
-
-impl Until<'_> {
-    /// A wait of at most `timeout`. A time beyond the clock's range is no limit.
-    pub(super) fn after(timeout: Option<Duration>) -> Self {
-        Self { deadline: timeout.and_then(|timeout| Instant::now().checked_add(timeout)), wanted: None }
-    }
-
-    /// Whether the time is over.
-    pub fn has_passed(&self) -> bool {
-        self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
-    }
-
-    pub(super) fn is_over(&self) -> bool {
-        self.has_passed() || self.wanted.is_some_and(|wanted| !wanted())
-    }
-
-    /// How long to sleep before the next check, if there is a bound.
-    pub(super) fn slice(&self) -> Option<Duration> {
-        let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        match self.wanted {
-            Some(_) => Some(left.map_or(CHECK_INTERVAL, |left| left.min(CHECK_INTERVAL))),
-            None => left,
-        }
-    }
-}
+/// The most notifications that wait for the peer to read. Beyond that, the sender waits: a lost notification would leave the
+/// memory that it returns with the peer until the connection ends.
+pub(super) const NOTIFICATIONS_MAX: usize = 4096;
+/// The longest such wait.
+const NOTIFY_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
 pub(super) struct Sending {
@@ -66,108 +28,82 @@ pub(super) struct Sending {
 struct State {
     /// Whether a thread writes to the socket.
     busy: bool,
-    /// A message whose sender gave up midway, then notices that the socket had no room for. They go before any other message,
-    /// and without one as soon as there is room.
-    rest: VecDeque<Pending>,
-    /// Whether a thread waits for that room.
+    /// The rest of a message whose sender stopped waiting midway, then notifications that the socket had no room for. They
+    /// precede any other message, and without one they are sent as soon as there is room.
+    unsent: VecDeque<PartialFrame>,
+    /// Whether a thread sends `unsent`.
     draining: bool,
 }
 
-struct Pending {
-    header: [u8; 8],
-    frame: Frame,
-    sent: usize,
-}
-
-impl Pending {
-    fn new(frame: Frame) -> Result<Self> {
-        Ok(Self { header: frame.header()?, frame, sent: 0 })
-    }
-
-    /// Whether the whole message is sent, which takes no longer than `until`.
-    fn write(&mut self, socket: &UnixStream, until: &Until<'_>) -> Result<bool> {
-        while self.sent < self.header.len() + self.frame.body.len() {
-            match send(socket.as_fd(), &self.header, &self.frame, self.sent, SendFlags::DONTWAIT) {
-                Ok(bytes) => self.sent += bytes,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => {
-                    return Err(Error::io("sending", &error));
-                }
-                Err(_) if until.is_over() => return Ok(false),
-                Err(_) => {
-                    let slice = until.slice().and_then(|slice| Timespec::try_from(slice).ok());
-                    match poll(&mut [PollFd::new(socket, PollFlags::OUT)], slice.as_ref()) {
-                        Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                        Err(error) => return Err(Error::io("waiting to send", &error.into())),
-                    }
-                }
-            }
-        }
-        Ok(true)
-    }
-}
-
 impl Sending {
-    /// Sends a message; false when it was not begun in time. One that was begun in time is sent: its rest goes before the next.
+    /// Sends a message. False when none of it was sent in time. Once a part is sent, the rest follows before the next message.
     ///
     /// # Errors
-    /// `Invalid` for a message past the limits, `Io` when the other end is gone.
-    pub(super) fn send(self: &Arc<Self>, socket: &Arc<UnixStream>, frame: Frame, until: &Until<'_>) -> Result<bool> {
-        let mut pending = Pending::new(frame)?;
-        if !self.begin(until) {
+    /// `Invalid` for a message past the limits, `Io` when the connection has ended.
+    pub(super) fn send(
+        self: &Arc<Self>,
+        socket: &Arc<UnixStream>,
+        frame: Frame,
+        limit: &WaitLimit<'_>,
+    ) -> Result<bool> {
+        let mut pending = PartialFrame::new(frame)?;
+        if !self.begin(limit) {
             return Ok(false);
         }
-        let sent = self.flush(socket, until).and_then(|flushed| Ok(flushed && pending.write(socket, until)?));
-        let begun = pending.sent > 0;
+        let sent = self.flush(socket, limit).and_then(|flushed| Ok(flushed && write(&mut pending, socket, limit)?));
+        let begun = pending.has_begun();
         if let Ok(false) = sent
             && begun
         {
-            lock(&self.state).rest.push_front(pending);
+            lock(&self.state).unsent.push_front(pending);
         }
         self.end(socket);
         Ok(sent? || begun)
     }
 
-    /// Sends a notice, now or once the socket has room. Nobody waits for that, unless many notices do.
+    /// Sends a notification, now or once the socket has room. Waits only while too many notifications do.
     ///
     /// # Errors
-    /// As [`send`](Self::send); `Conflict` when too many wait, and the other end reads nothing.
+    /// As [`send`](Self::send); `Conflict` when too many wait and the peer reads nothing.
     pub(super) fn notify(self: &Arc<Self>, socket: &Arc<UnixStream>, frame: Frame) -> Result<()> {
         let mut state = lock(&self.state);
-        if state.rest.len() >= NOTICES_MAX {
+        if state.unsent.len() >= NOTIFICATIONS_MAX {
             drop(state);
-            return match self.send(socket, frame, &Until::after(Some(PATIENCE)))? {
+            return match self.send(socket, frame, &WaitLimit::after(Some(NOTIFY_TIMEOUT)))? {
                 true => Ok(()),
-                false => Err(Error::new(ErrorKind::Conflict, "the other end reads nothing")),
+                false => Err(Error::new(ErrorKind::Conflict, "the peer reads nothing")),
             };
         }
-        state.rest.push_back(Pending::new(frame)?);
-        // The thread that writes sends it, too.
+        state.unsent.push_back(PartialFrame::new(frame)?);
+        // The thread that writes sends it as well.
         if std::mem::replace(&mut state.busy, true) {
             return Ok(());
         }
         drop(state);
-        let flushed = self.flush(socket, &now());
+        let flushed = self.flush(socket, &WaitLimit::now());
         self.end(socket);
         flushed.map(drop)
     }
 
-    /// Waits for this thread's turn at the socket; false when it is not there in time.
-    fn begin(&self, until: &Until<'_>) -> bool {
+    #[cfg(test)]
+    pub(super) fn queued(&self) -> usize {
+        lock(&self.state).unsent.len()
+    }
+
+    /// Waits for the exclusive right to write to the socket. False when another thread has it for too long.
+    fn begin(&self, limit: &WaitLimit<'_>) -> bool {
         let mut state = lock(&self.state);
         while state.busy {
-            let slice = until.slice();
+            let slice = limit.slice();
             state = match slice {
-                Some(slice) => {
-                    self.free.wait_timeout(state, slice).unwrap_or_else(std::sync::PoisonError::into_inner).0
-                }
-                None => self.free.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner),
+                Some(slice) => self.free.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner).0,
+                None => self.free.wait(state).unwrap_or_else(PoisonError::into_inner),
             };
             if !state.busy {
                 break;
             }
             drop(state);
-            if until.is_over() {
+            if limit.is_over() {
                 return false;
             }
             state = lock(&self.state);
@@ -176,17 +112,17 @@ impl Sending {
         true
     }
 
-    /// Gives the turn to the next thread, once notices that came meanwhile are sent as far as there is room. What there is no
-    /// room for is left to a thread: perhaps nobody sends anything any more.
+    /// Returns the right to write, after sending the notifications that were queued meanwhile. If the socket has no room for
+    /// them, a thread sends them later: another message may never follow.
     fn end(self: &Arc<Self>, socket: &Arc<UnixStream>) {
         loop {
-            let flushed = self.flush(socket, &now());
+            let flushed = self.flush(socket, &WaitLimit::now());
             let mut state = lock(&self.state);
-            if matches!(flushed, Ok(true)) && !state.rest.is_empty() {
+            if matches!(flushed, Ok(true)) && !state.unsent.is_empty() {
                 continue;
             }
             state.busy = false;
-            // What fails here fails for the next sender, too, who can say so.
+            // A failure repeats for the next sender, which reports it.
             let left = matches!(flushed, Ok(false)) && !std::mem::replace(&mut state.draining, true);
             drop(state);
             self.free.notify_one();
@@ -199,46 +135,56 @@ impl Sending {
 
     fn start_draining(self: &Arc<Self>, socket: &Arc<UnixStream>) {
         let (sending, socket) = (Arc::downgrade(self), Arc::downgrade(socket));
-        let thread = std::thread::Builder::new().name("notices".to_owned());
-        // Without a thread it goes before the next message.
+        let thread = std::thread::Builder::new().name("notifications".to_owned());
+        // Without a thread, the notifications precede the next message.
         if thread.spawn(move || Self::drain(&sending, &socket)).is_err() {
             lock(&self.state).draining = false;
         }
     }
 
-    /// Sends what waits whenever there is room, until all of it is sent or the connection is gone, which this does not keep.
+    /// Sends `unsent` whenever the socket has room, until it is empty or the connection is dropped. Holds weak references only.
     fn drain(sending: &Weak<Self>, socket: &Weak<UnixStream>) {
         let slice = Timespec::try_from(CHECK_INTERVAL).ok();
         while let (Some(sending), Some(socket)) = (sending.upgrade(), socket.upgrade()) {
             let polled = poll(&mut [PollFd::new(&socket, PollFlags::OUT)], slice.as_ref());
-            // Whoever writes now sends what waits, too.
-            let until = Until { deadline: Some(Instant::now() + CHECK_INTERVAL), wanted: None };
-            if polled == Ok(0) || !sending.begin(&until) {
+            // A thread that writes at the moment sends `unsent` as well.
+            let limit = WaitLimit::after(Some(CHECK_INTERVAL));
+            if polled == Ok(0) || !sending.begin(&limit) {
                 continue;
             }
-            let flushed = sending.flush(&socket, &now());
+            let flushed = sending.flush(&socket, &WaitLimit::now());
             sending.end(&socket);
             let mut state = lock(&sending.state);
-            if flushed.is_err() || state.rest.is_empty() {
+            if flushed.is_err() || state.unsent.is_empty() {
                 state.draining = false;
                 return;
             }
         }
     }
 
-    /// Sends what was left over; whether all of it is gone.
-    fn flush(&self, socket: &UnixStream, until: &Until<'_>) -> Result<bool> {
+    /// Sends `unsent`. Whether it is empty.
+    fn flush(&self, socket: &UnixStream, limit: &WaitLimit<'_>) -> Result<bool> {
         loop {
-            let Some(mut first) = lock(&self.state).rest.pop_front() else { return Ok(true) };
-            if !first.write(socket, until)? {
-                lock(&self.state).rest.push_front(first);
+            let Some(mut first) = lock(&self.state).unsent.pop_front() else { return Ok(true) };
+            if !write(&mut first, socket, limit)? {
+                lock(&self.state).unsent.push_front(first);
                 return Ok(false);
             }
         }
     }
 }
 
-/// No wait at all.
-fn now() -> Until<'static> {
-    Until { deadline: Some(Instant::now()), wanted: None }
+/// Sends a frame within `limit`. Whether all of it is sent.
+fn write(frame: &mut PartialFrame, socket: &UnixStream, limit: &WaitLimit<'_>) -> Result<bool> {
+    while !frame.send_now(socket)? {
+        if limit.is_over() {
+            return Ok(false);
+        }
+        let slice = limit.slice().and_then(|slice| Timespec::try_from(slice).ok());
+        match poll(&mut [PollFd::new(socket, PollFlags::OUT)], slice.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(Error::io("waiting to send", &error.into())),
+        }
+    }
+    Ok(true)
 }

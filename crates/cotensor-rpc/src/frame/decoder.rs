@@ -1,180 +1,101 @@
-//! Length-prefixed frames on a Unix stream socket, with file descriptors alongside.
-//!
-//! A frame is a header of 8 bytes (body length as a little-endian `u32`, number of descriptors as `u8`, three zero
-//! bytes) and the body. The descriptors travel with the header's first byte.
+//! Frames from a socket's bytes and descriptors.
 
-use super::room::{BytesTaken, FrameRoom};
+use super::budget::{BudgetShare, FrameBudget};
+use super::message::{FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame, HEADER_BYTES};
+use crate::busy_poll::BusyPoll;
 use cotensor_core::{Error, Result};
-use rustix::io::{Errno, IoSlice, IoSliceMut};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
-};
+use rustix::io::IoSliceMut;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// The longest body, in bytes.
-pub const FRAME_BYTES_MAX: usize = 16 << 20;
-/// The most descriptors that one frame carries.
-pub const FRAME_FDS_MAX: usize = 64;
-
-const HEADER_BYTES: usize = 8;
-/// Each decoder's buffer. A frame that does not fit is read into memory of its own.
+/// Each decoder's buffer. A longer frame is read into memory of its own.
 const BUFFER_BYTES: usize = 64 << 10;
-/// Descriptors that may wait for the rest of their frames: those of one frame, and of the next, which came with the end of it.
+/// Descriptors that may wait for their frames: those of one frame, and those of the next frame, which can arrive with the end
+/// of the first.
 const FDS_WAITING_MAX: usize = 2 * FRAME_FDS_MAX;
 
-/// One message: a body and the descriptors that came with it.
-#[derive(Debug, Default)]
-pub struct Frame {
-    /// JSON.
-    pub body: Vec<u8>,
-    /// In the order in which the body counts them.
-    pub fds: Vec<OwnedFd>,
-}
-
-impl Frame {
-    /// A frame without descriptors.
-    pub fn new(body: Vec<u8>) -> Self {
-        Self { body, fds: Vec::new() }
-    }
-
-    /// What stands before the body.
-    ///
-    /// # Errors
-    /// `Invalid` for a body or a number of descriptors past the limits.
-    pub fn header(&self) -> Result<[u8; HEADER_BYTES]> {
-        if self.body.len() > FRAME_BYTES_MAX || self.fds.len() > FRAME_FDS_MAX {
-            let (bytes, fds) = (self.body.len(), self.fds.len());
-            return Err(Error::invalid(format!(
-                "a message of {bytes} bytes and {fds} descriptors; at most {FRAME_BYTES_MAX} and {FRAME_FDS_MAX}"
-            )));
-        }
-        let [a, b, c, d] = (self.body.len() as u32).to_le_bytes();
-        Ok([a, b, c, d, self.fds.len() as u8, 0, 0, 0])
-    }
-}
-
-/// Sends what is left of a frame, of which `sent` bytes (header included) are gone already; returns how many went now.
-///
-/// # Errors
-/// The system's, `WouldBlock` among them where `flags` or the socket say not to wait.
-pub fn send(
-    socket: BorrowedFd<'_>,
-    header: &[u8],
-    frame: &Frame,
-    sent: usize,
-    flags: SendFlags,
-) -> std::io::Result<usize> {
-    let (head, body) = match sent.checked_sub(header.len()) {
-        None => (&header[sent..], frame.body.as_slice()),
-        Some(sent) => (&[][..], &frame.body[sent..]),
-    };
-    let parts = [IoSlice::new(head), IoSlice::new(body)];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FRAME_FDS_MAX))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let fds: Vec<BorrowedFd<'_>> = if sent == 0 { frame.fds.iter().map(AsFd::as_fd).collect() } else { Vec::new() };
-    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(&fds)) {
-        return Err(Errno::NOBUFS.into());
-    }
-    Ok(sendmsg(socket, &parts, &mut ancillary, flags | SendFlags::NOSIGNAL)?)
-}
-
-/// Sends a whole frame on a blocking socket.
-///
-/// # Errors
-/// `Invalid` for a frame past the limits, `Io` when the other end is gone.
-pub fn send_all(socket: BorrowedFd<'_>, frame: &Frame) -> Result<()> {
-    send_all_while(socket, frame, || false)
-}
-
-/// As [`send_all`]; whenever the socket takes nothing for as long as its timeout, `wanted` says whether to go on.
-///
-/// # Errors
-/// As [`send_all`].
-pub fn send_all_while(socket: BorrowedFd<'_>, frame: &Frame, mut wanted: impl FnMut() -> bool) -> Result<()> {
-    let header = frame.header()?;
-    let mut sent = 0;
-    while sent < header.len() + frame.body.len() {
-        match send(socket, &header, frame, sent, SendFlags::empty()) {
-            Ok(bytes) => sent += bytes,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock && wanted() => {}
-            Err(error) => return Err(Error::io("sending", &error)),
-        }
-    }
-    Ok(())
-}
-
-/// Puts frames together from what arrives in pieces.
+/// Assembles frames from the pieces that a socket delivers.
 pub struct Decoder {
-    room: Option<Arc<FrameRoom>>,
+    budget: Option<Arc<FrameBudget>>,
     buffer: Vec<u8>,
-    /// Where in `buffer` the next frame starts, and where what was received ends.
+    /// The received bytes of `buffer` that no frame was made of yet.
     start: usize,
     end: usize,
     long: Option<Long>,
-    /// Room of the frame that was taken last: it is given back when the next one is asked for.
-    taken: Option<BytesTaken>,
+    /// The budget share of the last frame, returned when the next one is taken.
+    taken: Option<BudgetShare>,
     fds: VecDeque<OwnedFd>,
-    /// Descriptors that count in `room`.
+    /// Descriptors that count in `budget`.
     fds_held: usize,
-    /// Whether this process could not open all descriptors that came.
+    /// Whether the kernel dropped descriptors because this process has no free descriptor numbers.
     lost_fds: bool,
 }
 
-/// A frame that does not fit into the buffer. Nothing of the next frame is read before its end.
+/// A frame that does not fit into the buffer. The socket is not read beyond its end.
 struct Long {
-    /// Empty until there is room for it.
+    /// Empty until the budget has room for it.
     body: Vec<u8>,
     filled: usize,
     len: usize,
     fds: usize,
-    taken: Option<BytesTaken>,
+    taken: Option<BudgetShare>,
 }
 
 impl Default for Decoder {
     fn default() -> Self {
-        Self::over(None)
+        Self::with_budget(None)
     }
 }
 
 impl Drop for Decoder {
     fn drop(&mut self) {
-        if let Some(room) = &self.room {
-            room.hold_fds(self.fds_held, 0);
+        if let Some(budget) = &self.budget {
+            budget.hold_fds(self.fds_held, 0);
         }
     }
 }
 
 impl Decoder {
-    /// One that shares `room` with others.
-    pub fn sharing(room: Arc<FrameRoom>) -> Self {
-        Self::over(Some(room))
+    /// A decoder that shares `budget` with others.
+    pub fn sharing(budget: Arc<FrameBudget>) -> Self {
+        Self::with_budget(Some(budget))
     }
 
-    fn over(room: Option<Arc<FrameRoom>>) -> Self {
+    fn with_budget(budget: Option<Arc<FrameBudget>>) -> Self {
         let (buffer, fds) = (Vec::new(), VecDeque::new());
-        Self { room, buffer, start: 0, end: 0, long: None, taken: None, fds, fds_held: 0, lost_fds: false }
+        Self { budget, buffer, start: 0, end: 0, long: None, taken: None, fds, fds_held: 0, lost_fds: false }
     }
 
-    /// Reads once, what [`take`](Self::take) left to read; returns how many bytes came, zero at the end.
+    /// Reads once after [`take`](Self::take) returned none. Returns the number of bytes read, zero at the end of the connection.
     ///
     /// # Errors
-    /// The system's, `WouldBlock` among them, which also says that there is no room for a long frame yet; `InvalidData` when more
-    /// descriptors come than frames may carry.
+    /// Those of `recvmsg`; `WouldBlock` also while the budget has no room for a long frame; `InvalidData` for more descriptors than
+    /// frames may carry.
     pub fn fill(&mut self, socket: BorrowedFd<'_>) -> std::io::Result<usize> {
         self.read(socket, RecvFlags::empty())
     }
 
-    /// As [`fill`](Self::fill), of what is there now.
+    /// As [`fill`](Self::fill), without blocking.
     ///
     /// # Errors
-    /// As [`fill`](Self::fill); `WouldBlock` when nothing is.
+    /// As [`fill`](Self::fill); `WouldBlock` when the socket has no data.
     pub fn fill_now(&mut self, socket: BorrowedFd<'_>) -> std::io::Result<usize> {
         self.read(socket, RecvFlags::DONTWAIT)
+    }
+
+    /// As [`fill`](Self::fill), with busy-polling before the thread blocks.
+    ///
+    /// # Errors
+    /// As [`fill`](Self::fill).
+    pub fn fill_polling(&mut self, socket: BorrowedFd<'_>, busy_poll: &mut BusyPoll) -> std::io::Result<usize> {
+        let polled = busy_poll.poll(|| match self.fill_now(socket) {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => None,
+            received => Some(received),
+        });
+        polled.unwrap_or_else(|| self.fill(socket))
     }
 
     fn read(&mut self, socket: BorrowedFd<'_>, flags: RecvFlags) -> std::io::Result<usize> {
@@ -199,7 +120,7 @@ impl Decoder {
             }
         }
         if received.flags.contains(ReturnFlags::CTRUNC) {
-            // The kernel keeps what does not fit, here or into the process's limit.
+            // The kernel drops descriptors that fit neither the buffer nor the process's limit.
             if self.fds.len() - before >= FRAME_FDS_MAX {
                 return Err(invalid("more descriptors than a frame may carry"));
             }
@@ -211,13 +132,13 @@ impl Decoder {
         Ok(received.bytes)
     }
 
-    /// Room to read into.
+    /// Prepares memory to read into.
     fn make_room(&mut self, wait: bool) -> std::io::Result<()> {
         if let Some(long) = &mut self.long {
             if long.body.is_empty() {
-                if let Some(room) = &self.room {
+                if let Some(budget) = &self.budget {
                     let none_yet = || std::io::Error::from(std::io::ErrorKind::WouldBlock);
-                    long.taken = Some(room.take(long.len, wait).ok_or_else(none_yet)?);
+                    long.taken = Some(budget.take(long.len, wait).ok_or_else(none_yet)?);
                 }
                 long.body = vec![0; long.len];
                 long.filled = self.end - self.start;
@@ -235,22 +156,22 @@ impl Decoder {
         Ok(())
     }
 
-    /// Counts the descriptors that wait; false where all decoders have too many.
+    /// Counts the waiting descriptors in the budget. False when all decoders together hold too many.
     fn count_fds(&mut self) -> bool {
         let now = self.fds.len();
-        let counted = self.room.as_ref().is_none_or(|room| room.hold_fds(self.fds_held, now));
+        let counted = self.budget.as_ref().is_none_or(|budget| budget.hold_fds(self.fds_held, now));
         if counted {
             self.fds_held = now;
         }
         counted
     }
 
-    /// The next frame, if all of it is there. The frame before it has to be done with: its room is given back.
+    /// The next frame, if it is complete. Returns the budget share of the frame before it.
     ///
-    /// A frame whose descriptors this process could not open, because it has as many as it may, comes with fewer.
+    /// A frame has fewer descriptors than announced when this process has no free descriptor numbers.
     ///
     /// # Errors
-    /// `Corrupt` for a header past the limits, or one that counts descriptors which did not come.
+    /// `Corrupt` for a header past the limits, and for one that announces descriptors which did not arrive.
     pub fn take(&mut self) -> Result<Option<Frame>> {
         self.release();
         if self.long.is_none() {
@@ -281,18 +202,18 @@ impl Decoder {
         }
     }
 
-    /// Gives back the room of the frame that was taken last, before something is waited for.
+    /// Returns the budget share of the last frame. Call it before waiting for something else.
     pub fn release(&mut self) {
         self.taken = None;
     }
 
     fn frame(&mut self, body: Vec<u8>, fds: usize) -> Result<Frame> {
         if self.fds.len() < fds && !std::mem::take(&mut self.lost_fds) {
-            return Err(Error::corrupt(format!("a frame counts {fds} descriptors, {} came", self.fds.len())));
+            return Err(Error::corrupt(format!("a frame announces {fds} descriptors, {} arrived", self.fds.len())));
         }
         let fds = self.fds.drain(..fds.min(self.fds.len())).collect();
         if !self.is_midway() && !self.fds.is_empty() {
-            return Err(Error::corrupt("descriptors came that no frame counts"));
+            return Err(Error::corrupt("descriptors arrived that no frame announces"));
         }
         self.count_fds();
         Ok(Frame { body, fds })
@@ -307,7 +228,10 @@ impl Decoder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::frame::{send, send_all};
+    use rustix::net::SendFlags;
     use std::io::{Read, Seek, Write};
+    use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
 
     fn pair() -> (UnixStream, UnixStream) {
@@ -319,7 +243,7 @@ mod tests {
             if let Some(frame) = decoder.take().unwrap() {
                 return frame;
             }
-            assert!(decoder.fill(socket.as_fd()).unwrap() > 0, "the end before a frame");
+            assert!(decoder.fill(socket.as_fd()).unwrap() > 0, "the connection ended before a frame");
         }
     }
 
@@ -368,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_headers_and_uncounted_descriptors_are_refused() {
+    fn invalid_headers_and_unannounced_descriptors_are_refused() {
         for header in [[255, 255, 255, 255, 0, 0, 0, 0], [0, 0, 0, 0, 65, 0, 0, 0], [0, 0, 0, 0, 1, 0, 0, 0], [1; 8]] {
             let (mut a, b) = pair();
             a.write_all(&header).unwrap();
@@ -381,11 +305,11 @@ mod tests {
         send(a.as_fd(), &[0; 8], &Frame { body: vec![], fds: vec![file] }, 0, SendFlags::empty()).unwrap();
         let mut decoder = Decoder::default();
         decoder.fill(b.as_fd()).unwrap();
-        assert!(decoder.take().unwrap_err().message().contains("no frame counts"));
+        assert!(decoder.take().unwrap_err().message().contains("no frame announces"));
         assert!(Frame::new(vec![0; FRAME_BYTES_MAX + 1]).header().is_err());
     }
 
-    /// Sends a frame of `len` bytes but for its last byte, as far as the socket takes it.
+    /// Sends a frame of `len` bytes without its last byte, as far as the socket accepts it.
     fn begin(socket: &UnixStream, len: usize) {
         socket.set_nonblocking(true).unwrap();
         let mut frame = Frame::new(vec![b' '; len]).header().unwrap().to_vec();
@@ -403,48 +327,48 @@ mod tests {
     }
 
     #[test]
-    fn incomplete_frames_share_one_room() {
-        let room = FrameRoom::new(2 * FRAME_BYTES_MAX, 0);
-        let mut ends: Vec<_> = (0..60).map(|_| (pair(), Decoder::sharing(Arc::clone(&room)))).collect();
+    fn incomplete_frames_share_one_budget() {
+        let budget = FrameBudget::new(2 * FRAME_BYTES_MAX, 0);
+        let mut ends: Vec<_> = (0..60).map(|_| (pair(), Decoder::sharing(Arc::clone(&budget)))).collect();
         for ((ours, theirs), decoder) in &mut ends {
             begin(theirs, FRAME_BYTES_MAX);
             assert_eq!(fill_all(decoder, ours), std::io::ErrorKind::WouldBlock);
         }
-        assert_eq!(room.bytes(), 2 * FRAME_BYTES_MAX);
+        assert_eq!(budget.bytes(), 2 * FRAME_BYTES_MAX);
         let held: usize = ends.iter().map(|(_, decoder)| decoder.long.as_ref().unwrap().body.len()).sum();
-        assert_eq!(held, room.bytes(), "the other 58 hold their buffers alone");
-        // What is ended makes room for the next; short frames need none.
+        assert_eq!(held, budget.bytes(), "the other 58 hold only their buffers");
+        // A closed connection makes room for the next; short frames need none.
         ends.remove(0);
         let ((ours, _theirs), decoder) = ends.last_mut().unwrap();
         fill_all(decoder, ours);
-        assert_eq!((decoder.long.as_ref().unwrap().body.len(), room.bytes()), (FRAME_BYTES_MAX, 2 * FRAME_BYTES_MAX));
+        assert_eq!((decoder.long.as_ref().unwrap().body.len(), budget.bytes()), (FRAME_BYTES_MAX, 2 * FRAME_BYTES_MAX));
         let (ours, theirs) = pair();
         send_all(theirs.as_fd(), &Frame::new(vec![7; 1000])).unwrap();
-        assert_eq!(receive(&mut Decoder::sharing(Arc::clone(&room)), &ours).body, [7; 1000]);
+        assert_eq!(receive(&mut Decoder::sharing(Arc::clone(&budget)), &ours).body, [7; 1000]);
         drop(ends);
-        assert_eq!(room.bytes(), 0);
+        assert_eq!(budget.bytes(), 0);
     }
 
     #[test]
-    fn the_room_of_a_frame_is_given_back_with_the_next() {
-        let room = FrameRoom::new(0, 0);
+    fn budget_of_a_frame_is_returned_with_the_next() {
+        let budget = FrameBudget::new(0, 0);
         let (ours, theirs) = pair();
-        let mut decoder = Decoder::sharing(Arc::clone(&room));
+        let mut decoder = Decoder::sharing(Arc::clone(&budget));
         std::thread::scope(|scope| {
             scope.spawn(|| (0..3).for_each(|_| send_all(theirs.as_fd(), &Frame::new(vec![1; 1 << 20])).unwrap()));
             for _ in 0..3 {
                 assert_eq!(receive(&mut decoder, &ours).body.len(), 1 << 20);
-                assert_eq!(room.bytes(), 1 << 20, "it is held while the frame is parsed");
+                assert_eq!(budget.bytes(), 1 << 20, "the share is held while the frame is parsed");
             }
         });
         assert!(decoder.take().unwrap().is_none() && !decoder.is_midway());
-        assert_eq!(room.bytes(), 0);
+        assert_eq!(budget.bytes(), 0);
     }
 
     #[test]
-    fn descriptors_of_incomplete_frames_are_bounded_together() {
-        let room = FrameRoom::new(0, 0);
-        let mut ends: Vec<_> = (0..3).map(|_| (pair(), Decoder::sharing(Arc::clone(&room)))).collect();
+    fn descriptors_of_incomplete_frames_share_one_limit() {
+        let budget = FrameBudget::new(0, 0);
+        let mut ends: Vec<_> = (0..3).map(|_| (pair(), Decoder::sharing(Arc::clone(&budget)))).collect();
         let mut outcomes = Vec::new();
         for ((ours, theirs), decoder) in &mut ends {
             let fds = (0..FRAME_FDS_MAX / 2).map(|_| OwnedFd::from(tempfile::tempfile().unwrap())).collect();
@@ -452,8 +376,8 @@ mod tests {
             send(theirs.as_fd(), &header, &Frame { body: vec![1], fds }, 0, SendFlags::empty()).unwrap();
             outcomes.push(decoder.fill(ours.as_fd()).is_ok());
         }
-        assert_eq!((outcomes, room.fds()), (vec![true, true, false], FRAME_FDS_MAX));
+        assert_eq!((outcomes, budget.fds()), (vec![true, true, false], FRAME_FDS_MAX));
         drop(ends);
-        assert_eq!(room.fds(), 0);
+        assert_eq!(budget.fds(), 0);
     }
 }

@@ -57,11 +57,11 @@ fn path(socket: &Path) -> Finding {
 fn ping(socket: &Path) -> Result<String> {
     let store = ClientStore::connect(Some(socket), "cotensor doctor")?;
     let params = HelloParams { protocol: PROTOCOL, client: String::new(), resume: None };
-    let hello = store.ask::<Hello>(&params)?;
+    let hello = store.request::<Hello>(&params)?;
     let mut times = Vec::new();
     for _ in 0..PINGS {
         let start = Instant::now();
-        store.ask::<Ping>(&Empty {})?;
+        store.request::<Ping>(&Empty {})?;
         times.push(start.elapsed());
     }
     times.sort_unstable();

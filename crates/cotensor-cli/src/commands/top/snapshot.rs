@@ -64,7 +64,7 @@ pub(super) fn leases(tensor: &TensorInfo) -> u64 {
 
 impl Snapshot {
     pub(super) fn take(store: &ClientStore) -> Result<Self> {
-        let found = store.ask::<List>(&ListParams { prefix: String::new(), limit: TENSORS_MAX })?;
+        let found = store.request::<List>(&ListParams { prefix: String::new(), limit: TENSORS_MAX })?;
         Ok(Self { tensors: found.tensors, left_off: found.left_off, stats: store.stats() })
     }
 

@@ -111,14 +111,14 @@ fn a_session_goes_on_over_requests_and_ends_when_it_does_not_call() {
     let session = [("Cotensor-Session", token.as_str())];
     let found = running.call(&session, "tensor.get", json!({"name": "x"})).unwrap();
     assert_eq!((&found["spec"]["shape"], found.get("fd")), (&json!([4]), None));
-    let who = running.call(&[], "tensor.who", json!({"name": "x"})).unwrap();
+    let who = running.call(&[], "tensor.holders", json!({"name": "x"})).unwrap();
     assert_eq!(who["versions"][0]["holders"], json!({"reader[http]": 1}));
     let error = running.call(&session, "segment.fd", json!({"segment": found["segment"]["id"]})).unwrap_err();
     assert_eq!(error["data"]["kind"], "unsupported");
 
     // What another call leases under no session goes with that call.
     running.call(&[], "tensor.get", json!({"name": "x"})).unwrap();
-    let holders = || running.call(&[], "tensor.who", json!({"name": "x"})).unwrap()["versions"][0]["holders"].take();
+    let holders = || running.call(&[], "tensor.holders", json!({"name": "x"})).unwrap()["versions"][0]["holders"].take();
     assert_eq!(holders(), json!({"reader[http]": 1}));
     while holders() != json!({}) {
         std::thread::sleep(Duration::from_millis(50));

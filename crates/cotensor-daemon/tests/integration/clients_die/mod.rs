@@ -134,7 +134,7 @@ fn a_client_that_stands_still_while_the_server_is_replaced_is_waited_for() {
     }
     signal(child.id(), Signal::CONT);
     let back = || {
-        let sessions = reader.ask::<cotensor_client::protocol::Sessions>(&cotensor_client::protocol::Empty {});
+        let sessions = reader.request::<cotensor_client::protocol::Sessions>(&cotensor_client::protocol::Empty {});
         sessions
             .is_ok_and(|list| list.sessions.iter().any(|each| each.client.starts_with("doomed") && each.leases == 2))
     };

@@ -193,7 +193,7 @@ pub(crate) fn settles_empty(processes: &Processes) {
     let start = Instant::now();
     loop {
         let stats = store.stats();
-        let list = store.ask::<p::List>(&p::ListParams { prefix: String::new(), limit: 100 });
+        let list = store.request::<p::List>(&p::ListParams { prefix: String::new(), limit: 100 });
         if list.as_ref().is_ok_and(|list| list.tensors.is_empty()) && stats.memory_usage_bytes == 0 {
             return;
         }

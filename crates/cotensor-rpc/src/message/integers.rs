@@ -1,10 +1,10 @@
-//! Numbers that JSON readers would change without a word.
+//! Integers that JSON readers would change silently.
 
 use cotensor_core::{Error, Result};
 
-/// Refuses JSON with a whole number of more than 64 bits: its reader makes a float of it, which has fewer digits.
+/// Refuses JSON with an integer of more than 64 bits, which `serde_json` would read as a float with fewer digits.
 ///
-/// Whether `json` is JSON at all is its reader's to say.
+/// Other faults of `json` are left to its reader.
 ///
 /// # Errors
 /// `Invalid` naming the number.
@@ -36,7 +36,7 @@ pub fn check_integers(json: &str) -> Result<()> {
 }
 
 fn check(number: &str) -> Result<()> {
-    // The longest that always fits.
+    // Shorter integers always fit.
     if number.len() < 19 || number.contains(['.', 'e', 'E']) {
         return Ok(());
     }
@@ -45,7 +45,7 @@ fn check(number: &str) -> Result<()> {
         return Ok(());
     }
     let start: String = number.chars().take(40).collect();
-    Err(Error::invalid(format!("the whole number {start} has more than 64 bits: send it as a string, or as a float")))
+    Err(Error::invalid(format!("the integer {start} has more than 64 bits: send it as a string or a float")))
 }
 
 #[cfg(test)]
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whole_numbers_beyond_64_bits_are_refused_wherever_they_are() {
+    fn integers_beyond_64_bits_are_refused_at_any_depth() {
         for good in [
             "",
             "0",

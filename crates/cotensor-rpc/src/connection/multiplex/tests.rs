@@ -1,5 +1,7 @@
 use super::*;
+use crate::connection::sending::NOTIFICATIONS_MAX;
 use crate::frame::send_all;
+use crate::message::{Message, parse};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
@@ -16,13 +18,13 @@ impl Method for Ping {
     type Result = Empty;
 }
 
-/// Answers every call, in the order of `turn`, after `count` of them came.
+/// Reads `count` calls and answers them in the order that `turn` returns.
 fn answer(socket: &UnixStream, count: usize, turn: impl Fn(Vec<u64>) -> Vec<u64>) {
     let mut decoder = Decoder::default();
     let mut ids = Vec::new();
     while ids.len() < count {
         while let Some(frame) = decoder.take().unwrap() {
-            let rpc::Message::Single(call) = rpc::parse(&frame.body) else { panic!("a call") };
+            let Message::Single(call) = parse(&frame.body) else { panic!("a call") };
             ids.push(call.id.and_then(|id| id.as_u64()).expect("a number"));
         }
         if ids.len() < count {
@@ -31,7 +33,7 @@ fn answer(socket: &UnixStream, count: usize, turn: impl Fn(Vec<u64>) -> Vec<u64>
     }
     for id in turn(ids) {
         let value = RawValue::from_string("{}".into()).unwrap();
-        let body = serde_json::to_vec(&rpc::Response::new(id.into(), Ok(value))).unwrap();
+        let body = serde_json::to_vec(&Response::new(id.into(), Ok(value))).unwrap();
         send_all(socket.as_fd(), &Frame::new(body)).unwrap();
     }
 }
@@ -42,7 +44,7 @@ fn connection() -> (Arc<Connection>, UnixStream) {
 }
 
 #[test]
-fn callers_get_their_own_answers_whatever_the_order() {
+fn callers_get_their_own_answers_in_any_order() {
     let (connection, other) = connection();
     std::thread::scope(|scope| {
         for _ in 0..8 {
@@ -62,9 +64,9 @@ fn callers_get_their_own_answers_whatever_the_order() {
 }
 
 #[test]
-fn a_group_gets_its_answers_as_they_come_and_others_get_theirs() {
+fn group_gets_its_answers_in_order_of_arrival() {
     let (connection, other) = connection();
-    let group = Arc::new(Group::default());
+    let group = Arc::new(CallGroup::default());
     std::thread::scope(|scope| {
         scope.spawn(|| {
             answer(&other, 100, |mut ids| {
@@ -72,27 +74,31 @@ fn a_group_gets_its_answers_as_they_come_and_others_get_theirs() {
                 ids
             });
         });
-        let mut asked: Vec<_> =
-            (0..99).map(|_| connection.ask_into::<Ping>(&Empty {}, &group, &Until::default()).unwrap()).collect();
+        let mut pending: Vec<_> = (0..99)
+            .map(|_| connection.send_grouped::<Ping>(&Empty {}, &group, &WaitLimit::default()).unwrap())
+            .collect();
         connection.call::<Ping>(&Empty {}, Vec::new(), Some(Duration::from_secs(30))).unwrap();
-        while !asked.is_empty() {
-            for (id, answer) in connection.wait_for(&group, &Until::default()).unwrap() {
+        while !pending.is_empty() {
+            for (id, answer) in connection.wait_for(&group, &WaitLimit::default()).unwrap() {
                 answer.response.outcome().unwrap();
-                asked.retain(|asked| *asked != id);
+                pending.retain(|pending| *pending != id);
             }
         }
     });
     assert!(
-        connection.wait_for(&group, &Until { wanted: Some(&|| false), ..Until::default() }).unwrap().is_empty(),
-        "nobody wants to wait"
+        connection
+            .wait_for(&group, &WaitLimit { keep_waiting: Some(&|| false), ..WaitLimit::default() })
+            .unwrap()
+            .is_empty(),
+        "the caller stopped waiting"
     );
-    connection.ask_into::<Ping>(&Empty {}, &group, &Until::default()).unwrap();
+    connection.send_grouped::<Ping>(&Empty {}, &group, &WaitLimit::default()).unwrap();
     drop(other);
-    assert_eq!(connection.wait_for(&group, &Until::default()).err().unwrap().kind(), ErrorKind::Io);
+    assert_eq!(connection.wait_for(&group, &WaitLimit::default()).err().unwrap().kind(), ErrorKind::Io);
 }
 
 #[test]
-fn the_end_reaches_everyone_who_waits() {
+fn end_of_connection_reaches_all_callers() {
     let (connection, other) = connection();
     std::thread::scope(|scope| {
         let calls: Vec<_> =
@@ -108,7 +114,7 @@ fn the_end_reaches_everyone_who_waits() {
 }
 
 #[test]
-fn an_end_that_nobody_read_is_seen_all_the_same() {
+fn has_ended_sees_an_end_that_was_not_read() {
     let (connection, other) = connection();
     assert!(!connection.has_ended());
     drop(other);
@@ -118,7 +124,7 @@ fn an_end_that_nobody_read_is_seen_all_the_same() {
 }
 
 #[test]
-fn silence_ends_in_a_timeout() {
+fn call_times_out_without_an_answer() {
     let (connection, _other) = connection();
     let error = connection.call::<Ping>(&Empty {}, Vec::new(), Some(Duration::from_millis(20))).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
@@ -126,13 +132,13 @@ fn silence_ends_in_a_timeout() {
 }
 
 #[test]
-fn notices_are_heard_while_an_answer_is_awaited() {
+fn notifications_are_handled_while_a_caller_waits() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let heard = Arc::new(Mutex::new(Vec::new()));
     let listener = Arc::clone(&heard);
-    let on_notice: OnNotice =
+    let on_notification: OnNotification =
         Box::new(move |method, params, fds| lock(&listener).push(format!("{method} {params} {}", fds.len())));
-    let connection = Connection::over(ours, on_notice);
+    let connection = Connection::over(ours, on_notification);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let body = br#"{"jsonrpc":"2.0","method":"slab.freed","params":[1]}"#.to_vec();
@@ -146,7 +152,7 @@ fn notices_are_heard_while_an_answer_is_awaited() {
 }
 
 #[test]
-fn a_listener_reads_for_the_callers_and_hears_the_end() {
+fn listener_reads_for_callers_and_returns_at_the_end() {
     let (connection, other) = connection();
     std::thread::scope(|scope| {
         let listening = scope.spawn(|| connection.listen());
@@ -161,76 +167,78 @@ fn a_listener_reads_for_the_callers_and_hears_the_end() {
 }
 
 #[test]
-fn an_answer_that_is_late_goes_to_those_who_take_late_answers() {
+fn late_answer_of_an_abandoned_call_goes_to_the_group() {
     let (connection, other) = connection();
-    let late = Arc::new(Group::default());
-    let until = Until { deadline: Some(Instant::now()), wanted: None };
-    let asked = connection.ask::<Ping>(&Empty {}, Vec::new(), &Until::default()).unwrap();
-    let Ok(Err(id)) = asked.wait(&until) else { panic!("nothing came yet") };
+    let late = Arc::new(CallGroup::default());
+    let limit = WaitLimit { deadline: Some(Instant::now()), keep_waiting: None };
+    let pending = connection.send_call::<Ping>(&Empty {}, Vec::new(), &WaitLimit::default()).unwrap();
+    let Ok(Err(id)) = pending.wait(&limit) else { panic!("nothing came yet") };
     connection.abandon(id, &late);
     assert!(connection.closed().is_none(), "one call that is late ends no other");
     answer(&other, 1, |ids| ids);
-    let arrived = connection.wait_for(&late, &Until::default()).unwrap();
+    let arrived = connection.wait_for(&late, &WaitLimit::default()).unwrap();
     assert_eq!(arrived.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [id]);
 }
 
 #[test]
-fn nobody_waits_for_an_end_that_does_not_read() {
+fn send_returns_at_its_limit_while_the_peer_does_not_read() {
     let (connection, other) = connection();
     let body = || Frame::new(vec![b' '; 1 << 20]);
-    let soon = || Until { deadline: Some(Instant::now() + Duration::from_millis(5)), wanted: None };
-    assert!(connection.sending.send(&connection.socket, body(), &soon()).unwrap(), "begun: the rest follows");
-    assert!(!connection.sending.send(&connection.socket, body(), &soon()).unwrap(), "not begun");
+    let soon = || WaitLimit { deadline: Some(Instant::now() + Duration::from_millis(5)), keep_waiting: None };
+    assert!(connection.sending.send(&connection.socket, body(), &soon()).unwrap(), "a part is sent, the rest follows");
+    assert!(!connection.sending.send(&connection.socket, body(), &soon()).unwrap(), "nothing is sent");
     for _ in 0..10 {
         connection.notify::<Ping>(&Empty {}).unwrap();
     }
     let mut decoder = Decoder::default();
     std::thread::scope(|scope| {
-        scope.spawn(|| connection.sending.send(&connection.socket, Frame::new(b"last".to_vec()), &Until::default()));
+        scope
+            .spawn(|| connection.sending.send(&connection.socket, Frame::new(b"last".to_vec()), &WaitLimit::default()));
         let mut next = || loop {
             match decoder.take().unwrap() {
                 Some(frame) => break frame.body,
                 None => assert!(decoder.fill(other.as_fd()).unwrap() > 0),
             }
         };
-        assert_eq!(next().len(), 1 << 20, "whole, though its sender left");
+        assert_eq!(next().len(), 1 << 20, "whole, though its sender stopped waiting");
         for _ in 0..10 {
-            assert!(next().starts_with(b"{"), "notices in their order");
+            assert!(next().starts_with(b"{"), "notifications in their order");
         }
         assert_eq!(next(), b"last");
     });
 }
 
 #[test]
-fn notices_arrive_though_nothing_follows_them() {
+fn queued_notifications_are_sent_without_a_further_message() {
     const COUNT: usize = 20_000;
     let (connection, other) = connection();
-    let heard = std::thread::spawn(move || {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for index in 0..COUNT {
+                let body = format!(r#"{{"jsonrpc":"2.0","method":"count","params":[{index}]}}"#);
+                connection.send_notification(Frame::new(body.into_bytes())).unwrap();
+            }
+        });
+        // The sender has to wait for room.
+        while connection.sending.queued() < NOTIFICATIONS_MAX - 1 {
+            std::thread::yield_now();
+        }
         let mut decoder = Decoder::default();
         let mut count = 0;
         while count < COUNT {
-            // Slower than they are said, so that more wait than may.
-            if count % 500 == 0 {
-                std::thread::sleep(Duration::from_millis(1));
-            }
             match decoder.take().unwrap() {
                 Some(frame) => {
                     assert!(frame.body.ends_with(format!("[{count}]}}").as_bytes()), "{count}: in their order");
                     count += 1;
                 }
-                None => assert!(decoder.fill(other.as_fd()).unwrap() > 0, "{count} came"),
+                None => assert!(decoder.fill(other.as_fd()).unwrap() > 0, "{count} arrived"),
             }
         }
     });
-    for index in 0..COUNT {
-        let body = format!(r#"{{"jsonrpc":"2.0","method":"told","params":[{index}]}}"#);
-        connection.say(Frame::new(body.into_bytes())).unwrap();
-    }
-    heard.join().unwrap();
 }
 
 #[test]
-fn what_waits_does_not_keep_a_connection() {
+fn queued_notifications_do_not_keep_the_connection_open() {
     let (connection, other) = connection();
     for _ in 0..3000 {
         connection.notify::<Ping>(&Empty {}).unwrap();

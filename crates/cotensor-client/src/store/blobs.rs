@@ -1,0 +1,116 @@
+//! Blobs by content hash: leased where they exist, uploaded where they do not.
+
+use super::ClientStore;
+use super::publication::descriptor_of;
+use super::session::{Session, WORK_TIMEOUT};
+use crate::protocol as p;
+use cotensor_core::{Error, Result};
+use cotensor_store::{BlobSource, BlobSpec, Holder, Lease};
+use std::time::Instant;
+
+pub(super) fn lease(
+    store: &ClientStore,
+    specs: &[BlobSpec],
+    source: &mut dyn BlobSource,
+    holder: &Holder,
+) -> Result<Vec<Lease>> {
+    let mut leases: Vec<Option<Lease>> = specs.iter().map(|_| None).collect();
+    let mut left: Vec<usize> = (0..specs.len()).collect();
+    while !left.is_empty() {
+        // Both steps belong to one session. If the daemon is replaced in between, both are repeated.
+        let found = store.daemon.retry(|session| {
+            let answer = plan(store, session, specs, &left, holder)?;
+            let mut found = answer.ready;
+            if let Some(upload) = answer.upload {
+                found.extend(provide(store, session, &upload, source, holder)?);
+            }
+            Ok(found)
+        })?;
+        for (place, lease) in found {
+            leases[place] = Some(lease.view_as(&specs[place])?);
+        }
+        // Blobs that another session uploads exist in a later round, and so does a blob that was requested twice.
+        left.retain(|&place| leases[place].is_none());
+    }
+    let complete = leases.into_iter().collect::<Option<Vec<_>>>();
+    complete.ok_or_else(|| Error::corrupt("the daemon did not lease every blob"))
+}
+
+struct Answer {
+    ready: Vec<(usize, Lease)>,
+    upload: Option<p::BlobUpload>,
+}
+
+/// Requests the blobs at the indices `left`. The indices of the answer refer to `specs`.
+fn plan(store: &ClientStore, session: &Session, specs: &[BlobSpec], left: &[usize], holder: &Holder) -> Result<Answer> {
+    let content = |&place: &usize| {
+        let BlobSpec { hash, dtype, shape, device, .. } = &specs[place];
+        let (hash, dtype) = (hash.to_string(), dtype.name().to_owned());
+        p::BlobParams { hash, dtype, shape: shape.clone(), device: *device }
+    };
+    let params = p::PlanUploadParams {
+        blobs: left.iter().map(content).collect(),
+        producer: left.first().map(|&place| specs[place].producer.clone()).unwrap_or_default(),
+        holder: holder.name().to_owned(),
+    };
+    let (answer, fds) = session.connection.call::<p::PlanUpload>(&params, Vec::new(), Some(WORK_TIMEOUT))?;
+    let (mut fds, mut ready) = (fds.into_iter(), Vec::new());
+    let there = |place: usize| left.get(place).copied().ok_or_else(|| Error::corrupt("an index that was not requested"));
+    for (place, descriptor) in answer.ready {
+        ready.push((there(place)?, store.open(session, (descriptor, &mut fds), holder)?));
+    }
+    let mut upload = answer.upload;
+    if let Some(upload) = &mut upload {
+        for (place, ..) in &mut upload.places {
+            *place = there(*place)?;
+        }
+    }
+    if ready.is_empty() && upload.is_none() && answer.busy.is_empty() {
+        return Err(Error::corrupt("the daemon did not lease every blob"));
+    }
+    Ok(Answer { ready, upload })
+}
+
+/// Fills one segment with the blobs to upload, and publishes it.
+fn provide(
+    store: &ClientStore,
+    session: &Session,
+    upload: &p::BlobUpload,
+    source: &mut dyn BlobSource,
+    holder: &Holder,
+) -> Result<Vec<(usize, Lease)>> {
+    let start = Instant::now();
+    let filled = fill(store, upload, source);
+    let segment = match filled {
+        Ok(segment) => segment,
+        Err(error) => {
+            session.notify::<p::DiscardBlobs>(&p::ReservationParams { reservation: upload.reservation });
+            return Err(error);
+        }
+    };
+    let micros = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
+    let params = p::PublishBlobsParams { reservation: upload.reservation, micros };
+    let (published, _) = session.call_long::<p::PublishBlobs>(&params, vec![descriptor_of(&*segment)?])?;
+    let open = |descriptor| store.daemon.leases.open_in(session, &descriptor, segment.clone(), holder, store.me.clone());
+    let places = upload.places.iter().map(|(place, ..)| *place);
+    places.zip(published.tensors).map(|(place, descriptor)| Ok((place, open(descriptor)?))).collect()
+}
+
+fn fill(
+    store: &ClientStore,
+    upload: &p::BlobUpload,
+    source: &mut dyn BlobSource,
+) -> Result<std::sync::Arc<dyn cotensor_core::Segment>> {
+    let len = usize::try_from(upload.bytes).map_err(|_| Error::unsupported("more bytes than this process can address"))?;
+    let mut memory = store.daemon.slabs.pool.memory().reserve(len)?;
+    let bytes = memory.bytes_mut().ok_or_else(|| Error::unsupported("this memory is on a device"))?;
+    for &(place, offset, len) in &upload.places {
+        let range =
+            usize::try_from(offset).ok().and_then(|from| Some(from..from.checked_add(usize::try_from(len).ok()?)?));
+        let part = range
+            .and_then(|range| bytes.get_mut(range))
+            .ok_or_else(|| Error::corrupt("a blob beyond its segment"))?;
+        source.fill(place, part)?;
+    }
+    memory.freeze()
+}

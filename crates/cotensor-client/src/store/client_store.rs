@@ -1,0 +1,486 @@
+//! The store whose tensors the daemon keeps.
+
+use super::connection::DaemonConnection;
+use super::copies::UnreportedCopies;
+use super::lease_table::{LeaseTable, NewLease};
+use super::publication::{Placement, Terms};
+use super::reconnect::{self, Reconnector};
+use super::session::{ANSWER_TIMEOUT, Session, WORK_TIMEOUT};
+use super::slabs::Slabs;
+use super::tickets::Tickets;
+use super::blobs;
+use crate::place::default_socket;
+use crate::protocol::{self as p, Method, Spec};
+use cotensor_core::{ContentHash, Device, Error, ErrorKind, HeapMemory, Layout, Memory, Result, Segment, SegmentMut};
+use cotensor_memory::process::raise_fd_limit;
+use cotensor_rpc::Deadline;
+use cotensor_store::backend::{
+    Budget, Holders, LeaseBackend, Record, RecordParts, StoreBackend, TensorCharge, UnpublishedTensor,
+};
+use cotensor_store::{
+    BlobSource, BlobSpec, BlobStore, Claim, ComputationStore, CopyReason, Diagnostics, Holder, Key, Lease,
+    MemoryControl, OptimizeReport, Recommendations, Reservation, SharingConfig, Stats, StoreReports, TensorId,
+    TensorSpec, TensorStore, Ticket,
+};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// A client of the daemon. Made by [`ClientStore::connect`]; shared behind `Arc`.
+///
+/// It lives as long as a reference to it or one of its leases. Then, or when the process ends, the daemon releases its leases.
+pub struct ClientStore {
+    pub(super) daemon: Arc<Reconnector>,
+    socket: PathBuf,
+    client: String,
+    config: SharingConfig,
+    small_bytes_max: usize,
+    copies: UnreportedCopies,
+    holders: Holders,
+    /// The budget of private tensors. The daemon's budget does not count them.
+    private: Arc<Budget>,
+    pub(super) me: Weak<ClientStore>,
+}
+
+/// The file and the offset of a segment's memory.
+fn memory_of(segment: &dyn Segment) -> Option<(u64, u64, usize)> {
+    let file = rustix::fs::fstat(segment.fd()?).ok()?;
+    Some((file.st_dev, file.st_ino, segment.fd_offset()))
+}
+
+impl Drop for ClientStore {
+    fn drop(&mut self) {
+        self.disconnect();
+    }
+}
+
+impl ClientStore {
+    /// Connects to the daemon at `socket`, or at [`default_socket`]. `client` names this process for display.
+    ///
+    /// # Errors
+    /// `Unreachable` when no daemon answers there, `Unsupported` when its protocol version differs, `Refused` when
+    /// it belongs to another user.
+    pub fn connect(socket: Option<&Path>, client: &str) -> Result<Arc<Self>> {
+        Self::connect_within(socket, client, ANSWER_TIMEOUT)
+    }
+
+    /// As [`connect`](Self::connect), for a daemon that must answer within `timeout`.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect); `TimedOut` when it does not answer in time.
+    pub fn connect_within(socket: Option<&Path>, client: &str, timeout: Duration) -> Result<Arc<Self>> {
+        raise_fd_limit();
+        let socket = socket.map_or_else(default_socket, Path::to_path_buf);
+        let slabs = Slabs::default();
+        let greeted = DaemonConnection::greet_first(&socket, client, &slabs.freed(), timeout.min(ANSWER_TIMEOUT))?;
+        let hello = greeted.hello.clone();
+        let connection =
+            Arc::new(DaemonConnection::new(&socket, client, slabs.freed(), greeted.into_session(0)));
+        let leases = LeaseTable::new(Arc::clone(&connection));
+        let daemon = Arc::new(Reconnector { connection, leases, slabs, tickets: Tickets::default() });
+        let kinds =
+            hello.sharing.allowed_types.map(|kinds| kinds.iter().filter_map(|kind| kind.parse().ok()).collect());
+        let config = SharingConfig {
+            enable_shared_tensors: hello.sharing.enable_shared_tensors,
+            allowed_types: kinds,
+            max_shared_tensor_size_bytes: hello.sharing.max_shared_tensor_size_bytes,
+        };
+        let store = Arc::new_cyclic(|me| Self {
+            daemon,
+            socket,
+            client: client.to_owned(),
+            config,
+            small_bytes_max: usize::try_from(hello.small_bytes_max).unwrap_or(usize::MAX),
+            copies: UnreportedCopies::default(),
+            holders: Holders::default(),
+            private: Budget::new(u64::MAX),
+            me: me.clone(),
+        });
+        reconnect::watch(&store.daemon.connection, Arc::downgrade(&store.daemon))?;
+        Ok(store)
+    }
+
+    /// Closes the connection, like the end of the process. The daemon releases this client's leases. Mapped tensors stay readable
+    /// until their leases are dropped.
+    pub fn disconnect(&self) {
+        self.copies.report(&self.session());
+        self.daemon.connection.close();
+        self.daemon.leases.forget_names();
+    }
+
+    /// The daemon's socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// This process's name, as given to [`ClientStore::connect`].
+    pub fn client(&self) -> &str {
+        &self.client
+    }
+
+    /// The epoch of the connected daemon. It differs between daemons, also between those at the same socket. [`TensorId`]s of one
+    /// epoch are invalid in another.
+    pub fn epoch(&self) -> u64 {
+        self.session().epoch
+    }
+
+    /// Whether a lease belongs to this store. Another store may use the same ids.
+    pub fn holds(&self, lease: &Lease) -> bool {
+        let own = self.daemon.leases.find(lease.id(), &self.holder(&lease.holder()));
+        own.is_some_and(|own| own.is_of_record(lease))
+    }
+
+    /// Leases a tensor over this connection that this process leases over another connection to the same daemon, without a copy.
+    /// `None` if the two do not share memory, and for private tensors, which no daemon has.
+    pub fn join(&self, lease: &Lease, holder: &Holder) -> Option<Lease> {
+        let there = memory_of(lease.segment()).filter(|_| !lease.is_private())?;
+        let own = self.lease(lease.id(), holder).ok()?;
+        (memory_of(own.segment()) == Some(there) && own.layout() == lease.layout()).then_some(own)
+    }
+
+    /// Calls a method of the daemon once.
+    ///
+    /// # Errors
+    /// The daemon's; `Io` when it dies meanwhile.
+    pub fn request<M: Method>(&self, params: &M::Params) -> Result<M::Result> {
+        let session = self.session();
+        if session.connection.closed().is_some() && !self.daemon.connection.is_closed() {
+            self.daemon.reconnect(&session)?;
+        }
+        Ok(self.session().call::<M>(params, Vec::new())?.0)
+    }
+
+    /// Calls an idempotent method whose answer has no lease. A late answer is dropped.
+    ///
+    /// # Errors
+    /// The daemon's; `Io` when no daemon answers; `TimedOut` after the deadline.
+    pub fn call_by<M: Method>(&self, params: &M::Params, deadline: &Deadline) -> Result<(M::Result, Vec<OwnedFd>)> {
+        self.daemon.call_by::<M>(params, deadline)
+    }
+
+    fn session(&self) -> Arc<Session> {
+        self.daemon.connection.session()
+    }
+
+    /// Maps a tensor that the daemon has leased to `holder`.
+    pub(super) fn open(
+        &self,
+        session: &Session,
+        (descriptor, fds): (p::Descriptor, &mut std::vec::IntoIter<OwnedFd>),
+        holder: &Holder,
+    ) -> Result<Lease> {
+        self.daemon.leases.open(session, descriptor, fds, holder, self.me.clone())
+    }
+
+    fn reserve_in(
+        &self,
+        spec: TensorSpec,
+        holder: &Holder,
+        place: impl FnOnce(&p::ReserveParams, usize) -> Result<(Placement, Box<dyn SegmentMut>)>,
+    ) -> Result<Reservation> {
+        let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field(spec.name.as_str()))?;
+        let len = layout.size_bytes();
+        spec.check_names()?;
+        if !spec.device.is_host() {
+            let message = format!("this client has no memory on {}", spec.device);
+            return Err(Error::unsupported(message).in_field(spec.name.as_str()));
+        }
+        self.refuse(&spec, len)?;
+        let (place, segment) = place(&reserve_params(&spec, holder.name()), len)?;
+        let charge = self.private.take(0).ok_or_else(|| Error::new(ErrorKind::OverBudget, "no memory"))?.into();
+        let (holder, tag) = (holder.clone(), Box::new(place));
+        let draft = UnpublishedTensor { spec, layout, segment, charge, holder, private: false, tag };
+        Ok(Reservation::new(draft, self.home()?))
+    }
+
+    /// Reserves a private tensor in memory of the caller.
+    ///
+    /// # Errors
+    /// `Io` when the store is closing.
+    pub fn reserve_in_private(
+        &self,
+        spec: TensorSpec,
+        layout: Layout,
+        segment: Box<dyn SegmentMut>,
+        holder: &Holder,
+    ) -> Result<Reservation> {
+        let charge = self.charge_private(&layout)?;
+        let (holder, tag) = (holder.clone(), Box::new(()));
+        let draft = UnpublishedTensor { spec, layout, segment, charge, holder, private: true, tag };
+        Ok(Reservation::new(draft, self.home()?))
+    }
+
+    /// Makes existing memory a private tensor.
+    ///
+    /// # Errors
+    /// `Io` when the store is closing.
+    pub fn keep_private(
+        &self,
+        spec: TensorSpec,
+        layout: Layout,
+        segment: Arc<dyn Segment>,
+        holder: &Holder,
+    ) -> Result<Lease> {
+        let charge = self.charge_private(&layout)?;
+        self.lease_private(spec, layout, segment, charge, holder)
+    }
+
+    /// Publishes a copy of a private tensor.
+    ///
+    /// # Errors
+    /// `Invalid` for a tensor of another store; as [`TensorStore::reserve`].
+    pub fn publish_private(&self, lease: &Lease, holder: &Holder) -> Result<Lease> {
+        let bytes = lease.bytes().filter(|_| lease.is_private() && lease.layout().is_contiguous());
+        let bytes = bytes.ok_or_else(|| {
+            Error::invalid(format!("tensor {:?} is not in the daemon's store: publish it there first", lease.name()))
+        })?;
+        let mut reservation = self.reserve(TensorSpec::new(lease.name(), lease.dtype(), lease.shape()), holder)?;
+        reservation.write(bytes, CopyReason::Put)?;
+        reservation.publish()
+    }
+
+    fn charge_private(&self, layout: &Layout) -> Result<TensorCharge> {
+        let charge = self.private.take(layout.size_bytes() as u64);
+        charge.map(Into::into).ok_or_else(|| Error::new(ErrorKind::OverBudget, "no memory"))
+    }
+
+    fn lease_private(
+        &self,
+        spec: TensorSpec,
+        layout: Layout,
+        segment: Arc<dyn Segment>,
+        charge: TensorCharge,
+        holder: &Holder,
+    ) -> Result<Lease> {
+        let id = TensorId { slot: u64::MAX, version: self.daemon.leases.next_private() };
+        let (created, private) = (Duration::ZERO, Some(holder.clone()));
+        let parts = RecordParts { id, spec, layout, segment, charge, retained: false, private, key: None, created };
+        let record = Record::new(parts, self.me.clone());
+        record.lease(holder).ok_or_else(|| Error::new(ErrorKind::Conflict, "a new tensor is closed"))
+    }
+
+    fn home(&self) -> Result<Arc<dyn StoreBackend>> {
+        let me = self.me.upgrade().ok_or_else(|| Error::new(ErrorKind::Conflict, "the store is closed"))?;
+        Ok(me)
+    }
+
+    /// A report of the daemon. [`StoreReports`] returns it without errors: without a daemon, it is empty there.
+    ///
+    /// # Errors
+    /// `Unreachable` or `Io` without a daemon, `Corrupt` for an answer that is no `T`.
+    pub fn report<M, T>(&self) -> Result<T>
+    where
+        M: Method<Params = p::Empty, Result = p::Report>,
+        T: serde::de::DeserializeOwned,
+    {
+        self.copies.report(&self.session());
+        let (report, _) = self.daemon.call::<M>(&p::Empty {})?;
+        serde_json::from_value(report.fields.into())
+            .map_err(|error| Error::corrupt(format!("the answer to {}: {error}", M::NAME)))
+    }
+
+    fn refuse(&self, spec: &TensorSpec, bytes: usize) -> Result<()> {
+        match self.config.refuses(spec.kind, bytes as u64) {
+            // The daemon makes the error and counts the refusal.
+            Some(_) => self.daemon.call::<p::Reserve>(&reserve_params(spec, "")).map(drop),
+            None => Ok(()),
+        }
+    }
+}
+
+fn reserve_params(spec: &TensorSpec, holder: &str) -> p::ReserveParams {
+    p::ReserveParams { spec: Spec::from(spec), holder: holder.to_owned() }
+}
+
+impl StoreBackend for ClientStore {
+    fn publish(&self, draft: UnpublishedTensor, key: Option<Key>) -> Result<Lease> {
+        let UnpublishedTensor { spec, layout, segment, charge, holder, private, tag, .. } = draft;
+        let segment = segment.freeze()?;
+        if private {
+            return self.lease_private(spec, layout, segment, charge, &holder);
+        }
+        let place = tag.downcast::<Placement>().map_err(|_| Error::invalid("this tensor was reserved in another store"))?;
+        let mut place = *place;
+        self.daemon.retry(|session| {
+            // Each session has tickets of its own.
+            let ticket = self.daemon.tickets.number(key)?;
+            let terms = Terms { holder: holder.name().to_owned(), ticket, copies: self.copies.take() };
+            let published = place.publish(session, &self.daemon.slabs, &spec, &segment, terms)?;
+            let (id, index) = (published.id.into(), published.index);
+            let (spec, layout, segment) = (spec.clone(), layout.clone(), Arc::clone(&segment));
+            let lease = NewLease { id, index, spec, layout, segment, key };
+            self.daemon.leases.enter(session, lease, &holder, self.me.clone())
+        })
+    }
+
+    fn finish_computation(&self, key: Key, results: &[&Lease]) {
+        if let Some(ticket) = self.daemon.tickets.take(key) {
+            let results = results.iter().map(|lease| lease.id().into()).collect();
+            self.session().notify::<p::Finish>(&p::FinishParams { ticket, results });
+        }
+    }
+
+    fn abandon_computation(&self, key: Key) {
+        if let Some(ticket) = self.daemon.tickets.take(key) {
+            self.session().notify::<p::Abandon>(&p::TicketParams { ticket });
+        }
+    }
+}
+
+impl LeaseBackend for ClientStore {
+    fn release(&self, record: &Arc<Record>) {
+        if record.close() {
+            self.daemon.leases.forget(record);
+        }
+    }
+
+    fn holder_name(&self, id: u32) -> Arc<str> {
+        self.holders.name(id)
+    }
+
+    fn count_copy(&self, tensor: &str, reason: CopyReason, bytes: usize) {
+        self.record_copy(tensor, reason, bytes);
+    }
+}
+
+impl TensorStore for ClientStore {
+    fn holder(&self, name: &str) -> Holder {
+        self.holders.holder(name, || self.daemon.leases.holders())
+    }
+
+    fn get(&self, name: &str, holder: &Holder) -> Result<Lease> {
+        if let Some(lease) = self.daemon.leases.find_newest(name, holder) {
+            return Ok(lease);
+        }
+        let params = p::GetParams { name: name.to_owned(), holder: holder.name().to_owned() };
+        self.daemon.retry(|session| {
+            let (descriptor, fds) = session.call_long::<p::Get>(&params, Vec::new())?;
+            self.open(session, (descriptor, &mut fds.into_iter()), holder)
+        })
+    }
+
+    fn lease(&self, id: TensorId, holder: &Holder) -> Result<Lease> {
+        if let Some(lease) = self.daemon.leases.find(id, holder) {
+            return Ok(lease);
+        }
+        let params = p::LeaseParams { id: id.into(), holder: holder.name().to_owned() };
+        self.daemon.retry(|session| {
+            let (descriptor, fds) = session.call_long::<p::Lease>(&params, Vec::new())?;
+            self.open(session, (descriptor, &mut fds.into_iter()), holder)
+        })
+    }
+
+    fn has(&self, id: TensorId) -> bool {
+        self.daemon.call::<p::Has>(&p::IdParams { id: id.into() }).is_ok_and(|(there, _)| there.present)
+    }
+
+    fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
+        self.reserve_in(spec, holder, |params, len| match len <= self.small_bytes_max && self.small_bytes_max > 0 {
+            true => Placement::in_slab(&self.daemon, len),
+            false => Placement::reserved(&self.daemon, params, |pool| pool.reserve(len)),
+        })
+    }
+
+    /// In memory of its own, also if it is small: a slab stays writable through an address that the caller keeps.
+    fn reserve_aliased(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
+        self.reserve_in(spec, holder, |params, len| Placement::reserved(&self.daemon, params, |pool| pool.reserve_aliased(len)))
+    }
+
+    fn reserve_private(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
+        let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field(spec.name.as_str()))?;
+        let segment = HeapMemory.reserve(layout.size_bytes())?;
+        self.reserve_in_private(spec, layout, segment, holder)
+    }
+
+    fn remove(&self, name: &str) -> Result<()> {
+        let (params, mut again) = (p::NameParams { name: name.to_owned() }, false);
+        self.daemon.retry(|session| match session.call::<p::Remove>(&params, Vec::new()) {
+            // The first attempt removed it, and its answer was lost.
+            Err(error) if again && error.kind() == ErrorKind::NotFound => Ok(()),
+            outcome => {
+                again = true;
+                outcome.map(drop)
+            }
+        })
+    }
+}
+
+impl ComputationStore for ClientStore {
+    fn claim_within(&self, key: &Key, holder: &Holder, wait: Duration) -> Result<Claim> {
+        let timeout_ms = u64::try_from(wait.as_millis()).ok();
+        let params = p::ClaimParams { key: key.0.to_string(), holder: holder.name().to_owned(), timeout_ms };
+        self.daemon.retry(|session| {
+            let (claim, fds) = session.connection.call::<p::Claim>(&params, Vec::new(), Some(WORK_TIMEOUT))?;
+            match claim {
+                p::ClaimResult::Compute(ticket) => {
+                    self.daemon.tickets.add(session, *key, ticket)?;
+                    Ok(Claim::Compute(Ticket::new(*key, self.me.clone())))
+                }
+                p::ClaimResult::Ready(descriptors) => {
+                    let mut fds = fds.into_iter();
+                    let open = |descriptor| self.open(session, (descriptor, &mut fds), holder);
+                    Ok(Claim::Ready(descriptors.into_iter().map(open).collect::<Result<_>>()?))
+                }
+            }
+        })
+    }
+
+    fn is_computed(&self, key: &Key) -> bool {
+        self.daemon.call::<p::IsComputed>(&p::KeyParams { key: key.0.to_string() }).is_ok_and(|(answer, _)| answer.computed)
+    }
+}
+
+impl BlobStore for ClientStore {
+    fn blobs(&self, specs: &[BlobSpec], source: &mut dyn BlobSource, holder: &Holder) -> Result<Vec<Lease>> {
+        blobs::lease(self, specs, source, holder)
+    }
+
+    fn get_note(&self, key: &ContentHash) -> Option<Vec<u8>> {
+        let note = self.daemon.call::<p::GetNote>(&p::KeyParams { key: key.to_string() }).ok()?.0.note?;
+        crate::hex::decode(&note)
+    }
+
+    fn put_note(&self, key: &ContentHash, note: &[u8]) {
+        let params = p::PutNoteParams { key: key.to_string(), note: crate::hex::encode(note) };
+        self.session().notify::<p::PutNote>(&params);
+    }
+}
+
+impl MemoryControl for ClientStore {
+    fn prefault(&self, _: Device, bytes: usize, count: usize) -> Result<usize> {
+        // Small tensors are in slabs, which need no prefaulting.
+        if bytes > self.small_bytes_max { self.daemon.slabs.pool.memory().prefault(bytes, count) } else { Ok(count) }
+    }
+
+    fn limit_memory(&self, _: Device, _: u64) -> Result<()> {
+        Err(Error::unsupported("the daemon sets the budget: `cotensor serve --max-memory`"))
+    }
+
+    fn optimize(&self) -> OptimizeReport {
+        self.report::<p::Optimize, _>().unwrap_or_default()
+    }
+}
+
+impl StoreReports for ClientStore {
+    fn config(&self) -> &SharingConfig {
+        &self.config
+    }
+
+    fn record_copy(&self, tensor: &str, reason: CopyReason, bytes: usize) {
+        self.copies.add(&self.session(), tensor, reason, bytes);
+    }
+
+    fn stats(&self) -> Stats {
+        self.report::<p::Stats, _>().unwrap_or_default()
+    }
+
+    fn recommendations(&self) -> Recommendations {
+        self.report::<p::Recommendations, _>().unwrap_or_default()
+    }
+
+    fn diagnostics(&self) -> Diagnostics {
+        self.report::<p::Diagnostics, _>().unwrap_or_default()
+    }
+}
+

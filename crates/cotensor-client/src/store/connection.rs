@@ -1,0 +1,126 @@
+//! The client's connection to the daemon, replaced together with the daemon.
+
+use super::session::{ANSWER_TIMEOUT, Greeted, Session};
+use super::slabs::FreedRanges;
+use crate::protocol as p;
+use cotensor_core::sync::{read, write};
+use cotensor_core::{ErrorKind, Result};
+use cotensor_memory::SharedIndexReader;
+use cotensor_rpc::OnNotification;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::{Duration, Instant};
+
+/// How long a new client retries while servers die before they answer.
+const RESTART_TIMEOUT: Duration = Duration::from_secs(2);
+const RESTART_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How often the end of a session is reported while daemons die at once.
+const END_REPORTS_MAX: u32 = 3;
+
+/// The daemon's socket and the current session.
+pub(super) struct DaemonConnection {
+    pub(super) socket: PathBuf,
+    pub(super) client: String,
+    freed: FreedRanges,
+    session: RwLock<Arc<Session>>,
+    /// Held by the thread that reconnects.
+    pub(super) reconnecting: Mutex<()>,
+    closed: AtomicBool,
+}
+
+impl DaemonConnection {
+    pub(super) fn new(socket: &Path, client: &str, freed: FreedRanges, session: Session) -> Self {
+        let (socket, client, session) = (socket.to_path_buf(), client.to_owned(), RwLock::new(Arc::new(session)));
+        Self { socket, client, freed, session, reconnecting: Mutex::default(), closed: AtomicBool::new(false) }
+    }
+
+    /// As [`greet`](Self::greet), for a new session. Retries when a server dies before it answers: its supervisor replaces it.
+    pub(super) fn greet_first(socket: &Path, client: &str, freed: &FreedRanges, timeout: Duration) -> Result<Greeted> {
+        let start = Instant::now();
+        let until = start + RESTART_TIMEOUT.min(timeout);
+        loop {
+            let left = timeout.saturating_sub(start.elapsed());
+            match Self::greet_within(socket, client, freed, 0, || None, left) {
+                Err(error) if error.kind() == ErrorKind::Io && Instant::now() < until => {
+                    std::thread::sleep(RESTART_INTERVAL)
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// Connects and opens or resumes a session. Notifications about slabs count for `generation`.
+    pub(super) fn greet(
+        socket: &Path,
+        client: &str,
+        freed: &FreedRanges,
+        generation: u64,
+        resume: impl FnOnce() -> Option<p::Resume>,
+    ) -> Result<Greeted> {
+        Self::greet_within(socket, client, freed, generation, resume, ANSWER_TIMEOUT)
+    }
+
+    fn greet_within(
+        socket: &Path,
+        client: &str,
+        freed: &FreedRanges,
+        generation: u64,
+        resume: impl FnOnce() -> Option<p::Resume>,
+        timeout: Duration,
+    ) -> Result<Greeted> {
+        let freed = freed.clone();
+        let on_notification: OnNotification = Box::new(move |method, params, _| {
+            if method == p::notification::SLAB_FREED
+                && let Ok(params) = serde_json::from_str::<p::FreedParams>(params.get())
+            {
+                freed.add(generation, &params);
+            }
+        });
+        let connection = crate::connect(socket, on_notification)?;
+        let hello = p::HelloParams { protocol: p::PROTOCOL, client: client.to_owned(), resume: resume() };
+        let greeted = connection.call::<p::Hello>(&hello, Vec::new(), Some(timeout));
+        let (hello, fds) = greeted.map_err(|error| error.in_file(socket))?;
+        let index = match fds.first() {
+            Some(fd) if hello.index_slots > 0 => Some(Arc::new(SharedIndexReader::open(fd, hello.index_slots)?)),
+            _ => None,
+        };
+        Ok(Greeted { connection, hello, index })
+    }
+
+    pub(super) fn greet_again(&self, generation: u64, resume: impl FnOnce() -> Option<p::Resume>) -> Result<Greeted> {
+        Self::greet(&self.socket, &self.client, &self.freed, generation, resume)
+    }
+
+    pub(super) fn session(&self) -> Arc<Session> {
+        Arc::clone(&read(&self.session))
+    }
+
+    pub(super) fn replace(&self, session: Arc<Session>) {
+        *write(&self.session) = session;
+    }
+
+    /// Closes the connection. It is not replaced after that.
+    pub(super) fn close(&self) {
+        if !self.closed.swap(true, Ordering::SeqCst) {
+            self.session().close();
+        }
+    }
+
+    /// Reports to the next daemon that session `lost` has ended. That daemon would wait for the session as long as this process
+    /// lives.
+    pub(super) fn report_end(socket: &Path, client: &str, lost: &Session) {
+        for _ in 0..END_REPORTS_MAX {
+            match Self::greet(socket, client, &FreedRanges::default(), 0, || Some(lost.without_leases())) {
+                // That daemon died as well.
+                Err(error) if error.kind() == ErrorKind::Io => {}
+                _ => return,
+            }
+        }
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+}

@@ -1,0 +1,99 @@
+//! A session on one connection to the daemon.
+
+use crate::protocol::{self as p, Method};
+use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_memory::SharedIndexReader;
+use cotensor_rpc::{Connection, Deadline};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// The time limit of methods that the daemon answers at once.
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// The time limit of methods that wait for other sessions or for a disk. The daemon has shorter limits.
+pub(super) const WORK_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// A connection and its session.
+pub(super) struct Session {
+    pub(super) connection: Connection,
+    /// Counts the connections of this client. A session's numbers (of segments, slabs, tickets, reservations) are invalid in
+    /// the next one.
+    pub(super) generation: u64,
+    pub(super) number: u64,
+    pub(super) token: String,
+    /// The daemon's epoch.
+    pub(super) epoch: u64,
+    pub(super) index: Option<Arc<SharedIndexReader>>,
+    /// Whether this client closed the connection while the daemon was alive.
+    closed_here: AtomicBool,
+}
+
+/// A connection whose `session.hello` is answered.
+pub(super) struct Greeted {
+    pub(super) connection: Connection,
+    pub(super) hello: p::HelloResult,
+    pub(super) index: Option<Arc<SharedIndexReader>>,
+}
+
+impl Greeted {
+    pub(super) fn into_session(self, generation: u64) -> Session {
+        let Self { connection, hello, index } = self;
+        let p::HelloResult { session: number, token, epoch, .. } = hello;
+        Session { connection, generation, number, token, epoch, index, closed_here: AtomicBool::new(false) }
+    }
+}
+
+impl Session {
+    /// Closes the connection.
+    pub(super) fn close(&self) {
+        if !self.connection.has_ended() {
+            self.closed_here.store(true, Ordering::SeqCst);
+        }
+        self.connection.close();
+    }
+
+    /// Whether the daemon died before this client closed the connection.
+    pub(super) fn was_lost(&self) -> bool {
+        !self.closed_here.load(Ordering::SeqCst)
+    }
+
+    /// The session without leases and claims, for a daemon that waits for it.
+    pub(super) fn without_leases(&self) -> p::Resume {
+        p::Resume { session: self.number, token: self.token.clone(), leases: Vec::new(), claims: Vec::new() }
+    }
+
+    /// Calls a method once.
+    pub(super) fn call<M: Method>(&self, params: &M::Params, fds: Vec<OwnedFd>) -> Result<(M::Result, Vec<OwnedFd>)> {
+        self.connection.call::<M>(params, fds, Some(ANSWER_TIMEOUT))
+    }
+
+    /// As [`call`](Self::call), within the deadline too, for answers without a lease: a late one does not end the connection.
+    pub(super) fn call_by<M: Method>(
+        &self,
+        params: &M::Params,
+        deadline: &Deadline,
+    ) -> Result<(M::Result, Vec<OwnedFd>)> {
+        let timeout = deadline.left().map_or(ANSWER_TIMEOUT, |left| left.min(ANSWER_TIMEOUT));
+        self.connection.call_or_forget::<M>(params, timeout)
+    }
+
+    /// As [`call`](Self::call), for methods that may wait for tensors on their way to or from a disk.
+    pub(super) fn call_long<M: Method>(
+        &self,
+        params: &M::Params,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(M::Result, Vec<OwnedFd>)> {
+        self.connection.call::<M>(params, fds, Some(WORK_TIMEOUT))
+    }
+
+    /// Sends a notification and ignores failures: the end of a connection releases everything.
+    pub(super) fn notify<M: Method>(&self, params: &M::Params) {
+        drop(self.connection.notify::<M>(params));
+    }
+
+    /// The error for an answer that arrives after the session was replaced. The caller retries then.
+    pub(super) fn replaced(&self) -> Error {
+        Error::new(ErrorKind::Io, "the daemon was replaced meanwhile")
+    }
+}

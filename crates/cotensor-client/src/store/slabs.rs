@@ -1,0 +1,203 @@
+//! The memory of tensors that this process publishes: slabs for small tensors, a pool for large ones.
+
+use super::session::Session;
+use crate::protocol as p;
+use cotensor_core::sync::lock;
+use cotensor_core::{Error, ErrorKind, Memory, Result, Segment, SegmentMut};
+use cotensor_memory::process::duplicate_fd;
+use cotensor_memory::{MemfdPool, Slab};
+use rustix::param::page_size;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+/// Bytes of a client's first slab: room for a second small tensor beside one that stays. A slab that becomes empty again and
+/// again would cost the supervisor an event each time.
+const SLAB_BYTES_MIN: usize = 8 << 10;
+/// The most bytes of a slab, unless one tensor needs more.
+const SLAB_BYTES_MAX: usize = 4 << 20;
+/// The most bytes of prefaulted memory for large tensors.
+const POOL_BYTES_MAX: usize = 1 << 30;
+
+/// The slabs of this client, for small tensors. They outlive the daemon: the client opens them again in the next session.
+#[derive(Default)]
+pub(super) struct Slabs {
+    slabs: Mutex<OpenSlabs>,
+    freed: FreedRanges,
+    pub(super) pool: Pool,
+}
+
+/// Slabs by numbers of this client, the newest last.
+#[derive(Default)]
+struct OpenSlabs {
+    generation: u64,
+    next: u64,
+    open: Vec<(u64, Slab)>,
+}
+
+/// Memory for large tensors.
+pub(super) struct Pool(MemfdPool);
+
+impl Default for Pool {
+    fn default() -> Self {
+        Self(MemfdPool::new(POOL_BYTES_MAX))
+    }
+}
+
+impl Pool {
+    pub(super) fn memory(&self) -> &dyn Memory {
+        &self.0
+    }
+}
+
+/// Published ranges of slabs. A range is used again after the daemon reports that it has no leases.
+#[derive(Clone, Default)]
+pub(super) struct FreedRanges(Arc<Mutex<Ranges>>);
+
+#[derive(Default)]
+struct Ranges {
+    generation: u64,
+    /// This client's slab numbers by the session's.
+    slabs: HashMap<u64, u64>,
+    /// By this client's slab number and the offset.
+    parts: HashMap<(u64, u64), Arc<dyn Segment>>,
+    /// Notifications about slabs whose numbers are not known yet.
+    early: Vec<p::FreedParams>,
+}
+
+impl FreedRanges {
+    /// Handles a notification on the connection of `generation`.
+    pub(super) fn add(&self, generation: u64, params: &p::FreedParams) {
+        let mut published = lock(&self.0);
+        if published.generation != generation {
+            return;
+        }
+        let Some(&slab) = published.slabs.get(&params.slab) else {
+            return published.early.push(params.clone());
+        };
+        let freed: Vec<_> = params.offsets.iter().map(|&offset| published.parts.remove(&(slab, offset))).collect();
+        drop(published);
+        drop(freed);
+    }
+
+    /// Starts the session of `generation`, which has no slab yet.
+    fn begin(&self, generation: u64) {
+        let mut published = lock(&self.0);
+        published.generation = generation;
+        published.slabs.clear();
+        published.early.clear();
+    }
+
+    /// Registers the session's number of a slab whose live tensors are at the offsets `live`.
+    fn opened(&self, slab: u64, number: u64, live: &[u64]) {
+        let mut published = lock(&self.0);
+        published.slabs.insert(number, slab);
+        let early: Vec<p::FreedParams> = published.early.extract_if(.., |freed| freed.slab == number).collect();
+        let freed = |offset: &u64| !live.contains(offset) || early.iter().any(|freed| freed.offsets.contains(offset));
+        let gone: Vec<_> = published.parts.extract_if(|(known, offset), _| *known == slab && freed(offset)).collect();
+        drop(published);
+        drop(gone);
+    }
+
+    /// Keeps a published range until the daemon reports that it has no leases.
+    pub(super) fn keep(&self, slab: u64, offset: u64, segment: &Arc<dyn Segment>) {
+        lock(&self.0).parts.insert((slab, offset), Arc::clone(segment));
+    }
+
+    /// Releases a range that was not published.
+    pub(super) fn release(&self, slab: u64, offset: u64) {
+        let part = lock(&self.0).parts.remove(&(slab, offset));
+        drop(part);
+    }
+
+    /// The session's number of a slab.
+    pub(super) fn number(&self, session: &Session, slab: u64) -> Result<u64> {
+        let published = lock(&self.0);
+        if published.generation != session.generation {
+            return Err(session.replaced());
+        }
+        let number = published.slabs.iter().find(|(_, own)| **own == slab).map(|(number, _)| *number);
+        number.ok_or_else(|| Error::new(ErrorKind::Conflict, "the daemon did not take this slab over"))
+    }
+}
+
+impl Slabs {
+    pub(super) fn freed(&self) -> FreedRanges {
+        self.freed.clone()
+    }
+
+    /// The least and the best number of bytes for a new slab that has room for `len` bytes.
+    ///
+    /// A slab is allocated and counted in full until its last tensor is freed, often long after this client. So the first slab is
+    /// small, and each further one is as long as all slabs together. A client takes at most about twice what it publishes, and a
+    /// client that publishes much has few slabs.
+    pub(super) fn next_bytes(&self, len: usize) -> (usize, usize) {
+        let all: usize = lock(&self.slabs).open.iter().map(|(_, slab)| slab.len()).sum();
+        (whole_pages(len), whole_pages(all.clamp(SLAB_BYTES_MIN, SLAB_BYTES_MAX).max(len)))
+    }
+
+    /// Opens `slab` in the session. Returns its number and a range of `len` bytes.
+    pub(super) fn open_in(&self, session: &Session, slab: &Slab, len: usize) -> Result<(u64, Box<dyn SegmentMut>)> {
+        let opened = open(session, slab)?;
+        let mut slabs = lock(&self.slabs);
+        if slabs.generation != session.generation {
+            return Err(session.replaced());
+        }
+        slabs.next += 1;
+        let own = slabs.next;
+        let segment = slab.reserve(len)?;
+        slabs.open.push((own, slab.clone()));
+        self.freed.opened(own, opened.slab, &opened.live);
+        Ok((own, segment))
+    }
+
+    /// A range of `len` bytes in an open slab, with the slab's number. None without room.
+    pub(super) fn reserve(&self, len: usize) -> Result<Option<(u64, Box<dyn SegmentMut>)>> {
+        // The newest slab has the most room.
+        for (own, slab) in lock(&self.slabs).open.iter().rev() {
+            match slab.reserve(len) {
+                Ok(segment) => return Ok(Some((*own, segment))),
+                Err(error) if error.kind() == ErrorKind::OverBudget => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Starts the session of `generation`, which has no slab yet.
+    pub(super) fn begin(&self, generation: u64) {
+        lock(&self.slabs).generation = generation;
+        self.freed.begin(generation);
+    }
+
+    /// Retires all slabs: other processes may still read them, and no daemon reports the end of that.
+    pub(super) fn retire(&self) {
+        let retired = std::mem::take(&mut lock(&self.slabs).open);
+        drop(retired);
+    }
+
+    /// Opens every slab in a new session. A slab that the daemon refuses is retired.
+    ///
+    /// # Errors
+    /// The daemon's, when the session ends meanwhile.
+    pub(super) fn reopen(&self, session: &Session) -> Result<()> {
+        let slabs = lock(&self.slabs).open.clone();
+        for (own, slab) in slabs {
+            match open(session, &slab) {
+                Ok(opened) => self.freed.opened(own, opened.slab, &opened.live),
+                Err(error) if session.connection.closed().is_some() => return Err(error),
+                Err(_) => lock(&self.slabs).open.retain(|(known, _)| *known != own),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `len` rounded up to whole pages, at least one.
+pub(super) fn whole_pages(len: usize) -> usize {
+    len.max(1).next_multiple_of(page_size())
+}
+
+fn open(session: &Session, slab: &Slab) -> Result<p::SlabResult> {
+    let fd = duplicate_fd(slab.fd())?;
+    Ok(session.call_long::<p::OpenSlab>(&p::SlabParams { bytes: slab.len() as u64 }, vec![fd])?.0)
+}

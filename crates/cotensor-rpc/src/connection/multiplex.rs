@@ -1,0 +1,439 @@
+//! A connection that many threads call over. A caller that waits also reads for the others, so an answer wakes no extra thread.
+
+use super::inbox::{Answer, CallGroup, Inbox};
+use super::sending::Sending;
+use super::wait_limit::{WaitLimit, cancelled_call};
+use crate::busy_poll::BusyPoll;
+use crate::frame::{Decoder, Frame};
+use crate::message::{Incoming, Response, encode_call, parse_incoming};
+use crate::method::Method;
+use cotensor_core::sync::lock;
+use cotensor_core::{Error, ErrorKind, Result};
+use rustix::event::{PollFd, PollFlags, poll};
+use serde_json::value::RawValue;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// The busy-poll time of a caller: most of the daemon's answers arrive sooner.
+const BUSY_POLL: Duration = Duration::from_micros(40);
+/// The longest single wait for data; a longer wait consists of several.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Called with the method, the parameters and the descriptors of each notification.
+pub type OnNotification = Box<dyn Fn(&str, &RawValue, Vec<OwnedFd>) + Send + Sync>;
+
+/// A connection to a server. All methods may be called from any thread.
+pub struct Connection {
+    socket: Arc<UnixStream>,
+    /// The name of the other end, for error messages.
+    peer_name: String,
+    sending: Arc<Sending>,
+    next_id: AtomicU64,
+    reading: Mutex<Reading>,
+    inbox: Mutex<Inbox>,
+    arrived: Condvar,
+    on_notification: OnNotification,
+}
+
+struct Reading {
+    decoder: Decoder,
+    busy_poll: BusyPoll,
+    /// The socket's read timeout. Setting it costs a system call.
+    timeout: Option<Duration>,
+}
+
+/// A call without its answer. Wait for the answer: it may carry a lease.
+#[must_use]
+pub struct PendingCall<'a> {
+    connection: &'a Connection,
+    id: u64,
+}
+
+impl PendingCall<'_> {
+    /// Waits for the answer. After the limit, returns the call's number for [`Connection::abandon`].
+    ///
+    /// # Errors
+    /// `Io` when the connection ends.
+    pub fn wait(self, limit: &WaitLimit<'_>) -> Result<std::result::Result<Answer, u64>> {
+        Ok(self.connection.wait(self.id, None, limit)?.ok_or(self.id))
+    }
+}
+
+impl Connection {
+    /// A connection over a connected socket.
+    pub fn over(socket: UnixStream, on_notification: OnNotification) -> Self {
+        Self {
+            socket: Arc::new(socket),
+            peer_name: "the daemon".to_owned(),
+            sending: Arc::default(),
+            next_id: AtomicU64::new(1),
+            reading: Mutex::new(Reading {
+                decoder: Decoder::default(),
+                busy_poll: BusyPoll::new(BUSY_POLL),
+                timeout: None,
+            }),
+            inbox: Mutex::default(),
+            arrived: Condvar::new(),
+            on_notification,
+        }
+    }
+
+    /// Names the other end, for error messages.
+    pub fn with_peer_name(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.peer_name);
+        self
+    }
+
+    /// Sets how long a caller busy-polls for an answer before it sleeps.
+    pub fn with_busy_poll(mut self, duration: Duration) -> Self {
+        self.reading.get_mut().unwrap_or_else(PoisonError::into_inner).busy_poll = BusyPoll::new(duration);
+        self
+    }
+
+    /// Calls a method with descriptors. Returns its result and descriptors.
+    ///
+    /// # Errors
+    /// The server's error; `Io` when the connection ends; `TimedOut` after `timeout`, which ends the connection: a late answer could
+    /// carry a lease.
+    pub fn call<M: Method>(
+        &self,
+        params: &M::Params,
+        fds: Vec<OwnedFd>,
+        timeout: Option<Duration>,
+    ) -> Result<(M::Result, Vec<OwnedFd>)> {
+        let (response, fds) = self.request::<M>(params, fds, timeout)?;
+        Ok((result_of::<M>(response)?, fds))
+    }
+
+    /// As [`call`](Self::call), for an answer that carries no lease: an answer after `timeout` is dropped, and the connection
+    /// stays open.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub fn call_or_forget<M: Method>(
+        &self,
+        params: &M::Params,
+        timeout: Duration,
+    ) -> Result<(M::Result, Vec<OwnedFd>)> {
+        let limit = WaitLimit::after(Some(timeout));
+        match self.send_call::<M>(params, Vec::new(), &limit)?.wait(&limit)? {
+            Ok(Answer { response, fds }) => Ok((result_of::<M>(response)?, fds)),
+            Err(id) => {
+                drop(lock(&self.inbox).calls.remove(&id));
+                Err(self.timeout_error())
+            }
+        }
+    }
+
+    /// As [`call`](Self::call), with the unchanged answer: for methods whose errors have data of their own.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call), without the server's error.
+    pub fn request<M: Method>(
+        &self,
+        params: &M::Params,
+        fds: Vec<OwnedFd>,
+        timeout: Option<Duration>,
+    ) -> Result<(Response, Vec<OwnedFd>)> {
+        let limit = WaitLimit::after(timeout);
+        match self.send_call::<M>(params, fds, &limit)?.wait(&limit)? {
+            Ok(Answer { response, fds }) => Ok((response, fds)),
+            Err(_) => {
+                let error = self.timeout_error();
+                self.end(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    /// Sends a call.
+    ///
+    /// # Errors
+    /// `Invalid` for a message past the limits; `Io` when the connection ends; `TimedOut`, or `Conflict` when the caller stops
+    /// waiting, if the message could not be sent before the limit.
+    pub fn send_call<M: Method>(
+        &self,
+        params: &M::Params,
+        fds: Vec<OwnedFd>,
+        limit: &WaitLimit<'_>,
+    ) -> Result<PendingCall<'_>> {
+        Ok(PendingCall { connection: self, id: self.send_request::<M>(params, fds, None, limit)? })
+    }
+
+    /// Sends a call whose answer goes to `group`, for [`wait_for`](Self::wait_for). Returns the call's number.
+    ///
+    /// # Errors
+    /// As [`send_call`](Self::send_call).
+    pub fn send_grouped<M: Method>(
+        &self,
+        params: &M::Params,
+        group: &Arc<CallGroup>,
+        limit: &WaitLimit<'_>,
+    ) -> Result<u64> {
+        self.send_request::<M>(params, Vec::new(), Some(group), limit)
+    }
+
+    /// Redirects the answer to a call to `group`. False when it has gone to the call's own group already.
+    pub fn abandon(&self, id: u64, group: &Arc<CallGroup>) -> bool {
+        let mut inbox = lock(&self.inbox);
+        match (inbox.calls.remove(&id), inbox.grouped.remove(&id)) {
+            (Some(Some(answer)), _) => group.push(id, answer),
+            (None, None) => return false,
+            _ => drop(inbox.grouped.insert(id, Arc::clone(group))),
+        }
+        drop(inbox);
+        self.arrived.notify_all();
+        true
+    }
+
+    /// Waits for answers to calls of the group. Empty after the limit.
+    ///
+    /// # Errors
+    /// `Io` when the connection ends and no answer is left.
+    pub fn wait_for(&self, group: &CallGroup, limit: &WaitLimit<'_>) -> Result<Vec<(u64, Answer)>> {
+        // No call has number 0.
+        let waited = self.wait(0, Some(group), limit);
+        let answers = group.take();
+        if answers.is_empty() {
+            waited?;
+        }
+        Ok(answers)
+    }
+
+    fn send_request<M: Method>(
+        &self,
+        params: &M::Params,
+        fds: Vec<OwnedFd>,
+        group: Option<&Arc<CallGroup>>,
+        limit: &WaitLimit<'_>,
+    ) -> Result<u64> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let body = encode_call(Some(id), M::NAME, params)?;
+        {
+            let mut inbox = lock(&self.inbox);
+            if let Some(error) = &inbox.closed {
+                return Err(error.clone());
+            }
+            match group {
+                Some(group) => drop(inbox.grouped.insert(id, Arc::clone(group))),
+                None => drop(inbox.calls.insert(id, None)),
+            }
+        }
+        let error = match self.sending.send(&self.socket, Frame { body, fds }, limit) {
+            Ok(true) => return Ok(id),
+            Ok(false) if limit.has_passed() => self.timeout_error(),
+            Ok(false) => cancelled_call(),
+            Err(error) => error,
+        };
+        let mut inbox = lock(&self.inbox);
+        inbox.calls.remove(&id);
+        inbox.grouped.remove(&id);
+        // A part of the message may be sent, so no other message can follow.
+        if error.kind() == ErrorKind::Io {
+            inbox.closed.get_or_insert_with(|| error.clone());
+        }
+        Err(error)
+    }
+
+    /// Handles notifications until the connection ends, and returns the reason. Other threads may call meanwhile.
+    pub fn listen(&self) -> Error {
+        // No call has number 0: this waits until the connection ends.
+        match self.wait(0, None, &WaitLimit::default()) {
+            Ok(_) => Error::corrupt("an answer to no call"),
+            Err(error) => error,
+        }
+    }
+
+    /// Sends a notification. If the socket has no room, it is sent later; this waits only while thousands of notifications do.
+    ///
+    /// # Errors
+    /// `Io` when the connection has ended; `Conflict` when the peer does not read for so long that this ends the connection,
+    /// which releases everything that the notification would have released.
+    pub fn notify<M: Method>(&self, params: &M::Params) -> Result<()> {
+        self.send_notification(Frame::new(encode_call(None, M::NAME, params)?))
+    }
+
+    /// As [`notify`](Self::notify), for an encoded message.
+    ///
+    /// # Errors
+    /// As [`notify`](Self::notify).
+    pub fn send_notification(&self, frame: Frame) -> Result<()> {
+        self.sending.notify(&self.socket, frame).inspect_err(|error| {
+            if error.kind() == ErrorKind::Conflict {
+                self.end(error.clone());
+            }
+        })
+    }
+
+    /// Ends the connection. Callers that wait get an error.
+    pub fn close(&self) {
+        self.end(Error::new(ErrorKind::Io, "the connection was closed"));
+    }
+
+    fn end(&self, why: Error) {
+        lock(&self.inbox).closed.get_or_insert(why);
+        drop(self.socket.shutdown(Shutdown::Both));
+        self.arrived.notify_all();
+    }
+
+    /// Waits until either end closes the connection.
+    pub fn wait_for_end(&self) {
+        // Data and interruptions are ignored.
+        loop {
+            let mut ends = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+            match poll(&mut ends, None) {
+                Ok(_) if !ends[0].revents().is_empty() => return,
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Why the connection ended, if a caller has noticed that.
+    pub fn closed(&self) -> Option<Error> {
+        lock(&self.inbox).closed.clone()
+    }
+
+    /// Whether the connection has ended, also if no caller has noticed that yet.
+    pub fn has_ended(&self) -> bool {
+        let mut state = [PollFd::new(&self.socket, PollFlags::empty())];
+        let polled = poll(&mut state, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 }));
+        let hung_up = state[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL);
+        self.closed().is_some() || (polled.is_ok() && hung_up)
+    }
+
+    /// Waits for an answer. None after the limit, and once `group` has an answer. The caller can wait again.
+    fn wait(&self, id: u64, group: Option<&CallGroup>, limit: &WaitLimit<'_>) -> Result<Option<Answer>> {
+        let mut inbox = lock(&self.inbox);
+        loop {
+            if group.is_some_and(CallGroup::has_answers) {
+                return Ok(None);
+            }
+            if inbox.has_answer(id) {
+                let answer = inbox.calls.remove(&id).flatten();
+                return answer.map(Some).ok_or_else(|| Error::corrupt("an answer was lost"));
+            }
+            if let Some(error) = inbox.closed.clone() {
+                inbox.calls.remove(&id);
+                return Err(error);
+            }
+            if limit.has_passed() {
+                return Ok(None);
+            }
+            if inbox.reading {
+                inbox.followers += 1;
+                inbox = self.follow(inbox, limit);
+                inbox.followers -= 1;
+            } else {
+                inbox.reading = true;
+                drop(inbox);
+                let read = self.read(limit);
+                inbox = lock(&self.inbox);
+                inbox.reading = false;
+                match read {
+                    Ok(answers) => {
+                        for (id, answer) in answers {
+                            inbox.deliver(id, answer);
+                        }
+                    }
+                    Err(error) => {
+                        inbox.closed.get_or_insert(error);
+                        // The server releases the session's leases at once.
+                        drop(self.socket.shutdown(Shutdown::Both));
+                    }
+                }
+                if inbox.followers > 0 {
+                    self.arrived.notify_all();
+                }
+            }
+            if let Some(keep_waiting) = limit.keep_waiting
+                && !inbox.has_answer(id)
+                && inbox.closed.is_none()
+            {
+                // The closure may take locks.
+                drop(inbox);
+                if !keep_waiting() {
+                    return Ok(None);
+                }
+                inbox = lock(&self.inbox);
+            }
+        }
+    }
+
+    /// Waits while another caller reads.
+    fn follow<'a>(&self, inbox: MutexGuard<'a, Inbox>, limit: &WaitLimit<'_>) -> MutexGuard<'a, Inbox> {
+        match limit.slice() {
+            Some(slice) => self.arrived.wait_timeout(inbox, slice).unwrap_or_else(PoisonError::into_inner).0,
+            None => self.arrived.wait(inbox).unwrap_or_else(PoisonError::into_inner),
+        }
+    }
+
+    /// Reads until a frame arrives or a part of the wait is over. Returns the answers that arrived.
+    fn read(&self, limit: &WaitLimit<'_>) -> Result<Vec<(u64, Answer)>> {
+        let ended = || Error::new(ErrorKind::Io, format!("{} ended the connection", self.peer_name));
+        let mut reading = lock(&self.reading);
+        loop {
+            let mut answers = Vec::new();
+            let mut frames = 0;
+            while let Some(frame) = reading.decoder.take()? {
+                frames += 1;
+                answers.extend(self.handle(frame)?);
+            }
+            if frames > 0 {
+                return Ok(answers);
+            }
+            let slice = limit.slice().map_or(READ_TIMEOUT, |slice| slice.min(READ_TIMEOUT));
+            if slice.is_zero() {
+                return Ok(answers);
+            }
+            let timeout = Some(slice);
+            if reading.timeout != timeout {
+                let set = self.socket.set_read_timeout(timeout);
+                set.map_err(|error| Error::io("setting a socket's timeout", &error))?;
+                reading.timeout = timeout;
+            }
+            let Reading { decoder, busy_poll, .. } = &mut *reading;
+            match decoder.fill_polling(self.socket.as_fd(), busy_poll) {
+                Ok(0) => return Err(ended()),
+                Ok(_) => {}
+                Err(error) => match error.kind() {
+                    std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted => return Ok(answers),
+                    std::io::ErrorKind::ConnectionReset => return Err(ended()),
+                    _ => return Err(Error::io(format!("reading from {}", self.peer_name), &error)),
+                },
+            }
+        }
+    }
+
+    fn timeout_error(&self) -> Error {
+        Error::new(ErrorKind::TimedOut, format!("{} did not answer in time", self.peer_name))
+    }
+
+    /// Returns an answer. Passes a notification to its handler.
+    fn handle(&self, frame: Frame) -> Result<Option<(u64, Answer)>> {
+        match parse_incoming(&frame.body)? {
+            Incoming::Response(response) => match response.id.as_u64() {
+                Some(id) => Ok(Some((id, Answer { response, fds: frame.fds }))),
+                None => {
+                    Err(response.outcome().err().unwrap_or_else(|| Error::corrupt("an answer without an integer id")))
+                }
+            },
+            Incoming::Notification { method, params } => {
+                (self.on_notification)(&method, &params, frame.fds);
+                Ok(None)
+            }
+        }
+    }
+}
+
+fn result_of<M: Method>(response: Response) -> Result<M::Result> {
+    let value = response.outcome()?;
+    serde_json::from_str(value.get()).map_err(|error| Error::corrupt(format!("the answer to {}: {error}", M::NAME)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,15 @@
+//! The answering side of a connection: method registry, reader, requests, batches and the send queue.
+
+mod batch;
+mod counters;
+mod outbox;
+mod reader;
+mod registry;
+mod request;
+
+pub use batch::{BatchSlot, BatchSlots};
+pub use counters::ErrorCounts;
+pub use outbox::{Outbox, WAITING_FRAMES_MAX};
+pub use reader::Reader;
+pub use registry::{Peer, Registry, handle};
+pub use request::Request;

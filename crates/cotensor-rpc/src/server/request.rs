@@ -1,0 +1,112 @@
+//! One call on its way to its answer.
+
+use super::batch::{Batch, Finished};
+use super::registry::Peer;
+use crate::frame::{FRAME_BYTES_MAX, Frame};
+use crate::message::{Id, Response, to_object};
+use cotensor_core::Result;
+use jsonrpsee_types::{ErrorCode, ErrorObjectOwned};
+use serde::Serialize;
+use serde_json::value::{RawValue, to_raw_value};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// A call that has no answer yet. It is answered once, on any thread; dropped without an answer, it gets an internal error.
+pub struct Request<P: Peer> {
+    peer: Arc<P>,
+    /// None for a notification, which has no answer.
+    id: Option<Id>,
+    fds: Vec<OwnedFd>,
+    batch: Option<Arc<Batch>>,
+    answered: bool,
+}
+
+impl<P: Peer> Request<P> {
+    pub(super) fn new(peer: &Arc<P>, id: Option<Id>, fds: Vec<OwnedFd>, batch: Option<Arc<Batch>>) -> Self {
+        Self { peer: Arc::clone(peer), id, fds, batch, answered: false }
+    }
+
+    /// The caller.
+    pub fn peer(&self) -> &Arc<P> {
+        &self.peer
+    }
+
+    /// Whether the call is a notification.
+    pub fn is_notification(&self) -> bool {
+        self.id.is_none()
+    }
+
+    /// The descriptors that came with the call, the first time.
+    pub fn take_fds(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.fds)
+    }
+
+    /// Answers with a result or an error.
+    pub fn finish<T: Serialize>(self, outcome: Result<T>) {
+        match outcome {
+            Ok(value) => drop(self.value(&value, Vec::new())),
+            Err(error) => self.error(to_object(&error)),
+        }
+    }
+
+    /// Answers with a result and descriptors. False when the caller gets an error instead, because the result is too long or
+    /// too many answers wait to be read, and when the connection has ended.
+    pub fn value(mut self, value: &impl Serialize, fds: Vec<OwnedFd>) -> bool {
+        self.answer(to_raw_value(value).map_err(|_| ErrorCode::InternalError.into()), fds)
+    }
+
+    /// Answers with an error.
+    pub fn error(mut self, error: ErrorObjectOwned) {
+        self.answer(Err(error), Vec::new());
+    }
+
+    /// Drops the call without an answer: its connection has ended.
+    pub fn cancel(mut self) {
+        self.answered = true;
+        self.peer.finished();
+    }
+
+    fn answer(&mut self, outcome: Result<Box<RawValue>, ErrorObjectOwned>, fds: Vec<OwnedFd>) -> bool {
+        self.answered = true;
+        self.peer.finished();
+        if let Err(error) = &outcome {
+            self.peer.registry().errors().add(error.code());
+        }
+        let response = self.id.take().map(|id| Response::new(id, outcome));
+        match (&self.batch, response) {
+            (Some(batch), response) => {
+                let Finished { error_code, message } = batch.finish(response, fds);
+                if let Some(code) = error_code {
+                    self.peer.registry().errors().add(code);
+                }
+                if let Some(message) = message {
+                    self.peer.send(message);
+                }
+                error_code.is_none()
+            }
+            (None, Some(response)) => self.send(&response, fds),
+            (None, None) => true,
+        }
+    }
+
+    fn send(&self, response: &Response, fds: Vec<OwnedFd>) -> bool {
+        let sized = response.to_bytes(FRAME_BYTES_MAX);
+        match sized.and_then(|body| self.peer.check_backlog(body.len()).map(|()| body)) {
+            Ok(body) => self.peer.send(Frame { body, fds }),
+            Err(error) => {
+                let error = to_object(&error);
+                self.peer.registry().errors().add(error.code());
+                self.peer.send(Frame::new(response.with_error(error)));
+                false
+            }
+        }
+    }
+}
+
+impl<P: Peer> Drop for Request<P> {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.answer(Err(ErrorCode::InternalError.into()), Vec::new());
+        }
+    }
+}
