@@ -46,7 +46,7 @@ doc:
 
 # Regenerates the files in protocol/ from the code; a test compares them.
 protocol:
-	COTENSOR_WRITE_PROTOCOL=1 $(CARGO) test --workspace --test golden --quiet
+	COTENSOR_WRITE_PROTOCOL=1 $(CARGO) test --workspace --test integration --quiet golden
 
 # The Python package, without torch and with it. Each uses a virtual environment of its own below target/python.
 test-python:

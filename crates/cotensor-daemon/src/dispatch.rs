@@ -132,7 +132,10 @@ impl Client {
     fn new(session: &Arc<Session>, http: Option<oneshot::Sender<Vec<u8>>>) -> (Arc<Self>, watch::Sender<()>) {
         let (cancel, cancelled) = watch::channel(());
         let (session, http) = (Arc::clone(session), http.map(|answer| Mutex::new(Some(answer))));
-        (Arc::new(Self { session, http, waiting: AtomicUsize::new(0), failed: AtomicBool::new(false), cancelled }), cancel)
+        (
+            Arc::new(Self { session, http, waiting: AtomicUsize::new(0), failed: AtomicBool::new(false), cancelled }),
+            cancel,
+        )
     }
 
     /// Whether an answer could not be sent. The connection has ended then.

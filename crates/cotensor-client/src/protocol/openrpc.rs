@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 pub const FUNCTIONS: &str = "x-functions";
 
 /// The field of a document that lists the notifications that a client gets: OpenRPC knows methods only.
-const NOTIFICATIONS: &str = "x-notifications";
+const NOTIFICATIONS_FIELD: &str = "x-notifications";
 
 /// The [OpenRPC](https://spec.open-rpc.org) description of the daemon's methods, with its notifications.
 pub fn openrpc() -> Value {
@@ -28,7 +28,12 @@ pub fn openrpc_of_provider() -> Value {
     document("Cotensor provider", "Calls one process's functions from another.", provider::METHODS, &[])
 }
 
-fn document(title: &str, description: &str, methods: &[MethodDescription], notices: &[NotificationDescription]) -> Value {
+fn document(
+    title: &str,
+    description: &str,
+    methods: &[MethodDescription],
+    notices: &[NotificationDescription],
+) -> Value {
     let settings = SchemaSettings::draft07().with(|settings| settings.definitions_path = "/components/schemas".into());
     let mut generator = settings.into_generator();
     let described: Vec<_> = methods
@@ -58,7 +63,7 @@ fn document(title: &str, description: &str, methods: &[MethodDescription], notic
         "components": {"schemas": schemas},
     });
     if !told.is_empty() {
-        document[NOTIFICATIONS] = told.into();
+        document[NOTIFICATIONS_FIELD] = told.into();
     }
     document
 }

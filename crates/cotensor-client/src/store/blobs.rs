@@ -55,7 +55,8 @@ fn plan(store: &ClientStore, session: &Session, specs: &[BlobSpec], left: &[usiz
     };
     let (answer, fds) = session.connection.call::<p::PlanUpload>(&params, Vec::new(), Some(WORK_TIMEOUT))?;
     let (mut fds, mut ready) = (fds.into_iter(), Vec::new());
-    let there = |place: usize| left.get(place).copied().ok_or_else(|| Error::corrupt("an index that was not requested"));
+    let there =
+        |place: usize| left.get(place).copied().ok_or_else(|| Error::corrupt("an index that was not requested"));
     for (place, descriptor) in answer.ready {
         ready.push((there(place)?, store.open(session, (descriptor, &mut fds), holder)?));
     }
@@ -91,7 +92,8 @@ fn provide(
     let micros = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
     let params = p::PublishBlobsParams { reservation: upload.reservation, micros };
     let (published, _) = session.call_long::<p::PublishBlobs>(&params, vec![descriptor_of(&*segment)?])?;
-    let open = |descriptor| store.daemon.leases.open_in(session, &descriptor, segment.clone(), holder, store.me.clone());
+    let open =
+        |descriptor| store.daemon.leases.open_in(session, &descriptor, segment.clone(), holder, store.me.clone());
     let places = upload.places.iter().map(|(place, ..)| *place);
     places.zip(published.tensors).map(|(place, descriptor)| Ok((place, open(descriptor)?))).collect()
 }
@@ -101,15 +103,15 @@ fn fill(
     upload: &p::BlobUpload,
     source: &mut dyn BlobSource,
 ) -> Result<std::sync::Arc<dyn cotensor_core::Segment>> {
-    let len = usize::try_from(upload.bytes).map_err(|_| Error::unsupported("more bytes than this process can address"))?;
+    let len =
+        usize::try_from(upload.bytes).map_err(|_| Error::unsupported("more bytes than this process can address"))?;
     let mut memory = store.daemon.slabs.pool.memory().reserve(len)?;
     let bytes = memory.bytes_mut().ok_or_else(|| Error::unsupported("this memory is on a device"))?;
     for &(place, offset, len) in &upload.places {
         let range =
             usize::try_from(offset).ok().and_then(|from| Some(from..from.checked_add(usize::try_from(len).ok()?)?));
-        let part = range
-            .and_then(|range| bytes.get_mut(range))
-            .ok_or_else(|| Error::corrupt("a blob beyond its segment"))?;
+        let part =
+            range.and_then(|range| bytes.get_mut(range)).ok_or_else(|| Error::corrupt("a blob beyond its segment"))?;
         source.fill(place, part)?;
     }
     memory.freeze()

@@ -1,5 +1,6 @@
 //! The store whose tensors the daemon keeps.
 
+use super::blobs;
 use super::connection::DaemonConnection;
 use super::copies::UnreportedCopies;
 use super::lease_table::{LeaseTable, NewLease};
@@ -8,7 +9,6 @@ use super::reconnect::{self, Reconnector};
 use super::session::{ANSWER_TIMEOUT, Session, WORK_TIMEOUT};
 use super::slabs::Slabs;
 use super::tickets::Tickets;
-use super::blobs;
 use crate::place::default_socket;
 use crate::protocol::{self as p, Method, Spec};
 use cotensor_core::{ContentHash, Device, Error, ErrorKind, HeapMemory, Layout, Memory, Result, Segment, SegmentMut};
@@ -75,8 +75,7 @@ impl ClientStore {
         let slabs = Slabs::default();
         let greeted = DaemonConnection::greet_first(&socket, client, &slabs.freed(), timeout.min(ANSWER_TIMEOUT))?;
         let hello = greeted.hello.clone();
-        let connection =
-            Arc::new(DaemonConnection::new(&socket, client, slabs.freed(), greeted.into_session(0)));
+        let connection = Arc::new(DaemonConnection::new(&socket, client, slabs.freed(), greeted.into_session(0)));
         let leases = LeaseTable::new(Arc::clone(&connection));
         let daemon = Arc::new(Reconnector { connection, leases, slabs, tickets: Tickets::default() });
         let kinds =
@@ -300,7 +299,8 @@ impl StoreBackend for ClientStore {
         if private {
             return self.lease_private(spec, layout, segment, charge, &holder);
         }
-        let place = tag.downcast::<Placement>().map_err(|_| Error::invalid("this tensor was reserved in another store"))?;
+        let place =
+            tag.downcast::<Placement>().map_err(|_| Error::invalid("this tensor was reserved in another store"))?;
         let mut place = *place;
         self.daemon.retry(|session| {
             // Each session has tickets of its own.
@@ -384,7 +384,9 @@ impl TensorStore for ClientStore {
 
     /// In memory of its own, also if it is small: a slab stays writable through an address that the caller keeps.
     fn reserve_aliased(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
-        self.reserve_in(spec, holder, |params, len| Placement::reserved(&self.daemon, params, |pool| pool.reserve_aliased(len)))
+        self.reserve_in(spec, holder, |params, len| {
+            Placement::reserved(&self.daemon, params, |pool| pool.reserve_aliased(len))
+        })
     }
 
     fn reserve_private(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
@@ -427,7 +429,9 @@ impl ComputationStore for ClientStore {
     }
 
     fn is_computed(&self, key: &Key) -> bool {
-        self.daemon.call::<p::IsComputed>(&p::KeyParams { key: key.0.to_string() }).is_ok_and(|(answer, _)| answer.computed)
+        self.daemon
+            .call::<p::IsComputed>(&p::KeyParams { key: key.0.to_string() })
+            .is_ok_and(|(answer, _)| answer.computed)
     }
 }
 
@@ -483,4 +487,3 @@ impl StoreReports for ClientStore {
         self.report::<p::Diagnostics, _>().unwrap_or_default()
     }
 }
-

@@ -223,7 +223,8 @@ impl LeaseTable {
             if let Some(slot) = index {
                 self.set_newest(session, lease.name(), slot, &record);
             }
-            let before = tensors.entries.insert(id, Entry { record, holder: Arc::from(holder.name()), _backend: backend });
+            let before =
+                tensors.entries.insert(id, Entry { record, holder: Arc::from(holder.name()), _backend: backend });
             Ok((lease, before))
         });
         drop(tensors);

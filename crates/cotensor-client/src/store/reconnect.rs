@@ -103,7 +103,8 @@ impl Reconnector {
             }
             std::thread::sleep(delay);
         }
-        Err(Error::new(ErrorKind::Io, "each daemon ended before it answered: see its log").in_file(&self.connection.socket))
+        Err(Error::new(ErrorKind::Io, "each daemon ended before it answered: see its log")
+            .in_file(&self.connection.socket))
     }
 
     fn try_reconnect(&self, lost: &Session, generation: u64) -> Result<()> {

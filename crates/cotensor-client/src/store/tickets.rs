@@ -38,7 +38,12 @@ impl Tickets {
     /// `Conflict` for a claim that is finished or abandoned.
     pub(super) fn number(&self, key: Option<Key>) -> Result<Option<u64>> {
         let Some(key) = key else { return Ok(None) };
-        let missing = || Error::new(ErrorKind::Conflict, "this process has no claim on this computation: it is finished or abandoned");
+        let missing = || {
+            Error::new(
+                ErrorKind::Conflict,
+                "this process has no claim on this computation: it is finished or abandoned",
+            )
+        };
         lock(&self.0).numbers.get(&key).copied().ok_or_else(missing)
     }
 

@@ -5,7 +5,7 @@ use super::key::key;
 use crate::dispatch::{Caller, Reply};
 use crate::segment::Sealed;
 use cotensor_client::protocol::{
-    PlanUploadParams, PlanUploadResult, Descriptors, Empty, PublishBlobsParams, ReservationParams, BlobUpload,
+    BlobUpload, Descriptors, Empty, PlanUploadParams, PlanUploadResult, PublishBlobsParams, ReservationParams,
 };
 use cotensor_core::{ContentHash, DType, Error, ErrorKind, Result, Segment};
 use cotensor_store::{BlobPack, BlobSpec, UploadPlan, check_name};

@@ -7,8 +7,8 @@ use crate::dispatch::Caller;
 use crate::supervisor::Event;
 use cotensor_client::hex;
 use cotensor_client::protocol::{
-    CopiesParams, CopyParams, Empty, KeyParams, ListParams, ListResult, NameParams, Note, PutNoteParams, Report, Spec,
-    TensorInfo, TensorState, HoldersResult,
+    CopiesParams, CopyParams, Empty, HoldersResult, KeyParams, ListParams, ListResult, NameParams, Note, PutNoteParams,
+    Report, Spec, TensorInfo, TensorState,
 };
 use cotensor_core::{Error, Result};
 use cotensor_store::backend::{LeaseBackend, Record};

@@ -3,7 +3,7 @@
 use crate::support::processes::{Processes, content, put, settles_empty};
 use crate::support::until;
 use cotensor_client::ClientStore;
-use cotensor_client::protocol::{List, ListParams, NameParams, TensorState, ListHolders};
+use cotensor_client::protocol::{List, ListHolders, ListParams, NameParams, TensorState};
 use cotensor_store::{Retention, TensorStore};
 use std::time::Duration;
 

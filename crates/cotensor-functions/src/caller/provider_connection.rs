@@ -107,7 +107,8 @@ impl ProviderConnection {
         dispose: DisposeResult,
     ) -> Result<M::Result, CallError> {
         let limit = deadline.wait_limit(wanted);
-        let call = self.connection.send_call::<M>(params, Vec::new(), &limit).inspect_err(|_| self.on_send_failed(ranges));
+        let call =
+            self.connection.send_call::<M>(params, Vec::new(), &limit).inspect_err(|_| self.on_send_failed(ranges));
         let answer = call.and_then(|call| call.wait(&limit));
         match answer.map_err(|error| self.connection_error(error, M::NAME, deadline))? {
             Ok(answer) => {

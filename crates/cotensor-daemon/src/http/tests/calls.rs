@@ -118,7 +118,8 @@ fn a_session_goes_on_over_requests_and_ends_when_it_does_not_call() {
 
     // What another call leases under no session goes with that call.
     running.call(&[], "tensor.get", json!({"name": "x"})).unwrap();
-    let holders = || running.call(&[], "tensor.holders", json!({"name": "x"})).unwrap()["versions"][0]["holders"].take();
+    let holders =
+        || running.call(&[], "tensor.holders", json!({"name": "x"})).unwrap()["versions"][0]["holders"].take();
     assert_eq!(holders(), json!({"reader[http]": 1}));
     while holders() != json!({}) {
         std::thread::sleep(Duration::from_millis(50));

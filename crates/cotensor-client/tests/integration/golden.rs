@@ -1,6 +1,5 @@
-//! The files in protocol/ say what the code says: the OpenRPC document, and a request and its answers for every method,
-//! made from the types. Other languages' tests read them. `make protocol` writes them anew.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+//! Compares the files in protocol/ with the code: the OpenRPC document, and a request with its answers for every method, made
+//! from the types. The tests of other languages read them. `make protocol` writes them.
 
 use cotensor_client::protocol::{METHODS, MethodDescription, PROTOCOL, openrpc, openrpc_of_provider, provider};
 use cotensor_core::{Error, ErrorKind};
@@ -34,7 +33,7 @@ fn generated() -> BTreeMap<String, Value> {
     files
 }
 
-/// A call of a method and every kind of answer to it, which the types read and write back unchanged.
+/// A call of a method and each kind of answer. The types deserialize and serialize them without a change.
 fn exchange(method: &MethodDescription, described: &Value, document: &Value) -> Value {
     let params = described["params"].as_array().unwrap().iter();
     let params: serde_json::Map<_, _> = params
@@ -56,7 +55,7 @@ fn exchange(method: &MethodDescription, described: &Value, document: &Value) -> 
     })
 }
 
-/// What the daemon says unasked.
+/// The notifications of the daemon.
 fn notifications(document: &Value) -> Value {
     let all = document["x-notifications"].as_array().unwrap().iter().map(|notice| {
         let params = notice["params"].as_array().unwrap().iter().map(|parameter| {

@@ -1,5 +1,4 @@
-//! A client that ends between two servers: the next one is told, which would wait for it.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+//! A client that ends while its daemon is dead: the next daemon receives the end of the session and does not wait for it.
 
 use cotensor_client::{ClientStore, protocol as p};
 use cotensor_functions::Provider;
@@ -10,21 +9,23 @@ use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
-/// How long anything may take that is waited for. Far more than it does.
-const SOON: Duration = Duration::from_secs(20);
+/// The longest wait of these tests.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Who says hello next, and what it takes up; it is greeted as session `number`.
+/// Accepts a client and answers its hello with session `number`. Returns the session that it resumes.
 fn greet(listener: &UnixListener, number: u64) -> (UnixStream, Option<p::Resume>) {
     let start = Instant::now();
     let socket = loop {
         match listener.accept() {
             Ok((socket, _)) => break socket,
-            Err(error) => assert!(error.kind() == ErrorKind::WouldBlock && start.elapsed() < SOON, "{number}: {error}"),
+            Err(error) => {
+                assert!(error.kind() == ErrorKind::WouldBlock && start.elapsed() < TIMEOUT, "{number}: {error}")
+            }
         }
         std::thread::sleep(Duration::from_millis(1));
     };
     socket.set_nonblocking(false).unwrap();
-    socket.set_read_timeout(Some(SOON)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut decoder = Decoder::default();
     let frame = loop {
         if let Some(frame) = decoder.take().unwrap() {
@@ -52,13 +53,12 @@ fn greet(listener: &UnixListener, number: u64) -> (UnixStream, Option<p::Resume>
 }
 
 #[test]
-fn the_next_server_is_told_of_sessions_that_ended_before_it_came() {
+fn session_end_is_reported_to_the_next_daemon() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cotensor.sock");
     let listener = UnixListener::bind(&path).unwrap();
     listener.set_nonblocking(true).unwrap();
-    // Often, as the client may notice first that the server is gone, and comes back as it always did. A provider has a session of
-    // its own.
+    // Repeated, because a client may notice the end of the daemon first and reconnect. A provider has a session of its own.
     for providers in [0, 1].into_iter().cycle().take(40) {
         let client = std::thread::scope(|scope| {
             let client = scope.spawn(|| {
@@ -69,16 +69,16 @@ fn the_next_server_is_told_of_sessions_that_ended_before_it_came() {
             let sessions: Vec<_> = (0..=providers).map(|number| greet(&listener, number)).collect();
             assert!(sessions.iter().all(|(_, resume)| resume.is_none()));
             let client = client.join().unwrap();
-            // The server dies.
+            // The daemon dies.
             drop(sessions);
             client
         });
         drop(client);
         let greeted: Vec<_> = (0..=providers).map(|number| greet(&listener, 10 + number)).collect();
         let ended = greeted.into_iter().map(|(mut socket, resume)| {
-            // Until the client ends it.
+            // Until the client closes the connection.
             drop(socket.read_to_end(&mut Vec::new()));
-            resume.expect("a session that there was")
+            resume.expect("a session to resume")
         });
         let mut ended: Vec<_> = ended.collect();
         ended.sort_by_key(|resume| resume.session);
@@ -90,17 +90,17 @@ fn the_next_server_is_told_of_sessions_that_ended_before_it_came() {
 }
 
 #[test]
-fn who_connects_while_the_server_dies_meets_the_next() {
+fn client_that_connects_while_the_daemon_dies_reaches_the_next() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cotensor.sock");
     let listener = UnixListener::bind(&path).unwrap();
     listener.set_nonblocking(true).unwrap();
     std::thread::scope(|scope| {
         let client = scope.spawn(|| ClientStore::connect(Some(&path), "early"));
-        // Accepted, and gone before it answers.
+        // The daemon accepts the connection and dies before it answers.
         let start = Instant::now();
         while listener.accept().is_err() {
-            assert!(start.elapsed() < SOON);
+            assert!(start.elapsed() < TIMEOUT);
             std::thread::sleep(Duration::from_millis(1));
         }
         let (_session, resume) = greet(&listener, 1);
