@@ -112,7 +112,7 @@ fn a_claim_passes_on_when_its_session_dies() {
     let Claim::Compute(ticket) = one.claim(&key, &one.holder("")).unwrap() else { panic!("nothing is there") };
     // While the first session lives, the claim of another waits.
     let params = p::ClaimParams { key: key.0.to_string(), holder: String::new(), timeout_ms: Some(10) };
-    assert_eq!(other.ask::<p::Claim>(&params).unwrap_err().kind(), ErrorKind::TimedOut);
+    assert_eq!(other.request::<p::Claim>(&params).unwrap_err().kind(), ErrorKind::TimedOut);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| matches!(other.claim(&key, &other.holder("")).unwrap(), Claim::Compute(_)));
         // The connection ends as if the process were killed: the ticket is not declined.
