@@ -31,7 +31,7 @@ use std::time::Duration;
 ///
 /// It lives as long as a reference to it or one of its leases. Then, or when the process ends, the daemon releases its leases.
 pub struct ClientStore {
-    pub(super) daemon: Arc<Reconnector>,
+    pub(super) daemon: Reconnector,
     socket: PathBuf,
     client: String,
     config: SharingConfig,
@@ -77,7 +77,7 @@ impl ClientStore {
         let hello = greeted.hello.clone();
         let connection = Arc::new(DaemonConnection::new(&socket, client, slabs.freed(), greeted.into_session(0)));
         let leases = LeaseTable::new(Arc::clone(&connection));
-        let daemon = Arc::new(Reconnector { connection, leases, slabs, tickets: Tickets::default() });
+        let daemon = Reconnector { connection, leases, slabs, tickets: Tickets::default() };
         let kinds =
             hello.sharing.allowed_types.map(|kinds| kinds.iter().filter_map(|kind| kind.parse().ok()).collect());
         let config = SharingConfig {
@@ -96,7 +96,7 @@ impl ClientStore {
             private: Budget::new(u64::MAX),
             me: me.clone(),
         });
-        reconnect::watch(&store.daemon.connection, Arc::downgrade(&store.daemon))?;
+        reconnect::watch(&store.daemon.connection, store.me.clone(), |store| &store.daemon)?;
         Ok(store)
     }
 

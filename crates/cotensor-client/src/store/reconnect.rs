@@ -140,22 +140,28 @@ impl Reconnector {
 
 /// Starts a thread that reconnects as soon as the connection ends, also without a call: the next daemon waits for this
 /// process's leases only for a short time. The thread ends with the store, and reports that to a daemon that replaced a lost one.
-pub(super) fn watch(connection: &DaemonConnection, store: Weak<Reconnector>) -> Result<()> {
+///
+/// The thread holds the store while it reconnects, so that the store is not closed in between.
+pub(super) fn watch<S: Send + Sync + 'static>(
+    connection: &DaemonConnection,
+    store: Weak<S>,
+    daemon: fn(&S) -> &Reconnector,
+) -> Result<()> {
     let (socket, client) = (connection.socket.clone(), connection.client.clone());
     // Before the thread runs: the store may be dropped by then.
     let mut session = connection.session();
     let watching = move || {
         loop {
             session.connection.wait_for_end();
-            let store = store.upgrade().filter(|store| !store.connection.is_closed());
+            let store = store.upgrade().filter(|store| !daemon(store).connection.is_closed());
             let Some(store) = store else {
                 if session.was_lost() {
                     DaemonConnection::report_end(&socket, &client, &session);
                 }
                 return;
             };
-            let reconnected = store.reconnect(&session);
-            session = store.connection.session();
+            let reconnected = daemon(&store).reconnect(&session);
+            session = daemon(&store).connection.session();
             drop(store);
             if reconnected.is_err() {
                 std::thread::sleep(IDLE_RETRY_INTERVAL);
