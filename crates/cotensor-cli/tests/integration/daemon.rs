@@ -162,12 +162,12 @@ fn bad_files_and_arguments_are_refused_and_leave_nothing() {
         (
             "short.npy",
             b"\x93NUMPY\x01\x00\x3a\x00{'descr': '<i4', 'fortran_order': False, 'shape': (2,), }\n1234",
-            &["short.npy", "too early"],
+            &["short.npy", "truncated"],
         ),
         (
             "cols.npy",
             b"\x93NUMPY\x01\x00\x3b\x00{'descr': '<i4', 'fortran_order': True, 'shape': (2,2), }\n\n",
-            &["cols.npy", "too early"],
+            &["cols.npy", "truncated"],
         ),
     ] {
         fs::write(daemon.path(file), bytes).unwrap();

@@ -16,7 +16,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// The argument that names the role: [`run`] starts this program again with the same arguments, and this one with
+    /// The argument that names the role: [`run`](super::run) starts this program again with the same arguments, and this one with
     /// its value at their end.
     pub const FLAG: &'static str = "--role";
 

@@ -62,10 +62,10 @@ fn a_provider_is_back_with_all_its_sessions() {
 }
 
 #[test]
-fn whoever_finds_no_room_is_told_who_is_waited_for() {
+fn over_budget_error_names_clients_that_have_not_reconnected() {
     let processes = nearly_full();
     let one = processes.connect("one");
-    // A client that never takes its session up.
+    // A client that never reconnects.
     let silent = cotensor_client::connect(&processes.socket, Box::new(|_, _, _| {})).unwrap();
     let hello = p::HelloParams { protocol: p::PROTOCOL, client: "silent".into(), resume: None };
     silent.call::<p::Hello>(&hello, Vec::new(), None).unwrap();
@@ -73,6 +73,9 @@ fn whoever_finds_no_room_is_told_who_is_waited_for() {
     one.remove("small").unwrap();
     let error = has_room(&one).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OverBudget);
-    let told = format!("at most: {})", std::process::id());
-    assert!(error.message().contains("until these processes are back") && error.message().contains(&told), "{error}");
+    let waiting = format!("at most: {}", std::process::id());
+    assert!(
+        error.message().contains("until these processes are back") && error.message().contains(&waiting),
+        "{error}"
+    );
 }
