@@ -1,5 +1,5 @@
 //! Engines run graphs. An engine borrows weights that the store owns; it never owns weights that the store could own.
-//! A new engine is a folder beside [`rten`] and a line in `registry.rs`.
+//! A new engine is a folder beside `rten` and a line in `registry.rs`.
 
 mod api;
 mod output;

@@ -26,7 +26,7 @@ const CHUNK_BYTES: usize = 8 << 20;
 /// reads the note instead of the files.
 ///
 /// # Errors
-/// `Conflict` for a file that changes while it is read, `Io`, or as [`BlobStore::blobs`].
+/// `Conflict` for a file that changes while it is read, `Io`, or as [`BlobStore::blobs`](cotensor_store::BlobStore::blobs).
 pub fn load_weights(graph: &Graph, store: &dyn Store, holder: &Holder, producer: &str) -> Result<LoadedWeights> {
     load_at(graph, store, holder, producer, SystemTime::now())
 }

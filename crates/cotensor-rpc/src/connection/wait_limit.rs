@@ -11,7 +11,7 @@ pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 pub struct WaitLimit<'a> {
     /// The end of the wait.
     pub deadline: Option<Instant>,
-    /// Whether the caller still waits. Called every [`CHECK_INTERVAL`], and after signals.
+    /// Whether the caller still waits. Called every 50 ms, and after signals.
     pub keep_waiting: Option<&'a dyn Fn() -> bool>,
 }
 
