@@ -187,7 +187,7 @@ def test_wrong_ids_and_states(client):
     epoch = client.submit_task("double", [1]).split("-")[0]
     with pytest.raises(NotFoundError, match="no task"):
         client.get_task_status(f"{epoch}-999999")
-    with pytest.raises(NotFoundError, match="gone"):
+    with pytest.raises(NotFoundError, match="has ended"):
         client.get_task_result("123abc-1")
     with pytest.raises(InvalidError, match="state"):
         client.list_tasks("done")

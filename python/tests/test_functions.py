@@ -241,7 +241,7 @@ def test_a_provider_that_dies_in_a_call(daemon):
     with program(dying(daemon.socket)) as running:
         assert running.line() == "ready"
         with SharedTensorClient(socket=daemon.socket, retry_count=0) as client:
-            with pytest.raises(IoError, match="gone"):
+            with pytest.raises(IoError, match="has ended"):
                 client.call_function("dying.die")
             running.finish()
             assert running.process.returncode == 7
