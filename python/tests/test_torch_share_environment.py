@@ -12,10 +12,13 @@ from conftest import embedded_store
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
-from share_common import no_gradients, shared  # noqa: E402
+from share_common import Calls, no_gradients, shared  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from cotensor.torch import share  # noqa: E402
+from cotensor.torch.outputs.capture import capturing  # noqa: E402
 
 without_gradients = no_gradients()
 store = embedded_store("module")
@@ -252,3 +255,39 @@ def test_threads_share_one_capture(store):
         thread.join()
     assert len(results) == 4 and all(torch.equal(result, x) for result in results)
     assert len(sharing.spaces) <= 1 and sharing.computed <= 1
+
+
+def test_environment_is_read_between_captures(store):
+    """torch.export switches mkldnn off for the whole process."""
+    module, sharing = shared(store, lambda self, x: self.linear(x))
+    x = torch.ones(2, 4)
+    space = sharing.capture(x)
+    enabled = torch._C._get_mkldnn_enabled()
+    thread = threading.Thread(target=torch.no_grad()(module), args=[x])
+    with capturing():
+        torch._C._set_mkldnn_enabled(not enabled)
+        thread.start()
+        thread.join(0.5)
+        torch._C._set_mkldnn_enabled(enabled)
+    thread.join()
+    assert sharing.spaces == [space]
+    module(x)
+    assert (sharing.hits, sharing.computed) == (1, 1), dict(sharing.private)
+
+
+def test_result_is_private_if_another_thread_captures_meanwhile(store):
+    inner, _ = shared(store, lambda self, x: self.linear(x))
+    x = torch.ones(2, 4)
+
+    def forward(self, x):
+        thread = threading.Thread(target=torch.no_grad()(inner.forward.capture), args=[x])
+        thread.start()
+        thread.join()
+        return self.linear(x)
+
+    module = Calls(forward).eval()
+    sharing = share(module, store=store, key="outer")
+    assert torch.equal(module(x), x)
+    assert (sharing.computed, list(sharing.private)) == (0, ["another thread captured a module"])
+    module(x)
+    assert sharing.computed == 1, dict(sharing.private)

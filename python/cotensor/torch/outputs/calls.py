@@ -10,7 +10,7 @@ from typing import Any, Callable, Collection, Dict, Iterator, List, Mapping, Opt
 import torch
 
 from ..._native import Store, content_hash
-from .capture import Capture, capture, capturing
+from .capture import Capture, capture, captures_of_other_threads, capturing
 from .environment import environment_key, random_state
 from .inputs import check_inputs, plain, shapes, signature, strides
 from .snapshot import Snapshot
@@ -41,6 +41,8 @@ class Call:
     described: Any
     tensors: List[torch.Tensor]
     environment: List[str]
+    #: The captures of other threads before the environment was read.
+    captures: int
 
     @classmethod
     def of(cls, args: Tuple[Any, ...], kwargs: Mapping[str, Any], parameters: Sequence[str]) -> "Call":
@@ -50,12 +52,20 @@ class Call:
         tensors: List[torch.Tensor] = []
         described = describe([list(args), ordered], tensors)
         check_inputs(tensors)
-        return cls(args, kwargs, described, [plain(tensor) for tensor in tensors], environment_key())
+        # A running capture changes the environment.
+        with capturing():
+            environment, captures = environment_key(), captures_of_other_threads()
+        return cls(args, kwargs, described, [plain(tensor) for tensor in tensors], environment, captures)
 
     def key(self, space: str) -> str:
         """The key of the result of a module of this space for these inputs in this environment."""
         described = json.dumps([self.described, strides(self.tensors)])
         return content_hash(space, *self.environment, described, *self.tensors)
+
+    def check_environment(self) -> None:
+        """Raises :class:`NotShared` if another thread may have changed the environment since it was read."""
+        if captures_of_other_threads() != self.captures:
+            raise NotShared("another thread captured a module")
 
 
 class CapturedModule:
@@ -79,6 +89,8 @@ class CapturedModule:
         if found is None:
             with capturing():
                 found = self._known(kind, at) or self._captured(kind, at, call)
+                # The captures that this call waited for have restored the environment.
+                call.captures = captures_of_other_threads()
         return _Graph(found, self._snapshot)
 
     def _known(self, kind: str, at: Any) -> Optional[Capture]:

@@ -23,13 +23,27 @@ from .snapshot import Snapshot
 from .tree import NotShared, describe, restore
 
 _logger = logging.getLogger("cotensor.torch")
-#: Serializes captures, because torch.export changes global state.
+#: Serializes captures, because torch.export changes state of the process, such as the switch of mkldnn.
 _exporting = threading.RLock()
+#: The number of captures that were started, by all threads and by this one.
+_started = 0
+_own = threading.local()
 
 
 def capturing() -> Any:
     """The lock of captures."""
     return _exporting
+
+
+def captures_of_other_threads() -> int:
+    """The number of captures that other threads started. It changes before a capture changes state of the process."""
+    return _started - getattr(_own, "started", 0)
+
+
+def _count_capture() -> None:
+    global _started
+    _started += 1
+    _own.started = getattr(_own, "started", 0) + 1
 
 
 class Capture:
@@ -125,6 +139,7 @@ def capture(snapshot: Snapshot, arguments: Any, tensors: Sequence[torch.Tensor],
     Raises :class:`NotShared` with the reason, and the module's exceptions.
     """
     with capturing(), warnings.catch_warnings(), random_numbers_restored():
+        _count_capture()
         warnings.simplefilter("ignore")
         expected = _Expected(snapshot, arguments, tensors)
         reason: Optional[NotShared] = None

@@ -152,6 +152,7 @@ class Shared:
             raise
         try:
             check_denormals_of_all_threads()
+            call.check_environment()
             if not function.is_unchanged(call, key):
                 raise NotShared("the input changed")
             output = restore(*opened(self._results.publish(key, held[0], described, tensors)))
