@@ -1,10 +1,8 @@
 #!/usr/bin/env python3
-"""Checks the dependencies between the crates, and finds import circles among the files of each crate.
+"""Checks the dependencies between the crates, and the imports among the files of each crate.
 
-    check_dependencies.py [CRATE ...]    the named crates' circles are shown with the imports that make them
-
-Fails when a crate depends on a crate of the workspace that `ALLOWED` does not name for it, when a crate outside of `WITH_CIRCLES` has a
-circle of more than two files, and when no module declares a source file.
+Fails when a crate depends on a crate of the workspace that `ALLOWED` does not name for it, when more than two files of a crate
+form an import circle, and when no module declares a source file. For each circle it prints the imports that make it.
 """
 import json
 import re
@@ -52,9 +50,6 @@ ALLOWED = {
     },
 }
 
-# The crates that still have import circles of more than two files. Every other crate must have none.
-WITH_CIRCLES = {"cotensor-daemon", "cotensor-cli", "cotensor-demo"}
-
 
 def line_of(file, pattern):
     """The number of the first line of `file` that `pattern` matches, or 1."""
@@ -101,21 +96,13 @@ def circles(package):
 def main():
     command = ["cargo", "metadata", "--format-version", "1", "--no-deps"]
     packages = {package["name"]: package for package in json.loads(subprocess.check_output(command))["packages"]}
-    wrong, known = list(wrong_dependencies(packages)), set()
+    wrong = list(wrong_dependencies(packages))
     for name, package in packages.items():
         wrong += dead_files(package)
         for crate, circle in circles(package):
-            fails = name not in WITH_CIRCLES
-            known.add(name)
-            folder = Path(package["manifest_path"]).parent
-            print(f"{name}: a circle of {len(circle)} files: {', '.join(str(file.relative_to(folder)) for file in circle)}")
-            if fails or name in sys.argv:
-                print("\n".join(f"  {edge}" for edge in crate.describe(circle)))
-            if fails:
-                wrong.append(f"{shown(circle[0])}:1: {name} has an import circle of {len(circle)} files")
-    for name in sorted(WITH_CIRCLES - known):
-        print(f"{name} has no circle any more: remove it from WITH_CIRCLES")
-    print("\n".join(wrong) or f"{len(packages)} crates, all dependencies allowed, {len(known)} with known import circles")
+            wrong.append(f"{shown(circle[0])}:1: {name} has an import circle of {len(circle)} files:")
+            wrong += [f"  {edge}" for edge in crate.describe(circle)]
+    print("\n".join(wrong) or f"{len(packages)} crates: all dependencies are allowed, no import circles")
     return bool(wrong)
 
 

@@ -16,6 +16,6 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     {
         assert!(layout.byte_range().end as u64 <= descriptor.segment.bytes);
         assert_eq!(layout.shape(), descriptor.spec.shape);
-        let _ = descriptor.spec.clone().looked_at(&layout).to_domain();
+        let _ = descriptor.spec.clone().with_layout(&layout).to_domain();
     }
 });

@@ -38,11 +38,14 @@ pub(crate) fn serve<T: Send + 'static>(daemon: Arc<Daemon>, stream: UnixStream, 
 }
 
 /// Ends a session also when its thread panics.
-struct Open(Arc<Session>);
+struct OpenSession<'a> {
+    daemon: &'a Daemon,
+    session: Arc<Session>,
+}
 
-impl Drop for Open {
+impl Drop for OpenSession<'_> {
     fn drop(&mut self) {
-        self.0.daemon.end_session(&self.0);
+        self.daemon.end_session(&self.session);
     }
 }
 
@@ -59,22 +62,22 @@ fn serve_session(daemon: &Arc<Daemon>, stream: UnixStream) {
         Err(error) => return tracing::warn!("a connection was refused: its user is not known: {error}"),
     };
     let stream = Arc::new(stream);
-    let session = Open(daemon.begin_session(pid, Some(Outbox::new(Arc::clone(&stream)))));
-    if let Err(error) = read(&session.0, &stream) {
-        tracing::debug!(session = session.0.id, client = session.0.client(), "ended: {error}");
+    let session = daemon.begin_session(pid, Some(Outbox::new(Arc::clone(&stream))));
+    let open = OpenSession { daemon, session };
+    if let Err(error) = read(daemon, &open.session, &stream) {
+        tracing::debug!(session = open.session.id, client = open.session.client(), "ended: {error}");
     }
 }
 
 /// Reads and answers messages until the connection ends. Calls that wait are cancelled then.
-fn read(session: &Arc<Session>, stream: &UnixStream) -> Result<()> {
-    let (client, _cancel) = Client::on_socket(session);
+fn read(daemon: &Arc<Daemon>, session: &Arc<Session>, stream: &UnixStream) -> Result<()> {
+    let (client, _cancel) = Client::on_socket(daemon, session);
     let batches = BatchSlots::new(BATCHES_MAX);
-    let daemon = &session.daemon;
     let mut reader = Reader::new(Arc::clone(&daemon.frames), daemon.config.patience, BUSY_POLL);
     reader.expect_message();
     // After a failure, the messages that have arrived are not answered.
     while !client.has_failed() {
-        session.tell_freed();
+        session.send_free_ranges();
         let Some(frame) = reader.next(stream, true)? else { return Ok(()) };
         let mut slot = None;
         if is_batch(&frame.body) {

@@ -59,9 +59,10 @@ impl Daemon {
         &self.config
     }
 
-    pub(crate) fn begin_session(self: &Arc<Self>, pid: Option<i32>, outbox: Option<Outbox>) -> Arc<Session> {
+    pub(crate) fn begin_session(&self, pid: Option<i32>, outbox: Option<Outbox>) -> Arc<Session> {
         let id = self.next_session.fetch_add(1, Ordering::Relaxed);
-        let session = Arc::new(Session::new(Arc::clone(self), id, pid, outbox));
+        let (store, events) = (Arc::clone(&self.store), Arc::clone(&self.events));
+        let session = Arc::new(Session::new(store, events, self.config.max_client_bytes, id, pid, outbox));
         self.lock().insert(id, Arc::clone(&session));
         session
     }
@@ -96,6 +97,7 @@ impl Daemon {
         if self.lock().remove(&session.id).is_some() {
             self.events.record(Event::SessionEnded(session.id));
         }
+        self.functions.forget(session.id);
         session.end();
         self.ended.notify_one();
     }

@@ -1,5 +1,6 @@
 //! The daemon's methods: async handlers in the method registry, for sockets and HTTP requests.
 
+use crate::daemon::Daemon;
 use crate::session::Session;
 use cotensor_client::protocol::{Hello, Method};
 use cotensor_core::sync::lock;
@@ -33,6 +34,7 @@ impl<T> From<T> for Reply<T> {
 
 /// The session of a call, and the descriptors that came with it.
 pub(crate) struct Caller {
+    pub(crate) daemon: Arc<Daemon>,
     pub(crate) session: Arc<Session>,
     fds: VecDeque<OwnedFd>,
 }
@@ -44,7 +46,7 @@ impl Caller {
     /// `Invalid` when there is none, `OverBudget` when too many are open.
     pub(crate) fn fd(&mut self) -> Result<OwnedFd> {
         let missing = || Error::invalid("this call needs a file descriptor and cannot be part of a batch");
-        self.session.daemon.room_for(self.fds.pop_front().ok_or_else(missing)?)
+        self.daemon.room_for(self.fds.pop_front().ok_or_else(missing)?)
     }
 }
 
@@ -69,7 +71,8 @@ impl Methods {
     {
         self.0.add::<M>(move |mut request: Request<Client>, params| {
             let (client, fds) = (Arc::clone(request.peer()), request.take_fds().into());
-            let mut answering = Box::pin(handler(Caller { session: Arc::clone(&client.session), fds }, params));
+            let (daemon, session) = (Arc::clone(&client.daemon), Arc::clone(&client.session));
+            let mut answering = Box::pin(handler(Caller { daemon, session, fds }, params));
             match answering.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
                 Poll::Ready(outcome) => answer(request, outcome),
                 Poll::Pending => client.wait(request, answering),
@@ -89,10 +92,10 @@ impl Methods {
     }
 
     /// Answers one message of a session that has no socket. None for notifications.
-    pub(crate) async fn answer(&self, session: &Arc<Session>, message: Frame) -> Option<Vec<u8>> {
+    pub(crate) async fn answer(daemon: &Arc<Daemon>, session: &Arc<Session>, message: Frame) -> Option<Vec<u8>> {
         let (answer, answered) = oneshot::channel();
         // Dropped with this future, which cancels the calls that wait.
-        let (client, _cancel) = Client::new(session, Some(answer));
+        let (client, _cancel) = Client::new(daemon, session, Some(answer));
         if is_batch(&message.body) {
             // A long batch would delay the other requests of this thread.
             drop(tokio::task::spawn_blocking(move || handle(&client, message, None)).await);
@@ -113,6 +116,7 @@ fn answer<T: Serialize>(request: Request<Client>, outcome: Result<Reply<T>>) {
 
 /// The sender of calls: a connection, or one HTTP request.
 pub(crate) struct Client {
+    daemon: Arc<Daemon>,
     session: Arc<Session>,
     /// Where the answer of an HTTP request goes. A socket's answers go to the session's outbox.
     http: Option<Mutex<Option<oneshot::Sender<Vec<u8>>>>>,
@@ -125,17 +129,25 @@ pub(crate) struct Client {
 
 impl Client {
     /// The client at the session's socket. Its calls that wait are cancelled when the second value is dropped.
-    pub(crate) fn on_socket(session: &Arc<Session>) -> (Arc<Self>, watch::Sender<()>) {
-        Self::new(session, None)
+    pub(crate) fn on_socket(daemon: &Arc<Daemon>, session: &Arc<Session>) -> (Arc<Self>, watch::Sender<()>) {
+        Self::new(daemon, session, None)
     }
 
-    fn new(session: &Arc<Session>, http: Option<oneshot::Sender<Vec<u8>>>) -> (Arc<Self>, watch::Sender<()>) {
+    fn new(
+        daemon: &Arc<Daemon>,
+        session: &Arc<Session>,
+        http: Option<oneshot::Sender<Vec<u8>>>,
+    ) -> (Arc<Self>, watch::Sender<()>) {
         let (cancel, cancelled) = watch::channel(());
-        let (session, http) = (Arc::clone(session), http.map(|answer| Mutex::new(Some(answer))));
-        (
-            Arc::new(Self { session, http, waiting: AtomicUsize::new(0), failed: AtomicBool::new(false), cancelled }),
-            cancel,
-        )
+        let client = Self {
+            daemon: Arc::clone(daemon),
+            session: Arc::clone(session),
+            http: http.map(|answer| Mutex::new(Some(answer))),
+            waiting: AtomicUsize::new(0),
+            failed: AtomicBool::new(false),
+            cancelled,
+        };
+        (Arc::new(client), cancel)
     }
 
     /// Whether an answer could not be sent. The connection has ended then.
@@ -170,11 +182,11 @@ impl Client {
 
 impl Peer for Client {
     fn registry(&self) -> &Registry<Self> {
-        &self.session.daemon.methods.0
+        &self.daemon.methods.0
     }
 
     fn admit(&self, call: &Call) -> Result<()> {
-        match call.method != Hello::NAME && self.session.is_ungreeted() {
+        match call.method != Hello::NAME && self.session.needs_hello() {
             true => Err(Error::new(ErrorKind::Conflict, "`session.hello` comes first on a connection")),
             false => Ok(()),
         }

@@ -1,5 +1,6 @@
 //! Doors for the fuzzer, which says what a socket would bring: what it does through them must not panic.
 
+use crate::dispatch::Methods;
 use crate::supervisor::Journal;
 use crate::{Config, Daemon};
 use cotensor_core::{Memory, Result};
@@ -49,7 +50,7 @@ impl Unconnected {
         for body in bodies {
             let fds: Vec<Option<OwnedFd>> = (0..fds).map(copy).collect::<Result<_>>()?;
             let frame = Frame { body: body.to_vec(), fds: fds.into_iter().flatten().collect() };
-            answers.push(self.runtime.block_on(self.daemon.methods.answer(&session, frame)));
+            answers.push(self.runtime.block_on(Methods::answer(&self.daemon, &session, frame)));
         }
         self.daemon.end_session(&session);
         Ok(answers)

@@ -1,114 +1,14 @@
 //! Compares the variants, and derives the possible savings.
 
-use crate::by_hand::Onnxruntime;
+use crate::comparison::{Comparison, Cost, Scenario};
 use crate::measure::Progress;
+use crate::options::DemoOptions;
 use crate::savings::{Avoidable, MemoryParts, TimeParts, efficiency, max_abs_diff};
 use crate::scenario::{Scenario as Definition, materialize};
-use crate::variants::{Variants, measure};
-use crate::worker::WeightBytes;
+use crate::variants::{Variant, Variants, measure};
+use crate::worker_report::WeightBytes;
 use cotensor::core::{Error, Result};
-use cotensor::model::pipeline::UserReport;
-use serde::Serialize;
-use std::ffi::OsString;
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// Options of the demo.
-#[derive(Clone, Debug)]
-pub struct DemoOptions {
-    /// The executable whose `demo-worker` command runs a scenario.
-    pub program: PathBuf,
-    /// Arguments of the executable before that command, for an interpreter.
-    pub program_arguments: Vec<OsString>,
-    /// Scenario names, in order.
-    pub scenarios: Vec<String>,
-    /// Folder of seeded models and of the weight cache.
-    pub cache: PathBuf,
-    /// Folder of real checkpoints, one folder per model name; other models get seeded weights.
-    pub models: Option<PathBuf>,
-    /// Number of engine threads in every run.
-    pub threads: usize,
-    /// Number of timed runs of each variant; the median counts.
-    pub repeats: usize,
-    /// Memory budget of the store, in bytes.
-    pub max_memory_bytes: Option<u64>,
-    /// Set to nonzero to stop the demo: it removes its workers and folders and returns an error.
-    pub stop: Arc<AtomicUsize>,
-}
-
-/// The result of the demo.
-#[derive(Clone, Debug, Serialize)]
-pub struct Comparison {
-    /// One entry per scenario.
-    pub scenarios: Vec<Scenario>,
-}
-
-/// Memory and time of one variant.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct Cost {
-    /// Peak memory in bytes.
-    pub memory_bytes: u64,
-    /// Wall time in milliseconds, median of several processes.
-    pub time_ms: f64,
-}
-
-/// The result of one scenario.
-#[derive(Clone, Debug, Serialize)]
-pub struct Scenario {
-    /// Name of the scenario.
-    pub name: String,
-    /// Names of its models.
-    pub models: Vec<String>,
-    /// The engine with its version.
-    pub engine: String,
-    /// Cores, threads and device.
-    pub hardware: String,
-    /// `seeded` or `checkpoint`.
-    pub weights: &'static str,
-    /// Every user with its own copy.
-    pub without: Cost,
-    /// Every user with its own mapping of the weights.
-    pub mapped: Cost,
-    /// One model by hand: one program, one mapped copy, results reused.
-    pub by_hand: Cost,
-    /// The same program on onnxruntime with default settings; `None` without onnxruntime.
-    pub onnxruntime: Option<Onnxruntime>,
-    /// Through Cotensor with a warm weight cache, filled by an earlier run.
-    pub with: Cost,
-    /// Through Cotensor with an empty weight cache: the first run, which fills the cache. Timed once.
-    pub with_cold: Cost,
-    /// Memory savings over `without`, in percent.
-    pub memory_saved_percent: f64,
-    /// Time savings over `without`, in percent.
-    pub time_saved_percent: f64,
-    /// Origin of the saved memory; the sum is the whole saving.
-    pub memory_saved: MemoryParts,
-    /// Origin of the saved time; the sum is the whole saving.
-    pub time_saved: TimeParts,
-    /// Share of repeated work in the time of `without`, 0 to 1.
-    pub avoidable_time_share: f64,
-    /// The time of repeated work by kind.
-    pub avoidable_time: Avoidable,
-    /// Duplicated weight bytes of `without`.
-    pub avoidable_weight_bytes: u64,
-    /// Time saved divided by avoidable time.
-    pub time_efficiency: f64,
-    /// Memory saved divided by duplicated weight bytes.
-    pub memory_efficiency: f64,
-    /// Origin of the savings: `weights`, `computation`.
-    pub saved_by: Vec<&'static str>,
-    /// Largest difference of any output of any run from the unshared run.
-    pub max_abs_diff: f64,
-    /// The figures behind the ratios, in sentences.
-    pub arithmetic: Vec<String>,
-    /// Reports of the users through Cotensor.
-    pub answers: Vec<UserReport>,
-    /// Memory of the sampled runs: variant, then pairs of seconds and bytes.
-    pub timelines: Vec<(&'static str, Vec<(f64, u64)>)>,
-    /// Times of the timed runs in milliseconds, by variant.
-    pub times_ms: Vec<(&'static str, Vec<f64>)>,
-}
+use std::sync::atomic::Ordering;
 
 /// Runs the demo.
 ///
@@ -187,7 +87,7 @@ fn compare(definition: &Definition, options: &DemoOptions, progress: &dyn Progre
     })
 }
 
-fn named(variants: &Variants) -> [(&'static str, &crate::variants::Variant); 5] {
+fn named(variants: &Variants) -> [(&'static str, &Variant); 5] {
     [
         ("without", &variants.without),
         ("mapped", &variants.mapped),

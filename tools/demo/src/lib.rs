@@ -7,19 +7,26 @@
 mod assets;
 mod by_hand;
 mod compare;
+mod comparison;
 mod measure;
+mod options;
 mod report;
 mod resident;
 mod savings;
 mod scenario;
 mod seeded;
+mod temp_folder;
 mod variants;
 mod worker;
+mod worker_report;
 
 pub use by_hand::Onnxruntime;
-pub use compare::{Comparison, Cost, DemoOptions, Scenario as ScenarioResult, run_demo};
+pub use compare::run_demo;
+pub use comparison::{Comparison, Cost, Scenario as ScenarioResult};
 pub use measure::Progress;
+pub use options::{DemoOptions, Mode, WorkerOptions};
 pub use report::{html, text};
 pub use savings::{Avoidable, MemoryParts, TimeParts, max_abs_diff};
 pub use scenario::{SCENARIOS, Scenario, materialize};
-pub use worker::{Mode, WeightBytes, WorkerOptions, WorkerReport, run_worker};
+pub use worker::run_worker;
+pub use worker_report::{WeightBytes, WorkerReport};

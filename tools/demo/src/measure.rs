@@ -1,6 +1,7 @@
 //! Runs a worker in a new process and samples its memory.
 
-use crate::worker::{WorkerOptions, WorkerReport};
+use crate::options::WorkerOptions;
+use crate::worker_report::WorkerReport;
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor::memory::process;
 use std::io::Read;

@@ -1,6 +1,6 @@
 //! Formats the comparison as text and as an HTML page with charts.
 
-use crate::compare::{Comparison, Cost, Scenario};
+use crate::comparison::{Comparison, Cost, Scenario};
 use std::fmt::Write;
 
 const MIB: f64 = (1 << 20) as f64;

@@ -1,6 +1,6 @@
 //! Actual and possible savings, split into weights and computation.
 
-use crate::worker::WorkerReport;
+use crate::worker_report::WorkerReport;
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor::model::pipeline::{StageReport, UserReport};
 use serde::Serialize;

@@ -2,7 +2,7 @@
 
 use crate::assets::{self, Skeleton};
 use crate::seeded::write_weights;
-use crate::variants::remove_stale;
+use crate::temp_folder::remove_stale;
 use cotensor::core::{ContentHash, Error, Hasher, Result};
 use cotensor::model::pipeline::{Inputs, Pipeline};
 use std::io::Read;

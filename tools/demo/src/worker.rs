@@ -1,107 +1,22 @@
 //! Runs one variant of one scenario, in a process of its own.
 
 use crate::by_hand::{OneCopy, Recorder};
+use crate::options::{Mode, WorkerOptions};
 use crate::resident::resident_bytes;
 use crate::savings::Avoidable;
 use crate::scenario::Scenario;
+use crate::worker_report::{WeightBytes, WorkerReport};
 use cotensor::LocalOptions;
-use cotensor::core::{Error, Result};
+use cotensor::core::Result;
 use cotensor::memory::process;
 use cotensor::model::engine::{Engine, FileMode, RtenEngine};
 use cotensor::model::model::{Model, StageSource};
 use cotensor::model::pipeline::{Pipeline, UserReport, run_user};
 use cotensor::store::{EmbeddedStore, Store};
-use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, HashMap};
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// The variants: how the users get their models.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Mode {
-    /// Every user opens its own copy, read into memory as the engine does by default.
-    Without,
-    /// Every user opens its own copy, with weights mapped by the engine.
-    Mapped,
-    /// One program opens one copy for all users, with mapped weights, and reuses results.
-    ByHand,
-    /// Through Cotensor.
-    With,
-}
-
-impl Mode {
-    /// All variants, in the order of the report.
-    pub const ALL: [Mode; 4] = [Mode::Without, Mode::Mapped, Mode::ByHand, Mode::With];
-
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Mode::Without => "without",
-            Mode::Mapped => "mapped",
-            Mode::ByHand => "by_hand",
-            Mode::With => "with",
-        }
-    }
-}
-
-impl FromStr for Mode {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        let mode = Mode::ALL.into_iter().find(|mode| mode.name() == name);
-        mode.ok_or_else(|| Error::invalid(format!("unknown mode {name:?}")).in_field("--mode"))
-    }
-}
-
-/// Options of a worker.
-#[derive(Clone, Debug)]
-pub struct WorkerOptions {
-    /// Name of the scenario.
-    pub scenario: String,
-    /// The variant.
-    pub mode: Mode,
-    /// Folder of the model.
-    pub model: PathBuf,
-    /// Folder of the weight cache.
-    pub cache: PathBuf,
-    /// Number of engine threads; equal for all variants.
-    pub threads: usize,
-    /// Memory budget of the store, in bytes.
-    pub max_memory_bytes: Option<u64>,
-    /// Folder in which to record the runs of [`Mode::ByHand`], for another engine.
-    pub record: Option<PathBuf>,
-}
-
-/// The report of a worker.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct WorkerReport {
-    /// Wall time in milliseconds from the start of the program to the last answer, with all copies open. Excludes hashing for
-    /// the report ([`UserReport::report_ms`]).
-    pub time_ms: f64,
-    /// Proportional set size in bytes at the end, with all copies open. It is complete, because the store is embedded and every
-    /// segment is mapped.
-    pub pss_bytes: u64,
-    /// Reports of the users.
-    pub users: Vec<UserReport>,
-    /// Milliseconds for reading the input file and the model's config, for each user in the same order.
-    pub open_ms: Vec<f64>,
-    /// Sizes of the weights; only for [`Mode::With`], which hashes contents.
-    pub weights: Option<WeightBytes>,
-}
-
-/// Bytes of weights in a run.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct WeightBytes {
-    /// Weights that all users open, counting each copy.
-    pub opened_bytes: u64,
-    /// Distinct weights.
-    pub unique_bytes: u64,
-    /// Resident part of the weight cache at the end; unread pages are not resident.
-    pub resident_bytes: u64,
-}
 
 /// Runs one variant of a scenario. `started` is the start time of the program.
 ///

@@ -1,5 +1,5 @@
-use super::{print, print_json};
 use crate::args::{CacheAction, CacheArgs};
+use crate::output::{print, print_json};
 use cotensor::core::{Error, ErrorKind, Result, size};
 use cotensor::memory::PackCache;
 use serde::Serialize;

@@ -1,5 +1,6 @@
-use super::{connect, print, print_json};
+use super::connection::connect;
 use crate::args::{DashboardArgs, TokenArgs};
+use crate::output::{print, print_json};
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor_client::protocol::{Empty, HttpAddress, HttpDashboard};
 use cotensor_client::token::read_token;

@@ -1,7 +1,7 @@
-use super::{budget_bytes, cache_folder, print, print_json};
+use super::local::{budget_bytes, cache_folder};
 use crate::args::{DemoArgs, WorkerArgs};
 use crate::launch::Program;
-use crate::output::Steps;
+use crate::output::{Steps, print, print_json};
 use crate::signals::Signals;
 use cotensor::core::{Error, Result};
 use cotensor::model::pool::HardwarePreferences;

@@ -1,5 +1,5 @@
-use super::{print, print_json};
 use crate::args::DoctorArgs;
+use crate::output::{print, print_json};
 use crate::table::plain;
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor_inspect::doctor::{Diagnosis, Severity, diagnose};

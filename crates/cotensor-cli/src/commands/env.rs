@@ -1,6 +1,6 @@
-use super::{print, print_json};
 use crate::args::EnvArgs;
 use crate::environment::{VARIABLES, markdown};
+use crate::output::{print, print_json};
 use crate::table::{Table, plain};
 use cotensor::core::Result;
 use serde::Serialize;

@@ -1,5 +1,7 @@
-use super::{in_pipeline, open_models, print, print_json, progress, runtime};
+use super::local::runtime;
+use super::pipeline::{in_pipeline, open_models, progress};
 use crate::args::ExplainArgs;
+use crate::output::{print, print_json};
 use cotensor::SharingConfig;
 use cotensor::core::Result;
 use cotensor::model::pipeline::{Explanation, Pipeline, explain as explain_pipeline};

@@ -1,8 +1,8 @@
 //! `put` and `get`: read tensors from files, and write them to files.
 
-use super::{connect, of_file, print, print_json};
+use super::connection::connect;
 use crate::args::{GetArgs, PutArgs};
-use crate::output::{FileProgress, Tracked};
+use crate::output::{FileProgress, Tracked, print, print_json};
 use crate::table::{plain, shape};
 use cotensor::core::{DType, Error, ErrorKind, Kind, Result, size};
 use cotensor::store::{Lease, Retention, TensorStore};
@@ -65,6 +65,16 @@ pub(super) fn is_stream(file: &Path) -> bool {
     file == Path::new("-")
 }
 
+/// An error of a file that the user named. Missing permissions are `Invalid`: the user can correct them.
+pub(super) fn file_error(what: &str, error: &std::io::Error, file: &Path) -> Error {
+    use std::io::ErrorKind::{AlreadyExists, PermissionDenied, ReadOnlyFilesystem};
+    let found = Error::io(what, error).in_file(file);
+    match error.kind() {
+        AlreadyExists | PermissionDenied | ReadOnlyFilesystem => Error::invalid(found.message()).in_file(file),
+        _ => found,
+    }
+}
+
 fn dims(text: &str) -> Result<Vec<usize>> {
     let invalid =
         |_| Error::invalid(format!("{text:?} is not a list of whole numbers such as 2,768")).in_field("--shape");
@@ -85,7 +95,7 @@ pub(crate) fn put(args: &PutArgs) -> Result<()> {
     let source: Box<dyn Read> = match is_stream(&args.file) {
         true => Box::new(std::io::stdin()),
         false => {
-            let io = |error: std::io::Error| of_file("cannot open", &error, &args.file);
+            let io = |error: std::io::Error| file_error("cannot open", &error, &args.file);
             let file = File::open(&args.file).map_err(io)?;
             let len = file.metadata().map_err(io)?.len();
             Box::new(Tracked { file, progress: FileProgress::new(len, format!("reading {}", args.file.display())) })
@@ -219,7 +229,7 @@ pub(super) fn export(file: &Path, format: Format, tensors: &[(&str, &Lease)]) ->
 
 /// Replaces `path` atomically: writes a temporary file beside it and renames that. Pipes and devices are written directly.
 fn replace(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> Result<()>) -> Result<()> {
-    let io = |error: std::io::Error| of_file("cannot write", &error, path);
+    let io = |error: std::io::Error| file_error("cannot write", &error, path);
     if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
         let file = File::options().write(true).open(path).map_err(io)?;
         return fill(&mut BufWriter::new(file)).map_err(|error| error.in_file(path));

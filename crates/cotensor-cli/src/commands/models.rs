@@ -1,5 +1,5 @@
-use super::{print, print_json};
 use crate::args::ModelsArgs;
+use crate::output::{print, print_json};
 use cotensor::core::Result;
 use cotensor::model::family::families;
 use serde::Serialize;

@@ -1,5 +1,7 @@
-use super::{in_pipeline, open_models, print, print_json, progress, runtime};
+use super::local::runtime;
+use super::pipeline::{in_pipeline, open_models, progress};
 use crate::args::RunArgs;
+use crate::output::{print, print_json};
 use cotensor::Runtime;
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor::model::engine::FileMode;

@@ -1,6 +1,6 @@
-use super::{mib_to_bytes, print, print_json};
+use super::local::mib_to_bytes;
 use crate::args::ScanArgs;
-use crate::output::Steps;
+use crate::output::{Steps, print, print_json};
 use crate::table::{Table, plain};
 use cotensor::core::{Error, Result, size};
 use cotensor_demo::Progress;

@@ -1,7 +1,8 @@
-use super::{mib_to_bytes, print_json};
+use super::local::mib_to_bytes;
 use crate::args::ServeArgs;
 use crate::launch::Program;
 use crate::log::Log;
+use crate::output::print_json;
 use crate::terminal::takes_colours;
 use cotensor::core::{Error, Result};
 use cotensor_daemon::http::{HttpConfig, default_port};

@@ -1,8 +1,8 @@
 //! `serve-models`: offers models as functions, in a separate process, so that a failing engine cannot affect the daemon.
 
-use super::{connect, print_json};
+use super::connection::connect;
 use crate::args::ServeModelsArgs;
-use crate::output::report;
+use crate::output::{print_json, report};
 use crate::signals;
 use cotensor::Runtime;
 use cotensor::core::Result;

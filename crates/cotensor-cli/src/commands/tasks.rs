@@ -1,9 +1,9 @@
 //! `tasks`: lists, waits for and cancels tasks of providers.
 
 use super::call::{call_error, show};
-use super::{connect, print, print_json};
+use super::connection::connect;
 use crate::args::TasksArgs;
-use crate::output::report;
+use crate::output::{print, print_json, report};
 use crate::table::{Table, duration, plain};
 use cotensor::core::{Error, ErrorKind, Result};
 use cotensor_client::ClientStore;

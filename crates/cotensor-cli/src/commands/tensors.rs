@@ -1,7 +1,8 @@
 //! `ls`, `stat`, `who` and `rm`: tensors of the daemon, their versions and holders.
 
-use super::{connect, print, print_json};
+use super::connection::connect;
 use crate::args::{Client, LsArgs, RmArgs, StatArgs, WhoArgs};
+use crate::output::{print, print_json};
 use crate::table::{Table, duration, plain, shape};
 use cotensor::core::{Error, ErrorKind, Result, size};
 use cotensor::store::{Stats, StoreReports, TensorStore};

@@ -105,15 +105,15 @@ impl From<&TensorSpec> for Spec {
 }
 
 impl Spec {
-    /// With the dtype and shape that somebody asked to look at it with.
+    /// The same tensor with the dtype and shape of `layout`.
     #[must_use]
-    pub fn looked_at(mut self, layout: &Layout) -> Self {
+    pub fn with_layout(mut self, layout: &Layout) -> Self {
         self.dtype = layout.dtype().name().to_owned();
         self.shape = layout.shape().to_vec();
         self
     }
 
-    /// What the store understands.
+    /// Converts it to the store's type.
     ///
     /// # Errors
     /// `Invalid` naming the field.

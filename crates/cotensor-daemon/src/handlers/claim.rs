@@ -3,7 +3,7 @@
 use super::answer::{Answer, NOTHING};
 use super::key::claim_key;
 use crate::dispatch::{Caller, Reply};
-use crate::session::OPEN_MAX;
+use crate::session::HANDLES_MAX;
 use crate::supervisor::Event;
 use cotensor_client::protocol::{ClaimParams, ClaimResult, Computed, Empty, FinishParams, Id, KeyParams, TicketParams};
 use cotensor_core::{Error, Result};
@@ -41,15 +41,15 @@ pub(super) async fn finish(caller: Caller, params: FinishParams) -> Answer<Empty
     if params.results.is_empty() {
         return Err(Error::invalid("a computation without results cannot be shared: decline it").in_field("results"));
     }
-    if params.results.len() > OPEN_MAX {
-        return Err(Error::invalid(format!("more than {OPEN_MAX} results")).in_field("results"));
+    if params.results.len() > HANDLES_MAX {
+        return Err(Error::invalid(format!("more than {HANDLES_MAX} results")).in_field("results"));
     }
     let mut seen = HashSet::new();
     if !params.results.iter().all(|id| seen.insert((id.slot, id.version))) {
         return Err(Error::invalid("the same result twice").in_field("results"));
     }
     let find = |id: &Id| {
-        let lease = caller.leased((*id).into())?;
+        let lease = caller.lease_of((*id).into())?;
         match lease.key() == Some(ticket.key()) {
             true => Ok(lease),
             false => Err(Error::invalid(format!("{} was not published under this ticket", lease.name()))),
@@ -60,7 +60,7 @@ pub(super) async fn finish(caller: Caller, params: FinishParams) -> Answer<Empty
     Ok(NOTHING.into())
 }
 
-pub(super) async fn decline(caller: Caller, params: TicketParams) -> Answer<Empty> {
+pub(super) async fn abandon(caller: Caller, params: TicketParams) -> Answer<Empty> {
     let ticket = caller.lock().tickets.take(params.ticket, "ticket")?;
     ticket.abandon();
     Ok(NOTHING.into())

@@ -1,6 +1,6 @@
 //! The handler of each method.
 
-use super::{claim, contents, functions, report, service, session, tensor};
+use super::{blobs, claim, functions, notes, report, service, session, tensor};
 use crate::dispatch::Methods;
 use cotensor_client::protocol as p;
 
@@ -22,16 +22,16 @@ pub(crate) fn methods() -> Methods {
         .add::<p::Has, _>(tensor::has)
         .add::<p::Remove, _>(tensor::remove)
         .add::<p::List, _>(report::list)
-        .add::<p::ListHolders, _>(report::who)
+        .add::<p::ListHolders, _>(report::holders)
         .add::<p::Claim, _>(claim::begin)
         .add::<p::Finish, _>(claim::finish)
-        .add::<p::Abandon, _>(claim::decline)
+        .add::<p::Abandon, _>(claim::abandon)
         .add::<p::IsComputed, _>(claim::is_computed)
-        .add::<p::PlanUpload, _>(contents::begin)
-        .add::<p::PublishBlobs, _>(contents::finish)
-        .add::<p::DiscardBlobs, _>(contents::discard)
-        .add::<p::GetNote, _>(report::get_note)
-        .add::<p::PutNote, _>(report::put_note)
+        .add::<p::PlanUpload, _>(blobs::plan_upload)
+        .add::<p::PublishBlobs, _>(blobs::publish)
+        .add::<p::DiscardBlobs, _>(blobs::discard)
+        .add::<p::GetNote, _>(notes::get)
+        .add::<p::PutNote, _>(notes::put)
         .add::<p::RegisterFunction, _>(functions::register)
         .add::<p::UnregisterFunction, _>(functions::unregister)
         .add::<p::LookupFunction, _>(functions::lookup)

@@ -1,11 +1,12 @@
 //! Handlers of the protocol's methods: each takes the caller and the parameters.
 
 mod answer;
+mod blobs;
 mod claim;
-mod contents;
 mod functions;
 mod key;
 mod methods;
+mod notes;
 mod report;
 mod service;
 mod session;

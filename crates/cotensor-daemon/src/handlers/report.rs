@@ -1,20 +1,15 @@
-//! Lists, holders, statistics and notes.
+//! Lists, holders and statistics.
 
 use super::answer::{Answer, NOTHING};
-use super::key::key;
 use crate::daemon::Daemon;
 use crate::dispatch::Caller;
-use crate::supervisor::Event;
-use cotensor_client::hex;
 use cotensor_client::protocol::{
-    CopiesParams, CopyParams, Empty, HoldersResult, KeyParams, ListParams, ListResult, NameParams, Note, PutNoteParams,
-    Report, Spec, TensorInfo, TensorState,
+    CopiesParams, CopyParams, Empty, HoldersResult, ListParams, ListResult, NameParams, Report, Spec, TensorInfo,
+    TensorState,
 };
 use cotensor_core::{Error, Result};
 use cotensor_store::backend::{LeaseBackend, Record};
-use cotensor_store::{
-    BlobStore, CopyReason, EmbeddedStore, MemoryControl, SpilledTensorInfo, StoreReports, check_name,
-};
+use cotensor_store::{CopyReason, EmbeddedStore, MemoryControl, SpilledTensorInfo, StoreReports, check_name};
 use std::collections::BTreeMap;
 
 /// The most copies in one report.
@@ -63,7 +58,7 @@ pub(super) async fn list(caller: Caller, params: ListParams) -> Answer<ListResul
     Ok(ListResult { left_off, tensors }.into())
 }
 
-pub(super) async fn who(caller: Caller, params: NameParams) -> Answer<HoldersResult> {
+pub(super) async fn holders(caller: Caller, params: NameParams) -> Answer<HoldersResult> {
     let store = &caller.daemon.store;
     let all = store.records(&params.name);
     let named = all.iter().rev().filter(|record| record.name() == params.name);
@@ -74,19 +69,6 @@ pub(super) async fn who(caller: Caller, params: NameParams) -> Answer<HoldersRes
         return Err(Error::not_found(format!("no tensor is named {:?}", params.name)).in_field("name"));
     }
     Ok(HoldersResult { versions }.into())
-}
-
-pub(super) async fn get_note(caller: Caller, params: KeyParams) -> Answer<Note> {
-    let note = caller.daemon.store.get_note(&key(&params.key)?);
-    Ok(Note { note: note.map(|bytes| hex::encode(&bytes)) }.into())
-}
-
-pub(super) async fn put_note(caller: Caller, params: PutNoteParams) -> Answer<Empty> {
-    let note =
-        hex::decode(&params.note).ok_or_else(|| Error::invalid("hexadecimal digits expected").in_field("note"))?;
-    caller.daemon.store.put_note(&key(&params.key)?, &note);
-    caller.daemon.events.record(Event::NotePut { key: params.key, note: params.note });
-    Ok(NOTHING.into())
 }
 
 fn report(value: &impl serde::Serialize) -> Answer<Report> {

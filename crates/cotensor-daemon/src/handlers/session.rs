@@ -11,7 +11,7 @@ pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloRe
         let message = format!("the daemon speaks protocol {PROTOCOL}, the client {}", params.protocol);
         return Err(Error::unsupported(message).in_field("protocol"));
     }
-    caller.introduce(&params.client);
+    caller.set_client(&params.client);
     let daemon = &caller.daemon;
     let was = params.resume.as_ref().map(|resume| resume.session);
     let (resumed, tickets) = match params.resume {
@@ -23,7 +23,7 @@ pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloRe
         // After `joined`: a server that dies in between leaves both sessions in the journal.
         daemon.is_back(was);
     }
-    caller.greet();
+    caller.complete_hello();
     // Only a connection on the Unix socket carries descriptors.
     let index = caller.outbox().map(|_| daemon.events.slots.fd()).transpose()?;
     let sharing = daemon.store.config();

@@ -30,11 +30,11 @@ pub(super) async fn publish(mut caller: Caller, params: PublishParams) -> Answer
     let Reserved { spec, charge, own, holder } = caller.lock().reservations.take(params.reservation, "reservation")?;
     let layout = Layout::contiguous(spec.dtype, &spec.shape)?;
     let segment = Arc::new(Sealed::new(fd, layout.size_bytes(), spec.device)?);
-    let key = params.ticket.map(|ticket| caller.key_of(ticket)).transpose()?;
+    let key = params.ticket.map(|ticket| caller.ticket_key(ticket)).transpose()?;
     count_copies(&caller.daemon, &params.copies)?;
     let lease = caller.daemon.store.adopt(spec, layout, segment, charge, key, &holder)?;
     drop(own);
-    Ok(caller.grant_made(lease, &holder)?.into())
+    Ok(caller.grant_published(lease, &holder)?.into())
 }
 
 pub(super) async fn discard(caller: Caller, params: ReservationParams) -> Answer<Empty> {
@@ -62,7 +62,7 @@ pub(super) async fn open_slab(mut caller: Caller, params: SlabParams) -> Answer<
     let (slab, share) = daemon.slabs.open(&daemon.store, (fd, inode), len, &owner)?;
     let waited = daemon.orphans().take_slab(inode);
     drop(waited);
-    let number = caller.keep_slab(Arc::clone(&slab), share, own)?;
+    let number = caller.add_slab(Arc::clone(&slab), share, own)?;
     let live = slab.belongs(&owner, number);
     Ok(SlabResult { slab: number, live }.into())
 }
@@ -75,13 +75,13 @@ pub(super) async fn publish_slab(caller: Caller, params: PublishSlabParams) -> A
     let layout = Layout::contiguous(spec.dtype, &spec.shape)?;
     let offset = usize::try_from(params.offset).unwrap_or(usize::MAX);
     let part = Part::new(Arc::clone(&slab), offset, layout.size_bytes())?;
-    let key = params.ticket.map(|ticket| caller.key_of(ticket)).transpose()?;
+    let key = params.ticket.map(|ticket| caller.ticket_key(ticket)).transpose()?;
     let store = &caller.daemon.store;
     store.check_shared(&spec)?;
     let charge = store.grant_in(slab.charge(), &spec)?;
     count_copies(&caller.daemon, &params.copies)?;
     let lease = store.adopt(spec, layout, Arc::new(part), charge, key, &holder)?;
-    Ok(caller.grant_made(lease, &holder)?.into())
+    Ok(caller.grant_published(lease, &holder)?.into())
 }
 
 /// Answers with the description of a leased tensor, and its descriptor if the session does not have it.

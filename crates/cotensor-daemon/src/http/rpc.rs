@@ -3,6 +3,7 @@
 use super::Http;
 use super::answer::Refusal;
 use super::paced::time_for;
+use crate::dispatch::Methods;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
@@ -23,7 +24,7 @@ pub(super) async fn call(State(http): State<Arc<Http>>, headers: HeaderMap, body
     }
     let body = read(&http, body).await?;
     let mut call = http.sessions.call(&http.daemon, &headers)?;
-    let answering = http.daemon.methods.answer(&call.session, Frame::new(body));
+    let answering = Methods::answer(&http.daemon, &call.session, Frame::new(body));
     let answer = tokio::time::timeout(http.config.request_time_max, answering)
         .await
         .map_err(|_| Refusal::new(StatusCode::GATEWAY_TIMEOUT, "this took longer than a call may"))?;

@@ -79,7 +79,7 @@ impl Call<'_> {
     /// # Errors
     /// 503 when `max` sessions exist.
     pub(crate) fn keep_if_introduced(&mut self, max: usize) -> Result<(), Refusal> {
-        if self.is_kept() || !self.session.is_introduced() {
+        if self.is_kept() || !self.session.is_named() {
             return Ok(());
         }
         let mut entries = self.sessions.lock();

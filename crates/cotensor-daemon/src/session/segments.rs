@@ -1,4 +1,4 @@
-//! The segments that a session holds something in.
+//! The segments in which a session has leases or slabs.
 
 use cotensor_core::{Error, Result};
 use rustix::fs::fstat;
@@ -6,45 +6,60 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
-/// The numbers under which the session knows segments. A number lives while the session holds something in the segment,
-/// and with that the daemon's descriptor of it, which is what tells segments apart here.
+/// Segments by the daemon's descriptors. An entry exists while the session uses the segment. The use keeps the daemon's descriptor
+/// open, so its number identifies the segment.
 #[derive(Default)]
-pub(super) struct Segments {
+pub(super) struct SegmentTable {
     next: u64,
-    pub(super) by_fd: HashMap<RawFd, Known>,
+    by_fd: HashMap<RawFd, SegmentEntry>,
 }
 
-pub(super) struct Known {
+pub(super) struct SegmentEntry {
+    /// The number by which the client knows the segment.
     pub(super) id: u64,
-    /// Its size.
+    /// The size in bytes.
     pub(super) bytes: u64,
-    /// Leases and slabs of the session in it.
+    /// The number of leases and slabs of the session in it.
     uses: usize,
-    /// Whether the client was sent its descriptor.
+    /// Whether the client has its descriptor.
     pub(super) sent: bool,
 }
 
-impl Segments {
-    pub(super) fn hold(&mut self, fd: BorrowedFd<'_>) -> Result<&mut Known> {
-        let known = match self.by_fd.entry(fd.as_raw_fd()) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(place) => {
-                let found = fstat(fd).map_err(|error| Error::io("looking at a segment", &error.into()))?;
-                let bytes = u64::try_from(found.st_size).unwrap_or(0);
+impl SegmentTable {
+    /// Counts one more use of a segment.
+    ///
+    /// # Errors
+    /// `Io` when its size cannot be read.
+    pub(super) fn add_use(&mut self, fd: BorrowedFd<'_>) -> Result<&mut SegmentEntry> {
+        let entry = match self.by_fd.entry(fd.as_raw_fd()) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(vacant) => {
+                let status = fstat(fd).map_err(|error| Error::io("reading a segment's status", &error.into()))?;
+                let bytes = u64::try_from(status.st_size).unwrap_or(0);
                 self.next += 1;
-                place.insert(Known { id: self.next, bytes, uses: 0, sent: false })
+                vacant.insert(SegmentEntry { id: self.next, bytes, uses: 0, sent: false })
             }
         };
-        known.uses += 1;
-        Ok(known)
+        entry.uses += 1;
+        Ok(entry)
     }
 
-    pub(super) fn let_go(&mut self, fd: RawFd) {
-        if let Some(known) = self.by_fd.get_mut(&fd) {
-            known.uses -= 1;
-            if known.uses == 0 {
+    /// Counts one use less, and removes the entry with the last use.
+    pub(super) fn remove_use(&mut self, fd: RawFd) {
+        if let Some(entry) = self.by_fd.get_mut(&fd) {
+            entry.uses -= 1;
+            if entry.uses == 0 {
                 self.by_fd.remove(&fd);
             }
         }
+    }
+
+    pub(super) fn get(&self, fd: RawFd) -> Option<&SegmentEntry> {
+        self.by_fd.get(&fd)
+    }
+
+    /// The entry with the client's number `id`, and the daemon's descriptor of the segment.
+    pub(super) fn find(&mut self, id: u64) -> Option<(RawFd, &mut SegmentEntry)> {
+        self.by_fd.iter_mut().find(|(_, entry)| entry.id == id).map(|(fd, entry)| (*fd, entry))
     }
 }

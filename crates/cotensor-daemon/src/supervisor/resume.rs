@@ -5,7 +5,7 @@ use super::orphans::TakenUp;
 use super::restore::claim;
 use crate::daemon::Daemon;
 use crate::handlers::claim_key;
-use crate::session::{OPEN_MAX, Session};
+use crate::session::{HANDLES_MAX, Session};
 use cotensor_client::protocol::{RESUME_TOKEN, Resume};
 use cotensor_core::{Error, ErrorKind, Result};
 use subtle::ConstantTimeEq;
@@ -24,14 +24,14 @@ impl Daemon {
         if !bool::from(token.as_bytes().ct_eq(resume.token.as_bytes())) {
             return Err(Error::new(ErrorKind::Refused, "not this session's token").in_field(RESUME_TOKEN));
         }
-        if resume.leases.len() > RESUMED_MAX || resume.claims.len() > OPEN_MAX {
+        if resume.leases.len() > RESUMED_MAX || resume.claims.len() > HANDLES_MAX {
             return Err(Error::invalid(format!("more than {RESUMED_MAX} leases")).in_field("resume.leases"));
         }
         let mut leases = Vec::with_capacity(resume.leases.len());
         for resumed in &resume.leases {
             let holder = session.holder(&resumed.holder)?;
             let lease = self.store.lease_version(&resumed.name, resumed.version, &holder);
-            leases.push(lease.ok().map(|lease| session.take_up(lease, &holder)).transpose()?);
+            leases.push(lease.ok().map(|lease| session.resume_lease(lease, &holder)).transpose()?);
         }
         let holder = session.holder("")?;
         let take_up = |key: &String| {

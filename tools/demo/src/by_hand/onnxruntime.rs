@@ -1,7 +1,7 @@
 //! The variant `by_hand` on onnxruntime, if a Python interpreter can import it.
 
-use crate::compare::DemoOptions;
 use crate::measure::run_process;
+use crate::options::DemoOptions;
 use cotensor::core::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};

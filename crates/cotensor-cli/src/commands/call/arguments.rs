@@ -1,6 +1,6 @@
 //! Parses the arguments of a function from the command line.
 
-use crate::commands::of_file;
+use crate::commands::files::file_error;
 use cotensor::core::{Error, Kind, Result};
 use cotensor::store::{Holder, Retention, TensorStore};
 use cotensor_client::ClientStore;
@@ -86,12 +86,12 @@ impl Reader {
         };
         match format(path) {
             None => Ok(self.store.get(name, &self.holder)?.into()),
-            Some(format) => self.of_file(Path::new(path), format, inner).map(Value::from),
+            Some(format) => self.publish_file(Path::new(path), format, inner).map(Value::from),
         }
     }
 
-    fn of_file(&self, path: &Path, format: Format, inner: Option<&str>) -> Result<cotensor::store::Lease> {
-        let file = File::open(path).map_err(|error| of_file("cannot open", &error, path))?;
+    fn publish_file(&self, path: &Path, format: Format, inner: Option<&str>) -> Result<cotensor::store::Lease> {
+        let file = File::open(path).map_err(|error| file_error("cannot open", &error, path))?;
         let mut reader = TensorReader::open(file, format, None).map_err(|error| error.in_file(path))?;
         let at = match (inner, reader.entries()) {
             (Some(inner), entries) => entries

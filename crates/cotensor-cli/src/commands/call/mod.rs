@@ -5,8 +5,10 @@ mod result;
 
 pub(super) use result::show;
 
-use super::{connect, print, print_json, tasks};
+use super::connection::connect;
+use super::tasks;
 use crate::args::CallArgs;
+use crate::output::{print, print_json};
 use crate::table::{Table, plain};
 use arguments::Reader;
 use cotensor::core::{Error, ErrorKind, Result};

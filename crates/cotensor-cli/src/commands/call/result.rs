@@ -1,8 +1,7 @@
 //! Prints the result of a call.
 
 use crate::commands::files::{export, is_stream};
-use crate::commands::{print, print_json};
-use crate::output::report;
+use crate::output::{print, print_json, report};
 use crate::table::{plain, shape};
 use cotensor::core::{Error, Result, size};
 use cotensor::store::Lease;

@@ -3,8 +3,8 @@
 mod snapshot;
 mod view;
 
-use super::{print, print_json};
 use crate::args::TopArgs;
+use crate::output::{print, print_json};
 use crate::signals;
 use crate::table::{Table, plain};
 use crate::terminal::takes_escapes;
@@ -25,7 +25,7 @@ use view::View;
 const PAGE: isize = 20;
 
 pub(crate) fn top(args: &TopArgs) -> Result<()> {
-    let watchdog = super::watch(&args.client);
+    let watchdog = super::connection::watch(&args.client);
     let store = connect(args)?;
     let snapshot = Snapshot::take(&store)?;
     // Its report would disturb the live view.

@@ -63,7 +63,7 @@ fn recorded_input_names_the_run_that_produced_it() {
     memoized.run_alone(&[("x", (&first[0]).into())], &["y"]).unwrap();
     recorder.finish().unwrap();
     let plan: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(folder.path().join(record::PLAN_FILE)).unwrap()).unwrap();
+        serde_json::from_slice(&std::fs::read(folder.path().join(crate::by_hand::record::PLAN_FILE)).unwrap()).unwrap();
     assert_eq!(plan[0]["inputs"]["x"], serde_json::json!({"file": "0.in.x", "dtype": "float32", "shape": [2]}));
     assert_eq!(plan[1]["inputs"]["x"], serde_json::json!({"run": 0, "output": "y"}));
     let expected = folder.path().join(plan[1]["expected"]["y"]["file"].as_str().unwrap());

@@ -17,7 +17,7 @@ use std::time::Duration;
 /// The most blobs of one request.
 const BLOBS_MAX: usize = 65_536;
 
-pub(super) async fn begin(caller: Caller, params: PlanUploadParams) -> Answer<PlanUploadResult> {
+pub(super) async fn plan_upload(caller: Caller, params: PlanUploadParams) -> Answer<PlanUploadResult> {
     if params.blobs.len() > BLOBS_MAX {
         let message = format!("{} blobs; at most {BLOBS_MAX} in one request", params.blobs.len());
         return Err(Error::invalid(message).in_field("blobs"));
@@ -65,7 +65,7 @@ pub(super) async fn begin(caller: Caller, params: PlanUploadParams) -> Answer<Pl
     Ok(Reply { value: PlanUploadResult { ready, busy, upload }, fds })
 }
 
-pub(super) async fn finish(mut caller: Caller, params: PublishBlobsParams) -> Answer<Descriptors> {
+pub(super) async fn publish(mut caller: Caller, params: PublishBlobsParams) -> Answer<Descriptors> {
     let fd = caller.fd()?;
     let (pack, own) = caller.lock().packs.take(params.reservation, "reservation")?;
     let holder = pack.holder().clone();
@@ -73,7 +73,7 @@ pub(super) async fn finish(mut caller: Caller, params: PublishBlobsParams) -> An
     verify(&pack, &*segment)?;
     let leases = caller.daemon.store.publish_pack(pack, &segment, Duration::from_micros(params.micros))?;
     drop(own);
-    let _made = caller.made(&*segment)?;
+    let _in_use = caller.use_client_segment(&*segment)?;
     let mut fds = Vec::new();
     let grant = |lease| caller.grant(lease, &holder, &mut fds);
     let tensors = leases.into_iter().map(grant).collect::<Result<_>>()?;

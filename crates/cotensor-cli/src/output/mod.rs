@@ -1,0 +1,9 @@
+//! Output for people and programs.
+
+mod progress;
+mod standard;
+mod text;
+
+pub(crate) use progress::{FileProgress, Steps, Tracked};
+pub(crate) use standard::{print, print_json, report, write_out};
+pub(crate) use text::{bounded, plain, printable};

@@ -1,0 +1,29 @@
+//! Standard output and standard error.
+
+use super::text::{printable, printable_json};
+use cotensor::core::{Error, Result};
+use std::io::Write;
+
+/// Writes a line to standard error. Write errors are ignored.
+pub(crate) fn report(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// Writes text to standard output, with control characters escaped.
+pub(crate) fn print(text: &str) -> Result<()> {
+    write_out(&printable(text))
+}
+
+/// Writes to standard output; a closed pipe is no error.
+pub(crate) fn write_out(text: &str) -> Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::io("cannot write", &error)),
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value).map_err(|error| Error::invalid(error.to_string()))?;
+    write_out(&format!("{}\n", printable_json(&text)))
+}

@@ -1,0 +1,62 @@
+//! The resources of a session.
+
+use super::handles::HandleTable;
+use super::segments::SegmentTable;
+use crate::segment::Slab;
+use cotensor_store::backend::{Charge, TensorCharge};
+use cotensor_store::{BlobPack, Holder, Lease, SegmentCharge, TensorId, TensorSpec, Ticket};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+/// The resources of a session. Dropping them releases the leases and returns the charges.
+#[derive(Default)]
+pub(crate) struct Resources {
+    /// Holders by the names that the client gave them.
+    pub(super) holders: HashMap<String, Holder>,
+    /// Leases by tensor and holder.
+    pub(super) leases: HashMap<(TensorId, u32), LeaseEntry>,
+    pub(super) segments: SegmentTable,
+    pub(crate) reservations: HandleTable<Reserved>,
+    pub(crate) packs: HandleTable<(BlobPack, Arc<Charge>)>,
+    pub(crate) tickets: HandleTable<Ticket>,
+    /// Slabs by the numbers of their segments.
+    pub(crate) slabs: HashMap<u64, SlabEntry>,
+}
+
+/// A lease, and how often the client took it.
+pub(super) struct LeaseEntry {
+    pub(super) lease: Lease,
+    pub(super) count: u32,
+    /// Its part of the session's budget. `None` for a tensor in a slab of this session, which is charged already.
+    pub(super) _charge: Option<Arc<Charge>>,
+}
+
+/// A tensor whose memory the client makes. It is charged already.
+pub(crate) struct Reserved {
+    pub(crate) spec: TensorSpec,
+    pub(crate) charge: TensorCharge,
+    /// Its part of the session's budget. The charge of the lease replaces it.
+    pub(crate) own: Arc<Charge>,
+    pub(crate) holder: Holder,
+}
+
+/// A slab that the session's client writes.
+pub(crate) struct SlabEntry {
+    pub(crate) slab: Arc<Slab>,
+    /// The store charges the memory as long as the client can write it.
+    pub(super) _share: SegmentCharge,
+    /// Its part of the session's budget.
+    pub(super) _charge: Arc<Charge>,
+}
+
+impl Resources {
+    /// Removes holders without leases and reservations. A client that serves others names a holder for each of them.
+    pub(super) fn remove_unused_holders(&mut self) {
+        let Self { holders, leases, reservations, packs, .. } = self;
+        let leased = leases.keys().map(|(_, holder)| *holder);
+        let reserved = reservations.values().map(|reserved| reserved.holder.id());
+        let packed = packs.values().map(|(pack, _)| pack.holder().id());
+        let used: HashSet<u32> = leased.chain(reserved).chain(packed).collect();
+        holders.retain(|_, holder| used.contains(&holder.id()));
+    }
+}

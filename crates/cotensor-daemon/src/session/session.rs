@@ -1,0 +1,226 @@
+//! A session: the client, and its part of the budget.
+
+use super::free_ranges::FreeRanges;
+use super::resources::{Resources, SlabEntry};
+use crate::functions::FunctionProvider;
+use crate::segment::{Slab, SlabOwner};
+use crate::supervisor::StoreEvents;
+use cotensor_client::protocol::{CallerInfo, SessionInfo, Transport, notification};
+use cotensor_core::sync::lock;
+use cotensor_core::{Error, ErrorKind, Result, size};
+use cotensor_rpc::server::Outbox;
+use cotensor_rpc::{Frame, encode_call};
+use cotensor_store::backend::{Budget, Charge};
+use cotensor_store::{EmbeddedStore, Holder, Key, SegmentCharge, TensorStore, Ticket, check_name};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Instant;
+
+/// The most holders of a session at a time.
+const HOLDERS_MAX: usize = 1024;
+
+/// A client's session.
+pub(crate) struct Session {
+    pub(super) store: Arc<EmbeddedStore>,
+    pub(super) events: Arc<StoreEvents>,
+    pub(crate) id: u64,
+    /// The client's name and process, as in the names of holders. Set by `session.hello`.
+    client: OnceLock<String>,
+    /// Whether `session.hello` has succeeded.
+    has_said_hello: AtomicBool,
+    pub(crate) pid: Option<i32>,
+    started: Instant,
+    /// The sender of messages to the client; `None` for HTTP.
+    outbox: Option<Outbox>,
+    /// For leases and reservations.
+    pub(super) budget: Arc<Budget>,
+    resources: Mutex<Resources>,
+    free_ranges: FreeRanges,
+}
+
+impl Session {
+    pub(crate) fn new(
+        store: Arc<EmbeddedStore>,
+        events: Arc<StoreEvents>,
+        max_bytes: u64,
+        id: u64,
+        pid: Option<i32>,
+        outbox: Option<Outbox>,
+    ) -> Self {
+        Self {
+            store,
+            events,
+            id,
+            client: OnceLock::new(),
+            has_said_hello: AtomicBool::new(false),
+            pid,
+            started: Instant::now(),
+            outbox,
+            budget: Budget::new(max_bytes),
+            resources: Mutex::default(),
+            free_ranges: FreeRanges::default(),
+        }
+    }
+
+    /// Names the client; later names are ignored.
+    pub(crate) fn set_client(&self, client: &str) {
+        let client: String = client.chars().filter(|c| !c.is_control()).take(100).collect();
+        self.client.get_or_init(|| match (self.transport(), self.pid) {
+            (Transport::Http, _) => format!("{client}[http]"),
+            (Transport::Unix, Some(pid)) => format!("{client}[{pid}]"),
+            (Transport::Unix, None) => client,
+        });
+    }
+
+    /// Whether the client has a name from `session.hello`.
+    pub(crate) fn is_named(&self) -> bool {
+        self.client.get().is_some()
+    }
+
+    /// Whether `session.hello` must be the next call. A call over HTTP needs no session.
+    pub(crate) fn needs_hello(&self) -> bool {
+        self.transport() == Transport::Unix && !self.has_said_hello.load(Ordering::Relaxed)
+    }
+
+    /// Notes that `session.hello` has succeeded.
+    pub(crate) fn complete_hello(&self) {
+        self.has_said_hello.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn transport(&self) -> Transport {
+        if self.outbox.is_some() { Transport::Unix } else { Transport::Http }
+    }
+
+    pub(crate) fn info(&self) -> SessionInfo {
+        let resources = self.lock();
+        SessionInfo {
+            session: self.id,
+            client: self.client().to_owned(),
+            transport: self.transport(),
+            age_s: self.started.elapsed().as_secs_f64(),
+            leases: resources.leases.len(),
+            bytes: resources.leases.values().map(|entry| entry.lease.layout().size_bytes() as u64).sum(),
+        }
+    }
+
+    pub(crate) fn client(&self) -> &str {
+        let unnamed = if self.transport() == Transport::Http { "http" } else { "unnamed" };
+        self.client.get().map_or(unnamed, String::as_str)
+    }
+
+    /// The store's holder for the client's holder of this name.
+    ///
+    /// # Errors
+    /// `Conflict` when the session has too many holders; `Invalid` for a name that is too long.
+    pub(crate) fn holder(&self, holder: &str) -> Result<Holder> {
+        check_name(holder, "holder")?;
+        let mut resources = self.lock();
+        if let Some(known) = resources.holders.get(holder) {
+            return Ok(known.clone());
+        }
+        if resources.holders.len() >= HOLDERS_MAX {
+            resources.remove_unused_holders();
+        }
+        if resources.holders.len() >= HOLDERS_MAX {
+            return Err(Error::new(ErrorKind::Conflict, format!("{HOLDERS_MAX} holders are named in this session")));
+        }
+        let short: String = holder.chars().filter(|c| !c.is_control()).take(200).collect();
+        let name = if holder.is_empty() { self.client().to_owned() } else { format!("{}/{short}", self.client()) };
+        let known = self.store.holder(&name);
+        resources.holders.insert(holder.to_owned(), known.clone());
+        Ok(known)
+    }
+
+    /// Charges `bytes` to the session's budget.
+    ///
+    /// # Errors
+    /// `OverBudget` when they exceed it.
+    pub(crate) fn charge(&self, bytes: u64) -> Result<Arc<Charge>> {
+        self.budget.take(bytes).ok_or_else(|| {
+            let (used, max) = (self.budget.used(), self.budget.max());
+            let message = format!(
+                "{} leases and reserves {}, {} more are beyond the {} of one client",
+                self.client(),
+                size(used),
+                size(bytes),
+                size(max)
+            );
+            Error::new(ErrorKind::OverBudget, message)
+        })
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Resources> {
+        lock(&self.resources)
+    }
+
+    pub(crate) fn outbox(&self) -> Option<&Outbox> {
+        self.outbox.as_ref()
+    }
+
+    /// Sends the pending notifications of free ranges, as far as the client's socket has room.
+    pub(crate) fn send_free_ranges(&self) {
+        if let Some(outbox) = &self.outbox {
+            self.free_ranges.send(outbox);
+        }
+    }
+
+    /// Sends a notification with descriptors. False when the session has ended or ends now.
+    fn notify(&self, method: &str, params: &impl serde::Serialize, fds: Vec<OwnedFd>) -> bool {
+        let (Some(outbox), Ok(body)) = (&self.outbox, encode_call(None, method, params)) else { return false };
+        outbox.send(Frame { body, fds }).is_ok()
+    }
+
+    /// The key of the computation for which the session has this ticket.
+    ///
+    /// # Errors
+    /// `NotFound` for a ticket that the session does not have.
+    pub(crate) fn ticket_key(&self, ticket: u64) -> Result<Key> {
+        let missing = || Error::not_found(format!("this session has no ticket {ticket}")).in_field("ticket");
+        self.lock().tickets.get(ticket).map(Ticket::key).ok_or_else(missing)
+    }
+
+    /// Adds a slab of this session. Returns the number of its segment.
+    ///
+    /// # Errors
+    /// `Io` when its size cannot be read.
+    pub(crate) fn add_slab(&self, slab: Arc<Slab>, share: SegmentCharge, charge: Arc<Charge>) -> Result<u64> {
+        let mut resources = self.lock();
+        let segment = resources.segments.add_use(slab.fd())?;
+        segment.sent = true;
+        let id = segment.id;
+        resources.slabs.insert(id, SlabEntry { slab, _share: share, _charge: charge });
+        Ok(id)
+    }
+
+    /// Releases everything.
+    pub(crate) fn end(&self) {
+        let resources = std::mem::take(&mut *self.lock());
+        drop(resources);
+    }
+}
+
+impl SlabOwner for Session {
+    /// Notifies the client at once if its socket has room, otherwise with its next call. An idle client reads nothing, and
+    /// there may be thousands of ranges.
+    fn on_range_free(&self, slab: u64, offset: u64) {
+        match self.free_ranges.add(slab, offset) {
+            true => self.send_free_ranges(),
+            false => self.outbox.iter().for_each(Outbox::end),
+        }
+    }
+}
+
+impl FunctionProvider for Session {
+    fn session(&self) -> u64 {
+        self.id
+    }
+
+    fn client(&self) -> &str {
+        Self::client(self)
+    }
+
+    fn connect(&self, caller: &CallerInfo, socket: OwnedFd) -> bool {
+        self.notify(notification::FUNCTION_CONNECT, caller, vec![socket])
+    }
+}

@@ -1,0 +1,32 @@
+//! The report of a worker: times, memory and answers of one run.
+
+use cotensor::model::pipeline::UserReport;
+use serde::{Deserialize, Serialize};
+
+/// The report of a worker.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct WorkerReport {
+    /// Wall time in milliseconds from the start of the program to the last answer, with all copies open. Excludes hashing for
+    /// the report ([`UserReport::report_ms`]).
+    pub time_ms: f64,
+    /// Proportional set size in bytes at the end, with all copies open. It is complete, because the store is embedded and every
+    /// segment is mapped.
+    pub pss_bytes: u64,
+    /// Reports of the users.
+    pub users: Vec<UserReport>,
+    /// Milliseconds for reading the input file and the model's config, for each user in the same order.
+    pub open_ms: Vec<f64>,
+    /// Sizes of the weights; only for [`Mode::With`], which hashes contents.
+    pub weights: Option<WeightBytes>,
+}
+
+/// Bytes of weights in a run.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct WeightBytes {
+    /// Weights that all users open, counting each copy.
+    pub opened_bytes: u64,
+    /// Distinct weights.
+    pub unique_bytes: u64,
+    /// Resident part of the weight cache at the end; unread pages are not resident.
+    pub resident_bytes: u64,
+}
