@@ -94,7 +94,7 @@ class Provider(Connection):
         self.daemon, self.name, self.slabs = daemon, found["provider"]["client"], {}
 
     def notified(self, method, params, fds):
-        if method == "lent.open":
+        if method == "arena.open":
             self.slabs[params["slab"]] = mapped(fds[0], params["bytes"])
 
     def run(self, function, *args):
@@ -113,10 +113,10 @@ class Provider(Connection):
             elements = self.daemon.view(tensor, fds).tolist()
             self.daemon.release(tensor["id"])
             return elements
-        if "$lent" in value:
-            lent = value["$lent"]
-            elements = window(self.slabs[lent["slab"]], lent["offset"], lent["dtype"], lent["shape"]).tolist()
-            self.send({"method": "lent.return", "params": {"ranges": [{k: lent[k] for k in ("slab", "offset")}]}})
+        if "$arena" in value:
+            found = value["$arena"]
+            elements = window(self.slabs[found["slab"]], found["offset"], found["dtype"], found["shape"]).tolist()
+            self.send({"method": "arena.release", "params": {"ranges": [{k: found[k] for k in ("slab", "offset")}]}})
             return elements
         return {key: self.value(each) for key, each in value.items()}
 

@@ -25,7 +25,9 @@ mod _native {
     #[pymodule_export]
     use super::command::main;
     #[pymodule_export]
-    use super::functions::{Call, Functions, Pending, Provider, RemoteObject, Task, reset_functions, stop_functions};
+    use super::functions::{
+        Call, CompletionQueue, Functions, Provider, RemoteObject, Task, reset_functions, stop_functions,
+    };
     #[pymodule_export]
     use super::sharing::{PooledModel, ResourcePool, SharedTensor, SharedTensorView, TensorSharingManager};
     #[pymodule_export]

@@ -48,7 +48,7 @@ pub(crate) struct ConnectionArena {
     /// Slabs of the other end, by number.
     remote: Mutex<HashMap<u64, Arc<SealedMemfd>>>,
     /// Ranges of the other end that this end no longer reads and has not announced.
-    released: Mutex<Vec<p::LentRange>>,
+    released: Mutex<Vec<p::ArenaRange>>,
 }
 
 /// The slabs that this end writes.
@@ -57,7 +57,7 @@ struct LocalSlabs {
     /// The index is the slab's number.
     slabs: Vec<Slab>,
     /// Ranges that the other end reads, and how often each was sent.
-    sent: HashMap<p::LentRange, (Lease, usize)>,
+    sent: HashMap<p::ArenaRange, (Lease, usize)>,
 }
 
 impl ConnectionArena {
@@ -95,8 +95,8 @@ impl ConnectionArena {
         let slab = Slab::create(bytes)?;
         let fd = slab.fd().try_clone_to_owned().map_err(|error| Error::io("duplicating a descriptor", &error))?;
         // Sent under the lock: no message names the slab before this one.
-        self.notify::<p::OpenLent>(
-            &p::OpenLentParams { slab: local.slabs.len() as u64, bytes: bytes as u64 },
+        self.notify::<p::OpenSlab>(
+            &p::OpenSlabParams { slab: local.slabs.len() as u64, bytes: bytes as u64 },
             vec![fd],
         )?;
         let segment = slab.reserve_unzeroed(len)?;
@@ -106,17 +106,17 @@ impl ConnectionArena {
 
     /// A reference to a tensor of this arena, for a message. The range stays reserved until the other end releases it. `None`
     /// for a tensor that is not in this arena.
-    pub(crate) fn reference(&self, lease: &Lease) -> Option<p::LentRef> {
+    pub(crate) fn reference(&self, lease: &Lease) -> Option<p::ArenaTensorRef> {
         let fd = lease.segment().fd()?.as_raw_fd();
         let mut local = lock(&self.local);
         let slab = local.slabs.iter().position(|slab| slab.fd().as_raw_fd() == fd)? as u64;
-        let range = p::LentRange { slab, offset: lease.segment().fd_offset() as u64 };
+        let range = p::ArenaRange { slab, offset: lease.segment().fd_offset() as u64 };
         match local.sent.entry(range) {
             Entry::Occupied(mut sent) => sent.get_mut().1 += 1,
             Entry::Vacant(vacant) => drop(vacant.insert((lease.try_clone().ok()?, 1))),
         }
         let (name, dtype) = (lease.name().to_owned(), lease.dtype().name().to_owned());
-        Some(p::LentRef { range, name, dtype, shape: lease.shape().to_vec() })
+        Some(p::ArenaTensorRef { range, name, dtype, shape: lease.shape().to_vec() })
     }
 
     /// Handles a notification of the other end. Closes the connection when a slab cannot be opened: its tensors could not be
@@ -136,12 +136,12 @@ impl ConnectionArena {
     pub(crate) fn on_message(&self, method: &str, params: &str, fds: Vec<OwnedFd>) -> Result<()> {
         let malformed = |error: serde_json::Error| Error::invalid(format!("{method}: {error}"));
         match method {
-            p::OpenLent::NAME => {
+            p::OpenSlab::NAME => {
                 let fd = fds.into_iter().next().ok_or_else(|| Error::invalid("a slab without its descriptor"))?;
                 self.open_slab(&serde_json::from_str(params).map_err(malformed)?, fd)
             }
-            p::ReturnLent::NAME => {
-                let params: p::ReturnLentParams = serde_json::from_str(params).map_err(malformed)?;
+            p::ReleaseRanges::NAME => {
+                let params: p::ReleaseRangesParams = serde_json::from_str(params).map_err(malformed)?;
                 self.reclaim(&params.ranges);
                 Ok(())
             }
@@ -153,7 +153,7 @@ impl ConnectionArena {
     ///
     /// # Errors
     /// `Refused` for memory that is not sealed; `Conflict` for a slab that is open, or one too many.
-    pub(crate) fn open_slab(&self, params: &p::OpenLentParams, fd: OwnedFd) -> Result<()> {
+    pub(crate) fn open_slab(&self, params: &p::OpenSlabParams, fd: OwnedFd) -> Result<()> {
         let len = usize::try_from(params.bytes).map_err(|_| Error::invalid("a slab beyond the address space"))?;
         check_sealed(&fd, len, Guarantee::ProducerOnly)?;
         check_no_holes(&fd, len)?;
@@ -170,7 +170,7 @@ impl ConnectionArena {
     /// Leases a tensor in a slab of the other end. Dropping the last lease releases the range.
     pub(crate) fn lease(
         self: &Arc<Self>,
-        reference: &p::LentRef,
+        reference: &p::ArenaTensorRef,
         store: &ClientStore,
         holder: &Holder,
     ) -> Result<Lease> {
@@ -186,7 +186,7 @@ impl ConnectionArena {
     }
 
     /// Frees ranges that the other end released. Ignores ranges that were not sent.
-    pub(crate) fn reclaim(&self, ranges: &[p::LentRange]) {
+    pub(crate) fn reclaim(&self, ranges: &[p::ArenaRange]) {
         let mut local = lock(&self.local);
         let mut free = Vec::new();
         for range in ranges {
@@ -201,13 +201,13 @@ impl ConnectionArena {
     }
 
     /// Takes the released ranges to announce in the next message.
-    pub(crate) fn take_released(&self) -> Vec<p::LentRange> {
+    pub(crate) fn take_released(&self) -> Vec<p::ArenaRange> {
         let mut released = lock(&self.released);
         let count = released.len().min(RELEASED_PER_MESSAGE_MAX);
         released.drain(..count).collect()
     }
 
-    fn release(&self, range: p::LentRange) {
+    fn release(&self, range: p::ArenaRange) {
         let all = {
             let mut released = lock(&self.released);
             released.push(range);
@@ -217,14 +217,14 @@ impl ConnectionArena {
             }
             std::mem::take(&mut *released)
         };
-        let params = p::ReturnLentParams { ranges: all };
-        if self.notify::<p::ReturnLent>(&params, Vec::new()).is_err() {
+        let params = p::ReleaseRangesParams { ranges: all };
+        if self.notify::<p::ReleaseRanges>(&params, Vec::new()).is_err() {
             self.release_later(&params.ranges);
         }
     }
 
     /// Puts released ranges back whose announcement was not sent.
-    pub(crate) fn release_later(&self, ranges: &[p::LentRange]) {
+    pub(crate) fn release_later(&self, ranges: &[p::ArenaRange]) {
         lock(&self.released).extend_from_slice(ranges);
     }
 }
@@ -232,7 +232,7 @@ impl ConnectionArena {
 /// A range of a slab of the other end. Dropping it releases the range.
 struct RemoteRange {
     part: Arc<dyn Segment>,
-    range: p::LentRange,
+    range: p::ArenaRange,
     arena: Weak<ConnectionArena>,
 }
 

@@ -5,7 +5,7 @@ use crate::arena::ConnectionArena;
 use crate::value::{Arguments, Value};
 use cotensor_client::ClientStore;
 use cotensor_client::hex;
-use cotensor_client::protocol::provider::{LentRange, LentRef, ObjectRef, TensorRef};
+use cotensor_client::protocol::provider::{ArenaRange, ArenaTensorRef, ObjectRef, TensorRef};
 use cotensor_core::{DType, Error, Result};
 use cotensor_rpc::FRAME_BYTES_MAX;
 use cotensor_rpc::TENSORS_INSTEAD;
@@ -46,7 +46,7 @@ pub(crate) struct SentTensors {
     /// Leases that were made for the message.
     pub(crate) leases: Vec<Lease>,
     /// Ranges of the arena.
-    pub(crate) ranges: Vec<LentRange>,
+    pub(crate) ranges: Vec<ArenaRange>,
 }
 
 /// Enforces the limits of one message, and collects its tensors.
@@ -174,9 +174,9 @@ fn write(value: &Value, context: &dyn CodecContext, depth: usize, message: &mut 
 fn write_tensor(lease: &Lease, context: &dyn CodecContext, message: &mut Message) -> Result<Json> {
     message.tensor()?;
     match context.arena().reference(lease) {
-        Some(lent) => {
-            message.sent.ranges.push(lent.range);
-            Ok(json!({"$lent": lent}))
+        Some(reference) => {
+            message.sent.ranges.push(reference.range);
+            Ok(json!({"$arena": reference}))
         }
         None => Ok(json!({"$tensor": reference(lease, context, &mut message.sent)?})),
     }
@@ -323,9 +323,9 @@ fn read_special(
             let wanted: TensorRef = serde_json::from_value(inner).map_err(malformed)?;
             Ok(Value::Tensor(Arc::new(lease(&wanted, context)?)))
         }
-        ("$lent", inner) => {
+        ("$arena", inner) => {
             message.tensor()?;
-            let reference: LentRef = serde_json::from_value(inner).map_err(malformed)?;
+            let reference: ArenaTensorRef = serde_json::from_value(inner).map_err(malformed)?;
             Ok(Value::Tensor(Arc::new(context.arena().lease(&reference, context.store(), context.holder())?)))
         }
         ("$tuple", Json::Array(values)) => Ok(Value::Tuple(read_all(values, context, depth, message)?)),

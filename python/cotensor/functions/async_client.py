@@ -56,28 +56,28 @@ class AsyncSharedTensorClient(SharedTensorClient):
 
     # -- asyncio -----------------------------------------
 
-    def _waiter(self, pending: _native.Pending) -> Waiter:
+    def _waiter(self, queue: _native.CompletionQueue) -> Waiter:
         with self._waiters_lock:
-            found = self._waiters.get(pending.epoch)
+            found = self._waiters.get(queue.epoch)
             if found is None:
-                found = self._waiters[pending.epoch] = Waiter(pending)
+                found = self._waiters[queue.epoch] = Waiter(queue)
             return found
 
     def _start(
         self,
-        pending: _native.Pending,
+        queue: _native.CompletionQueue,
         loop: asyncio.AbstractEventLoop,
         future: "asyncio.Future[Any]",
-        send: Callable[[_native.Pending, int], None],
+        send: Callable[[_native.CompletionQueue, int], None],
     ) -> None:
-        waiter = self._waiter(pending)
+        waiter = self._waiter(queue)
         try:
             waiter.start(loop, future, send)
         except OSError:
             # The connection broke. A later call gets a new one.
             with self._waiters_lock:
-                if self._waiters.get(pending.epoch) is waiter:
-                    del self._waiters[pending.epoch]
+                if self._waiters.get(queue.epoch) is waiter:
+                    del self._waiters[queue.epoch]
             raise
 
     async def _in_thread(self, act: Callable[[], T]) -> T:
@@ -107,9 +107,9 @@ class AsyncSharedTensorClient(SharedTensorClient):
             future: "asyncio.Future[Any]" = loop.create_future()
 
             def send(future: "asyncio.Future[Any]" = future) -> None:
-                pending = self._functions().pending(name)
-                call = lambda pending, number: pending.call(number, name, args, named, timeout=limit)  # noqa: E731
-                self._start(pending, loop, future, call)
+                queue = self._functions().completion_queue(name)
+                call = lambda queue, number: queue.call(number, name, args, named, timeout=limit)  # noqa: E731
+                self._start(queue, loop, future, call)
 
             try:
                 await self._in_thread(send)
@@ -222,9 +222,9 @@ class AsyncSharedTensorClient(SharedTensorClient):
 
         def send() -> int:
             found = self._task(task_id)
-            pending = self._functions().pending_with(found)
-            wait = lambda pending, number: pending.wait_for(number, found, timeout=timeout)  # noqa: E731
-            self._start(pending, loop, future, wait)
+            queue = self._functions().completion_queue_of(found)
+            wait = lambda queue, number: queue.add_task(number, found, timeout=timeout)  # noqa: E731
+            self._start(queue, loop, future, wait)
             return found.epoch
 
         epoch = await self._in_thread(send)

@@ -8,7 +8,7 @@ import logging
 import threading
 from typing import Any, Callable, Dict, List, Tuple
 
-from .._native import Pending
+from .._native import CompletionQueue
 from ..errors import IoError
 
 log = logging.getLogger("cotensor.client")
@@ -22,15 +22,15 @@ _Waiting = Tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
 class Waiter:
     """Completes futures with the outcomes of calls and tasks of one provider. Its thread runs only while a future waits."""
 
-    def __init__(self, pending: Pending) -> None:
-        self._pending = pending
+    def __init__(self, queue: CompletionQueue) -> None:
+        self._queue = queue
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._waiting: Dict[int, _Waiting] = {}
         self._thread: "threading.Thread | None" = None
 
     def start(
-        self, loop: asyncio.AbstractEventLoop, future: "asyncio.Future[Any]", send: Callable[[Pending, int], None]
+        self, loop: asyncio.AbstractEventLoop, future: "asyncio.Future[Any]", send: Callable[[CompletionQueue, int], None]
     ) -> None:
         """Sends a call or a wait with ``send``. Its outcome completes ``future``, which belongs to ``loop``. Thread-safe.
 
@@ -40,7 +40,7 @@ class Waiter:
         with self._lock:
             self._waiting[number] = (loop, future)
         try:
-            send(self._pending, number)
+            send(self._queue, number)
         except BaseException:
             with self._lock:
                 self._waiting.pop(number, None)
@@ -71,7 +71,7 @@ class Waiter:
 
     def _wait_for_all(self) -> None:
         while True:
-            done = self._pending.next(WAIT_TIMEOUT)
+            done = self._queue.wait(WAIT_TIMEOUT)
             outcomes = []
             with self._lock:
                 for number, value, failed in done:

@@ -2,7 +2,7 @@
 
 use super::codec::codec::Codec;
 use super::codec::tensor_format::TensorFormat;
-use super::pending::Pending;
+use super::completion_queue::CompletionQueue;
 use super::task::Task;
 use crate::errors::{OrRaise, raise};
 use crate::interrupt::{SignalCheck, seconds};
@@ -150,17 +150,17 @@ impl Functions {
         Ok(Task::new(found.or_raise(py)?, codec))
     }
 
-    /// A set of calls and tasks of the provider of ``name``, which one thread waits for.
-    fn pending(&self, py: Python<'_>, name: &str) -> PyResult<Pending> {
+    /// The completion queue of the provider of ``name``.
+    fn completion_queue(&self, py: Python<'_>, name: &str) -> PyResult<CompletionQueue> {
         let (functions, codec) = self.connection(py)?;
-        let pending = py.detach(|| functions.completion_queue(name)).or_raise(py)?;
-        Ok(Pending::new(pending, codec))
+        let queue = py.detach(|| functions.completion_queue(name)).or_raise(py)?;
+        Ok(CompletionQueue::new(queue, codec))
     }
 
-    /// A set of calls and tasks of the provider of ``task``.
-    fn pending_with(&self, py: Python<'_>, task: &Bound<'_, Task>) -> PyResult<Pending> {
+    /// The completion queue of the provider of ``task``.
+    fn completion_queue_of(&self, py: Python<'_>, task: &Bound<'_, Task>) -> PyResult<CompletionQueue> {
         let (functions, codec) = self.connection(py)?;
-        Ok(Pending::new(functions.completion_queue_of(task.get().task(py)?), codec))
+        Ok(CompletionQueue::new(functions.completion_queue_of(task.get().task(py)?), codec))
     }
 
     /// The tasks of every provider as dicts, the newest first; with ``state``, those in that state.

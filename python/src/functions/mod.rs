@@ -3,8 +3,8 @@
 mod call;
 mod caller;
 mod codec;
+mod completion_queue;
 mod managed_object;
-mod pending;
 mod provider;
 mod remote_object;
 mod shutdown;
@@ -12,7 +12,7 @@ mod task;
 
 pub(crate) use call::Call;
 pub(crate) use caller::Functions;
-pub(crate) use pending::Pending;
+pub(crate) use completion_queue::CompletionQueue;
 pub(crate) use provider::Provider;
 pub(crate) use remote_object::RemoteObject;
 pub(crate) use shutdown::{reset_functions, stop_functions};

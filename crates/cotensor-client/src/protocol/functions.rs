@@ -1,36 +1,36 @@
-//! Functions, as the daemon knows them: their names, and whom to ask.
+//! The directory of functions: the names that the daemon knows, and their providers.
 
 use super::messages::message;
 use super::provider::{TaskInfo, TaskState};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The longest name of a function, in bytes.
+/// The maximum length of a function's name, in bytes.
 pub const FUNCTION_NAME_BYTES_MAX: usize = 256;
-/// The longest summary of a function, in bytes.
+/// The maximum length of a function's summary, in bytes.
 pub const FUNCTION_SUMMARY_BYTES_MAX: usize = 4096;
 
 message! {
-    /// A function, as people and callers see it.
+    /// The description of a function.
     FunctionInfo {
-        /// Its name: letters, digits and any of `_ . : / -`.
+        /// The name: letters, digits and any of `_ . : / -`.
         name: String,
-        /// What it does, in a sentence or a few.
+        /// A summary for lists of functions.
         #[serde(default)]
         summary: String,
-        /// Whether a call is entered among the tasks of its provider.
+        /// Whether each call is a task of the provider.
         #[serde(default)]
         task: bool,
-        /// Whether its result stays with the provider, which answers with a reference to it.
+        /// Whether the result stays with the provider, which answers with a reference.
         #[serde(default)]
         managed: bool,
     }
 
-    /// What a provider offers.
+    /// A function to register.
     RegisterFunctionParams {
         /// The function.
         function: FunctionInfo,
-        /// Tells this life of the provider from earlier ones.
+        /// The provider's epoch: a new number each time a provider starts.
         epoch: u64,
     }
 
@@ -40,57 +40,57 @@ message! {
         name: String,
     }
 
-    /// Which function, and to whom the caller is connected.
+    /// A function to look up, and the providers that the caller is connected to.
     LookupFunctionParams {
         /// The function's name.
         name: String,
-        /// The epochs of providers that the caller has sockets to.
+        /// The epochs of these providers.
         #[serde(default)]
         connected: Vec<u64>,
     }
 
     /// A provider.
     ProviderInfo {
-        /// Its client's name and process, for people.
+        /// The provider's client name and process, for messages.
         client: String,
-        /// Tells this life of the provider from earlier ones.
+        /// The provider's epoch: a new number each time a provider starts.
         epoch: u64,
     }
 
-    /// A function and who provides it.
+    /// A function and its provider.
     FoundFunction {
         /// The function.
         function: FunctionInfo,
-        /// Who provides it.
+        /// The provider.
         provider: ProviderInfo,
     }
 
-    /// Which functions to list.
+    /// A filter of functions.
     ListFunctionsParams {
-        /// The start of their names.
+        /// The prefix of the names.
         #[serde(default)]
         prefix: String,
     }
 
-    /// Functions.
+    /// A list of functions.
     FunctionList {
-        /// In the order of their names.
+        /// The functions, sorted by name.
         functions: Vec<FoundFunction>,
     }
 
-    /// Which tasks, of all providers.
+    /// A filter of the tasks of all providers.
     AllTasksParams {
-        /// Only those in this state.
+        /// Lists only tasks in this state.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         state: Option<TaskState>,
-        /// The most of each provider; the newest.
+        /// The maximum number of tasks of each provider. The newest are listed.
         #[serde(default = "tasks_listed")]
         limit: usize,
     }
 
     /// The tasks of every provider.
     AllTasks {
-        /// By the names of their clients.
+        /// The providers, sorted by client name.
         providers: Vec<ProviderTasks>,
     }
 
@@ -98,18 +98,18 @@ message! {
     ProviderTasks {
         /// The provider.
         provider: ProviderInfo,
-        /// The newest first.
+        /// The tasks, newest first.
         tasks: Vec<TaskInfo>,
-        /// How many more there are.
+        /// The number of further tasks that match.
         left_off: usize,
-        /// Why nothing is known: a provider that did not answer in time.
+        /// The error of a provider that did not answer in time.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         error: Option<String>,
     }
 
-    /// Who is at the other end of a socket.
+    /// The caller at the other end of a socket.
     CallerInfo {
-        /// The caller's name and process, for people.
+        /// The caller's client name and process, for messages.
         client: String,
     }
 }

@@ -1,11 +1,11 @@
-//! What a provider of functions answers to those who call it, on a socket that the daemon made for the two.
+//! The methods of a provider of functions. A caller sends them over a socket pair that the daemon creates for the two processes.
 //!
-//! Values are JSON. What JSON cannot express is an object with one key: `{"$tensor": …}`, `{"$object": …}`, `{"$lent": …}`,
-//! `{"$bytes": hexadecimal digits}`, `{"$float": "nan" | "inf" | "-inf"}`, and `{"$map": [[key, value], …]}` for a map with a key
-//! that begins with `$`. Bytes and texts of more than 64 KiB travel beside the message, in a tensor of `uint8`:
-//! `{"$bytes": {"$tensor": …}}` and `{"$text": {"$tensor": …}}`, or `$lent` in place of `$tensor`.
+//! Values are JSON. A value without a JSON form is an object with one key: `{"$tensor": …}`, `{"$object": …}`, `{"$arena": …}`,
+//! `{"$tuple": […]}`, `{"$bytes": hexadecimal digits}`, `{"$float": "nan" | "inf" | "-inf"}`, and `{"$map": [[key, value], …]}` for a
+//! map with a key that starts with `$`. Bytes and texts of more than 64 KiB are tensors of dtype `uint8` beside the message:
+//! `{"$bytes": {"$tensor": …}}` and `{"$text": {"$tensor": …}}`, or `$arena` in place of `$tensor`.
 //!
-//! Either end sends `lent.open` and `lent.return`, as notifications, and fields named `returned`.
+//! Both ends send `arena.open` and `arena.release`, as notifications, and fields named `released`.
 
 use super::messages::{Empty, message};
 use super::service::Document;
@@ -14,206 +14,206 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// The code of an error that a function itself gave; `data` is a [`FailureInfo`].
+/// The code of a function's own error; `data` is a [`FailureInfo`].
 pub const FAILED_CODE: i32 = -32050;
 
 message! {
-    /// A tensor among the values: the receiver leases it from the daemon while the sender still does.
+    /// A tensor of the store. The sender keeps its lease until the receiver has leased the tensor.
     TensorRef {
-        /// Which version of which tensor.
+        /// The tensor's identity: name slot and version.
         id: Id,
-        /// Its element type.
+        /// The element type.
         dtype: String,
-        /// Its dimensions, in elements.
+        /// The dimensions, in elements.
         shape: Vec<usize>,
     }
 
-    /// Where a tensor lies that is lent.
+    /// The start of a tensor in the connection arena.
     #[derive(Copy, PartialEq, Eq, Hash)]
-    LentRange {
-        /// A slab that its sender opened with `lent.open`.
+    ArenaRange {
+        /// The number of a slab that the sender opened with `arena.open`.
         slab: u64,
-        /// Where in it the tensor begins, in bytes.
+        /// The offset of the tensor in the slab, in bytes.
         offset: u64,
     }
 
-    /// A tensor among the values, in memory of its sender's, which leaves it alone until the receiver gives it back.
-    LentRef {
-        /// Where it lies.
+    /// A tensor in the connection arena. The sender does not reuse its range before the receiver releases it.
+    ArenaTensorRef {
+        /// The tensor's range.
         #[serde(flatten)]
-        range: LentRange,
-        /// What its sender calls it.
+        range: ArenaRange,
+        /// The name that the sender uses.
         name: String,
-        /// Its element type.
+        /// The element type.
         dtype: String,
-        /// Its dimensions, in elements; row-major.
+        /// The dimensions, in elements; row-major.
         shape: Vec<usize>,
     }
 
-    /// Memory from which tensors will be lent.
+    /// A slab of the sender's connection arena.
     #[derive(Copy)]
-    OpenLentParams {
-        /// The sender's number of it.
+    OpenSlabParams {
+        /// The sender's number of the slab.
         slab: u64,
-        /// How long it is.
+        /// The slab's length, in bytes.
         bytes: u64,
     }
 
-    /// What the receiver of lent tensors reads no more.
-    ReturnLentParams {
-        /// One for each time that a tensor was sent.
-        ranges: Vec<LentRange>,
+    /// Ranges that the receiver of their tensors no longer reads.
+    ReleaseRangesParams {
+        /// Each range once for each time that it was sent.
+        ranges: Vec<ArenaRange>,
     }
 
-    /// Something that stays with its provider.
+    /// A reference to a remote object: an object that stays in its provider's process.
     #[derive(Copy)]
     ObjectRef {
-        /// Its number on this socket.
+        /// The number of the reference on this connection.
         id: u64,
-        /// The life of the provider that it belongs to.
+        /// The epoch of the object's provider.
         epoch: u64,
     }
 
-    /// What to call, and with what.
+    /// A function and its arguments.
     CallParams {
         /// The function's name.
         function: String,
-        /// By position.
+        /// The positional arguments.
         #[serde(default)]
         args: Vec<Value>,
-        /// By name.
+        /// The named arguments.
         #[serde(default)]
         kwargs: Map<String, Value>,
-        /// The longest to wait for the answer, in milliseconds.
+        /// The time limit of the call, in milliseconds.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         timeout_ms: Option<u64>,
-        /// What the sender reads no more of what was lent to it.
+        /// Ranges of the other end's arena that the sender no longer reads.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        returned: Vec<LentRange>,
+        released: Vec<ArenaRange>,
     }
 
-    /// A value.
+    /// The result of a call.
     CallResult {
         /// The value.
         value: Value,
-        /// Present when tensors are in the value: the provider keeps them until it hears `result.taken` with this number.
+        /// Present when the value has tensors of the store. The provider keeps its leases until `result.taken` with this number.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         taken: Option<u64>,
-        /// What the sender reads no more of what was lent to it.
+        /// Ranges of the other end's arena that the sender no longer reads.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        returned: Vec<LentRange>,
+        released: Vec<ArenaRange>,
     }
 
-    /// What a function's failure tells, in the `data` of an error.
+    /// The failure of a function: the `data` of an error.
     FailureInfo {
         /// The failure's type, such as the name of an exception.
         r#type: String,
-        /// Where it came from, in the provider's words.
+        /// The stack trace, in the provider's format.
         #[serde(default)]
         trace: String,
-        /// What caused it, the nearest cause first; at most 8.
+        /// The causes, nearest first; at most 8.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         causes: Vec<CauseInfo>,
     }
 
-    /// What caused a failure.
+    /// A cause of a failure.
     CauseInfo {
-        /// Its type, such as the name of an exception.
+        /// The cause's type, such as the name of an exception.
         r#type: String,
-        /// Its message.
+        /// The message.
         message: String,
-        /// Where it came from, in the provider's words.
+        /// The stack trace, in the provider's format.
         #[serde(default)]
         trace: String,
     }
 
-    /// A task that was taken on.
+    /// A submitted task.
     SubmitResult {
-        /// Its number.
+        /// The task's number.
         task: u64,
-        /// The life of the provider that it belongs to.
+        /// The epoch of the task's provider.
         epoch: u64,
     }
 
-    /// Which task.
+    /// A task.
     TaskParams {
-        /// Its number.
+        /// The task's number.
         task: u64,
     }
 
-    /// Which task, and how long to wait for its end.
+    /// A task, and the time limit of the wait for its end.
     WaitParams {
-        /// Its number.
+        /// The task's number.
         task: u64,
-        /// In milliseconds; without it, until the end.
+        /// The time limit, in milliseconds. Without it, the answer comes when the task ends.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         timeout_ms: Option<u64>,
     }
 
-    /// A task.
+    /// The state of a task.
     TaskInfo {
-        /// Its number.
+        /// The task's number.
         task: u64,
-        /// The function.
+        /// The function's name.
         function: String,
-        /// How far it is.
+        /// The state.
         state: TaskState,
-        /// Who submitted it.
+        /// The name and process of the client that submitted the task.
         client: String,
-        /// Since it was submitted, in milliseconds.
+        /// The time since the submission, in milliseconds.
         age_ms: u64,
-        /// What went wrong, for one that failed; a long error is cut.
+        /// The error of a failed task, truncated to 512 bytes.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         error: Option<String>,
     }
 
-    /// Which tasks to list.
+    /// A filter of tasks.
     ListTasksParams {
-        /// Only those in this state.
+        /// Lists only tasks in this state.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         state: Option<TaskState>,
-        /// The most to list; the newest.
+        /// The maximum number of tasks. The newest are listed.
         #[serde(default = "tasks_listed")]
         limit: usize,
     }
 
-    /// Tasks.
+    /// The tasks of one provider.
     TaskList {
-        /// The newest first.
+        /// The tasks, newest first.
         tasks: Vec<TaskInfo>,
-        /// How many more there are.
+        /// The number of further tasks that match.
         left_off: usize,
     }
 
-    /// A method of an object.
+    /// A method of a remote object, and its arguments.
     CallObjectParams {
         /// The object.
         object: ObjectRef,
         /// The method's name.
         method: String,
-        /// By position.
+        /// The positional arguments.
         #[serde(default)]
         args: Vec<Value>,
-        /// By name.
+        /// The named arguments.
         #[serde(default)]
         kwargs: Map<String, Value>,
-        /// The longest to wait for the answer, in milliseconds.
+        /// The time limit of the call, in milliseconds.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         timeout_ms: Option<u64>,
-        /// What the sender reads no more of what was lent to it.
+        /// Ranges of the other end's arena that the sender no longer reads.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        returned: Vec<LentRange>,
+        released: Vec<ArenaRange>,
     }
 
-    /// Which object.
+    /// A remote object.
     ObjectParams {
         /// The object.
         object: ObjectRef,
     }
 
-    /// Which result.
+    /// A result whose tensors the caller has leased.
     TakenParams {
-        /// Its number.
+        /// The field `taken` of the result.
         taken: u64,
     }
 }
@@ -222,24 +222,24 @@ fn tasks_listed() -> usize {
     1000
 }
 
-/// How far a task is.
+/// The state of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TaskState {
-    /// It waits for its turn.
+    /// The task waits for a thread.
     Pending,
-    /// It runs.
+    /// The task runs.
     Running,
-    /// Its result is there.
+    /// The task has a result.
     Completed,
-    /// It gave an error.
+    /// The task has an error.
     Failed,
-    /// Somebody cancelled it.
+    /// The task was cancelled.
     Cancelled,
 }
 
 impl TaskState {
-    /// Whether it stays so.
+    /// Whether the task has ended.
     pub fn is_final(self) -> bool {
         matches!(self, TaskState::Completed | TaskState::Failed | TaskState::Cancelled)
     }
@@ -257,30 +257,30 @@ impl TaskState {
 }
 
 super::methods! { METHODS:
-    /// Calls a function and answers with its result.
+    /// Calls a function. Answers with its result.
     Call "call": CallParams => CallResult;
-    /// Has a function called and answers at once.
+    /// Submits a call as a task. Answers before the task runs.
     Submit "task.submit": CallParams => SubmitResult;
-    /// How far a task is.
+    /// The state of a task.
     Status "task.status": TaskParams => TaskInfo;
-    /// A task's result.
+    /// The result of a task that has ended.
     TaskResult "task.result": TaskParams => CallResult;
-    /// Answers when a task has ended, or when the time is over.
+    /// Answers when a task has ended or the time limit has passed.
     Wait "task.wait": WaitParams => TaskInfo;
-    /// Cancels a task: one that runs is asked to stop.
+    /// Cancels a task. A running function gets a request to stop.
     Cancel "task.cancel": TaskParams => TaskInfo;
     /// The provider's tasks.
     ListTasks "task.list": ListTasksParams => TaskList;
-    /// Calls a method of an object that stays with the provider.
+    /// Calls a method of a remote object.
     CallObject "object.call": CallObjectParams => CallResult;
-    /// Gives an object back, once.
+    /// Releases a reference to a remote object.
     ReleaseObject "object.release": ObjectParams => Empty;
-    /// The caller leases the tensors of a result itself now.
+    /// Tells the provider that the caller has leased the tensors of a result.
     Taken "result.taken": TakenParams => Empty;
-    /// Opens memory from which the sender lends tensors: descriptor 0, sealed against resizing and new writers.
-    OpenLent "lent.open": OpenLentParams => Empty;
-    /// Gives back what was lent: its sender may write there again.
-    ReturnLent "lent.return": ReturnLentParams => Empty;
-    /// The description of every method, as OpenRPC has it, and the provider's functions.
+    /// Opens a slab of the sender's arena: descriptor 0, sealed against resizing and new writers.
+    OpenSlab "arena.open": OpenSlabParams => Empty;
+    /// Releases ranges of the other end's arena, which that end may write again.
+    ReleaseRanges "arena.release": ReleaseRangesParams => Empty;
+    /// The OpenRPC document of all methods, with the provider's functions.
     Discover "rpc.discover": Empty => Document;
 }

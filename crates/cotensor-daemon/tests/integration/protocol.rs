@@ -78,7 +78,7 @@ fn the_minimal_client_publishes_gets_maps_calls_and_releases() {
     assert!(std::fs::read_to_string(&script).unwrap().lines().count() < 150);
     let run = || python(&[script.as_os_str(), running.socket.as_os_str()], &repository());
     assert_eq!(run().lines().last().unwrap(), "no function nobody provides a function \"double\"");
-    for lends in [true, false] {
+    for in_arena in [true, false] {
         let double = |arguments: &cotensor_functions::Arguments, context: &cotensor_functions::Context| {
             let given = arguments.get(0, "x")?.as_tensor()?.bytes().unwrap_or_default().to_vec();
             let twice: Vec<u8> = given
@@ -87,8 +87,8 @@ fn the_minimal_client_publishes_gets_maps_calls_and_releases() {
                 .collect();
             Ok(context.tensor("twice", DType::F32, &[twice.len() / 4], &twice)?.into())
         };
-        // Results of equal calls at a time are published, those of a caller's own are lent.
-        let options = Options { singleflight: !lends, ..Options::default() };
+        // The result of a shared run is published. Any other small result is in the connection arena.
+        let options = Options { singleflight: !in_arena, ..Options::default() };
         let builder = Provider::builder(running.connect("provider")).function("double", options, double);
         let provider = builder.start().unwrap();
         assert_eq!(run(), "got [1.0, 2.0, 3.0]\ndouble [2.0, 4.0, 6.0]\n");

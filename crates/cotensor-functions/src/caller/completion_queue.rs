@@ -83,7 +83,7 @@ impl CompletionQueue {
         let (params, sent) = self.connection.params(name, &arguments, &deadline)?;
         // Locked until the entry exists: the answer may arrive before.
         let mut pending = lock(&self.pending);
-        let ranges = MessageRanges { sent: Some(&sent), released: &params.returned };
+        let ranges = MessageRanges { sent: Some(&sent), released: &params.released };
         let id = self.connection.request_into::<p::Call>(&params, ranges, &deadline, &self.group)?;
         let kind = PendingKind::Call { _arguments: arguments, _sent: sent };
         pending.insert(id, PendingEntry { number, kind, deadline });

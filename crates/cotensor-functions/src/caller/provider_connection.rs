@@ -31,7 +31,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Clone, Copy, Default)]
 pub(super) struct MessageRanges<'a> {
     pub(super) sent: Option<&'a SentTensors>,
-    pub(super) released: &'a [p::LentRange],
+    pub(super) released: &'a [p::ArenaRange],
 }
 
 /// Disposes of the result of an abandoned call.
@@ -192,7 +192,7 @@ impl ProviderConnection {
         wanted: Option<&dyn Fn() -> bool>,
     ) -> Result<Value, CallError> {
         let (params, sent) = self.params(name, arguments, deadline)?;
-        let ranges = MessageRanges { sent: Some(&sent), released: &params.returned };
+        let ranges = MessageRanges { sent: Some(&sent), released: &params.released };
         let result = self.request_until::<p::Call>(&params, ranges, deadline, wanted, Self::dispose_result)?;
         self.open(result)
     }
@@ -211,7 +211,7 @@ impl ProviderConnection {
         deadline: &Deadline,
     ) -> Result<u64, CallError> {
         let (params, sent) = self.params(name, arguments, deadline)?;
-        let ranges = MessageRanges { sent: Some(&sent), released: &params.returned };
+        let ranges = MessageRanges { sent: Some(&sent), released: &params.released };
         let accepted = deadline.at_most(self.answer_timeout);
         Ok(self.request_until::<p::Submit>(&params, ranges, &accepted, None, |_, _| {})?.task)
     }
@@ -223,13 +223,13 @@ impl ProviderConnection {
         deadline: &Deadline,
     ) -> Result<(p::CallParams, SentTensors)> {
         let EncodedArguments { args, kwargs, sent } = codec::encode_arguments(arguments, self)?;
-        let (timeout_ms, returned) = (deadline.left_ms(), self.arena.take_released());
-        Ok((p::CallParams { function: name.to_owned(), args, kwargs, timeout_ms, returned }, sent))
+        let (timeout_ms, released) = (deadline.left_ms(), self.arena.take_released());
+        Ok((p::CallParams { function: name.to_owned(), args, kwargs, timeout_ms, released }, sent))
     }
 
     /// Decodes a result. Its tensors are leased to this process.
     pub(super) fn open(self: &Arc<Self>, result: p::CallResult) -> Result<Value, CallError> {
-        self.arena.reclaim(&result.returned);
+        self.arena.reclaim(&result.released);
         let value = codec::decode(result.value, self);
         if let Some(taken) = result.taken {
             // A provider that has ended holds no leases.
@@ -294,9 +294,9 @@ impl ObjectConnection for ProviderConnection {
         wanted: Option<&dyn Fn() -> bool>,
     ) -> Result<Value, CallError> {
         let EncodedArguments { args, kwargs, sent } = codec::encode_arguments(arguments, &self)?;
-        let (timeout_ms, returned) = (deadline.left_ms(), self.arena.take_released());
-        let params = p::CallObjectParams { object, method: method.to_owned(), args, kwargs, timeout_ms, returned };
-        let ranges = MessageRanges { sent: Some(&sent), released: &params.returned };
+        let (timeout_ms, released) = (deadline.left_ms(), self.arena.take_released());
+        let params = p::CallObjectParams { object, method: method.to_owned(), args, kwargs, timeout_ms, released };
+        let ranges = MessageRanges { sent: Some(&sent), released: &params.released };
         let result = self.request_until::<p::CallObject>(&params, ranges, deadline, wanted, Self::dispose_result)?;
         self.open(result)
     }

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_go_by_age_and_by_use() {
+    fn results_expire_and_least_recently_used_is_evicted() {
         let mut results = Results::new(Cache { ttl: Duration::from_secs(10), capacity: 2 });
         let key = |name: &str| ContentHash::of(name.as_bytes());
         let (at, value) = (Duration::from_secs, || Arc::new(Value::Int(1)));

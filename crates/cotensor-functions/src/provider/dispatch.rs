@@ -46,7 +46,7 @@ pub(super) fn methods() -> Registry<Peer> {
             request.peer().taken(params.taken);
             request.finish(Ok(Empty {}));
         })
-        .add::<p::OpenLent>(|mut request, params| {
+        .add::<p::OpenSlab>(|mut request, params| {
             let peer = Arc::clone(request.peer());
             let missing = || Error::invalid("a slab without its descriptor");
             let fd = request.take_fds().into_iter().next().ok_or_else(missing);
@@ -57,7 +57,7 @@ pub(super) fn methods() -> Registry<Peer> {
             }
             request.finish(opened.map(|()| Empty {}));
         })
-        .add::<p::ReturnLent>(|request, params| {
+        .add::<p::ReleaseRanges>(|request, params| {
             request.peer().arena().reclaim(&params.ranges);
             request.finish(Ok(Empty {}));
         });
@@ -84,7 +84,7 @@ fn call(request: Request<Peer>, params: p::CallParams) {
     let shared = Arc::clone(&peer.shared);
     // Arguments first: what was lent is given back, whatever becomes of the call.
     let ready = peer
-        .arguments(&params.returned, params.args, params.kwargs)
+        .arguments(&params.released, params.args, params.kwargs)
         .and_then(|arguments| Ok((shared.functions.find(&params.function)?, arguments)));
     let (function, arguments) = match ready {
         Ok(ready) => ready,
@@ -160,7 +160,7 @@ fn refuse(request: &Once, error: &Error) {
 fn submit(request: Request<Peer>, params: p::CallParams) {
     let peer = Arc::clone(request.peer());
     let submitted = || -> Result<p::SubmitResult> {
-        let arguments = peer.arguments(&params.returned, params.args, params.kwargs)?;
+        let arguments = peer.arguments(&params.released, params.args, params.kwargs)?;
         let function = peer.shared.functions.find(&params.function)?;
         let timeout = params.timeout_ms.map(Duration::from_millis);
         let task = peer.shared.submit(&function, arguments, &peer, timeout)?;
@@ -186,7 +186,7 @@ fn wait(request: Request<Peer>, params: p::WaitParams) {
 fn call_object(request: Request<Peer>, params: p::CallObjectParams) {
     let peer = Arc::clone(request.peer());
     let ready = peer
-        .arguments(&params.returned, params.args, params.kwargs)
+        .arguments(&params.released, params.args, params.kwargs)
         .and_then(|arguments| Ok((peer.object(params.object)?, arguments)));
     let (object, arguments): (_, Arguments) = match ready {
         Ok(ready) => ready,

@@ -12,7 +12,7 @@ use crate::threads::spawn;
 use crate::{Arguments, Object, TensorAllocator, Value};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::Method;
-use cotensor_client::protocol::provider::{CallResult, LentRange, ObjectRef, OpenLent, ReturnLent};
+use cotensor_client::protocol::provider::{ArenaRange, CallResult, ObjectRef, OpenSlab, ReleaseRanges};
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_rpc::server::{self, Outbox, Registry, Request, WAITING_FRAMES_MAX, handle};
@@ -248,11 +248,11 @@ impl Peer {
     /// The arguments of a call, beside which the caller says what he reads no more.
     pub(super) fn arguments(
         &self,
-        returned: &[LentRange],
+        released: &[ArenaRange],
         args: Vec<Json>,
         kwargs: Map<String, Json>,
     ) -> Result<Arguments> {
-        self.arena.reclaim(returned);
+        self.arena.reclaim(released);
         codec::decode_arguments(args, kwargs, self)
     }
 
@@ -278,11 +278,11 @@ impl Peer {
     }
 
     /// A result, and what it lends.
-    fn encode(&self, value: &Arc<Value>) -> Result<(CallResult, Vec<LentRange>)> {
+    fn encode(&self, value: &Arc<Value>) -> Result<(CallResult, Vec<ArenaRange>)> {
         let (encoded, mut handed) = codec::encode(value, self)?;
         let lent = std::mem::take(&mut handed.ranges);
         if !handed.has_published {
-            return Ok((CallResult { value: encoded, taken: None, returned: self.arena.take_released() }, lent));
+            return Ok((CallResult { value: encoded, taken: None, released: self.arena.take_released() }, lent));
         }
         let mut state = lock(&self.state);
         if state.given.len() >= GIVEN_MAX {
@@ -295,13 +295,13 @@ impl Peer {
         let taken = state.next;
         state.given.insert(taken, (Arc::clone(value), handed));
         drop(state);
-        Ok((CallResult { value: encoded, taken: Some(taken), returned: self.arena.take_released() }, lent))
+        Ok((CallResult { value: encoded, taken: Some(taken), released: self.arena.take_released() }, lent))
     }
 
     /// The caller got an error in place of a result, and knows nothing of what that lends and returns.
-    fn not_sent(&self, result: &CallResult, lent: &[LentRange]) {
+    fn not_sent(&self, result: &CallResult, lent: &[ArenaRange]) {
         self.arena.reclaim(lent);
-        self.arena.release_later(&result.returned);
+        self.arena.release_later(&result.released);
         if let Some(taken) = result.taken {
             self.taken(taken);
         }
@@ -348,7 +348,7 @@ impl server::Peer for Peer {
 
     fn admit(&self, call: &Call) -> Result<()> {
         // The caller's next calls need the memory that such notifications open and return.
-        let is_lending = call.id.is_none() && matches!(call.method.as_str(), OpenLent::NAME | ReturnLent::NAME);
+        let is_lending = call.id.is_none() && matches!(call.method.as_str(), OpenSlab::NAME | ReleaseRanges::NAME);
         if self.calls.fetch_add(1, Ordering::SeqCst) >= CALLS_MAX && !is_lending {
             return Err(Error::new(ErrorKind::Conflict, format!("{CALLS_MAX} calls of this caller wait for answers")));
         }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 #[test]
-fn values_of_all_kinds_cross_and_come_back() {
+fn all_kinds_of_values_round_trip() {
     let running = Running::start(|_| {});
     let provider = Provider::builder(running.connect("provider"))
         .function("echo", Options::new("Gives its first argument back."), |arguments, _| {
@@ -48,7 +48,7 @@ fn values_of_all_kinds_cross_and_come_back() {
 }
 
 #[test]
-fn a_tensor_of_another_connection_is_not_copied() {
+fn tensor_of_another_connection_is_not_copied() {
     let running = Running::start(|_| {});
     let _provider = Provider::builder(running.connect("provider"))
         .function("echo", Options::default(), |arguments, _| Ok(arguments.get(0, "value")?.clone()))
@@ -72,7 +72,7 @@ fn a_tensor_of_another_connection_is_not_copied() {
 }
 
 #[test]
-fn a_result_outlives_its_maker_without_a_gap() {
+fn result_outlives_its_provider() {
     let running = Running::start(|_| {});
     let provider = Provider::builder(running.connect("provider"))
         .function("ones", Options::default(), |arguments, context| {
@@ -93,7 +93,7 @@ fn a_result_outlives_its_maker_without_a_gap() {
 }
 
 #[test]
-fn errors_say_what_and_where() {
+fn errors_name_function_and_cause() {
     let running = Running::start(|_| {});
     let provider = Provider::builder(running.connect("provider"))
         .function("fails", Options::default(), |_, _| {
@@ -124,7 +124,7 @@ fn errors_say_what_and_where() {
 }
 
 #[test]
-fn endless_and_foreign_arguments_are_refused() {
+fn deeply_nested_and_foreign_arguments_are_refused() {
     let running = Running::start(|_| {});
     let _provider =
         Provider::builder(running.connect("provider"))
@@ -150,7 +150,7 @@ fn endless_and_foreign_arguments_are_refused() {
 }
 
 #[test]
-fn equal_calls_at_the_same_time_run_once() {
+fn concurrent_equal_calls_share_one_run() {
     let running = Running::start(|_| {});
     let (door, runs) = (Arc::new(Door::default()), Arc::new(AtomicUsize::new(0)));
     let (at, counted) = (Arc::clone(&door), Arc::clone(&runs));
@@ -193,7 +193,7 @@ fn equal_calls_at_the_same_time_run_once() {
 }
 
 #[test]
-fn serialised_calls_run_one_at_a_time_and_occupy_one_worker() {
+fn serialized_calls_run_one_at_a_time_and_occupy_one_worker() {
     let running = Running::start(|_| {});
     let counted = Arc::new(Counted::default());
     let at = Arc::clone(&counted);
@@ -218,7 +218,7 @@ fn serialised_calls_run_one_at_a_time_and_occupy_one_worker() {
 }
 
 #[test]
-fn results_are_kept_for_equal_contents_not_for_equal_names() {
+fn results_are_cached_by_content_not_by_name() {
     let running = Running::start(|_| {});
     let (clock, runs) = (Arc::new(ManualClock::default()), Arc::new(AtomicUsize::new(0)));
     let counted = Arc::clone(&runs);
@@ -258,7 +258,7 @@ fn results_are_kept_for_equal_contents_not_for_equal_names() {
 }
 
 #[test]
-fn a_failure_is_not_kept() {
+fn failure_is_not_cached() {
     let running = Running::start(|_| {});
     let runs = AtomicUsize::new(0);
     let _provider = Provider::builder(running.connect("provider"))
@@ -318,7 +318,7 @@ fn counting(running: &Running, live: &Arc<AtomicUsize>) -> Provider {
 }
 
 #[test]
-fn objects_stay_with_their_provider_and_are_given_back_once() {
+fn objects_stay_with_their_provider_and_are_released_once() {
     let running = Running::start(|_| {});
     let live = Arc::new(AtomicUsize::new(0));
     let provider = counting(&running, &live);
@@ -359,7 +359,7 @@ fn objects_stay_with_their_provider_and_are_given_back_once() {
 }
 
 #[test]
-fn what_a_caller_had_goes_with_it() {
+fn objects_are_released_on_disconnect() {
     let running = Running::start(|_| {});
     let live = Arc::new(AtomicUsize::new(0));
     let provider = counting(&running, &live);

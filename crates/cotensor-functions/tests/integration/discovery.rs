@@ -38,7 +38,7 @@ fn tasks(store: &ClientStore, state: Option<TaskState>) -> BTreeMap<String, p::P
 }
 
 #[test]
-fn the_daemon_tells_the_tasks_of_all_providers() {
+fn daemon_lists_tasks_of_all_providers() {
     let running = Running::start(|_| {});
     let door = Arc::new(Door::default());
     let (one, _two) = (waiting(&running, "one", &door), waiting(&running, "two", &door));
@@ -77,7 +77,7 @@ fn the_daemon_tells_the_tasks_of_all_providers() {
 }
 
 #[test]
-fn many_long_errors_fit_into_one_list() {
+fn long_errors_are_truncated_in_lists() {
     let running = Running::start(|_| {});
     let _provider = Provider::builder(running.connect("provider"))
         .function("fails", Options::default(), |_, _| Err(cotensor_functions::Failure::new("Long", "é".repeat(40_000))))
@@ -101,7 +101,7 @@ fn many_long_errors_fit_into_one_list() {
 }
 
 #[test]
-fn documents_list_what_is_provided_now() {
+fn discover_lists_registered_functions() {
     let running = Running::start(|_| {});
     let store = running.connect("caller");
     let discover = || store.request::<p::Discover>(&p::Empty {}).unwrap().fields;
@@ -135,7 +135,7 @@ impl cotensor_functions::Managed for Thing {
 }
 
 #[test]
-fn an_object_is_for_its_own_provider_and_connection() {
+fn object_is_valid_for_its_provider_and_connection_only() {
     let running = Running::start(|_| {});
     let _one = Provider::builder(running.connect("one"))
         .function("thing", Options::default(), |_, _| Ok(Object::new(Thing).into()))

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 #[test]
-fn no_more_functions_run_at_a_time_than_there_are_workers() {
+fn concurrent_runs_are_limited_to_workers() {
     let running = Running::start(|_| {});
     let counted = Arc::new(Counted::default());
     let at = Arc::clone(&counted);
@@ -31,7 +31,7 @@ fn no_more_functions_run_at_a_time_than_there_are_workers() {
 }
 
 #[test]
-fn callers_beyond_the_limit_are_turned_away_and_find_room_later() {
+fn callers_beyond_the_limit_are_refused() {
     let running = Running::start(|_| {});
     let provider = Provider::builder(running.connect("provider"))
         .limits(Limits { callers_max: 2, ..Limits::default() })
@@ -50,7 +50,7 @@ fn callers_beyond_the_limit_are_turned_away_and_find_room_later() {
 }
 
 #[test]
-fn a_session_offers_so_many_functions_and_no_more() {
+fn functions_of_a_session_are_limited() {
     let running = Running::start(|_| {});
     let provider = Provider::builder(running.connect("provider")).start().unwrap();
     let offer = |number: usize| provider.add(&format!("f{number}"), Options::default(), |_, _| Ok(Value::Null));
@@ -66,7 +66,7 @@ fn a_session_offers_so_many_functions_and_no_more() {
 }
 
 #[test]
-fn kept_results_hold_their_tensors_for_their_time() {
+fn cached_results_keep_their_tensors_until_they_expire() {
     let running = Running::start(|_| {});
     let clock = Arc::new(ManualClock::default());
     let _provider = Provider::builder(running.connect("provider"))
@@ -97,7 +97,7 @@ fn kept_results_hold_their_tensors_for_their_time() {
 }
 
 #[test]
-fn a_long_call_keeps_nobody_waiting_and_takes_no_new_thread_each_time() {
+fn long_call_blocks_no_other_call_and_reuses_threads() {
     let running = Running::start(|_| {});
     let doors: Arc<Vec<Door>> = Arc::new((0..20).map(|_| Door::default()).collect());
     let _provider = {

@@ -3,9 +3,9 @@
 //! They need `cargo nextest`, which runs each test in a process of its own: one test counts the threads of the process.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod arena;
 mod calls;
 mod discovery;
-mod lending;
 mod limits;
 mod messages;
 mod processes;

@@ -33,7 +33,7 @@ fn provide(running: &Running, door: &Arc<Door>) -> Provider {
 }
 
 #[test]
-fn a_result_that_is_too_long_fails_its_own_call_and_no_other() {
+fn result_that_is_too_long_fails_only_its_call() {
     let (running, door) = (Running::start(|_| {}), Arc::new(Door::default()));
     let provider = provide(&running, &door);
     let functions = Functions::new(running.connect("caller"));
@@ -58,7 +58,7 @@ fn a_result_that_is_too_long_fails_its_own_call_and_no_other() {
 }
 
 #[test]
-fn an_argument_that_is_too_long_fails_its_own_call_and_no_other() {
+fn argument_that_is_too_long_fails_only_its_call() {
     let (running, door) = (Running::start(|_| {}), Arc::new(Door::default()));
     let provider = provide(&running, &door);
     let functions = Functions::new(running.connect("caller"));
@@ -73,7 +73,7 @@ fn an_argument_that_is_too_long_fails_its_own_call_and_no_other() {
 }
 
 #[test]
-fn long_bytes_and_texts_travel_beside_the_message() {
+fn long_bytes_and_texts_travel_as_tensors() {
     let (running, door) = (Running::start(|_| {}), Arc::new(Door::default()));
     let _provider = provide(&running, &door);
     let functions = Functions::new(running.connect("caller"));
@@ -88,7 +88,7 @@ fn long_bytes_and_texts_travel_beside_the_message() {
 }
 
 #[test]
-fn what_was_lent_with_a_result_that_was_not_sent_is_taken_back() {
+fn arena_ranges_of_an_unsent_result_are_reclaimed() {
     let (running, door) = (Running::start(|_| {}), Arc::new(Door::default()));
     let _provider = provide(&running, &door);
     let functions = Functions::new(running.connect("caller"));

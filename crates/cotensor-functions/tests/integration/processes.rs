@@ -87,7 +87,7 @@ fn hang(_: &Arguments, context: &Context) -> Result<Value, Failure> {
 }
 
 #[test]
-fn a_stopped_provider_is_late_with_one_call_and_loses_no_other() {
+fn stopped_provider_times_out_and_keeps_its_connection() {
     if let Some(socket) = other_process() {
         let store = ClientStore::connect(Some(&socket), "stopped").unwrap();
         let _provider = Provider::builder(store)
@@ -103,7 +103,7 @@ fn a_stopped_provider_is_late_with_one_call_and_loses_no_other() {
     }
     let running = Running::start(|_| {});
     let functions = Functions::new(running.connect("caller")).with_timeout(Duration::from_secs(60));
-    let mut provider = Other::start("a_stopped_provider_is_late_with_one_call_and_loses_no_other", &running.socket);
+    let mut provider = Other::start("stopped_provider_times_out_and_keeps_its_connection", &running.socket);
     provider.says("ready");
     let pid = Pid::from_child(&provider.child);
     let kept = functions.call("kept", &none()).unwrap();
@@ -145,7 +145,7 @@ fn a_stopped_provider_is_late_with_one_call_and_loses_no_other() {
 }
 
 #[test]
-fn a_provider_is_killed_while_it_is_called() {
+fn provider_is_killed_during_a_call() {
     if let Some(socket) = other_process() {
         let store = ClientStore::connect(Some(&socket), "doomed").unwrap();
         let _provider = Provider::builder(store)
@@ -163,7 +163,7 @@ fn a_provider_is_killed_while_it_is_called() {
     let store = running.connect("caller");
     let functions = Functions::new(store.clone());
     for round in 0..3 {
-        let mut provider = Other::start("a_provider_is_killed_while_it_is_called", &running.socket);
+        let mut provider = Other::start("provider_is_killed_during_a_call", &running.socket);
         provider.says("ready");
         // The same caller finds each new life of the provider.
         let pid = functions.call("pid", &none()).unwrap().as_int().unwrap();
@@ -188,7 +188,7 @@ fn a_provider_is_killed_while_it_is_called() {
 }
 
 #[test]
-fn a_caller_is_killed_while_it_calls() {
+fn caller_is_killed_during_a_call() {
     if let Some(socket) = other_process() {
         let store = ClientStore::connect(Some(&socket), "doomed").unwrap();
         let functions = Functions::new(store.clone());
@@ -228,7 +228,7 @@ fn a_caller_is_killed_while_it_calls() {
         .start()
         .unwrap();
     for round in 1..4 {
-        let mut caller = Other::start("a_caller_is_killed_while_it_calls", &running.socket);
+        let mut caller = Other::start("caller_is_killed_during_a_call", &running.socket);
         caller.says("calling");
         until("it hangs", || hanging.load(Ordering::SeqCst) == round);
         assert_eq!((live.load(Ordering::SeqCst), provider.callers()), (10, 1));
@@ -246,7 +246,7 @@ fn connected(socket: &Path) -> (Arc<ClientStore>, Option<Embedded>) {
 }
 
 #[test]
-fn a_provider_that_finds_no_daemon_is_one() {
+fn provider_embeds_a_daemon_when_none_runs() {
     if let Some(socket) = other_process() {
         let (store, embedded) = connected(&socket);
         let _provider = Provider::builder(store)
@@ -258,7 +258,7 @@ fn a_provider_that_finds_no_daemon_is_one() {
     }
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("cotensor.sock");
-    let mut first = Other::start("a_provider_that_finds_no_daemon_is_one", &socket);
+    let mut first = Other::start("provider_embeds_a_daemon_when_none_runs", &socket);
     first.says("embedded");
     // One that is here when the daemon dies becomes the next one, and offers its functions again.
     let embedded = Arc::new(std::sync::Mutex::new(None));

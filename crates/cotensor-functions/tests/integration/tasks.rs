@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 #[test]
-fn ten_thousand_tasks_go_through_their_states() {
+fn ten_thousand_tasks_pass_through_their_states() {
     let running = Running::start(|_| {});
     let (door, sum) = (Arc::new(Door::default()), Arc::new(AtomicUsize::new(0)));
     let (at, added) = (Arc::clone(&door), Arc::clone(&sum));
@@ -68,7 +68,7 @@ fn ten_thousand_tasks_go_through_their_states() {
 }
 
 #[test]
-fn ended_tasks_go_with_their_time_and_their_number() {
+fn ended_tasks_are_removed_by_age_and_number() {
     let running = Running::start(|_| {});
     let (clock, door) = (Arc::new(ManualClock::default()), Arc::new(Door::default()));
     let at = Arc::clone(&door);
@@ -134,7 +134,7 @@ fn ended_tasks_go_with_their_time_and_their_number() {
 }
 
 #[test]
-fn what_nobody_wants_any_more_is_asked_to_stop() {
+fn abandoned_runs_are_cancelled() {
     let running = Running::start(|_| {});
     let (started, stopped) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (starts, stops) = (Arc::clone(&started), Arc::clone(&stopped));

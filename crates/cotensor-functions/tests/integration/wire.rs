@@ -34,9 +34,10 @@ impl Raw {
         send_all(self.socket.as_fd(), &Frame::new(text.as_bytes().to_vec())).unwrap();
     }
 
-    fn open_lent(&mut self, slab: u64, bytes: u64, fds: Vec<OwnedFd>) -> Json {
+    fn open_slab(&mut self, slab: u64, bytes: u64, fds: Vec<OwnedFd>) -> Json {
         let params = json!({"slab": slab, "bytes": bytes});
-        let body = json!({"jsonrpc": "2.0", "id": 1, "method": "lent.open", "params": params}).to_string().into_bytes();
+        let body =
+            json!({"jsonrpc": "2.0", "id": 1, "method": "arena.open", "params": params}).to_string().into_bytes();
         send_all(self.socket.as_fd(), &Frame { body, fds }).unwrap();
         self.hear()
     }
@@ -69,7 +70,7 @@ fn echoing(running: &Running) -> Provider {
 }
 
 #[test]
-fn json_rpc_is_spoken_in_full() {
+fn json_rpc_errors_notifications_and_batches_are_answered() {
     let running = Running::start(|_| {});
     let _provider = echoing(&running);
     let (mut raw, _) = Raw::connect(&running);
@@ -95,7 +96,7 @@ fn json_rpc_is_spoken_in_full() {
 }
 
 #[test]
-fn a_batch_is_answered_whatever_one_of_its_results_is() {
+fn batch_is_answered_when_one_result_is_too_long() {
     let running = Running::start(|_| {});
     let provider = echoing(&running);
     let (mut raw, _) = Raw::connect(&running);
@@ -122,7 +123,7 @@ fn a_batch_is_answered_whatever_one_of_its_results_is() {
 }
 
 #[test]
-fn every_method_answers_and_wrong_parameters_are_named() {
+fn every_method_answers_and_names_wrong_parameters() {
     let running = Running::start(|_| {});
     let _provider = echoing(&running);
     let (mut raw, found) = Raw::connect(&running);
@@ -175,7 +176,7 @@ fn every_method_answers_and_wrong_parameters_are_named() {
 }
 
 #[test]
-fn nothing_is_lent_but_sealed_memory_and_what_lies_in_it() {
+fn arena_accepts_only_sealed_slabs_and_ranges_within_them() {
     let running = Running::start(|_| {});
     let _provider = echoing(&running);
     let (mut raw, _) = Raw::connect(&running);
@@ -187,15 +188,15 @@ fn nothing_is_lent_but_sealed_memory_and_what_lies_in_it() {
         (8192, vec![slab(4096)], "4096"),
         (4096, vec![OwnedFd::from(tempfile::tempfile().unwrap())], "memfd"),
     ] {
-        let answer = raw.open_lent(0, bytes, fds);
+        let answer = raw.open_slab(0, bytes, fds);
         assert!(answer["error"]["message"].to_string().contains(names), "{names}: {answer}");
     }
     for number in 0..64 {
-        assert!(raw.open_lent(number, 4096, vec![slab(4096)])["result"].is_object());
+        assert!(raw.open_slab(number, 4096, vec![slab(4096)])["result"].is_object());
     }
-    assert!(raw.open_lent(0, 4096, vec![slab(4096)])["error"].to_string().contains("open"), "once");
-    assert!(raw.open_lent(64, 4096, vec![slab(4096)])["error"].to_string().contains("64"), "not as many as one likes");
-    let lent = |slab: u64, offset: u64, shape: Json| json!({"$lent": {"slab": slab, "offset": offset, "name": "x", "dtype": "uint8", "shape": shape}});
+    assert!(raw.open_slab(0, 4096, vec![slab(4096)])["error"].to_string().contains("open"), "once");
+    assert!(raw.open_slab(64, 4096, vec![slab(4096)])["error"].to_string().contains("64"), "not as many as one likes");
+    let lent = |slab: u64, offset: u64, shape: Json| json!({"$arena": {"slab": slab, "offset": offset, "name": "x", "dtype": "uint8", "shape": shape}});
     for (value, names) in [
         (lent(99, 0, json!([1])), "99"),
         (lent(0, 4096, json!([1])), "4096"),
@@ -203,44 +204,44 @@ fn nothing_is_lent_but_sealed_memory_and_what_lies_in_it() {
         (lent(0, u64::MAX, json!([2])), "18446744073709551615"),
         (lent(0, 1, json!([1])), "multiple"),
         (lent(0, 0, json!([1_u64 << 40, 1_u64 << 40])), ""),
-        (json!({"$lent": {"slab": 0, "offset": 0, "name": "x", "dtype": "float99", "shape": [1]}}), "float99"),
-        (json!({"$lent": 1}), "$lent"),
+        (json!({"$arena": {"slab": 0, "offset": 0, "name": "x", "dtype": "float99", "shape": [1]}}), "float99"),
+        (json!({"$arena": 1}), "$arena"),
     ] {
         let answer = raw.ask("call", &json!({"function": "echo", "args": [value]}));
         assert!(answer["error"].to_string().contains(names) && answer["error"].is_object(), "{value}: {answer}");
     }
     // Gives back what was never lent.
     let ranges = json!([{"slab": 0, "offset": 0}, {"slab": 7777, "offset": 1}]);
-    assert!(raw.ask("lent.return", &json!({"ranges": ranges}))["result"].is_object());
-    let params = json!({"function": "echo", "args": [lent(0, 64, json!([2]))], "returned": ranges});
+    assert!(raw.ask("arena.release", &json!({"ranges": ranges}))["result"].is_object());
+    let params = json!({"function": "echo", "args": [lent(0, 64, json!([2]))], "released": ranges});
     let answer = raw.ask("call", &params);
     assert_eq!(answer["result"]["value"]["$tensor"]["shape"], json!([2]), "what is handed on is published: {answer}");
     assert_eq!(raw.ask("call", &json!({"function": "echo", "args": [5]}))["result"]["value"], 5);
 }
 
 #[test]
-fn what_was_lent_with_a_message_that_cannot_be_read_is_given_back() {
+fn arena_ranges_of_an_invalid_message_are_released() {
     let running = Running::start(|_| {});
     let _provider = echoing(&running);
     let (mut raw, _) = Raw::connect(&running);
     let fd = Slab::create(4096).unwrap().fd().try_clone_to_owned().unwrap();
-    assert!(raw.open_lent(0, 4096, vec![fd])["result"].is_object());
+    assert!(raw.open_slab(0, 4096, vec![fd])["result"].is_object());
     let lent =
-        |offset: u64| json!({"$lent": {"slab": 0, "offset": offset, "name": "x", "dtype": "uint8", "shape": [1]}});
+        |offset: u64| json!({"$arena": {"slab": 0, "offset": offset, "name": "x", "dtype": "uint8", "shape": [1]}});
     let gone = json!({"$object": {"epoch": 1, "id": 12345, "type": "", "methods": []}});
     let args = json!([lent(0), {"before": lent(64), "gone": gone, "lost": [lent(128)]}, {"$tuple": [lent(192)]}]);
     let params = json!({"function": "echo", "args": args, "kwargs": {"more": {"$map": [["$x", lent(256)]]}}});
     let refused = raw.ask("call", &params);
     assert!(refused["error"].to_string().contains("this object is gone"), "{refused}");
     let answer = raw.ask("call", &json!({"function": "echo", "args": [1]}));
-    let mut returned: Vec<_> = answer["result"]["returned"].as_array().unwrap().iter().collect();
-    returned.sort_by_key(|range| range["offset"].as_u64());
-    let offsets: Vec<_> = returned.iter().map(|range| range["offset"].as_u64().unwrap()).collect();
+    let mut released: Vec<_> = answer["result"]["released"].as_array().unwrap().iter().collect();
+    released.sort_by_key(|range| range["offset"].as_u64());
+    let offsets: Vec<_> = released.iter().map(|range| range["offset"].as_u64().unwrap()).collect();
     assert_eq!(offsets, [0, 64, 128, 192, 256], "{answer}");
 }
 
 #[test]
-fn callers_that_break_off_or_do_not_read_harm_nobody() {
+fn callers_that_stop_midway_or_do_not_read_block_no_other() {
     let running = Running::start(|_| {});
     let provider = echoing(&running);
     let (half, _) = Raw::connect(&running);

@@ -34,7 +34,7 @@ fn next(running: &Running) -> Provider {
 }
 
 #[test]
-fn the_daemon_is_not_asked_and_memory_is_used_again() {
+fn small_tensors_need_no_daemon_request_and_reuse_memory() {
     let running = Running::start(|_| {});
     let _provider = next(&running);
     let functions = Functions::new(running.connect("caller"));
@@ -58,7 +58,7 @@ fn the_daemon_is_not_asked_and_memory_is_used_again() {
 }
 
 #[test]
-fn what_is_too_much_to_lend_is_published() {
+fn tensors_beyond_the_arena_are_published() {
     let running = Running::start(|_| {});
     let provider = next(&running);
     let functions = Functions::new(running.connect("caller"));
@@ -80,7 +80,7 @@ fn what_is_too_much_to_lend_is_published() {
 }
 
 #[test]
-fn what_a_call_reads_stays_although_its_caller_went_on() {
+fn argument_stays_until_an_abandoned_call_ends() {
     let running = Running::start(|_| {});
     let door = Arc::new(Door::default());
     let right = Arc::new(AtomicBool::new(false));
@@ -112,7 +112,7 @@ fn what_a_call_reads_stays_although_its_caller_went_on() {
 }
 
 #[test]
-fn what_is_kept_outlives_the_connection_and_can_be_passed_on() {
+fn arena_tensor_outlives_its_connection_and_can_be_passed_on() {
     let running = Running::start(|_| {});
     let kept: Arc<Mutex<Vec<Value>>> = Arc::default();
     let _provider = {
@@ -143,7 +143,7 @@ fn what_is_kept_outlives_the_connection_and_can_be_passed_on() {
 }
 
 #[test]
-fn kept_results_are_for_all_callers() {
+fn cached_results_are_shared_by_all_callers() {
     let running = Running::start(|_| {});
     let options = Options { cache: Some(Cache { ttl: Duration::MAX, capacity: 8 }), ..Options::default() };
     let runs = Arc::new(Mutex::new(0));

@@ -1,4 +1,4 @@
-//! Calls and tasks of one provider that one thread waits for.
+//! `CompletionQueue`: one thread waits for many calls and tasks of one provider.
 
 use super::codec::codec::Codec;
 use super::task::Task;
@@ -14,33 +14,33 @@ use std::time::Instant;
 
 /// Calls and tasks of one provider, each under a number that the caller chooses. One thread waits for all of them.
 #[pyclass(frozen, weakref, module = "cotensor")]
-pub(crate) struct Pending {
-    pending: ProcessLocal<Arc<cotensor_functions::CompletionQueue>>,
+pub(crate) struct CompletionQueue {
+    queue: ProcessLocal<Arc<cotensor_functions::CompletionQueue>>,
     codec: ProcessLocal<Codec>,
 }
 
-impl Pending {
-    pub(super) fn new(pending: Arc<cotensor_functions::CompletionQueue>, codec: Codec) -> Self {
-        Self { pending: ProcessLocal::new(pending), codec: ProcessLocal::new(codec) }
+impl CompletionQueue {
+    pub(super) fn new(queue: Arc<cotensor_functions::CompletionQueue>, codec: Codec) -> Self {
+        Self { queue: ProcessLocal::new(queue), codec: ProcessLocal::new(codec) }
     }
 
-    fn pending(&self, py: Python<'_>) -> PyResult<&cotensor_functions::CompletionQueue> {
-        self.pending.get(py, "set of calls").map(|pending| &**pending)
+    fn queue(&self, py: Python<'_>) -> PyResult<&cotensor_functions::CompletionQueue> {
+        self.queue.get(py, "completion queue").map(|queue| &**queue)
     }
 }
 
 #[pymethods]
-impl Pending {
+impl CompletionQueue {
     /// The epoch of the provider.
     #[getter]
     fn epoch(&self) -> u64 {
-        self.pending.epoch()
+        self.queue.epoch()
     }
 
-    /// The calls and tasks that ``next()`` has not returned.
+    /// The calls and tasks that ``wait()`` has not returned.
     #[getter]
     fn count(&self) -> usize {
-        self.pending.count()
+        self.queue.count()
     }
 
     /// Calls a function without waiting.
@@ -54,26 +54,26 @@ impl Pending {
         kwargs: Option<&Bound<'_, PyDict>>,
         timeout: Option<f64>,
     ) -> PyResult<()> {
-        let (pending, timeout) = (self.pending(py)?, seconds(py, timeout)?);
+        let (queue, timeout) = (self.queue(py)?, seconds(py, timeout)?);
         let none = pyo3::types::PyTuple::empty(py);
-        let codec = self.codec.writing_to(pending.allocator());
+        let codec = self.codec.writing_to(queue.allocator());
         let arguments = codec.arguments(args.unwrap_or(none.as_any()), kwargs)?;
-        py.detach(|| pending.call(number, name, arguments, timeout)).or_raise(py)
+        py.detach(|| queue.call(number, name, arguments, timeout)).or_raise(py)
     }
 
-    /// Adds a task of this provider. ``next()`` returns its number when the task ends, or after ``timeout`` seconds.
+    /// Adds a task of this provider. ``wait()`` returns its number when the task ends, or after ``timeout`` seconds.
     #[pyo3(signature = (number, task, *, timeout=None))]
-    fn wait_for(&self, py: Python<'_>, number: u64, task: &Bound<'_, Task>, timeout: Option<f64>) -> PyResult<()> {
-        let (pending, timeout, task) = (self.pending(py)?, seconds(py, timeout)?, task.get().task(py)?);
-        py.detach(|| pending.add_task(number, task, timeout)).or_raise(py)
+    fn add_task(&self, py: Python<'_>, number: u64, task: &Bound<'_, Task>, timeout: Option<f64>) -> PyResult<()> {
+        let (queue, timeout, task) = (self.queue(py)?, seconds(py, timeout)?, task.get().task(py)?);
+        py.detach(|| queue.add_task(number, task, timeout)).or_raise(py)
     }
 
     /// Waits for at most ``timeout`` seconds until some are done. Returns the number of each with its result and ``False``, or with
     /// its exception and ``True``.
-    fn next(&self, py: Python<'_>, timeout: f64) -> PyResult<Vec<(u64, Py<PyAny>, bool)>> {
-        let (pending, timeout) = (self.pending(py)?, seconds(py, Some(timeout))?);
+    fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<Vec<(u64, Py<PyAny>, bool)>> {
+        let (queue, timeout) = (self.queue(py)?, seconds(py, Some(timeout))?);
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let done = py.detach(|| pending.wait(&|| end.is_none_or(|end| Instant::now() < end)));
+        let done = py.detach(|| queue.wait(&|| end.is_none_or(|end| Instant::now() < end)));
         let outcome = |done| match done {
             Completion::Call(value) => self.codec.decode(py, value.or_raise(py)?),
             Completion::Task(info) => {
@@ -89,6 +89,6 @@ impl Pending {
     }
 
     fn __repr__(&self) -> String {
-        format!("<Pending, {} of provider {:x}>", self.pending.count(), self.pending.epoch())
+        format!("<CompletionQueue, {} of provider {:x}>", self.queue.count(), self.queue.epoch())
     }
 }
