@@ -59,6 +59,15 @@ pub(crate) fn shape(dims: &[usize]) -> String {
     format!("{dims:?}")
 }
 
+/// The dtype and the dimensions of a tensor; of a group, that word and the number of its members.
+pub(crate) fn elements(dtype: &str, dims: &[usize], member_count: usize) -> [String; 2] {
+    match member_count {
+        0 => [plain(dtype), shape(dims)],
+        1 => ["group".to_owned(), "1 member".to_owned()],
+        count => ["group".to_owned(), format!("{count} members")],
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -106,6 +106,7 @@ impl<R: Read> TensorReader<R> {
             producer: options.producer.to_owned(),
             retention: options.retention,
             provenance: None,
+            members: None,
         };
         let mut reservation = store.reserve(spec, holder)?;
         let target = reservation.bytes_mut();

@@ -2,7 +2,7 @@
 
 use crate::arena::ConnectionArena;
 use cotensor_client::ClientStore;
-use cotensor_core::{Layout, Result};
+use cotensor_core::Result;
 use cotensor_store::{Holder, Reservation, TensorSpec, TensorStore};
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ impl TensorAllocator {
     /// As [`TensorStore::reserve`].
     pub fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
         let Some(arena) = &self.arena else { return self.store.reserve(spec, holder) };
-        let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field(spec.name.as_str()))?;
+        let layout = spec.layout().map_err(|error| error.in_field(spec.name.as_str()))?;
         // The store takes every tensor that the arena cannot.
         match arena.reserve(layout.size_bytes()).ok().flatten() {
             Some(segment) => self.store.reserve_in_private(spec, layout, segment, holder),

@@ -14,7 +14,7 @@ use cotensor_client::ClientStore;
 use cotensor_client::protocol::Method;
 use cotensor_client::protocol::provider as p;
 use cotensor_core::sync::lock;
-use cotensor_core::{DType, Device, Error, Layout, MemoryKind, Result, Segment, range_within};
+use cotensor_core::{DType, Device, Error, MemoryKind, Result, Segment, range_within};
 use cotensor_memory::{Guarantee, SealedMemfd, Slab, check_no_holes, check_sealed};
 use cotensor_rpc as rpc;
 use cotensor_store::{Holder, Lease, TensorSpec};
@@ -178,7 +178,7 @@ impl ConnectionArena {
         let slab = slab.ok_or_else(|| Error::not_found(format!("slab {} is not open", reference.range.slab)))?;
         let spec = TensorSpec::new(reference.name.as_str(), reference.dtype.parse::<DType>()?, &reference.shape);
         spec.check_names()?;
-        let layout = Layout::contiguous(spec.dtype, &spec.shape)?;
+        let layout = spec.layout()?;
         let start = usize::try_from(reference.range.offset).map_err(|_| Error::invalid("an offset beyond the slab"))?;
         let range = range_within(start, layout.size_bytes(), slab.len())?;
         let segment = RemoteRange { part: slab.slice(range)?, range: reference.range, arena: Arc::downgrade(self) };

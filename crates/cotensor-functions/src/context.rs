@@ -76,6 +76,7 @@ impl Context {
             producer: self.function.to_string(),
             retention: Retention::WhileLeased,
             provenance: None,
+            members: None,
         };
         let mut reservation = self.allocator.reserve(spec, &self.holder)?;
         reservation.write(bytes, CopyReason::Put)?;

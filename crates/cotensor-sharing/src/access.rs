@@ -121,6 +121,7 @@ impl TensorCell {
             age_seconds: self.clock.now().as_secs_f64(),
             hits: self.hits.load(Ordering::Relaxed),
             cached: false,
+            member_count: 0,
         })
     }
 }

@@ -12,9 +12,7 @@ pub(crate) fn spec(
     producer: &str,
     retention: Retention,
 ) -> TensorSpec {
-    let (name, producer) = (name.to_owned(), producer.to_owned());
-    let device = Device::Cpu;
-    TensorSpec { name, dtype, shape: shape.to_vec(), device, kind, space: None, producer, retention, provenance: None }
+    TensorSpec { kind, producer: producer.to_owned(), retention, ..TensorSpec::new(name, dtype, shape) }
 }
 
 /// Checks that `storage_type` names `device`.

@@ -32,7 +32,7 @@ pub use publish::{Reservation, Ticket};
 pub use reports::LISTED;
 pub use spill::{SpillStorage, SpilledSegment, SpilledTensor, SpilledTensorInfo};
 pub use types::{
-    BlobSource, BlobSpec, Copies, CopyReason, DeviceStats, Diagnostics, Holder, Key, NAME_BYTES_MAX, OptimizeReport,
-    RecentCopy, Recommendations, Refusal, Retention, SharingConfig, Stats, TensorId, TensorInfo, TensorSpec,
-    check_name,
+    BlobSource, BlobSpec, Copies, CopyReason, DeviceStats, Diagnostics, Holder, Key, MEMBER_NAMES_BYTES_MAX,
+    MEMBERS_MAX, Member, Members, NAME_BYTES_MAX, OptimizeReport, RecentCopy, Recommendations, Refusal, Retention,
+    SharingConfig, Stats, TensorId, TensorInfo, TensorSpec, check_name,
 };

@@ -50,7 +50,7 @@ impl Tensor {
         let spec = TensorSpec::new("x", DType::U8, &[1]);
         let parts = RecordParts {
             id: TensorId { slot: 1, version: 1 },
-            layout: Layout::contiguous(spec.dtype, &spec.shape).unwrap(),
+            layout: spec.layout().unwrap(),
             spec,
             segment: HeapMemory.reserve(1).unwrap().freeze().unwrap(),
             charge: Budget::new(u64::MAX).take(1).unwrap().into(),

@@ -57,6 +57,7 @@ fn publish(store: &ClientStore, name: &str, numbers: &[f32]) -> cotensor::Result
         producer: "caller".to_owned(),
         retention: Retention::WhileLeased,
         provenance: None,
+        members: None,
     };
     let mut reservation = store.reserve(spec, &store.holder(""))?;
     let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();

@@ -38,6 +38,7 @@ fn main() -> Result<()> {
         producer: "first".to_owned(),
         retention: Retention::WhileLeased,
         provenance: None,
+        members: None,
     };
     let mut reservation = store.reserve(spec, &store.holder(""))?;
     reservation.write(&vec![7; 8 << 20], CopyReason::Put)?;

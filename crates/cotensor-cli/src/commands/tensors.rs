@@ -3,12 +3,13 @@
 use super::connection::connect;
 use crate::args::{Client, LsArgs, RmArgs, StatArgs, WhoArgs};
 use crate::output::{print, print_json};
-use crate::table::{Table, duration, plain, shape};
+use crate::table::{Table, duration, elements, plain, shape};
 use cotensor::core::{Error, ErrorKind, Result, size};
 use cotensor::store::{Stats, StoreReports, TensorStore};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::{
-    Hello, HelloParams, Keep, List, ListHolders, ListParams, NameParams, PROTOCOL, Spec, TensorInfo, TensorState,
+    GroupMember, Hello, HelloParams, Keep, List, ListHolders, ListParams, NameParams, PROTOCOL, Spec, TensorInfo,
+    TensorState,
 };
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -36,9 +37,23 @@ struct Tensor {
     /// Why a spilled tensor cannot be read: its file is missing or damaged.
     #[serde(skip_serializing_if = "Option::is_none")]
     lost: Option<String>,
+    /// Number of members of a group.
+    #[serde(skip_serializing_if = "is_zero")]
+    member_count: usize,
+    /// The members of a group. `ls` leaves them out.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    members: Vec<GroupMember>,
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 impl Tensor {
+    fn elements(&self) -> [String; 2] {
+        elements(&self.dtype, &self.shape, self.member_count)
+    }
+
     fn state_name(&self) -> &'static str {
         if self.lost.is_some() { "lost" } else { self.state.name() }
     }
@@ -46,11 +61,28 @@ impl Tensor {
 
 impl From<TensorInfo> for Tensor {
     fn from(info: TensorInfo) -> Self {
-        let TensorInfo { id, spec, bytes, device, age_s, hits, holders, state, lost } = info;
-        let Spec { name, dtype, shape, kind, producer, keep, .. } = spec;
+        let TensorInfo { id, spec, bytes, device, age_s, hits, holders, state, lost, member_count } = info;
+        let Spec { name, dtype, shape, kind, producer, keep, members, .. } = spec;
         let cached = keep != Keep::WhileLeased;
         let version = id.version;
-        Self { name, version, dtype, shape, bytes, kind, producer, device, cached, age_s, hits, holders, state, lost }
+        Self {
+            name,
+            version,
+            dtype,
+            shape,
+            bytes,
+            kind,
+            producer,
+            device,
+            cached,
+            age_s,
+            hits,
+            holders,
+            state,
+            lost,
+            member_count,
+            members,
+        }
     }
 }
 
@@ -71,12 +103,13 @@ pub(crate) fn ls(args: &LsArgs) -> Result<()> {
     let right = &[false, true, false, false, false, true, true, true, true];
     let mut table = Table::new(right, &["name", "version", "state", "dtype", "shape", "size", "age", "hits", "leases"]);
     for tensor in &listing.tensors {
+        let [dtype, dims] = tensor.elements();
         table.row([
             plain(&tensor.name),
             tensor.version.to_string(),
             tensor.state_name().to_owned(),
-            tensor.dtype.clone(),
-            shape(&tensor.shape),
+            dtype,
+            dims,
             size(tensor.bytes),
             duration(tensor.age_s),
             tensor.hits.to_string(),
@@ -194,13 +227,14 @@ fn described(found: &Named) -> String {
 }
 
 fn describe(tensor: &Tensor, text: &mut String) {
+    let [dtype, dims] = tensor.elements();
     let _ = writeln!(
         text,
         "version {}, {}: {} {}, {} ({} bytes) on {}\n  kind {}, produced by {}, {} ago\n  {} hits, {} leases, {}",
         tensor.version,
         tensor.state_name(),
-        tensor.dtype,
-        shape(&tensor.shape),
+        dtype,
+        dims,
         size(tensor.bytes),
         tensor.bytes,
         tensor.device,
@@ -216,6 +250,9 @@ fn describe(tensor: &Tensor, text: &mut String) {
             _ => "freed with its last lease".to_owned(),
         },
     );
+    for member in &tensor.members {
+        let _ = writeln!(text, "  member {}: {} {}", plain(&member.name), plain(&member.dtype), shape(&member.shape));
+    }
 }
 
 fn stat_daemon(args: &StatArgs) -> Result<()> {

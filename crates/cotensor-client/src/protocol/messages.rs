@@ -231,6 +231,10 @@ message! {
         holders: BTreeMap<String, u32>,
         /// The version's state.
         state: TensorState,
+        /// The number of members of a group; 0 for a plain tensor. `tensor.list` leaves the members themselves out of `spec`,
+        /// `tensor.holders` does not.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        member_count: usize,
         /// The reason why it cannot be read, if it was spilled and its file is missing or damaged.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         lost: Option<String>,
@@ -398,6 +402,10 @@ message! {
         /// Offsets of tensors that were published in it, in bytes.
         offsets: Vec<u64>,
     }
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 fn list_max() -> usize {

@@ -13,7 +13,7 @@ pub use functions::*;
 pub use messages::*;
 pub use openrpc::{FUNCTIONS, openrpc, openrpc_of_provider, openrpc_with};
 pub use service::*;
-pub use tensor::{Descriptor, Id, IndexSlot, Keep, Published, SegmentInfo, Spec, TensorState};
+pub use tensor::{Descriptor, GroupMember, Id, IndexSlot, Keep, Published, SegmentInfo, Spec, TensorState};
 
 use cotensor_rpc::methods;
 use schemars::{Schema, SchemaGenerator};

@@ -2,9 +2,10 @@
 
 use cotensor_core::{ContentHash, DType, Device, Error, Kind, Layout, Result, Space};
 use cotensor_store::backend::VersionState;
-use cotensor_store::{Retention, TensorId, TensorSpec};
+use cotensor_store::{Members, Retention, TensorId, TensorSpec};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// One version of one tensor.
@@ -57,6 +58,23 @@ pub struct Spec {
     /// How it was made, 64 hexadecimal digits: equal provenance is equal content.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provenance: Option<String>,
+    /// The members of a group, at most 4096; none for a plain tensor. A group has the dtype `uint8` and one dimension: the bytes
+    /// from its start to the end of the last member. Each member is row-major and begins at the first multiple of 64 bytes
+    /// after the previous one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub members: Vec<GroupMember>,
+}
+
+/// A member of a group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GroupMember {
+    /// The name within the group.
+    pub name: String,
+    /// Element type, such as `float32`.
+    pub dtype: String,
+    /// Dimensions, in elements.
+    pub shape: Vec<usize>,
 }
 
 fn other() -> String {
@@ -100,8 +118,18 @@ impl From<&TensorSpec> for Spec {
             producer: spec.producer.clone(),
             keep: spec.retention.into(),
             provenance: spec.provenance.map(|hash| hash.to_string()),
+            members: spec.members.as_deref().map(described).unwrap_or_default(),
         }
     }
+}
+
+fn described(members: &Members) -> Vec<GroupMember> {
+    let each = members.iter().map(|member| GroupMember {
+        name: member.name().to_owned(),
+        dtype: member.layout().dtype().name().to_owned(),
+        shape: member.layout().shape().to_vec(),
+    });
+    each.collect()
 }
 
 impl Spec {
@@ -135,10 +163,23 @@ impl Spec {
                 recompute: Duration::from_micros(micros),
             }),
             provenance: self.provenance.as_deref().map(|hex| hash(hex, "provenance")).transpose()?,
+            members: self.to_members()?,
         };
         spec.check_names()?;
-        Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field("shape"))?;
+        spec.layout().map_err(|error| error.in_field("shape"))?;
         Ok(spec)
+    }
+
+    fn to_members(&self) -> Result<Option<Arc<Members>>> {
+        if self.members.is_empty() {
+            return Ok(None);
+        }
+        // Parsed first: `Members::new` stops at its limits, and the length of the message bounds this list.
+        let parsed = self.members.iter().map(|member| {
+            let dtype = member.dtype.parse::<DType>().map_err(|error| error.in_field(member.name.as_str()))?;
+            Ok((member.name.as_str(), dtype, member.shape.as_slice()))
+        });
+        Members::new(parsed.collect::<Result<Vec<_>>>()?).map(Some)
     }
 }
 

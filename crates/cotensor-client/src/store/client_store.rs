@@ -178,7 +178,7 @@ impl ClientStore {
         holder: &Holder,
         place: impl FnOnce(&p::ReserveParams, usize) -> Result<(Placement, Box<dyn SegmentMut>)>,
     ) -> Result<Reservation> {
-        let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field(spec.name.as_str()))?;
+        let layout = spec.layout().map_err(|error| error.in_field(spec.name.as_str()))?;
         let len = layout.size_bytes();
         spec.check_names()?;
         if !spec.device.is_host() {
@@ -234,7 +234,9 @@ impl ClientStore {
         let bytes = bytes.ok_or_else(|| {
             Error::invalid(format!("tensor {:?} is not in the daemon's store: publish it there first", lease.name()))
         })?;
-        let mut reservation = self.reserve(TensorSpec::new(lease.name(), lease.dtype(), lease.shape()), holder)?;
+        let spec =
+            TensorSpec { members: lease.spec().members, ..TensorSpec::new(lease.name(), lease.dtype(), lease.shape()) };
+        let mut reservation = self.reserve(spec, holder)?;
         reservation.write(bytes, CopyReason::Put)?;
         reservation.publish()
     }
@@ -390,7 +392,7 @@ impl TensorStore for ClientStore {
     }
 
     fn reserve_private(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
-        let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field(spec.name.as_str()))?;
+        let layout = spec.layout().map_err(|error| error.in_field(spec.name.as_str()))?;
         let segment = HeapMemory.reserve(layout.size_bytes())?;
         self.reserve_in_private(spec, layout, segment, holder)
     }

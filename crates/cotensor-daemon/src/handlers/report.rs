@@ -29,6 +29,7 @@ fn describe(store: &EmbeddedStore, record: &Record) -> TensorInfo {
         holders: holders.collect(),
         state: record.state().into(),
         lost: None,
+        member_count: record.members().map_or(0, |members| members.len()),
     }
 }
 
@@ -43,6 +44,7 @@ fn describe_spilled(SpilledTensorInfo { tensor, age, lost }: &SpilledTensorInfo)
         holders: BTreeMap::new(),
         state: TensorState::Spilled,
         lost: lost.clone(),
+        member_count: tensor.spec.members.as_ref().map_or(0, |members| members.len()),
     }
 }
 
@@ -55,6 +57,8 @@ pub(super) async fn list(caller: Caller, params: ListParams) -> Answer<ListResul
     let mut tensors: Vec<_> = listed.chain(spilled.iter().take(limit).map(describe_spilled)).collect();
     tensors.sort_by(|a, b| (&a.spec.name, a.id.version).cmp(&(&b.spec.name, b.id.version)));
     tensors.truncate(limit);
+    // Thousands of groups with thousands of members each would exceed a message.
+    tensors.iter_mut().for_each(|tensor| tensor.spec.members = Vec::new());
     Ok(ListResult { left_off, tensors }.into())
 }
 

@@ -9,7 +9,7 @@ use cotensor_client::protocol::{
     Descriptor, Empty, GetParams, IdParams, LeaseParams, NameParams, Present, PublishParams, PublishSlabParams,
     Published, ReleaseParams, ReservationParams, ReserveParams, ReserveResult, SegmentParams, SlabParams, SlabResult,
 };
-use cotensor_core::{Error, ErrorKind, Layout, Result};
+use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_store::{Holder, Lease, TensorStore};
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ const SLABS_MAX: usize = 1024;
 pub(super) async fn reserve(caller: Caller, params: ReserveParams) -> Answer<ReserveResult> {
     let holder = caller.holder(&params.holder)?;
     let spec = params.spec.to_domain()?;
-    let own = caller.charge(Layout::contiguous(spec.dtype, &spec.shape)?.size_bytes() as u64)?;
+    let own = caller.charge(spec.layout()?.size_bytes() as u64)?;
     let charge = caller.daemon.store.grant(&spec)?;
     let reservation = caller.lock().reservations.add(Reserved { spec, charge, own, holder })?;
     Ok(ReserveResult { reservation }.into())
@@ -28,7 +28,7 @@ pub(super) async fn reserve(caller: Caller, params: ReserveParams) -> Answer<Res
 pub(super) async fn publish(mut caller: Caller, params: PublishParams) -> Answer<Published> {
     let fd = caller.fd()?;
     let Reserved { spec, charge, own, holder } = caller.lock().reservations.take(params.reservation, "reservation")?;
-    let layout = Layout::contiguous(spec.dtype, &spec.shape)?;
+    let layout = spec.layout()?;
     let segment = Arc::new(Sealed::new(fd, layout.size_bytes(), spec.device)?);
     let key = params.ticket.map(|ticket| caller.ticket_key(ticket)).transpose()?;
     count_copies(&caller.daemon, &params.copies)?;
@@ -72,7 +72,7 @@ pub(super) async fn publish_slab(caller: Caller, params: PublishSlabParams) -> A
     let holder = caller.holder(&params.holder)?;
     let missing = || Error::not_found(format!("this session has no slab {}", params.slab)).in_field("slab");
     let slab = caller.lock().slabs.get(&params.slab).map(|own| Arc::clone(&own.slab)).ok_or_else(missing)?;
-    let layout = Layout::contiguous(spec.dtype, &spec.shape)?;
+    let layout = spec.layout()?;
     let offset = usize::try_from(params.offset).unwrap_or(usize::MAX);
     let part = Part::new(Arc::clone(&slab), offset, layout.size_bytes())?;
     let key = params.ticket.map(|ticket| caller.ticket_key(ticket)).transpose()?;

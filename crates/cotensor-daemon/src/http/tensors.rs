@@ -16,7 +16,7 @@ use axum::http::header::{
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use cotensor_client::protocol::{Id, Keep, Spec};
-use cotensor_core::{Device, Error, Layout, size};
+use cotensor_core::{Device, Error, size};
 use cotensor_store::backend::Charge;
 use cotensor_store::{CopyReason, EmbeddedStore, Lease, StoreReports, TensorStore};
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
@@ -115,7 +115,7 @@ pub(super) async fn put(
 ) -> Result<Response, Refusal> {
     let Query(query) = query.map_err(|error| Error::invalid(error.body_text()).in_field("query"))?;
     let spec = spec_of(name_in(name)?, query)?.to_domain()?;
-    let layout = Layout::contiguous(spec.dtype, &spec.shape)?;
+    let layout = spec.layout()?;
     let bytes = layout.size_bytes() as u64;
     let Some(sent) = body.size_hint().exact() else {
         return Err(Refusal::new(StatusCode::LENGTH_REQUIRED, "a tensor's Content-Length is required"));
@@ -170,6 +170,7 @@ fn spec_of(name: String, query: PutQuery) -> Result<Spec, Error> {
         producer: query.producer,
         keep: query.keep,
         provenance: None,
+        members: Vec::new(),
     })
 }
 

@@ -209,7 +209,7 @@ fn restore_spilled(
 
 fn absent(entry: Entry) -> Result<(SpilledTensor, u64)> {
     let spec = entry.spec.to_domain()?;
-    let layout = Layout::contiguous(spec.dtype, &spec.shape)?.moved(entry.offset)?;
+    let layout = spec.layout()?.moved(entry.offset)?;
     let key = entry.key.as_deref().and_then(ContentHash::from_hex).map(Key);
     Ok((SpilledTensor { id: entry.id.into(), spec, layout, key, created: entry.created() }, entry.versions))
 }
@@ -221,7 +221,7 @@ fn list(
     holder: &Holder,
 ) -> Result<Lease> {
     let spec = entry.spec.to_domain()?;
-    let layout = Layout::contiguous(spec.dtype, &spec.shape)?;
+    let layout = spec.layout()?;
     let (taken, charge) =
         segments.get(&entry.segment).ok_or_else(|| Error::new(ErrorKind::Refused, "its memory was refused"))?;
     let (segment, layout): (Arc<dyn Segment>, Layout) = match taken {

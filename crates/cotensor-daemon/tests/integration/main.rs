@@ -9,6 +9,7 @@ mod clients_die;
 mod conformance;
 mod descriptors;
 mod foreground;
+mod groups;
 mod heap;
 mod limits;
 mod metadata;

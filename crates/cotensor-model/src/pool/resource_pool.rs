@@ -111,6 +111,7 @@ impl ResourcePool {
             producer: producer_model.to_owned(),
             retention: Retention::WhileLeased,
             provenance: None,
+            members: None,
         };
         let mut reservation = store.reserve(spec, &store.holder(producer_model))?;
         reservation.write(tensor_data, CopyReason::Put)?;

@@ -221,6 +221,7 @@ fn list(
         space: None,
         producer: listed.producer,
         retention: Retention::Cached { recompute },
+        members: None,
     };
     let lease = store.list(spec, layout, segment, charge, Some(each.ticket.key()), holder.id)?;
     each.ticket.finish(std::slice::from_ref(&lease));

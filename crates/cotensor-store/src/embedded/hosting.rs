@@ -39,7 +39,7 @@ impl EmbeddedStore {
     /// # Errors
     /// As [`TensorStore::reserve`](crate::TensorStore::reserve).
     pub fn grant(&self, spec: &TensorSpec) -> Result<TensorCharge> {
-        let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field("shape"))?;
+        let layout = spec.layout().map_err(|error| error.in_field("shape"))?;
         let bytes = layout.size_bytes() as u64;
         self.refuse(spec, bytes)?;
         let charge = self.charge(spec.device, bytes).and_then(|segment| self.tensor_charge(&segment, spec));
@@ -60,7 +60,7 @@ impl EmbeddedStore {
     /// # Errors
     /// As [`grant`](Self::grant).
     pub fn grant_growing(&self, spec: &TensorSpec) -> Result<Arc<Charge>> {
-        let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field("shape"))?;
+        let layout = spec.layout().map_err(|error| error.in_field("shape"))?;
         let bytes = layout.size_bytes() as u64;
         self.refuse(spec, bytes)?;
         let budget = self.devices.budget(spec.device)?;
@@ -93,7 +93,7 @@ impl EmbeddedStore {
     /// # Errors
     /// `Refused`.
     pub fn check_shared(&self, spec: &TensorSpec) -> Result<()> {
-        let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field("shape"))?;
+        let layout = spec.layout().map_err(|error| error.in_field("shape"))?;
         self.refuse(spec, layout.size_bytes() as u64)
     }
 

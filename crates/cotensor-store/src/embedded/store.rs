@@ -106,7 +106,7 @@ impl EmbeddedStore {
         private: bool,
         memory: impl FnOnce(&dyn Memory, usize) -> Result<Box<dyn SegmentMut>>,
     ) -> Result<Reservation> {
-        let layout = Layout::contiguous(spec.dtype, &spec.shape).map_err(|error| error.in_field(spec.name.as_str()))?;
+        let layout = spec.layout().map_err(|error| error.in_field(spec.name.as_str()))?;
         let bytes = layout.size_bytes() as u64;
         if !private {
             spec.check_names()?;

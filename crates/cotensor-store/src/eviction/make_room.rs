@@ -69,7 +69,10 @@ impl EmbeddedStore {
 
     /// The metadata of a tensor, in bytes.
     pub(crate) fn metadata_of(&self, spec: &TensorSpec) -> u64 {
-        self.devices.host().metadata_of(spec.text_bytes(), spec.shape.len())
+        match self.devices.host().metadata_of(spec.text_bytes(), spec.shape.len()) {
+            0 => 0,
+            own => own + spec.members.as_ref().map_or(0, |members| members.metadata_bytes()),
+        }
     }
 
     fn take_evicting<T>(

@@ -118,13 +118,7 @@ impl Lease {
     /// # Errors
     /// `Unsupported` where the host cannot read the memory.
     pub fn copy_to_host(&self) -> Result<Vec<u8>> {
-        let range = self.layout().byte_range();
-        let mut copy = vec![0; range.len()];
-        self.record.segment.read_at(range.start, &mut copy).map_err(|error| self.named(error))?;
-        if let Some(backend) = self.record.backend.upgrade() {
-            backend.count_copy(self.name(), CopyReason::DeviceTransfer, copy.len());
-        }
-        Ok(copy)
+        copied(&self.record, self.layout())
     }
 
     fn named(&self, error: Error) -> Error {
@@ -247,6 +241,16 @@ impl fmt::Debug for Lease {
 
 pub(super) fn spanned<'a>(record: &'a Record, layout: &Layout) -> Option<&'a [u8]> {
     record.segment.bytes()?.get(layout.byte_range())
+}
+
+pub(super) fn copied(record: &Record, layout: &Layout) -> Result<Vec<u8>> {
+    let range = layout.byte_range();
+    let mut copy = vec![0; range.len()];
+    record.segment.read_at(range.start, &mut copy).map_err(|error| error.in_field(record.name()))?;
+    if let Some(backend) = record.backend.upgrade() {
+        backend.count_copy(record.name(), CopyReason::DeviceTransfer, copy.len());
+    }
+    Ok(copy)
 }
 
 pub(super) fn typed<'a, T: bytemuck::AnyBitPattern>(record: &'a Record, layout: &Layout) -> Result<&'a [T]> {

@@ -3,7 +3,7 @@
 use crate::budget::TensorCharge;
 use crate::leases::LeaseCount;
 use crate::sync::{AtomicBool, AtomicU8};
-use crate::{CopyReason, Holder, Key, Retention, TensorId, TensorSpec};
+use crate::{CopyReason, Holder, Key, Members, Retention, TensorId, TensorSpec};
 use cotensor_core::{ContentHash, Device, Hasher, Kind, Layout, Segment, Space};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -86,14 +86,18 @@ struct Optional {
     key: Option<Key>,
     /// The producer of an unlisted tensor. The [`Holder`] keeps its name in the table of holders.
     private: Option<Holder>,
+    /// The members of a group.
+    members: Option<Arc<Members>>,
 }
 
 impl Record {
     /// A record without leases. Its last lease calls `backend`, if that still exists.
     pub fn new(parts: RecordParts, backend: Weak<dyn LeaseBackend>) -> Arc<Self> {
         let RecordParts { id, spec, layout, segment, charge, retained, private, key, created } = parts;
-        let TensorSpec { name, dtype: _, shape: _, device: _, kind, space, producer, retention, provenance } = spec;
-        let is_plain = space.is_none() && provenance.is_none() && key.is_none() && private.is_none();
+        let TensorSpec { name, dtype: _, shape: _, device: _, kind, space, producer, retention, provenance, members } =
+            spec;
+        let is_plain =
+            space.is_none() && provenance.is_none() && key.is_none() && private.is_none() && members.is_none();
         charge.segment().open();
         Arc::new(Self {
             id,
@@ -106,7 +110,7 @@ impl Record {
             leases: LeaseCount::default(),
             retained: AtomicBool::new(retained),
             state: AtomicU8::new(VersionState::Published as u8),
-            optional: (!is_plain).then(|| Box::new(Optional { space, provenance, key, private })),
+            optional: (!is_plain).then(|| Box::new(Optional { space, provenance, key, private, members })),
             charge,
             created,
             last_used_ns: AtomicU64::new(created.as_nanos() as u64),
@@ -132,6 +136,7 @@ impl Record {
             producer: self.producer.to_string(),
             retention: self.retention,
             provenance: self.provenance(),
+            members: self.members().cloned(),
         }
     }
 
@@ -162,6 +167,11 @@ impl Record {
 
     fn provenance(&self) -> Option<ContentHash> {
         self.optional.as_ref()?.provenance
+    }
+
+    /// The members of a group; `None` for a plain tensor.
+    pub fn members(&self) -> Option<&Arc<Members>> {
+        self.optional.as_ref()?.members.as_ref()
     }
 
     /// Whether it is unlisted.
@@ -274,7 +284,7 @@ impl Record {
     fn content_identity(&self) -> ContentHash {
         let range = self.layout.byte_range();
         if let Some(bytes) = self.segment.bytes() {
-            return self.layout.identity(&bytes[range]);
+            return self.identity_of(&bytes[range]);
         }
         let mut copy = vec![0; range.len()];
         match self.segment.read_at(range.start, &mut copy) {
@@ -282,7 +292,7 @@ impl Record {
                 if let Some(backend) = self.backend.upgrade() {
                     backend.count_copy(&self.name, CopyReason::DeviceTransfer, copy.len());
                 }
-                self.layout.identity(&copy)
+                self.identity_of(&copy)
             }
             // Memory that cannot be read has no content to compare: the id of the version stands for it.
             Err(_) => {
@@ -290,6 +300,17 @@ impl Record {
                 hasher.number(self.id.slot).number(self.id.version).finish()
             }
         }
+    }
+
+    /// The identity of the tensor with the bytes of its layout. The bytes between the members of a group do not count.
+    fn identity_of(&self, bytes: &[u8]) -> ContentHash {
+        let Some(members) = self.members() else { return self.layout.identity(bytes) };
+        let mut hasher = Hasher::new("cotensor group v1");
+        for member in members.iter() {
+            let content = bytes.get(member.layout().byte_range()).unwrap_or_default();
+            hasher.field(member.name().as_bytes()).field(member.layout().identity(content).as_bytes());
+        }
+        hasher.finish()
     }
 }
 

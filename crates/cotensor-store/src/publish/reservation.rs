@@ -1,8 +1,9 @@
 //! Reservations: tensors that are being written.
 
 use crate::backend::{StoreBackend, UnpublishedTensor};
-use crate::{CopyReason, Lease};
-use cotensor_core::{Device, Layout, Result};
+use crate::types::member_layout;
+use crate::{CopyReason, Lease, Members};
+use cotensor_core::{Device, Error, Layout, Result};
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
@@ -58,6 +59,42 @@ impl Reservation {
         self.tensor.segment.write_at(self.tensor.layout.offset_bytes(), bytes)?;
         self.backend.count_copy(&self.tensor.spec.name, reason, bytes.len());
         Ok(())
+    }
+
+    /// The members of a group; `None` for a plain tensor.
+    pub fn members(&self) -> Option<&Members> {
+        self.tensor.spec.members.as_deref()
+    }
+
+    /// The bytes of a group's member for writing in place; `None` where the host cannot address them.
+    ///
+    /// # Errors
+    /// `NotFound` for another name, and for a plain tensor.
+    pub fn member_bytes_mut(&mut self, member: &str) -> Result<Option<&mut [u8]>> {
+        let range = self.member_layout(member)?.byte_range();
+        Ok(self.bytes_mut().and_then(|bytes| bytes.get_mut(range)))
+    }
+
+    /// Copies `bytes` to a group's member, and counts the copy under `reason`.
+    ///
+    /// # Errors
+    /// As [`member_bytes_mut`](Self::member_bytes_mut); `Invalid` for bytes of another length than the member's;
+    /// `Unsupported` where the host cannot write the memory.
+    pub fn write_member(&mut self, member: &str, bytes: &[u8], reason: CopyReason) -> Result<()> {
+        let layout = self.member_layout(member)?;
+        if bytes.len() != layout.size_bytes() {
+            let message = format!("the member {member:?} has {} bytes, not {}", layout.size_bytes(), bytes.len());
+            return Err(Error::invalid(message).in_field(self.name()));
+        }
+        self.tensor.segment.write_at(layout.offset_bytes(), bytes)?;
+        self.record_copy(reason, bytes.len());
+        Ok(())
+    }
+
+    /// How a member's elements lie in the segment.
+    fn member_layout(&self, member: &str) -> Result<Layout> {
+        let layout = member_layout(self.members(), member, self.layout().offset_bytes());
+        layout.map_err(|error| error.in_field(self.name()))
     }
 
     /// Counts a copy of `bytes` bytes into the tensor that did not use [`write`](Self::write).

@@ -162,6 +162,7 @@ pub(crate) fn diagnostics(store: &EmbeddedStore) -> Diagnostics {
         age_seconds: now.saturating_sub(record.created).as_secs_f64(),
         hits: record.leases.hits(),
         cached: record.is_retained(),
+        member_count: record.members().map_or(0, |members| members.len()),
     };
     Diagnostics {
         tensors: store.names.survey().records.iter().map(info).collect(),

@@ -1,6 +1,7 @@
 //! Tensors in the memory of a device, whose bytes the host cannot address.
 
 use super::fixtures::{LARGE, Place, cached, ends_empty, eventually, put, spec};
+use super::groups::device_group_is_one_tensor;
 use crate::{CopyReason, DeviceStats, Store};
 use cotensor_core::{Device, ErrorKind, Slice};
 use std::sync::Arc;
@@ -15,6 +16,8 @@ pub fn device_conformance(device: Device, make: &dyn Fn(u64) -> Place) {
     device_tensor_is_read_by_counted_copies(device, &make(u64::MAX));
     println!("device tensor has versions, views and reports");
     device_tensor_has_versions_views_and_reports(device, &make(u64::MAX));
+    println!("device group is one tensor");
+    device_group_is_one_tensor(device, &make(u64::MAX));
     println!("each device has its own budget");
     each_device_has_its_own_budget(device, &make(4 * LARGE as u64));
 }

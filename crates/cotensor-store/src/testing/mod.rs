@@ -4,6 +4,7 @@
 
 mod devices;
 mod fixtures;
+mod groups;
 mod room;
 mod suite;
 mod tensors;

@@ -5,6 +5,7 @@ mod computation;
 mod config;
 mod copy_reason;
 mod holder;
+mod members;
 mod report;
 mod tensor;
 
@@ -13,5 +14,7 @@ pub use computation::Key;
 pub use config::{Refusal, SharingConfig};
 pub use copy_reason::CopyReason;
 pub use holder::Holder;
+pub(crate) use members::member_layout;
+pub use members::{MEMBER_NAMES_BYTES_MAX, MEMBERS_MAX, Member, Members};
 pub use report::{Copies, DeviceStats, Diagnostics, OptimizeReport, RecentCopy, Recommendations, Stats, TensorInfo};
 pub use tensor::{NAME_BYTES_MAX, Retention, TensorId, TensorSpec, check_name};

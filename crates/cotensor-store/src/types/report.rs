@@ -187,4 +187,7 @@ pub struct TensorInfo {
     pub hits: u64,
     /// Whether it stays without leases.
     pub cached: bool,
+    /// The number of members of a group; 0 for a plain tensor.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub member_count: usize,
 }

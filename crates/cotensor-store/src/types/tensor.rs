@@ -1,6 +1,8 @@
 //! Tensors: their identity and their description.
 
-use cotensor_core::{ContentHash, DType, Device, Error, Kind, Result, Space};
+use super::Members;
+use cotensor_core::{ContentHash, DType, Device, Error, Kind, Layout, Result, Space};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// One version of one tensor in one store.
@@ -46,6 +48,8 @@ pub struct TensorSpec {
     /// The identity of a computed value: the hash of stage key and output. Equal provenance means equal content, dtype and
     /// shape, so their hash is not computed.
     pub provenance: Option<ContentHash>,
+    /// The members of a group, which [`group`](TensorSpec::group) makes; `None` for a plain tensor.
+    pub members: Option<Arc<Members>>,
 }
 
 /// The longest name of a tensor, a holder or a producer, in bytes.
@@ -64,7 +68,30 @@ impl TensorSpec {
             producer: String::new(),
             retention: Retention::WhileLeased,
             provenance: None,
+            members: None,
         }
+    }
+
+    /// A group: one tensor of bytes that consists of `members`. They are published, leased, versioned and freed together.
+    /// The other fields are as in [`new`](TensorSpec::new).
+    pub fn group(name: impl Into<String>, members: Arc<Members>) -> Self {
+        let bytes = members.size_bytes();
+        Self { members: Some(members), ..Self::new(name, DType::U8, &[bytes]) }
+    }
+
+    /// How the elements lie in a segment of their own: row-major.
+    ///
+    /// # Errors
+    /// `Invalid` for an impossible shape, and for a group whose dtype and shape are not those of the bytes of its members.
+    pub fn layout(&self) -> Result<Layout> {
+        if let Some(members) = &self.members {
+            let bytes = members.size_bytes();
+            if self.dtype != DType::U8 || self.shape != [bytes] {
+                let message = format!("a group of {bytes} bytes has the dtype uint8 and the shape [{bytes}]");
+                return Err(Error::invalid(message).in_field("members"));
+            }
+        }
+        Layout::contiguous(self.dtype, &self.shape)
     }
 
     /// The same tensor in the memory of `device`.

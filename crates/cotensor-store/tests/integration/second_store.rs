@@ -1,9 +1,7 @@
 //! A second store on the backend API: a client whose tensors another store keeps. That store stands for the daemon: it has
 //! the budget and the memory. The client uploads its tensors, leases each tensor once, and hands out its own leases.
 
-use cotensor_core::{
-    ContentHash, DType, Device, Error, ErrorKind, HeapMemory, Kind, Layout, Memory, MemoryKind, Result,
-};
+use cotensor_core::{ContentHash, DType, Device, Error, ErrorKind, HeapMemory, Kind, Memory, MemoryKind, Result};
 use cotensor_core::{Segment, Slice};
 use cotensor_sharing::TensorSharingManager;
 use cotensor_store::backend::{Budget, LeaseBackend, Record, RecordParts, StoreBackend, UnpublishedTensor};
@@ -65,6 +63,7 @@ impl Client {
             producer: lease.producer().to_owned(),
             retention: Retention::WhileLeased,
             provenance: Some(lease.identity()),
+            members: lease.spec().members,
         };
         let id = lease.id();
         let parts = RecordParts {
@@ -90,7 +89,7 @@ impl Client {
             true => self.daemon.reserve_private(spec.clone(), &self.session)?,
             false => self.daemon.reserve(spec.clone(), &self.session)?,
         };
-        let layout = Layout::contiguous(spec.dtype, &spec.shape)?;
+        let layout = spec.layout()?;
         let draft = UnpublishedTensor {
             spec,
             segment: HeapMemory.reserve(layout.size_bytes())?,
@@ -230,6 +229,7 @@ fn spec(name: &str, bytes: usize) -> TensorSpec {
         producer: "bert".to_owned(),
         retention: Retention::Cached { recompute: Duration::from_millis(1) },
         provenance: None,
+        members: None,
     }
 }
 

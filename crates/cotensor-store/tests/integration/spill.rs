@@ -106,6 +106,7 @@ fn spec(name: &str, bytes: usize, recompute: Duration) -> TensorSpec {
         producer: "test".to_owned(),
         retention: Retention::Cached { recompute },
         provenance: None,
+        members: None,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Draws the live view.
 
 use super::snapshot::{Order, Snapshot, leases};
-use crate::table::{duration, plain, shape};
+use crate::table::{duration, elements, plain};
 use cotensor::core::size;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -84,6 +84,7 @@ impl View {
     fn tensors(&self, frame: &mut Frame<'_>, area: Rect) {
         let height = usize::from(area.height);
         let rows = self.snapshot.tensors.iter().skip(self.top).take(height).map(|tensor| {
+            let [dtype, shape] = elements(&tensor.spec.dtype, &tensor.spec.shape, tensor.member_count);
             let style = if tensor.holders.is_empty() { Style::new().dim() } else { Style::new() };
             Row::new([
                 right(size(tensor.bytes)),
@@ -91,8 +92,8 @@ impl View {
                 right(leases(tensor).to_string()),
                 right(duration(tensor.age_s)),
                 tensor.state.name().into(),
-                tensor.spec.dtype.clone().into(),
-                shape(&tensor.spec.shape).into(),
+                dtype.into(),
+                shape.into(),
                 plain(&tensor.spec.name).into(),
             ])
             .style(style)
@@ -152,6 +153,7 @@ mod tests {
                 producer: String::new(),
                 keep: Keep::Cached,
                 provenance: None,
+                members: Vec::new(),
             },
             bytes,
             device: "cpu".to_owned(),
@@ -160,6 +162,7 @@ mod tests {
             holders: holders.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect::<BTreeMap<_, _>>(),
             state: TensorState::Published,
             lost: None,
+            member_count: 0,
         }
     }
 

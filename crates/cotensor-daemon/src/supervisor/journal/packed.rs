@@ -5,11 +5,15 @@
 //! Numbers are LEB128. The first byte of a block is the format's version.
 
 use super::event::Entry;
-use cotensor_client::protocol::{Id, Keep, SegmentInfo, Spec};
-use cotensor_core::{ContentHash, Device, Error, RANK_MAX, Result};
+use cotensor_client::protocol::{GroupMember, Id, Keep, SegmentInfo, Spec};
+use cotensor_core::{ContentHash, DType, Device, Error, RANK_MAX, Result};
+use cotensor_store::MEMBERS_MAX;
 
 /// The first byte of a block. JSON never begins with it.
 pub(crate) const BLOCK: u8 = 2;
+
+/// In place of the dtype of a group, whose members follow its shape.
+const GROUP: &str = "";
 
 const SEGMENT: u8 = 1;
 const ENTRY: u8 = 2;
@@ -31,7 +35,8 @@ impl Packed {
     /// # Errors
     /// `Corrupt` for a malformed hash or too many dimensions.
     pub(super) fn of(entry: &Entry) -> Result<Self> {
-        if entry.spec.shape.len() > RANK_MAX {
+        let shapes = entry.spec.members.iter().map(|member| &member.shape).chain([&entry.spec.shape]);
+        if shapes.into_iter().any(|shape| shape.len() > RANK_MAX) {
             return Err(corrupt());
         }
         let Entry { id: _, spec, segment, offset, key, versions, current, removed, spilled, created_ns } = entry;
@@ -54,13 +59,16 @@ impl Packed {
         let mut writer = Writer::default();
         writer.byte(flags.into_iter().filter(|(_, set)| *set).fold(0, |all, (flag, _)| all | flag));
         writer.number(*segment).number(*offset as u64).number(*versions);
-        for text in [&spec.name, &spec.producer, &spec.dtype, &spec.kind] {
+        let dtype = if spec.members.is_empty() { spec.dtype.as_str() } else { GROUP };
+        for text in [&spec.name, &spec.producer, dtype, &spec.kind] {
             writer.bytes(text.as_bytes());
         }
-        writer.device(spec.device);
-        writer.number(spec.shape.len() as u64);
-        for dim in &spec.shape {
-            writer.number(*dim as u64);
+        writer.device(spec.device).shape(&spec.shape);
+        if !spec.members.is_empty() {
+            writer.number(spec.members.len() as u64);
+            for member in &spec.members {
+                writer.bytes(member.name.as_bytes()).bytes(member.dtype.as_bytes()).shape(&member.shape);
+            }
         }
         if let Some(micros) = recompute {
             writer.number(micros);
@@ -86,11 +94,10 @@ impl Packed {
         let (segment, offset, versions) = (reader.number()?, reader.size()?, reader.number()?);
         let [name, producer, dtype, kind] = [reader.text()?, reader.text()?, reader.text()?, reader.text()?];
         let device = reader.device()?;
-        let rank = reader.size()?;
-        if rank > RANK_MAX {
-            return Err(corrupt());
-        }
-        let shape = (0..rank).map(|_| reader.size()).collect::<Result<Vec<_>>>()?;
+        let shape = reader.shape()?;
+        let is_group = dtype == GROUP;
+        let (dtype, members) =
+            if is_group { (DType::U8.name().to_owned(), reader.members()?) } else { (dtype, Vec::new()) };
         let keep = match has(CACHED).then(|| reader.number()).transpose()? {
             Some(0) => Keep::Cached,
             Some(micros) => Keep::CachedMicros(micros),
@@ -104,7 +111,7 @@ impl Packed {
         if !reader.0.is_empty() {
             return Err(corrupt());
         }
-        let spec = Spec { name, dtype, shape, device, kind, space, producer, keep, provenance };
+        let spec = Spec { name, dtype, shape, device, kind, space, producer, keep, provenance, members };
         Ok(Entry {
             id,
             spec,
@@ -263,6 +270,14 @@ impl Writer {
         self
     }
 
+    fn shape(&mut self, shape: &[usize]) -> &mut Self {
+        self.number(shape.len() as u64);
+        for dim in shape {
+            self.number(*dim as u64);
+        }
+        self
+    }
+
     /// Host memory takes one byte: an empty name.
     fn device(&mut self, device: Device) -> &mut Self {
         match device {
@@ -319,6 +334,22 @@ impl<'a> Reader<'a> {
         }
     }
 
+    fn shape(&mut self) -> Result<Vec<usize>> {
+        let rank = self.size()?;
+        if rank > RANK_MAX {
+            return Err(corrupt());
+        }
+        (0..rank).map(|_| self.size()).collect()
+    }
+
+    fn members(&mut self) -> Result<Vec<GroupMember>> {
+        let count = self.size()?;
+        if !(1..=MEMBERS_MAX).contains(&count) {
+            return Err(corrupt());
+        }
+        (0..count).map(|_| Ok(GroupMember { name: self.text()?, dtype: self.text()?, shape: self.shape()? })).collect()
+    }
+
     fn text(&mut self) -> Result<String> {
         Ok(std::str::from_utf8(self.bytes()?).map_err(|_| corrupt())?.to_owned())
     }
@@ -346,6 +377,7 @@ mod tests {
             producer: "a producer".to_owned(),
             keep: if full { Keep::CachedMicros(u64::MAX) } else { Keep::WhileLeased },
             provenance: hash("provenance"),
+            members: Vec::new(),
         };
         let file = serde_json::from_str(r#"{"number": 1, "path": "/spill/1", "bytes": 1, "hash": ""}"#).unwrap();
         Entry {
@@ -375,6 +407,21 @@ mod tests {
         }
         let kept = Entry { spec: Spec { keep: Keep::Cached, ..entry(false).spec }, ..entry(false) };
         assert_eq!(Packed::of(&kept).unwrap().entry(kept.id).unwrap(), kept);
+        let member = |name: &str, shape: &[usize]| GroupMember {
+            name: name.to_owned(),
+            dtype: "float16".to_owned(),
+            shape: shape.to_vec(),
+        };
+        let members = vec![member("codes", &[3, 5]), member("skäla", &[])];
+        let group = Entry {
+            spec: Spec { dtype: "uint8".to_owned(), shape: vec![66], members, ..entry(true).spec },
+            ..entry(true)
+        };
+        let packed = Packed::of(&group).unwrap();
+        assert_eq!(packed.entry(group.id).unwrap(), group);
+        for end in 0..packed.0.len() {
+            assert!(Packed(packed.0[..end].into()).entry(group.id).is_err(), "a group cut at {end}");
+        }
         let odd = Entry { key: Some("no hash".to_owned()), ..entry(true) };
         assert!(Packed::of(&odd).is_err());
     }

@@ -24,6 +24,7 @@ fn listed(slot: u64, version: u64, segment: u64, new: bool) -> (Event, Vec<Owned
         producer: String::new(),
         keep: Keep::Cached,
         provenance: None,
+        members: Vec::new(),
     };
     let (id, key) = (Id { slot, version }, (slot == 1).then(key));
     let (versions, created_ns) = (version, Some(slot));
