@@ -5,8 +5,15 @@
 import { readFile } from "node:fs/promises";
 import { basename } from "node:path";
 
-// The harness passes each test as a closure in the test's function: `_RNC` in Rust's v0 symbol names.
-const TEST_CLOSURE = /_RNCNv[0-9A-Za-z_]*5tests/;
+// The harness passes each test as a closure in the test's function: `_RNC` in Rust's v0 symbol names. The function is in a
+// module `tests` or a program `integration`.
+const TEST_CLOSURE = /_RNCNv[0-9A-Za-z_]*(5tests|11integration)/;
+
+/** The number of tests. A test is a function and a constant of one path: the function has a disambiguator, `s_`, the closure not. */
+function countTests(functions) {
+  const paths = new Set(functions.map((name) => name.match(/^_R(Nv.*)s_(\d.*)$/)).filter(Boolean).map(([, path, name]) => path + name));
+  return functions.filter((name) => TEST_CLOSURE.test(name) && paths.has(name.match(/^_RNC(.*)0B[0-9A-Za-z]*_$/)?.[1])).length;
+}
 
 /** The names of the functions, from the custom section "name", subsection 1. */
 function functionNames(module) {
@@ -46,7 +53,7 @@ for (const program of programs) {
   const module = await WebAssembly.compile(await readFile(program));
   const missing = WebAssembly.Module.imports(module).map(({ module, name }) => `${module}.${name}`);
   if (missing.length > 0) throw new Error(`${program}: imports ${missing.join(", ")}, which a browser does not have`);
-  const tests = functionNames(module).filter((name) => TEST_CLOSURE.test(name)).length;
+  const tests = countTests(functionNames(module));
   if (tests === 0) throw new Error(`${program}: no tests`);
   const { exports } = await WebAssembly.instantiate(module);
   let status;

@@ -65,11 +65,13 @@ impl AudioProcessor {
         let mel_bins = number("feature_size", 80, 1..=1024)?;
         let hop = number("hop_length", 160, 1..=window as u64)?;
         let samples = number("chunk_length", 30, 1..=600)? * sample_rate;
-        if samples > SAMPLES_MAX || mel_bins * (samples / hop) > FEATURES_MAX {
+        // `usize` has 32 bits in a browser.
+        let features = mel_bins.checked_mul(samples / hop);
+        if samples > SAMPLES_MAX || features.is_none_or(|features| features > FEATURES_MAX) {
             let message = format!("{samples} samples in steps of {hop} by {mel_bins} bins are too many");
             return Err(Error::invalid(message).in_field("chunk_length"));
         }
-        if window * (samples / hop) > TRANSFORMED_MAX {
+        if window.checked_mul(samples / hop).is_none_or(|transformed| transformed > TRANSFORMED_MAX) {
             let message = format!("{window} samples every {hop} of {samples} are too much work");
             return Err(Error::invalid(message).in_field("n_fft"));
         }

@@ -236,25 +236,3 @@ fn check_truncation(tokenizer: &Tokenizer, truncation: &TruncationParams) -> Res
     }
     Err(Error::invalid(format!("{} tokens leave no room beside {special} special ones", truncation.max_length)))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::collections::HashMap;
-
-    #[test]
-    fn length_without_room_for_text_is_refused() {
-        let tokenizer = include_bytes!("../../../../fixtures/tiny/bert/tokenizer.json").to_vec();
-        let open = |length: u32| {
-            let config = format!("{{\"model_max_length\": {length}}}");
-            let files = [(TOKENIZER_FILE, tokenizer.clone()), (CONFIG_FILE, config.into_bytes())];
-            TextProcessor::open(&HashMap::from(files.map(|(name, bytes)| (name.to_owned(), bytes))))
-        };
-        for length in 0..=2 {
-            let error = open(length).err().unwrap().to_string();
-            assert!(error.contains("tokenizer_config.json: model_max_length"), "{error}");
-        }
-        let batch = open(3).unwrap().encode(&["the harbour wakes"]).unwrap();
-        assert_eq!((batch.ids.shape(), batch.truncated), (&[1, 3][..], vec![true]));
-    }
-}

@@ -3,4 +3,6 @@
 
 mod media_files;
 mod preprocess;
+#[cfg(all(target_arch = "wasm32", target_os = "unknown"))]
+mod random;
 mod support;

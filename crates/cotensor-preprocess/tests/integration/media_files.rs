@@ -1,19 +1,17 @@
 //! Image and sound files as cameras and recorders write them.
 
-use crate::support::fixtures;
+use crate::support::{fixture, folder};
 use cotensor_core::ErrorKind;
 use cotensor_preprocess::{audio_length, decode_audio, decode_audio_start, decode_image};
 use safetensors::SafeTensors;
-use std::fs;
 
 #[test]
 fn exif_orientation_is_applied_as_transformers_applies_it() {
-    let folder = fixtures().join("forms/orientation");
-    let bytes = fs::read(folder.join("reference.safetensors")).unwrap();
-    let references = SafeTensors::deserialize(&bytes).unwrap();
+    let files = folder("forms/orientation");
+    let references = SafeTensors::deserialize(&files["reference.safetensors"]).unwrap();
     let mut shapes = Vec::new();
     for (name, reference) in references.iter() {
-        let image = decode_image(&fs::read(folder.join(name)).unwrap()).unwrap();
+        let image = decode_image(&files[name]).unwrap();
         let expected = reference.data();
         assert_eq!([image.height() as usize, image.width() as usize, 3], *reference.shape(), "{name}");
         let difference = |(&a, &b): (&u8, &u8)| u32::from(a.abs_diff(b));
@@ -29,49 +27,48 @@ fn exif_orientation_is_applied_as_transformers_applies_it() {
 
 #[test]
 fn orientation_in_xmp_counts_where_exif_has_none() {
-    let folder = fixtures().join("forms/orientation");
-    let plain = fs::read(folder.join("1.jpg")).unwrap();
+    let plain = fixture("forms/orientation/1.jpg");
     // The same file with its Exif segment replaced by an XMP one.
     let at = plain.windows(4).position(|bytes| bytes == b"Exif").unwrap() - 4;
     let length = usize::from(u16::from_be_bytes([plain[at + 2], plain[at + 3]]));
     let xmp = b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta><rdf:Description tiff:Orientation=\"3\"/></x:xmpmeta>";
     let segment = [&[0xff, 0xe1][..], &(xmp.len() as u16 + 2).to_be_bytes(), xmp].concat();
     let turned = [&plain[..at], &segment, &plain[at + 2 + length..]].concat();
-    let (plain, turned) = (decode_image(&plain).unwrap(), decode_image(&turned).unwrap());
+    let (plain, turned) = (decode_image(plain).unwrap(), decode_image(&turned).unwrap());
     assert!(plain.pixels().rev().eq(turned.pixels()), "half a turn is the pixels in reverse");
 }
 
 #[test]
 fn compressed_audio_is_the_sound_it_was_made_of() {
-    let folder = fixtures().join("tiny/audio");
-    let original = decode_audio(&fs::read(fixtures().join("media/speech.wav")).unwrap()).unwrap();
+    let files = folder("tiny/audio");
+    let original = decode_audio(fixture("media/speech.wav")).unwrap();
     for (name, correlation) in [("flac", 1.0), ("mp3", 0.95), ("ogg", 0.95)] {
-        let bytes = fs::read(folder.join(format!("speech.{name}"))).unwrap();
-        let audio = decode_audio(&bytes).unwrap();
+        let bytes = &files[&format!("speech.{name}")];
+        let audio = decode_audio(bytes).unwrap();
         assert_eq!((audio.sample_rate_hz, audio.samples.len()), (8000, 8000), "{name}");
-        assert_eq!(audio_length(&bytes).unwrap().frames, 8000, "{name}");
+        assert_eq!(audio_length(bytes).unwrap().frames, 8000, "{name}");
         let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum::<f64>();
         let (a, b) = (&audio.samples[..], &original.samples[..8000]);
         let found = dot(a, b) / (dot(a, a) * dot(b, b)).sqrt();
         assert!(found >= correlation - 1e-9, "{name}: {found}");
-        let start = decode_audio_start(&bytes, 0.25).unwrap();
+        let start = decode_audio_start(bytes, 0.25).unwrap();
         assert_eq!(start.samples, audio.samples[..2000], "{name}");
     }
-    let flac = decode_audio(&fs::read(folder.join("speech.flac")).unwrap()).unwrap();
+    let flac = decode_audio(&files["speech.flac"]).unwrap();
     assert_eq!(flac.samples, original.samples[..8000], "FLAC loses nothing");
     // An ID3 tag of 200,000 bytes, as one with a picture: four times seven bits of length.
-    let mp3 = fs::read(folder.join("speech.mp3")).unwrap();
+    let mp3 = &files["speech.mp3"];
     let padding = 200_000usize;
     let length = [21, 14, 7, 0].map(|shift| (padding >> shift & 0x7f) as u8);
-    let tagged = [&b"ID3\x04\0\0"[..], &length, &vec![0; padding], &mp3].concat();
-    assert_eq!(decode_audio(&tagged).unwrap(), decode_audio(&mp3).unwrap());
+    let tagged = [&b"ID3\x04\0\0"[..], &length, &vec![0; padding], mp3].concat();
+    assert_eq!(decode_audio(&tagged).unwrap(), decode_audio(mp3).unwrap());
 }
 
 #[test]
 fn damaged_audio_is_an_error_and_never_a_panic() {
-    let folder = fixtures().join("tiny/audio");
+    let files = folder("tiny/audio");
     for name in ["flac", "mp3", "ogg"] {
-        let bytes = fs::read(folder.join(format!("speech.{name}"))).unwrap();
+        let bytes = &files[&format!("speech.{name}")];
         // Cut and damaged anywhere: samples that are numbers, or an error.
         for step in 0..64 {
             let at = bytes.len() * step / 64;
@@ -84,7 +81,7 @@ fn damaged_audio_is_an_error_and_never_a_panic() {
             }
         }
     }
-    let flac = fs::read(folder.join("speech.flac")).unwrap();
+    let flac = &files["speech.flac"];
     let error = decode_audio(&flac[..flac.len() / 2]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
     let error = decode_audio(b"no sound at all, and long enough to look at").unwrap_err().to_string();

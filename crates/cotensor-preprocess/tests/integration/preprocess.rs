@@ -1,14 +1,14 @@
 //! Preprocessing against what transformers makes of the same inputs (fixtures/tiny/*/preprocess.*).
 
-use crate::support::{Folder, fixtures};
+use crate::support::{fixture, folder};
 use cotensor_preprocess::{Audio, AudioProcessor, ImageProcessor, TextProcessor, decode_audio, decode_image};
 use safetensors::SafeTensors;
 use serde_json::Value;
+use std::collections::HashMap;
 use std::path::Path;
 
 fn cases(family: &str) -> Value {
-    serde_json::from_slice(&std::fs::read(fixtures().join("tiny").join(family).join("preprocess.json")).unwrap())
-        .unwrap()
+    serde_json::from_slice(fixture(&format!("tiny/{family}/preprocess.json"))).unwrap()
 }
 
 fn floats(tensors: &SafeTensors<'_>, name: &str) -> Vec<f32> {
@@ -25,7 +25,7 @@ fn floats(tensors: &SafeTensors<'_>, name: &str) -> Vec<f32> {
 fn tokens_are_equal() {
     let mut checked = 0;
     for family in ["bert", "clip", "whisper"] {
-        let processor = TextProcessor::open(&Folder(&fixtures().join("tiny").join(family))).unwrap();
+        let processor = TextProcessor::open(&folder(&format!("tiny/{family}"))).unwrap();
         let cases = cases(family)["text"].clone();
         let list = cases["cases"].as_array().unwrap();
         let text = |case: &Value| case["text"].as_str().unwrap().to_owned();
@@ -57,27 +57,40 @@ fn tokens_are_equal() {
 }
 
 #[test]
+fn length_without_room_for_text_is_refused() {
+    let open = |length: u32| {
+        let mut files = folder("tiny/bert");
+        files.insert("tokenizer_config.json".into(), format!("{{\"model_max_length\": {length}}}").into_bytes());
+        TextProcessor::open(&files)
+    };
+    for length in 0..=2 {
+        let error = open(length).err().unwrap().to_string();
+        assert!(error.contains("tokenizer_config.json: model_max_length"), "{error}");
+    }
+    let batch = open(3).unwrap().encode(&["the harbour wakes"]).unwrap();
+    assert_eq!((batch.ids.shape(), batch.truncated), (&[1, 3][..], vec![true]));
+}
+
+#[test]
 fn images_are_as_pillow_makes_them() {
     let mut checked = 0;
     for family in ["vit", "clip"] {
-        let folder = fixtures().join("tiny").join(family);
-        let bytes = std::fs::read(folder.join("preprocess.safetensors")).unwrap();
-        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let files = folder(&format!("tiny/{family}"));
+        let tensors = SafeTensors::deserialize(&files["preprocess.safetensors"]).unwrap();
         for case in cases(family)["image"]["cases"].as_array().unwrap() {
             let name = case["tensor"].as_str().unwrap();
-            let image = decode_image(&std::fs::read(folder.join(case["image"].as_str().unwrap())).unwrap()).unwrap();
+            let image = decode_image(image_file(case["image"].as_str().unwrap())).unwrap();
             let (worst, mean) = if case["size"] == 32 {
-                let processor = ImageProcessor::open(&Folder(&folder), None).unwrap();
+                let processor = ImageProcessor::open(&files, None).unwrap();
                 let pixels = processor.process(&image).unwrap();
-                let config: Value =
-                    serde_json::from_slice(&std::fs::read(folder.join("preprocessor_config.json")).unwrap()).unwrap();
+                let config: Value = serde_json::from_slice(&files["preprocessor_config.json"]).unwrap();
                 let std = |channel: usize| config["image_std"][channel].as_f64().unwrap();
                 let plane = 32 * 32;
                 let difference =
                     |(index, (a, b)): (usize, (&f32, &f32))| (f64::from(a - b) * std(index / plane)).abs() * 255.0;
                 summary(pixels.as_f32().unwrap().iter().zip(&floats(&tensors, name)).enumerate().map(difference))
             } else {
-                let levels = at_224(&folder, &image);
+                let levels = at_224(files.clone(), &image);
                 let expected = tensors.tensor(name).unwrap().data().to_vec();
                 summary(
                     levels
@@ -93,13 +106,12 @@ fn images_are_as_pillow_makes_them() {
     assert_eq!(checked, 12);
 
     // The photograph as the real models' configurations have it.
-    let photo = decode_image(&std::fs::read(fixtures().join("media/photo.png")).unwrap()).unwrap();
+    let photo = decode_image(fixture("media/photo.png")).unwrap();
     for skeleton in ["vit-base", "clip-vit-b16"] {
-        let folder = fixtures().join("skeletons").join(skeleton);
-        let bytes = std::fs::read(folder.join("preprocess.safetensors")).unwrap();
-        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let files = folder(&format!("skeletons/{skeleton}"));
+        let tensors = SafeTensors::deserialize(&files["preprocess.safetensors"]).unwrap();
         let expected = tensors.tensor("photo.levels").unwrap();
-        let (levels, height, width) = ImageProcessor::open(&Folder(&folder), None).unwrap().levels(&photo).unwrap();
+        let (levels, height, width) = ImageProcessor::open(&files, None).unwrap().levels(&photo).unwrap();
         assert_eq!([height, width, 3], *expected.shape());
         let difference = |(&a, &b): (&u8, &u8)| f64::from(a.abs_diff(b));
         let (worst, mean) = summary(levels.iter().zip(expected.data()).map(difference));
@@ -107,12 +119,16 @@ fn images_are_as_pillow_makes_them() {
     }
 }
 
+/// An image by its path from the folder of a family.
+fn image_file(path: &str) -> &'static [u8] {
+    path.strip_prefix("../../").map_or_else(|| fixture(&path.replace("..", "tiny")), fixture)
+}
+
 /// The levels that the same configuration gives at 224 pixels.
-fn at_224(folder: &Path, image: &image::RgbImage) -> Vec<u8> {
-    let config = std::fs::read_to_string(folder.join("preprocessor_config.json")).unwrap().replace(": 32", ": 224");
-    let large = tempfile::tempdir().unwrap();
-    std::fs::write(large.path().join("preprocessor_config.json"), config).unwrap();
-    let (levels, height, width) = ImageProcessor::open(&Folder(large.path()), None).unwrap().levels(image).unwrap();
+fn at_224(mut files: HashMap<String, Vec<u8>>, image: &image::RgbImage) -> Vec<u8> {
+    let config = files.get_mut("preprocessor_config.json").unwrap();
+    *config = str::from_utf8(config).unwrap().replace(": 32", ": 224").into_bytes();
+    let (levels, height, width) = ImageProcessor::open(&files, None).unwrap().levels(image).unwrap();
     assert_eq!((height, width), (224, 224));
     levels
 }
@@ -124,11 +140,10 @@ fn summary(differences: impl Iterator<Item = f64>) -> (f64, f64) {
 
 #[test]
 fn audio_features_are_equal() {
-    let folder = fixtures().join("tiny/whisper");
-    let bytes = std::fs::read(folder.join("preprocess.safetensors")).unwrap();
-    let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let processor = AudioProcessor::open(&Folder(&folder)).unwrap();
-    let clip = decode_audio(&std::fs::read(fixtures().join("media/speech.wav")).unwrap()).unwrap().samples;
+    let files = folder("tiny/whisper");
+    let tensors = SafeTensors::deserialize(&files["preprocess.safetensors"]).unwrap();
+    let processor = AudioProcessor::open(&files).unwrap();
+    let clip = decode_audio(fixture("media/speech.wav")).unwrap().samples;
     // Doubled to 16 kHz as the reference was: every sample, then the mean of it and its successor.
     let doubled: Vec<f32> =
         (0..clip.len()).flat_map(|i| [clip[i], (clip[i] + clip[(i + 1).min(clip.len() - 1)]) / 2.0]).collect();
@@ -152,8 +167,8 @@ fn audio_features_are_equal() {
 
 #[test]
 fn bad_configurations_name_file_and_field() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("preprocessor_config.json");
+    const FILE: &str = "preprocessor_config.json";
+    let with = |config: &str| HashMap::from([(FILE.to_owned(), config.into())]);
     for (config, field) in [
         (r#"{"do_resize": true}"#, "size"),
         (r#"{"do_resize": true, "size": {"shortest_edge": 0}}"#, "size"),
@@ -169,22 +184,14 @@ fn bad_configurations_name_file_and_field() {
             "image_std",
         ),
     ] {
-        std::fs::write(&path, config).unwrap();
-        let error = ImageProcessor::open(&Folder(folder.path()), None).unwrap_err();
-        assert_eq!((error.field(), error.file()), (Some(field), Some(path.as_path())), "{error}");
+        let error = ImageProcessor::open(&with(config), None).unwrap_err();
+        assert_eq!((error.field(), error.file()), (Some(field), Some(Path::new(FILE))), "{error}");
     }
-    std::fs::write(&path, r#"{"feature_size": 80, "sampling_rate": -3}"#).unwrap();
-    assert_eq!(AudioProcessor::open(&Folder(folder.path())).unwrap_err().field(), Some("sampling_rate"));
+    let negative = r#"{"feature_size": 80, "sampling_rate": -3}"#;
+    assert_eq!(AudioProcessor::open(&with(negative)).unwrap_err().field(), Some("sampling_rate"));
     let hours = r#"{"feature_size": 1, "sampling_rate": 16000, "n_fft": 65536, "hop_length": 1, "chunk_length": 30}"#;
-    std::fs::write(&path, hours).unwrap();
-    assert_eq!(AudioProcessor::open(&Folder(folder.path())).unwrap_err().field(), Some("n_fft"));
-    std::fs::write(&path, "{").unwrap();
-    assert!(
-        ImageProcessor::open(&Folder(folder.path()), None)
-            .unwrap_err()
-            .to_string()
-            .contains("preprocessor_config.json")
-    );
-    assert!(TextProcessor::open(&Folder(folder.path())).err().unwrap().to_string().contains("tokenizer.json"));
+    assert_eq!(AudioProcessor::open(&with(hours)).unwrap_err().field(), Some("n_fft"));
+    assert!(ImageProcessor::open(&with("{"), None).unwrap_err().to_string().contains(FILE));
+    assert!(TextProcessor::open(&with("{}")).err().unwrap().to_string().contains("tokenizer.json"));
     assert!(decode_image(b"").is_err() && decode_image(b"GIF89a no").is_err());
 }

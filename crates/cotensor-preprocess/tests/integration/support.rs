@@ -1,26 +1,48 @@
-//! The fixtures, and a folder of configuration files.
+//! The fixtures, compiled into the program, because wasm32 has no files.
 
-use cotensor_core::{Error, Result};
-use cotensor_preprocess::ModelFiles;
-use std::path::{Path, PathBuf};
+use std::collections::HashMap;
 
-pub(crate) fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
+macro_rules! fixtures {
+    ($($folder:literal: [$($name:literal),+ $(,)?],)+) => {
+        &[$($((
+            concat!($folder, "/", $name),
+            include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/", $folder, "/", $name)),
+        ),)+)+]
+    };
 }
 
-/// The files in a folder on the disk.
-pub(crate) struct Folder<'a>(pub(crate) &'a Path);
+/// Path below `fixtures/`, and contents.
+const FIXTURES: &[(&str, &[u8])] = fixtures! {
+    "forms/orientation": [
+        "1.jpg", "2.jpg", "3.jpg", "4.jpg", "5.jpg", "6.jpg", "7.jpg", "8.jpg", "5.webp", "6.png", "reference.safetensors",
+    ],
+    "media": ["photo.png", "speech.wav"],
+    "skeletons/clip-vit-b16": ["preprocess.safetensors", "preprocessor_config.json"],
+    "skeletons/vit-base": ["preprocess.safetensors", "preprocessor_config.json"],
+    "tiny/audio": ["speech.flac", "speech.mp3", "speech.ogg"],
+    "tiny/bert": ["config.json", "preprocess.json", "tokenizer.json", "tokenizer_config.json"],
+    "tiny/clip": [
+        "config.json", "preprocess.json", "preprocess.safetensors", "preprocessor_config.json", "tokenizer.json",
+        "tokenizer_config.json",
+    ],
+    "tiny/images": ["gray.png", "rgba.png", "tall.png"],
+    "tiny/vit": ["preprocess.json", "preprocess.safetensors", "preprocessor_config.json"],
+    "tiny/whisper": [
+        "config.json", "preprocess.json", "preprocess.safetensors", "preprocessor_config.json", "tokenizer.json",
+        "tokenizer_config.json",
+    ],
+};
 
-impl ModelFiles for Folder<'_> {
-    fn read(&self, name: &str, _bytes_max: u64) -> Result<Option<Vec<u8>>> {
-        match std::fs::read(self.0.join(name)) {
-            Ok(bytes) => Ok(Some(bytes)),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(Error::io("reading", &error).in_file(self.0.join(name))),
-        }
-    }
+/// The contents of a fixture.
+pub(crate) fn fixture(path: &str) -> &'static [u8] {
+    let found = FIXTURES.iter().find(|(name, _)| *name == path);
+    found.unwrap_or_else(|| panic!("{path} is not in the list of fixtures")).1
+}
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
+/// The files of a folder of fixtures.
+pub(crate) fn folder(path: &str) -> HashMap<String, Vec<u8>> {
+    let prefix = format!("{path}/");
+    let files =
+        FIXTURES.iter().filter_map(|(name, bytes)| Some((name.strip_prefix(&prefix)?.to_owned(), bytes.to_vec())));
+    files.collect()
 }
