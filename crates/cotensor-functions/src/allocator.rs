@@ -37,7 +37,10 @@ impl TensorAllocator {
     /// # Errors
     /// As [`TensorStore::reserve`].
     pub fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
-        let Some(arena) = &self.arena else { return self.store.reserve(spec, holder) };
+        // An arena describes plain tensors only.
+        let Some(arena) = self.arena.as_ref().filter(|_| spec.members.is_none()) else {
+            return self.store.reserve(spec, holder);
+        };
         let layout = spec.layout().map_err(|error| error.in_field(spec.name.as_str()))?;
         // The store takes every tensor that the arena cannot.
         match arena.reserve(layout.size_bytes()).ok().flatten() {

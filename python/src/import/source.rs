@@ -209,14 +209,12 @@ impl Source {
         unsafe { gather(self.address as *const u8, &self.shape, &self.strides, self.dtype.size_bytes(), target) }
     }
 
-    /// Copies the elements into a reservation of the same dtype and shape, detached from Python. The copy is counted.
-    pub(crate) fn fill(&self, py: Python<'_>, reservation: &mut Reservation) -> PyResult<()> {
-        let overlaps = reservation.bytes().is_some_and(|target| self.overlaps(target));
+    /// Copies the elements to a member of the same dtype and shape, detached from Python. The copy is counted.
+    pub(crate) fn fill_member(&self, py: Python<'_>, reservation: &mut Reservation, member: &str) -> PyResult<()> {
         py.detach(|| match self.contiguous() {
-            Some(bytes) if !overlaps => reservation.write(bytes, CopyReason::Put),
-            _ => {
-                let target =
-                    reservation.bytes_mut().ok_or_else(|| Error::unsupported("the host cannot write this memory"))?;
+            Some(bytes) => reservation.write_member(member, bytes, CopyReason::Put),
+            None => {
+                let target = reservation.member_bytes_mut(member)?.ok_or_else(unwritable)?;
                 self.copy_to(target);
                 reservation.record_copy(CopyReason::Put, self.len_bytes());
                 Ok(())
@@ -224,4 +222,23 @@ impl Source {
         })
         .or_raise(py)
     }
+
+    /// Copies the elements into a reservation of the same dtype and shape, detached from Python. The copy is counted.
+    pub(crate) fn fill(&self, py: Python<'_>, reservation: &mut Reservation) -> PyResult<()> {
+        let overlaps = reservation.bytes().is_some_and(|target| self.overlaps(target));
+        py.detach(|| match self.contiguous() {
+            Some(bytes) if !overlaps => reservation.write(bytes, CopyReason::Put),
+            _ => {
+                let target = reservation.bytes_mut().ok_or_else(unwritable)?;
+                self.copy_to(target);
+                reservation.record_copy(CopyReason::Put, self.len_bytes());
+                Ok(())
+            }
+        })
+        .or_raise(py)
+    }
+}
+
+fn unwritable() -> Error {
+    Error::unsupported("the host cannot write this memory")
 }

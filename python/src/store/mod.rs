@@ -4,6 +4,7 @@ pub(crate) mod backend;
 pub(crate) mod builder;
 mod claim;
 pub(crate) mod embedded;
+mod group;
 pub(crate) mod holder;
 mod index;
 pub(crate) mod key;

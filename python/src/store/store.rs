@@ -3,6 +3,7 @@
 use super::backend::{Backend, BackendCell};
 use super::builder::TensorBuilder;
 use super::claim::{Claimed, claim};
+use super::group::put_group;
 use super::holder::{holder as holder_of, program};
 use super::options::TensorOptions;
 use super::pickle::{self, Reduced};
@@ -251,6 +252,28 @@ impl Store {
         drop(source);
         let lease = py.detach(|| reservation.publish()).or_raise(py)?;
         Ok(Tensor::new(lease, store))
+    }
+
+    /// Publishes ``arrays``, a mapping of names to arrays, under the one ``name``, with one counted copy of each. They are leased,
+    /// versioned and freed together: ``tensor["codes"]`` is a view of a member, and :meth:`Tensor.members` returns all. Options as
+    /// for :meth:`put`.
+    #[pyo3(signature = (name, arrays, *, holder=None, kind=None, producer=None, keep=true, recompute_seconds=0.0, provenance=None, from_device=false))]
+    #[allow(clippy::too_many_arguments, reason = "options by keyword")]
+    fn put_group(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = args::name)] name: String,
+        arrays: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = args::holder)] holder: Option<String>,
+        #[pyo3(from_py_with = args::kind)] kind: Option<String>,
+        #[pyo3(from_py_with = args::producer)] producer: Option<String>,
+        #[pyo3(from_py_with = args::keep)] keep: bool,
+        #[pyo3(from_py_with = args::recompute_seconds)] recompute_seconds: f64,
+        #[pyo3(from_py_with = args::provenance)] provenance: Option<String>,
+        #[pyo3(from_py_with = args::from_device)] from_device: bool,
+    ) -> PyResult<Tensor> {
+        let options = TensorOptions { holder, kind, producer, keep, recompute_seconds, provenance };
+        put_group(py, self.store(py)?, &name, arrays, &options, from_device)
     }
 
     /// Returns an unpublished, zeroed tensor to write in place and publish without a copy. Options as for :meth:`put`.

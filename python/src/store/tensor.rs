@@ -13,10 +13,10 @@ use crate::export::tensor_mapping::TensorMapping;
 use crate::import::gather;
 use cotensor::{DType, Error, ErrorKind, Lease, Store};
 use cotensor_core::Layout;
-use cotensor_store::CopyReason;
+use cotensor_store::{CopyReason, Members};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// a copy. A write in place, which torch allows for numpy's read-only arrays too, makes private copies of the pages that it
 /// touches. Other processes and other ``Tensor`` objects do not see the write. ``private_bytes`` counts these pages.
 ///
-/// An index of integers, slices and ``...`` returns a view on the same memory.
+/// An index of integers, slices and ``...`` returns a view on the same memory. The name of a group's member does so too.
 #[pyclass(frozen, weakref, module = "cotensor")]
 pub(crate) struct Tensor {
     layout: Layout,
@@ -71,6 +71,12 @@ impl Tensor {
     /// Whether this object shows the whole tensor with its published layout.
     pub(super) fn is_whole(&self, held: &HeldLease) -> bool {
         *held.lease().layout() == self.layout
+    }
+
+    /// The members, if this object shows a whole group.
+    pub(crate) fn group(&self, py: Python<'_>) -> PyResult<Option<Arc<Members>>> {
+        let held = self.held(py)?;
+        Ok(held.lease().spec().members.filter(|_| self.is_whole(&held)))
     }
 
     /// A read-only buffer of this view in one of the two mappings of its pages.
@@ -310,6 +316,13 @@ impl Tensor {
     fn __getitem__(&self, index: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = index.py();
         let pages = self.pages(py)?;
+        if let Ok(member) = index.cast::<PyString>() {
+            if !self.is_whole(pages.held()) {
+                return Err(raise(py, &Error::invalid("a view has no members: take the member from the group")));
+            }
+            let layout = pages.held().lease().member_layout(&member.to_cow()?).or_raise(py)?;
+            return Ok(Self::part(pages, layout));
+        }
         let (slices, dropped) = slices(index, self.layout.shape())?;
         let mut layout = self.layout.view(&slices).or_raise(py)?;
         if dropped.iter().any(|&dropped| dropped) {
@@ -320,6 +333,18 @@ impl Tensor {
             layout = Layout::strided(layout.dtype(), &shape, &strides, layout.offset_bytes()).or_raise(py)?;
         }
         Ok(Self::part(pages, layout))
+    }
+
+    /// The members of a group by name, in the order of publication: views that show the memory of this object. Empty for a plain
+    /// tensor and for a view.
+    fn members<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (pages, members) = (self.pages(py)?, PyDict::new(py));
+        let lease = pages.held().lease();
+        for member in lease.members().filter(|_| self.is_whole(pages.held())).into_iter().flat_map(Members::iter) {
+            let layout = lease.member_layout(member.name()).or_raise(py)?;
+            members.set_item(member.name(), Self::part(Arc::clone(&pages), layout))?;
+        }
+        Ok(members)
     }
 
     /// A view of this tensor's bytes as another type: ``shape`` elements of ``dtype``, with ``strides`` in elements (row-major
@@ -382,6 +407,10 @@ impl Tensor {
         let holders = lease.holders().into_iter();
         let holders = holders.map(|(name, count)| format!("{name}: {count}")).collect::<Vec<_>>().join(", ");
         let view = if self.is_whole(&held) { "" } else { "view of " };
+        let elements = match lease.members().filter(|_| self.is_whole(&held)) {
+            Some(members) => format!("group of {}, {} bytes", members.len(), self.layout.size_bytes()),
+            None => elements,
+        };
         let (name, version, device) = (lease.name(), lease.id().version, lease.segment().device());
         Ok(format!("<Tensor {view}{name:?} version {version}, {elements}, {device}, held by {{{holders}}}>"))
     }

@@ -169,8 +169,14 @@ impl Codec {
         {
             return Ok(value);
         }
+        // A group of another store: its bytes are copied, and its members stay.
+        let members = match array.cast::<Tensor>() {
+            Ok(tensor) => tensor.get().group(py)?,
+            Err(_) => None,
+        };
         let spec = TensorSpec {
             producer: self.holder.name().to_owned(),
+            members,
             ..TensorSpec::new(self.name.as_str(), source.dtype, &source.shape)
         };
         let mut reservation = py.detach(|| self.allocator.reserve(spec, &self.holder)).or_raise(py)?;
@@ -179,13 +185,13 @@ impl Codec {
         Ok(Value::Tensor(Arc::new(lease)))
     }
 
-    /// A tensor that is already in the daemon's store. For a large tensor of another connection this leases it over this one;
-    /// for a small one the copy is faster, so this returns `None`.
+    /// A tensor that is already in the daemon's store. For a large tensor or a group of another connection this leases it over this
+    /// one; for another small tensor the copy is faster, so this returns `None`.
     fn held(&self, py: Python<'_>, held: &HeldLease) -> PyResult<Option<Value>> {
         let lease = held.lease();
         let lease = if self.store().holds(lease) {
             Some(lease.lease_for(&self.holder).or_raise(py)?)
-        } else if lease.layout().size_bytes() > COPIED_BYTES_MAX {
+        } else if lease.layout().size_bytes() > COPIED_BYTES_MAX || lease.members().is_some() {
             py.detach(|| self.store().join(lease, &self.holder))
         } else {
             None
