@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Optional
 
 #: What a process may take that does what it should.
-PATIENCE = 60.0
+TIMEOUT_S = 60.0
 
 PROVIDER = """
 import os, signal, threading, time
@@ -60,7 +60,7 @@ class Program:
     def line(self) -> str:
         """The next line that it prints."""
         assert self.process.stdout is not None
-        readable, _, _ = select.select([self.process.stdout], [], [], PATIENCE)
+        readable, _, _ = select.select([self.process.stdout], [], [], TIMEOUT_S)
         assert readable, "the program says nothing"
         line = self.process.stdout.readline()
         assert line, f"the program ended: {self.finish()[1]}"
@@ -71,7 +71,7 @@ class Program:
 
     def finish(self) -> tuple[str, str]:
         """Waits for its end: what it printed since, and its errors."""
-        return self.process.communicate(timeout=PATIENCE)
+        return self.process.communicate(timeout=TIMEOUT_S)
 
     def end(self) -> None:
         if self.process.poll() is None:
@@ -114,7 +114,7 @@ def run(code: str, *arguments: str, **options: Any) -> str:
 
 def until(condition: Callable[[], bool]) -> None:
     """Waits for something that will be."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < end, "it did not come about"
         time.sleep(0.01)

@@ -35,7 +35,7 @@ fn headers_past_the_limits_end_the_connection() {
 
 #[test]
 fn incomplete_frame_times_out() {
-    let target = Target::start(|config| config.patience = SHORT_TIMEOUT);
+    let target = Target::start(|config| config.message_timeout = SHORT_TIMEOUT);
     let mut silent = Raw::connect(&target.socket);
     let (mut half_a_header, mut half_a_body) = (target.raw(), target.raw());
     half_a_header.bytes(&[1, 0]);
@@ -52,7 +52,7 @@ fn incomplete_frame_times_out() {
 #[test]
 fn incomplete_frames_of_many_connections_are_bounded_together() {
     const CONNECTIONS: usize = 40;
-    let target = Target::start(|config| config.patience = Duration::from_secs(5));
+    let target = Target::start(|config| config.message_timeout = Duration::from_secs(5));
     let begun: Vec<Raw> = (0..CONNECTIONS).map(|_| target.raw()).collect();
     // Each sends the maximum length of a frame without the last byte. Unread bytes stay in the sender's buffer.
     let body = vec![b' '; (16 << 20) - 1];
@@ -77,7 +77,7 @@ fn incomplete_frames_of_many_connections_are_bounded_together() {
 
 #[test]
 fn slow_frame_times_out() {
-    let target = Target::start(|config| config.patience = SHORT_TIMEOUT);
+    let target = Target::start(|config| config.message_timeout = SHORT_TIMEOUT);
     let raw = target.raw();
     let start = Instant::now();
     raw.bytes(&header(1 << 20, 0, [0; 3]));
@@ -94,7 +94,7 @@ fn slow_frame_times_out() {
 fn idle_connection_stays_open() {
     // Long enough that a busy machine does not exceed it within one frame.
     let timeout = SHORT_TIMEOUT * 4;
-    let target = Target::start(|config| config.patience = timeout);
+    let target = Target::start(|config| config.message_timeout = timeout);
     let mut raw = target.raw();
     std::thread::sleep(timeout * 3 / 2);
     assert_eq!(raw.call("ping", json!({}), &[]), Ok(json!({})));

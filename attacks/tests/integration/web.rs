@@ -9,7 +9,7 @@ const LIST: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tensor.list"}"#;
 #[test]
 fn request_smuggling_is_refused() {
     let target = Target::start(|_| {});
-    let web = Web::start(&target, |http| http.patience = SHORT_TIMEOUT);
+    let web = Web::start(&target, |http| http.message_timeout = SHORT_TIMEOUT);
     let token = web.authorization();
     let head = format!("POST /jsonrpc HTTP/1.1\r\nHost: localhost\r\n{token}\r\nContent-Type: application/json\r\n");
     let smuggled = "GET /tensors/secret-small HTTP/1.1\r\nHost: evil.example\r\n\r\n";
@@ -166,7 +166,7 @@ fn try_without_the_token(listen: &str) {
 #[test]
 fn slow_request_times_out() {
     let target = Target::start(|_| {});
-    let web = Web::start(&target, |http| http.patience = SHORT_TIMEOUT);
+    let web = Web::start(&target, |http| http.message_timeout = SHORT_TIMEOUT);
     for head in [
         "GET /health HTTP/1.1\r\nX: ",
         &format!(

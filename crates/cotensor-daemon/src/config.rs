@@ -36,7 +36,7 @@ pub struct Config {
     /// The longest time that a claim waits for another session's computation.
     pub claim_wait_max: Duration,
     /// The time for a connection to say hello, and for a frame to arrive after its first byte.
-    pub patience: Duration,
+    pub message_timeout: Duration,
 }
 
 impl Default for Config {
@@ -51,7 +51,7 @@ impl Default for Config {
             small_bytes_max: 256 << 10,
             connections_max: 1024,
             claim_wait_max: Duration::from_secs(600),
-            patience: Duration::from_secs(10),
+            message_timeout: Duration::from_secs(10),
         }
     }
 }

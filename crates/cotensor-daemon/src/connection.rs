@@ -73,7 +73,7 @@ fn serve_session(daemon: &Arc<Daemon>, stream: UnixStream) {
 fn read(daemon: &Arc<Daemon>, session: &Arc<Session>, stream: &UnixStream) -> Result<()> {
     let (client, _cancel) = Client::on_socket(daemon, session);
     let batches = BatchSlots::new(BATCHES_MAX);
-    let mut reader = Reader::new(Arc::clone(&daemon.frames), daemon.config.patience, BUSY_POLL);
+    let mut reader = Reader::new(Arc::clone(&daemon.frames), daemon.config.message_timeout, BUSY_POLL);
     reader.expect_message();
     // After a failure, the messages that have arrived are not answered.
     while !client.has_failed() {

@@ -56,12 +56,12 @@ impl Slots {
     }
 
     /// The name in this slot of the store has another version now, or none.
-    pub(crate) fn end(&self, name: u64) {
+    pub(crate) fn invalidate(&self, name: u64) {
         self.0.invalidate(name);
     }
 
     /// A version was freed.
-    pub(crate) fn gone(&self, record: &Record) {
+    pub(crate) fn on_free(&self, record: &Record) {
         self.0.invalidate_version(record.id().slot, record.id().version);
     }
 }
@@ -87,14 +87,14 @@ mod tests {
         assert_eq!(reader.get(first.slot), Some(first.generation));
         assert_ne!(slots.slot_of(&store, &b).unwrap().slot, first.slot);
         assert_eq!(slots.slot_of(&store, &c), None, "all are taken");
-        slots.end(a.id().slot);
+        slots.invalidate(a.id().slot);
         assert_eq!(reader.get(first.slot), Some(0));
         let next = slots.slot_of(&store, &c).unwrap();
         assert!(next.slot == first.slot && next.generation > first.generation);
         assert_eq!(reader.get(next.slot), Some(next.generation));
-        // A version that is not the newest any more has none, whenever that came to be.
+        // A superseded version has no slot.
         let newer = put(&store, "c");
-        slots.end(c.id().slot);
+        slots.invalidate(c.id().slot);
         assert_eq!((slots.slot_of(&store, &c), reader.get(next.slot)), (None, Some(0)));
         assert!(slots.slot_of(&store, &newer).is_some());
     }

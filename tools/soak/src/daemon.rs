@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Time-out of every wait, far above the expected time.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const DAEMON_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Monotonic time in nanoseconds, comparable between processes.
 pub(crate) fn now_ns() -> u64 {
@@ -29,7 +29,7 @@ pub(crate) fn now_ns() -> u64 {
 pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) -> Result<Duration> {
     let start = Instant::now();
     while !done() {
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > DAEMON_TIMEOUT {
             return Err(Error::new(ErrorKind::TimedOut, format!("timed out waiting until {what}")));
         }
         std::thread::sleep(Duration::from_millis(1));

@@ -36,7 +36,7 @@ pub struct HttpConfig {
     pub request_time_max: Duration,
     /// How long the daemon waits for a client: for the headers, for the first bytes, and for the client to receive an answer. Each
     /// 64 KiB of transfer adds one second.
-    pub patience: Duration,
+    pub message_timeout: Duration,
 }
 
 impl Default for HttpConfig {
@@ -53,7 +53,7 @@ impl Default for HttpConfig {
             call_bytes_max: 4 << 20,
             tensor_bytes_max: 16 << 30,
             request_time_max: Duration::from_secs(660),
-            patience: Duration::from_secs(10),
+            message_timeout: Duration::from_secs(10),
         }
     }
 }

@@ -19,16 +19,16 @@ pub(crate) fn time_for(bytes: u64) -> Duration {
 /// A connection that fails when the other end receives too slowly.
 pub(crate) struct Paced<S> {
     inner: S,
-    patience: Duration,
-    /// The remaining time to wait. Received bytes add to it, up to `patience`.
+    timeout: Duration,
+    /// The remaining time to wait. Received bytes add to it, up to `timeout`.
     credit: Duration,
     /// The beginning and the end of the current wait.
     waiting: Option<(Instant, Pin<Box<Sleep>>)>,
 }
 
 impl<S> Paced<S> {
-    pub(crate) fn new(inner: S, patience: Duration) -> Self {
-        Self { inner, patience, credit: patience, waiting: None }
+    pub(crate) fn new(inner: S, timeout: Duration) -> Self {
+        Self { inner, timeout, credit: timeout, waiting: None }
     }
 
     /// Updates the time after an attempt to send.
@@ -46,7 +46,7 @@ impl<S> Paced<S> {
                     self.credit = self.credit.saturating_sub(since.elapsed());
                 }
                 let sent = sent?;
-                self.credit = (self.credit + time_for(sent as u64)).min(self.patience);
+                self.credit = (self.credit + time_for(sent as u64)).min(self.timeout);
                 Poll::Ready(Ok(sent))
             }
         }
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-    const PATIENCE: Duration = Duration::from_secs(10);
+    const TIMEOUT: Duration = Duration::from_secs(10);
 
     /// Sends a megabyte through a pipe of 4 KiB whose reader takes `step` bytes every `pause`.
     async fn transfer(step: usize, pause: Duration) -> Result<()> {
@@ -107,7 +107,7 @@ mod tests {
                 }
             }
         });
-        let sent = Paced::new(near, PATIENCE).write_all(&[0; 1 << 20]).await;
+        let sent = Paced::new(near, TIMEOUT).write_all(&[0; 1 << 20]).await;
         reader.abort();
         sent
     }
@@ -115,8 +115,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_slow_reader_is_waited_for_and_one_that_drips_is_not() {
         transfer(4096, Duration::from_millis(50)).await.unwrap();
-        // Each pause is within the patience; all of them are not.
-        for (step, pause) in [(1, Duration::from_secs(9)), (64, Duration::from_millis(100)), (1, PATIENCE * 2)] {
+        // Each pause is shorter than the timeout; their sum is longer.
+        for (step, pause) in [(1, Duration::from_secs(9)), (64, Duration::from_millis(100)), (1, TIMEOUT * 2)] {
             assert_eq!(transfer(step, pause).await.unwrap_err().kind(), ErrorKind::TimedOut, "{step}");
         }
     }

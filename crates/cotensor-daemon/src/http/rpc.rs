@@ -44,7 +44,7 @@ async fn read(http: &Http, mut body: Body) -> Result<Vec<u8>, Refusal> {
     }
     let start = Instant::now();
     let mut whole = Vec::new();
-    while let Some(part) = next(&mut body, start + http.config.patience + time_for(whole.len() as u64)).await? {
+    while let Some(part) = next(&mut body, start + http.config.message_timeout + time_for(whole.len() as u64)).await? {
         if whole.len() + part.len() > max {
             return Err(too_large());
         }

@@ -115,11 +115,11 @@ async fn serve(http: Arc<Http>, routes: Router, stream: TcpStream, peer: Peer) {
     let service = TowerToHyperService::new(routes.layer(Extension(peer)));
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(http.config.patience)
+        .header_read_timeout(http.config.message_timeout)
         .max_headers(HEADERS_MAX)
         // hyper's minimum.
         .max_buf_size(http.config.header_bytes_max.max(8192))
-        .serve_connection(TokioIo::new(Paced::new(stream, http.config.patience)), service)
+        .serve_connection(TokioIo::new(Paced::new(stream, http.config.message_timeout)), service)
         .await;
     if let Err(error) = served {
         tracing::debug!("an HTTP connection ended: {error}");

@@ -177,7 +177,7 @@ fn spec_of(name: String, query: PutQuery) -> Result<Spec, Error> {
 /// Fills an upload with a body, within the time limits.
 async fn receive(http: &Http, mut body: Body, mut upload: Upload) -> Result<(Sealed, Arc<Charge>), Refusal> {
     let start = Instant::now();
-    while let Some(part) = next(&mut body, start + http.config.patience + time_for(upload.filled())).await? {
+    while let Some(part) = next(&mut body, start + http.config.message_timeout + time_for(upload.filled())).await? {
         upload = upload.add(&part, &http.daemon.store)?;
     }
     Ok(upload.seal()?)

@@ -1,6 +1,6 @@
 //! Messages between supervisor and server on their socket pair, with descriptors.
 
-use super::journal::{BLOCK, Event, Journal};
+use super::journal::{BLOCK_VERSION, Event, Journal};
 use crate::socket::Listening;
 use cotensor_core::{Error, Result};
 use cotensor_rpc::{Decoder, Frame, send_all, send_all_while};
@@ -116,7 +116,7 @@ impl Receiver {
     /// `Corrupt` for bytes that are no message.
     pub(super) fn take(&mut self) -> Result<Option<(Message, Vec<OwnedFd>)>> {
         let Some(frame) = self.decoder.take()? else { return Ok(None) };
-        if frame.body.first() == Some(&BLOCK) {
+        if frame.body.first() == Some(&BLOCK_VERSION) {
             return Ok(Some((Message::Block(frame.body), frame.fds)));
         }
         let message = serde_json::from_slice(&frame.body);

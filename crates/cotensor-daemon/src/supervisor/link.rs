@@ -62,13 +62,13 @@ impl SupervisorLink {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn listing(&self, record: &Record) {
-        if let Err(error) = self.try_listing(record) {
-            tracing::error!("{} would not outlive this server: {error}", record.name());
+    pub(crate) fn record_published(&self, record: &Record) {
+        if let Err(error) = self.try_record_published(record) {
+            tracing::error!("{} was not recorded and ends with this server: {error}", record.name());
         }
     }
 
-    fn try_listing(&self, record: &Record) -> Result<()> {
+    fn try_record_published(&self, record: &Record) -> Result<()> {
         let segment = record.segment();
         let fd = segment.fd().ok_or_else(|| Error::unsupported("this segment has no descriptor"))?;
         let mut state = self.state();
@@ -103,18 +103,18 @@ impl SupervisorLink {
         Ok(())
     }
 
-    pub(crate) fn gone(&self, record: &Record) {
-        self.without_memory(record, Event::Freed(record.id().into()));
+    pub(crate) fn record_freed(&self, record: &Record) {
+        self.record_without_memory(record, Event::Freed(record.id().into()));
     }
 
-    pub(crate) fn spilled(&self, record: &Record, file: SpillFile) {
-        self.without_memory(record, Event::Spilled { id: record.id().into(), file });
+    pub(crate) fn record_spilled(&self, record: &Record, file: SpillFile) {
+        self.record_without_memory(record, Event::Spilled { id: record.id().into(), file });
     }
 
     /// Records an event after which a tensor has no segment.
-    fn without_memory(&self, record: &Record, event: Event) {
+    fn record_without_memory(&self, record: &Record, event: Event) {
         let mut state = self.state();
-        self.told(state.record(event, None));
+        log_failure(state.record(event, None));
         let fd = record.segment().fd().map(|fd| fd.as_raw_fd());
         let number = fd.and_then(|fd| state.numbers.get(&fd).copied());
         if let (Some(fd), Some(number)) = (fd, number)
@@ -125,14 +125,8 @@ impl SupervisorLink {
     }
 
     pub(crate) fn record(&self, event: Event) {
-        let told = self.state().record(event, None);
-        self.told(told);
-    }
-
-    fn told(&self, told: Result<()>) {
-        if let Err(error) = told {
-            tracing::error!("an event was not recorded: {error}");
-        }
+        let outcome = self.state().record(event, None);
+        log_failure(outcome);
     }
 
     /// Reports that this server has made its socket or its lock again: the next server needs them.
@@ -143,20 +137,26 @@ impl SupervisorLink {
             state.sockets.listening = listening_from(listening.path(), &mut copies.into_iter())?;
             state.send(&Message::Moved, fds.into())
         });
-        self.told(moved);
+        log_failure(moved);
     }
 
     /// Reports that this server stops on request, so that no other one is started.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         let mut state = self.state();
-        self.told(state.send(&Message::Stopping, Vec::new()));
+        log_failure(state.send(&Message::Stopping, Vec::new()));
         state.socket = None;
     }
 
     /// Reports that this server serves clients now.
     pub(super) fn ready(&self, epoch: u64) -> Result<()> {
         self.state().send(&Message::Ready { epoch }, Vec::new())
+    }
+}
+
+fn log_failure(outcome: Result<()>) {
+    if let Err(error) = outcome {
+        tracing::error!("an event was not recorded: {error}");
     }
 }
 
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_not_told_and_the_keeper_is_told_the_rest() {
+    fn event_that_is_too_long_is_recorded_nowhere() {
         let (mut state, theirs, _folder) = linked();
         let long = Event::NotePut { key: "long".into(), note: "0".repeat(17 << 20) };
         assert_eq!(state.record(long, None).unwrap_err().kind(), cotensor_core::ErrorKind::Invalid);
@@ -241,14 +241,14 @@ mod tests {
         assert_eq!(state.journal.notes().collect::<Vec<_>>(), [("short", "00")]);
         let (message, _) = Receiver::new(theirs).next().unwrap();
         assert!(matches!(message, Message::Event(Event::NotePut { key, .. }) if key == "short"));
-        // One that is gone is told nothing more, and the journal goes on.
+        // After the supervisor's end, the journal still applies events.
         state.record(Event::Slots(7), None).unwrap();
         assert!(state.socket.is_none() && state.journal.slots() == 7);
     }
 
     /// The timeout never ends in this test: only the check of the supervisor's state ends the wait.
     #[test]
-    fn a_stopped_keeper_is_given_up_and_the_ledger_goes_on() {
+    fn stopped_supervisor_is_disconnected_and_the_journal_continues() {
         let (mut state, _theirs, _folder) = linked();
         let mut supervisor = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         kill_process(Pid::from_raw(supervisor.id() as i32).unwrap(), Signal::STOP).unwrap();

@@ -15,6 +15,7 @@
 //! (`systemd.rs`).
 
 mod channel;
+mod follow;
 mod journal;
 mod link;
 mod orphans;
@@ -23,6 +24,7 @@ mod restore;
 mod resume;
 mod role;
 mod run;
+mod run_servers;
 mod server;
 mod state;
 mod store_events;

@@ -123,7 +123,7 @@ impl Server {
         self.signal(Signal::KILL);
     }
 
-    /// To be called while its end of the socket pair is open: its process number is not reused before.
+    /// The caller has its end of the socket pair open, so its process number is not reused.
     fn signal(&self, signal: Signal) {
         if let Some(pid) = self.pid.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?)) {
             let _ = kill_process(pid, signal);
@@ -132,24 +132,24 @@ impl Server {
 
     /// Ends it and waits: two servers must not listen on one socket.
     pub(super) fn end(&mut self) {
-        self.end_soon();
+        self.end_without_wait();
         if let Some(child) = &mut self.child {
             drop(child.wait());
         }
     }
 
     /// Kills it if it does not exit. It may still be in a system call on a slow disk afterwards, but runs no code any more.
-    pub(super) fn end_soon(&mut self) {
-        if !self.goes()
+    pub(super) fn end_without_wait(&mut self) {
+        if !self.wait_for_exit()
             && let Some(child) = &mut self.child
         {
             drop(child.kill());
-            self.goes();
+            self.wait_for_exit();
         }
     }
 
     /// Waits for its exit; false after [`EXIT_TIMEOUT`].
-    fn goes(&mut self) -> bool {
+    fn wait_for_exit(&mut self) -> bool {
         let Some(child) = &mut self.child else { return true };
         let start = Instant::now();
         while let Ok(None) = child.try_wait() {
@@ -169,7 +169,7 @@ impl Parent {
     /// The process that made the socket pair, if it is the living parent of this one.
     pub(super) fn at_the_other_end(socket: &UnixStream) -> Option<Self> {
         let pid = Pid::from_raw(peer_credentials(socket.as_fd()).ok()?.pid?)?;
-        Some(Self(pid)).filter(Self::lives)
+        Some(Self(pid)).filter(Self::is_alive)
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -177,13 +177,13 @@ impl Parent {
     }
 
     /// A dead process is no parent: another one adopts its children.
-    fn lives(&self) -> bool {
+    fn is_alive(&self) -> bool {
         rustix::process::getppid() == Some(self.0)
     }
 
     /// Kills it, and waits for its end.
     pub(super) fn end(&self) {
-        while self.lives() {
+        while self.is_alive() {
             let _ = kill_process(self.0, Signal::KILL);
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -49,8 +49,8 @@ impl Daemon {
         orphans.slabs.iter().for_each(|(inode, (slab, _))| daemon.slabs.restore(*inode, slab));
         *daemon.orphans() = orphans;
         let waiting = Arc::clone(&daemon);
-        let grace = std::thread::Builder::new().name("grace".to_owned());
-        let grace = grace.spawn(move || {
+        let thread = std::thread::Builder::new().name("reconnect".to_owned());
+        let thread = thread.spawn(move || {
             while start.elapsed() < RECONNECT_TIMEOUT {
                 std::thread::sleep(CHECK_INTERVAL);
                 let missing: Vec<i32> = waiting.orphans().sessions.values().map(|member| member.pid).collect();
@@ -58,12 +58,12 @@ impl Daemon {
                     break;
                 }
             }
-            let gone: Vec<u64> = waiting.orphans().sessions.keys().copied().collect();
-            gone.into_iter().for_each(|session| waiting.events.record(Event::SessionEnded(session)));
+            let missing: Vec<u64> = waiting.orphans().sessions.keys().copied().collect();
+            missing.into_iter().for_each(|session| waiting.events.record(Event::SessionEnded(session)));
             let orphans = std::mem::take(&mut *waiting.orphans());
             drop(orphans);
         });
-        drop(grace.map_err(|error| Error::io("taking over", &error))?);
+        drop(thread.map_err(|error| Error::io("taking over", &error))?);
         Ok(daemon)
     }
 }

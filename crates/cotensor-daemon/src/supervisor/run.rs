@@ -14,8 +14,8 @@ use cotensor_memory::process::ignore_sigxfsz;
 use std::net::TcpListener;
 use std::path::PathBuf;
 
-/// Runs a daemon until SIGTERM, SIGINT or SIGHUP, here or at its server. SIGHUP is ignored where the caller ignores it. Blocks; to be called from the start of a program that does
-/// nothing else, and that calls it again when it is started with [`Role::FLAG`].
+/// Runs a daemon until SIGTERM, SIGINT or SIGHUP, here or at its server. SIGHUP is ignored where the caller ignores it. Blocks. A
+/// program calls it at its start and does nothing else, also when it is started with [`Role::FLAG`].
 ///
 /// Calls `ready` in the foreground process when the first server serves. The sockets and all tensors are removed at the end.
 ///
@@ -47,24 +47,24 @@ fn foreground(service: &Service, launch: &Launch, ready: impl FnOnce(Ready<'_>))
     let (mut state, prepared) = match held.filter(|held| held.header.socket == config.socket) {
         Some(mut held) => {
             let prepared = prepare(&mut held.sockets, service)?;
-            (SupervisorState::held(held, manager.as_ref())?, prepared)
+            (SupervisorState::from_manager(held, manager.as_ref())?, prepared)
         }
         None => new_or_taken_over(service)?,
     };
     let Prepared { http, spill } = prepared;
     state.spill = spill;
     if let Some(manager) = manager {
-        state.hold_with(manager)?;
+        state.store_at(manager)?;
     }
     let resumed = state.tensors();
     let mut ready = Some(ready);
-    let told = |epoch, server| {
+    let on_ready = |epoch, server| {
         if let Some(ready) = ready.take() {
             let (http, token_file) = http.clone().unzip();
             ready(Ready { config, epoch, http, token_file, server, resumed });
         }
     };
-    state.keep(launch, None, None, told)
+    state.run_servers(launch, None, None, on_ready)
 }
 
 /// The state of a new daemon, or of one whose first supervisor was killed.
@@ -78,7 +78,7 @@ fn new_or_taken_over(service: &Service) -> Result<(SupervisorState, Prepared)> {
         }
         Err(refused) if refused.kind() == ErrorKind::Conflict => {
             let taken = successor::inherit(socket, |sockets| prepare(sockets, service))?;
-            taken.map(|(handover, prepared)| (SupervisorState::of(handover), prepared)).ok_or(refused)
+            taken.map(|(handover, prepared)| (SupervisorState::from_handover(handover), prepared)).ok_or(refused)
         }
         Err(error) => Err(error),
     }
@@ -134,8 +134,8 @@ fn resume(service: &Service, launch: &Launch) -> Result<()> {
     let handover = receiver.take_over()?;
     let server = Server { child: None, pid: handover.header.server };
     let successors = successor::SuccessorSocket::wait(&service.config.socket)?;
-    let mut state = SupervisorState::of(handover);
+    let mut state = SupervisorState::from_handover(handover);
     let spill = service.config.spill.as_deref();
     state.spill = spill.map(|folder| folder_of(folder, &service.config.socket)).transpose()?;
-    state.keep(launch, Some((server, receiver)), Some(successors), |_, _| {})
+    state.run_servers(launch, Some((server, receiver)), Some(successors), |_, _| {})
 }

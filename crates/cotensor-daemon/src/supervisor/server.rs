@@ -31,7 +31,7 @@ pub(super) fn serve(service: Service, launch: Launch) -> Result<()> {
     service::serve(&daemon, &mut sockets.listening, http, || link.ready(daemon.epoch))
 }
 
-/// A daemon with everything that the supervisor which started this process has link, and the sockets to serve.
+/// Takes over the state of the supervisor that started this process. Returns the daemon, its sockets and its link.
 fn take_over(config: Config, launch: Launch) -> Result<(Arc<Daemon>, Sockets, Arc<SupervisorLink>)> {
     raise_fd_limit();
     let mut receiver = Receiver::new(standard_input()?);

@@ -21,29 +21,29 @@ pub(crate) struct StoreEvents {
 
 impl StoreObserver for StoreEvents {
     fn on_publish(&self, record: &Record) {
-        self.slots.end(record.id().slot);
+        self.slots.invalidate(record.id().slot);
         if let Some(link) = &self.link {
-            link.listing(record);
+            link.record_published(record);
         }
     }
 
     fn on_unlist(&self, record: &Record) {
-        self.slots.end(record.id().slot);
+        self.slots.invalidate(record.id().slot);
         self.record(Event::Unlisted(record.id().into()));
     }
 
     fn on_free(&self, record: &Record) {
-        self.slots.gone(record);
+        self.slots.on_free(record);
         if let Some(link) = &self.link {
-            link.gone(record);
+            link.record_freed(record);
         }
     }
 
     fn on_spill(&self, record: &Record, spilled: &dyn SpilledSegment) {
-        self.slots.gone(record);
+        self.slots.on_free(record);
         let file = self.files.as_ref().and_then(|files| files.file(spilled.number()));
         if let (Some(link), Some(file)) = (&self.link, file) {
-            link.spilled(record, file);
+            link.record_spilled(record, file);
         }
     }
 

@@ -66,7 +66,7 @@ pub(super) fn admitted(stream: tokio::net::UnixStream) -> Option<UnixStream> {
 }
 
 /// Whether the successor confirms that it has the state.
-pub(super) fn has_taken(successor: UnixStream) -> bool {
+pub(super) fn confirms(successor: UnixStream) -> bool {
     matches!(Receiver::new(successor).next(), Ok((Message::Complete, _)))
 }
 

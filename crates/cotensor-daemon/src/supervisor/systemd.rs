@@ -77,11 +77,11 @@ impl Manager {
         let numbers = fds.keys().filter_map(|name| name.strip_prefix(JOURNAL)?.parse().ok());
         this.number = numbers.max().unwrap_or(0);
         let held = this.read(&mut fds).unwrap_or_else(|error| {
-            tracing::error!("what the service manager held cannot be used: {error}");
+            tracing::error!("the state at the service manager cannot be used: {error}");
             None
         });
         // The remaining descriptors have no use.
-        fds.keys().for_each(|name| this.forget(name));
+        fds.keys().for_each(|name| this.remove_fd(name));
         if let Some(lock) = fds.get(LOCK) {
             // This daemon needs the lock now, before the manager closes its descriptor.
             let _ = flock(lock, FlockOperation::Unlock);
@@ -126,13 +126,13 @@ impl Manager {
     ///
     /// # Errors
     /// `Io` when its socket fails.
-    pub(super) fn hold(&mut self, header: &HandoverHeader, sockets: &Sockets, journal: &Journal) -> Result<()> {
-        self.hold_listening(&sockets.listening)?;
+    pub(super) fn store_all(&mut self, header: &HandoverHeader, sockets: &Sockets, journal: &Journal) -> Result<()> {
+        self.store_listening(&sockets.listening)?;
         if let Some(http) = &sockets.http {
-            self.keep(HTTP, http.as_fd())?;
+            self.store_fd(HTTP, http.as_fd())?;
         }
         for segment in journal.segments() {
-            self.keep(&format!("{SEGMENT}{}", segment.info.id), segment.file.as_fd())?;
+            self.store_fd(&format!("{SEGMENT}{}", segment.info.id), segment.file.as_fd())?;
         }
         self.rewrite(header, journal)
     }
@@ -141,30 +141,29 @@ impl Manager {
     ///
     /// # Errors
     /// `Io` when its socket fails.
-    pub(super) fn hold_listening(&self, listening: &Listening) -> Result<()> {
-        self.keep(LISTENER, listening.listener().as_fd())?;
-        self.keep(LOCK, listening.lock())
+    pub(super) fn store_listening(&self, listening: &Listening) -> Result<()> {
+        self.store_fd(LISTENER, listening.listener().as_fd())?;
+        self.store_fd(LOCK, listening.lock())
     }
 
     /// Appends an event to the journal.
-    pub(super) fn note(&mut self, change: &Event, fds: &[OwnedFd]) {
-        let noted = self.try_note(change, fds);
-        if let Err(error) = noted {
-            tracing::error!("the service manager does not have the last event: {error}");
+    pub(super) fn append(&mut self, event: &Event, fds: &[OwnedFd]) {
+        if let Err(error) = self.try_append(event, fds) {
+            tracing::error!("the last event was not stored at the service manager: {error}");
         }
     }
 
-    fn try_note(&mut self, change: &Event, fds: &[OwnedFd]) -> Result<()> {
-        if let (Event::Published { segment: Some(segment), .. }, [fd, ..]) = (change, fds) {
-            self.keep(&format!("{SEGMENT}{}", segment.id), fd.as_fd())?;
+    fn try_append(&mut self, event: &Event, fds: &[OwnedFd]) -> Result<()> {
+        if let (Event::Published { segment: Some(segment), .. }, [fd, ..]) = (event, fds) {
+            self.store_fd(&format!("{SEGMENT}{}", segment.id), fd.as_fd())?;
         }
-        self.write(&serde_json::to_vec(change).map_err(|error| Error::invalid(error.to_string()))?)
+        self.write(&serde_json::to_vec(event).map_err(|error| Error::invalid(error.to_string()))?)
     }
 
     /// Removes a segment without tensors, and rewrites the journal when it has grown too long.
-    pub(super) fn noted(&mut self, header: &HandoverHeader, journal: &Journal, gone: Option<u64>) {
-        if let Some(segment) = gone {
-            self.forget(&format!("{SEGMENT}{segment}"));
+    pub(super) fn clean_up(&mut self, header: &HandoverHeader, journal: &Journal, freed: Option<u64>) {
+        if let Some(segment) = freed {
+            self.remove_fd(&format!("{SEGMENT}{segment}"));
         }
         if self.written > self.rewrite_at
             && let Err(error) = self.rewrite(header, journal)
@@ -184,8 +183,8 @@ impl Manager {
         journal.replay(|change, _| self.write(&serde_json::to_vec(&change).map_err(encode)?))?;
         self.rewrite_at = 2 * self.written + GROWTH_BYTES;
         self.number += 1;
-        self.keep(&format!("{JOURNAL}{}", self.number), self.journal.as_fd())?;
-        self.forget(&format!("{JOURNAL}{}", self.number - 1));
+        self.store_fd(&format!("{JOURNAL}{}", self.number), self.journal.as_fd())?;
+        self.remove_fd(&format!("{JOURNAL}{}", self.number - 1));
         Ok(())
     }
 
@@ -204,21 +203,21 @@ impl Manager {
     /// Reports that the daemon stops on request, and removes its descriptors.
     pub(super) fn stopping(&self) {
         self.notify("STOPPING=1\n");
-        self.forget(&format!("{JOURNAL}{}", self.number));
-        [LISTENER, LOCK, HTTP].into_iter().for_each(|name| self.forget(name));
+        self.remove_fd(&format!("{JOURNAL}{}", self.number));
+        [LISTENER, LOCK, HTTP].into_iter().for_each(|name| self.remove_fd(name));
     }
 
     /// Removes the listening socket and its lock, which the daemon has made again.
-    pub(super) fn forget_listening(&self) {
-        self.forget(LISTENER);
-        self.forget(LOCK);
+    pub(super) fn remove_listening(&self) {
+        self.remove_fd(LISTENER);
+        self.remove_fd(LOCK);
     }
 
-    fn forget(&self, name: &str) {
+    fn remove_fd(&self, name: &str) {
         self.notify(&format!("FDSTOREREMOVE=1\nFDNAME={name}\n"));
     }
 
-    fn keep(&self, name: &str, fd: BorrowedFd<'_>) -> Result<()> {
+    fn store_fd(&self, name: &str, fd: BorrowedFd<'_>) -> Result<()> {
         // Without polling: a memfd never reports an end.
         self.send(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}\n"), &[fd])
     }

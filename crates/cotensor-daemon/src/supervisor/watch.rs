@@ -23,20 +23,19 @@ impl SupervisorLink {
         let mut image = Image::default();
         loop {
             let began = Instant::now();
-            self.wait_for_its_end(&mut socket, is_used);
+            self.wait_for_end(&mut socket, is_used);
             if self.stopping.load(Ordering::SeqCst) {
                 return;
             }
-            let lived = began.elapsed() >= STABLE_UPTIME;
-            image = image.next(lived);
-            // It may only be stopped. When continued, it would start a second server beside the one of the next supervisor.
+            image = image.next(began.elapsed() >= STABLE_UPTIME);
+            // The supervisor may be stopped instead of dead. When continued, it would start a second server beside the one of the next supervisor.
             supervisor.end();
             tracing::warn!("the supervisor died; starting another");
             self.orphaned.store(true, Ordering::SeqCst);
             (socket, supervisor) = loop {
-                match self.next_keeper(image) {
+                match self.start_supervisor(image) {
                     Ok(next) => break next,
-                    Err(error) => tracing::error!("no supervisor: {error}"),
+                    Err(error) => tracing::error!("a supervisor was not started: {error}"),
                 }
                 // Without a supervisor, the death of the server would lose the tensors: the running program is tried at once.
                 if image == Image::Running {
@@ -52,10 +51,10 @@ impl SupervisorLink {
 
     /// Reads until the end of the connection; the supervisor sends nothing. Stops a daemon whose first supervisor was killed and
     /// that has no client.
-    fn wait_for_its_end(&self, socket: &mut UnixStream, is_used: &dyn Fn() -> bool) {
+    fn wait_for_end(&self, socket: &mut UnixStream, is_used: &dyn Fn() -> bool) {
         let orphaned = self.orphaned.load(Ordering::SeqCst);
-        let patience = orphaned.then_some(ORPHAN_CHECK_INTERVAL);
-        drop(socket.set_read_timeout(patience));
+        let timeout = orphaned.then_some(ORPHAN_CHECK_INTERVAL);
+        drop(socket.set_read_timeout(timeout));
         let mut used = Instant::now();
         while let Err(error) = socket.read(&mut [0]) {
             match error.kind() {
@@ -73,11 +72,11 @@ impl SupervisorLink {
         }
     }
 
-    fn next_keeper(&self, image: Image) -> Result<(UnixStream, Supervisor)> {
+    fn start_supervisor(&self, image: Image) -> Result<(UnixStream, Supervisor)> {
         let io = |error| Error::io("starting a supervisor", &error);
         let (ours, theirs) = UnixStream::pair().map_err(io)?;
         let copy = ours.try_clone().map_err(io)?;
-        // StoreEvents wait for the lock from here on, so that the supervisor misses none.
+        // Events wait for the lock from here on, so that the supervisor misses none.
         let mut state = self.state();
         state.socket = None;
         let mut supervisor = Supervisor::Child(self.launch.supervisor(image, theirs)?);

@@ -58,7 +58,7 @@ fn messages_and_headers_are_bounded() {
 
 #[test]
 fn nobody_is_waited_for_long() {
-    let running = Running::start(|_, http| http.patience = SHORT);
+    let running = Running::start(|_, http| http.message_timeout = SHORT);
     let silent = running.connect();
     let mut half = running.connect();
     half.write_all(b"GET /health HTT").unwrap();
@@ -76,7 +76,7 @@ fn nobody_is_waited_for_long() {
 
 #[test]
 fn a_reader_that_does_not_take_its_tensor_loses_it() {
-    let running = Running::start(|_, http| http.patience = SHORT);
+    let running = Running::start(|_, http| http.message_timeout = SHORT);
     running.request("PUT", "/tensors/x?dtype=uint8&shape=64000000", &[], &vec![1; 64_000_000]);
     let mut stream = running.connect();
     let token = running.authorization();

@@ -1,5 +1,7 @@
-//! What a daemon needs to go on where another ended. The supervisor holds it and, should the supervisor die, the server.
+//! The journal: the state that the next server needs. The supervisor and the server each have one.
 
+mod block;
+mod codec;
 mod event;
 mod packed;
 mod replay;
@@ -7,6 +9,6 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use block::BLOCK_VERSION;
 pub(crate) use event::{Entry, Event, Member};
-pub(crate) use packed::BLOCK;
 pub(crate) use table::{Journal, Segment};

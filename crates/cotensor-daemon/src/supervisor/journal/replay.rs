@@ -1,7 +1,7 @@
-//! Copying a journal to another process: as events, or entries and claims in packed blocks.
+//! Copying a journal to another process: as events, or with entries and claims in packed blocks.
 
+use super::block::{Block, Item, Items};
 use super::event::Event;
-use super::packed::{Block, Item, Items};
 use super::table::{Journal, Segment, at, id_of, shared};
 use cotensor_core::{Error, Result};
 use cotensor_rpc::FRAME_FDS_MAX;
@@ -12,34 +12,37 @@ use std::os::fd::OwnedFd;
 pub(super) const BLOCK_BYTES: usize = 256 << 10;
 
 impl Journal {
-    /// Calls `told` with the events, and their descriptors, that make an empty journal equal to this one.
+    /// Calls `send_event` with events and descriptors that make an empty journal equal to this one.
     ///
     /// # Errors
-    /// Those of `told`; `Io` when descriptors cannot be duplicated.
-    pub(crate) fn replay(&self, mut told: impl FnMut(Event, Vec<OwnedFd>) -> Result<()>) -> Result<()> {
+    /// Those of `send_event`; `Io` when descriptors cannot be duplicated.
+    pub(crate) fn replay(&self, mut send_event: impl FnMut(Event, Vec<OwnedFd>) -> Result<()>) -> Result<()> {
         let mut sent = HashSet::new();
         for (&at, packed) in &self.entries {
-            let entry = Box::new(packed.entry(id_of(at))?);
+            let entry = Box::new(packed.unpack(id_of(at))?);
             let first = packed.segment().filter(|number| sent.insert(*number));
             let first = first.and_then(|number| self.segments.get(&number));
             let fds = first.map(Segment::descriptor).transpose()?;
-            told(Event::Published { entry, segment: first.map(|segment| segment.info) }, fds.into_iter().collect())?;
+            send_event(
+                Event::Published { entry, segment: first.map(|segment| segment.info) },
+                fds.into_iter().collect(),
+            )?;
         }
         for (key, results) in &self.claims {
-            told(Event::Finished { key: key.to_string(), results: results.to_vec() }, Vec::new())?;
+            send_event(Event::Finished { key: key.to_string(), results: results.to_vec() }, Vec::new())?;
         }
-        self.replay_rest(|change| told(change, Vec::new()))
+        self.replay_rest(|event| send_event(event, Vec::new()))
     }
 
     /// As [`replay`](Self::replay), with entries and claims in blocks for [`apply_block`](Self::apply_block): thousands in one
     /// message, without JSON.
     ///
     /// # Errors
-    /// Those of `block` and `told`; `Io` when descriptors cannot be duplicated.
+    /// Those of `block` and `send_event`; `Io` when descriptors cannot be duplicated.
     pub(crate) fn hand_over(
         &self,
         mut block: impl FnMut(Vec<u8>, Vec<OwnedFd>) -> Result<()>,
-        told: impl FnMut(Event) -> Result<()>,
+        send_event: impl FnMut(Event) -> Result<()>,
     ) -> Result<()> {
         let (mut filling, mut fds, mut sent) = (Block::new(), Vec::new(), HashSet::new());
         let is_full = |filling: &Block, fds: &[OwnedFd]| filling.len() >= BLOCK_BYTES || fds.len() == FRAME_FDS_MAX;
@@ -64,19 +67,19 @@ impl Journal {
             }
         }
         send(&mut filling, &mut fds)?;
-        self.replay_rest(told)
+        self.replay_rest(send_event)
     }
 
-    fn replay_rest(&self, mut told: impl FnMut(Event) -> Result<()>) -> Result<()> {
-        told(Event::Slots(self.slots))?;
+    fn replay_rest(&self, mut send_event: impl FnMut(Event) -> Result<()>) -> Result<()> {
+        send_event(Event::Slots(self.slots))?;
         for key in &self.claimed {
-            told(Event::Claimed(key.clone()))?;
+            send_event(Event::Claimed(key.clone()))?;
         }
         for (&session, &member) in &self.sessions {
-            told(Event::SessionStarted { session, member })?;
+            send_event(Event::SessionStarted { session, member })?;
         }
         for (key, note) in &self.notes {
-            told(Event::NotePut { key: key.clone(), note: note.clone() })?;
+            send_event(Event::NotePut { key: key.clone(), note: note.clone() })?;
         }
         Ok(())
     }
@@ -94,7 +97,7 @@ impl Journal {
                     self.use_segment(&packed)?;
                     self.slots = self.slots.max(id.slot);
                     if self.entries.insert(at(id), packed).is_some() {
-                        return Err(Error::corrupt(format!("version {} of {} came twice", id.version, id.slot)));
+                        return Err(Error::corrupt(format!("version {} of {} was sent twice", id.version, id.slot)));
                     }
                 }
                 Item::Claim(key, results) => drop(self.claims.insert(key, results)),

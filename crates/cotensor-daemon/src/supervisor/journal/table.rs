@@ -1,7 +1,8 @@
-//! What a daemon has to know to go on where another ended: kept by the supervisor and, should the supervisor die, by the server.
+//! The tables of the journal.
 
+use super::codec::parse_hash;
 use super::event::{Entry, Event, Member};
-use super::packed::{self, Packed};
+use super::packed::PackedEntry;
 use crate::spill::SpillFile;
 use cotensor_client::protocol::{Id, SegmentInfo};
 use cotensor_core::{ContentHash, Error, Result};
@@ -11,7 +12,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// All notes together, in bytes, as the store bounds them (they are written in hexadecimal here).
+/// The most bytes of all notes. The store has the same limit; hexadecimal digits double it.
 pub(super) const NOTES_BYTES_MAX: usize = 2 * (16 << 20);
 /// A segment and the number of its tensors.
 pub(crate) struct Segment {
@@ -21,12 +22,12 @@ pub(crate) struct Segment {
     uses: usize,
 }
 
-/// The published state.
+/// The published tensors, the computations, the notes and the sessions of a daemon.
 #[derive(Default)]
 pub(crate) struct Journal {
     pub(super) segments: HashMap<u64, Segment>,
     /// By slot and version. One of a name's entries has its largest number of versions.
-    pub(super) entries: BTreeMap<(u64, u64), Packed>,
+    pub(super) entries: BTreeMap<(u64, u64), PackedEntry>,
     pub(super) claims: HashMap<ContentHash, Box<[Id]>>,
     /// Claims without results yet.
     pub(super) claimed: HashSet<String>,
@@ -50,17 +51,17 @@ impl Journal {
     ///
     /// # Errors
     /// `Corrupt` for a tensor without its segment, and for a segment that exists already or has no descriptor.
-    pub(crate) fn apply(&mut self, change: Event, fds: Vec<OwnedFd>) -> Result<Option<u64>> {
-        self.apply_with(change, fds.into_iter().next().map(shared))
+    pub(crate) fn apply(&mut self, event: Event, fds: Vec<OwnedFd>) -> Result<Option<u64>> {
+        self.apply_with(event, fds.into_iter().next().map(shared))
     }
 
     /// As [`apply`](Self::apply), with a segment that this process has open.
     ///
     /// # Errors
     /// As [`apply`](Self::apply).
-    pub(crate) fn apply_with(&mut self, change: Event, file: Option<Arc<File>>) -> Result<Option<u64>> {
-        match change {
-            Event::Published { entry, segment } => return self.list(*entry, segment, file),
+    pub(crate) fn apply_with(&mut self, event: Event, file: Option<Arc<File>>) -> Result<Option<u64>> {
+        match event {
+            Event::Published { entry, segment } => return self.publish(*entry, segment, file),
             Event::Unlisted(id) => drop(self.update(id, |entry| (entry.current, entry.removed) = (false, true))),
             Event::Spilled { id, file } => {
                 let before = self.update(id, |entry| entry.spilled = Some(file));
@@ -71,9 +72,9 @@ impl Journal {
             Event::Abandoned(key) => drop(self.claimed.remove(&key)),
             Event::Finished { key, results } => {
                 self.claimed.remove(&key);
-                self.claims.insert(packed::parsed(&key)?, results.into());
+                self.claims.insert(parse_hash(&key)?, results.into());
             }
-            Event::NotePut { key, note } => self.note(key, note),
+            Event::NotePut { key, note } => self.put_note(key, note),
             Event::Slots(slot) => self.slots = self.slots.max(slot),
             Event::SessionStarted { session, member } => drop(self.sessions.insert(session, member)),
             Event::SessionEnded(session) => drop(self.sessions.remove(&session)),
@@ -81,8 +82,8 @@ impl Journal {
         Ok(None)
     }
 
-    fn list(&mut self, entry: Entry, segment: Option<SegmentInfo>, file: Option<Arc<File>>) -> Result<Option<u64>> {
-        let packed = Packed::of(&entry)?;
+    fn publish(&mut self, entry: Entry, segment: Option<SegmentInfo>, file: Option<Arc<File>>) -> Result<Option<u64>> {
+        let packed = PackedEntry::pack(&entry)?;
         if let Some(info) = segment {
             if entry.segment != info.id {
                 return Err(Error::corrupt(format!("segment {} is not the tensor's", info.id)));
@@ -115,29 +116,29 @@ impl Journal {
     }
 
     /// Counts one more tensor in the entry's segment.
-    pub(super) fn use_segment(&mut self, entry: &Packed) -> Result<()> {
+    pub(super) fn use_segment(&mut self, entry: &PackedEntry) -> Result<()> {
         let Some(number) = entry.segment() else { return Ok(()) };
         let missing = || Error::corrupt(format!("there is no segment {number}"));
         self.segments.get_mut(&number).ok_or_else(missing)?.uses += 1;
         Ok(())
     }
 
-    fn versions(&self, slot: u64) -> impl DoubleEndedIterator<Item = (&(u64, u64), &Packed)> {
+    fn versions(&self, slot: u64) -> impl DoubleEndedIterator<Item = (&(u64, u64), &PackedEntry)> {
         self.entries.range((slot, 0)..=(slot, u64::MAX))
     }
 
-    /// StoreEvents an entry; returns what it was.
-    fn update(&mut self, id: Id, change: impl FnOnce(&mut Entry)) -> Option<Packed> {
+    /// Changes an entry. Returns the former one.
+    fn update(&mut self, id: Id, change: impl FnOnce(&mut Entry)) -> Option<PackedEntry> {
         let known = self.entries.get_mut(&at(id))?;
-        let mut entry = known.entry(id).ok()?;
+        let mut entry = known.unpack(id).ok()?;
         change(&mut entry);
-        Some(std::mem::replace(known, Packed::of(&entry).ok()?))
+        Some(std::mem::replace(known, PackedEntry::pack(&entry).ok()?))
     }
 
     fn drop_entry(&mut self, id: Id) -> Option<u64> {
         let packed = self.entries.remove(&at(id))?;
         // A packed entry can always be read.
-        let entry = packed.entry(id).ok()?;
+        let entry = packed.unpack(id).ok()?;
         let last = self.versions(id.slot).next_back().map(|(&last, _)| id_of(last));
         if let Some(last) = last {
             // Later versions of the name continue its numbers.
@@ -152,7 +153,7 @@ impl Journal {
     }
 
     /// Counts one tensor less in the entry's segment. Returns the segment if that was the last one.
-    fn release_segment(&mut self, entry: &Packed) -> Option<u64> {
+    fn release_segment(&mut self, entry: &PackedEntry) -> Option<u64> {
         let number = entry.segment()?;
         let held = self.segments.get_mut(&number)?;
         held.uses -= 1;
@@ -162,7 +163,7 @@ impl Journal {
         self.segments.remove(&number).map(|segment| segment.info.id)
     }
 
-    fn note(&mut self, key: String, note: String) {
+    fn put_note(&mut self, key: String, note: String) {
         let bytes = key.len() + note.len();
         if self.notes_bytes + bytes > NOTES_BYTES_MAX {
             self.notes.clear();
@@ -191,13 +192,13 @@ impl Journal {
     /// All tensors; the versions of a name in their order.
     pub(crate) fn entries(&self) -> impl Iterator<Item = Entry> {
         // A packed entry can always be read.
-        self.entries.iter().filter_map(|(&at, packed)| packed.entry(id_of(at)).ok())
+        self.entries.iter().filter_map(|(&at, packed)| packed.unpack(id_of(at)).ok())
     }
 
     /// The files of spilled tensors.
     pub(crate) fn files(&self) -> impl Iterator<Item = SpillFile> {
         let spilled = self.entries.iter().filter(|(_, packed)| packed.segment().is_none());
-        spilled.filter_map(|(&at, packed)| packed.entry(id_of(at)).ok()?.spilled)
+        spilled.filter_map(|(&at, packed)| packed.unpack(id_of(at)).ok()?.spilled)
     }
 
     pub(crate) fn claims(&self) -> impl Iterator<Item = (&ContentHash, &[Id])> {

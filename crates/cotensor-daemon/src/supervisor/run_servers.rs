@@ -1,0 +1,117 @@
+//! The supervisor's loop: runs one server after another.
+
+use super::channel::Receiver;
+use super::follow::End;
+use super::process::{Image, Launch, STABLE_UPTIME, Server};
+use super::state::SupervisorState;
+use super::successor::SuccessorSocket;
+use crate::signals::StopSignals;
+use cotensor_core::{Error, ErrorKind, Result};
+use cotensor_memory::process::raise_fd_limit;
+use std::time::{Duration, Instant};
+
+/// The supervisor gives up after this time without a server that served.
+const RESTART_TIMEOUT: Duration = Duration::from_secs(60);
+/// The delay after a server that failed to start. It doubles with each attempt.
+const RESTART_DELAY_MIN: Duration = Duration::from_millis(20);
+const RESTART_DELAY_MAX: Duration = Duration::from_millis(500);
+
+impl SupervisorState {
+    /// Runs servers, beginning with `first` if it is running already, until this process or the server is asked to stop, or a
+    /// successor takes over. Calls `ready` for each server that serves, with its epoch and its process.
+    ///
+    /// # Errors
+    /// `Io` when the first server cannot be started, or none for a minute.
+    pub(super) fn run_servers(
+        mut self,
+        launch: &Launch,
+        first: Option<(Server, Receiver)>,
+        mut successors: Option<SuccessorSocket>,
+        mut ready: impl FnMut(u64, Option<u32>),
+    ) -> Result<()> {
+        raise_fd_limit();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| Error::io("starting the supervisor", &error))?;
+        let mut serving = first.is_some();
+        // When a server last served. A daemon that has no state yet may fail at once.
+        let mut served = (serving || self.tensors() > 0).then(Instant::now);
+        let (mut next, mut delay, mut image) = (first, RESTART_DELAY_MIN, Image::default());
+        runtime.block_on(async {
+            let mut stop = StopSignals::new()?;
+            loop {
+                let began = Instant::now();
+                let mut on_ready = |epoch, pid| {
+                    serving = true;
+                    ready(epoch, pid);
+                };
+                let outcome = match next.take().map_or_else(|| self.start_server(launch, image), Ok) {
+                    Ok((server, receiver)) => {
+                        self.supervise(server, receiver, &mut stop, successors.as_mut(), &mut on_ready).await
+                    }
+                    Err(error) => Err(error),
+                };
+                if std::mem::take(&mut serving) {
+                    served = Some(Instant::now());
+                }
+                match outcome {
+                    Ok(End::Stopped) => {
+                        self.report_stop();
+                        return Ok(());
+                    }
+                    Ok(End::Succeeded(successor)) => match self.hand_to_successor(successor) {
+                        Ok(()) => return Ok(()),
+                        Err(error) => tracing::error!("the handover to the successor failed: {error}"),
+                    },
+                    Ok(End::Died) if served.is_none() => {
+                        return Err(Error::new(ErrorKind::Io, "the server ended before it was ready"));
+                    }
+                    Ok(End::Died) => {
+                        tracing::warn!("the server died; the next one gets its {} tensors", self.tensors());
+                    }
+                    Err(error) if served.is_none() => return Err(error),
+                    Err(error) => tracing::error!("the server failed: {error}"),
+                }
+                if served.is_some_and(|served| served.elapsed() > RESTART_TIMEOUT) {
+                    let message = format!("no server can be started; {} tensors are lost", self.tensors());
+                    return Err(Error::new(ErrorKind::Io, message));
+                }
+                let was_stable = began.elapsed() >= STABLE_UPTIME;
+                image = image.next(was_stable);
+                delay = if was_stable { RESTART_DELAY_MIN } else { (delay * 2).min(RESTART_DELAY_MAX) };
+                tokio::select! {
+                    () = tokio::time::sleep(if was_stable { Duration::ZERO } else { delay / 2 }) => {}
+                    _ = stop.received() => {
+                        self.report_stop();
+                        return Ok(());
+                    }
+                }
+            }
+        })
+    }
+
+    /// Follows a server and ends its process.
+    async fn supervise(
+        &mut self,
+        mut server: Server,
+        receiver: Receiver,
+        stop: &mut StopSignals,
+        successors: Option<&mut SuccessorSocket>,
+        ready: &mut impl FnMut(u64, Option<u32>),
+    ) -> Result<End> {
+        let end = self.follow(&server, receiver, stop, successors, ready).await;
+        // Before the next server serves: clients must not use the index of this server.
+        if let Some(index) = self.index.take() {
+            index.invalidate();
+        }
+        match end {
+            // No server follows, so the supervisor does not wait for system calls of this one.
+            Ok(End::Stopped) => server.end_without_wait(),
+            Ok(_) => server.end(),
+            Err(_) => {
+                server.kill();
+                server.end();
+            }
+        }
+        end
+    }
+}
