@@ -44,7 +44,7 @@ class Connection:
         return message["result"], fds
 
     def notified(self, method, params, fds):
-        """This client opens no slabs and offers no functions: no notification of the daemon concerns it."""
+        """This client opens no slabs and provides no functions, so the daemon's notifications do not concern it."""
         for fd in fds:
             os.close(fd)
 
@@ -141,7 +141,7 @@ def main():
         reference = {"$tensor": {"id": got, "dtype": "float32", "shape": [3]}}
         print("double", Provider(daemon, "double").run("double", reference))
     except Failed as error:
-        print("no function", error.args[0]["message"])
+        print(error.args[0]["message"])
     daemon.release(mine, got)
 
 

@@ -217,7 +217,7 @@ def test_an_error_of_ours_inside_a_function_is_not_taken_for_a_missing_function(
 
 
 def test_missing_functions(client):
-    with pytest.raises(NotFoundError, match="nobody provides"):
+    with pytest.raises(NotFoundError, match="no client provides it"):
         client.call_function("nonexistent")
     assert not client.has_function("nonexistent") and client.has_function("add")
     # Nothing can be called that was not offered.

@@ -47,7 +47,7 @@ def refusal(path: Path) -> Any:
 
 def test_a_daemon_refuses_a_client_of_another_protocol_and_names_both(daemon):
     error = refusal(daemon.socket)["error"]
-    assert "client 99" in error["message"] and "daemon speaks protocol" in error["message"]
+    assert "client 99" in error["message"] and "daemon has protocol" in error["message"]
     assert error["data"]["field"] == "protocol"
 
 

@@ -100,7 +100,7 @@ fn session_is_resumed_only_with_its_token() {
         let resume = json!({"session": victim, "token": token, "leases": leases, "claims": []});
         let hello = json!({"protocol": p::PROTOCOL, "client": "attacker", "resume": resume});
         let error = raw.refused("session.hello", hello, &[]);
-        assert!(error.contains("not this session's token"), "{error}");
+        assert!(error.contains("the token is not that of the session"), "{error}");
         assert_no_secrets(&error);
         assert!(
             raw.refused("session.list", json!({}), &[]).contains("session.hello"),

@@ -14,11 +14,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-/// The most batches of one session that have no answer yet. The next batch waits unread.
+/// The most unanswered batches of one session. The next batch waits unread.
 const BATCHES_MAX: usize = 4;
 /// How long a session's thread busy-polls for the next call.
 const BUSY_POLL: Duration = Duration::from_micros(40);
-/// Handlers nest little. The kernel commits a stack page by page.
+/// Handlers nest little. The kernel commits stack pages when they are used.
 const STACK_BYTES: usize = 1 << 20;
 
 /// Serves `stream` on a thread of its own. When the connection ends, the session's leases are released and `open` is dropped.
@@ -37,7 +37,7 @@ pub(crate) fn serve<T: Send + 'static>(daemon: Arc<Daemon>, stream: UnixStream, 
     thread.spawn(run).map(drop).map_err(|error| Error::io("starting a thread", &error))
 }
 
-/// Ends a session also when its thread panics.
+/// Ends the session when it is dropped, also by a panic of the thread.
 struct OpenSession<'a> {
     daemon: &'a Daemon,
     session: Arc<Session>,
@@ -54,12 +54,12 @@ fn serve_session(daemon: &Arc<Daemon>, stream: UnixStream) {
         Ok(peer) if peer.is_own_user() => peer.pid,
         // The socket's mode keeps other users out. This check is for a socket whose mode was changed.
         Ok(peer) => {
-            if let Some(count) = daemon.strangers.note() {
-                tracing::warn!("{count} connections of other users were refused, the last of user {}", peer.uid);
+            if let Some(count) = daemon.refused_users.note() {
+                tracing::warn!("{count} connections of other users were refused, the last one of user {}", peer.uid);
             }
             return;
         }
-        Err(error) => return tracing::warn!("a connection was refused: its user is not known: {error}"),
+        Err(error) => return tracing::warn!("a connection was refused because its user is unknown: {error}"),
     };
     let stream = Arc::new(stream);
     let session = daemon.begin_session(pid, Some(Outbox::new(Arc::clone(&stream))));
@@ -69,19 +69,19 @@ fn serve_session(daemon: &Arc<Daemon>, stream: UnixStream) {
     }
 }
 
-/// Reads and answers messages until the connection ends. Calls that wait are cancelled then.
+/// Reads and answers messages until the connection ends. Then waiting calls are cancelled.
 fn read(daemon: &Arc<Daemon>, session: &Arc<Session>, stream: &UnixStream) -> Result<()> {
     let (client, _cancel) = Client::on_socket(daemon, session);
     let batches = BatchSlots::new(BATCHES_MAX);
     let mut reader = Reader::new(Arc::clone(&daemon.frames), daemon.config.message_timeout, BUSY_POLL);
     reader.expect_message();
-    // After a failure, the messages that have arrived are not answered.
+    // After a failure to send, received messages are not answered.
     while !client.has_failed() {
         session.send_free_ranges();
         let Some(frame) = reader.next(stream, true)? else { return Ok(()) };
         let mut slot = None;
         if is_batch(&frame.body) {
-            // The wait may take as long as the calls of other batches do.
+            // The wait may take as long as the calls of other batches.
             reader.release_budget();
             slot = Some(batches.acquire(stream)?);
         }

@@ -40,7 +40,7 @@ pub struct Daemon {
     /// The dashboard while HTTP is served.
     pub(crate) dashboard: Mutex<Option<Arc<Dashboard>>>,
     /// Refused connections of other users.
-    pub(crate) strangers: Refusals,
+    pub(crate) refused_users: Refusals,
 }
 
 impl Daemon {
@@ -68,7 +68,7 @@ impl Daemon {
     }
 
     /// Whether a session exists.
-    pub(crate) fn is_used(&self) -> bool {
+    pub(crate) fn has_sessions(&self) -> bool {
         !self.lock().is_empty()
     }
 
@@ -81,13 +81,13 @@ impl Daemon {
     }
 
     /// Records the session at the supervisor after its hello: after a takeover the next server waits for its client.
-    pub(crate) fn joined(&self, session: &Session, was: Option<u64>) {
+    pub(crate) fn record_session(&self, session: &Session, was: Option<u64>) {
         if session.outbox().is_none() {
             return;
         }
         let pid = session.pid.unwrap_or(0);
         self.events.record(Event::SessionStarted { session: session.id, member: Member { pid, was } });
-        // The session has ended meanwhile, and its end was recorded before its start.
+        // If the session has ended in between, its end was recorded before its start.
         if !self.lock().contains_key(&session.id) {
             self.events.record(Event::SessionEnded(session.id));
         }
@@ -97,7 +97,7 @@ impl Daemon {
         if self.lock().remove(&session.id).is_some() {
             self.events.record(Event::SessionEnded(session.id));
         }
-        self.functions.forget(session.id);
+        self.functions.remove_session(session.id);
         session.end();
         self.ended.notify_one();
     }
@@ -113,7 +113,7 @@ impl Daemon {
     /// `NotFound` when the daemon does not serve HTTP.
     pub(crate) fn dashboard(&self) -> Result<Arc<Dashboard>> {
         let dashboard = self.dashboard.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let message = "this daemon does not answer HTTP: start it with `cotensor serve --listen`";
+        let message = "this daemon does not serve HTTP: start it with `cotensor serve --listen`";
         dashboard.ok_or_else(|| Error::not_found(message))
     }
 

@@ -22,8 +22,8 @@ pub(crate) fn are_scarce(newest: impl AsFd) -> bool {
 
 /// The error when no descriptor is left.
 pub(crate) fn none_left() -> Error {
-    let message = "the daemon has as many descriptors open as it may: release tensors, or raise its limit (`ulimit -n`, \
-                   LimitNOFILE of its service)";
+    let message = "the daemon has reached its limit of open descriptors: release tensors, or raise the limit (`ulimit -n`, \
+                   LimitNOFILE of the service)";
     Error::new(ErrorKind::OverBudget, message)
 }
 
@@ -35,12 +35,12 @@ pub(crate) fn room_for(store: &EmbeddedStore, fd: OwnedFd) -> Result<OwnedFd> {
     if !are_scarce(&fd) {
         return Ok(fd);
     }
-    let (mut lower, mut looks) = (None, 0);
+    let (mut lower, mut searches) = (None, 0);
     let shed = store.shed_until(&mut || {
-        looks += 1;
+        searches += 1;
         lower = lower.take().or_else(|| fd.try_clone().ok().filter(|copy| !are_scarce(copy)));
         // A few more at once, because each search goes through all tensors.
-        lower.is_some() && looks > for_tensors() / SHED
+        lower.is_some() && searches > for_tensors() / SHED
     });
     lower.ok_or_else(|| match shed {
         Err(error) => Error::new(ErrorKind::OverBudget, format!("{}; spilling failed: {error}", none_left().message())),

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use tokio::sync::{oneshot, watch};
 
-/// The most calls of one connection that wait, each for the work of another session.
+/// The most waiting calls of one connection. A call waits for the work of another session.
 const WAITING_CALLS_MAX: usize = 1024;
 
 /// A result and its descriptors.
@@ -72,10 +72,10 @@ impl Methods {
         self.0.add::<M>(move |mut request: Request<Client>, params| {
             let (client, fds) = (Arc::clone(request.peer()), request.take_fds().into());
             let (daemon, session) = (Arc::clone(&client.daemon), Arc::clone(&client.session));
-            let mut answering = Box::pin(handler(Caller { daemon, session, fds }, params));
-            match answering.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            let mut running = Box::pin(handler(Caller { daemon, session, fds }, params));
+            match running.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
                 Poll::Ready(outcome) => answer(request, outcome),
-                Poll::Pending => client.wait(request, answering),
+                Poll::Pending => client.wait(request, running),
             }
         });
         self
@@ -86,15 +86,15 @@ impl Methods {
         self.0.calls()
     }
 
-    /// The errors that calls ended with.
+    /// The errors of calls.
     pub(crate) fn errors(&self) -> &ErrorCounts {
         self.0.errors()
     }
 
-    /// Answers one message of a session that has no socket. None for notifications.
+    /// Answers one message of a session without a socket. `None` for notifications.
     pub(crate) async fn answer(daemon: &Arc<Daemon>, session: &Arc<Session>, message: Frame) -> Option<Vec<u8>> {
-        let (answer, answered) = oneshot::channel();
-        // Dropped with this future, which cancels the calls that wait.
+        let (answer, received) = oneshot::channel();
+        // Dropping this future drops `_cancel`, which cancels waiting calls.
         let (client, _cancel) = Client::new(daemon, session, Some(answer));
         if is_batch(&message.body) {
             // A long batch would delay the other requests of this thread.
@@ -103,7 +103,7 @@ impl Methods {
             handle(&client, message, None);
             drop(client);
         }
-        answered.await.ok()
+        received.await.ok()
     }
 }
 
@@ -118,7 +118,7 @@ fn answer<T: Serialize>(request: Request<Client>, outcome: Result<Reply<T>>) {
 pub(crate) struct Client {
     daemon: Arc<Daemon>,
     session: Arc<Session>,
-    /// Where the answer of an HTTP request goes. A socket's answers go to the session's outbox.
+    /// Receives the answer of an HTTP request. Answers on a socket go to the session's outbox.
     http: Option<Mutex<Option<oneshot::Sender<Vec<u8>>>>>,
     waiting: AtomicUsize,
     /// Whether an answer could not be sent.
@@ -128,7 +128,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// The client at the session's socket. Its calls that wait are cancelled when the second value is dropped.
+    /// The client at the session's socket. Dropping the second value cancels its waiting calls.
     pub(crate) fn on_socket(daemon: &Arc<Daemon>, session: &Arc<Session>) -> (Arc<Self>, watch::Sender<()>) {
         Self::new(daemon, session, None)
     }
@@ -155,16 +155,16 @@ impl Client {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// Answers `request` when `answering` is done, unless the client is gone by then.
+    /// Answers `request` when `running` is done, unless the client has disconnected.
     fn wait<T: Serialize>(
         &self,
         request: Request<Self>,
-        answering: impl Future<Output = Result<Reply<T>>> + Send + 'static,
+        running: impl Future<Output = Result<Reply<T>>> + Send + 'static,
     ) {
         if self.waiting.fetch_add(1, Ordering::Relaxed) >= WAITING_CALLS_MAX {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             let message =
-                format!("{WAITING_CALLS_MAX} calls of this connection wait: try again when one has its answer");
+                format!("{WAITING_CALLS_MAX} calls of this connection wait: try again when one has been answered");
             return request.error(to_object(&Error::new(ErrorKind::Conflict, message)));
         }
         let mut cancelled = self.cancelled.clone();
@@ -173,7 +173,7 @@ impl Client {
             tokio::select! {
                 biased;
                 _ = cancelled.changed() => request.cancel(),
-                outcome = answering => answer(request, outcome),
+                outcome = running => answer(request, outcome),
             }
             client.waiting.fetch_sub(1, Ordering::Relaxed);
         });

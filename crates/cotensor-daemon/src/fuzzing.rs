@@ -1,4 +1,4 @@
-//! Doors for the fuzzer, which says what a socket would bring: what it does through them must not panic.
+//! Entry points for fuzz targets: messages of clients and events of servers. They must not panic.
 
 use crate::dispatch::Methods;
 use crate::supervisor::Journal;
@@ -11,9 +11,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Memory that the daemon has room for.
+/// The memory budget of the daemon.
 const BUDGET_BYTES: u64 = 1 << 20;
-/// The length of the descriptors that come with a message.
+/// The length in bytes of the segments whose descriptors come with a message.
 pub const DESCRIPTOR_BYTES: usize = 4096;
 
 /// A daemon without a socket.
@@ -24,7 +24,7 @@ pub struct Unconnected {
 }
 
 impl Unconnected {
-    /// A daemon with an empty store, where nobody is waited for long.
+    /// A daemon with an empty store and a claim wait of 1 ms.
     ///
     /// # Errors
     /// `Io` when the system refuses.
@@ -37,11 +37,11 @@ impl Unconnected {
         Ok(Self { daemon, runtime, sealed })
     }
 
-    /// What a session of their own is answered to these messages, each with `fds` sealed memfds of [`DESCRIPTOR_BYTES`];
-    /// nothing to notifications. The session ends then.
+    /// The answers to messages in a new session, which then ends; `None` for notifications. Each message has `fds` descriptors of
+    /// sealed memfds of [`DESCRIPTOR_BYTES`].
     ///
     /// # Errors
-    /// `Io` when no more descriptors may be open.
+    /// `Io` when the limit of open descriptors is reached.
     pub fn answers(&self, bodies: &[&[u8]], fds: usize) -> Result<Vec<Option<Vec<u8>>>> {
         let io = |error| cotensor_core::Error::io("duplicating a descriptor", &error);
         let copy = |_| self.sealed.fd().map(|fd| fd.try_clone_to_owned().map_err(io)).transpose();
@@ -56,53 +56,53 @@ impl Unconnected {
         Ok(answers)
     }
 
-    /// That no session is left, and that what is kept is within the budget and goes when it is wanted.
+    /// Checks that no session is left, that the store is within its budget, and that it can be emptied.
     ///
     /// # Panics
-    /// When it is not so.
+    /// When a check fails.
     pub fn check_budget(&self) {
         assert!(self.daemon.session_infos().is_empty());
         assert!(self.daemon.store.stats().memory_usage_bytes <= BUDGET_BYTES);
         self.daemon.store.optimize();
-        assert_eq!(self.daemon.store.stats().memory_usage_bytes, 0, "nobody leases anything");
+        assert_eq!(self.daemon.store.stats().memory_usage_bytes, 0, "no tensor is leased");
     }
 }
 
-/// Keeps what a server would tell its supervisor, until it says what no server says; returns how many tensors there are then,
-/// after telling a second supervisor everything, which has to know the same.
+/// Applies a server's events to a journal, up to the first invalid one. Then copies the journal to another process's, as events and
+/// as a handover. Returns the number of tensors.
 ///
 /// # Panics
-/// When the second knows something else.
+/// When a copy differs.
 pub fn apply_events(messages: &[&[u8]]) -> usize {
     let fds = || std::fs::File::open("/dev/null").map(OwnedFd::from).into_iter().collect();
     let mut journal = Journal::default();
     for message in messages {
-        let Ok(change) = serde_json::from_slice(message) else { break };
-        if journal.apply(change, fds()).is_err() {
+        let Ok(event) = serde_json::from_slice(message) else { break };
+        if journal.apply(event, fds()).is_err() {
             break;
         }
     }
     let mut other = Journal::default();
-    let told = journal.replay(|change, fds| other.apply(change, fds).map(drop));
-    assert!(told.is_ok(), "what is known can be told: {told:?}");
+    let replayed = journal.replay(|event, fds| other.apply(event, fds).map(drop));
+    assert!(replayed.is_ok(), "a journal can be replayed: {replayed:?}");
     assert_eq!(other.entries().count(), journal.entries().count());
     assert_eq!(other.segments().count(), journal.segments().count());
-    let (mut blocks, mut changes) = (Vec::new(), Vec::new());
+    let (mut blocks, mut events) = (Vec::new(), Vec::new());
     let block = |block, fds| {
         blocks.push((block, fds));
         Ok(())
     };
-    let change = |change| {
-        changes.push(change);
+    let event = |event| {
+        events.push(event);
         Ok(())
     };
-    assert!(journal.hand_over(block, change).is_ok());
+    assert!(journal.hand_over(block, event).is_ok());
     let mut successor = Journal::default();
     for (block, fds) in blocks {
         assert!(successor.apply_block(&block, fds).is_ok());
     }
-    for change in changes {
-        assert!(successor.apply(change, Vec::new()).is_ok());
+    for event in events {
+        assert!(successor.apply(event, Vec::new()).is_ok());
     }
     assert!(successor.entries().eq(journal.entries()));
     other.entries().count()

@@ -23,7 +23,7 @@ mod socket;
 mod spill;
 mod start;
 pub mod supervisor;
-#[cfg(feature = "testing")]
+#[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
 pub use config::{Config, METADATA_BYTES, default_socket};

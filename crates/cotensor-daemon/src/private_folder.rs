@@ -28,12 +28,14 @@ pub(crate) fn private_folder(folder: &Path, others: Others) -> Result<()> {
     let (owner, me, mode) = (found.uid(), rustix::process::geteuid().as_raw(), found.mode());
     let refused = |why: &str| Err(Error::new(ErrorKind::Refused, why).in_file(folder));
     match others {
-        _ if !found.is_dir() => refused("this is no folder"),
-        Others::None if owner != me => refused("this folder is another user's: name one of your own"),
-        Others::None if mode & 0o077 != 0 => refused("others than its owner can reach this folder: chmod 700"),
-        Others::Harmless if owner != me && owner != 0 => refused("this folder is another user's: name one of your own"),
+        _ if !found.is_dir() => refused("not a folder"),
+        Others::None if owner != me => refused("this folder belongs to another user: name another one"),
+        Others::None if mode & 0o077 != 0 => refused("other users can open this folder: chmod 700"),
+        Others::Harmless if owner != me && owner != 0 => {
+            refused("this folder belongs to another user: name another one")
+        }
         Others::Harmless if mode & 0o002 != 0 && mode & 0o1000 == 0 => {
-            refused("everybody can replace what is in this folder: chmod o-w, or name another")
+            refused("every user can replace files in this folder: chmod o-w, or name another one")
         }
         _ => Ok(()),
     }
@@ -79,7 +81,7 @@ mod tests {
 
     #[test]
     fn folder_of_another_user_is_refused() {
-        // Only root can give a folder away; for others, root's own is one that is not theirs.
+        // Only root can give a folder away; for other users, a folder of root is not theirs.
         let folder = tempfile::tempdir().unwrap();
         let me = rustix::process::geteuid().as_raw();
         let theirs = if me == 0 {

@@ -59,7 +59,7 @@ impl Daemon {
                             misplaced = message;
                         }
                         conflicts = if error.kind() == ErrorKind::Conflict { conflicts + 1 } else { 0 };
-                        if conflicts >= MISPLACED_CHECKS && !self.is_used() {
+                        if conflicts >= MISPLACED_CHECKS && !self.has_sessions() {
                             outcome = Err(error);
                             break;
                         }

@@ -74,7 +74,7 @@ impl Daemon {
             sessions: Mutex::default(),
             ended: Notify::new(),
             dashboard: Mutex::default(),
-            strangers: Refusals::default(),
+            refused_users: Refusals::default(),
         }))
     }
 }

@@ -59,12 +59,7 @@ impl Running {
     /// # Panics
     /// When it does not after [`WAIT_TIMEOUT`].
     pub fn settles_at(&self, bytes: u64) {
-        let used = || self.daemon.store().stats().memory_usage_bytes;
-        let start = Instant::now();
-        while used() != bytes {
-            assert!(start.elapsed() < WAIT_TIMEOUT, "{} bytes in use, {bytes} expected", used());
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        settles_at(&self.daemon, bytes);
     }
 }
 
@@ -74,6 +69,19 @@ impl Drop for Running {
         if let Some(thread) = self.thread.take() {
             drop(thread.join());
         }
+    }
+}
+
+/// Waits until the daemon's store holds exactly `bytes`.
+///
+/// # Panics
+/// When it does not after [`WAIT_TIMEOUT`].
+pub fn settles_at(daemon: &Daemon, bytes: u64) {
+    let used = || daemon.store().stats().memory_usage_bytes;
+    let start = Instant::now();
+    while used() != bytes {
+        assert!(start.elapsed() < WAIT_TIMEOUT, "{} bytes in use, {bytes} expected", used());
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 

@@ -137,8 +137,8 @@ fn token_is_printed_as_text_header_and_json() {
     assert_eq!(daemon.ok(&["token"]), secret.as_bytes());
     assert_eq!(daemon.signal("-TERM"), Some(0));
     daemon.serve(&[]);
-    daemon.expect_error(&["token"], 2, &["does not answer HTTP", "--listen"]);
-    daemon.expect_error(&["dashboard"], 2, &["does not answer HTTP", "--listen"]);
+    daemon.expect_error(&["token"], 2, &["does not serve HTTP", "--listen"]);
+    daemon.expect_error(&["dashboard"], 2, &["does not serve HTTP", "--listen"]);
 }
 
 #[test]

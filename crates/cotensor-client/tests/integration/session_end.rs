@@ -3,28 +3,26 @@
 use cotensor_client::{ClientStore, protocol as p};
 use cotensor_functions::Provider;
 use cotensor_rpc::{self as rpc, Decoder, Frame, send_all};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::value::to_raw_value;
-use std::io::{ErrorKind, Read};
+use std::io::Read;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The longest wait of these tests.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
+/// Waits for a connection and accepts it.
+fn accept(listener: &UnixListener) -> UnixStream {
+    let timeout = Timespec::try_from(TIMEOUT).unwrap();
+    assert_eq!(poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&timeout)), Ok(1), "no client connects");
+    listener.accept().unwrap().0
+}
+
 /// Accepts a client and answers its hello with session `number`. Returns the session that it resumes.
 fn greet(listener: &UnixListener, number: u64) -> (UnixStream, Option<p::Resume>) {
-    let start = Instant::now();
-    let socket = loop {
-        match listener.accept() {
-            Ok((socket, _)) => break socket,
-            Err(error) => {
-                assert!(error.kind() == ErrorKind::WouldBlock && start.elapsed() < TIMEOUT, "{number}: {error}")
-            }
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    };
-    socket.set_nonblocking(false).unwrap();
+    let socket = accept(listener);
     socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut decoder = Decoder::default();
     let frame = loop {
@@ -57,7 +55,6 @@ fn session_end_is_reported_to_the_next_daemon() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cotensor.sock");
     let listener = UnixListener::bind(&path).unwrap();
-    listener.set_nonblocking(true).unwrap();
     // Repeated, because a client may notice the end of the daemon first and reconnect. A provider has a session of its own.
     for providers in [0, 1].into_iter().cycle().take(40) {
         let client = std::thread::scope(|scope| {
@@ -94,15 +91,10 @@ fn client_that_connects_while_the_daemon_dies_reaches_the_next() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cotensor.sock");
     let listener = UnixListener::bind(&path).unwrap();
-    listener.set_nonblocking(true).unwrap();
     std::thread::scope(|scope| {
         let client = scope.spawn(|| ClientStore::connect(Some(&path), "early"));
         // The daemon accepts the connection and dies before it answers.
-        let start = Instant::now();
-        while listener.accept().is_err() {
-            assert!(start.elapsed() < TIMEOUT);
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        drop(accept(&listener));
         let (_session, resume) = greet(&listener, 1);
         assert!(resume.is_none());
         client.join().unwrap().unwrap();

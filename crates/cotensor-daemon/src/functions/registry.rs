@@ -1,4 +1,4 @@
-//! The functions that sessions provide. They end with their sessions.
+//! The registry of functions. A function is removed at the end of its session.
 
 use super::provider::FunctionProvider;
 use super::tasks::TaskConnections;
@@ -11,18 +11,18 @@ use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// The most functions of one session.
-const OFFERED_MAX: usize = 1024;
+const FUNCTIONS_MAX: usize = 1024;
 /// The most functions in one list.
 const LIST_MAX: usize = 10_000;
 
 /// All functions, by name.
 #[derive(Default)]
 pub(crate) struct Registry {
-    offers: Mutex<BTreeMap<String, Offer>>,
+    functions: Mutex<BTreeMap<String, RegisteredFunction>>,
     pub(crate) tasks: TaskConnections,
 }
 
-struct Offer {
+struct RegisteredFunction {
     function: FunctionInfo,
     provider: ProviderInfo,
     session: u64,
@@ -38,22 +38,22 @@ impl Registry {
     /// many.
     pub(crate) fn add(&self, provider: Arc<dyn FunctionProvider>, function: FunctionInfo, epoch: u64) -> Result<()> {
         check(&function)?;
-        let mut offers = self.lock();
+        let mut entries = self.lock();
         // A session that has ended may still be in the table if its call ran after its end.
-        if let Some(other) = offers.get(&function.name).filter(|offer| offer.owner.strong_count() > 0) {
+        if let Some(other) = entries.get(&function.name).filter(|entry| entry.owner.strong_count() > 0) {
             let message = format!("{} is provided by {} already", function.name, other.provider.client);
             return Err(Error::new(ErrorKind::Conflict, message).in_field("name"));
         }
-        if offers.values().filter(|offer| offer.session == provider.session()).count() >= OFFERED_MAX {
+        if entries.values().filter(|entry| entry.session == provider.session()).count() >= FUNCTIONS_MAX {
             return Err(Error::new(
                 ErrorKind::Conflict,
-                format!("{OFFERED_MAX} functions are offered in this session"),
+                format!("{FUNCTIONS_MAX} functions are registered in this session: unregister one"),
             ));
         }
         let (session, owner) = (provider.session(), Arc::downgrade(&provider));
         let provider = ProviderInfo { client: provider.client().to_owned(), epoch };
-        let offer = Offer { provider, session, owner, function };
-        offers.insert(offer.function.name.clone(), offer);
+        let entry = RegisteredFunction { provider, session, owner, function };
+        entries.insert(entry.function.name.clone(), entry);
         Ok(())
     }
 
@@ -62,11 +62,11 @@ impl Registry {
     /// # Errors
     /// `NotFound` for a function that the session does not provide.
     pub(crate) fn remove(&self, session: u64, name: &str) -> Result<()> {
-        let mut offers = self.lock();
-        if offers.get(name).is_none_or(|offer| offer.session != session) {
-            return Err(Error::not_found(format!("this session offers no function {name:?}")).in_field("name"));
+        let mut entries = self.lock();
+        if entries.get(name).is_none_or(|entry| entry.session != session) {
+            return Err(Error::not_found(format!("this session has no function {name:?}")).in_field("name"));
         }
-        offers.remove(name);
+        entries.remove(name);
         Ok(())
     }
 
@@ -76,18 +76,19 @@ impl Registry {
     }
 
     /// Removes the functions of a session that has ended.
-    pub(crate) fn forget(&self, session: u64) {
-        self.lock().retain(|_, offer| offer.session != session);
-        self.tasks.forget(session);
+    pub(crate) fn remove_session(&self, session: u64) {
+        self.lock().retain(|_, entry| entry.session != session);
+        self.tasks.remove_session(session);
     }
 
     /// All providers, ordered by the names of their clients.
     pub(crate) fn providers(&self) -> Vec<(ProviderInfo, Arc<dyn FunctionProvider>)> {
-        let offers = self.lock();
-        let by_session: BTreeMap<u64, &Offer> = offers.values().map(|offer| (offer.session, offer)).collect();
-        let living = by_session.values().filter_map(|offer| Some((offer.provider.clone(), offer.owner.upgrade()?)));
-        let mut providers: Vec<_> = living.collect();
-        drop(offers);
+        let entries = self.lock();
+        let by_session: BTreeMap<u64, &RegisteredFunction> =
+            entries.values().map(|entry| (entry.session, entry)).collect();
+        let alive = by_session.values().filter_map(|entry| Some((entry.provider.clone(), entry.owner.upgrade()?)));
+        let mut providers: Vec<_> = alive.collect();
+        drop(entries);
         providers.sort_by(|(left, _), (right, _)| left.client.cmp(&right.client));
         providers
     }
@@ -97,25 +98,26 @@ impl Registry {
     /// # Errors
     /// `NotFound` for a name without a function.
     pub(crate) fn find(&self, name: &str) -> Result<(FoundFunction, Arc<dyn FunctionProvider>)> {
-        let missing = || Error::not_found(format!("nobody provides a function {name:?}")).in_field("name");
-        let offers = self.lock();
-        let offer = offers.get(name).ok_or_else(missing)?;
-        Ok((offer.found(), offer.owner.upgrade().ok_or_else(missing)?))
+        let missing =
+            || Error::not_found(format!("function {name:?} not found: no client provides it")).in_field("name");
+        let entries = self.lock();
+        let entry = entries.get(name).ok_or_else(missing)?;
+        Ok((entry.found(), entry.owner.upgrade().ok_or_else(missing)?))
     }
 
     /// The functions whose names start with `prefix`, ordered by name.
     pub(crate) fn list(&self, prefix: &str) -> Vec<FoundFunction> {
-        let offers = self.lock();
-        let from = offers.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
-        from.take_while(|(name, _)| name.starts_with(prefix)).take(LIST_MAX).map(|(_, offer)| offer.found()).collect()
+        let entries = self.lock();
+        let from = entries.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
+        from.take_while(|(name, _)| name.starts_with(prefix)).take(LIST_MAX).map(|(_, entry)| entry.found()).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Offer>> {
-        self.offers.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, RegisteredFunction>> {
+        self.functions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Offer {
+impl RegisteredFunction {
     fn found(&self) -> FoundFunction {
         FoundFunction { function: self.function.clone(), provider: self.provider.clone() }
     }

@@ -1,5 +1,5 @@
-//! The tasks of providers, for lists and the dashboard. The daemon has no tasks: it asks each provider over a connection of its
-//! own, which it keeps for the next time.
+//! The tasks of providers, for lists and the dashboard. The daemon has no tasks. It requests them from each provider over a
+//! connection that it keeps.
 
 use super::provider::FunctionProvider;
 use cotensor_client::Connection;
@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 
 /// The time for a provider's answer. It answers at once unless it is stopped.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
-/// The time until the next question to a provider that did not answer: unread messages would accumulate.
+/// The time until the next request to a provider that did not answer: unread messages would accumulate.
 const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Connections to providers, by their sessions.
 #[derive(Default)]
-pub(crate) struct TaskConnections(Mutex<HashMap<u64, Link>>);
+pub(crate) struct TaskConnections(Mutex<HashMap<u64, ProviderConnection>>);
 
-struct Link {
+struct ProviderConnection {
     connection: Arc<Connection>,
     made: Instant,
 }
@@ -33,39 +33,42 @@ impl TaskConnections {
         session: &dyn FunctionProvider,
         params: &ListTasksParams,
     ) -> ProviderTasks {
-        let asked = self.link(session).and_then(|connection| {
+        let answer = self.connection(session).and_then(|connection| {
             let (list, _) = connection.call::<ListTasks>(params, Vec::new(), Some(ANSWER_TIMEOUT))?;
             Ok(list)
         });
-        match asked {
+        match answer {
             Ok(list) => ProviderTasks { provider, tasks: list.tasks, left_off: list.left_off, error: None },
             Err(error) => ProviderTasks { provider, tasks: Vec::new(), left_off: 0, error: Some(error.to_string()) },
         }
     }
 
-    fn link(&self, session: &dyn FunctionProvider) -> Result<Arc<Connection>> {
-        let mut links = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Sessions that ended during a question.
-        links.retain(|_, link| link.made.elapsed() < RETRY_INTERVAL || !link.connection.has_ended());
-        if let Some(link) = links.get(&session.session()) {
-            if !link.connection.has_ended() {
-                return Ok(Arc::clone(&link.connection));
+    fn connection(&self, session: &dyn FunctionProvider) -> Result<Arc<Connection>> {
+        let mut connections = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Entries of sessions that ended during a request.
+        connections.retain(|_, entry| entry.made.elapsed() < RETRY_INTERVAL || !entry.connection.has_ended());
+        if let Some(entry) = connections.get(&session.session()) {
+            if !entry.connection.has_ended() {
+                return Ok(Arc::clone(&entry.connection));
             }
-            return Err(Error::new(ErrorKind::TimedOut, "it did not answer a moment ago"));
+            return Err(Error::new(ErrorKind::TimedOut, "the provider did not answer the last request"));
         }
         let (ours, theirs) = UnixStream::pair().map_err(|error| Error::io("connecting to a provider", &error))?;
-        let who = CallerInfo { client: format!("cotensor[{}]", std::process::id()) };
-        if !session.connect(&who, theirs.into()) {
-            return Err(Error::new(ErrorKind::Conflict, "it does not read what it is told"));
+        let caller = CallerInfo { client: format!("cotensor[{}]", std::process::id()) };
+        if !session.connect(&caller, theirs.into()) {
+            return Err(Error::new(ErrorKind::Conflict, "the provider does not read its connection"));
         }
         let connection = Arc::new(Connection::over(ours, Box::new(|_, _, _| {})));
-        links.insert(session.session(), Link { connection: Arc::clone(&connection), made: Instant::now() });
+        connections.insert(
+            session.session(),
+            ProviderConnection { connection: Arc::clone(&connection), made: Instant::now() },
+        );
         Ok(connection)
     }
 
     /// Removes the connection of a session that has ended.
-    pub(crate) fn forget(&self, session: u64) {
-        let gone = self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&session);
-        drop(gone);
+    pub(crate) fn remove_session(&self, session: u64) {
+        let removed = self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&session);
+        drop(removed);
     }
 }

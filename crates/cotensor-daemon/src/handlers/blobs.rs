@@ -1,4 +1,4 @@
-//! Contents (weights) by their hashes: existing ones are leased, the first session that asks for a missing one uploads it.
+//! `blob.*`: blobs by their hashes. Existing blobs are leased; the first session that requests a missing blob uploads it.
 
 use super::answer::{Answer, NOTHING};
 use super::key::key;
@@ -26,12 +26,12 @@ pub(super) async fn plan_upload(caller: Caller, params: PlanUploadParams) -> Ans
     let specs: Vec<BlobSpec> = params
         .blobs
         .iter()
-        .map(|content| {
+        .map(|blob| {
             Ok(BlobSpec {
-                device: content.device,
-                hash: key(&content.hash)?,
-                dtype: content.dtype.parse::<DType>()?,
-                shape: content.shape.clone(),
+                device: blob.device,
+                hash: key(&blob.hash)?,
+                dtype: blob.dtype.parse::<DType>()?,
+                shape: blob.shape.clone(),
                 producer: params.producer.clone(),
             })
         })
@@ -39,22 +39,25 @@ pub(super) async fn plan_upload(caller: Caller, params: PlanUploadParams) -> Ans
     let holder = caller.holder(&params.holder)?;
     let store = &caller.daemon.store;
     // A request waits only when it has nothing to upload, so it blocks no other session.
-    let begun = poll_fn(|context| match store.plan_upload(&specs, &holder, context.waker()) {
-        Ok(begun) if begun.pack.is_none() && begun.ready.is_empty() && !begun.pending.is_empty() => Poll::Pending,
-        begun => Poll::Ready(begun),
+    let planned = poll_fn(|context| match store.plan_upload(&specs, &holder, context.waker()) {
+        Ok(plan) if plan.pack.is_none() && plan.ready.is_empty() && !plan.pending.is_empty() => Poll::Pending,
+        plan => Poll::Ready(plan),
     });
     let wait = caller.daemon.config.claim_wait_max;
-    let UploadPlan { ready, pending: busy, pack } = tokio::time::timeout(wait, begun).await.map_err(|_| {
-        Error::new(ErrorKind::TimedOut, format!("another session loads these for over {} s", wait.as_secs()))
+    let UploadPlan { ready, pending: busy, pack } = tokio::time::timeout(wait, planned).await.map_err(|_| {
+        Error::new(
+            ErrorKind::TimedOut,
+            format!("another session has uploaded these blobs for over {} s: try again", wait.as_secs()),
+        )
     })??;
     let mut fds = Vec::new();
-    let grant = |(place, lease)| caller.grant(lease, &holder, &mut fds).map(|descriptor| (place, descriptor));
+    let grant = |(index, lease)| caller.grant(lease, &holder, &mut fds).map(|descriptor| (index, descriptor));
     let ready = ready.into_iter().map(grant).collect::<Result<_>>()?;
     let upload = match pack {
         None => None,
         Some(pack) => {
             let bytes = pack.bytes() as u64;
-            let places = pack.indexes().map(|(place, range)| (place, range.start as u64, range.len() as u64)).collect();
+            let places = pack.indexes().map(|(index, range)| (index, range.start as u64, range.len() as u64)).collect();
             let reservation = {
                 let own = caller.charge(bytes)?;
                 caller.lock().packs.add((pack, own))?
@@ -80,7 +83,7 @@ pub(super) async fn publish(mut caller: Caller, params: PublishBlobsParams) -> A
     Ok(Reply { value: Descriptors { tensors }, fds })
 }
 
-/// Reads each content and checks its hash, by which other clients lease it. The segment is sealed, so the bytes cannot change.
+/// Reads each blob and checks its hash, by which other clients lease it. The segment is sealed, so the bytes cannot change.
 fn verify(pack: &BlobPack, segment: &dyn Segment) -> Result<()> {
     for (hash, range) in pack.hashes() {
         let found = ContentHash::of_pieces(range.len(), |at, piece| segment.read_at(range.start + at, piece))?;

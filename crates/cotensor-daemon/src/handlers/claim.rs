@@ -1,4 +1,4 @@
-//! Claims: each result is computed by one session.
+//! `claim.*`: each result is computed by one session.
 
 use super::answer::{Answer, NOTHING};
 use super::key::claim_key;
@@ -39,14 +39,14 @@ pub(super) async fn finish(caller: Caller, params: FinishParams) -> Answer<Empty
     // An error drops the ticket, which passes the claim to a waiting session.
     let mut ticket = caller.lock().tickets.take(params.ticket, "ticket")?;
     if params.results.is_empty() {
-        return Err(Error::invalid("a computation without results cannot be shared: decline it").in_field("results"));
+        return Err(Error::invalid("a computation without results cannot be shared: abandon it").in_field("results"));
     }
     if params.results.len() > HANDLES_MAX {
         return Err(Error::invalid(format!("more than {HANDLES_MAX} results")).in_field("results"));
     }
     let mut seen = HashSet::new();
     if !params.results.iter().all(|id| seen.insert((id.slot, id.version))) {
-        return Err(Error::invalid("the same result twice").in_field("results"));
+        return Err(Error::invalid("a result is listed twice").in_field("results"));
     }
     let find = |id: &Id| {
         let lease = caller.lease_of((*id).into())?;

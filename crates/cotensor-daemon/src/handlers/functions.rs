@@ -46,10 +46,10 @@ pub(super) async fn lookup(caller: Caller, params: LookupFunctionParams) -> Answ
         return Err(Error::unsupported("functions are called over the Unix socket"));
     }
     let (ours, theirs) = UnixStream::pair().map_err(|error| Error::io("connecting caller and provider", &error))?;
-    let who = CallerInfo { client: caller.client().to_owned() };
-    if !provider.connect(&who, theirs.into()) {
+    let caller_info = CallerInfo { client: caller.client().to_owned() };
+    if !provider.connect(&caller_info, theirs.into()) {
         // The provider's session has ended or ends now. The function was not called.
-        let message = format!("nobody provides a function {:?}: {} has ended", params.name, found.provider.client);
+        let message = format!("function {:?} not found: its provider {} has ended", params.name, found.provider.client);
         return Err(Error::not_found(message).in_field("name"));
     }
     Ok(Reply { value: found, fds: vec![ours.into()] })
@@ -60,16 +60,16 @@ pub(super) async fn list(caller: Caller, params: ListFunctionsParams) -> Answer<
 }
 
 pub(super) async fn tasks(caller: Caller, params: AllTasksParams) -> Answer<AllTasks> {
-    let ask = |(info, provider): (ProviderInfo, Arc<dyn FunctionProvider>)| {
+    let request = |(info, provider): (ProviderInfo, Arc<dyn FunctionProvider>)| {
         let params = ListTasksParams { state: params.state, limit: params.limit.min(TASKS_MAX) };
         let daemon = Arc::clone(&caller.daemon);
         tokio::task::spawn_blocking(move || daemon.functions.tasks.of(info, &*provider, &params))
     };
-    // All at once: one that does not answer must not delay the others.
-    let asked: Vec<_> = caller.daemon.functions.providers().into_iter().map(ask).collect();
-    let mut providers = Vec::with_capacity(asked.len());
+    // Concurrently: a provider that does not answer must not delay the others.
+    let pending: Vec<_> = caller.daemon.functions.providers().into_iter().map(request).collect();
+    let mut providers = Vec::with_capacity(pending.len());
     let mut room = TASKS_MAX;
-    for answer in asked {
+    for answer in pending {
         let mut answer = answer.await.map_err(|error| Error::new(ErrorKind::Io, error.to_string()))?;
         answer.left_off += answer.tasks.len().saturating_sub(room);
         answer.tasks.truncate(room);

@@ -1,4 +1,4 @@
-//! Keys as messages write them.
+//! Keys and hashes in hexadecimal.
 
 use cotensor_core::{ContentHash, Error, Hasher, Result};
 use cotensor_store::Key;
@@ -8,11 +8,11 @@ pub(super) fn key(hex: &str) -> Result<ContentHash> {
     ContentHash::from_hex(hex).ok_or_else(|| Error::invalid("64 hexadecimal digits expected").in_field("key"))
 }
 
-/// The store's key for a client's claim, in a domain of its own. Contents are claims too, under keys that a client can compute: a
-/// client's result must not replace a verified content.
+/// The store's key for a client's claim, in a domain of its own. Blobs are claims too, under keys that a client can compute: a client's
+/// result must not replace a verified blob.
 ///
 /// # Errors
-/// `Invalid` for anything but a key.
+/// `Invalid` for anything but 64 hexadecimal digits.
 pub(crate) fn claim_key(hex: &str) -> Result<Key> {
     Ok(Key(Hasher::new("cotensor client claim v1").field(key(hex)?.as_bytes()).finish()))
 }

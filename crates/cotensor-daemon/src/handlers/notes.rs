@@ -1,4 +1,4 @@
-//! Notes: short texts that clients store under a hash.
+//! `note.*`: short bytes that clients store under a hash.
 
 use super::answer::{Answer, NOTHING};
 use super::key::key;

@@ -78,7 +78,7 @@ pub(super) async fn holders(caller: Caller, params: NameParams) -> Answer<Holder
 fn report(value: &impl serde::Serialize) -> Answer<Report> {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::Object(fields)) => Ok(Report { fields }.into()),
-        _ => Err(Error::unsupported("this report is no object")),
+        _ => Err(Error::unsupported("this report is not an object")),
     }
 }
 
@@ -117,7 +117,8 @@ pub(super) fn count_copies(daemon: &Daemon, copies: &[CopyParams]) -> Result<()>
 fn count_copy(daemon: &Daemon, copy: &CopyParams) -> Result<()> {
     check_name(&copy.tensor, "tensor")?;
     let reason = CopyReason::ALL.iter().find(|reason| reason.name() == copy.reason);
-    let reason = reason.ok_or_else(|| Error::invalid(format!("{:?} is no reason", copy.reason)).in_field("reason"))?;
+    let reason =
+        reason.ok_or_else(|| Error::invalid(format!("{:?} is not a copy reason", copy.reason)).in_field("reason"))?;
     let bytes = usize::try_from(copy.bytes).map_err(|_| Error::invalid("too many bytes").in_field("bytes"))?;
     daemon.store.record_copy(&copy.tensor, *reason, bytes);
     Ok(())

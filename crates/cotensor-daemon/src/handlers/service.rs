@@ -21,6 +21,6 @@ pub(super) async fn open_dashboard(caller: Caller, _: Empty) -> Answer<Dashboard
 pub(super) async fn discover(caller: Caller, _: Empty) -> Answer<Document> {
     match openrpc_with(&caller.daemon.functions.list("")) {
         serde_json::Value::Object(fields) => Ok(Document { fields }.into()),
-        _ => Err(Error::unsupported("the description is no object")),
+        _ => Err(Error::unsupported("the description is not an object")),
     }
 }

@@ -1,4 +1,4 @@
-//! The hello of a session, and ping.
+//! `session.hello` and `ping`.
 
 use super::answer::{Answer, NOTHING};
 use crate::dispatch::{Caller, Reply};
@@ -8,7 +8,10 @@ use cotensor_store::StoreReports;
 
 pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloResult> {
     if params.protocol != PROTOCOL {
-        let message = format!("the daemon speaks protocol {PROTOCOL}, the client {}", params.protocol);
+        let message = format!(
+            "the daemon has protocol {PROTOCOL}, the client {}: install the same version of both",
+            params.protocol
+        );
         return Err(Error::unsupported(message).in_field("protocol"));
     }
     caller.set_client(&params.client);
@@ -18,10 +21,10 @@ pub(super) async fn hello(caller: Caller, params: HelloParams) -> Answer<HelloRe
         Some(resume) => daemon.resume(&caller.session, &resume)?,
         None => (Vec::new(), Vec::new()),
     };
-    daemon.joined(&caller.session, was);
+    daemon.record_session(&caller.session, was);
     if let Some(was) = was {
-        // After `joined`: a server that dies in between leaves both sessions in the journal.
-        daemon.is_back(was);
+        // Afterwards: a server that dies in between leaves both sessions in the journal.
+        daemon.end_wait(was);
     }
     caller.complete_hello();
     // Only a connection on the Unix socket carries descriptors.

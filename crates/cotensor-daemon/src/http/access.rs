@@ -55,11 +55,11 @@ impl Access {
         }
         Err(match known {
             true => {
-                let message = "only processes of the daemon's user are served: --token-file lets others in who have it";
+                let message = "only processes of the daemon's user are served; with `--token-file`, every client with the token is";
                 Refusal::new(StatusCode::FORBIDDEN, message)
             }
             false => {
-                let message = "a token is required: `cotensor token --header` prints the header that carries it";
+                let message = "a token is required: `cotensor token --header` prints the header";
                 Refusal::new(StatusCode::UNAUTHORIZED, message)
             }
         })
@@ -75,8 +75,8 @@ impl Access {
         let Some(host) = authority(hosts.next()).filter(|_| hosts.next().is_none()) else {
             return Err(Refusal::new(StatusCode::BAD_REQUEST, "exactly one Host header is required"));
         };
-        let asked = request.uri().authority().unwrap_or(&host);
-        if !self.is_known(&host) || !self.is_known(asked) {
+        let target = request.uri().authority().unwrap_or(&host);
+        if !self.is_known(&host) || !self.is_known(target) {
             return forbidden("the daemon is not known by this name: start it with --allow-host NAME");
         }
         if let Some(origin) = headers.get(ORIGIN) {

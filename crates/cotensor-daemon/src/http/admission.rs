@@ -21,11 +21,11 @@ pub(super) struct Admission {
 pub(super) struct Peer {
     /// Whether it is a process of this user or of root on this machine, according to the kernel.
     pub(super) own: bool,
-    place: Arc<Place>,
+    permit: Arc<ConnectionPermit>,
 }
 
 /// The permit of a connection until it ends.
-struct Place {
+struct ConnectionPermit {
     trusted: Arc<Semaphore>,
     permit: Mutex<OwnedSemaphorePermit>,
 }
@@ -47,23 +47,26 @@ impl Admission {
             }
             _ => false,
         };
-        let (places, whose) = if own { (&self.trusted, "this user") } else { (&self.untrusted, "others") };
-        let Ok(permit) = Arc::clone(places).try_acquire_owned() else {
+        let (permits, users) = if own { (&self.trusted, "this user") } else { (&self.untrusted, "other users") };
+        let Ok(permit) = Arc::clone(permits).try_acquire_owned() else {
             if let Some(count) = self.refusals.note() {
-                tracing::warn!("{count} HTTP connections were refused: all places for those of {whose} are taken");
+                tracing::warn!("{count} HTTP connections were refused: the limit for {users} is reached");
             }
             return None;
         };
-        Some(Peer { own, place: Arc::new(Place { trusted: Arc::clone(&self.trusted), permit: Mutex::new(permit) }) })
+        Some(Peer {
+            own,
+            permit: Arc::new(ConnectionPermit { trusted: Arc::clone(&self.trusted), permit: Mutex::new(permit) }),
+        })
     }
 }
 
 impl Peer {
     /// The client has the token: its connection no longer counts among those without it.
     pub(super) fn trust(&self) {
-        let mut permit = self.place.permit.lock().unwrap_or_else(PoisonError::into_inner);
-        if !Arc::ptr_eq(permit.semaphore(), &self.place.trusted)
-            && let Ok(better) = Arc::clone(&self.place.trusted).try_acquire_owned()
+        let mut permit = self.permit.permit.lock().unwrap_or_else(PoisonError::into_inner);
+        if !Arc::ptr_eq(permit.semaphore(), &self.permit.trusted)
+            && let Ok(better) = Arc::clone(&self.permit.trusted).try_acquire_owned()
         {
             *permit = better;
         }

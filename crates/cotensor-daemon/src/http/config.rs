@@ -70,7 +70,7 @@ pub fn default_port() -> Result<u16> {
 
 fn port(rank: Option<&str>, gpus_per_node: Option<&str>) -> Result<u16> {
     let number = |name: &str, value: Option<&str>| -> Result<Option<u16>> {
-        let wrong = |value: &str| Error::invalid(format!("{value:?} is no small whole number")).in_field(name);
+        let wrong = |value: &str| Error::invalid(format!("{value:?} is not a port offset")).in_field(name);
         value.map(|value| value.trim().parse().map_err(|_| wrong(value))).transpose()
     };
     let rank = number("RANK", rank)?.unwrap_or_default();
@@ -78,7 +78,7 @@ fn port(rank: Option<&str>, gpus_per_node: Option<&str>) -> Result<u16> {
         Some(0) => Err(Error::invalid("a machine has at least one device").in_field("GPUS_PER_NODE")),
         Some(_) => Ok(PORT),
         None => {
-            let beyond = || Error::invalid(format!("{PORT} plus {rank} is no port")).in_field("RANK");
+            let beyond = || Error::invalid(format!("{PORT} plus {rank} is not a port")).in_field("RANK");
             PORT.checked_add(rank).ok_or_else(beyond)
         }
     }

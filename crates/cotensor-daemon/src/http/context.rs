@@ -7,7 +7,7 @@ use super::sessions::Sessions;
 use crate::daemon::Daemon;
 use std::sync::Arc;
 
-/// What handlers of requests use.
+/// The context of all requests.
 pub(crate) struct Http {
     pub(super) daemon: Arc<Daemon>,
     pub(super) config: HttpConfig,

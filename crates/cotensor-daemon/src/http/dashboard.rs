@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_code_is_good_once_and_for_a_minute_and_only_the_newest() {
+    fn code_is_valid_once_for_a_minute_until_the_next_code() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("socket");
         let (token, token_file) = Token::beside(&socket).unwrap();

@@ -23,8 +23,8 @@ fn render(http: &Http) -> String {
     let records = daemon.store.records("");
     let (mut tensors, mut leases) = (BTreeMap::<_, (u64, u64)>::new(), 0);
     for record in &records {
-        let place = (record.segment().device().to_string(), record.kind().name());
-        let (count, bytes) = tensors.entry(place).or_default();
+        let series = (record.segment().device().to_string(), record.kind().name());
+        let (count, bytes) = tensors.entry(series).or_default();
         *count += 1;
         *bytes += record.layout().size_bytes() as u64;
         leases += record.holders().into_iter().map(|(_, count)| u64::from(count)).sum::<u64>();
@@ -35,12 +35,12 @@ fn render(http: &Http) -> String {
 
     let mut page = Page::default();
     page.gauge("info", "The daemon's version.").labelled(&[("version", &env!("CARGO_PKG_VERSION"))], 1);
-    page.gauge("sessions", "Sessions that are open.")
+    page.gauge("sessions", "Open sessions.")
         .labelled(&[("transport", &"unix")], connected(Transport::Unix))
         .labelled(&[("transport", &"http")], connected(Transport::Http));
-    page.gauge("functions", "Functions that are provided.").value(daemon.functions.count());
-    page.gauge("leases", "Leases that are held.").value(leases);
-    page.gauge("tensors", "Tensors that are published.");
+    page.gauge("functions", "Registered functions.").value(daemon.functions.count());
+    page.gauge("leases", "Leases.").value(leases);
+    page.gauge("tensors", "Published tensors in memory.");
     for ((device, kind), (count, _)) in &tensors {
         page.labelled(&[("device", device), ("kind", kind)], count);
     }
@@ -48,29 +48,28 @@ fn render(http: &Http) -> String {
     for ((device, kind), (_, bytes)) in &tensors {
         page.labelled(&[("device", device), ("kind", kind)], bytes);
     }
-    page.gauge("spilled_tensors", "Tensors that are spilled now.").value(stats.spilled_now);
+    page.gauge("spilled_tensors", "Tensors on disk.").value(stats.spilled_now);
     page.gauge("spilled_tensor_bytes", "Bytes of their segments.").value(stats.spilled_now_bytes);
-    page.gauge("counted_seconds", "Since when this server counts, and so what every counter here is of.")
+    page.gauge("counted_seconds", "Seconds since this server began to count; all counters start there.")
         .value(stats.counted_seconds);
-    page.gauge("memory_bytes", "Bytes of tensors' memory taken from the budget.").value(stats.memory_usage_bytes);
-    page.gauge("metadata_bytes", "Bytes taken from the budget for what is known about tensors.")
-        .value(stats.metadata_bytes);
-    page.gauge("memory_peak_bytes", "The most that was taken at a time.").value(stats.peak_memory_bytes);
+    page.gauge("memory_bytes", "Bytes of tensor memory charged to the budget.").value(stats.memory_usage_bytes);
+    page.gauge("metadata_bytes", "Bytes of metadata charged to the budget.").value(stats.metadata_bytes);
+    page.gauge("memory_peak_bytes", "Peak of memory_bytes.").value(stats.peak_memory_bytes);
     if daemon.config.max_memory_bytes != u64::MAX {
-        page.gauge("memory_budget_bytes", "The most that may be taken.").value(daemon.config.max_memory_bytes);
+        page.gauge("memory_budget_bytes", "The budget in bytes.").value(daemon.config.max_memory_bytes);
     }
-    page.counter("hits_total", "Lookups and claims that found what they asked for.").value(stats.cache_hits);
-    page.counter("misses_total", "Lookups and claims that did not.").value(stats.cache_misses);
+    page.counter("hits_total", "Lookups and claims that found a tensor.").value(stats.cache_hits);
+    page.counter("misses_total", "Lookups and claims that found no tensor.").value(stats.cache_misses);
     page.counter("evictions_total", "Tensors evicted for lack of memory.").value(stats.evictions);
-    page.counter("evicted_bytes_total", "Their bytes.").value(stats.evicted_bytes);
+    page.counter("evicted_bytes_total", "Bytes of them.").value(stats.evicted_bytes);
     page.counter("spills_total", "Tensors spilled for lack of memory.").value(stats.spills);
     page.counter("spilled_bytes_total", "Bytes of their segments.").value(stats.spilled_bytes);
-    page.counter("spill_restores_total", "Tensors that came back from there.").value(stats.restores);
+    page.counter("spill_restores_total", "Spilled tensors that were read back.").value(stats.restores);
     page.counter("copies_total", "Copies, by reason.");
     for copies in &stats.copies {
         page.labelled(&[("reason", &copies.reason)], copies.count);
     }
-    page.counter("copied_bytes_total", "Their bytes.");
+    page.counter("copied_bytes_total", "Bytes of them.");
     for copies in &stats.copies {
         page.labelled(&[("reason", &copies.reason)], copies.bytes);
     }
@@ -78,14 +77,14 @@ fn render(http: &Http) -> String {
     for (method, count) in &calls {
         page.labelled(&[("method", method)], count);
     }
-    page.counter("errors_total", "Calls that failed, by JSON-RPC code; 0 is any other.");
+    page.counter("errors_total", "Failed calls, by JSON-RPC code; 0 for other codes.");
     for (code, count) in &daemon.methods.errors().get() {
         page.labelled(&[("code", code)], count);
     }
     page.text
 }
 
-/// The text.
+/// The answer in text format.
 #[derive(Default)]
 struct Page {
     text: String,

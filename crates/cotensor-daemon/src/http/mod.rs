@@ -7,7 +7,7 @@
 //! | `GET`, `PUT`, `DELETE /tensors/NAME` | a tensor's bytes, with ranges; `PUT` takes `?dtype=float32&shape=2,3` |
 //! | `GET /health` | version, protocol and Unix socket |
 //! | `GET /metrics` | counters for Prometheus |
-//! | `GET /openrpc.json` | what `rpc.discover` answers |
+//! | `GET /openrpc.json` | the OpenRPC document, as `rpc.discover` |
 //! | `GET /` | the dashboard |
 //!
 //! Every request except `GET /health` and `GET /` needs the token; see [`HttpConfig`].

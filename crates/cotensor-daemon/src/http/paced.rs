@@ -39,7 +39,7 @@ impl<S> Paced<S> {
                 let until = || (now, Box::pin(tokio::time::sleep_until(now + credit)));
                 let (_, sleep) = self.waiting.get_or_insert_with(until);
                 ready!(sleep.as_mut().poll(context));
-                Poll::Ready(Err(Error::new(ErrorKind::TimedOut, "the client does not take what it asked for")))
+                Poll::Ready(Err(Error::new(ErrorKind::TimedOut, "the client does not receive the answer")))
             }
             Poll::Ready(sent) => {
                 if let Some((since, _)) = self.waiting.take() {
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_slow_reader_is_waited_for_and_one_that_drips_is_not() {
+    async fn slow_reader_is_accepted_and_too_slow_reader_times_out() {
         transfer(4096, Duration::from_millis(50)).await.unwrap();
         // Each pause is shorter than the timeout; their sum is longer.
         for (step, pause) in [(1, Duration::from_secs(9)), (64, Duration::from_millis(100)), (1, TIMEOUT * 2)] {

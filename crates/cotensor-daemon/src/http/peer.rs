@@ -52,7 +52,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     #[test]
-    fn a_connection_of_this_process_is_this_users() {
+    fn connection_of_this_process_belongs_to_this_user() {
         for address in ["127.0.0.1:0", "[::1]:0"] {
             let Ok(listener) = TcpListener::bind(address) else { continue };
             let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn the_owner_is_read_from_the_row_of_both_addresses() {
+    fn owner_is_read_from_the_row_with_both_addresses() {
         // Little-endian rows, as x86-64 and AArch64 print them.
         if cfg!(target_endian = "big") {
             return;

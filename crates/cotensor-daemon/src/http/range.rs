@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_read_as_the_standard_says() {
+    fn ranges_are_parsed_as_in_rfc_9110() {
         for (header, expected) in [
             ("bytes=0-0", Wanted::Part(0..1)),
             ("bytes=2-5", Wanted::Part(2..6)),

@@ -28,7 +28,7 @@ pub(super) async fn call(State(http): State<Arc<Http>>, headers: HeaderMap, body
     let answer = tokio::time::timeout(http.config.request_time_max, answering)
         .await
         .map_err(|_| Refusal::new(StatusCode::GATEWAY_TIMEOUT, "this took longer than a call may"))?;
-    call.keep_if_introduced(http.config.sessions_max)?;
+    call.keep_after_hello(http.config.sessions_max)?;
     Ok(match answer {
         Some(body) => ([(CONTENT_TYPE, "application/json")], body).into_response(),
         None => StatusCode::NO_CONTENT.into_response(),

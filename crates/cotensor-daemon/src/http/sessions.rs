@@ -44,7 +44,7 @@ impl Sessions {
         let key = ContentHash::of(token.as_bytes());
         let mut entries = self.lock();
         let entry = entries.get_mut(&key).ok_or_else(|| {
-            Refusal::new(StatusCode::NOT_FOUND, "this session has ended: open another by session.hello")
+            Refusal::new(StatusCode::NOT_FOUND, "the session has ended: open another by session.hello")
         })?;
         entry.calls += 1;
         Ok(Call { session: Arc::clone(&entry.session), daemon, sessions: self, key: Some(key) })
@@ -78,13 +78,16 @@ impl Call<'_> {
     ///
     /// # Errors
     /// 503 when `max` sessions exist.
-    pub(crate) fn keep_if_introduced(&mut self, max: usize) -> Result<(), Refusal> {
+    pub(crate) fn keep_after_hello(&mut self, max: usize) -> Result<(), Refusal> {
         if self.is_kept() || !self.session.is_named() {
             return Ok(());
         }
         let mut entries = self.sessions.lock();
         if entries.len() >= max {
-            return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, format!("{max} sessions are open over HTTP")));
+            return Err(Refusal::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("{max} HTTP sessions are open: end one by DELETE /session"),
+            ));
         }
         let key = ContentHash::of(self.daemon.token(self.session.id).as_bytes());
         entries.insert(key, Entry { session: Arc::clone(&self.session), calls: 1, used: Instant::now() });

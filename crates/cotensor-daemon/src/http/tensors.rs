@@ -46,7 +46,7 @@ pub(super) async fn get(
     let store = Arc::clone(&http.daemon.store);
     let lease = store.get(&name, &call.session.holder("")?)?;
     if !lease.layout().is_contiguous() {
-        return Err(Error::unsupported("a strided tensor is not served as bytes").into());
+        return Err(Error::unsupported("a strided tensor is not served over HTTP: publish a contiguous copy").into());
     }
     let len = lease.layout().size_bytes() as u64;
     let tag = format!("\"{}-{}-{}\"", http.daemon.epoch, lease.id().slot, lease.id().version);
@@ -59,8 +59,8 @@ pub(super) async fn get(
     }
     // A range of another version does not match the client's other ranges.
     let same = text(IF_RANGE).is_none_or(|known| known == tag);
-    let asked = text(RANGE).filter(|_| same).map_or(Wanted::All, |header| wanted(header, len));
-    let (status, range) = match asked {
+    let selection = text(RANGE).filter(|_| same).map_or(Wanted::All, |header| wanted(header, len));
+    let (status, range) = match selection {
         Wanted::All => (StatusCode::OK, 0..len),
         Wanted::Part(range) => {
             about.insert(CONTENT_RANGE, ascii(&format!("bytes {}-{}/{len}", range.start, range.end - 1)));
@@ -158,7 +158,7 @@ fn name_in(name: Result<Path<String>, PathRejection>) -> Result<String, Error> {
 
 fn spec_of(name: String, query: PutQuery) -> Result<Spec, Error> {
     let dimensions = query.shape.split(',').map(str::trim).filter(|_| !query.shape.trim().is_empty());
-    let wrong = |_| Error::invalid("dimensions with commas between them expected").in_field("shape");
+    let wrong = |_| Error::invalid("expected dimensions separated by commas").in_field("shape");
     Ok(Spec {
         name,
         dtype: query.dtype,

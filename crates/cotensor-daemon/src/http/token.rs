@@ -78,7 +78,7 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     #[test]
-    fn a_token_is_made_once() {
+    fn token_is_created_once() {
         let folder = tempfile::tempdir().unwrap();
         let (token, path) = Token::beside(&folder.path().join("socket")).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);

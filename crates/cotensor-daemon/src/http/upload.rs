@@ -48,7 +48,9 @@ impl Upload {
     pub(super) fn add(mut self, part: &[u8], store: &EmbeddedStore) -> Result<Self> {
         let end = self.filled + part.len() as u64;
         if end > self.len {
-            return Err(Error::invalid(format!("{} bytes by dtype and shape, more came", self.len)).in_field("shape"));
+            return Err(
+                Error::invalid(format!("{} bytes by dtype and shape, more received", self.len)).in_field("shape")
+            );
         }
         if end > self.charge.bytes() {
             let step = self.filled.max(STEP_BYTES_MIN).max(end - self.charge.bytes());
@@ -67,7 +69,7 @@ impl Upload {
     /// `Invalid` when bytes are missing; `Io`.
     pub(super) fn seal(self) -> Result<(Sealed, Arc<Charge>)> {
         if self.filled != self.len {
-            let message = format!("{} bytes by dtype and shape, {} came", self.len, self.filled);
+            let message = format!("{} bytes by dtype and shape, {} received", self.len, self.filled);
             return Err(Error::invalid(message).in_field("shape"));
         }
         fcntl_add_seals(&self.file, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW)

@@ -27,7 +27,7 @@ impl Part {
         }
         let mut uses = slab.uses();
         if uses.parts >= slab.parts_max() {
-            let message = format!("{} tensors lie in this slab of {} bytes", uses.parts, slab.len);
+            let message = format!("{} tensors are in this slab of {} bytes", uses.parts, slab.len);
             return Err(Error::new(ErrorKind::Conflict, message).in_field("slab"));
         }
         uses.parts += 1;

@@ -99,12 +99,14 @@ pub(super) fn clear(path: &Path) -> Result<()> {
     let io = |what: &'static str| move |error: std::io::Error| Error::io(what, &error).in_file(path);
     let conflict = |message| Err(Error::new(ErrorKind::Conflict, message).in_file(path));
     match std::fs::symlink_metadata(path) {
-        Ok(found) if !found.file_type().is_socket() => conflict("there is something here that is no socket"),
+        Ok(found) if !found.file_type().is_socket() => {
+            conflict("a file that is not a socket is here: remove it, or name another path")
+        }
         // The lock's file of that daemon was removed; it makes another one within a second.
         Ok(_) if is_listened_on(path) => conflict("another daemon listens here"),
         Ok(_) => std::fs::remove_file(path).map_err(io("removing the socket of a former daemon")),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(io("looking at the socket")(error)),
+        Err(error) => Err(io("checking the socket")(error)),
     }
 }
 

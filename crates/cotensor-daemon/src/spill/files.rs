@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Bytes that are read, hashed and written at a time.
 pub(super) const PIECE_BYTES: usize = 4 << 20;
+
 /// A daemon's folder of spilled segments, mode 0700, below a folder that several daemons may share.
 pub(crate) struct Files {
     pub(super) folder: PathBuf,
@@ -63,7 +64,7 @@ impl Files {
     }
 
     /// Takes over the files of a former server and removes all others.
-    pub(crate) fn take_up(self: &Arc<Self>, files: Vec<SpillFile>) -> Vec<Arc<dyn SpilledSegment>> {
+    pub(crate) fn adopt(self: &Arc<Self>, files: Vec<SpillFile>) -> Vec<Arc<dyn SpilledSegment>> {
         let mut state = self.state();
         for file in &files {
             state.next = state.next.max(file.number);

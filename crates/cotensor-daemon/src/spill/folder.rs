@@ -41,7 +41,7 @@ pub(super) fn remove_abandoned(below: &Path, own: &Path) {
     let entries = std::fs::read_dir(below).into_iter().flatten().flatten();
     for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX)) {
         let folder = entry.path();
-        // It belongs to another user, or is no folder of a daemon.
+        // A folder of another user, or not of a daemon.
         let Ok(owner) = std::fs::read(folder.join(OWNER)) else { continue };
         if folder == own || private_folder(&folder, Others::None).is_err() {
             continue;
@@ -54,7 +54,7 @@ pub(super) fn remove_abandoned(below: &Path, own: &Path) {
             Err(error) => error != rustix::io::Errno::NOENT,
         };
         if !held {
-            tracing::info!("removing what a dead daemon spilled: {}", folder.display());
+            tracing::info!("removing the spill folder of a dead daemon: {}", folder.display());
             remove_folder(&folder);
         }
     }

@@ -36,7 +36,7 @@ impl SpillStorage for SpillToFiles {
         let write = || files.write(&file.path, &source, bytes);
         let written = match write() {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                tracing::error!("{} was removed, and the tensors spilled there are lost", files.folder.display());
+                tracing::error!("{} was removed; its spilled tensors are lost", files.folder.display());
                 files.make_folder()?;
                 write()
             }
@@ -79,21 +79,21 @@ impl SpilledSegment for OnDisk {
     fn check(&self) -> Result<()> {
         let SpillFile { path, bytes, .. } = &self.file;
         let found = std::fs::symlink_metadata(path);
-        match found.map_err(|error| Error::io("reading what was spilled", &error).in_file(path))?.len() == *bytes {
+        match found.map_err(|error| Error::io("reading a spilled segment", &error).in_file(path))?.len() == *bytes {
             true => Ok(()),
-            false => Err(Error::corrupt("what was spilled is of another length").in_file(path)),
+            false => Err(Error::corrupt("the spilled file has another length").in_file(path)),
         }
     }
 
     fn restore(&self) -> Result<Arc<dyn Segment>> {
         let SpillFile { path, bytes, hash, .. } = &self.file;
-        let io = |error: std::io::Error| Error::io("reading what was spilled", &error).in_file(path);
-        let corrupt = |what: &str| Error::corrupt(format!("what was spilled is {what}")).in_file(path);
-        let len = usize::try_from(*bytes).map_err(|_| corrupt("too long"))?;
+        let io = |error: std::io::Error| Error::io("reading a spilled segment", &error).in_file(path);
+        let corrupt = |what: &str| Error::corrupt(format!("the spilled file {what}")).in_file(path);
+        let len = usize::try_from(*bytes).map_err(|_| corrupt("is too long"))?;
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let mut file = File::from(open(path, flags, Mode::empty()).map_err(|error| io(error.into()))?);
         if file.metadata().map_err(io)?.len() != *bytes {
-            return Err(corrupt("of another length"));
+            return Err(corrupt("has another length"));
         }
         let mut memory = MemfdMut::create(len)?;
         // The segment keeps a duplicate, which is made while these two are open.
@@ -111,7 +111,7 @@ impl SpilledSegment for OnDisk {
             at += part.len();
         }
         if hasher.finish().to_string() != *hash {
-            return Err(corrupt("changed"));
+            return Err(corrupt("has changed"));
         }
         Ok(Arc::new(Sealed::of(memory)?))
     }

@@ -25,7 +25,7 @@ fn content(segment: &dyn Segment) -> Vec<u8> {
 }
 
 #[test]
-fn segments_make_the_round_trip_and_their_files_go_with_them() {
+fn spilled_segment_round_trip_and_removal_of_its_file() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("socket");
     let files = Files::open(&folder.path().join("spill"), &socket, u64::MAX).unwrap();
@@ -40,23 +40,23 @@ fn segments_make_the_round_trip_and_their_files_go_with_them() {
     }
     let path = files.file(kept[1].number()).unwrap().path;
     assert_eq!(std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&path).unwrap()) & 0o777, 0o600);
-    // What a server leaves, the next takes up; nothing else stays.
+    // The next server takes over the known files and removes others.
     std::fs::write(files.folder.join("99.tensors"), "half a file").unwrap();
     let known: Vec<SpillFile> = kept.iter().map(|spilled| files.file(spilled.number()).unwrap()).collect();
     let next = Files::open(&folder.path().join("spill"), &socket, u64::MAX).unwrap();
-    let taken = next.take_up(known);
+    let taken = next.adopt(known);
     assert!(!files.folder.join("99.tensors").exists());
     assert_eq!(content(&*taken[4].restore().unwrap()), numbers(PIECE_BYTES + 17));
     let fresh = SpillToFiles(Arc::clone(&next)).spill(&sealed(b"x")).unwrap();
     assert!(kept.iter().all(|spilled| spilled.number() != fresh.number()));
     drop((fresh, taken));
     assert!(!path.exists());
-    assert_eq!(std::fs::read_dir(&next.folder).unwrap().count(), 1, "who it belongs to");
+    assert_eq!(std::fs::read_dir(&next.folder).unwrap().count(), 1, "the file that names the owner");
     assert_eq!(next.state().bytes, 0);
 }
 
 #[test]
-fn damage_is_found_and_bounds_are_kept() {
+fn damaged_file_is_refused_and_size_is_limited() {
     let folder = tempfile::tempdir().unwrap();
     let files = Files::open(folder.path(), &folder.path().join("socket"), 10_000).unwrap();
     let spill = SpillToFiles(Arc::clone(&files));
@@ -78,7 +78,7 @@ fn damage_is_found_and_bounds_are_kept() {
 }
 
 #[test]
-fn folders_of_dead_daemons_go_and_those_of_others_stay() {
+fn folders_of_dead_daemons_are_removed() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let living = Listening::bind(&at("living")).unwrap();
@@ -92,7 +92,7 @@ fn folders_of_dead_daemons_go_and_those_of_others_stay() {
     std::fs::create_dir(&other).unwrap();
     let mine = make("mine");
     assert!(theirs.exists() && !dead.exists() && other.exists() && mine.exists());
-    // One whose lock nobody holds any more.
+    // The daemon ends and releases its lock.
     drop(living);
     make("mine");
     assert!(!theirs.exists() && other.exists());

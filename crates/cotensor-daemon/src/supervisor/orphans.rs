@@ -28,7 +28,7 @@ pub(crate) struct Orphans {
 }
 
 /// The result of a resume: for each lease the tensor, for each claim the ticket.
-pub(crate) type TakenUp = (Vec<Option<Id>>, Vec<Option<u64>>);
+pub(crate) type Resumed = (Vec<Option<Id>>, Vec<Option<u64>>);
 
 impl Orphans {
     /// Takes out a slab whose session has reopened it.
@@ -50,8 +50,7 @@ impl Orphans {
         let seconds = left.saturating_duration_since(now).as_secs() + 1;
         (!named.is_empty()).then(|| {
             format!(
-                "what was used when the server was replaced is kept until these processes are back, for {seconds} s at \
-                 most: {}",
+                "leased memory is kept until these processes have reconnected, for {seconds} s at most: {}",
                 named.join(", ")
             )
         })
@@ -59,7 +58,7 @@ impl Orphans {
 }
 
 /// Whether a process is alive. A zombie is not; a process of another PID namespace, whose number is 0 here, may be.
-pub(super) fn lives(pid: i32) -> bool {
+pub(super) fn is_alive(pid: i32) -> bool {
     if pid <= 0 {
         return true;
     }
@@ -74,15 +73,15 @@ mod tests {
 
     #[test]
     fn dead_process_is_not_alive() {
-        assert!(lives(std::process::id() as i32));
+        assert!(is_alive(std::process::id() as i32));
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pid = child.id() as i32;
         let start = Instant::now();
-        while lives(pid) && start.elapsed() < Duration::from_secs(60) {
+        while is_alive(pid) && start.elapsed() < Duration::from_secs(60) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert!(!lives(pid), "a zombie is dead");
+        assert!(!is_alive(pid), "a zombie is dead");
         child.wait().unwrap();
-        assert!(!lives(pid) && lives(0), "a process of another namespace may be alive");
+        assert!(!is_alive(pid) && is_alive(0), "a process of another namespace may be alive");
     }
 }

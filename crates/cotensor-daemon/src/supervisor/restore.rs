@@ -2,7 +2,7 @@
 
 use super::journal::{Entry, Event, Segment as JournalSegment};
 use super::link::SupervisorLink;
-use super::orphans::{Orphans, lives};
+use super::orphans::{Orphans, is_alive};
 use crate::config::Config;
 use crate::daemon::Daemon;
 use crate::segment::{Part, Sealed, Slab, inode};
@@ -39,7 +39,7 @@ impl Daemon {
         let (used, max) = (daemon.store.memory_usage_bytes(), daemon.config.max_memory_bytes);
         if used > max {
             tracing::warn!(
-                "{} were taken over, and --max-memory allows {}: nothing new fits until enough of that has gone",
+                "{} were taken over, and --max-memory allows {}: new tensors fit only after enough of them are freed",
                 size(used),
                 size(max)
             );
@@ -54,7 +54,9 @@ impl Daemon {
             while start.elapsed() < RECONNECT_TIMEOUT {
                 std::thread::sleep(CHECK_INTERVAL);
                 let missing: Vec<i32> = waiting.orphans().sessions.values().map(|member| member.pid).collect();
-                if missing.is_empty() || (start.elapsed() >= RECONNECT_TIMEOUT_MIN && !missing.into_iter().any(lives)) {
+                if missing.is_empty()
+                    || (start.elapsed() >= RECONNECT_TIMEOUT_MIN && !missing.into_iter().any(is_alive))
+                {
                     break;
                 }
             }
@@ -115,7 +117,7 @@ fn restore(store: &EmbeddedStore, link: &SupervisorLink, files: Option<&Arc<File
             spilled.push(entry);
             continue;
         }
-        match list(store, &entry, &segments, &holder) {
+        match restore_tensor(store, &entry, &segments, &holder) {
             Ok(lease) => drop(leases.insert(entry.id, lease)),
             Err(error) => {
                 tracing::error!("{} was not taken over: {error}", entry.spec.name);
@@ -188,13 +190,13 @@ fn restore_spilled(
     }
     let mut restored = HashSet::new();
     let (found, tensors): (Vec<SpillFile>, Vec<Vec<Entry>>) = by_file.into_values().unzip();
-    let spilled = files.map(|files| files.take_up(found)).unwrap_or_default();
+    let spilled = files.map(|files| files.adopt(found)).unwrap_or_default();
     let mut spilled = spilled.into_iter();
     for entries in tensors {
         let ids: Vec<Id> = entries.iter().map(|entry| entry.id).collect();
         let outcome =
-            spilled.next().ok_or_else(|| Error::not_found("there is no --spill any more")).and_then(|spilled| {
-                store.restore_spilled(entries.into_iter().map(absent).collect::<Result<_>>()?, spilled)
+            spilled.next().ok_or_else(|| Error::not_found("this server has no --spill folder")).and_then(|spilled| {
+                store.restore_spilled(entries.into_iter().map(spilled_tensor).collect::<Result<_>>()?, spilled)
             });
         match outcome {
             Ok(()) => restored.extend(ids),
@@ -207,14 +209,14 @@ fn restore_spilled(
     restored
 }
 
-fn absent(entry: Entry) -> Result<(SpilledTensor, u64)> {
+fn spilled_tensor(entry: Entry) -> Result<(SpilledTensor, u64)> {
     let spec = entry.spec.to_domain()?;
     let layout = spec.layout()?.moved(entry.offset)?;
     let key = entry.key.as_deref().and_then(ContentHash::from_hex).map(Key);
     Ok((SpilledTensor { id: entry.id.into(), spec, layout, key, created: entry.created() }, entry.versions))
 }
 
-fn list(
+fn restore_tensor(
     store: &EmbeddedStore,
     entry: &Entry,
     segments: &HashMap<u64, (Taken, Arc<Charge>)>,
@@ -223,7 +225,7 @@ fn list(
     let spec = entry.spec.to_domain()?;
     let layout = spec.layout()?;
     let (taken, charge) =
-        segments.get(&entry.segment).ok_or_else(|| Error::new(ErrorKind::Refused, "its memory was refused"))?;
+        segments.get(&entry.segment).ok_or_else(|| Error::new(ErrorKind::Refused, "its segment was refused"))?;
     let (segment, layout): (Arc<dyn Segment>, Layout) = match taken {
         Taken::Slab(slab) => (Arc::new(Part::new(Arc::clone(slab), entry.offset, layout.size_bytes())?), layout),
         Taken::Sealed(sealed) => (Arc::clone(sealed) as Arc<dyn Segment>, layout.moved(entry.offset)?),

@@ -1,7 +1,7 @@
 //! A client resumes its session after the server was replaced.
 
 use super::journal::{Event, Member};
-use super::orphans::TakenUp;
+use super::orphans::Resumed;
 use super::restore::claim;
 use crate::daemon::Daemon;
 use crate::handlers::claim_key;
@@ -14,15 +14,15 @@ use subtle::ConstantTimeEq;
 const RESUMED_MAX: usize = 100_000;
 
 impl Daemon {
-    /// Gives a session the leases and the claims of its session at the former server. [`is_back`](Self::is_back) follows when the
-    /// supervisor has the new session.
+    /// Gives a session the leases and the claims of its session at the former server. [`end_wait`](Self::end_wait) follows when
+    /// the supervisor has the new session.
     ///
     /// # Errors
     /// `Refused` for a token that no server of this supervisor issued, `Invalid` for too many leases.
-    pub(crate) fn resume(&self, session: &Session, resume: &Resume) -> Result<TakenUp> {
+    pub(crate) fn resume(&self, session: &Session, resume: &Resume) -> Result<Resumed> {
         let token = self.token(resume.session);
         if !bool::from(token.as_bytes().ct_eq(resume.token.as_bytes())) {
-            return Err(Error::new(ErrorKind::Refused, "not this session's token").in_field(RESUME_TOKEN));
+            return Err(Error::new(ErrorKind::Refused, "the token is not that of the session").in_field(RESUME_TOKEN));
         }
         if resume.leases.len() > RESUMED_MAX || resume.claims.len() > HANDLES_MAX {
             return Err(Error::invalid(format!("more than {RESUMED_MAX} leases")).in_field("resume.leases"));
@@ -34,20 +34,20 @@ impl Daemon {
             leases.push(lease.ok().map(|lease| session.resume_lease(lease, &holder)).transpose()?);
         }
         let holder = session.holder("")?;
-        let take_up = |key: &String| {
+        let resume_claim = |key: &String| {
             let key = claim_key(key).ok()?;
             let waiting = self.orphans().tickets.remove(&key);
             let ticket = waiting.or_else(|| claim(&self.store, &key, &holder))?;
             session.lock().tickets.add(ticket).ok()
         };
-        let claims = resume.claims.iter().map(take_up).collect();
+        let claims = resume.claims.iter().map(resume_claim).collect();
         Ok((leases, claims))
     }
 
     /// Ends the wait for the former session of a client, by the number that the client knows.
-    pub(crate) fn is_back(&self, session: u64) {
+    pub(crate) fn end_wait(&self, session: u64) {
         let same = |number: &u64, member: &mut Member| *number == session || member.was == Some(session);
-        let back: Vec<_> = self.orphans().sessions.extract_if(same).collect();
-        back.into_iter().for_each(|(session, _)| self.events.record(Event::SessionEnded(session)));
+        let resumed: Vec<_> = self.orphans().sessions.extract_if(same).collect();
+        resumed.into_iter().for_each(|(session, _)| self.events.record(Event::SessionEnded(session)));
     }
 }

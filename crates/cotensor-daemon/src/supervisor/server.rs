@@ -63,7 +63,7 @@ fn take_over(config: Config, launch: Launch) -> Result<(Arc<Daemon>, Sockets, Ar
     });
     let daemon = Daemon::take_over(config, index, Arc::clone(&link))?;
     let (watching, watched) = (Arc::clone(&link), Arc::downgrade(&daemon));
-    let is_used = move || watched.upgrade().is_some_and(|daemon| daemon.is_used());
+    let is_used = move || watched.upgrade().is_some_and(|daemon| daemon.has_sessions());
     let watch = move || watching.watch(socket, supervisor, &is_used);
     drop(std::thread::Builder::new().name("supervisor".to_owned()).spawn(watch).map_err(io)?);
     Ok((daemon, handover.sockets, link))

@@ -1,4 +1,4 @@
-//! Clients of a daemon keep what [`Store`] promises: of one that serves, and of one in their own process.
+//! The conformance suite of [`Store`] for clients of a daemon, in another process or in their own.
 
 use crate::support::Running;
 use cotensor_daemon::{Config, connect_or_embed};
@@ -7,7 +7,7 @@ use cotensor_store::testing::conformance;
 use std::sync::Arc;
 
 #[test]
-fn clients_of_a_daemon_conform() {
+fn store_of_a_client_conforms() {
     conformance(&|max_bytes| {
         let running = Running::start(|config| config.max_memory_bytes = max_bytes);
         Box::new(move || running.connect("user") as Arc<dyn Store>)
@@ -15,7 +15,7 @@ fn clients_of_a_daemon_conform() {
 }
 
 #[test]
-fn clients_of_a_daemon_in_their_process_conform() {
+fn store_of_an_embedded_daemon_conforms() {
     conformance(&|max_bytes| {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("cotensor.sock");

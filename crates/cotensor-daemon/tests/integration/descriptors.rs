@@ -1,4 +1,4 @@
-//! As many tensors as there are descriptors, and more.
+//! More tensors than the process may have descriptors.
 
 use crate::support::Running;
 use crate::support::processes::{content, put};
@@ -6,9 +6,9 @@ use cotensor_store::{Retention, StoreReports, TensorStore};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::time::Duration;
 
-/// Changes the limit of the whole process: alone in its file.
+/// Changes the limit of the whole process: nextest runs it in a process of its own.
 #[test]
-fn where_tensors_are_spilled_the_lack_of_descriptors_loses_none() {
+fn descriptor_limit_spills_tensors_instead_of_losing_them() {
     const COUNT: u64 = 600;
     let spill = tempfile::tempdir().unwrap();
     let running = Running::start(|config| {
@@ -30,7 +30,7 @@ fn where_tensors_are_spilled_the_lack_of_descriptors_loses_none() {
         let lease = store.get(&number.to_string(), &store.holder("")).unwrap();
         assert_eq!(lease.bytes().unwrap(), content(number, 100));
     }
-    // Others can still come.
+    // Other clients can still connect.
     assert_eq!(running.connect("two").stats().evictions, 0);
     setrlimit(Resource::Nofile, before).unwrap();
 }

@@ -1,4 +1,4 @@
-//! Who answers for a daemon: the process that somebody started, or the next one.
+//! The supervisor that a user started, its replacement and its successor.
 
 use crate::support::processes::{Processes, children, content, put, settles_empty, signal, with_argument};
 use crate::support::until;
@@ -9,38 +9,37 @@ use std::time::Duration;
 const KEPT: Retention = Retention::Cached { recompute: Duration::ZERO };
 
 #[test]
-fn a_second_is_refused_and_told_who_is_the_first() {
+fn second_daemon_is_refused_with_the_process_of_the_first() {
     let processes = Processes::start();
-    let complaint = processes.refused();
-    assert!(
-        complaint.contains("another daemon") && complaint.contains(&processes.supervisor().to_string()),
-        "{complaint}"
-    );
+    let refusal = processes.refused();
+    assert!(refusal.contains("another daemon") && refusal.contains(&processes.supervisor().to_string()), "{refusal}");
     processes.connect("one");
 }
 
 #[test]
-fn whoever_starts_it_again_inherits_what_a_killed_one_left() {
+fn successor_takes_over_after_the_supervisor_was_killed() {
     let mut processes = Processes::start();
     let one = processes.connect("one");
     let held = put(&one, "held", &content(1, 1 << 20), Retention::WhileLeased);
     drop(put(&one, "kept", &content(2, 5000), KEPT));
     let former = processes.server();
-    let headless = processes.kill_foreground();
-    assert_eq!(one.get("held", &one.holder("")).unwrap().id(), held.id(), "it goes on meanwhile");
+    let replacement = processes.kill_foreground();
+    assert_eq!(one.get("held", &one.holder("")).unwrap().id(), held.id(), "the server continues");
 
     processes.start_again();
-    until("the server is the new one's", || children(processes.supervisor()).first().is_some_and(|pid| *pid != former));
+    until("the successor has its own server", || {
+        children(processes.supervisor()).first().is_some_and(|pid| *pid != former)
+    });
     let two = processes.connect("two");
     for (name, number, bytes) in [("held", 1, 1 << 20), ("kept", 2, 5000)] {
         assert_eq!(two.get(name, &two.holder("")).unwrap().bytes().unwrap(), content(number, bytes));
     }
-    until("the former processes are gone", || with_argument(&processes.socket).len() == 2);
+    until("the former processes have ended", || with_argument(&processes.socket).len() == 2);
     assert!(!processes.folder.path().join("cotensor.sock.successor").exists());
-    assert!(!with_argument(&processes.socket).contains(&headless));
-    assert!(processes.refused().contains(&processes.supervisor().to_string()), "somebody answers for it again");
+    assert!(!with_argument(&processes.socket).contains(&replacement));
+    assert!(processes.refused().contains(&processes.supervisor().to_string()), "the error names the new supervisor");
 
-    // It is as any other: its server may die, and what is leased goes with its lease.
+    // The new daemon works as any other: its server may die, and leases release tensors.
     processes.kill_server();
     assert_eq!(two.get("kept", &two.holder("")).unwrap().bytes().unwrap(), content(2, 5000));
     two.remove("kept").unwrap();
@@ -51,24 +50,24 @@ fn whoever_starts_it_again_inherits_what_a_killed_one_left() {
 }
 
 #[test]
-fn an_heir_with_wrong_arguments_takes_nothing() {
+fn successor_with_wrong_arguments_takes_nothing_over() {
     let mut processes = Processes::start();
     let one = processes.connect("one");
     let held = put(&one, "held", &content(1, 1 << 20), Retention::WhileLeased);
     drop(put(&one, "kept", &content(2, 5000), KEPT));
-    let headless = processes.kill_foreground();
+    let replacement = processes.kill_foreground();
     let file = processes.folder.path().join("no folder");
     std::fs::write(&file, "").unwrap();
-    let complaint = processes.refused_with(&[(64 << 20).to_string().into(), file.into()]);
-    assert!(complaint.contains("no folder"), "{complaint}");
+    let refusal = processes.refused_with(&[(64 << 20).to_string().into(), file.into()]);
+    assert!(refusal.contains("no folder"), "{refusal}");
 
     let two = processes.connect("two");
     for (name, number, bytes) in [("held", 1, 1 << 20), ("kept", 2, 5000)] {
         assert_eq!(two.get(name, &two.holder("")).unwrap().bytes().unwrap(), content(number, bytes));
     }
-    assert!(with_argument(&processes.socket).contains(&headless), "the former supervisor still has it");
+    assert!(with_argument(&processes.socket).contains(&replacement), "the former supervisor still has the state");
     processes.start_again();
-    until("the former supervisor is gone", || !with_argument(&processes.socket).contains(&headless));
+    until("the former supervisor has ended", || !with_argument(&processes.socket).contains(&replacement));
     let three = processes.connect("three");
     assert_eq!(three.get("kept", &three.holder("")).unwrap().bytes().unwrap(), content(2, 5000));
     assert_eq!(three.get("held", &three.holder("")).unwrap().id(), held.id());
@@ -77,29 +76,29 @@ fn an_heir_with_wrong_arguments_takes_nothing() {
 }
 
 #[test]
-fn a_later_servers_clean_stop_ends_a_keeper_that_another_started() {
+fn clean_stop_of_a_later_server_ends_the_replacement_supervisor() {
     let mut processes = Processes::start();
     let one = processes.connect("one");
     drop(put(&one, "x", &content(1, 5000), KEPT));
-    let headless = processes.kill_foreground();
+    let replacement = processes.kill_foreground();
     // The server that started the supervisor dies; the supervisor starts the next one.
-    let server = with_argument(&processes.socket).into_iter().find(|pid| *pid != headless).unwrap();
+    let server = with_argument(&processes.socket).into_iter().find(|pid| *pid != replacement).unwrap();
     signal(server, Signal::KILL);
     let mut later = None;
     until("there is a later server", || {
-        later = children(headless).first().copied();
+        later = children(replacement).first().copied();
         later.is_some()
     });
     let two = processes.connect("two");
     assert_eq!(two.get("x", &two.holder("")).unwrap().bytes().unwrap(), content(1, 5000));
     signal(later.unwrap(), Signal::TERM);
-    until("both are gone", || with_argument(&processes.socket).is_empty());
+    until("both processes have ended", || with_argument(&processes.socket).is_empty());
     let left: Vec<_> = std::fs::read_dir(processes.folder.path()).unwrap().flatten().map(|f| f.file_name()).collect();
     assert_eq!(left, ["cotensor.sock.lock"]);
 }
 
 #[test]
-fn a_server_that_stands_still_does_not_keep_a_daemon_from_ending_clean() {
+fn stopped_server_does_not_prevent_a_clean_stop() {
     const MIB: usize = 1 << 20;
     let mut processes =
         Processes::start_with(|folder| vec![(3 * MIB + (16 << 10)).to_string().into(), folder.join("spill").into()]);
@@ -111,14 +110,14 @@ fn a_server_that_stands_still_does_not_keep_a_daemon_from_ending_clean() {
     assert_eq!(std::fs::read_to_string(&lock).unwrap().trim(), processes.supervisor().to_string());
     signal(processes.server(), Signal::STOP);
     assert!(processes.stop());
-    until("the server is gone, too", || processes.running().is_empty());
+    until("the server has ended", || processes.running().is_empty());
     assert!(!processes.socket.exists());
     assert_eq!(std::fs::read_dir(processes.folder.path().join("spill")).unwrap().count(), 0);
-    assert_eq!(std::fs::read(lock).unwrap(), b"", "there is no process to end");
+    assert_eq!(std::fs::read(lock).unwrap(), b"", "the lock file names no process");
 }
 
 #[test]
-fn what_was_spilled_comes_back_outlives_the_server_and_ends_with_the_daemon() {
+fn spilled_tensors_outlive_the_server_and_end_with_the_daemon() {
     const MIB: usize = 1 << 20;
     let processes =
         Processes::start_with(|folder| vec![(3 * MIB + (16 << 10)).to_string().into(), folder.join("spill").into()]);
@@ -136,10 +135,10 @@ fn what_was_spilled_comes_back_outlives_the_server_and_ends_with_the_daemon() {
     for number in 0..6 {
         assert_eq!(two.get(&number.to_string(), &two.holder("")).unwrap().bytes().unwrap(), content(number, MIB));
     }
-    assert_eq!(spilled(&processes), 3, "others had to go for those that came back");
-    // A foreground that is killed, and the server with it, leaves files; the next ones remove them.
+    assert_eq!(spilled(&processes), 3, "other tensors were spilled for the restored ones");
+    // A supervisor and a server that are killed leave files. The next daemon removes them.
     let mut processes = processes.start_anew();
-    until("there is a daemon that knows nothing", || {
+    until("the next daemon answers", || {
         cotensor_client::ClientStore::connect(Some(&processes.socket), "three").is_ok()
     });
     assert_eq!(spilled(&processes), 0);

@@ -1,11 +1,11 @@
-//! What many leases take of the daemon's own memory comes back when nobody has them any more.
+//! The heap of the daemon's processes shrinks after many leases were released.
 
 use crate::support::processes::{Processes, put, settles_empty};
 use crate::support::until;
 use cotensor_store::{Lease, Retention};
 
 const LEASES: usize = 10_000;
-/// Of these, how many have a name that nobody lets go of: in between all others, as names are.
+/// The number of leases that stay, spread among the others.
 const STAYING: usize = 10;
 
 /// Bytes of a process's heap that are in memory.
@@ -16,7 +16,7 @@ fn heap(pid: u32) -> usize {
 }
 
 #[test]
-fn what_sessions_took_is_given_back_when_they_have_ended() {
+fn heap_is_trimmed_after_sessions_end() {
     let processes = Processes::start();
     let (server, supervisor) = (processes.server(), processes.supervisor());
     let before = [server, supervisor].map(heap);
@@ -29,7 +29,7 @@ fn what_sessions_took_is_given_back_when_they_have_ended() {
     }
     let full = [server, supervisor].map(heap);
     drop((pass, passing));
-    until("most of what it took is given back", || {
+    until("at least half of the growth is freed", || {
         let now = [server, supervisor].map(heap);
         (0..2).all(|at| now[at].saturating_sub(before[at]) < (full[at] - before[at]) / 2)
     });

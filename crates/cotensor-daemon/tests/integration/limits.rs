@@ -1,4 +1,4 @@
-//! What one client may take.
+//! Limits of one client.
 
 use crate::support::{Running, spec};
 use cotensor_client::protocol as p;
@@ -10,7 +10,7 @@ fn put(store: &dyn Store, name: &str, bytes: usize) -> cotensor_core::Result<Lea
 }
 
 #[test]
-fn one_client_has_a_limit_of_its_own() {
+fn client_budget_is_enforced() {
     const MIB: usize = 1 << 20;
     let running = Running::start(|config| config.max_client_bytes = 8 << 20);
     let (one, other) = (running.connect("one"), running.connect("other"));
@@ -26,14 +26,14 @@ fn one_client_has_a_limit_of_its_own() {
     drop(reserved.publish().unwrap());
     drop(put(&*one, "more", 3 * MIB).unwrap());
 
-    // Another client has its own, for what it reads too.
+    // The budget of another client is separate. Tensors that it reads count too.
     let second = put(&*other, "second", 4 * MIB).unwrap();
     assert_eq!(other.get("first", &other.holder("test")).unwrap_err().kind(), ErrorKind::OverBudget);
     drop(second);
     let read = other.get("first", &other.holder("test")).unwrap();
     let again = other.get("first", &other.holder("test")).unwrap();
     drop((first, read, again));
-    // Small tensors lie in slabs, which count in full: they are made to fit what is left.
+    // Slabs count in full. New slabs are made no larger than the remaining budget.
     let small: Vec<_> = (0..40).map(|number| put(&*other, &format!("small{number}"), 256 << 10)).collect();
     assert!(small[..32].iter().all(Result::is_ok) && small[32..].iter().all(Result::is_err));
     drop(small);
@@ -42,14 +42,14 @@ fn one_client_has_a_limit_of_its_own() {
 }
 
 #[test]
-fn a_client_may_name_any_number_of_its_parts_though_not_at_a_time() {
+fn holders_of_a_session_are_limited_at_a_time() {
     let running = Running::start(|_| {});
     let (one, other) = (running.connect("one"), running.connect("other"));
     let shared = put(&*one, "shared", 100).unwrap();
     let get = |part: usize| other.get("shared", &other.holder(&format!("part {part}")));
     let held = get(0).unwrap();
     for part in 1..3000 {
-        // Asked of the daemon: what this process holds it would lease itself.
+        // A new tensor each time: a client store counts further leases of a tensor locally, without the daemon.
         let lease = put(&*one, &format!("own {part}"), 10).unwrap();
         drop(other.get(lease.name(), &other.holder(&format!("part {part}"))).unwrap());
     }
@@ -66,19 +66,19 @@ fn a_client_may_name_any_number_of_its_parts_though_not_at_a_time() {
 }
 
 #[test]
-fn a_claim_has_distinct_results_and_not_too_many() {
+fn results_of_a_claim_are_distinct_and_limited() {
     let running = Running::start(|_| {});
     let one = running.connect("one");
     let finish = |results: Vec<p::Id>| {
         let key = ContentHash::of(b"stage").to_string();
         let claim = one.request::<p::Claim>(&p::ClaimParams { key, holder: String::new(), timeout_ms: None }).unwrap();
-        let p::ClaimResult::Compute(ticket) = claim else { panic!("nothing is there") };
+        let p::ClaimResult::Compute(ticket) = claim else { panic!("the key has no result") };
         let error = one.request::<p::Finish>(&p::FinishParams { ticket, results }).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
         error.message().to_owned()
     };
     let id = |slot| p::Id { slot, version: 1 };
     assert!(finish(vec![id(1), id(2), id(1)]).contains("twice"));
-    // An error gives the claim back.
+    // After an error the key can be claimed again.
     assert!(finish((0..5000).map(id).collect()).contains("more than 4096"));
 }

@@ -1,4 +1,4 @@
-//! What is known about tensors counts: names, records, entries and leases take more memory than tiny tensors do.
+//! Metadata counts in the budget: names, records, journal entries and leases take more memory than tiny tensors.
 
 use crate::support::processes::{Processes, put as publish, settles_empty};
 use crate::support::until;
@@ -21,7 +21,7 @@ fn put(store: &ClientStore, number: usize, retention: Retention) -> cotensor_cor
     reservation.publish()
 }
 
-/// What the budget counts for these.
+/// The metadata bytes of tensors with these names.
 fn metadata<'a>(names: impl IntoIterator<Item = &'a str>) -> u64 {
     let each = |name: &str| METADATA_BYTES + DIMENSION_BYTES + TEXT_COPIES * (name.len() + "test".len()) as u64;
     names.into_iter().map(each).sum()
@@ -51,21 +51,21 @@ fn tiny_tensors_are_refused_when_their_metadata_fills_the_budget() {
     assert!(held.iter().all(|lease| lease.bytes() == Some(&TINY[..])));
     let names = held.len();
     held.truncate(names / 2);
-    until("there is room again", || put(&store, names, Retention::WhileLeased).is_ok());
+    until("the budget has room again", || put(&store, names, Retention::WhileLeased).is_ok());
     drop((held, store));
     running.settles_at(0);
-    until("their metadata is given back", || running.daemon.store().stats().metadata_bytes == 0);
+    until("the metadata is freed", || running.daemon.store().stats().metadata_bytes == 0);
 }
 
 #[test]
-fn tiny_tensors_that_nobody_leases_are_evicted_for_the_metadata_of_others() {
+fn unleased_tiny_tensors_are_evicted_for_metadata() {
     let running = Running::start(|config| config.max_memory_bytes = MAX);
     let store = running.connect("tiny");
     let leased = put(&store, 0, KEPT).unwrap();
     let count = 3 * (MAX / METADATA_BYTES) as usize;
     for number in 1..count {
-        // A lease that was dropped is given back a moment later.
-        until("there is room", || put(&store, number, KEPT).is_ok());
+        // Dropped leases are released asynchronously.
+        until("the budget has room", || put(&store, number, KEPT).is_ok());
         if number % 100 == 0 {
             assert!(counted(&running.daemon.store().stats()) <= MAX);
         }
@@ -79,7 +79,7 @@ fn tiny_tensors_that_nobody_leases_are_evicted_for_the_metadata_of_others() {
 }
 
 #[test]
-fn large_tensors_go_before_the_tensors_of_a_slab_that_is_written_still() {
+fn large_tensors_are_evicted_before_tensors_of_an_open_slab() {
     let running = Running::start(|config| config.max_memory_bytes = 8 * MAX);
     let store = running.connect("both");
     drop(put(&store, 0, KEPT).unwrap());
@@ -89,13 +89,13 @@ fn large_tensors_go_before_the_tensors_of_a_slab_that_is_written_still() {
         reservation.and_then(|reservation| reservation.publish()).map(drop)
     };
     large("older").unwrap();
-    until("the large one was let go of", || large("newer").is_ok());
+    until("the lease of the large tensor is released", || large("newer").is_ok());
     assert!(store.get("tiny 0", &store.holder("")).is_ok());
     assert!(store.get("older", &store.holder("")).is_err());
 }
 
 #[test]
-fn metadata_is_counted_over_a_takeover_and_while_memory_is_spilled() {
+fn metadata_of_spilled_tensors_counts_also_after_a_takeover() {
     const TENSORS: u64 = 5;
     let mib = 1 << 20;
     let max = 3 * mib as u64 + (16 << 10);
@@ -110,12 +110,12 @@ fn metadata_is_counted_over_a_takeover_and_while_memory_is_spilled() {
             && stats.total_tensors == 3
             && stats.metadata_bytes == metadata(["0", "1", "2", "3", "4"])
     };
-    until("two are spilled", || settled(&one));
+    until("two tensors are spilled", || settled(&one));
     processes.kill_server();
     let two = processes.connect("two");
     assert!(settled(&two), "{:?}", two.stats());
     drop(two.get("0", &two.holder("")).unwrap());
-    until("one is back and another is spilled", || settled(&two));
+    until("one tensor is restored and another is spilled", || settled(&two));
     (0..TENSORS).for_each(|number| two.remove(&number.to_string()).unwrap());
     drop((one, two));
     settles_empty(&processes);

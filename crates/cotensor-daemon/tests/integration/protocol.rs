@@ -1,4 +1,4 @@
-//! The protocol as docs/protocol.md has it, for clients that are not ours.
+//! The protocol of docs/protocol.md, for clients in other languages.
 
 use crate::support::Running;
 use cotensor_client::protocol::{METHODS, PROTOCOL};
@@ -18,7 +18,7 @@ impl Raw {
         Self(UnixStream::connect(&running.socket).unwrap(), Decoder::default())
     }
 
-    fn ask(&mut self, id: &Json, method: &str, params: &Json) -> Json {
+    fn call(&mut self, id: &Json, method: &str, params: &Json) -> Json {
         let body = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).to_string().into_bytes();
         send_all(self.0.as_fd(), &Frame::new(body)).unwrap();
         loop {
@@ -37,27 +37,27 @@ fn hello_comes_before_every_other_method() {
     let others = || METHODS.iter().map(|method| method.name).filter(|name| *name != "session.hello");
     assert!(others().count() > 20);
     for method in others() {
-        let answer = raw.ask(&json!(1), method, &json!({}));
+        let answer = raw.call(&json!(1), method, &json!({}));
         assert!(answer["error"]["message"].as_str().unwrap().contains("session.hello"), "{method}: {answer}");
     }
-    let wrong = raw.ask(&json!(1), "session.hello", &json!({"protocol": PROTOCOL + 1, "client": "raw"}));
+    let wrong = raw.call(&json!(1), "session.hello", &json!({"protocol": PROTOCOL + 1, "client": "raw"}));
     assert_eq!(wrong["error"]["data"]["field"], "protocol");
-    assert!(raw.ask(&json!(1), "ping", &json!({}))["error"].is_object(), "a hello that was refused is none");
-    let hello = raw.ask(&json!(1), "session.hello", &json!({"protocol": PROTOCOL, "client": "raw"}));
+    assert!(raw.call(&json!(1), "ping", &json!({}))["error"].is_object(), "a refused hello does not count");
+    let hello = raw.call(&json!(1), "session.hello", &json!({"protocol": PROTOCOL, "client": "raw"}));
     assert_eq!(hello["result"]["protocol"], PROTOCOL);
-    assert_eq!(raw.ask(&json!(1), "ping", &json!({}))["result"], json!({}));
+    assert_eq!(raw.call(&json!(1), "ping", &json!({}))["result"], json!({}));
 }
 
 #[test]
-fn any_number_or_short_text_is_an_id() {
+fn numbers_and_short_texts_are_valid_ids() {
     let running = Running::start(|_| {});
     let mut raw = Raw::connect(&running);
-    raw.ask(&json!(0), "session.hello", &json!({"protocol": PROTOCOL, "client": "raw"}));
+    raw.call(&json!(0), "session.hello", &json!({"protocol": PROTOCOL, "client": "raw"}));
     for id in [json!(-7), json!(1.5), json!(u64::MAX), json!("a text"), json!(null)] {
-        let answer = raw.ask(&id, "ping", &json!({}));
+        let answer = raw.call(&id, "ping", &json!({}));
         assert_eq!((&answer["id"], &answer["result"]), (&id, &json!({})), "{id}");
     }
-    assert_eq!(raw.ask(&json!("x".repeat(300)), "ping", &json!({}))["error"]["code"], -32600);
+    assert_eq!(raw.call(&json!("x".repeat(300)), "ping", &json!({}))["error"]["code"], -32600);
 }
 
 fn repository() -> PathBuf {
@@ -72,12 +72,12 @@ fn python(arguments: &[&std::ffi::OsStr], folder: &Path) -> String {
 }
 
 #[test]
-fn the_minimal_client_publishes_gets_maps_calls_and_releases() {
+fn minimal_python_client_works() {
     let running = Running::start(|_| {});
     let script = repository().join("examples/clients/minimal.py");
     assert!(std::fs::read_to_string(&script).unwrap().lines().count() < 150);
     let run = || python(&[script.as_os_str(), running.socket.as_os_str()], &repository());
-    assert_eq!(run().lines().last().unwrap(), "no function nobody provides a function \"double\"");
+    assert_eq!(run().lines().last().unwrap(), "function \"double\" not found: no client provides it");
     for in_arena in [true, false] {
         let double = |arguments: &cotensor_functions::Arguments, context: &cotensor_functions::Context| {
             let given = arguments.get(0, "x")?.as_tensor()?.bytes().unwrap_or_default().to_vec();
@@ -93,8 +93,8 @@ fn the_minimal_client_publishes_gets_maps_calls_and_releases() {
         let provider = builder.start().unwrap();
         assert_eq!(run(), "got [1.0, 2.0, 3.0]\ndouble [2.0, 4.0, 6.0]\n");
         drop(provider);
-        crate::support::until("the function is gone", || {
-            run().ends_with("no function nobody provides a function \"double\"\n")
+        crate::support::until("the function is removed", || {
+            run().ends_with("function \"double\" not found: no client provides it\n")
         });
     }
     cotensor_store::TensorStore::remove(&*running.connect("last"), "minimal/x").unwrap();
@@ -102,7 +102,7 @@ fn the_minimal_client_publishes_gets_maps_calls_and_releases() {
 }
 
 #[test]
-fn the_reader_in_the_document_survives_a_notification_and_an_error() {
+fn reader_of_the_protocol_document_accepts_notifications_and_errors() {
     let document = std::fs::read_to_string(repository().join("docs/protocol.md")).unwrap();
     let code = document.split("```python\n").nth(1).unwrap().split("```").next().unwrap();
     let running = Running::start(|_| {});
@@ -113,7 +113,7 @@ fn the_reader_in_the_document_survives_a_notification_and_an_error() {
     let mut reservation = cotensor_store::TensorStore::reserve(&*client, spec, &holder).unwrap();
     reservation.write(&floats, cotensor_store::CopyReason::Put).unwrap();
     let _lease = reservation.publish().unwrap();
-    // It offers a function, so that another client's lookup is a notification to it.
+    // The client registers a function, so that another client's lookup sends it a notification.
     let more = "
 function = {\"name\": \"f\", \"summary\": \"\", \"task\": False, \"managed\": False}
 call(\"function.register\", {\"function\": function, \"epoch\": 1})
@@ -130,7 +130,7 @@ print(call(\"ping\", {}))
     std::fs::write(&other, format!("{code}\ncall(\"function.lookup\", {{\"name\": \"f\"}})\n")).unwrap();
     let script = folder.join("reader.py");
     std::fs::write(&script, format!("{code}{more}")).unwrap();
-    let said = python(&[script.as_os_str(), other.as_os_str()], folder);
-    let lines: Vec<_> = said.lines().filter(|line| !line.starts_with("[2]")).collect();
-    assert!(lines.len() == 2 && lines[0].contains("missing") && lines[1] == "({}, [])", "{said}");
+    let output = python(&[script.as_os_str(), other.as_os_str()], folder);
+    let lines: Vec<_> = output.lines().filter(|line| !line.starts_with("[2]")).collect();
+    assert!(lines.len() == 2 && lines[0].contains("missing") && lines[1] == "({}, [])", "{output}");
 }

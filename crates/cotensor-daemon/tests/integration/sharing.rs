@@ -1,4 +1,4 @@
-//! Clients of one daemon: what one publishes, the other reads where it lies; and all of it goes with its leases.
+//! Clients of one daemon share tensors, computations, blobs and the budget.
 
 use crate::support::{Running, put, spec};
 use cotensor_client::protocol as p;
@@ -11,7 +11,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 #[test]
-fn small_and_large_tensors_pass_from_one_client_to_the_other() {
+fn small_and_large_tensors_are_shared_between_clients() {
     let running = Running::start(|_| {});
     let (one, other) = (running.connect("one"), running.connect("other"));
     for bytes in [0, 1, 4096, 256 << 10, (256 << 10) + 1, 5 << 20] {
@@ -25,7 +25,7 @@ fn small_and_large_tensors_pass_from_one_client_to_the_other() {
         assert_eq!(again.bytes().unwrap().as_ptr(), found.bytes().unwrap().as_ptr(), "one mapping");
         drop(made);
         drop(found);
-        assert!(again.bytes().unwrap() == content, "the producer let go, the reader has it still");
+        assert!(again.bytes().unwrap() == content, "the reader keeps the tensor after the producer released it");
         drop(again);
     }
     drop(one);
@@ -34,7 +34,7 @@ fn small_and_large_tensors_pass_from_one_client_to_the_other() {
 }
 
 #[test]
-fn a_name_has_versions_and_readers_keep_theirs() {
+fn readers_keep_their_version_of_a_name() {
     let running = Running::start(|_| {});
     let (one, other) = (running.connect("one"), running.connect("other"));
     let first = put(&*one, "x", b"first");
@@ -53,25 +53,25 @@ fn a_name_has_versions_and_readers_keep_theirs() {
 }
 
 #[test]
-fn a_range_of_a_slab_is_not_used_again_while_somebody_leases_it() {
+fn leased_slab_range_is_not_reused() {
     let running = Running::start(|_| {});
     let (one, other) = (running.connect("one"), running.connect("other"));
     let made = put(&*one, "kept", &[7; 4096]);
     let kept = other.get("kept", &other.holder("")).unwrap();
     drop(made);
-    // More than one slab's worth: ranges that nobody leases are used again, the kept one is not.
+    // More bytes than one slab has: free ranges are reused, the leased one is not.
     for round in 0..3000u32 {
-        let lease = put(&*one, "passing", &[round as u8; 4096]);
+        let lease = put(&*one, "transient", &[round as u8; 4096]);
         assert_eq!(lease.bytes().unwrap()[0], round as u8);
     }
     assert!(kept.bytes().unwrap().iter().all(|&byte| byte == 7));
-    // 12 MB went through; the slabs that are open are far less.
+    // The client published 12 MB; its open slabs are much smaller.
     let used = running.daemon.store().stats().memory_usage_bytes;
     assert!(used <= 3 * (4 << 20), "{used} bytes of slabs");
 }
 
 #[test]
-fn one_session_computes_and_the_others_wait_for_it() {
+fn one_session_computes_and_others_wait() {
     let running = Running::start(|_| {});
     let key = Key(ContentHash::of(b"stage"));
     let computed = AtomicUsize::new(0);
@@ -105,17 +105,17 @@ fn one_session_computes_and_the_others_wait_for_it() {
 }
 
 #[test]
-fn a_claim_passes_on_when_its_session_dies() {
+fn claim_passes_to_a_waiting_session_on_disconnect() {
     let running = Running::start(|_| {});
     let key = Key(ContentHash::of(b"stage"));
     let (one, other) = (running.connect("one"), running.connect("other"));
-    let Claim::Compute(ticket) = one.claim(&key, &one.holder("")).unwrap() else { panic!("nothing is there") };
+    let Claim::Compute(ticket) = one.claim(&key, &one.holder("")).unwrap() else { panic!("the key has no result") };
     // While the first session lives, the claim of another waits.
     let params = p::ClaimParams { key: key.0.to_string(), holder: String::new(), timeout_ms: Some(10) };
     assert_eq!(other.request::<p::Claim>(&params).unwrap_err().kind(), ErrorKind::TimedOut);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| matches!(other.claim(&key, &other.holder("")).unwrap(), Claim::Compute(_)));
-        // The connection ends as if the process were killed: the ticket is not declined.
+        // The connection ends as if the process were killed: the ticket is not abandoned by a call.
         one.disconnect();
         assert!(waiting.join().unwrap());
     });
@@ -133,7 +133,7 @@ impl BlobSource for &Numbers {
     }
 }
 
-fn content(len: usize) -> BlobSpec {
+fn blob(len: usize) -> BlobSpec {
     let hash = ContentHash::of(&vec![len as u8; len]);
     BlobSpec {
         device: cotensor_core::Device::Cpu,
@@ -145,7 +145,7 @@ fn content(len: usize) -> BlobSpec {
 }
 
 #[test]
-fn contents_are_provided_once_whoever_asks() {
+fn each_blob_is_uploaded_once() {
     let running = Running::start(|_| {});
     let (filled, have_all) = (Numbers(AtomicUsize::new(0)), Barrier::new(4));
     std::thread::scope(|scope| {
@@ -153,9 +153,10 @@ fn contents_are_provided_once_whoever_asks() {
             let (running, filled, have_all) = (&running, &filled, &have_all);
             scope.spawn(move || {
                 let store = running.connect(&format!("client {index}"));
-                // Lists that overlap, each in an order of its own, one content twice.
-                let lens: Vec<usize> = (0..20).map(|place| 10 + (place * (index + 3)) % 20).chain([10]).collect();
-                let specs: Vec<BlobSpec> = lens.iter().map(|&len| content(len)).collect();
+                // Overlapping lists in different orders, with one blob twice.
+                let lens: Vec<usize> =
+                    (0..20).map(|index_in_list| 10 + (index_in_list * (index + 3)) % 20).chain([10]).collect();
+                let specs: Vec<BlobSpec> = lens.iter().map(|&len| blob(len)).collect();
                 let leases = store.blobs(&specs, &mut &*filled, &store.holder("model")).unwrap();
                 for (len, lease) in lens.iter().zip(&leases) {
                     assert!(lease.bytes().unwrap() == vec![*len as u8; *len] && lease.shape() == [*len]);
@@ -165,19 +166,19 @@ fn contents_are_provided_once_whoever_asks() {
             });
         }
     });
-    assert_eq!(filled.0.load(Ordering::SeqCst), 20, "each content once");
+    assert_eq!(filled.0.load(Ordering::SeqCst), 20, "each blob is uploaded once");
 }
 
 #[test]
-fn the_budget_is_the_daemons() {
-    // And what is known about the tensors.
+fn budget_covers_all_clients() {
+    // The rest is for metadata.
     let running = Running::start(|config| config.max_memory_bytes = (10 << 20) + (16 << 10));
     let (one, other) = (running.connect("one"), running.connect("other"));
     let held = put(&*one, "held", &vec![1; 7 << 20]);
     let error = other.reserve(spec("more", 4 << 20), &other.holder("")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OverBudget);
     assert!(error.to_string().contains("one") && error.to_string().contains("7.00 MiB"), "{error}");
-    // A reservation that is not published gives its room back, too.
+    // Dropping an unpublished reservation frees its bytes.
     drop(one.reserve(spec("dropped", 3 << 20), &one.holder("")).unwrap());
     drop(held);
     running.settles_at(0);
@@ -187,25 +188,25 @@ fn the_budget_is_the_daemons() {
 }
 
 #[test]
-fn everything_of_a_session_goes_with_it() {
+fn session_resources_are_released_on_disconnect() {
     let running = Running::start(|_| {});
     let survivor = running.connect("survivor");
     let kept = put(&*survivor, "kept", &vec![3; 1 << 20]);
-    let doomed = running.connect("doomed");
-    let read = doomed.get("kept", &doomed.holder("")).unwrap();
-    let (small, large) = (put(&*doomed, "small", b"abc"), put(&*doomed, "large", &vec![9; 3 << 20]));
-    let unpublished = doomed.reserve(spec("unpublished", 2 << 20), &doomed.holder("")).unwrap();
+    let ended = running.connect("ended");
+    let read = ended.get("kept", &ended.holder("")).unwrap();
+    let (small, large) = (put(&*ended, "small", b"abc"), put(&*ended, "large", &vec![9; 3 << 20]));
+    let unpublished = ended.reserve(spec("unpublished", 2 << 20), &ended.holder("")).unwrap();
     assert!(running.daemon.store().stats().memory_usage_bytes >= 6 << 20);
-    doomed.disconnect();
+    ended.disconnect();
     running.settles_at(1 << 20);
-    assert_eq!(read.bytes().unwrap()[5], 3, "what is mapped stays mapped");
+    assert_eq!(read.bytes().unwrap()[5], 3, "mappings stay valid");
     assert_eq!((small.bytes().unwrap(), large.bytes().unwrap()[0]), (&b"abc"[..], 9));
     drop((read, small, large, unpublished));
     assert_eq!(kept.bytes().unwrap()[0], 3);
 }
 
 #[test]
-fn a_lease_keeps_its_store_and_so_the_tensor_for_others() {
+fn lease_keeps_its_client_store_alive() {
     let running = Running::start(|_| {});
     let (one, two) = (running.connect("one"), running.connect("two"));
     let made = put(&*one, "x", b"content");

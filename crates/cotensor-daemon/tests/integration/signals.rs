@@ -1,4 +1,4 @@
-//! Signals from outside: a terminal that hangs up, and the limit of a file's size.
+//! Signals: SIGHUP, and the limit of file sizes (SIGXFSZ).
 
 use crate::support::processes::{PROGRAM, Processes, content, put, signal};
 use crate::support::until;
@@ -11,28 +11,28 @@ use std::time::Duration;
 
 const KEPT: Retention = Retention::Cached { recompute: Duration::ZERO };
 
-/// The daemon's program, started by a shell that runs `first` before.
+/// The daemon's program, started by a shell that runs `first` first.
 fn by_shell(first: &str) -> impl FnOnce(&Path) -> Vec<OsString> {
     let script = format!("{first}; exec \"$0\" \"$@\"");
     |_| vec!["sh".into(), "-c".into(), script.into(), PROGRAM.into()]
 }
 
 #[test]
-fn a_hangup_ends_the_daemon_clean() {
+fn sighup_stops_the_daemon_cleanly() {
     let mut processes = Processes::start_by(by_shell(":"), |_| Vec::new());
     drop(put(&processes.connect("one"), "x", &content(1, 5000), KEPT));
     let ignored = std::fs::read_to_string(format!("/proc/{}/status", std::process::id())).unwrap();
     let ignored = ignored.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
     if u64::from_str_radix(ignored.trim(), 16).unwrap() & 1 == 1 {
-        return eprintln!("not tested: this process ignores SIGHUP, and so does what it starts");
+        return eprintln!("not tested: this process and its children ignore SIGHUP");
     }
     signal(processes.supervisor(), Signal::HUP);
-    assert!(processes.ended_well());
+    assert!(processes.wait_for_success());
     assert!(!processes.socket.exists() && processes.running().is_empty());
 }
 
 #[test]
-fn a_daemon_that_was_started_to_ignore_hangups_goes_on() {
+fn ignored_sighup_does_not_stop_the_daemon() {
     let mut processes = Processes::start_by(by_shell("trap '' HUP"), |_| Vec::new());
     let one = processes.connect("one");
     drop(put(&one, "x", &content(1, 5000), KEPT));
@@ -45,14 +45,14 @@ fn a_daemon_that_was_started_to_ignore_hangups_goes_on() {
 }
 
 #[test]
-fn a_file_that_grows_too_long_is_an_error_and_not_the_servers_end() {
+fn file_size_limit_is_an_error_and_does_not_end_the_server() {
     const MIB: usize = 1 << 20;
     let limited = by_shell("ulimit -f 4096");
     let processes =
         Processes::start_by(limited, |folder| vec![(13 * MIB).to_string().into(), folder.join("spill").into()]);
     let one = processes.connect("one");
     let server = processes.server();
-    // Longer than what the limit allows, in units of 512 bytes or of 1024.
+    // Longer than the limit, in units of 512 or of 1024 bytes.
     drop(put(&one, "long", &content(1, 6 * MIB), KEPT));
     let held = put(&one, "held", &content(2, 6 * MIB), KEPT);
     let spec = cotensor_store::TensorSpec { retention: KEPT, ..crate::support::spec("next", 6 * MIB) };

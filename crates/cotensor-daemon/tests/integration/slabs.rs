@@ -1,4 +1,4 @@
-//! What small tensors cost: slabs grow with what their clients publish, and what is counted is what is held.
+//! Slabs: they grow with the published bytes, and the charged bytes are the bytes in memory.
 
 use crate::support::processes::{Processes, content, settles_empty};
 use crate::support::until;
@@ -29,8 +29,7 @@ fn put(store: &ClientStore, name: &str, bytes: &[u8], retention: Retention) -> c
     reservation.publish()
 }
 
-/// The segments that this process, in which daemon and clients are, has a descriptor of, by their inodes: their lengths, and
-/// the bytes of memory that they take.
+/// Length and memory in bytes of each segment that this process (daemon and clients) has open, by inode.
 fn segments() -> HashMap<u64, (u64, u64)> {
     let links = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
     let memory = links.filter(|link| {
@@ -40,7 +39,7 @@ fn segments() -> HashMap<u64, (u64, u64)> {
     found.map(|it| (it.ino(), (it.len(), it.blocks() * 512))).collect()
 }
 
-/// Of those that are not among `before`, how many there are, the longest, and lengths and memory of all together.
+/// Of the segments that are not in `before`: their number, the largest length, and the sums of lengths and memory.
 fn since(before: &HashMap<u64, (u64, u64)>) -> (usize, u64, u64, u64) {
     let mut now = segments();
     now.retain(|inode, _| !before.contains_key(inode));
@@ -53,7 +52,7 @@ fn used(running: &Running) -> u64 {
 }
 
 #[test]
-fn clients_that_publish_little_leave_little() {
+fn clients_with_one_small_tensor_take_one_small_slab() {
     const CLIENTS: usize = 160;
     let running = Running::start(|_| {});
     let before = segments();
@@ -71,7 +70,7 @@ fn clients_that_publish_little_leave_little() {
         let lease = reader.get(&format!("t{client}"), &reader.holder("")).unwrap();
         assert_eq!(lease.bytes().unwrap(), [client as u8; 48]);
     }
-    assert_eq!(since(&before), (CLIENTS, each, used(&running), used(&running)), "what is counted is held");
+    assert_eq!(since(&before), (CLIENTS, each, used(&running), used(&running)), "charged bytes are in memory");
     for client in 0..CLIENTS {
         reader.remove(&format!("t{client}")).unwrap();
     }
@@ -79,7 +78,7 @@ fn clients_that_publish_little_leave_little() {
 }
 
 #[test]
-fn a_client_that_publishes_much_has_few_slabs_for_it() {
+fn client_with_many_small_tensors_has_few_slabs() {
     const BYTES: usize = 100_000;
     const TENSORS: usize = 400;
     let running = Running::start(|_| {});
@@ -88,11 +87,11 @@ fn a_client_that_publishes_much_has_few_slabs_for_it() {
     let mut held: Vec<Lease> = (0..TENSORS).map(|n| put(&store, &n.to_string(), &[1; BYTES], KEPT).unwrap()).collect();
     let (slabs, longest, len, memory) = since(&before);
     let total = (BYTES * TENSORS) as u64;
-    // Doublings up to the longest, and then as many of these as it takes.
+    // Slabs double up to the largest length, which further slabs have.
     assert!(longest <= SLAB_BYTES_MAX && slabs as u64 <= 8 + total.div_ceil(SLAB_BYTES_MAX), "{slabs} slabs");
     assert!(used(&running) < total + total / 10 + SLAB_BYTES_MAX, "{} bytes for {total}", used(&running));
-    assert_eq!((len, memory), (used(&running), used(&running)), "what is counted is held");
-    // A session's slabs outlive it for as long as something is in them.
+    assert_eq!((len, memory), (used(&running), used(&running)), "charged bytes are in memory");
+    // A slab outlives its session while it contains a tensor.
     held.truncate(1);
     for n in 1..TENSORS {
         store.remove(&n.to_string()).unwrap();
@@ -105,7 +104,7 @@ fn a_client_that_publishes_much_has_few_slabs_for_it() {
 }
 
 #[test]
-fn small_tensors_fit_as_long_as_there_is_room() {
+fn small_tensors_fill_the_budget() {
     let (pages, metadata) = (10 * page_size() as u64, 10 * page_size() as u64 / 1024 * (METADATA_BYTES + 64));
     let running = Running::start(|config| config.max_memory_bytes = pages + metadata);
     let store = running.connect("one");
@@ -119,12 +118,12 @@ fn small_tensors_fit_as_long_as_there_is_room() {
     assert_eq!(error.kind(), ErrorKind::OverBudget);
     let stats = running.daemon.store().stats();
     assert!(stats.memory_usage_bytes + stats.metadata_bytes <= pages + metadata, "{stats:?}");
-    // The last slab may have taken the room of what would be known about the tensors in it.
+    // The last slab may have taken the budget that its tensors need for metadata.
     assert!(held.len() as u64 >= pages / 1024 / 2, "{} tensors: {error}", held.len());
 }
 
 #[test]
-fn empty_tensors_have_places_of_their_own() {
+fn empty_tensors_have_distinct_offsets() {
     let running = Running::start(|_| {});
     let (one, other) = (running.connect("one"), running.connect("other"));
     let made = put(&one, "kept", &[7; 4096], Retention::WhileLeased).unwrap();
@@ -134,42 +133,42 @@ fn empty_tensors_have_places_of_their_own() {
     drop(made);
     let next: Vec<Lease> =
         (0..10).map(|n| put(&one, &format!("next {n}"), &[8; 4096], Retention::WhileLeased).unwrap()).collect();
-    assert!(kept.bytes().unwrap().iter().all(|&byte| byte == 7), "another client leases it still");
+    assert!(kept.bytes().unwrap().iter().all(|&byte| byte == 7), "another client still leases it");
     assert!(other.get("empty 999", &other.holder("")).unwrap().bytes().unwrap().is_empty());
     drop((kept, empty, next, one));
     running.settles_at(0);
 }
 
 #[test]
-fn slabs_of_all_lengths_are_counted_once_over_a_takeover() {
+fn slabs_are_charged_once_after_a_takeover() {
     let processes = Processes::start();
-    let (passing, staying) = (processes.connect("passing"), processes.connect("staying"));
-    drop(put(&passing, "passing", &content(0, 48), KEPT).unwrap());
-    drop(passing);
+    let (released, connected) = (processes.connect("released"), processes.connect("connected"));
+    drop(put(&released, "released", &content(0, 48), KEPT).unwrap());
+    drop(released);
     let sizes = [48, 5000, 70_000, 200_000];
     let held: Vec<Lease> = (0..40)
-        .map(|n| put(&staying, &format!("n{n}"), &content(n, sizes[n as usize % 4]), Retention::WhileLeased).unwrap())
+        .map(|n| put(&connected, &format!("n{n}"), &content(n, sizes[n as usize % 4]), Retention::WhileLeased).unwrap())
         .collect();
-    let before = staying.stats().memory_usage_bytes;
+    let before = connected.stats().memory_usage_bytes;
     processes.kill_server();
     let reader = processes.connect("reader");
     for (n, lease) in held.iter().enumerate() {
         let found = reader.get(lease.name(), &reader.holder("")).unwrap();
         assert_eq!(found.bytes().unwrap(), content(n as u64, sizes[n % 4]));
     }
-    assert_eq!(reader.get("passing", &reader.holder("")).unwrap().bytes().unwrap(), content(0, 48));
-    assert_eq!(staying.stats().memory_usage_bytes, before);
-    // Room that there was is there still: nothing new is made for what takes the place of what goes.
+    assert_eq!(reader.get("released", &reader.holder("")).unwrap().bytes().unwrap(), content(0, 48));
+    assert_eq!(connected.stats().memory_usage_bytes, before);
+    // Free ranges are reused: the next tensor needs no new slab.
     drop(held);
-    drop(put(&staying, "after", &content(50, 48), Retention::WhileLeased).unwrap());
-    assert_eq!(staying.stats().memory_usage_bytes, before);
-    reader.remove("passing").unwrap();
-    drop((staying, reader));
+    drop(put(&connected, "after", &content(50, 48), Retention::WhileLeased).unwrap());
+    assert_eq!(connected.stats().memory_usage_bytes, before);
+    reader.remove("released").unwrap();
+    drop((connected, reader));
     settles_empty(&processes);
 }
 
 #[test]
-fn a_producer_that_is_idle_is_not_left_for_ranges_that_became_free() {
+fn idle_producer_stays_connected_while_ranges_are_freed() {
     const COUNT: usize = 6000;
     let running = Running::start(|_| {});
     let (idle, reader) = (running.connect("idle"), running.connect("reader"));
@@ -188,18 +187,14 @@ fn a_producer_that_is_idle_is_not_left_for_ranges_that_became_free() {
         read
     };
     let memory = || segments().values().map(|(_, bytes)| bytes).sum::<u64>();
-    // Those of a round go all at once, and the producer says nothing meanwhile.
+    // All tensors of a round are released at once, while the producer makes no call.
     drop(fill(0));
-    until("all is given back", || running.daemon.store().stats().total_tensors == 0);
+    until("all tensors are freed", || running.daemon.store().stats().total_tensors == 0);
     let used = memory();
     for round in 1..3 {
         drop(fill(round));
-        until("all is given back", || running.daemon.store().stats().total_tensors == 0);
+        until("all tensors are freed", || running.daemon.store().stats().total_tensors == 0);
     }
-    assert_eq!(session(), before, "it was not ended");
-    assert!(
-        memory() <= used + SLAB_BYTES_MAX,
-        "{} bytes, {used} after the first round: ranges are used again",
-        memory()
-    );
+    assert_eq!(session(), before, "the session was not ended");
+    assert!(memory() <= used + SLAB_BYTES_MAX, "{} bytes, {used} after the first round: ranges are reused", memory());
 }

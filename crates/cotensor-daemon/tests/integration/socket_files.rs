@@ -1,4 +1,4 @@
-//! The files of a daemon's socket and lock are removed while the daemon runs.
+//! Files of the socket and the lock are removed while the daemon runs.
 
 use crate::support::processes::{Processes, children, content, put, signal, with_argument};
 use crate::support::until;
@@ -20,7 +20,7 @@ fn is_found(socket: &Path) -> bool {
 }
 
 #[test]
-fn a_removed_socket_or_folder_is_made_again_for_clients_and_for_the_next_server() {
+fn removed_socket_or_folder_is_made_again() {
     let mut processes = Processes::start();
     let one = processes.connect("one");
     drop(put(&one, "x", &content(1, 5000), KEPT));
@@ -44,45 +44,45 @@ fn a_removed_socket_or_folder_is_made_again_for_clients_and_for_the_next_server(
 }
 
 #[test]
-fn a_daemon_that_nobody_started_makes_its_files_again_and_is_inherited() {
+fn orphaned_daemon_makes_its_files_again_for_a_successor() {
     let mut processes = Processes::start();
     let one = processes.connect("one");
     drop(put(&one, "x", &content(1, 5000), KEPT));
-    let headless = processes.kill_foreground();
+    let replacement = processes.kill_foreground();
     std::fs::remove_dir_all(processes.folder.path()).unwrap();
-    until("both sockets are there", || {
+    until("both sockets exist", || {
         is_found(&processes.socket) && processes.folder.path().join("cotensor.sock.successor").exists()
     });
     processes.start_again();
-    until("the former supervisor is gone", || !with_argument(&processes.socket).contains(&headless));
+    until("the former supervisor has ended", || !with_argument(&processes.socket).contains(&replacement));
     until("the new daemon has the tensor", || is_found(&processes.socket));
     drop(one);
     assert!(processes.stop());
 }
 
 #[test]
-fn a_second_daemon_is_refused_though_the_lock_was_removed() {
+fn second_daemon_is_refused_without_the_lock_file() {
     let processes = Processes::start();
     drop(put(&processes.connect("one"), "x", &content(1, 5000), KEPT));
-    // Stopped, it cannot make the lock anew.
+    // Stopped processes cannot make the lock again.
     let both = [processes.supervisor(), processes.server()];
     both.iter().for_each(|pid| signal(*pid, Signal::STOP));
     std::fs::remove_file(lock_of(&processes)).unwrap();
     assert!(processes.refused().contains("another daemon"));
     both.iter().for_each(|pid| signal(*pid, Signal::CONT));
-    until("it has the lock again", || {
+    until("the supervisor has the lock again", || {
         std::fs::read_to_string(lock_of(&processes)).is_ok_and(|line| line.trim() == processes.supervisor().to_string())
     });
     assert!(processes.refused().contains(&processes.supervisor().to_string()) && is_found(&processes.socket));
 }
 
 #[test]
-fn a_daemon_that_lost_its_place_ends_with_its_last_client_and_removes_nothing() {
+fn replaced_daemon_ends_with_its_last_client_and_removes_nothing() {
     let mut processes = Processes::start();
     let one = processes.connect("one");
     drop(put(&one, "old", &content(1, 5000), KEPT));
     let (supervisor, server) = (processes.supervisor(), processes.server());
-    // Stopped, it cannot make its files anew before the second daemon does.
+    // Stopped processes cannot make their files again before the second daemon does.
     for pid in [supervisor, server] {
         signal(pid, Signal::STOP);
     }
@@ -95,9 +95,9 @@ fn a_daemon_that_lost_its_place_ends_with_its_last_client_and_removes_nothing() 
     for pid in [supervisor, server] {
         signal(pid, Signal::CONT);
     }
-    assert_eq!(one.get("old", &one.holder("")).unwrap().bytes().unwrap(), content(1, 5000), "its client goes on");
+    assert_eq!(one.get("old", &one.holder("")).unwrap().bytes().unwrap(), content(1, 5000), "its client continues");
     drop(one);
-    until("the first daemon is gone", || children(supervisor).is_empty());
+    until("the first daemon has ended", || children(supervisor).is_empty());
     assert!(is_found(&processes.socket));
     assert_eq!(std::fs::read_to_string(lock_of(&processes)).unwrap().trim(), processes.supervisor().to_string());
     assert!(processes.stop());

@@ -1,4 +1,4 @@
-//! The disk that tensors are spilled to is full, or its folder is removed.
+//! Spilling: the limit, a full disk, and removed files.
 
 use crate::support::Running;
 use crate::support::processes::{PROGRAM, Processes, content, put};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const MIB: usize = 1 << 20;
-/// Three tensors, and what is known about five.
+/// Three tensors, and the metadata of five.
 const MEMORY_BYTES: usize = 3 * MIB + (16 << 10);
 const KEPT: Retention = Retention::Cached { recompute: Duration::ZERO };
 
@@ -26,7 +26,7 @@ fn assert_has(store: &Arc<ClientStore>, number: u64) {
     assert!(found.bytes().unwrap() == content(number, MIB), "{number}");
 }
 
-fn refused_for_lack_of_room(store: &Arc<ClientStore>) -> String {
+fn over_budget_message(store: &Arc<ClientStore>) -> String {
     let spec = cotensor_store::TensorSpec { retention: KEPT, ..crate::support::spec("new", MIB) };
     let new = store.reserve(spec, &store.holder("")).and_then(|mut new| {
         new.write(&content(9, MIB), CopyReason::Put)?;
@@ -38,7 +38,7 @@ fn refused_for_lack_of_room(store: &Arc<ClientStore>) -> String {
 }
 
 #[test]
-fn at_the_limit_of_the_disk_every_tensor_is_read_and_none_is_lost() {
+fn spill_limit_loses_no_tensor() {
     let spill = tempfile::tempdir().unwrap();
     let running = Running::start(|config| {
         (config.max_memory_bytes, config.max_spill_bytes) = (MEMORY_BYTES as u64, 2 * MIB as u64);
@@ -50,12 +50,12 @@ fn at_the_limit_of_the_disk_every_tensor_is_read_and_none_is_lost() {
         assert_has(&store, number);
         assert_eq!((store.stats().spilled_now, store.stats().memory_usage_bytes), (2, 3 * MIB as u64));
     }
-    assert!(refused_for_lack_of_room(&store).contains("spilling failed"));
+    assert!(over_budget_message(&store).contains("spilling failed"));
     (0..5).for_each(|number| assert_has(&store, number));
 }
 
 #[test]
-fn on_a_full_disk_every_tensor_is_read_and_none_is_lost() {
+fn full_disk_loses_no_tensor() {
     let mount = |at: &Path| format!("mount -t tmpfs -o size=2200k,mode=700 none '{}'", at.display());
     let tried = tempfile::tempdir().unwrap();
     match Command::new("unshare").args(["--mount", "sh", "-c", &mount(tried.path())]).output() {
@@ -76,12 +76,12 @@ fn on_a_full_disk_every_tensor_is_read_and_none_is_lost() {
         assert_has(&store, number);
         assert_eq!((store.stats().spilled_now, store.stats().memory_usage_bytes), (2, 3 * MIB as u64));
     }
-    assert!(refused_for_lack_of_room(&store).contains("No space left"));
+    assert!(over_budget_message(&store).contains("No space left"));
     (0..5).for_each(|number| assert_has(&store, number));
 }
 
 #[test]
-fn tensors_whose_files_were_removed_are_listed_as_lost_and_the_others_go_on() {
+fn tensors_with_removed_files_are_listed_as_lost() {
     let folder = tempfile::tempdir().unwrap();
     let spill = folder.path().join("spill");
     let running = Running::start(|config| {
@@ -101,9 +101,9 @@ fn tensors_whose_files_were_removed_are_listed_as_lost_and_the_others_go_on() {
     assert_eq!(lost(), ["0", "1"]);
     let error = store.get("0", &store.holder("")).unwrap_err();
     assert_eq!((error.kind(), error.field()), (ErrorKind::NotFound, Some("0")), "{error}");
-    assert_eq!(store.stats().spills, 2, "nothing went for what cannot be read");
+    assert_eq!(store.stats().spills, 2, "no tensor was spilled for a tensor that cannot be read");
     (2..5).for_each(|number| assert_has(&store, number));
-    // Spilling goes on in a new folder, and a lost name is published anew.
+    // Spilling continues in a new folder, and a lost name can be published again.
     drop(put(&store, "0", &content(0, MIB), KEPT));
     for number in [0, 2, 3, 4, 0] {
         assert_has(&store, number);

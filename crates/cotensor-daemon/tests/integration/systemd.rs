@@ -1,4 +1,4 @@
-//! A service manager holds what there is while none of the daemon's processes lives. It is played by the test.
+//! The descriptor store of systemd keeps the state while no process of the daemon is alive. The test plays systemd.
 
 use crate::support::processes::{children, content, put, signal, with_argument};
 use crate::support::until;
@@ -22,28 +22,28 @@ use std::time::Duration;
 
 const KEPT: Retention = Retention::Cached { recompute: Duration::ZERO };
 
-/// What systemd would know and hold.
+/// The state of systemd.
 #[derive(Default)]
-struct Known {
-    held: BTreeMap<String, Vec<OwnedFd>>,
+struct ManagerState {
+    fds: BTreeMap<String, Vec<OwnedFd>>,
     ready: usize,
     stopping: usize,
 }
 
 struct Manager {
     folder: tempfile::TempDir,
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<ManagerState>>,
 }
 
 impl Manager {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let socket = UnixDatagram::bind(folder.path().join("notify")).unwrap();
-        let known: Arc<Mutex<Known>> = Arc::default();
+        let known: Arc<Mutex<ManagerState>> = Arc::default();
         let listening = Arc::clone(&known);
         std::thread::spawn(move || {
             loop {
-                hear(&socket, &listening);
+                on_message(&socket, &listening);
             }
         });
         Self { folder, known }
@@ -53,17 +53,17 @@ impl Manager {
         self.folder.path().join("cotensor.sock")
     }
 
-    /// Starts the daemon with all that is held.
+    /// Starts the daemon with all stored descriptors.
     fn start(&self) -> Child {
         let mut mappings = Vec::new();
         let mut names = Vec::new();
-        for (name, fds) in &self.known.lock().unwrap().held {
+        for (name, fds) in &self.known.lock().unwrap().fds {
             for fd in fds {
                 mappings.push(FdMapping { parent_fd: fd.try_clone().unwrap(), child_fd: 3 + names.len() as i32 });
                 names.push(name.clone());
             }
         }
-        // The variable is to name the daemon's own process, which only that can know.
+        // LISTEN_PID is the daemon's own process, so a shell sets it.
         let mut command = Command::new("sh");
         command
             .args(["-c", "LISTEN_PID=$$; export LISTEN_PID; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_cotensor-daemon")])
@@ -77,7 +77,7 @@ impl Manager {
     }
 
     fn names(&self) -> Vec<String> {
-        self.known.lock().unwrap().held.keys().cloned().collect()
+        self.known.lock().unwrap().fds.keys().cloned().collect()
     }
 
     fn segments(&self) -> usize {
@@ -87,7 +87,7 @@ impl Manager {
     /// Whether the journal that the manager holds has a version of a tensor.
     fn journal_has(&self, name: &str, version: u64) -> bool {
         let known = self.known.lock().unwrap();
-        let journal = known.held.iter().find(|(held, _)| held.starts_with("journal-")).map(|(_, fds)| &fds[0]);
+        let journal = known.fds.iter().find(|(held, _)| held.starts_with("journal-")).map(|(_, fds)| &fds[0]);
         let Some(journal) = journal else { return false };
         let journal = File::from(journal.try_clone().unwrap());
         let mut bytes = vec![0; journal.metadata().unwrap().len() as usize];
@@ -98,21 +98,21 @@ impl Manager {
     }
 
     fn until_ready(&self, times: usize) {
-        until("it is ready", || self.known.lock().unwrap().ready >= times);
+        until("the daemon is ready", || self.known.lock().unwrap().ready >= times);
     }
 }
 
 impl Drop for Manager {
     fn drop(&mut self) {
-        // A test that failed leaves them running.
+        // A failed test leaves processes running.
         for sign in [Signal::STOP, Signal::KILL] {
             with_argument(&self.socket()).into_iter().for_each(|pid| signal(pid, sign));
         }
     }
 }
 
-/// One message.
-fn hear(socket: &UnixDatagram, known: &Mutex<Known>) {
+/// Handles one message.
+fn on_message(socket: &UnixDatagram, known: &Mutex<ManagerState>) {
     let mut text = [0; 4096];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -133,11 +133,11 @@ fn hear(socket: &UnixDatagram, known: &Mutex<Known>) {
                 let (a, b) = (rustix::fs::fstat(a).unwrap(), rustix::fs::fstat(b).unwrap());
                 (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
             };
-            let held = known.held.entry(name.to_owned()).or_default();
+            let held = known.fds.entry(name.to_owned()).or_default();
             fds.retain(|fd| !held.iter().any(|other| same(fd, other)));
             held.append(&mut fds);
         }
-        (None, Some("1"), Some(name)) => drop(known.held.remove(name)),
+        (None, Some("1"), Some(name)) => drop(known.fds.remove(name)),
         _ => {}
     }
     known.ready += usize::from(field("READY") == Some("1"));
@@ -152,11 +152,11 @@ fn kill_all(supervisor: &mut Child, socket: &Path) {
         }
     }
     supervisor.wait().unwrap();
-    until("all are dead", || with_argument(socket).is_empty());
+    until("all processes are dead", || with_argument(socket).is_empty());
 }
 
 #[test]
-fn everything_outlives_all_processes_and_ends_with_a_clean_stop() {
+fn tensors_outlive_all_processes_until_a_clean_stop() {
     let manager = Manager::new();
     let mut daemon = manager.start();
     manager.until_ready(1);
@@ -164,16 +164,16 @@ fn everything_outlives_all_processes_and_ends_with_a_clean_stop() {
     for (number, bytes) in [(1, 100), (2, 1 << 20), (3, 2 << 20)] {
         drop(put(&store, &format!("t{number}"), &content(number, bytes), KEPT));
     }
-    until("all is held", || manager.segments() == 3);
+    until("three segments are stored", || manager.segments() == 3);
     store.remove("t3").unwrap();
-    until("what is gone is held no more", || manager.segments() == 2);
+    until("the freed segment is removed", || manager.segments() == 2);
     assert!(["listener", "lock"].iter().all(|name| manager.names().contains(&(*name).to_owned())));
 
     for round in 0..3 {
         kill_all(&mut daemon, &manager.socket());
         assert!(manager.socket().exists());
         if round == 1 {
-            // A folder that was cleaned up meanwhile.
+            // The socket's file was removed in the meantime.
             std::fs::remove_file(manager.socket()).unwrap();
         }
         daemon = manager.start();
@@ -184,14 +184,14 @@ fn everything_outlives_all_processes_and_ends_with_a_clean_stop() {
             assert_eq!(lease.bytes().unwrap(), content(number, bytes), "round {round}");
         }
         assert!(store.get("t3", &store.holder("")).is_err());
-        // What comes after a restart is held as well.
+        // Tensors from after a restart are stored as well.
         drop(put(&store, "t1", &content(1, 100), KEPT));
         drop(put(&store, "more", &content(round as u64, 1 << 20), KEPT));
         assert_eq!(manager.names().iter().filter(|name| name.starts_with("journal-")).count(), 1);
         // The supervisor writes events to the journal after the client has its answer. Events that it has not written are lost.
         until("the last event is in the journal", || manager.journal_has("more", round as u64 + 1));
     }
-    // The server alone: the supervisor brings it back, and says so.
+    // Only the server dies: the supervisor starts another one and reports it.
     signal(children(daemon.id())[0], Signal::KILL);
     manager.until_ready(5);
     let store = ClientStore::connect(Some(&manager.socket()), "last").unwrap();
@@ -199,14 +199,14 @@ fn everything_outlives_all_processes_and_ends_with_a_clean_stop() {
 
     signal(daemon.id(), Signal::TERM);
     assert!(daemon.wait().unwrap().success());
-    until("it was told of the end", || manager.known.lock().unwrap().stopping == 1);
+    until("the stop was reported", || manager.known.lock().unwrap().stopping == 1);
     assert!(!manager.socket().exists());
-    // Whoever is started with what is left starts with nothing, and has it let go.
+    // A daemon that starts with the remaining descriptors has no tensors and removes the descriptors.
     let mut next = manager.start();
     manager.until_ready(6);
     let store = ClientStore::connect(Some(&manager.socket()), "new").unwrap();
     assert!(store.get("more", &store.holder("")).is_err());
-    until("only what is used is held", || manager.segments() == 0);
+    until("unused segments are removed", || manager.segments() == 0);
     signal(next.id(), Signal::TERM);
     assert!(next.wait().unwrap().success());
 }

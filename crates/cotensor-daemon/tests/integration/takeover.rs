@@ -1,6 +1,6 @@
-//! The daemon is killed, and everything goes on.
+//! Takeover: the server or the supervisor is killed, and clients continue.
 
-use crate::support::processes::{Processes, children, content, is_whole, put, settles_empty, signal, with_argument};
+use crate::support::processes::{Processes, children, content, is_content, put, settles_empty, signal, with_argument};
 use crate::support::until;
 use cotensor_client::{ClientStore, protocol as p};
 use cotensor_core::{ContentHash, ErrorKind};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const KEPT: Retention = Retention::Cached { recompute: Duration::ZERO };
 
 #[test]
-fn published_tensors_and_leases_outlive_the_server() {
+fn takeover_keeps_tensors_and_leases() {
     let processes = Processes::start();
     let one = processes.connect("one");
     let sizes = [100, 4096, 1 << 20, 0];
@@ -28,7 +28,7 @@ fn published_tensors_and_leases_outlive_the_server() {
     let (kept_id, newer_id) = (old.id(), newer.id());
     drop((kept, newer));
     one.put_note(&ContentHash::of(b"note"), b"a note");
-    // Nobody answers that; who asks for it afterwards knows that it was heard.
+    // `put_note` is a notification. A request after it proves that the daemon has read it.
     assert!(one.get_note(&ContentHash::of(b"note")).is_some());
     processes.kill_server();
 
@@ -43,15 +43,19 @@ fn published_tensors_and_leases_outlive_the_server() {
         assert_eq!(two.get(&format!("{bytes} true"), &holder).unwrap().bytes().unwrap(), content(number, bytes));
     }
     assert_eq!(two.get_note(&ContentHash::of(b"note")).as_deref(), Some(&b"a note"[..]));
-    assert_eq!(two.lease(kept_id, &holder).unwrap().bytes().unwrap(), content(7, 100), "a version that is only leased");
+    assert_eq!(
+        two.lease(kept_id, &holder).unwrap().bytes().unwrap(),
+        content(7, 100),
+        "a superseded version with a lease"
+    );
     assert_eq!(two.get("100 true", &holder).unwrap().id(), newer_id);
     let newest = put(&two, "100 true", &content(9, 100), KEPT);
-    assert_eq!(newest.id().version, newer_id.version + 1, "versions go on counting");
+    assert_eq!(newest.id().version, newer_id.version + 1, "version numbers continue");
     assert_eq!(newest.id().slot, newer_id.slot);
 
-    // What was leased before the takeover is given back after it.
+    // Leases from before the takeover are released after it.
     drop((leased, old, newest));
-    until("the leased are gone", || !two.has(kept_id) && two.get("4096 false", &holder).is_err());
+    until("unleased tensors are freed", || !two.has(kept_id) && two.get("4096 false", &holder).is_err());
     for bytes in sizes {
         two.remove(&format!("{bytes} true")).unwrap();
     }
@@ -60,7 +64,7 @@ fn published_tensors_and_leases_outlive_the_server() {
 }
 
 #[test]
-fn what_is_taken_over_is_as_old_as_it_was_and_counting_begins_anew() {
+fn takeover_keeps_ages_and_resets_counters() {
     const MIB: usize = 1 << 20;
     let processes =
         Processes::start_with(|folder| vec![(3 * MIB + (16 << 10)).to_string().into(), folder.join("spill").into()]);
@@ -84,7 +88,7 @@ fn what_is_taken_over_is_as_old_as_it_was_and_counting_begins_anew() {
 }
 
 #[test]
-fn readers_and_writers_go_on_while_the_server_is_killed_again_and_again() {
+fn readers_and_writers_continue_over_repeated_takeovers() {
     const WRITERS: usize = 3;
     const KILLS: usize = 8;
     let processes = Processes::start();
@@ -100,14 +104,14 @@ fn readers_and_writers_go_on_while_the_server_is_killed_again_and_again() {
                     let number = next.fetch_add(1, Ordering::SeqCst);
                     let bytes = if number % 5 == 0 { 300 << 10 } else { 100 + (number as usize * 37) % 5000 };
                     held.push(put(&store, &format!("w{writer}"), &content(number, bytes), Retention::WhileLeased));
-                    // Older versions stay a while, and their ranges must not be used meanwhile.
+                    // Older versions stay leased for a while. Their ranges must not be reused.
                     if held.len() > 4 {
                         let old = held.remove(0);
-                        assert!(is_whole(old.bytes().unwrap()));
+                        assert!(is_content(old.bytes().unwrap()));
                     }
                     progress.fetch_add(1, Ordering::SeqCst);
                 }
-                assert!(held.iter().all(|lease| is_whole(lease.bytes().unwrap())));
+                assert!(held.iter().all(|lease| is_content(lease.bytes().unwrap())));
             });
         }
         for reader in 0..WRITERS {
@@ -120,23 +124,23 @@ fn readers_and_writers_go_on_while_the_server_is_killed_again_and_again() {
                     turn += 1;
                     match store.get(&format!("w{}", turn % WRITERS), &store.holder("")) {
                         Ok(lease) => {
-                            assert!(is_whole(lease.bytes().unwrap()), "{lease:?} {:?}", lease.id());
+                            assert!(is_content(lease.bytes().unwrap()), "{lease:?} {:?}", lease.id());
                             held.push(lease);
                             progress.fetch_add(1, Ordering::SeqCst);
                         }
-                        // Between a writer's versions there is always one, but for its first.
+                        // Only before the writer's first version the name has no tensor.
                         Err(error) => assert_eq!(error.kind(), ErrorKind::NotFound, "{error}"),
                     }
                     if held.len() > 6 {
                         let old = held.remove(0);
-                        assert!(is_whole(old.bytes().unwrap()), "{:?} was overwritten", old.id());
+                        assert!(is_content(old.bytes().unwrap()), "{:?} was overwritten", old.id());
                     }
                 }
             });
         }
         for kill in 0..=KILLS {
             let before: Vec<u64> = progress.iter().map(|count| count.load(Ordering::SeqCst)).collect();
-            until(&format!("all have done something after kill {kill}"), || {
+            until(&format!("all threads have progressed after kill {kill}"), || {
                 progress.iter().zip(&before).all(|(count, before)| count.load(Ordering::SeqCst) >= before + 10)
             });
             if kill < KILLS {
@@ -149,7 +153,7 @@ fn readers_and_writers_go_on_while_the_server_is_killed_again_and_again() {
 }
 
 #[test]
-fn a_server_without_its_keeper_starts_another() {
+fn server_starts_a_supervisor_after_the_death_of_the_first() {
     let mut processes = Processes::start();
     let one = processes.connect("one");
     let held = put(&one, "x", &content(1, 1 << 20), Retention::WhileLeased);
@@ -157,7 +161,7 @@ fn a_server_without_its_keeper_starts_another() {
     let next = processes.kill_foreground();
     assert_eq!(one.get("x", &one.holder("")).unwrap().id(), held.id());
     let more = put(&one, "y", &content(2, 1 << 20), KEPT);
-    // The new supervisor has what there was, and what has come since: it starts the next server.
+    // The new supervisor has the earlier and the later tensors, and starts the next server.
     signal(server, Signal::KILL);
     let two = processes.connect("two");
     for (name, number) in [("x", 1), ("y", 2)] {
@@ -165,19 +169,19 @@ fn a_server_without_its_keeper_starts_another() {
     }
     assert_eq!(children(next).len(), 1);
     drop((held, more, one));
-    until("what was leased is gone", || two.get("x", &two.holder("")).is_err());
+    until("leased tensors are freed", || two.get("x", &two.holder("")).is_err());
     signal(next, Signal::TERM);
-    until("all have stopped", || with_argument(&processes.socket).is_empty());
+    until("all processes have ended", || with_argument(&processes.socket).is_empty());
     assert!(!processes.socket.exists());
 }
 
 #[test]
-fn a_keeper_that_stands_still_is_replaced_for_good() {
+fn stopped_supervisor_is_replaced() {
     let mut processes = Processes::start();
     let one = processes.connect("one");
     let (server, successor) = (processes.server(), processes.folder.path().join("cotensor.sock.successor"));
     signal(processes.supervisor(), Signal::STOP);
-    // What the server tells fills the queue, until it has waited long enough.
+    // The server's events fill the socket until the server times out.
     let mut names = 0;
     until("there is another supervisor", || {
         drop(put(&one, &names.to_string(), &content(names, 100), KEPT));
@@ -186,10 +190,10 @@ fn a_keeper_that_stands_still_is_replaced_for_good() {
     });
     let next = children(server);
     signal(processes.supervisor(), Signal::CONT);
-    assert!(!processes.stop(), "it was killed");
+    assert!(!processes.stop(), "the stopped supervisor was killed");
     let two = processes.connect("two");
     assert_eq!(processes.running(), [&next[..], &[server]].concat().into_iter().collect());
-    // The next one has what the other was not told any more.
+    // The next supervisor has the events that the stopped one did not read.
     signal(server, Signal::KILL);
     until("there is another server", || children(next[0]).first().is_some_and(|other| *other != server));
     for name in 0..names {
@@ -197,61 +201,61 @@ fn a_keeper_that_stands_still_is_replaced_for_good() {
     }
     assert_eq!(processes.running().len(), 2);
     signal(next[0], Signal::TERM);
-    until("all have stopped", || processes.running().is_empty());
+    until("all processes have ended", || processes.running().is_empty());
     assert!(!processes.socket.exists());
 }
 
 #[test]
-fn a_clean_stop_ends_both_and_takes_the_socket_away() {
+fn clean_stop_ends_both_processes_and_removes_the_socket() {
     let mut processes = Processes::start();
     let one = processes.connect("one");
     let held = put(&one, "x", &content(1, 5000), KEPT);
     assert!(processes.stop());
     assert!(!processes.socket.exists() && with_argument(&processes.socket).is_empty());
-    assert!(is_whole(held.bytes().unwrap()));
+    assert!(is_content(held.bytes().unwrap()));
     assert!(one.get("y", &one.holder("")).is_err());
 }
 
 #[test]
-fn a_client_joins_a_daemon_that_knows_nothing_of_it() {
+fn client_continues_at_a_daemon_without_its_session() {
     let processes = Processes::start();
     let (one, two) = (processes.connect("one"), processes.connect("two"));
     let held = put(&one, "x", &content(1, 1000), Retention::WhileLeased);
     let read = two.get("x", &two.holder("")).unwrap();
     let processes = processes.start_anew();
-    // Nobody was left to end the index: until the end of the connection is noticed, the client answers from it.
+    // No process was left to invalidate the index. The client uses it until it notices the end of the connection.
     let empty = |store: &ClientStore| store.get("x", &store.holder("")).is_err_and(|e| e.kind() == ErrorKind::NotFound);
-    until("both are at the new one, which is empty", || empty(&one) && empty(&two));
-    // What is held goes on, and nobody writes where it lies.
+    until("both clients use the new, empty daemon", || empty(&one) && empty(&two));
+    // Held tensors stay readable, and no tensor is written to their ranges.
     let next: Vec<Lease> = (2..60).map(|n| put(&one, "x", &content(n, 1000), Retention::WhileLeased)).collect();
     assert_eq!((held.bytes().unwrap(), read.bytes().unwrap()), (&content(1, 1000)[..], &content(1, 1000)[..]));
     assert_eq!(two.get("x", &two.holder("")).unwrap().bytes().unwrap(), content(59, 1000));
     drop(held);
     drop(put(&one, "y", &content(61, 1000), Retention::WhileLeased));
-    assert_eq!(read.bytes().unwrap(), content(1, 1000), "its producer let go, which no daemon knows");
+    assert_eq!(read.bytes().unwrap(), content(1, 1000), "the reader keeps the tensor after its producer released it");
     drop((read, next, one, two));
     settles_empty(&processes);
 }
 
 #[test]
-fn claims_are_taken_up_again() {
+fn claims_are_resumed_after_a_takeover() {
     let processes = Processes::start();
     let key = Key(ContentHash::of(b"stage"));
     let (one, two) = (processes.connect("one"), processes.connect("two"));
-    let Claim::Compute(ticket) = one.claim(&key, &one.holder("")).unwrap() else { panic!("nothing is there") };
+    let Claim::Compute(ticket) = one.claim(&key, &one.holder("")).unwrap() else { panic!("the key has no result") };
     let spec = || cotensor_store::TensorSpec { retention: KEPT, ..crate::support::spec("result", 1 << 20) };
     let mut result = one.reserve(spec(), &one.holder("")).unwrap();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| match two.claim(&key, &two.holder("")).unwrap() {
             Claim::Ready(leases) => leases[0].bytes().unwrap().to_vec(),
-            Claim::Compute(_) => panic!("it is computed already"),
+            Claim::Compute(_) => panic!("the key has a result"),
         });
         processes.kill_server();
         result.write(&content(3, 1 << 20), CopyReason::Put).unwrap();
         ticket.publish(vec![result]).unwrap();
         assert_eq!(waiting.join().unwrap(), content(3, 1 << 20));
     });
-    // Results are results for the next server, too.
+    // The next server has the results too.
     processes.kill_server();
     let three = processes.connect("three");
     assert!(three.is_computed(&key));
@@ -259,14 +263,14 @@ fn claims_are_taken_up_again() {
 }
 
 #[test]
-fn a_name_that_has_not_changed_is_got_without_asking() {
+fn unchanged_name_is_found_without_a_request() {
     let processes = Processes::start();
     let (one, two) = (processes.connect("one"), processes.connect("two"));
     let holder = one.holder("reader");
     let first = put(&two, "x", &content(1, 4096), Retention::WhileLeased);
     let held = one.get("x", &holder).unwrap();
     let server = processes.server();
-    // A server that stands still answers nobody.
+    // A stopped server answers no request.
     signal(server, Signal::STOP);
     let again = one.get("x", &holder).unwrap();
     assert_eq!((again.id(), again.bytes().unwrap().as_ptr()), (held.id(), held.bytes().unwrap().as_ptr()));
@@ -277,10 +281,10 @@ fn a_name_that_has_not_changed_is_got_without_asking() {
     assert_eq!((newer.id(), newer.bytes().unwrap()), (second.id(), &content(2, 4096)[..]));
     assert_ne!(newer.id(), first.id());
     two.remove("x").unwrap();
-    assert!(one.get("x", &holder).is_err(), "removed, though it is held");
+    assert!(one.get("x", &holder).is_err(), "the name is removed, though the tensor is leased");
     drop((again, held, newer, first, second));
 
-    // The end of the server ends its index.
+    // The end of the server invalidates its index.
     let kept = put(&two, "y", &content(3, 100), Retention::WhileLeased);
     let held = one.get("y", &holder).unwrap();
     processes.kill_server();
@@ -291,7 +295,7 @@ fn a_name_that_has_not_changed_is_got_without_asking() {
 }
 
 #[test]
-fn a_large_tensor_is_one_descriptor_of_the_server_and_one_of_the_keeper() {
+fn large_tensor_takes_one_descriptor_in_each_process() {
     const COUNT: usize = 50;
     let processes = Processes::start();
     let store = processes.connect("one");

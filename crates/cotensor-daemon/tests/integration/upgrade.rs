@@ -1,4 +1,4 @@
-//! The daemon's program is removed or replaced while it runs, and then one of its processes dies.
+//! The daemon's program is removed or replaced, and then one of its processes dies.
 
 use crate::support::processes::{PROGRAM, Processes, children, content, put, signal};
 use crate::support::until;
@@ -40,7 +40,7 @@ fn assert_has_x(processes: &Processes) {
 }
 
 #[test]
-fn a_program_that_was_removed_or_fails_costs_no_tensors() {
+fn removed_or_failing_program_loses_no_tensors() {
     let mut processes = started();
     std::fs::remove_file(program_in(processes.folder.path())).unwrap();
     processes.kill_server();
@@ -54,7 +54,7 @@ fn a_program_that_was_removed_or_fails_costs_no_tensors() {
 }
 
 #[test]
-fn a_server_whose_program_was_replaced_starts_a_keeper_that_works() {
+fn server_with_a_replaced_program_starts_a_working_supervisor() {
     let processes = started();
     replace(&processes, "exit 1");
     let server = processes.server();
@@ -65,15 +65,15 @@ fn a_server_whose_program_was_replaced_starts_a_keeper_that_works() {
     until("there is another server", || !children(supervisor).is_empty());
     assert_has_x(&processes);
     signal(supervisor, Signal::TERM);
-    until("all have stopped", || processes.running().is_empty());
+    until("all processes have ended", || processes.running().is_empty());
 }
 
 #[test]
-fn a_new_version_takes_over_from_the_old_one() {
+fn new_version_takes_over() {
     let mut processes = started();
     let marker = processes.folder.path().join("started");
     replace(&processes, &format!("touch '{}'\nexec '{PROGRAM}' \"$@\"", marker.display()));
-    // A server that dies as soon as it has begun is followed by the same program once.
+    // After a server that ended at its start, the running program is started once.
     until("the new version was started", || {
         processes.kill_server();
         assert_has_x(&processes);

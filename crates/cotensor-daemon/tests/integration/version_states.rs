@@ -1,4 +1,4 @@
-//! Every version says what it is to its name.
+//! The states of a name's versions.
 
 use crate::support::processes::{Processes, content, put, settles_empty};
 use crate::support::until;
@@ -16,7 +16,7 @@ fn listed(store: &ClientStore, name: &str) -> Vec<(u64, TensorState)> {
     list.iter().map(|tensor| (tensor.id.version, tensor.state)).collect()
 }
 
-/// The states of a name's versions, while nothing changes: the list and `who` agree.
+/// The states of a name's versions. `tensor.list` and `tensor.holders` must agree.
 fn states(store: &ClientStore, name: &str) -> Vec<(u64, TensorState)> {
     let listed = listed(store, name);
     let mut who = store.request::<ListHolders>(&NameParams { name: name.to_owned() }).unwrap().versions;
@@ -26,7 +26,7 @@ fn states(store: &ClientStore, name: &str) -> Vec<(u64, TensorState)> {
 }
 
 #[test]
-fn versions_are_published_superseded_removed_or_spilled_and_stay_so_over_a_takeover() {
+fn version_states_survive_a_takeover() {
     use TensorState::{Published, Removed, Spilled, Superseded};
     let max = 3 * MIB + (16 << 10);
     let processes = Processes::start_with(|folder| vec![max.to_string().into(), folder.join("spill").into()]);
@@ -43,7 +43,7 @@ fn versions_are_published_superseded_removed_or_spilled_and_stay_so_over_a_takeo
     for number in 0..4 {
         drop(put(&one, &format!("large {number}"), &content(number, MIB), KEPT));
     }
-    until("the oldest is spilled", || listed(&one, "large 0") == [(1, Spilled)]);
+    until("the oldest tensor is spilled", || listed(&one, "large 0") == [(1, Spilled)]);
     assert_eq!(states(&one, "large 3"), [(1, Published)]);
 
     processes.kill_server();
@@ -53,7 +53,7 @@ fn versions_are_published_superseded_removed_or_spilled_and_stay_so_over_a_takeo
     assert_eq!(states(&two, "large 0"), [(1, Published)]);
 
     drop((first, second, third));
-    until("what is no more published goes with its last lease", || listed(&two, "x") == [(3, Published)]);
+    until("superseded and removed versions are freed with their last lease", || listed(&two, "x") == [(3, Published)]);
     assert_eq!(states(&two, "x"), [(3, Published)]);
     two.remove("x").unwrap();
     (0..4).for_each(|number| two.remove(&format!("large {number}")).unwrap());

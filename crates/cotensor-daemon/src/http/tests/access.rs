@@ -1,4 +1,4 @@
-//! Who is served.
+//! Access: the token, users and other sites.
 
 use super::Running;
 use serde_json::json;
@@ -10,7 +10,7 @@ const LIST: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tensor.list"}"#;
 const JSON: (&str, &str) = ("Content-Type", "application/json");
 
 #[test]
-fn every_request_needs_the_token_but_health_and_the_page() {
+fn token_is_required_except_for_health_and_page() {
     for listen in ["127.0.0.1:0", "0.0.0.0:0"] {
         let running = Running::start(|_, http| http.listen = listen.parse().unwrap());
         running.request("PUT", "/tensors/x?dtype=uint8&shape=1", &[], b"1");
@@ -53,7 +53,7 @@ fn every_request_needs_the_token_but_health_and_the_page() {
 }
 
 #[test]
-fn a_token_that_is_configured_is_the_one_that_is_needed() {
+fn configured_token_is_required() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("token");
     std::fs::write(&file, "a-token-of-some-length\n").unwrap();
@@ -65,7 +65,7 @@ fn a_token_that_is_configured_is_the_one_that_is_needed() {
 }
 
 #[test]
-fn a_connection_goes_on_with_the_token_only() {
+fn connection_without_the_token_ends_after_one_answer() {
     let running = Running::start(|_, _| {});
     let token = running.authorization();
     for (token, answers) in [(token.as_str(), 2), ("", 1)] {
@@ -74,14 +74,14 @@ fn a_connection_goes_on_with_the_token_only() {
         let last = format!("GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{token}\r\n");
         stream.write_all((first + &last).as_bytes()).unwrap();
         let mut text = String::new();
-        // What was not answered may come back as a reset connection.
+        // The second request may be answered by a reset of the connection.
         drop(stream.read_to_string(&mut text));
         assert_eq!(text.matches("HTTP/1.1 200").count(), answers, "{text}");
     }
 }
 
 #[test]
-fn the_page_gets_the_token_by_a_code_that_is_good_once() {
+fn page_receives_the_token_for_a_code_once() {
     let running = Running::start(|_, _| {});
     let file = running.call(&[], "http.dashboard", json!({})).unwrap()["file"].as_str().unwrap().to_owned();
     let redirect = std::fs::read_to_string(&file).unwrap();
@@ -90,16 +90,16 @@ fn the_page_gets_the_token_by_a_code_that_is_good_once() {
     let has_token = |url: &str| running.anonymous("GET", url, &[], b"").text().contains(&running.token);
     assert!(!has_token("/") && !has_token("/?code=") && !has_token(&url[..url.len() - 1]));
     assert_eq!(running.anonymous("HEAD", url, &[], b"").status, 200);
-    assert!(has_token(url), "a HEAD has not used it up");
+    assert!(has_token(url), "a HEAD request leaves the code valid");
     assert!(!has_token(url) && !std::path::Path::new(&file).exists());
 
-    let place = running.call(&[], "http.address", json!({})).unwrap();
-    assert_eq!(place["address"], running.address.to_string());
-    assert_eq!(std::fs::read_to_string(place["token_file"].as_str().unwrap()).unwrap().trim(), running.token);
+    let address = running.call(&[], "http.address", json!({})).unwrap();
+    assert_eq!(address["address"], running.address.to_string());
+    assert_eq!(std::fs::read_to_string(address["token_file"].as_str().unwrap()).unwrap().trim(), running.token);
 }
 
 #[test]
-fn a_token_is_text_in_the_page_whatever_is_in_it() {
+fn token_is_escaped_in_the_page() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("token");
     let secret = "\"><script>{{nonce}}&amp;'0123";
@@ -114,7 +114,7 @@ fn a_token_is_text_in_the_page_whatever_is_in_it() {
 }
 
 #[test]
-fn pages_of_other_sites_are_refused_and_so_are_names_that_are_pointed_here() {
+fn requests_of_other_sites_and_unknown_host_names_are_refused() {
     let running = Running::start(|_, http| http.hosts = vec!["box.example".to_owned()]);
     let (here, port) = (running.address.to_string(), running.address.port());
     let own = format!("http://{here}");
@@ -143,11 +143,11 @@ fn pages_of_other_sites_are_refused_and_so_are_names_that_are_pointed_here() {
         assert_eq!(answer.status, 403, "{headers:?}");
         assert!(!answer.headers.keys().any(|name| name.starts_with("access-control")));
     }
-    // What a form of another site can send without asking.
+    // A form of another site can send this without a preflight request.
     let form = running.request("POST", "/jsonrpc", &[("Content-Type", "text/plain")], LIST.as_bytes());
     assert_eq!(form.status, 415);
     assert_eq!(running.request("OPTIONS", "/jsonrpc", &[], b"").status, 405);
-    // A link to the page is no harm: it shows nothing to the site that it is on.
+    // A link to the page is harmless: the linking site cannot read it.
     assert_eq!(running.request("GET", "/", &[("Sec-Fetch-Site", "cross-site")], b"").status, 200);
     // Two hosts: a proxy may have checked the other one.
     let two = [("Host", &*here), ("Host", "evil.example")];

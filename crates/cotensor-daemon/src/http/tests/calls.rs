@@ -1,7 +1,8 @@
-//! JSON-RPC: the specification's examples, sessions, and what the daemon says about itself.
+//! JSON-RPC over HTTP: the specification's examples, sessions, health and metrics.
 
 use super::Running;
 use crate::dispatch::{Caller, Methods, Reply};
+use crate::testing::until;
 use cotensor_client::protocol::{Method, PROTOCOL};
 use cotensor_core::Result;
 use schemars::JsonSchema;
@@ -9,7 +10,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// The specification's examples and some more: what is sent, and what comes back if anything does.
+/// Messages and their answers: the specification's examples and more.
 const EXAMPLES: &str = include_str!("../../../../../protocol/jsonrpc.json");
 
 #[derive(Serialize, Deserialize, JsonSchema)]
@@ -18,7 +19,7 @@ struct Subtraction {
     subtrahend: i64,
 }
 
-/// What cannot be written as JSON.
+/// A result that cannot be serialized.
 #[derive(Deserialize, JsonSchema)]
 struct Unwritable;
 
@@ -63,22 +64,22 @@ methods! {
     Fail "unwritable" Value => Unwritable: |_| Unwritable;
 }
 
-/// Whether `found` is what was expected; an error may say more about itself.
-fn agrees(found: &Value, expected: &Value) -> bool {
+/// Whether `found` contains `expected`. An error may have more fields.
+fn contains(found: &Value, expected: &Value) -> bool {
     match (found, expected) {
         (Value::Object(found), Value::Object(expected)) => {
             found.len() >= expected.len()
-                && expected.iter().all(|(name, value)| found.get(name).is_some_and(|found| agrees(found, value)))
+                && expected.iter().all(|(name, value)| found.get(name).is_some_and(|found| contains(found, value)))
         }
         (Value::Array(found), Value::Array(expected)) => {
-            found.len() == expected.len() && found.iter().zip(expected).all(|(a, b)| agrees(a, b))
+            found.len() == expected.len() && found.iter().zip(expected).all(|(a, b)| contains(a, b))
         }
         _ => found == expected,
     }
 }
 
 #[test]
-fn the_specifications_examples() {
+fn examples_of_the_json_rpc_specification() {
     let running = Running::with(Some(methods()), |_, _| {});
     let examples: Vec<Value> = serde_json::from_str(EXAMPLES).unwrap();
     assert!(examples.len() > 15);
@@ -88,7 +89,7 @@ fn the_specifications_examples() {
             None => assert_eq!((answer.status, &answer.body[..]), (204, &b""[..]), "{example}"),
             Some(expected) => {
                 assert_eq!(answer.status, 200);
-                assert!(agrees(&answer.json(), expected), "{example}\n{}", answer.text());
+                assert!(contains(&answer.json(), expected), "{example}\n{}", answer.text());
             }
         }
     }
@@ -104,39 +105,39 @@ fn the_specifications_examples() {
 }
 
 #[test]
-fn a_session_goes_on_over_requests_and_ends_when_it_does_not_call() {
-    let running = Running::start(|_, http| http.session_ttl = Duration::from_millis(300));
+fn session_keeps_its_leases_between_requests_until_it_is_deleted() {
+    let running = Running::start(|_, _| {});
     running.request("PUT", "/tensors/x?dtype=uint8&shape=4", &[], b"1234");
     let token = running.hello("reader");
     let session = [("Cotensor-Session", token.as_str())];
     let found = running.call(&session, "tensor.get", json!({"name": "x"})).unwrap();
     assert_eq!((&found["spec"]["shape"], found.get("fd")), (&json!([4]), None));
-    let who = running.call(&[], "tensor.holders", json!({"name": "x"})).unwrap();
-    assert_eq!(who["versions"][0]["holders"], json!({"reader[http]": 1}));
-    let error = running.call(&session, "segment.fd", json!({"segment": found["segment"]["id"]})).unwrap_err();
-    assert_eq!(error["data"]["kind"], "unsupported");
-
-    // What another call leases under no session goes with that call.
-    running.call(&[], "tensor.get", json!({"name": "x"})).unwrap();
     let holders =
         || running.call(&[], "tensor.holders", json!({"name": "x"})).unwrap()["versions"][0]["holders"].take();
     assert_eq!(holders(), json!({"reader[http]": 1}));
-    while holders() != json!({}) {
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    let gone = running.rpc(&session, "{}");
-    assert_eq!((gone.status, gone.json()["error"]["data"]["kind"].as_str()), (404, Some("refused")));
+    let error = running.call(&session, "segment.fd", json!({"segment": found["segment"]["id"]})).unwrap_err();
+    assert_eq!(error["data"]["kind"], "unsupported");
 
-    let token = running.hello("brief");
-    let session = [("Cotensor-Session", token.as_str())];
-    running.call(&session, "tensor.get", json!({"name": "x"})).unwrap();
+    // A call without a session releases its leases at its end.
+    running.call(&[], "tensor.get", json!({"name": "x"})).unwrap();
+    assert_eq!(holders(), json!({"reader[http]": 1}));
+
     assert_eq!(running.request("DELETE", "/session", &session, b"").status, 204);
     assert_eq!(holders(), json!({}));
     assert_eq!(running.request("DELETE", "/session", &session, b"").status, 404);
 }
 
 #[test]
-fn sessions_are_listed_and_counted_and_their_number_is_bounded() {
+fn session_without_calls_expires() {
+    let running = Running::start(|_, http| http.session_ttl = Duration::from_millis(1));
+    let token = running.hello("reader");
+    until("the session has ended", || running.daemon.session_infos().is_empty());
+    let ended = running.rpc(&[("Cotensor-Session", token.as_str())], "{}");
+    assert_eq!((ended.status, ended.json()["error"]["data"]["kind"].as_str()), (404, Some("refused")));
+}
+
+#[test]
+fn sessions_are_listed_counted_and_limited() {
     let running = Running::start(|_, http| http.sessions_max = 2);
     (0..2).for_each(|number| drop(running.hello(&format!("client {number}"))));
     let hello = json!({"jsonrpc": "2.0", "id": 1, "method": "session.hello", "params": [PROTOCOL, "c"]});
@@ -150,13 +151,13 @@ fn sessions_are_listed_and_counted_and_their_number_is_bounded() {
 }
 
 #[test]
-fn the_daemon_describes_itself() {
+fn health_openrpc_page_and_unknown_paths() {
     let running = Running::start(|_, _| {});
     let health = running.get("/health").json();
     assert_eq!(health["status"], "ok");
     assert_eq!(health["socket"], running.daemon.config.socket.to_str().unwrap());
     let socket = cotensor_client::health::socket_of(running.address).unwrap();
-    assert_eq!(socket, running.daemon.config.socket, "who knows the port finds the socket");
+    assert_eq!(socket, running.daemon.config.socket, "the port leads to the socket");
     let document = running.get("/openrpc.json").json();
     assert_eq!(document, running.call(&[], "rpc.discover", json!({})).unwrap());
     assert_eq!(document["openrpc"], "1.3.2");
@@ -174,15 +175,15 @@ fn the_daemon_describes_itself() {
 }
 
 #[test]
-fn the_socket_is_found_by_the_port_of_a_daemon_on_this_machine() {
+fn socket_is_found_by_the_port_of_a_local_daemon() {
     use cotensor_client::health::socket_of;
     use cotensor_core::ErrorKind;
     let error = socket_of("192.0.2.1:2537".parse().unwrap()).unwrap_err();
     assert!(error.kind() == ErrorKind::Unsupported && error.to_string().contains("192.0.2.1"), "{error}");
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = nobody.local_addr().unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
     let other = std::thread::spawn(move || {
-        let (mut stream, _) = nobody.accept().unwrap();
+        let (mut stream, _) = listener.accept().unwrap();
         std::io::Write::write_all(&mut stream, b"HTTP/1.0 200 OK\r\n\r\n<html>").unwrap();
     });
     let kind = socket_of(address).unwrap_err().kind();
@@ -191,12 +192,12 @@ fn the_socket_is_found_by_the_port_of_a_daemon_on_this_machine() {
     assert_eq!(socket_of(address).unwrap_err().kind(), ErrorKind::NotFound);
 }
 
-/// A name as the [format](https://prometheus.io/docs/instrumenting/exposition_formats/) has them.
+/// Whether a name is valid in the [text format](https://prometheus.io/docs/instrumenting/exposition_formats/).
 fn is_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')
 }
 
-/// Name, labels and value of a sample; `None` for what is none.
+/// Name, labels and value of a sample; `None` for another line.
 fn sample(line: &str) -> Option<(&str, &str, f64)> {
     let (series, value) = line.rsplit_once(' ')?;
     let (name, labels) = match series.split_once('{') {
@@ -220,7 +221,7 @@ fn sample(line: &str) -> Option<(&str, &str, f64)> {
 }
 
 #[test]
-fn the_metrics_are_what_prometheus_reads() {
+fn metrics_have_the_prometheus_text_format() {
     let running = Running::start(|config, _| config.max_memory_bytes = 1 << 20);
     running.request("PUT", "/tensors/x%22%5C%0Ay?dtype=uint8&shape=4", &[], b"1234");
     drop(running.hello("reader"));

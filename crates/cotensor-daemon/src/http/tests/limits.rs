@@ -1,12 +1,13 @@
-//! Clients that send too much, too slowly, or not at all.
+//! Limits: clients that send too much, too slowly, or not at all.
 
 use super::{Answer, Running};
+use crate::testing::{settles_at, until};
 use cotensor_store::StoreReports;
 use std::io::{BufReader, Read, Write};
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-const SHORT: Duration = Duration::from_millis(200);
+const SHORT_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Whether the daemon ends the connection, with or without an answer.
 fn is_ended(mut stream: &TcpStream) -> bool {
@@ -17,16 +18,8 @@ fn is_ended(mut stream: &TcpStream) -> bool {
     }
 }
 
-fn settles(running: &Running) {
-    let start = Instant::now();
-    while running.daemon.store().stats().memory_usage_bytes > 0 {
-        assert!(start.elapsed() < Duration::from_secs(10));
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 #[test]
-fn messages_and_headers_are_bounded() {
+fn messages_and_headers_are_limited() {
     let running = Running::start(|_, http| http.call_bytes_max = 1000);
     assert_eq!(running.rpc(&[], &" ".repeat(1001)).status, 413);
     assert_eq!(running.rpc(&[], &" ".repeat(1000)).status, 200);
@@ -48,7 +41,7 @@ fn messages_and_headers_are_bounded() {
     let many: String = (0..100).map(|number| format!("X-{number}: y\r\n")).collect();
     stream.write_all(format!("GET /health HTTP/1.1\r\nHost: localhost\r\n{many}\r\n").as_bytes()).unwrap();
     assert_eq!(Answer::read(&mut BufReader::new(&stream), "GET").status, 431);
-    // Nesting is bounded too.
+    // Nesting is limited too.
     let running = Running::start(|_, _| {});
     let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
     assert_eq!(running.rpc(&[], &deep).json()[0]["error"]["code"], -32600);
@@ -57,8 +50,8 @@ fn messages_and_headers_are_bounded() {
 }
 
 #[test]
-fn nobody_is_waited_for_long() {
-    let running = Running::start(|_, http| http.message_timeout = SHORT);
+fn silent_clients_are_disconnected() {
+    let running = Running::start(|_, http| http.message_timeout = SHORT_TIMEOUT);
     let silent = running.connect();
     let mut half = running.connect();
     half.write_all(b"GET /health HTT").unwrap();
@@ -71,30 +64,24 @@ fn nobody_is_waited_for_long() {
     for stream in [&silent, &half, &bodyless, &upload] {
         assert!(is_ended(stream));
     }
-    settles(&running);
+    settles_at(&running.daemon, 0);
 }
 
 #[test]
-fn a_reader_that_does_not_take_its_tensor_loses_it() {
-    let running = Running::start(|_, http| http.message_timeout = SHORT);
+fn reader_that_does_not_receive_loses_its_lease() {
+    let running = Running::start(|_, http| http.message_timeout = SHORT_TIMEOUT);
     running.request("PUT", "/tensors/x?dtype=uint8&shape=64000000", &[], &vec![1; 64_000_000]);
     let mut stream = running.connect();
     let token = running.authorization();
     stream.write_all(format!("GET /tensors/x HTTP/1.1\r\nHost: localhost\r\n{token}\r\n").as_bytes()).unwrap();
     let store = running.daemon.store();
-    let held = || store.records("x").iter().any(|record| !record.holders().is_empty());
-    let start = Instant::now();
-    while !held() {
-        assert!(start.elapsed() < Duration::from_secs(10), "it is not leased");
-    }
-    while held() {
-        assert!(start.elapsed() < Duration::from_secs(10), "it is leased still");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let is_leased = || store.records("x").iter().any(|record| !record.holders().is_empty());
+    until("the tensor is leased", is_leased);
+    until("the lease is released", || !is_leased());
 }
 
 #[test]
-fn an_upload_that_breaks_off_leaves_nothing() {
+fn interrupted_upload_leaves_nothing() {
     let running = Running::start(|_, _| {});
     let mut stream = running.connect();
     let token = running.authorization();
@@ -103,16 +90,14 @@ fn an_upload_that_breaks_off_leaves_nothing() {
     );
     stream.write_all(head.as_bytes()).unwrap();
     stream.write_all(&[1; 500_000]).unwrap();
-    while running.daemon.store().stats().memory_usage_bytes == 0 {
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    until("the upload is charged", || running.daemon.store().stats().memory_usage_bytes > 0);
     drop(stream);
-    settles(&running);
+    settles_at(&running.daemon, 0);
     assert_eq!(running.get("/tensors/x").status, 404);
 }
 
 #[test]
-fn connections_are_bounded_and_an_ended_one_makes_room() {
+fn connections_are_limited_until_one_ends() {
     let running = Running::start(|_, http| http.connections_max = 2);
     let kept: Vec<_> = (0..2)
         .map(|_| {
@@ -125,20 +110,18 @@ fn connections_are_bounded_and_an_ended_one_makes_room() {
         .collect();
     assert!(is_ended(&running.connect()));
     drop(kept);
-    let start = Instant::now();
-    loop {
+    until("a connection is accepted", || {
         let mut stream = running.connect();
         let request = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
         let mut answer = String::new();
-        if stream.write_all(request).is_ok() && stream.read_to_string(&mut answer).is_ok() && !answer.is_empty() {
-            return assert!(answer.starts_with("HTTP/1.1 200"));
-        }
-        assert!(start.elapsed() < Duration::from_secs(10));
-    }
+        let answered = stream.write_all(request).is_ok() && stream.read_to_string(&mut answer).is_ok();
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 200"), "{answer}");
+        answered && !answer.is_empty()
+    });
 }
 
 #[test]
-fn a_promised_body_evicts_nothing_before_it_comes() {
+fn announced_length_evicts_nothing() {
     const OLD: usize = 6 << 20;
     let running = Running::start(|config, _| config.max_memory_bytes = 8 << 20);
     running.request("PUT", "/tensors/old?dtype=uint8&shape=6291456", &[], &vec![1; OLD]);
@@ -148,12 +131,10 @@ fn a_promised_body_evicts_nothing_before_it_comes() {
     stream.write_all(format!("{head}{token}Content-Length: {OLD}\r\n\r\n").as_bytes()).unwrap();
     stream.write_all(&[2; 1000]).unwrap();
     let stats = || running.daemon.store().stats();
-    let start = Instant::now();
-    while stats().memory_usage_bytes <= OLD as u64 {
-        assert_eq!(stats().evictions, 0, "what is only promised has evicted");
-        assert!(start.elapsed() < Duration::from_secs(30), "the bytes that came are not counted");
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    until("the received bytes are charged", || {
+        assert_eq!(stats().evictions, 0, "the announced length evicted a tensor");
+        stats().memory_usage_bytes > OLD as u64
+    });
     assert_eq!((stats().evictions, stats().memory_usage_bytes), (0, (OLD + (1 << 20)) as u64));
     stream.write_all(&vec![2; OLD - 1000]).unwrap();
     assert_eq!(Answer::read(&mut BufReader::new(stream), "PUT").status, 201);

@@ -1,4 +1,4 @@
-//! The HTTP side over real connections.
+//! Tests of HTTP over TCP connections.
 
 mod access;
 mod calls;
@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// A daemon that serves HTTP and nothing else.
+/// A daemon that serves HTTP only.
 struct Running {
     daemon: Arc<Daemon>,
     address: SocketAddr,
@@ -62,7 +62,7 @@ impl Running {
         stream
     }
 
-    /// The line of a request's head that carries the token.
+    /// The header line with the token.
     fn authorization(&self) -> String {
         format!("Authorization: Bearer {}\r\n", self.token)
     }
@@ -74,7 +74,7 @@ impl Running {
         self.anonymous(method, path, &headers, body)
     }
 
-    /// Sends one request as a browserless client does and reads its answer.
+    /// Sends one request without the token and reads its answer.
     fn anonymous(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
         let mut head = format!("{method} {path} HTTP/1.1\r\nContent-Length: {}\r\nConnection: close\r\n", body.len());
         if !headers.iter().any(|(name, _)| *name == "Host") {
@@ -106,7 +106,7 @@ impl Running {
         }
     }
 
-    /// Opens a session; its token.
+    /// Opens a session. Returns its token.
     fn hello(&self, client: &str) -> String {
         let hello = self
             .call(&[], "session.hello", json!({"protocol": cotensor_client::protocol::PROTOCOL, "client": client}))

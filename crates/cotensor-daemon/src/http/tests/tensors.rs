@@ -1,4 +1,4 @@
-//! Tensors' bytes up and down.
+//! Uploads and downloads of tensors.
 
 use super::Running;
 use cotensor_store::{StoreReports, TensorStore};
@@ -6,14 +6,14 @@ use serde_json::json;
 use std::os::fd::AsFd;
 
 #[test]
-fn bytes_go_up_and_come_down_whole_or_in_ranges() {
+fn tensor_is_uploaded_and_downloaded_whole_or_in_ranges() {
     let running = Running::start(|_, _| {});
     let content: Vec<u8> = (0..3_000_000).map(|index| (index % 251) as u8).collect();
     let put = running.request("PUT", "/tensors/a/b%20c?dtype=float32&shape=250000,3&kind=weight", &[], &content);
     assert_eq!((put.status, &put.json()["id"]["version"]), (201, &json!(1)), "{put:?}");
     assert_eq!((&put.json()["spec"]["name"], &put.json()["leased"]), (&json!("a/b c"), &json!(false)));
 
-    // Nobody can write it any more, and the daemon does not map it.
+    // The segment is sealed, and the daemon does not map it.
     let lease = running.daemon.store().get("a/b c", &running.daemon.store().holder("test")).unwrap();
     let fd = lease.segment().fd().unwrap();
     assert!(lease.bytes().is_none());
@@ -45,7 +45,7 @@ fn bytes_go_up_and_come_down_whole_or_in_ranges() {
     let head = running.request("HEAD", "/tensors/a/b%20c", &[], b"");
     assert_eq!((head.status, head.headers["content-length"].as_str()), (200, "3000000"));
 
-    // Another version: a range of the one before does not continue it.
+    // A range of another version is not a continuation.
     running.request("PUT", "/tensors/a/b%20c?dtype=uint8&shape=4", &[], b"1234");
     let other = ranged(&[("Range", "bytes=1-2"), ("If-Range", tag)]);
     assert_eq!((other.status, &other.body[..]), (200, &b"1234"[..]));
@@ -55,13 +55,13 @@ fn bytes_go_up_and_come_down_whole_or_in_ranges() {
     assert_eq!(network.bytes, 2 * 3_000_000 + 1_000_002 + 5 + 2 * 4);
 
     assert_eq!(running.request("DELETE", "/tensors/a/b%20c", &[], b"").status, 204);
-    let gone = running.get("/tensors/a/b%20c");
-    assert_eq!((gone.status, gone.json()["error"]["data"]["kind"].as_str()), (404, Some("not_found")));
+    let removed = running.get("/tensors/a/b%20c");
+    assert_eq!((removed.status, removed.json()["error"]["data"]["kind"].as_str()), (404, Some("not_found")));
     assert_eq!(running.daemon.store().stats().memory_usage_bytes, 0);
 }
 
 #[test]
-fn scalars_and_empty_tensors_have_bytes_too() {
+fn scalars_and_empty_tensors_are_served() {
     let running = Running::start(|_, _| {});
     assert_eq!(running.request("PUT", "/tensors/scalar?dtype=float64", &[], &[7; 8]).status, 201);
     let scalar = running.get("/tensors/scalar");
@@ -72,7 +72,7 @@ fn scalars_and_empty_tensors_have_bytes_too() {
 }
 
 #[test]
-fn a_session_holds_what_it_puts() {
+fn session_leases_its_uploads() {
     let running = Running::start(|_, _| {});
     let token = running.hello("writer");
     let session = [("Cotensor-Session", token.as_str())];
@@ -85,7 +85,7 @@ fn a_session_holds_what_it_puts() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_leaves_nothing() {
+fn invalid_upload_is_refused_and_leaves_nothing() {
     let running = Running::start(|config, http| {
         config.max_memory_bytes = 1 << 20;
         http.tensor_bytes_max = 4 << 20;

@@ -70,7 +70,7 @@ fn sorted(journal: &Journal) -> Vec<Entry> {
 }
 
 #[test]
-fn another_that_is_told_all_is_the_same() {
+fn replayed_journal_is_equal() {
     let journal = filled();
     let mut other = Journal::default();
     journal
@@ -119,7 +119,7 @@ fn is_the_same(journal: &Journal, other: &Journal) {
 }
 
 #[test]
-fn segments_go_with_their_last_tensor_and_claims_with_their_first() {
+fn segment_is_removed_with_its_last_tensor_and_claim_with_its_first() {
     let mut journal = filled();
     let (change, fds) = listed(9, 1, 10, true);
     assert!(journal.apply(change, fds).is_err(), "a segment comes once: its tensors are counted");
@@ -138,7 +138,7 @@ fn segments_go_with_their_last_tensor_and_claims_with_their_first() {
 }
 
 #[test]
-fn a_handover_of_many_segments_and_tensors_is_sent_in_blocks() {
+fn large_handover_is_sent_in_blocks() {
     let mut journal = Journal::default();
     for slot in 1..=9000 {
         let (change, fds) = listed(slot, 1, if slot <= 150 { slot } else { 1 }, slot <= 150);
@@ -158,7 +158,7 @@ fn a_handover_of_many_segments_and_tensors_is_sent_in_blocks() {
 }
 
 #[test]
-fn a_spilled_tensor_stays_without_its_segment() {
+fn spilled_tensor_stays_without_its_segment() {
     let mut journal = filled();
     let file: SpillFile = serde_json::from_str(r#"{"number": 1, "path": "/spill/1", "bytes": 1, "hash": ""}"#).unwrap();
     let spilled = |slot, version| Event::Spilled { id: Id { slot, version }, file: file.clone() };

@@ -1,8 +1,8 @@
-//! Steps of a client that calls functions, and of one that offers them.
+//! Steps of callers and of providers of functions.
 
 use super::steps::hold;
 use super::{Step, reached};
-use crate::support::none;
+use crate::support::{none, until};
 use cotensor_client::ClientStore;
 use cotensor_core::DType;
 use cotensor_functions::{Arguments, Context, Failure, Functions, Managed, Object, Options, Provider, Value};
@@ -19,7 +19,7 @@ pub(super) const STEPS: &[Step] = &[
         let functions = functions(socket);
         hold(&functions.call("tensor", &none()).unwrap());
     }),
-    Step("called and done with it", |socket| {
+    Step("called and result dropped", |socket| {
         let functions = functions(socket);
         drop(functions.call("tensor", &none()).unwrap());
         hold(&functions);
@@ -34,7 +34,7 @@ pub(super) const STEPS: &[Step] = &[
         let calling = Arc::clone(&functions);
         let arguments = none().arg(given.clone());
         std::thread::spawn(move || calling.call("hang", &arguments).map(drop));
-        hangs(&functions);
+        wait_for_hang(&functions);
         hold(&given);
     }),
     Step("a task submitted", |socket| {
@@ -51,52 +51,50 @@ pub(super) const STEPS: &[Step] = &[
         let functions = Arc::new(functions(socket));
         let task = functions.submit("hang", &none()).unwrap();
         std::thread::spawn(move || task.wait(None).map(drop));
-        hangs(&functions);
+        wait_for_hang(&functions);
         hold(&functions);
     }),
-    Step("offering", |socket| hold(&offering(socket))),
-    Step("offering no more", |socket| {
-        let provider = offering(socket);
-        provider.remove("doomed").unwrap();
+    Step("providing", |socket| hold(&provider(socket))),
+    Step("function removed", |socket| {
+        let provider = provider(socket);
+        provider.remove("victim").unwrap();
         hold(&provider);
     }),
-    Step("called", |socket| served(socket, "call")),
-    Step("running a task", |socket| served(socket, "submit")),
-    Step("an object of its kept", |socket| served(socket, "keep")),
+    Step("called", |socket| serve(socket, "call")),
+    Step("running a task", |socket| serve(socket, "submit")),
+    Step("an object kept by the survivor", |socket| serve(socket, "keep")),
 ];
 
 fn functions(socket: &Path) -> Functions {
-    Functions::new(ClientStore::connect(Some(socket), "doomed").unwrap())
+    Functions::new(ClientStore::connect(Some(socket), "victim").unwrap())
 }
 
 /// Waits until the survivor's `hang` runs.
-fn hangs(functions: &Functions) {
-    while functions.call("hanging", &none()).unwrap().as_int().unwrap() == 0 {
-        std::thread::sleep(std::time::Duration::from_millis(2));
-    }
+fn wait_for_hang(functions: &Functions) {
+    until("`hang` runs", || functions.call("hanging", &none()).unwrap().as_int().unwrap() > 0);
 }
 
 struct Thing;
 
 impl Managed for Thing {
-    /// The one method stops here.
+    /// The call stops at the step.
     fn call(&self, _: &str, _: &Arguments, _: &Context) -> Result<Value, Failure> {
         reached()
     }
 }
 
-fn offering(socket: &Path) -> Provider {
-    let store = ClientStore::connect(Some(socket), "doomed").unwrap();
-    let builder = Provider::builder(store).function("doomed", Options::default(), |_, context| {
-        let _made = context.tensor("doomed", DType::U8, &[1 << 20], &vec![5; 1 << 20])?;
+fn provider(socket: &Path) -> Provider {
+    let store = ClientStore::connect(Some(socket), "victim").unwrap();
+    let builder = Provider::builder(store).function("victim", Options::default(), |_, context| {
+        let _made = context.tensor("victim", DType::U8, &[1 << 20], &vec![5; 1 << 20])?;
         reached()
     });
     builder.function("thing", Options::default(), |_, _| Ok(Object::new(Thing).into())).start().unwrap()
 }
 
-/// Has the survivor make use of what this offers.
-fn served(socket: &Path, how: &str) {
-    let _provider = offering(socket);
+/// Provides functions and lets the survivor use them by printing `how`.
+fn serve(socket: &Path, how: &str) {
+    let _provider = provider(socket);
     println!("\n{how}");
     loop {
         std::thread::park();

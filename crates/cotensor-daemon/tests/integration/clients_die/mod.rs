@@ -1,4 +1,4 @@
-//! A client is killed at each step of the protocol: nothing of it stays, and others go on.
+//! A client is killed at each step of the protocol. It leaves nothing behind, and other clients continue.
 
 mod calls;
 mod raw;
@@ -14,15 +14,15 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use survivor::{Level, Survivor};
+use survivor::{Counters, Survivor};
 
 const SOCKET: &str = "COTENSOR_TEST_SOCKET";
 const STEP: &str = "COTENSOR_TEST_STEP";
 
-/// A step, and how a client gets there. It ends with [`reached`].
+/// The name of a step, and the client's way to it, which ends with [`reached`].
 struct Step(&'static str, fn(&Path));
 
-/// Says that the step is reached, and waits to be killed.
+/// Prints that the step is reached, and waits to be killed.
 fn reached() -> ! {
     println!("\nreached");
     drop(std::io::stdout().flush());
@@ -31,17 +31,17 @@ fn reached() -> ! {
     }
 }
 
-/// What the doomed claim.
+/// The key that the killed clients claim.
 fn key() -> Key {
     Key(ContentHash::of(b"stage"))
 }
 
-/// What the survivor computes all the while.
+/// The key that the survivor computes during the whole test.
 fn waited_for() -> Key {
     Key(ContentHash::of(b"waited for"))
 }
 
-/// Contents, of which so many are provided.
+/// A source of blobs that fills this number of blobs and then stops at the step.
 struct Half(usize);
 
 impl BlobSource for Half {
@@ -66,17 +66,19 @@ fn specs() -> Vec<BlobSpec> {
 }
 
 #[test]
-#[ignore = "what the others kill"]
+#[ignore = "the process that the other tests kill"]
 fn child() {
-    let (Ok(socket), Ok(wanted)) = (std::env::var(SOCKET), std::env::var(STEP)) else { panic!("run by the others") };
+    let (Ok(socket), Ok(wanted)) = (std::env::var(SOCKET), std::env::var(STEP)) else {
+        panic!("the other tests start this one")
+    };
     let step = [raw::STEPS, steps::STEPS, calls::STEPS].into_iter().flatten().find(|Step(name, _)| *name == wanted);
     let Step(name, go) = step.unwrap();
     go(Path::new(&socket));
     panic!("{name} was passed");
 }
 
-/// A client that has reached `step`; what it says before goes to `said`.
-fn start(processes: &Processes, step: &str, said: impl Fn(&str)) -> Child {
+/// Starts a client and waits until it reaches `step`. `on_line` gets each line that it prints.
+fn start(processes: &Processes, step: &str, on_line: impl Fn(&str)) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", "clients_die::child", "--nocapture"])
         .envs([(SOCKET, processes.socket.to_str().unwrap()), (STEP, step)])
@@ -84,63 +86,63 @@ fn start(processes: &Processes, step: &str, said: impl Fn(&str)) -> Child {
         .spawn()
         .unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-    let reached = lines.inspect(|line| said(line)).any(|line| line == "reached");
+    let reached = lines.inspect(|line| on_line(line)).any(|line| line == "reached");
     assert!(reached, "{step} was not reached");
     child
 }
 
-/// Kills a client at each of `steps`: every counter comes back to what it was, and the survivor has what it had.
-fn nothing_stays(steps: &[Step]) {
+/// Kills a client at each of `steps`. Then all counters return to their former values, and the survivor keeps its tensors.
+fn kill_at_each(steps: &[Step]) {
     let processes = Processes::start();
     let survivor = Survivor::new(&processes);
-    survivor.goes_on("before");
-    let before = Level::at_rest(&processes, &survivor);
+    survivor.works("before");
+    let before = Counters::settled(&processes, &survivor);
     for Step(step, _) in steps {
-        let mut child = start(&processes, step, |line| survivor.is_asked(line));
+        let mut child = start(&processes, step, |line| survivor.on_line(line));
         signal(child.id(), Signal::KILL);
         child.wait().unwrap();
-        survivor.goes_on(step);
-        before.comes_back(&processes, &survivor, step);
+        survivor.works(step);
+        before.wait_for_return(&processes, &survivor, step);
     }
 }
 
 #[test]
-fn nothing_stays_of_a_client_that_is_killed_amid_a_message() {
-    nothing_stays(raw::STEPS);
+fn client_killed_within_a_message_leaves_nothing() {
+    kill_at_each(raw::STEPS);
 }
 
 #[test]
-fn nothing_stays_of_a_client_that_is_killed_with_tensors() {
-    nothing_stays(steps::STEPS);
+fn client_killed_with_tensors_leaves_nothing() {
+    kill_at_each(steps::STEPS);
 }
 
 #[test]
-fn nothing_stays_of_a_client_that_is_killed_amid_a_call() {
-    nothing_stays(calls::STEPS);
+fn client_killed_within_a_call_leaves_nothing() {
+    kill_at_each(calls::STEPS);
 }
 
 #[test]
-fn a_client_that_stands_still_while_the_server_is_replaced_is_waited_for() {
+fn stopped_client_keeps_its_leases_over_a_takeover() {
     let processes = Processes::start();
     let reader = processes.connect("reader");
     let mut child = start(&processes, "published", |_| {});
     signal(child.id(), Signal::STOP);
     processes.kill_server();
     let get = |name: &str| reader.get(name, &reader.holder(""));
-    // The server waits 500 ms for dead processes. It has to wait longer for this one.
+    // The server waits 500 ms for dead processes, and longer for a stopped one: the tensor stays for a second.
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(1) {
-        assert_eq!(get("doomed").unwrap().bytes().unwrap(), content(1, 1 << 20));
+        assert_eq!(get("victim").unwrap().bytes().unwrap(), content(1, 1 << 20));
     }
     signal(child.id(), Signal::CONT);
     let back = || {
         let sessions = reader.request::<cotensor_client::protocol::Sessions>(&cotensor_client::protocol::Empty {});
         sessions
-            .is_ok_and(|list| list.sessions.iter().any(|each| each.client.starts_with("doomed") && each.leases == 2))
+            .is_ok_and(|list| list.sessions.iter().any(|each| each.client.starts_with("victim") && each.leases == 2))
     };
-    until("it is back with what it had", back);
-    assert_eq!(get("doomed small").unwrap().bytes().unwrap(), content(1, 100));
-    // One that dies meanwhile is not waited for longer than need be.
+    until("the client has resumed its leases", back);
+    assert_eq!(get("victim small").unwrap().bytes().unwrap(), content(1, 100));
+    // The server does not wait longer for a client that dies in the meantime.
     signal(child.id(), Signal::STOP);
     processes.kill_server();
     signal(child.id(), Signal::KILL);

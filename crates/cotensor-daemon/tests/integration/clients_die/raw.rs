@@ -1,4 +1,4 @@
-//! Steps of the protocol itself, on a bare socket.
+//! Steps within the protocol, on a plain socket.
 
 use super::{Step, reached};
 use crate::support::processes::content;
@@ -29,20 +29,20 @@ pub(super) const STEPS: &[Step] = &[
         raw.send(&hello());
         at(&raw)
     }),
-    Step("greeted", |socket| at(&Raw::greeted(socket))),
+    Step("hello answered", |socket| at(&Raw::after_hello(socket))),
     Step("half of reserving", |socket| {
-        let raw = Raw::greeted(socket);
+        let raw = Raw::after_hello(socket);
         let frame = frame::<p::Reserve>(&reserve(), Vec::new());
         raw.send_part(&frame, frame.body.len() / 2);
         at(&raw)
     }),
     Step("reserving sent", |socket| {
-        let raw = Raw::greeted(socket);
+        let raw = Raw::after_hello(socket);
         raw.send(&frame::<p::Reserve>(&reserve(), Vec::new()));
         at(&raw)
     }),
     Step("sealed", |socket| {
-        let mut raw = Raw::greeted(socket);
+        let mut raw = Raw::after_hello(socket);
         let _reservation = raw.call::<p::Reserve>(&reserve(), Vec::new());
         let _sealed = sealed();
         at(&raw)
@@ -56,48 +56,48 @@ pub(super) const STEPS: &[Step] = &[
         at(&raw)
     }),
     Step("publishing sent", |socket| at(&publishing(socket, Raw::send))),
-    Step("descriptors that nothing takes", |socket| {
-        let raw = Raw::greeted(socket);
+    Step("descriptors that the method does not use", |socket| {
+        let raw = Raw::after_hello(socket);
         let fds = (0..20).map(|_| sealed()).collect();
         raw.send(&frame::<p::Ping>(&p::Empty {}, fds));
         at(&raw)
     }),
     Step("discarding sent", |socket| {
-        let mut raw = Raw::greeted(socket);
+        let mut raw = Raw::after_hello(socket);
         let reservation = raw.call::<p::Reserve>(&reserve(), Vec::new()).reservation;
         raw.send(&frame::<p::Discard>(&p::ReservationParams { reservation }, Vec::new()));
         at(&raw)
     }),
     Step("a slab sent", |socket| {
-        let (raw, slab) = (Raw::greeted(socket), slab());
+        let (raw, slab) = (Raw::after_hello(socket), slab());
         raw.send(&frame::<p::OpenSlab>(&p::SlabParams { bytes: SLAB_BYTES as u64 }, vec![descriptor_of(&slab)]));
         at(&raw)
     }),
     Step("a slab half sent", |socket| {
-        let (raw, slab) = (Raw::greeted(socket), slab());
+        let (raw, slab) = (Raw::after_hello(socket), slab());
         let frame = frame::<p::OpenSlab>(&p::SlabParams { bytes: SLAB_BYTES as u64 }, vec![descriptor_of(&slab)]);
         raw.send_part(&frame, 5);
         at(&raw)
     }),
     Step("getting sent", |socket| {
-        let raw = Raw::greeted(socket);
+        let raw = Raw::after_hello(socket);
         raw.send(&frame::<p::Get>(&get(), Vec::new()));
         at(&raw)
     }),
     Step("got and not mapped", |socket| {
-        let mut raw = Raw::greeted(socket);
+        let mut raw = Raw::after_hello(socket);
         raw.call::<p::Get>(&get(), Vec::new());
         at(&raw)
     }),
     Step("many sent, none read", |socket| {
-        let raw = Raw::greeted(socket);
+        let raw = Raw::after_hello(socket);
         for _ in 0..500 {
             raw.send(&frame::<p::Get>(&get(), Vec::new()));
         }
         at(&raw)
     }),
-    Step("half of giving back", |socket| {
-        let mut raw = Raw::greeted(socket);
+    Step("half of releasing", |socket| {
+        let mut raw = Raw::after_hello(socket);
         let id = raw.call::<p::Get>(&get(), Vec::new()).id;
         let leases = vec![p::LeaseParams { id, holder: String::new() }];
         let frame = frame::<p::Release>(&p::ReleaseParams { leases }, Vec::new());
@@ -105,9 +105,17 @@ pub(super) const STEPS: &[Step] = &[
         at(&raw)
     }),
     Step("claiming sent", |socket| {
-        let raw = Raw::greeted(socket);
+        let raw = Raw::after_hello(socket);
         let params = p::ClaimParams { key: super::key().0.to_string(), holder: String::new(), timeout_ms: None };
         raw.send(&frame::<p::Claim>(&params, Vec::new()));
+        at(&raw)
+    }),
+    Step("waiting for another's claim", |socket| {
+        let mut raw = Raw::after_hello(socket);
+        let params = p::ClaimParams { key: super::waited_for().0.to_string(), holder: String::new(), timeout_ms: None };
+        raw.send(&frame::<p::Claim>(&params, Vec::new()));
+        // The daemon handles the messages of a connection in their order: after this answer the claim waits.
+        raw.call::<p::Ping>(&p::Empty {}, Vec::new());
         at(&raw)
     }),
 ];
@@ -124,7 +132,7 @@ fn hello() -> Frame {
 }
 
 fn reserve() -> p::ReserveParams {
-    let spec = p::Spec::from(&crate::support::spec("doomed", 1 << 20));
+    let spec = p::Spec::from(&crate::support::spec("victim", 1 << 20));
     p::ReserveParams { spec, holder: String::new() }
 }
 
@@ -149,9 +157,9 @@ fn frame<M: Method>(params: &M::Params, fds: Vec<OwnedFd>) -> Frame {
     Frame { body: rpc::encode_call(Some(1), M::NAME, params).unwrap(), fds }
 }
 
-/// Reserved and sealed, and the publication sent as `send` does it.
+/// Reserves, seals, and sends the publication by `send`.
 fn publishing(socket: &Path, send: impl FnOnce(&Raw, &Frame)) -> Raw {
-    let mut raw = Raw::greeted(socket);
+    let mut raw = Raw::after_hello(socket);
     let reservation = raw.call::<p::Reserve>(&reserve(), Vec::new()).reservation;
     let frame =
         frame::<p::Publish>(&p::PublishParams { reservation, ticket: None, copies: Vec::new() }, vec![sealed()]);
@@ -159,7 +167,7 @@ fn publishing(socket: &Path, send: impl FnOnce(&Raw, &Frame)) -> Raw {
     raw
 }
 
-/// A client that can stop anywhere.
+/// A client that can stop within a message.
 struct Raw {
     socket: UnixStream,
     decoder: Decoder,
@@ -170,7 +178,7 @@ impl Raw {
         Self { socket: UnixStream::connect(socket).unwrap(), decoder: Decoder::default() }
     }
 
-    fn greeted(socket: &Path) -> Self {
+    fn after_hello(socket: &Path) -> Self {
         let mut raw = Self::connected(socket);
         raw.send(&hello());
         raw.answer();
@@ -181,7 +189,7 @@ impl Raw {
         send_all(self.socket.as_fd(), frame).unwrap();
     }
 
-    /// The first `bytes` of the body, with the header of all of it and every descriptor.
+    /// Sends the first `bytes` of the body, with the header of the whole frame and every descriptor.
     fn send_part(&self, whole: &Frame, bytes: usize) {
         let header = whole.header().unwrap();
         let fds = whole.fds.iter().map(|fd| fd.try_clone().unwrap()).collect();

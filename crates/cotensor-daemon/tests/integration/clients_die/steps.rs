@@ -1,6 +1,6 @@
-//! Steps of a client that uses the store.
+//! Steps of a client of the store.
 
-use super::{Half, Step, key, reached, specs, waited_for};
+use super::{Half, Step, key, reached, specs};
 use crate::support::processes::{content, put};
 use crate::support::spec;
 use cotensor_client::ClientStore;
@@ -20,18 +20,18 @@ pub(super) const STEPS: &[Step] = &[
     Step("published", |socket| hold(&written(&connect(socket)).map(|each| each.publish().unwrap()))),
     Step("published again", |socket| {
         let store = connect(socket);
-        let [old, new] = [1, 2].map(|number| put(&store, "doomed", &content(number, 100), Retention::WhileLeased));
+        let [old, new] = [1, 2].map(|number| put(&store, "victim", &content(number, 100), Retention::WhileLeased));
         hold(&(old, new));
     }),
-    Step("old version given back", |socket| {
+    Step("old version released", |socket| {
         let store = connect(socket);
-        drop(put(&store, "doomed", &content(1, 100), Retention::WhileLeased));
-        hold(&put(&store, "doomed", &content(2, 1 << 20), Retention::WhileLeased));
+        drop(put(&store, "victim", &content(1, 100), Retention::WhileLeased));
+        hold(&put(&store, "victim", &content(2, 1 << 20), Retention::WhileLeased));
     }),
     Step("removed and held", |socket| {
         let store = connect(socket);
-        let held = put(&store, "doomed", &content(1, 100), Retention::WhileLeased);
-        store.remove("doomed").unwrap();
+        let held = put(&store, "victim", &content(1, 100), Retention::WhileLeased);
+        store.remove("victim").unwrap();
         hold(&held);
     }),
     Step("read", |socket| hold(&read(&connect(socket), ""))),
@@ -39,12 +39,12 @@ pub(super) const STEPS: &[Step] = &[
         let store = connect(socket);
         hold(&[read(&store, "one"), read(&store, "other")]);
     }),
-    Step("read and given back", |socket| {
+    Step("read and released", |socket| {
         let store = connect(socket);
         drop(read(&store, ""));
         hold(&store);
     }),
-    Step("everything given back", |socket| {
+    Step("everything released", |socket| {
         let store = connect(socket);
         drop(written(&store).map(|each| each.publish().unwrap()));
         drop(reserved(&store));
@@ -52,7 +52,7 @@ pub(super) const STEPS: &[Step] = &[
     }),
     Step("many", |socket| {
         let store = connect(socket);
-        let one = |n| put(&store, &format!("doomed {n}"), &content(n, 100 + 900 * n as usize), Retention::WhileLeased);
+        let one = |n| put(&store, &format!("victim {n}"), &content(n, 100 + 900 * n as usize), Retention::WhileLeased);
         let held: Vec<Lease> = (0..300).map(one).collect();
         let again = |lease: &Lease| store.get(lease.name(), &store.holder("again")).unwrap();
         hold(&(held.iter().map(again).collect::<Vec<_>>(), held));
@@ -67,39 +67,31 @@ pub(super) const STEPS: &[Step] = &[
         let store = connect(socket);
         hold(&claimed(&store).publish(reserved(&store).into()).unwrap());
     }),
-    Step("declined", |socket| {
+    Step("claim abandoned", |socket| {
         let store = connect(socket);
         claimed(&store).abandon();
         hold(&store);
     }),
-    Step("waiting for another's claim", |socket| {
+    Step("blobs planned", |socket| drop(blobs(&connect(socket), 0))),
+    Step("blobs half filled", |socket| drop(blobs(&connect(socket), 2))),
+    Step("blobs published", |socket| {
         let store = connect(socket);
-        let waiting = Arc::clone(&store);
-        std::thread::spawn(move || waiting.claim(&waited_for(), &waiting.holder("")).map(drop));
-        // What this asks for comes to the daemon after the claim, as soon as that is sent; before it is no harm either.
-        std::thread::sleep(std::time::Duration::from_millis(50));
-        hold(&store);
-    }),
-    Step("contents begun", |socket| drop(contents(&connect(socket), 0))),
-    Step("contents half provided", |socket| drop(contents(&connect(socket), 2))),
-    Step("contents provided", |socket| {
-        let store = connect(socket);
-        hold(&contents(&store, 3));
+        hold(&blobs(&store, 3));
     }),
 ];
 
 fn connect(socket: &Path) -> Arc<ClientStore> {
-    ClientStore::connect(Some(socket), "doomed").unwrap()
+    ClientStore::connect(Some(socket), "victim").unwrap()
 }
 
-/// The end of a step: what it made is there until the process is killed.
+/// Ends a step. The values live until the process is killed.
 pub(super) fn hold<T>(_: &T) {
     reached()
 }
 
-/// One with memory of its own, and one in a slab.
+/// Two reservations: with own memory, and in a slab.
 fn reserved(store: &ClientStore) -> [Reservation; 2] {
-    [("doomed", 1 << 20), ("doomed small", 100)]
+    [("victim", 1 << 20), ("victim small", 100)]
         .map(|(name, bytes)| store.reserve(spec(name, bytes), &store.holder("")).unwrap())
 }
 
@@ -120,10 +112,10 @@ fn read(store: &ClientStore, holder: &str) -> Lease {
 fn claimed(store: &ClientStore) -> Ticket {
     match store.claim(&key(), &store.holder("")).unwrap() {
         Claim::Compute(ticket) => ticket,
-        Claim::Ready(_) => panic!("nothing is there"),
+        Claim::Ready(_) => panic!("the key has no result"),
     }
 }
 
-fn contents(store: &ClientStore, provided: usize) -> Vec<Lease> {
-    store.blobs(&specs(), &mut Half(provided), &store.holder("")).unwrap()
+fn blobs(store: &ClientStore, filled: usize) -> Vec<Lease> {
+    store.blobs(&specs(), &mut Half(filled), &store.holder("")).unwrap()
 }

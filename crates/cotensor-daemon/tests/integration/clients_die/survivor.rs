@@ -1,4 +1,4 @@
-//! A client that lives on, and the counters that have to come back.
+//! The client that survives, and the counters that must return to their former values.
 
 use super::{Half, key, specs, waited_for};
 use crate::support::processes::{Processes, content, put};
@@ -30,7 +30,7 @@ impl Drop for Tracked {
     }
 }
 
-/// How long tasks' results wait for their callers, by a clock of the test's own.
+/// How long the provider keeps results of tasks, on the test's clock.
 const TASK_TTL: Duration = Duration::from_secs(10);
 
 pub(super) struct Survivor {
@@ -49,7 +49,7 @@ impl Survivor {
         let store = processes.connect("survivor");
         let shared = put(&store, "shared", &content(9, 4096), Retention::WhileLeased);
         let Claim::Compute(computing) = store.claim(&waited_for(), &store.holder("")).unwrap() else {
-            panic!("nothing is there")
+            panic!("the key has no result")
         };
         let (hanging, objects, clock) =
             (Arc::<AtomicI64>::default(), Arc::<AtomicI64>::default(), Arc::<ManualClock>::default());
@@ -79,12 +79,12 @@ impl Survivor {
         Self { store, functions, provider, clock, shared, hanging, objects, _computing: computing }
     }
 
-    /// Does what the doomed asks for with its output: makes use of what that offers, which ends with an error.
-    pub(super) fn is_asked(&self, what: &str) {
+    /// Uses the functions of the killed client when it prints `line`. These calls end with errors.
+    pub(super) fn on_line(&self, line: &str) {
         let functions = Arc::clone(&self.functions);
-        match what {
-            "call" => drop(std::thread::spawn(move || functions.call("doomed", &none()).unwrap_err())),
-            "submit" => drop(functions.submit("doomed", &none()).unwrap()),
+        match line {
+            "call" => drop(std::thread::spawn(move || functions.call("victim", &none()).unwrap_err())),
+            "submit" => drop(functions.submit("victim", &none()).unwrap()),
             "keep" => {
                 let Value::Remote(thing) = functions.call("thing", &none()).unwrap() else { panic!("a reference") };
                 drop(std::thread::spawn(move || thing.call("stop", &none()).unwrap_err()));
@@ -93,16 +93,18 @@ impl Survivor {
         }
     }
 
-    /// What the dead was computing, this can; what it was providing, too; and what this had it has still.
-    pub(super) fn goes_on(&self, step: &str) {
+    /// The survivor can compute the dead client's key, upload its blobs and use its own tensors.
+    pub(super) fn works(&self, step: &str) {
         let (store, holder) = (&self.store, self.store.holder(""));
-        // The daemon notices an end a moment after it.
-        until(&format!("{step}: the results of the dead are gone"), || match store.claim(&key(), &holder).unwrap() {
-            Claim::Compute(ticket) => {
-                ticket.abandon();
-                true
+        // The daemon handles the end of a connection asynchronously.
+        until(&format!("{step}: the results of the dead client are freed"), || {
+            match store.claim(&key(), &holder).unwrap() {
+                Claim::Compute(ticket) => {
+                    ticket.abandon();
+                    true
+                }
+                Claim::Ready(_) => false,
             }
-            Claim::Ready(_) => false,
         });
         let contents = store.blobs(&specs(), &mut Half(3), &holder).unwrap();
         assert!(contents.iter().all(|lease| lease.bytes().unwrap().iter().all(|&byte| byte == 1)), "{step}");
@@ -114,17 +116,17 @@ impl Survivor {
         assert_eq!(self.shared.bytes().unwrap(), content(9, 4096), "{step}");
         assert!(self.functions.call("tensor", &none()).unwrap().as_tensor().is_ok(), "{step}");
         drop(more);
-        // Tasks outlive whoever submitted them; anybody can end them.
+        // Tasks outlive their callers. Every client can cancel them.
         for (provider, task) in self.functions.tasks(Some(p::provider::TaskState::Running)).unwrap() {
             self.functions.task(provider.epoch, task.task).unwrap().cancel().unwrap();
         }
     }
 }
 
-/// All that could leak.
+/// Counters of everything that could leak.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Level {
-    /// Of each session: its client's name without the process, its leases and their bytes.
+pub(super) struct Counters {
+    /// For each session: the client's name without the process, its leases and their bytes.
     sessions: Vec<(String, usize, u64)>,
     tensors: usize,
     bytes: u64,
@@ -134,11 +136,11 @@ pub(super) struct Level {
     callers: usize,
     server_descriptors: usize,
     supervisor_descriptors: usize,
-    /// Of segments: the daemon maps none but its index.
+    /// Mapped segments. The daemon maps only its index.
     server_segments: usize,
 }
 
-impl Level {
+impl Counters {
     fn of(processes: &Processes, survivor: &Survivor) -> Self {
         let store = &survivor.store;
         let sessions = store.request::<p::Sessions>(&p::Empty {}).unwrap().sessions;
@@ -163,36 +165,36 @@ impl Level {
         }
     }
 
-    /// What there is when nobody does anything: once what the survivor did last has had its effects.
-    pub(super) fn at_rest(processes: &Processes, survivor: &Survivor) -> Self {
-        let mut level = Self::of(processes, survivor);
-        until("the survivor's one tensor is all", || {
-            level = Self::of(processes, survivor);
-            level.tensors == 1 && level.sessions.iter().map(|(_, leases, _)| leases).sum::<usize>() == 1
+    /// The counters after the survivor's last calls have taken effect.
+    pub(super) fn settled(processes: &Processes, survivor: &Survivor) -> Self {
+        let mut counters = Self::of(processes, survivor);
+        until("only the survivor's tensor is left", || {
+            counters = Self::of(processes, survivor);
+            counters.tensors == 1 && counters.sessions.iter().map(|(_, leases, _)| leases).sum::<usize>() == 1
         });
-        level
+        counters
     }
 
-    /// Whether nothing is left that was not there before. Descriptors may be fewer: what was closed last may have been open
-    /// still when those were counted.
-    fn is_back_at(&self, before: &Self) -> bool {
+    /// Whether the counters are those of `before`. Descriptors may be fewer: some may have been open still when `before` was
+    /// counted.
+    fn equals(&self, before: &Self) -> bool {
         let (server_descriptors, supervisor_descriptors) = (before.server_descriptors, before.supervisor_descriptors);
         self.server_descriptors <= server_descriptors
             && self.supervisor_descriptors <= supervisor_descriptors
             && Self { server_descriptors, supervisor_descriptors, ..self.clone() } == *before
     }
 
-    /// Waits until everything is as it was.
-    pub(super) fn comes_back(&self, processes: &Processes, survivor: &Survivor, step: &str) {
+    /// Waits until the counters are these again.
+    pub(super) fn wait_for_return(&self, processes: &Processes, survivor: &Survivor, step: &str) {
         let start = Instant::now();
         loop {
-            // Each time: a task of the dead may end only now, and its result has its time from then on.
+            // Each time: a task of the dead client may end only now, and its result is kept from then on.
             survivor.clock.advance(TASK_TTL + Duration::from_secs(1));
             let now = Self::of(processes, survivor);
-            if now.is_back_at(self) {
+            if now.equals(self) {
                 return;
             }
-            assert!(start.elapsed() < WAIT_TIMEOUT, "{step}: {now:#?} stays, {self:#?} it was");
+            assert!(start.elapsed() < WAIT_TIMEOUT, "{step}: {now:#?}, before: {self:#?}");
             std::thread::sleep(Duration::from_millis(2));
         }
     }

@@ -1,4 +1,4 @@
-//! A program in a PID and a mount namespace of its own, below a root folder of its own.
+//! A program in new PID and mount namespaces, with its own root folder.
 
 use crate::support::processes::children;
 use crate::support::until;
@@ -6,10 +6,10 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-/// Where the shared folder is in the container.
+/// The path of the shared folder in the container.
 pub(crate) const INSIDE: &str = "/run/shared";
 
-/// Makes the root, on a file system that ends with the namespace: the system's programs and libraries, /proc of the new
+/// Makes the root on a file system that ends with the namespace. It contains the system's programs and libraries, /proc of the
 /// namespace, the shared folder and the program.
 const ROOT: &str = r#"
 set -e
@@ -29,16 +29,16 @@ mount --bind "$program" "$root/program"
 exec chroot "$root" /program "$@"
 "#;
 
-/// It is killed when this is dropped.
+/// A running container. Dropping it kills it.
 pub(crate) struct Container {
     child: Child,
     lines: BufReader<ChildStdout>,
-    /// Where the root is mounted in the namespace.
+    /// The mount point of the root.
     _root: tempfile::TempDir,
 }
 
 impl Container {
-    /// Runs `program` with `shared` at [`INSIDE`]. `None`, and the reason on standard error, where this process may not make
+    /// Runs `program` with `shared` at [`INSIDE`]. Returns `None`, with the reason on standard error, if this process may not make
     /// namespaces.
     pub(crate) fn start(
         shared: &Path,
@@ -73,7 +73,7 @@ impl Container {
         Some(Self { child, lines, _root: root })
     }
 
-    /// The first process of the namespace, by its number out here.
+    /// The first process of the namespace, by its number outside.
     pub(crate) fn first_process(&mut self) -> u32 {
         let mut found = None;
         until("the container has a process", || {
@@ -83,17 +83,17 @@ impl Container {
         found.unwrap()
     }
 
-    /// Waits until the program has said `word`.
-    pub(crate) fn says(&mut self, word: &str) {
+    /// Waits until the program prints the line `word`.
+    pub(crate) fn wait_for(&mut self, word: &str) {
         let mut line = String::new();
         while !line.ends_with(&format!("{word}\n")) {
             line.clear();
-            assert!(self.lines.read_line(&mut line).unwrap() > 0, "the program ended before it said {word:?}");
+            assert!(self.lines.read_line(&mut line).unwrap() > 0, "the program ended before it printed {word:?}");
         }
     }
 
     /// Sends the program a line.
-    pub(crate) fn line(&mut self) {
+    pub(crate) fn send_line(&mut self) {
         self.child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
     }
 
@@ -102,7 +102,7 @@ impl Container {
         self.child.wait().unwrap();
     }
 
-    /// Waits for its end; whether it ended well.
+    /// Waits for its end. Returns whether it succeeded.
     pub(crate) fn wait(&mut self) -> bool {
         self.child.wait().unwrap().success()
     }

@@ -1,5 +1,5 @@
-//! Client and daemon in different PID namespaces, as containers have them, with the socket's folder shared between both.
-//! The client inside is this test's own program, started again with its part in the environment.
+//! Client and daemon in different PID namespaces, as in containers, with a shared folder for the socket. The client in the
+//! container is this test program, started again with a variable.
 
 mod container;
 
@@ -15,79 +15,80 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const SIZES: [usize; 3] = [0, 100, 1 << 20];
-/// The presence of this variable says that this process is the client in a container; it has the socket's path.
+/// Set in the client in a container: the path of the socket.
 const SOCKET: &str = "COTENSOR_TEST_SOCKET";
 
-fn put_all(store: &Arc<ClientStore>, who: &str, number: u64) -> Vec<Lease> {
-    let each = |bytes: &usize| put(store, &format!("{who} {bytes}"), &content(number, *bytes), Retention::WhileLeased);
+fn put_all(store: &Arc<ClientStore>, prefix: &str, number: u64) -> Vec<Lease> {
+    let each =
+        |bytes: &usize| put(store, &format!("{prefix} {bytes}"), &content(number, *bytes), Retention::WhileLeased);
     SIZES.iter().map(each).collect()
 }
 
-fn assert_all(store: &Arc<ClientStore>, who: &str, number: u64) {
+fn assert_all(store: &Arc<ClientStore>, prefix: &str, number: u64) {
     for bytes in SIZES {
-        let found = store.get(&format!("{who} {bytes}"), &store.holder("")).unwrap();
-        assert_eq!(found.bytes().unwrap(), content(number, bytes), "{who} {bytes}");
+        let found = store.get(&format!("{prefix} {bytes}"), &store.holder("")).unwrap();
+        assert_eq!(found.bytes().unwrap(), content(number, bytes), "{prefix} {bytes}");
     }
 }
 
-fn say(word: &str) {
+fn print_line(word: &str) {
     println!("\n{word}");
     std::io::stdout().flush().unwrap();
 }
 
-fn wait_for_a_line() {
+fn wait_for_line() {
     std::io::stdin().read_line(&mut String::new()).unwrap();
 }
 
-/// The client in the container: it reads tensors from outside, publishes its own, offers a function, and reads again after
-/// the daemon's server was replaced.
+/// The client in the container: it reads tensors from outside, publishes tensors, provides a function, and reads again after a
+/// takeover.
 fn client_inside(socket: &Path) {
     let store = ClientStore::connect(Some(socket), "inside").unwrap();
     assert_all(&store, "outside", 1);
     let held = put_all(&store, "inside", 2);
     let provider = Provider::builder(Arc::clone(&store));
     let _provider = provider.function("answer", Options::default(), |_, _| Ok(42.into())).start().unwrap();
-    say("published");
-    wait_for_a_line();
+    print_line("published");
+    wait_for_line();
     assert_all(&store, "outside", 1);
     assert_all(&store, "inside", 2);
-    say("resumed");
-    wait_for_a_line();
+    print_line("resumed");
+    wait_for_line();
     drop(held);
 }
 
 #[test]
-fn a_client_in_a_container_shares_with_a_daemon_outside() {
+fn client_in_a_container_shares_with_a_daemon_outside() {
     if let Some(socket) = std::env::var_os(SOCKET) {
         return client_inside(&PathBuf::from(socket));
     }
     let processes = Processes::start();
     let one = processes.connect("outside");
     let held = put_all(&one, "outside", 1);
-    let test = "namespaces::a_client_in_a_container_shares_with_a_daemon_outside";
+    let test = "namespaces::client_in_a_container_shares_with_a_daemon_outside";
     let program = std::env::current_exe().unwrap();
     let environment = [(SOCKET, format!("{INSIDE}/cotensor.sock"))];
     let arguments = ["--exact", test, "--nocapture"];
     let Some(mut inside) = Container::start(processes.folder.path(), &program, &arguments, &environment) else {
         return;
     };
-    inside.says("published");
+    inside.wait_for("published");
     assert_all(&one, "inside", 2);
     let functions = Functions::new(Arc::clone(&one));
     assert_eq!(functions.call("answer", &none()).unwrap().as_int().unwrap(), 42);
 
     processes.kill_server();
-    inside.line();
-    inside.says("resumed");
+    inside.send_line();
+    inside.wait_for("resumed");
     assert_all(&one, "inside", 2);
-    // The end of its connection ends its leases, as anywhere.
+    // The end of its connection releases its leases.
     inside.kill();
     drop((held, functions, one));
     settles_empty(&processes);
 }
 
 #[test]
-fn a_client_outside_shares_with_a_daemon_in_a_container() {
+fn client_outside_shares_with_a_daemon_in_a_container() {
     let folder = tempfile::tempdir().unwrap();
     let arguments = [&format!("{INSIDE}/cotensor.sock")[..]];
     let Some(mut inside) = Container::start(folder.path(), Path::new(PROGRAM), &arguments, &[]) else { return };
@@ -107,7 +108,7 @@ fn a_client_outside_shares_with_a_daemon_in_a_container() {
     let more = put_all(&two, "two", 2);
     assert_all(&one, "two", 2);
     drop((held, one));
-    until("what the first client leased is gone", || two.get("one 100", &two.holder("")).is_err());
+    until("the tensors of the first client are freed", || two.get("one 100", &two.holder("")).is_err());
     drop((more, two));
     signal(supervisor, Signal::TERM);
     assert!(inside.wait());

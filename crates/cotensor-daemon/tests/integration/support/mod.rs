@@ -1,4 +1,4 @@
-//! Shared by the tests.
+//! Helpers of the tests.
 
 pub(crate) mod processes;
 
@@ -6,7 +6,7 @@ pub(crate) use cotensor_daemon::testing::{Running, put, spec, until};
 
 use cotensor_functions::Arguments;
 
-/// No arguments.
+/// Arguments of a call without any.
 pub(crate) fn none() -> Arguments {
     Arguments::new()
 }

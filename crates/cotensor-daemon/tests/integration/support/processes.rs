@@ -1,4 +1,4 @@
-//! A daemon in processes of its own, to be killed.
+//! A daemon in separate processes, which tests can kill.
 
 use super::until;
 use cotensor_client::ClientStore;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 pub(crate) struct Processes {
     supervisor: Child,
     pub(crate) socket: PathBuf,
-    /// The program that is started, and its first arguments.
+    /// The program and its first arguments.
     command: Vec<OsString>,
     arguments: Vec<OsString>,
     pub(crate) folder: tempfile::TempDir,
@@ -27,12 +27,12 @@ impl Processes {
         Self::start_with(|_| Vec::new())
     }
 
-    /// Starts one with more arguments than the socket; these are given the folder that the socket is in.
+    /// Starts a daemon with the arguments that `more` returns for the folder of the socket.
     pub(crate) fn start_with(more: impl FnOnce(&Path) -> Vec<OsString>) -> Self {
         Self::start_by(|_| vec![PROGRAM.into()], more)
     }
 
-    /// Starts one by another command, which is given the folder that the socket is in.
+    /// Starts a daemon by the command that `command` returns for the folder of the socket.
     pub(crate) fn start_by(
         command: impl FnOnce(&Path) -> Vec<OsString>,
         more: impl FnOnce(&Path) -> Vec<OsString>,
@@ -47,20 +47,20 @@ impl Processes {
         this
     }
 
-    /// Kills both, and starts others that know nothing.
+    /// Kills supervisor and server, and starts a daemon without their state.
     pub(crate) fn start_anew(mut self) -> Self {
         let server = self.server();
         signal(self.supervisor(), Signal::STOP);
         signal(server, Signal::KILL);
         drop(self.supervisor.kill());
         drop(self.supervisor.wait());
-        // As long as one of them lives it has the lock.
-        until("both are gone", || with_argument(&self.socket).is_empty());
+        // A living process has the lock.
+        until("both processes have ended", || with_argument(&self.socket).is_empty());
         self.supervisor = spawn(&self.command, &self.arguments);
         self
     }
 
-    /// Kills the foreground alone, and waits until its server has another supervisor: that one's process.
+    /// Kills the supervisor, and waits until the server has started another one. Returns its process.
     pub(crate) fn kill_foreground(&mut self) -> u32 {
         let server = self.server();
         signal(self.supervisor(), Signal::KILL);
@@ -70,16 +70,16 @@ impl Processes {
             next = children(server).first().copied();
             next.is_some()
         });
-        until("it waits for a successor", || self.folder.path().join("cotensor.sock.successor").exists());
+        until("the supervisor listens for a successor", || self.folder.path().join("cotensor.sock.successor").exists());
         next.unwrap()
     }
 
-    /// Starts the program once more, on the same socket.
+    /// Starts the program again on the same socket.
     pub(crate) fn start_again(&mut self) {
         self.supervisor = spawn(&self.command, &self.arguments);
     }
 
-    /// What the program says when it is started beside the one that runs.
+    /// The error of the program when it is started beside the running daemon.
     pub(crate) fn refused(&self) -> String {
         self.refused_with(&[])
     }
@@ -99,7 +99,7 @@ impl Processes {
         self.supervisor.id()
     }
 
-    /// The server that the first supervisor has now.
+    /// The current server of the supervisor.
     pub(crate) fn server(&self) -> u32 {
         let mut found = None;
         until("there is a server", || {
@@ -114,21 +114,21 @@ impl Processes {
         with_argument(&self.socket).into_iter().collect()
     }
 
-    /// Kills the server; the next one has another number.
+    /// Kills the server, and waits for the next one.
     pub(crate) fn kill_server(&self) {
         let server = self.server();
         signal(server, Signal::KILL);
         until("the next server starts", || children(self.supervisor()).first().is_some_and(|next| *next != server));
     }
 
-    /// Asks it to stop; whether it did so well.
+    /// Stops the daemon by SIGTERM. Returns whether it succeeded.
     pub(crate) fn stop(&mut self) -> bool {
         signal(self.supervisor.id(), Signal::TERM);
-        self.ended_well()
+        self.wait_for_success()
     }
 
-    /// Waits for the foreground's end; whether it ended well.
-    pub(crate) fn ended_well(&mut self) -> bool {
+    /// Waits for the end of the supervisor. Returns whether it succeeded.
+    pub(crate) fn wait_for_success(&mut self) -> bool {
         self.supervisor.wait().unwrap().success()
     }
 }
@@ -147,8 +147,8 @@ impl Drop for Processes {
         }
         drop(self.supervisor.kill());
         drop(self.supervisor.wait());
-        // One that was started in between.
-        until("nobody listens", || {
+        // A replacement may have been started in between.
+        until("no daemon listens", || {
             let listening = ClientStore::connect(Some(&self.socket), "last").is_ok();
             for pid in with_argument(&self.socket) {
                 signal(pid, Signal::KILL);
@@ -158,7 +158,7 @@ impl Drop for Processes {
     }
 }
 
-/// Processes that were started with this socket.
+/// The processes with this socket as first argument.
 pub(crate) fn with_argument(socket: &std::path::Path) -> Vec<u32> {
     let wanted = socket.as_os_str().as_encoded_bytes();
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
@@ -170,7 +170,7 @@ pub(crate) fn with_argument(socket: &std::path::Path) -> Vec<u32> {
     pids.filter(started).collect()
 }
 
-/// The processes that a process has started, those that are dead already left out.
+/// The living children of a process.
 pub(crate) fn children(parent: u32) -> Vec<u32> {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -199,13 +199,13 @@ pub(crate) fn settles_empty(processes: &Processes) {
         }
         if start.elapsed() > WAIT_TIMEOUT {
             seen.push_str(&format!("{} bytes, {list:?}", stats.memory_usage_bytes));
-            panic!("not everything came back: {seen}");
+            panic!("not everything was freed: {seen}");
         }
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// Bytes by which a tensor is known: of `number`, in whatever length.
+/// `bytes` bytes that identify a tensor by `number`.
 pub(crate) fn content(number: u64, bytes: usize) -> Vec<u8> {
     let mut state = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut content: Vec<u8> = number.to_le_bytes().into_iter().take(bytes).collect();
@@ -218,8 +218,8 @@ pub(crate) fn content(number: u64, bytes: usize) -> Vec<u8> {
     content
 }
 
-/// Whether `bytes` are a whole [`content`].
-pub(crate) fn is_whole(bytes: &[u8]) -> bool {
+/// Whether `bytes` are the complete [`content`] of one number.
+pub(crate) fn is_content(bytes: &[u8]) -> bool {
     let number = u64::from_le_bytes(bytes[..8].try_into().unwrap());
     bytes == content(number, bytes.len())
 }
