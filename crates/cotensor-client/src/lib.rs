@@ -12,4 +12,4 @@ pub mod token;
 pub use connect::connect;
 pub use cotensor_rpc::{Connection, OnNotification};
 pub use place::{default_socket, fallback_folder};
-pub use store::ClientStore;
+pub use store::{ClientStore, ClientStoreBuilder};

@@ -86,6 +86,21 @@ pub trait Memory: Send + Sync {
         )))
     }
 
+    /// Opens a segment of `len` bytes that another process made in the same kind of memory, from the descriptor that
+    /// [`Segment::fd`] returned there. `kind` is [`Segment::kind`] there. The segment lives while any process has its
+    /// descriptor, also after the process that made it has ended.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Refused`](crate::ErrorKind::Refused) for a descriptor of other memory or of another length;
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for memory that processes cannot share;
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io).
+    #[cfg(unix)]
+    fn import(&self, fd: std::os::fd::OwnedFd, len: usize, kind: MemoryKind) -> Result<Arc<dyn Segment>> {
+        drop(fd);
+        let own = self.kind();
+        Err(Error::unsupported(format!("{own} memory cannot open {len} bytes of {kind} memory of another process")))
+    }
+
     /// Prefaults memory for `count` segments of `len` bytes, so that reserving them is fast. Returns the number of segments
     /// that are prefaulted: 0 for memory that does not support it.
     ///
@@ -193,7 +208,8 @@ pub trait Segment: Send + Sync {
         }
     }
 
-    /// A file descriptor from which another process can map the same bytes, where there is one.
+    /// The descriptor by which [`Memory::import`] opens the segment in another process, where there is one: a memfd, or the
+    /// handle that a device's driver exports.
     #[cfg(unix)]
     fn fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         None

@@ -100,12 +100,42 @@ fn shares_between_threads(memory: &dyn Memory) {
     }
 }
 
+/// Runs the conformance suite for memory that processes share: segments are opened from their descriptors.
+///
+/// # Panics
+/// When the memory breaks a promise of [`Memory::import`] or [`Segment::fd`].
+#[cfg(unix)]
+pub fn import_conformance(memory: &dyn Memory) {
+    let fd_of = |segment: &dyn Segment| {
+        let fd = segment.fd().expect("a segment that processes share has a descriptor");
+        fd.try_clone_to_owned().expect("duplicate")
+    };
+    for len in [1, 4096, 100_000] {
+        let mut made = memory.reserve(len).expect("reserve");
+        made.write_at(0, &vec![7; len]).expect("write");
+        let made = made.freeze().expect("freeze");
+        let (fd, kind) = (fd_of(&*made), made.kind());
+        let found = memory.import(fd_of(&*made), len, kind).expect("import");
+        assert_eq!((found.len(), found.kind(), found.device()), (len, kind, memory.device()));
+        drop(made);
+        let mut read = vec![0; len];
+        found.read_at(0, &mut read).expect("read");
+        assert!(read.iter().all(|&byte| byte == 7), "the segment outlives the one that exported it");
+        let again = memory.import(fd_of(&*found), len, kind).expect("an imported segment is exported like any other");
+        assert_eq!(again.len(), len);
+        drop((found, again));
+        let refused = memory.import(fd, len + 1, kind).err().map(|error| error.kind());
+        assert_eq!(refused, Some(ErrorKind::Refused), "{len} bytes are not one more");
+    }
+}
+
 /// The most bytes of a [`FakeDevice`]'s segment. A larger request is an error; without the limit the allocation would abort.
 const FAKE_DEVICE_BYTES_MAX: usize = 1 << 30;
 
 /// The memory of [`Device::Fake`]: the host cannot address its segments, and only explicit copies reach them.
 ///
-/// It counts the bytes of live segments, so that tests find leaks.
+/// Its segments have no descriptors, so processes cannot share them. It counts the bytes of live segments, so that tests
+/// find leaks.
 #[derive(Clone, Debug, Default)]
 pub struct FakeDevice {
     index: u32,

@@ -1,6 +1,8 @@
 //! The configuration of a daemon.
 
+use cotensor_core::Device;
 use cotensor_store::SharingConfig;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -18,11 +20,13 @@ pub(crate) const HEAP_TRIM_DELAY: Duration = Duration::from_secs(1);
 pub struct Config {
     /// The path of its socket; see [`default_socket`].
     pub socket: PathBuf,
-    /// The most bytes of all segments together, and [`METADATA_BYTES`] for each tensor.
+    /// The most bytes of all segments in host memory together, and [`METADATA_BYTES`] for each tensor.
     pub max_memory_bytes: u64,
+    /// The devices other than the host whose memory clients may share, each with the most bytes of all segments there.
+    pub max_device_bytes: BTreeMap<Device, u64>,
     /// The tensors that clients may share. They keep others private.
     pub sharing: SharingConfig,
-    /// The most bytes of one client's leases and reservations.
+    /// The most bytes of one client's leases and reservations, on all devices together.
     pub max_client_bytes: u64,
     /// The folder to which tensors without leases are spilled when memory is needed. Without it they are evicted.
     pub spill: Option<PathBuf>,
@@ -44,6 +48,7 @@ impl Default for Config {
         Self {
             socket: default_socket(),
             max_memory_bytes: u64::MAX,
+            max_device_bytes: BTreeMap::new(),
             sharing: SharingConfig::default(),
             max_client_bytes: u64::MAX,
             spill: None,

@@ -51,6 +51,9 @@ impl Daemon {
         if let Some(files) = files {
             store = store.spill(Arc::new(SpillToFiles(files)));
         }
+        for (&device, &bytes) in &config.max_device_bytes {
+            store = store.max_device_bytes(device, bytes);
+        }
         let store = store
             .max_memory_bytes(config.max_memory_bytes)
             .config(config.sharing.clone())

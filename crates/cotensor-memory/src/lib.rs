@@ -21,6 +21,8 @@ mod mapping;
 mod pack_cache;
 pub mod process;
 mod reuse;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 pub use host::{
     Guarantee, MappedFile, MappedFileMemory, MemfdMemory, MemfdMut, PARALLEL_COPY_BYTES_MIN, PrivateMapping,

@@ -3,6 +3,7 @@
 use super::SharingArgs;
 use crate::environment;
 use clap::{Args, ValueEnum};
+use cotensor::core::Device;
 use cotensor_formats::Format;
 use std::path::PathBuf;
 
@@ -34,7 +35,17 @@ pub(crate) struct ServeArgs {
     /// exhausted, unleased tensors are evicted; then publishing fails with an error that lists the holders.
     #[arg(long, env = environment::MAX_MEMORY, value_name = MIB)]
     pub(crate) max_memory: Option<u64>,
-    /// Memory that one client may lease and reserve, in MiB [default: no limit].
+    /// Device whose memory clients may share, with its budget in MiB, such as cuda:0=40960; repeatable [default: host memory
+    /// only]. The budget of a device counts the tensors of all clients there.
+    #[arg(
+        long,
+        env = environment::MAX_DEVICE_MEMORY,
+        value_name = "DEVICE=MIB",
+        value_delimiter = ',',
+        value_parser = device_memory
+    )]
+    pub(crate) max_device_memory: Vec<(Device, u64)>,
+    /// Memory that one client may lease and reserve, in MiB, on all devices together [default: no limit].
     #[arg(long, env = environment::MAX_CLIENT_MEMORY, value_name = MIB)]
     pub(crate) max_client_memory: Option<u64>,
     /// Give every tensor sealed memory of its own, which its producer cannot change. Without this option, the producer of a
@@ -83,6 +94,17 @@ pub(crate) struct ServeArgs {
     /// Role of this process; set by the daemon for the processes that it starts.
     #[arg(long, hide = true, default_value = "foreground")]
     pub(crate) role: cotensor_daemon::supervisor::Role,
+}
+
+/// Parses a device and its budget in MiB.
+fn device_memory(text: &str) -> Result<(Device, u64), String> {
+    let wrong = || "expected a device and its budget in MiB, such as cuda:0=40960".to_owned();
+    let (device, mib) = text.split_once('=').ok_or_else(wrong)?;
+    let device = device.parse::<Device>().map_err(|error| error.to_string())?;
+    if device.is_host() {
+        return Err("use --max-memory for the budget of host memory".to_owned());
+    }
+    Ok((device, mib.parse().map_err(|_| wrong())?))
 }
 
 /// Parses a host name as in a Host header, without a port.

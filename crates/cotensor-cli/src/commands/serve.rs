@@ -41,6 +41,9 @@ pub(crate) fn serve(args: &ServeArgs, program: &Program) -> Result<()> {
     if let Some(mib) = args.max_memory {
         config.max_memory_bytes = mib_to_bytes(mib, "--max-memory")?;
     }
+    for &(device, mib) in &args.max_device_memory {
+        config.max_device_bytes.insert(device, mib_to_bytes(mib, "--max-device-memory")?);
+    }
     if let Some(mib) = args.max_client_memory {
         config.max_client_bytes = mib_to_bytes(mib, "--max-client-memory")?;
     }

@@ -4,7 +4,7 @@ use super::connection::connect;
 use crate::args::{Client, LsArgs, RmArgs, StatArgs, WhoArgs};
 use crate::output::{print, print_json};
 use crate::table::{Table, duration, elements, plain, shape};
-use cotensor::core::{Error, ErrorKind, Result, size};
+use cotensor::core::{Device, Error, ErrorKind, Result, size};
 use cotensor::store::{Stats, StoreReports, TensorStore};
 use cotensor_client::ClientStore;
 use cotensor_client::protocol::{
@@ -272,6 +272,11 @@ fn stat_daemon(args: &StatArgs) -> Result<()> {
     row("memory", size(stats.memory_usage_bytes));
     row("memory of metadata", size(stats.metadata_bytes));
     row("memory budget", budget(stats));
+    for device in stats.devices.iter().filter(|device| device.device != Device::default().to_string()) {
+        let max = device.max_memory_bytes.map_or_else(|| "no limit".to_owned(), size);
+        let used = format!("{} of {max} ({} tensors)", size(device.memory_usage_bytes), device.tensors);
+        row(&format!("memory on {}", device.device), used);
+    }
     row("counters start", format!("{} ago, with this server", duration(stats.counted_seconds)));
     row("peak memory", size(stats.peak_memory_bytes));
     row("hits", format!("{} ({:.1} %)", stats.cache_hits, 100.0 * stats.hit_rate));

@@ -332,6 +332,20 @@ fn client_budget_is_enforced() {
 }
 
 #[test]
+fn device_budgets_are_set_and_wrong_ones_refused() {
+    let daemon = Daemon::start(&["--max-device-memory", "fake:0=1,fake:3=2"]);
+    let stats = daemon.json(&["stat"]);
+    let devices = stats["stats"]["devices"].as_array().unwrap();
+    let found: Vec<_> = devices.iter().map(|device| (&device["device"], &device["max_memory_bytes"])).collect();
+    assert_eq!(found[1..], [(&"fake:0".into(), &(1u64 << 20).into()), (&"fake:3".into(), &(2u64 << 20).into())]);
+    let text = String::from_utf8(daemon.ok(&["stat"])).unwrap();
+    assert!(text.lines().any(|line| line.contains("memory on fake:3") && line.contains("of 2.00 MiB")), "{text}");
+    for wrong in ["cuda:0", "tpu=1", "cpu=1", "fake:0=much", "fake:0=0"] {
+        daemon.expect_error(&["serve", "--max-device-memory", wrong], 2, &["--max-device-memory"]);
+    }
+}
+
+#[test]
 fn clean_stop_does_not_wait_for_clients() {
     let mut daemon = Daemon::start(&["--listen", "127.0.0.1:0"]);
     let http = daemon.ready["http"].as_str().unwrap().to_owned();

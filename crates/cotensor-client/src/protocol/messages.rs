@@ -130,6 +130,10 @@ message! {
     SlabParams {
         /// The length in bytes.
         bytes: u64,
+        /// The device whose memory it is; `cpu` when it is missing. Slabs are host memory.
+        #[serde(default, with = "super::device_name")]
+        #[schemars(with = "String")]
+        device: Device,
     }
 
     /// An open slab.

@@ -4,8 +4,9 @@ use super::ClientStore;
 use super::publication::descriptor_of;
 use super::session::{Session, WORK_TIMEOUT};
 use crate::protocol as p;
-use cotensor_core::{Error, Result};
-use cotensor_store::{BlobSource, BlobSpec, Holder, Lease};
+use cotensor_core::{ContentHash, Error, ErrorKind, Result, Segment};
+use cotensor_store::{BlobSource, BlobSpec, CopyReason, Holder, Lease, StoreReports};
+use std::sync::Arc;
 use std::time::Instant;
 
 pub(super) fn lease(
@@ -22,7 +23,7 @@ pub(super) fn lease(
             let answer = plan(store, session, specs, &left, holder)?;
             let mut found = answer.ready;
             if let Some(upload) = answer.upload {
-                found.extend(provide(store, session, &upload, source, holder)?);
+                found.extend(provide(store, session, specs, &upload, source, holder)?);
             }
             Ok(found)
         })?;
@@ -76,12 +77,13 @@ fn plan(store: &ClientStore, session: &Session, specs: &[BlobSpec], left: &[usiz
 fn provide(
     store: &ClientStore,
     session: &Session,
+    specs: &[BlobSpec],
     upload: &p::BlobUpload,
     source: &mut dyn BlobSource,
     holder: &Holder,
 ) -> Result<Vec<(usize, Lease)>> {
     let start = Instant::now();
-    let filled = fill(store, upload, source);
+    let filled = fill(store, specs, upload, source);
     let segment = match filled {
         Ok(segment) => segment,
         Err(error) => {
@@ -100,19 +102,39 @@ fn provide(
 
 fn fill(
     store: &ClientStore,
+    specs: &[BlobSpec],
     upload: &p::BlobUpload,
     source: &mut dyn BlobSource,
-) -> Result<std::sync::Arc<dyn cotensor_core::Segment>> {
+) -> Result<Arc<dyn Segment>> {
     let len =
         usize::try_from(upload.bytes).map_err(|_| Error::unsupported("more bytes than this process can address"))?;
-    let mut memory = store.daemon.slabs.pool.memory().reserve(len)?;
-    let bytes = memory.bytes_mut().ok_or_else(|| Error::unsupported("this memory is on a device"))?;
+    // All blobs of a request are on one device.
+    let device = specs.first().map(|spec| spec.device).unwrap_or_default();
+    let mut memory = store.daemon.memories.of(device)?.reserve(len)?;
     for &(place, offset, len) in &upload.places {
-        let range =
-            usize::try_from(offset).ok().and_then(|from| Some(from..from.checked_add(usize::try_from(len).ok()?)?));
-        let part =
-            range.and_then(|range| bytes.get_mut(range)).ok_or_else(|| Error::corrupt("a blob beyond its segment"))?;
-        source.fill(place, part)?;
+        let range = usize::try_from(offset).ok().and_then(|from| {
+            let end = from.checked_add(usize::try_from(len).ok()?)?;
+            (end <= memory.len()).then_some(from..end)
+        });
+        let range = range.ok_or_else(|| Error::corrupt("a blob beyond its segment"))?;
+        if let Some(bytes) = memory.bytes_mut() {
+            source.fill(place, &mut bytes[range])?;
+            continue;
+        }
+        let mut copy = vec![0; range.len()];
+        source.fill(place, &mut copy)?;
+        check_hash(&copy, &specs[place].hash)?;
+        memory.write_at(range.start, &copy)?;
+        store.record_copy("", CopyReason::DeviceTransfer, copy.len());
     }
     memory.freeze()
+}
+
+/// Checks the bytes of a blob for a device, which the daemon cannot read. The daemon itself checks blobs in host memory.
+fn check_hash(bytes: &[u8], hash: &ContentHash) -> Result<()> {
+    if ContentHash::of(bytes) == *hash {
+        return Ok(());
+    }
+    let message = format!("blob {} does not match its hash: hash it again", hash.short());
+    Err(Error::new(ErrorKind::Refused, message).in_field("blobs"))
 }

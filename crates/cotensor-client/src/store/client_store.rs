@@ -1,18 +1,13 @@
 //! The store whose tensors the daemon keeps.
 
 use super::blobs;
-use super::connection::DaemonConnection;
 use super::copies::UnreportedCopies;
-use super::lease_table::{LeaseTable, NewLease};
+use super::lease_table::NewLease;
 use super::publication::{Placement, Terms};
-use super::reconnect::{self, Reconnector};
-use super::session::{ANSWER_TIMEOUT, Session, WORK_TIMEOUT};
-use super::slabs::Slabs;
-use super::tickets::Tickets;
-use crate::place::default_socket;
+use super::reconnect::Reconnector;
+use super::session::{Session, WORK_TIMEOUT};
 use crate::protocol::{self as p, Method, Spec};
-use cotensor_core::{ContentHash, Device, Error, ErrorKind, HeapMemory, Layout, Memory, Result, Segment, SegmentMut};
-use cotensor_memory::process::raise_fd_limit;
+use cotensor_core::{ContentHash, Device, Error, ErrorKind, HeapMemory, Layout, Result, Segment, SegmentMut};
 use cotensor_rpc::Deadline;
 use cotensor_store::backend::{
     Budget, Holders, LeaseBackend, Record, RecordParts, StoreBackend, TensorCharge, UnpublishedTensor,
@@ -32,19 +27,23 @@ use std::time::Duration;
 /// It lives as long as a reference to it or one of its leases. Then, or when the process ends, the daemon releases its leases.
 pub struct ClientStore {
     pub(super) daemon: Reconnector,
-    socket: PathBuf,
-    client: String,
-    config: SharingConfig,
-    small_bytes_max: usize,
-    copies: UnreportedCopies,
-    holders: Holders,
+    pub(super) socket: PathBuf,
+    pub(super) client: String,
+    pub(super) config: SharingConfig,
+    pub(super) small_bytes_max: usize,
+    pub(super) copies: UnreportedCopies,
+    pub(super) holders: Holders,
     /// The budget of private tensors. The daemon's budget does not count them.
-    private: Arc<Budget>,
+    pub(super) private: Arc<Budget>,
     pub(super) me: Weak<ClientStore>,
 }
 
-/// The file and the offset of a segment's memory.
+/// The file and the offset of a segment's memory. `None` on a device, where the descriptors of two segments may name one
+/// file: that of the driver.
 fn memory_of(segment: &dyn Segment) -> Option<(u64, u64, usize)> {
+    if !segment.device().is_host() {
+        return None;
+    }
     let file = rustix::fs::fstat(segment.fd()?).ok()?;
     Some((file.st_dev, file.st_ino, segment.fd_offset()))
 }
@@ -56,50 +55,6 @@ impl Drop for ClientStore {
 }
 
 impl ClientStore {
-    /// Connects to the daemon at `socket`, or at [`default_socket`]. `client` names this process for display.
-    ///
-    /// # Errors
-    /// `Unreachable` when no daemon answers there, `Unsupported` when its protocol version differs, `Refused` when
-    /// it belongs to another user.
-    pub fn connect(socket: Option<&Path>, client: &str) -> Result<Arc<Self>> {
-        Self::connect_within(socket, client, ANSWER_TIMEOUT)
-    }
-
-    /// As [`connect`](Self::connect), for a daemon that must answer within `timeout`.
-    ///
-    /// # Errors
-    /// As [`connect`](Self::connect); `TimedOut` when it does not answer in time.
-    pub fn connect_within(socket: Option<&Path>, client: &str, timeout: Duration) -> Result<Arc<Self>> {
-        raise_fd_limit();
-        let socket = socket.map_or_else(default_socket, Path::to_path_buf);
-        let slabs = Slabs::default();
-        let greeted = DaemonConnection::greet_first(&socket, client, &slabs.freed(), timeout.min(ANSWER_TIMEOUT))?;
-        let hello = greeted.hello.clone();
-        let connection = Arc::new(DaemonConnection::new(&socket, client, slabs.freed(), greeted.into_session(0)));
-        let leases = LeaseTable::new(Arc::clone(&connection));
-        let daemon = Reconnector { connection, leases, slabs, tickets: Tickets::default() };
-        let kinds =
-            hello.sharing.allowed_types.map(|kinds| kinds.iter().filter_map(|kind| kind.parse().ok()).collect());
-        let config = SharingConfig {
-            enable_shared_tensors: hello.sharing.enable_shared_tensors,
-            allowed_types: kinds,
-            max_shared_tensor_size_bytes: hello.sharing.max_shared_tensor_size_bytes,
-        };
-        let store = Arc::new_cyclic(|me| Self {
-            daemon,
-            socket,
-            client: client.to_owned(),
-            config,
-            small_bytes_max: usize::try_from(hello.small_bytes_max).unwrap_or(usize::MAX),
-            copies: UnreportedCopies::default(),
-            holders: Holders::default(),
-            private: Budget::new(u64::MAX),
-            me: me.clone(),
-        });
-        reconnect::watch(&store.daemon.connection, store.me.clone(), |store| &store.daemon)?;
-        Ok(store)
-    }
-
     /// Closes the connection, like the end of the process. The daemon releases this client's leases. Mapped tensors stay readable
     /// until their leases are dropped.
     pub fn disconnect(&self) {
@@ -131,7 +86,7 @@ impl ClientStore {
     }
 
     /// Leases a tensor over this connection that this process leases over another connection to the same daemon, without a copy.
-    /// `None` if the two do not share memory, and for private tensors, which no daemon has.
+    /// `None` if the two do not share memory, for private tensors, which no daemon has, and for tensors on a device.
     pub fn join(&self, lease: &Lease, holder: &Holder) -> Option<Lease> {
         let there = memory_of(lease.segment()).filter(|_| !lease.is_private())?;
         let own = self.lease(lease.id(), holder).ok()?;
@@ -181,10 +136,6 @@ impl ClientStore {
         let layout = spec.layout().map_err(|error| error.in_field(spec.name.as_str()))?;
         let len = layout.size_bytes();
         spec.check_names()?;
-        if !spec.device.is_host() {
-            let message = format!("this client has no memory on {}", spec.device);
-            return Err(Error::unsupported(message).in_field(spec.name.as_str()));
-        }
         self.refuse(&spec, len)?;
         let (place, segment) = place(&reserve_params(&spec, holder.name()), len)?;
         let charge = self.private.take(0).ok_or_else(|| Error::new(ErrorKind::OverBudget, "no memory"))?.into();
@@ -230,14 +181,17 @@ impl ClientStore {
     /// # Errors
     /// `Invalid` for a tensor of another store; as [`TensorStore::reserve`].
     pub fn publish_private(&self, lease: &Lease, holder: &Holder) -> Result<Lease> {
-        let bytes = lease.bytes().filter(|_| lease.is_private() && lease.layout().is_contiguous());
-        let bytes = bytes.ok_or_else(|| {
-            Error::invalid(format!("tensor {:?} is not in the daemon's store: publish it there first", lease.name()))
-        })?;
-        let spec =
-            TensorSpec { members: lease.spec().members, ..TensorSpec::new(lease.name(), lease.dtype(), lease.shape()) };
+        if !lease.is_private() || !lease.layout().is_contiguous() {
+            let message = format!("tensor {:?} is not in the daemon's store: publish it there first", lease.name());
+            return Err(Error::invalid(message));
+        }
+        let spec = TensorSpec::new(lease.name(), lease.dtype(), lease.shape()).on(lease.device());
+        let spec = TensorSpec { members: lease.spec().members, ..spec };
         let mut reservation = self.reserve(spec, holder)?;
-        reservation.write(bytes, CopyReason::Put)?;
+        match lease.bytes() {
+            Some(bytes) => reservation.write(bytes, CopyReason::Put)?,
+            None => reservation.write(&lease.copy_to_host()?, CopyReason::DeviceTransfer)?,
+        }
         reservation.publish()
     }
 
@@ -279,6 +233,11 @@ impl ClientStore {
         let (report, _) = self.daemon.call::<M>(&p::Empty {})?;
         serde_json::from_value(report.fields.into())
             .map_err(|error| Error::corrupt(format!("the answer to {}: {error}", M::NAME)))
+    }
+
+    /// Whether a tensor of `bytes` bytes on `device` is put in a slab.
+    fn is_for_slab(&self, device: Device, bytes: usize) -> bool {
+        device.is_host() && self.small_bytes_max > 0 && bytes <= self.small_bytes_max
     }
 
     fn refuse(&self, spec: &TensorSpec, bytes: usize) -> Result<()> {
@@ -378,22 +337,23 @@ impl TensorStore for ClientStore {
     }
 
     fn reserve(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
-        self.reserve_in(spec, holder, |params, len| match len <= self.small_bytes_max && self.small_bytes_max > 0 {
+        self.reserve_in(spec, holder, |params, len| match self.is_for_slab(params.spec.device, len) {
             true => Placement::in_slab(&self.daemon, len),
-            false => Placement::reserved(&self.daemon, params, |pool| pool.reserve(len)),
+            false => Placement::reserved(&self.daemon, params, |memory| memory.reserve(len)),
         })
     }
 
     /// In memory of its own, also if it is small: a slab stays writable through an address that the caller keeps.
     fn reserve_aliased(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
         self.reserve_in(spec, holder, |params, len| {
-            Placement::reserved(&self.daemon, params, |pool| pool.reserve_aliased(len))
+            Placement::reserved(&self.daemon, params, |memory| memory.reserve_aliased(len))
         })
     }
 
     fn reserve_private(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
         let layout = spec.layout().map_err(|error| error.in_field(spec.name.as_str()))?;
-        let segment = HeapMemory.reserve(layout.size_bytes())?;
+        let memory = if spec.device.is_host() { &HeapMemory } else { self.daemon.memories.of(spec.device)? };
+        let segment = memory.reserve(layout.size_bytes())?;
         self.reserve_in_private(spec, layout, segment, holder)
     }
 
@@ -454,13 +414,18 @@ impl BlobStore for ClientStore {
 }
 
 impl MemoryControl for ClientStore {
-    fn prefault(&self, _: Device, bytes: usize, count: usize) -> Result<usize> {
-        // Small tensors are in slabs, which need no prefaulting.
-        if bytes > self.small_bytes_max { self.daemon.slabs.pool.memory().prefault(bytes, count) } else { Ok(count) }
+    fn prefault(&self, device: Device, bytes: usize, count: usize) -> Result<usize> {
+        // Slabs need no prefaulting.
+        if self.is_for_slab(device, bytes) {
+            Ok(count)
+        } else {
+            self.daemon.memories.of(device)?.prefault(bytes, count)
+        }
     }
 
-    fn limit_memory(&self, _: Device, _: u64) -> Result<()> {
-        Err(Error::unsupported("the daemon sets the budget: `cotensor serve --max-memory`"))
+    fn limit_memory(&self, device: Device, _: u64) -> Result<()> {
+        let option = if device.is_host() { "--max-memory" } else { "--max-device-memory" };
+        Err(Error::unsupported(format!("the daemon sets the budget of {device}: `cotensor serve {option}`")))
     }
 
     fn optimize(&self) -> OptimizeReport {

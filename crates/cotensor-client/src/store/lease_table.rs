@@ -1,12 +1,13 @@
 //! The tensors that this process leases: one mapping per segment, one record per tensor, one lease of the daemon per record.
 
 use super::connection::DaemonConnection;
+use super::memories::Memories;
 use super::session::Session;
 use crate::protocol::{self as p, Descriptor, Id, IndexSlot};
 use cotensor_core::sync::{lock, read, write};
-use cotensor_core::{Error, ErrorKind, Layout, Result, Segment};
+use cotensor_core::{Error, ErrorKind, Layout, MemoryKind, Result, Segment};
+use cotensor_memory::SharedIndexReader;
 use cotensor_memory::process::fd_limit_error;
-use cotensor_memory::{Guarantee, SealedMemfd, SharedIndexReader};
 use cotensor_store::backend::{Budget, Record, RecordParts, StoreBackend};
 use cotensor_store::{Holder, Key, Lease, TensorId, TensorSpec};
 use std::collections::{HashMap, HashSet};
@@ -17,9 +18,10 @@ use std::time::Duration;
 
 pub(super) struct LeaseTable {
     connection: Arc<DaemonConnection>,
+    memories: Arc<Memories>,
     tensors: Mutex<Tensors>,
     /// Segments by the session's generation and its segment number.
-    segments: Mutex<HashMap<(u64, u64), Weak<SealedMemfd>>>,
+    segments: Mutex<HashMap<(u64, u64), Weak<dyn Segment>>>,
     newest: RwLock<Newest>,
     budget: Arc<Budget>,
     private: AtomicU64,
@@ -60,10 +62,11 @@ struct Entry {
 }
 
 impl LeaseTable {
-    pub(super) fn new(connection: Arc<DaemonConnection>) -> Self {
+    pub(super) fn new(connection: Arc<DaemonConnection>, memories: Arc<Memories>) -> Self {
         let newest = RwLock::new(Newest { index: connection.session().index.clone(), names: HashMap::new() });
         Self {
             connection,
+            memories,
             newest,
             tensors: Mutex::default(),
             segments: Mutex::default(),
@@ -267,10 +270,7 @@ impl LeaseTable {
 
     fn segment(&self, session: &Session, descriptor: &Descriptor, fd: Option<OwnedFd>) -> Result<Arc<dyn Segment>> {
         let info = descriptor.segment;
-        if !info.device.is_host() {
-            let message = format!("it is in the memory of {}, which this client cannot map", info.device);
-            return Err(Error::unsupported(message).in_field(descriptor.spec.name.as_str()));
-        }
+        let memory = self.memories.of(info.device).map_err(|error| error.in_field(descriptor.spec.name.as_str()))?;
         let mut segments = lock(&self.segments);
         if fd.is_none()
             && let Some(segment) = segments.get(&(session.generation, info.id)).and_then(Weak::upgrade)
@@ -286,8 +286,8 @@ impl LeaseTable {
             }
         };
         let len = usize::try_from(info.bytes).map_err(|_| Error::unsupported("a segment beyond this process"))?;
-        let guarantee = if info.slab { Guarantee::ProducerOnly } else { Guarantee::Immutable };
-        let segment = SealedMemfd::open_once(fd, len, guarantee)?;
+        let kind = if info.slab { MemoryKind::Slab } else { memory.kind() };
+        let segment = memory.import(fd, len, kind)?;
         segments.retain(|_, segment| segment.strong_count() > 0);
         segments.insert((session.generation, info.id), Arc::downgrade(&segment));
         Ok(segment)

@@ -1,14 +1,17 @@
 //! A [`Store`](cotensor_store::Store) over a connection to the daemon.
 
 mod blobs;
+mod builder;
 mod client_store;
 mod connection;
 mod copies;
 mod lease_table;
+mod memories;
 mod publication;
 mod reconnect;
 mod session;
 mod slabs;
 mod tickets;
 
+pub use builder::ClientStoreBuilder;
 pub use client_store::ClientStore;

@@ -67,15 +67,18 @@ impl Placement {
         }
     }
 
-    /// Memory of its own, made by `memory` after the daemon has reserved its bytes.
+    /// Memory of its own, which `reserve_in` makes in the memory of the tensor's device after the daemon has reserved its
+    /// bytes.
     pub(super) fn reserved(
         daemon: &Reconnector,
         params: &p::ReserveParams,
-        memory: impl FnOnce(&dyn Memory) -> Result<Box<dyn SegmentMut>>,
+        reserve_in: impl FnOnce(&dyn Memory) -> Result<Box<dyn SegmentMut>>,
     ) -> Result<(Self, Box<dyn SegmentMut>)> {
+        let memory =
+            daemon.memories.of(params.spec.device).map_err(|error| error.in_field(params.spec.name.as_str()))?;
         let (number, generation) = daemon.retry(|session| Ok((reserve(session, params)?, session.generation)))?;
         let reserved = Reserved { number, generation, connection: Arc::clone(&daemon.connection), published: false };
-        Ok((Self::Own(reserved), memory(daemon.slabs.pool.memory())?))
+        Ok((Self::Own(reserved), reserve_in(memory)?))
     }
 
     /// Publishes `segment` in a session. Can be repeated in the next session.
@@ -90,13 +93,14 @@ impl Placement {
         let described = Spec::from(spec);
         match self {
             Self::Own(reserved) => {
+                let fd = descriptor_of(&**segment)?;
                 if reserved.generation != session.generation {
                     reserved.number = reserve(session, &p::ReserveParams { spec: described, holder })?;
                     reserved.generation = session.generation;
                 }
                 let params = p::PublishParams { reservation: reserved.number, ticket, copies };
                 reserved.published = true;
-                Ok(session.call::<p::Publish>(&params, vec![descriptor_of(&**segment)?])?.0)
+                Ok(session.call::<p::Publish>(&params, vec![fd])?.0)
             }
             Self::Slab(own) => {
                 let freed = slabs.freed();
@@ -121,6 +125,9 @@ fn reserve(session: &Session, params: &p::ReserveParams) -> Result<u64> {
 
 /// A duplicate of a segment's descriptor, to send.
 pub(super) fn descriptor_of(segment: &dyn Segment) -> Result<OwnedFd> {
-    let fd = segment.fd().ok_or_else(|| Error::unsupported("this memory has no descriptor"))?;
-    duplicate_fd(fd)
+    let unshared = || {
+        let (kind, device) = (segment.kind(), segment.device());
+        Error::unsupported(format!("{kind} memory on {device} has no descriptor, so processes cannot share it"))
+    };
+    duplicate_fd(segment.fd().ok_or_else(unshared)?)
 }

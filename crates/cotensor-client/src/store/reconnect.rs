@@ -2,6 +2,7 @@
 
 use super::connection::DaemonConnection;
 use super::lease_table::LeaseTable;
+use super::memories::Memories;
 use super::session::Session;
 use super::slabs::Slabs;
 use super::tickets::Tickets;
@@ -26,6 +27,7 @@ const IDLE_RETRY_INTERVAL: Duration = Duration::from_secs(2);
 pub(super) struct Reconnector {
     pub(super) connection: Arc<DaemonConnection>,
     pub(super) leases: LeaseTable,
+    pub(super) memories: Arc<Memories>,
     pub(super) slabs: Slabs,
     pub(super) tickets: Tickets,
 }

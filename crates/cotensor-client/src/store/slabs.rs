@@ -1,11 +1,11 @@
-//! The memory of tensors that this process publishes: slabs for small tensors, a pool for large ones.
+//! Slabs: host memory of small tensors that this process publishes.
 
 use super::session::Session;
 use crate::protocol as p;
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Memory, Result, Segment, SegmentMut};
+use cotensor_memory::Slab;
 use cotensor_memory::process::duplicate_fd;
-use cotensor_memory::{MemfdPool, Slab};
 use rustix::param::page_size;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -15,15 +15,12 @@ use std::sync::{Arc, Mutex};
 const SLAB_BYTES_MIN: usize = 8 << 10;
 /// The most bytes of a slab, unless one tensor needs more.
 const SLAB_BYTES_MAX: usize = 4 << 20;
-/// The most bytes of prefaulted memory for large tensors.
-const POOL_BYTES_MAX: usize = 1 << 30;
 
 /// The slabs of this client, for small tensors. They outlive the daemon: the client opens them again in the next session.
 #[derive(Default)]
 pub(super) struct Slabs {
     slabs: Mutex<OpenSlabs>,
     freed: FreedRanges,
-    pub(super) pool: Pool,
 }
 
 /// Slabs by numbers of this client, the newest last.
@@ -32,21 +29,6 @@ struct OpenSlabs {
     generation: u64,
     next: u64,
     open: Vec<(u64, Slab)>,
-}
-
-/// Memory for large tensors.
-pub(super) struct Pool(MemfdPool);
-
-impl Default for Pool {
-    fn default() -> Self {
-        Self(MemfdPool::new(POOL_BYTES_MAX))
-    }
-}
-
-impl Pool {
-    pub(super) fn memory(&self) -> &dyn Memory {
-        &self.0
-    }
 }
 
 /// Published ranges of slabs. A range is used again after the daemon reports that it has no leases.
@@ -198,6 +180,6 @@ pub(super) fn whole_pages(len: usize) -> usize {
 }
 
 fn open(session: &Session, slab: &Slab) -> Result<p::SlabResult> {
-    let fd = duplicate_fd(slab.fd())?;
-    Ok(session.call_long::<p::OpenSlab>(&p::SlabParams { bytes: slab.len() as u64 }, vec![fd])?.0)
+    let params = p::SlabParams { bytes: slab.len() as u64, device: slab.device() };
+    Ok(session.call_long::<p::OpenSlab>(&params, vec![duplicate_fd(slab.fd())?])?.0)
 }

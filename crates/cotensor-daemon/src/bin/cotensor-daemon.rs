@@ -1,9 +1,12 @@
-//! The daemon alone, for tests and for those who want no other command: `cotensor-daemon SOCKET [MAX-BYTES [SPILL-FOLDER]]`.
+//! The daemon alone, for tests and for those who want no other command:
+//! `cotensor-daemon [--device=DEVICE=MAX-BYTES] SOCKET [MAX-BYTES [SPILL-FOLDER]]`.
 
-use cotensor_core::{Error, Result};
+use cotensor_core::{Device, Error, Result};
 use cotensor_daemon::supervisor::{self, Role};
 use cotensor_daemon::{Config, Service};
 use std::process::ExitCode;
+
+const DEVICE_FLAG: &str = "--device=";
 
 fn main() -> ExitCode {
     match run() {
@@ -25,6 +28,8 @@ fn run() -> Result<()> {
         arguments.truncate(arguments.len() - 2);
     }
     let mut config = Config::default();
+    let devices = arguments.extract_if(.., |argument| argument.starts_with(DEVICE_FLAG));
+    config.max_device_bytes = devices.map(|argument| device(&argument)).collect::<Result<_>>()?;
     match &arguments[..] {
         [socket] if !socket.starts_with('-') => config.socket = socket.into(),
         [socket, max, spill @ ..] if spill.len() <= 1 => {
@@ -32,7 +37,20 @@ fn run() -> Result<()> {
             config.max_memory_bytes = max.parse().map_err(|_| Error::invalid("a number of bytes expected"))?;
             config.spill = spill.first().map(Into::into);
         }
-        _ => return Err(Error::invalid("usage: cotensor-daemon SOCKET [MAX-BYTES [SPILL-FOLDER]]")),
+        _ => {
+            return Err(Error::invalid(
+                "usage: cotensor-daemon [--device=DEVICE=MAX-BYTES] SOCKET [MAX-BYTES [SPILL-FOLDER]]",
+            ));
+        }
     }
     supervisor::run(role, Service { config, http: None }, |_| {})
+}
+
+/// Parses `--device=DEVICE=MAX-BYTES`.
+fn device(argument: &str) -> Result<(Device, u64)> {
+    let budget = argument.trim_start_matches(DEVICE_FLAG);
+    let wrong =
+        || Error::invalid(format!("{budget:?}: a device and a number of bytes expected, such as cuda:0=1073741824"));
+    let (device, bytes) = budget.split_once('=').ok_or_else(wrong)?;
+    Ok((device.parse()?, bytes.parse().map_err(|_| wrong())?))
 }

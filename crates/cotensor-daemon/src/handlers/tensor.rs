@@ -3,7 +3,7 @@
 use super::answer::{Answer, NOTHING};
 use super::report::count_copies;
 use crate::dispatch::{Caller, Reply};
-use crate::segment::{Part, Sealed, SlabOwner, inode};
+use crate::segment::{Part, SlabOwner, inode, own_segment};
 use crate::session::{Reserved, Session};
 use cotensor_client::protocol::{
     Descriptor, Empty, GetParams, IdParams, LeaseParams, NameParams, Present, PublishParams, PublishSlabParams,
@@ -29,7 +29,7 @@ pub(super) async fn publish(mut caller: Caller, params: PublishParams) -> Answer
     let fd = caller.fd()?;
     let Reserved { spec, charge, own, holder } = caller.lock().reservations.take(params.reservation, "reservation")?;
     let layout = spec.layout()?;
-    let segment = Arc::new(Sealed::new(fd, layout.size_bytes(), spec.device)?);
+    let segment = own_segment(fd, layout.size_bytes(), spec.device)?;
     let key = params.ticket.map(|ticket| caller.ticket_key(ticket)).transpose()?;
     count_copies(&caller.daemon, &params.copies)?;
     let lease = caller.daemon.store.adopt(spec, layout, segment, charge, key, &holder)?;
@@ -59,10 +59,10 @@ pub(super) async fn open_slab(mut caller: Caller, params: SlabParams) -> Answer<
     let (daemon, inode) = (&caller.daemon, inode(&fd)?);
     let owner: Arc<dyn SlabOwner> = Arc::clone(&caller.session) as Arc<dyn SlabOwner>;
     // A slab of a former server is charged already and still contains its tensors.
-    let (slab, share) = daemon.slabs.open(&daemon.store, (fd, inode), len, &owner)?;
+    let (slab, share) = daemon.slabs.open(&daemon.store, (fd, inode), (len, params.device), &owner)?;
     let waited = daemon.orphans().take_slab(inode);
     drop(waited);
-    let number = caller.add_slab(Arc::clone(&slab), share, own)?;
+    let number = caller.add_slab(Arc::clone(&slab), share, own);
     let live = slab.belongs(&owner, number);
     Ok(SlabResult { slab: number, live }.into())
 }

@@ -45,6 +45,10 @@ pub(super) async fn get(
     let call = http.sessions.call(&http.daemon, &headers)?;
     let store = Arc::clone(&http.daemon.store);
     let lease = store.get(&name, &call.session.holder("")?)?;
+    if !lease.device().is_host() {
+        let message = format!("the daemon cannot read {}; a client on its machine can", lease.device());
+        return Err(Error::unsupported(message).in_field(name).into());
+    }
     if !lease.layout().is_contiguous() {
         return Err(Error::unsupported("a strided tensor is not served over HTTP: publish a contiguous copy").into());
     }
@@ -87,6 +91,9 @@ pub(super) struct PutQuery {
     /// Dimensions, separated by commas; empty for a scalar.
     #[serde(default)]
     shape: String,
+    /// `cpu` if it is missing, the only device whose memory HTTP fills.
+    #[serde(default)]
+    device: Option<String>,
     kind: Option<String>,
     space: Option<String>,
     #[serde(default)]
@@ -159,12 +166,17 @@ fn name_in(name: Result<Path<String>, PathRejection>) -> Result<String, Error> {
 fn spec_of(name: String, query: PutQuery) -> Result<Spec, Error> {
     let dimensions = query.shape.split(',').map(str::trim).filter(|_| !query.shape.trim().is_empty());
     let wrong = |_| Error::invalid("expected dimensions separated by commas").in_field("shape");
+    let device = query.device.map(|device| device.parse::<Device>()).transpose();
+    let device = device.map_err(|error| error.in_field("device"))?.unwrap_or_default();
+    if !device.is_host() {
+        let message = format!("the daemon cannot write {device}; a client on its machine can publish the tensor there");
+        return Err(Error::unsupported(message).in_field("device"));
+    }
     Ok(Spec {
         name,
         dtype: query.dtype,
         shape: dimensions.map(|dimension| dimension.parse().map_err(wrong)).collect::<Result<_, _>>()?,
-        // HTTP carries bytes of host memory.
-        device: Device::Cpu,
+        device,
         kind: query.kind.unwrap_or_else(|| cotensor_core::Kind::Other.name().to_owned()),
         space: query.space,
         producer: query.producer,

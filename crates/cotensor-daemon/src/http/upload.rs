@@ -2,7 +2,7 @@
 //! length evicts no tensor.
 
 use crate::segment::Sealed;
-use cotensor_core::{Device, Error, Result};
+use cotensor_core::{Error, Result};
 use cotensor_store::EmbeddedStore;
 use cotensor_store::backend::Charge;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
@@ -75,6 +75,6 @@ impl Upload {
         fcntl_add_seals(&self.file, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW)
             .map_err(|error| Error::io("sealing shared memory", &error.into()))?;
         let len = usize::try_from(self.len).map_err(|_| Error::invalid("more bytes than this machine can address"))?;
-        Ok((Sealed::known(self.file.into(), len, Device::Cpu)?, self.charge))
+        Ok((Sealed::known(self.file.into(), len)?, self.charge))
     }
 }

@@ -1,13 +1,16 @@
 //! Memory that clients made. The daemon checks it, keeps its descriptor and passes it on; it maps nothing.
 
+mod device;
 mod file;
+mod own;
 mod part;
 mod read;
 mod sealed;
 mod slab;
 mod slabs;
 
-pub(crate) use file::file_of;
+pub(crate) use file::{file_bytes, file_of};
+pub(crate) use own::{known_segment, own_segment};
 pub(crate) use part::Part;
 pub(crate) use read::{Inode, inode};
 pub(crate) use sealed::Sealed;

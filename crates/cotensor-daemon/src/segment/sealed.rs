@@ -1,4 +1,4 @@
-//! A tensor's own memory: sealed, kept by its descriptor, not mapped.
+//! A tensor's own host memory: sealed, kept by its descriptor, not mapped.
 
 use super::read::read;
 use cotensor_core::{Device, Error, MemoryKind, Result, Segment};
@@ -13,16 +13,15 @@ pub(crate) struct Sealed {
     /// Shared with the journal.
     pub(super) file: Arc<File>,
     len: usize,
-    device: Device,
 }
 
 impl Sealed {
-    /// Memory of `device` that a client made.
+    /// Memory that a client made.
     ///
     /// # Errors
     /// `Refused` for anything but a memfd of `len` bytes, all of them backed by memory, with every seal.
-    pub(crate) fn new(fd: OwnedFd, len: usize, device: Device) -> Result<Self> {
-        let sealed = Self::known(Arc::new(fd.into()), len, device)?;
+    pub(crate) fn new(fd: OwnedFd, len: usize) -> Result<Self> {
+        let sealed = Self::known(Arc::new(fd.into()), len)?;
         check_no_holes(&*sealed.file, len)?;
         Ok(sealed)
     }
@@ -31,9 +30,9 @@ impl Sealed {
     ///
     /// # Errors
     /// `Refused` for anything but a memfd of `len` bytes with every seal.
-    pub(crate) fn known(file: Arc<File>, len: usize, device: Device) -> Result<Self> {
+    pub(crate) fn known(file: Arc<File>, len: usize) -> Result<Self> {
         check_sealed(&*file, len, Guarantee::Immutable)?;
-        Ok(Self { file, len, device })
+        Ok(Self { file, len })
     }
 
     /// Seals memory that this process filled. The daemon keeps its descriptor and unmaps it.
@@ -44,7 +43,7 @@ impl Sealed {
         let sealed = memory.seal()?;
         let fd = sealed.fd().ok_or_else(|| Error::unsupported("this memory has no descriptor"))?;
         let fd = fd.try_clone_to_owned().map_err(|error| Error::io("duplicating a descriptor", &error))?;
-        Self::known(Arc::new(fd.into()), sealed.len(), sealed.device())
+        Self::known(Arc::new(fd.into()), sealed.len())
     }
 }
 
@@ -58,7 +57,7 @@ impl Segment for Sealed {
     }
 
     fn device(&self) -> Device {
-        self.device
+        Device::default()
     }
 
     fn bytes(&self) -> Option<&[u8]> {

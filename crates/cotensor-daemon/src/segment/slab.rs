@@ -1,6 +1,6 @@
 //! A slab: memory that one session writes and in which many small tensors lie.
 
-use cotensor_core::{Device, Result};
+use cotensor_core::{Device, Error, Result};
 use cotensor_memory::{Guarantee, check_sealed};
 use cotensor_store::backend::Charge;
 use std::collections::HashMap;
@@ -36,8 +36,12 @@ impl Slab {
     /// The caller checks that it has no holes, unless a former server did.
     ///
     /// # Errors
-    /// `Refused` for anything but a memfd of `len` bytes that is sealed against new writers.
+    /// `Unsupported` for a charge of another device than the host; `Refused` for anything but a memfd of `len` bytes that is sealed against new writers.
     pub(crate) fn new(file: Arc<File>, len: usize, charge: Arc<Charge>) -> Result<Self> {
+        if !charge.device().is_host() {
+            let message = format!("a slab on {}: slabs are host memory", charge.device());
+            return Err(Error::unsupported(message).in_field("device"));
+        }
         check_sealed(&*file, len, Guarantee::ProducerOnly)?;
         Ok(Self { file, len, charge, uses: Mutex::default() })
     }
@@ -66,6 +70,11 @@ impl Slab {
     /// The device whose budget it is charged to.
     pub(super) fn device(&self) -> Device {
         self.charge.device()
+    }
+
+    /// Its length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
     }
 
     /// Its share of the budget.

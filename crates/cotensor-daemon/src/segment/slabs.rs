@@ -9,31 +9,28 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Clients make slabs of host memory alone.
-const SLAB_DEVICE: Device = Device::Cpu;
-
 /// The open slabs. Each belongs to one session: two would write each other's ranges. A session that reopens a slab gets the
 /// offsets of the tensors from its former connection.
 #[derive(Default)]
 pub(crate) struct Slabs(Mutex<HashMap<Inode, Weak<Slab>>>);
 
 impl Slabs {
-    /// Opens a slab for `owner`: a new one, or one whose former session has ended.
+    /// Opens a slab of `len` bytes on `device` for `owner`: a new one, or one whose former session has ended.
     ///
     /// # Errors
-    /// `Conflict` while another session has it; `Refused` as [`Slab::new`]; `OverBudget`.
+    /// `Conflict` while another session has it; `Unsupported` and `Refused` as [`Slab::new`]; `OverBudget`.
     pub(crate) fn open(
         &self,
         store: &EmbeddedStore,
         (fd, inode): (OwnedFd, Inode),
-        len: usize,
+        (len, device): (usize, Device),
         owner: &Arc<dyn SlabOwner>,
     ) -> Result<(Arc<Slab>, SegmentCharge)> {
         if let Some(found) = self.find(store, inode, len, owner)? {
             return Ok(found);
         }
         // This may spill tensors, which takes long. The table is not locked meanwhile.
-        let share = store.charge_segment(SLAB_DEVICE, len as u64)?;
+        let share = store.charge_segment(device, len as u64)?;
         let slab = Arc::new(Slab::new(Arc::new(fd.into()), len, share.charge())?);
         check_no_holes(slab.fd(), len)?;
         slab.belongs(owner, 0);
@@ -92,21 +89,24 @@ mod tests {
         let made = cotensor_memory::Slab::create(1 << 20).unwrap();
         let _written = made.reserve(64).unwrap();
         let fd = || made.fd().try_clone_to_owned().unwrap();
-        let inode = inode(made.fd()).unwrap();
+        let (inode, host) = (inode(made.fd()).unwrap(), made.device());
         for leased in [true, false] {
             // As restored from a former server, after the wait for its session.
             let known = Arc::new(
-                Slab::new(Arc::new(fd().into()), 1 << 20, daemon.store.charge_existing(SLAB_DEVICE, 1 << 20).unwrap())
+                Slab::new(Arc::new(fd().into()), 1 << 20, daemon.store.charge_existing(host, 1 << 20).unwrap())
                     .unwrap(),
             );
             daemon.slabs.restore(inode, &known);
             let part = leased.then(|| Part::new(Arc::clone(&known), 128, 64).unwrap());
             drop(known);
-            let (slab, share) = daemon.slabs.open(&daemon.store, (fd(), inode), 1 << 20, &session).unwrap();
+            let (slab, share) = daemon.slabs.open(&daemon.store, (fd(), inode), (1 << 20, host), &session).unwrap();
             assert_eq!(slab.belongs(&session, 1), if leased { vec![128] } else { vec![] });
             assert_eq!(daemon.store.memory_usage_bytes(), 1 << 20, "it is counted once");
             let other = daemon.begin_session(None, None) as Arc<dyn SlabOwner>;
-            assert!(daemon.slabs.open(&daemon.store, (fd(), inode), 1 << 20, &other).is_err(), "it is one session's");
+            assert!(
+                daemon.slabs.open(&daemon.store, (fd(), inode), (1 << 20, host), &other).is_err(),
+                "it is one session's"
+            );
             drop((slab, share, part));
             assert_eq!(daemon.store.memory_usage_bytes(), 0);
         }

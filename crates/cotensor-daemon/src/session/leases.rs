@@ -2,6 +2,7 @@
 
 use super::resources::{LeaseEntry, Resources};
 use super::session::Session;
+use crate::segment::file_bytes;
 use cotensor_client::protocol::{Descriptor, Id, Published, SegmentInfo, Spec, Transport};
 use cotensor_core::{Error, MemoryKind, Result, Segment};
 use cotensor_rpc::FRAME_FDS_MAX;
@@ -65,7 +66,7 @@ impl Session {
             true => None,
             false => Some(self.charge(lease.layout().size_bytes() as u64)?),
         };
-        let known = resources.segments.add_use(fd)?;
+        let known = resources.segments.add_use(fd, file_bytes(lease.segment()));
         let (segment, bytes) = (known.id, known.bytes);
         if self.outbox().is_some() && !known.sent && fds.len() < FRAME_FDS_MAX {
             match fd.try_clone_to_owned() {
@@ -114,7 +115,7 @@ impl Session {
             Entry::Vacant(vacant) => {
                 // The client keeps its leases also when they exceed the budget of this server.
                 let charge = self.budget.take(lease.layout().size_bytes() as u64);
-                segments.add_use(fd)?;
+                segments.add_use(fd, file_bytes(lease.segment()));
                 vacant.insert(LeaseEntry { lease, count: 1, _charge: charge });
             }
         }
@@ -127,7 +128,7 @@ impl Session {
     /// `Unsupported` for a segment without a descriptor.
     pub(crate) fn use_client_segment(&self, segment: &dyn Segment) -> Result<SegmentUse<'_>> {
         let fd = fd_of(segment)?;
-        self.lock().segments.add_use(fd)?.sent = true;
+        self.lock().segments.add_use(fd, file_bytes(segment)).sent = true;
         Ok(SegmentUse { session: self, fd: fd.as_raw_fd() })
     }
 

@@ -1,9 +1,6 @@
 //! The segments in which a session has leases or slabs.
 
-use cotensor_core::{Error, Result};
-use rustix::fs::fstat;
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 /// Segments by the daemon's descriptors. An entry exists while the session uses the segment. The use keeps the daemon's descriptor
@@ -26,22 +23,14 @@ pub(super) struct SegmentEntry {
 }
 
 impl SegmentTable {
-    /// Counts one more use of a segment.
-    ///
-    /// # Errors
-    /// `Io` when its size cannot be read.
-    pub(super) fn add_use(&mut self, fd: BorrowedFd<'_>) -> Result<&mut SegmentEntry> {
-        let entry = match self.by_fd.entry(fd.as_raw_fd()) {
-            Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(vacant) => {
-                let status = fstat(fd).map_err(|error| Error::io("reading a segment's status", &error.into()))?;
-                let bytes = u64::try_from(status.st_size).unwrap_or(0);
-                self.next += 1;
-                vacant.insert(SegmentEntry { id: self.next, bytes, uses: 0, sent: false })
-            }
-        };
+    /// Counts one more use of the segment of `bytes` bytes behind `fd`.
+    pub(super) fn add_use(&mut self, fd: BorrowedFd<'_>, bytes: usize) -> &mut SegmentEntry {
+        let entry = self.by_fd.entry(fd.as_raw_fd()).or_insert_with(|| {
+            self.next += 1;
+            SegmentEntry { id: self.next, bytes: bytes as u64, uses: 0, sent: false }
+        });
         entry.uses += 1;
-        Ok(entry)
+        entry
     }
 
     /// Counts one use less, and removes the entry with the last use.

@@ -181,16 +181,13 @@ impl Session {
     }
 
     /// Adds a slab of this session. Returns the number of its segment.
-    ///
-    /// # Errors
-    /// `Io` when its size cannot be read.
-    pub(crate) fn add_slab(&self, slab: Arc<Slab>, share: SegmentCharge, charge: Arc<Charge>) -> Result<u64> {
+    pub(crate) fn add_slab(&self, slab: Arc<Slab>, share: SegmentCharge, charge: Arc<Charge>) -> u64 {
         let mut resources = self.lock();
-        let segment = resources.segments.add_use(slab.fd())?;
+        let segment = resources.segments.add_use(slab.fd(), slab.len());
         segment.sent = true;
         let id = segment.id;
         resources.slabs.insert(id, SlabEntry { slab, _share: share, _charge: charge });
-        Ok(id)
+        id
     }
 
     /// Releases everything.

@@ -3,7 +3,7 @@
 use super::channel::{HandoverHeader, Message, Sockets, listening_from, send_while};
 use super::journal::{Entry, Event, Journal};
 use super::process::Launch;
-use crate::segment::file_of;
+use crate::segment::{file_bytes, file_of};
 use crate::socket::Listening;
 use crate::spill::SpillFile;
 use cotensor_client::protocol::{SegmentInfo, Spec};
@@ -78,10 +78,9 @@ impl SupervisorLink {
             Some(_) => (None, None),
             None => {
                 let file = file_of(&**segment).ok_or_else(|| Error::unsupported("this segment is not the daemon's"))?;
-                let found =
-                    rustix::fs::fstat(fd).map_err(|error| Error::io("reading a segment's status", &error.into()))?;
                 let (id, slab) = (state.next + 1, segment.kind() == MemoryKind::Slab);
-                (Some(SegmentInfo { id, bytes: found.st_size as u64, slab, device: segment.device() }), Some(file))
+                let bytes = file_bytes(&**segment) as u64;
+                (Some(SegmentInfo { id, bytes, slab, device: segment.device() }), Some(file))
             }
         };
         let number = known.unwrap_or(state.next + 1);

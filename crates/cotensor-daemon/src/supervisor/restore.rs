@@ -5,7 +5,7 @@ use super::link::SupervisorLink;
 use super::orphans::{Orphans, is_alive};
 use crate::config::Config;
 use crate::daemon::Daemon;
-use crate::segment::{Part, Sealed, Slab, inode};
+use crate::segment::{Part, Slab, inode, known_segment};
 use crate::spill::{Files, SpillFile};
 use cotensor_client::hex;
 use cotensor_client::protocol::Id;
@@ -71,7 +71,7 @@ impl Daemon {
 }
 
 enum Taken {
-    Sealed(Arc<Sealed>),
+    Own(Arc<dyn Segment>),
     Slab(Arc<Slab>),
 }
 
@@ -81,7 +81,7 @@ fn take(segment: &JournalSegment, charge: &Arc<Charge>) -> Result<Taken> {
     let len = usize::try_from(segment.info.bytes).map_err(|_| Error::unsupported("too long"))?;
     Ok(match segment.info.slab {
         true => Taken::Slab(Arc::new(Slab::new(file, len, Arc::clone(charge))?)),
-        false => Taken::Sealed(Arc::new(Sealed::known(file, len, segment.info.device)?)),
+        false => Taken::Own(known_segment(file, len, segment.info.device)?),
     })
 }
 
@@ -99,7 +99,7 @@ fn restore(store: &EmbeddedStore, link: &SupervisorLink, files: Option<&Arc<File
     }
     for (number, (taken, charge)) in &segments {
         match taken {
-            Taken::Sealed(sealed) => state.number(sealed.fd().map_or(-1, |fd| fd.as_raw_fd()), *number),
+            Taken::Own(segment) => state.number(segment.fd().map_or(-1, |fd| fd.as_raw_fd()), *number),
             Taken::Slab(slab) => {
                 state.number(slab.fd().as_raw_fd(), *number);
                 if let Ok(inode) = inode(slab.fd()) {
@@ -228,7 +228,7 @@ fn restore_tensor(
         segments.get(&entry.segment).ok_or_else(|| Error::new(ErrorKind::Refused, "its segment was refused"))?;
     let (segment, layout): (Arc<dyn Segment>, Layout) = match taken {
         Taken::Slab(slab) => (Arc::new(Part::new(Arc::clone(slab), entry.offset, layout.size_bytes())?), layout),
-        Taken::Sealed(sealed) => (Arc::clone(sealed) as Arc<dyn Segment>, layout.moved(entry.offset)?),
+        Taken::Own(segment) => (Arc::clone(segment), layout.moved(entry.offset)?),
     };
     let key = entry.key.as_deref().and_then(ContentHash::from_hex).map(Key);
     let (id, created, charge) = (entry.id.into(), entry.created(), Arc::clone(charge));

@@ -1,9 +1,12 @@
 //! The conformance suite of [`Store`] for clients of a daemon, in another process or in their own.
 
 use crate::support::Running;
+use cotensor_client::ClientStore;
+use cotensor_core::Device;
 use cotensor_daemon::{Config, connect_or_embed};
+use cotensor_memory::testing::SharedFakeDevice;
 use cotensor_store::Store;
-use cotensor_store::testing::conformance;
+use cotensor_store::testing::{conformance, device_conformance};
 use std::sync::Arc;
 
 #[test]
@@ -11,6 +14,18 @@ fn store_of_a_client_conforms() {
     conformance(&|max_bytes| {
         let running = Running::start(|config| config.max_memory_bytes = max_bytes);
         Box::new(move || running.connect("user") as Arc<dyn Store>)
+    });
+}
+
+#[test]
+fn store_of_a_client_conforms_on_a_device() {
+    let device = Device::Fake(1);
+    device_conformance(device, &|max_bytes| {
+        let running = Running::start(|config| config.max_device_bytes = [(device, max_bytes)].into());
+        Box::new(move || {
+            let memory = Arc::new(SharedFakeDevice::new(1));
+            ClientStore::builder("user").socket(&running.socket).memory(memory).connect().unwrap() as Arc<dyn Store>
+        })
     });
 }
 

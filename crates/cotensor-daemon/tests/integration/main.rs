@@ -8,6 +8,7 @@ mod blobs;
 mod clients_die;
 mod conformance;
 mod descriptors;
+mod devices;
 mod foreground;
 mod groups;
 mod heap;

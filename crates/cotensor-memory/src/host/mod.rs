@@ -9,6 +9,7 @@ mod slab;
 
 pub(crate) use mapped_file::{FileId, MappedFileMut};
 pub use mapped_file::{MappedFile, MappedFileMemory};
+pub(crate) use memfd::import;
 pub use memfd::{Guarantee, MemfdMemory, MemfdMut, SealedMemfd, check_no_holes, check_sealed};
 pub use parallel_copy::{PARALLEL_COPY_BYTES_MIN, copy_parallel};
 pub use private_mapping::PrivateMapping;

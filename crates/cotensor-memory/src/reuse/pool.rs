@@ -2,10 +2,11 @@
 
 use super::free_blocks::{Block, FreeBlocks, PoolStats};
 use super::prefault::{Filling, Prefaulter, Timing};
-use crate::host::MemfdMut;
+use crate::host::{MemfdMut, import};
 use cotensor_core::{Device, Error, Memory, MemoryKind, Result, Segment, SegmentMut, padded};
 use rustix::param::page_size;
 use std::any::Any;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// Memory in memfds that were prefaulted, or used and abandoned, before. Filling one takes the time of the copy; a new one
@@ -106,6 +107,10 @@ impl Memory for MemfdPool {
         pooled.write_at(0, source)?;
         Ok(Box::new(pooled))
     }
+
+    fn import(&self, fd: OwnedFd, len: usize, kind: MemoryKind) -> Result<Arc<dyn Segment>> {
+        import(fd, len, kind)
+    }
 }
 
 /// A memfd of the pool in use. If it is dropped unpublished, it returns to the pool, unless other code may know its address.
@@ -175,6 +180,7 @@ mod tests {
     fn pool_conforms() {
         let pool = MemfdPool::new(1 << 24);
         cotensor_core::testing::conformance(&pool);
+        cotensor_core::testing::import_conformance(&pool);
         assert!(pool.stats().hits > 0, "the suite met reused memory");
     }
 

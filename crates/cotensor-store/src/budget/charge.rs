@@ -38,7 +38,7 @@ impl Budget {
     /// dimensions.
     pub fn with_metadata(max: u64, each: u64) -> Arc<Self> {
         let [used, metadata, leaving, peak] = [(); 4].map(|()| AtomicU64::new(0));
-        let (device, host) = (Device::Cpu, None);
+        let (device, host) = (Device::default(), None);
         Arc::new(Self { device, host, used, metadata, metadata_each: each, leaving, peak, max: max.into() })
     }
 

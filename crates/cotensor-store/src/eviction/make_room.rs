@@ -133,7 +133,7 @@ impl EmbeddedStore {
 
     /// The bytes that evicting `group` returns to `budget`. A spilled tensor keeps its metadata.
     fn freed_by(&self, group: &Group, budget: &Arc<Budget>) -> u64 {
-        let is_spilled = self.spill.is_some() && group.worth_spilling().is_some();
+        let is_spilled = self.spill.is_some() && self.worth_spilling(group).is_some();
         let memory = if group.is_of(budget) { group.bytes } else { 0 };
         memory + if is_spilled || !budget.device().is_host() { 0 } else { group.metadata }
     }
@@ -177,7 +177,7 @@ impl EmbeddedStore {
             if enough() {
                 return Ok(true);
             }
-            match (&self.spill, group.worth_spilling()) {
+            match (&self.spill, self.worth_spilling(&group)) {
                 (Some(state), Some(segment)) => {
                     // After a lack of room a smaller segment may fit. After another error no segment is tried.
                     if failed.as_ref().is_none_or(|error| error.kind() == ErrorKind::OverBudget) {

@@ -13,18 +13,6 @@ use std::sync::atomic::Ordering;
 /// The speed at which spilled tensors are read, in bytes a second. A tensor that is recomputed faster is evicted instead.
 const READ_BYTES_PER_SECOND: f64 = (1u64 << 30) as f64;
 
-impl Group {
-    /// The segment of the group, if the group should be spilled. A group whose recompute time is known and shorter than
-    /// reading it back should be evicted.
-    pub(crate) fn worth_spilling(&self) -> Option<&Arc<dyn Segment>> {
-        let recompute = self.recompute.as_secs_f64();
-        let first = &self.records.first()?.segment;
-        let same = |segment: &Arc<dyn Segment>| Arc::ptr_eq(segment, first) || same_file(&**segment, &**first);
-        let is_cheap = recompute > 0.0 && recompute < self.bytes as f64 / READ_BYTES_PER_SECOND;
-        (!is_cheap && self.records.iter().all(|record| same(&record.segment))).then_some(first)
-    }
-}
-
 /// Whether two segments are parts of one file.
 #[cfg(unix)]
 fn same_file(a: &dyn Segment, b: &dyn Segment) -> bool {
@@ -38,6 +26,18 @@ fn same_file(_: &dyn Segment, _: &dyn Segment) -> bool {
 }
 
 impl EmbeddedStore {
+    /// The segment of an unleased group, if the group should be spilled. Two kinds of groups are evicted instead: those whose
+    /// recompute time is known and shorter than reading them back, and those on a device whose memory other processes make,
+    /// which the store can neither read nor restore.
+    pub(crate) fn worth_spilling<'a>(&self, group: &'a Group) -> Option<&'a Arc<dyn Segment>> {
+        let recompute = group.recompute.as_secs_f64();
+        let first = &group.records.first()?.segment;
+        let same = |segment: &Arc<dyn Segment>| Arc::ptr_eq(segment, first) || same_file(&**segment, &**first);
+        let is_cheap = recompute > 0.0 && recompute < group.bytes as f64 / READ_BYTES_PER_SECOND;
+        let is_own = self.devices.memory(first.device()).is_ok();
+        (is_own && !is_cheap && group.records.iter().all(|record| same(&record.segment))).then_some(first)
+    }
+
     /// Spills the segment of an unleased group; false when a lease was taken meanwhile.
     pub(crate) fn spill_group(&self, state: &SpillState, group: &Group, segment: &Arc<dyn Segment>) -> Result<bool> {
         let tensors = group.records.iter().map(|record| SpilledTensor::of(record)).collect::<Result<Vec<_>>>()?;

@@ -1,6 +1,8 @@
 //! Uploads and downloads of tensors.
 
 use super::Running;
+use cotensor_core::{Layout, Memory};
+use cotensor_memory::testing::SharedFakeDevice;
 use cotensor_store::{StoreReports, TensorStore};
 use serde_json::json;
 use std::os::fd::AsFd;
@@ -113,4 +115,28 @@ fn invalid_upload_is_refused_and_leaves_nothing() {
     assert_eq!(running.request("PUT", "/tensors/x?dtype=uint8&shape=3", &session, b"abc").status, 404);
     let stats = running.daemon.store().stats();
     assert_eq!((stats.total_tensors, stats.memory_usage_bytes), (0, 0));
+}
+
+#[test]
+fn tensors_on_a_device_do_not_travel_over_http() {
+    let device = cotensor_core::Device::Fake(0);
+    let running = Running::start(|config, _| config.max_device_bytes = [(device, u64::MAX)].into());
+    let put = running.request("PUT", "/tensors/x?dtype=uint8&shape=4&device=fake:0", &[], b"1234");
+    assert_eq!(put.json()["error"]["data"]["kind"], json!("unsupported"), "{put:?}");
+    let put = running.request("PUT", "/tensors/x?dtype=uint8&shape=4&device=cpu", &[], b"1234");
+    assert_eq!(put.status, 201, "{put:?}");
+
+    let store = running.daemon.store();
+    let spec = crate::testing::spec("on the device", 4).on(device);
+    let memory = SharedFakeDevice::default().reserve(4).unwrap().freeze().unwrap();
+    let fd = memory.fd().unwrap().try_clone_to_owned().unwrap();
+    let segment = crate::segment::own_segment(fd, 4, device).unwrap();
+    let layout = Layout::contiguous(spec.dtype, &spec.shape).unwrap();
+    let charge = store.grant(&spec).unwrap();
+    let lease = store.adopt(spec, layout, segment, charge, None, &store.holder("test")).unwrap();
+    let got = running.get("/tensors/on%20the%20device");
+    let error = &got.json()["error"];
+    assert_eq!((&error["data"]["kind"], &error["data"]["field"]), (&json!("unsupported"), &json!("on the device")));
+    assert!(error["message"].to_string().contains("cannot read fake:0"), "{error}");
+    drop(lease);
 }

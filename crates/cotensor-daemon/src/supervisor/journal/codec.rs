@@ -55,7 +55,7 @@ impl Writer {
     /// Host memory takes one byte: an empty name.
     pub(super) fn device(&mut self, device: Device) -> &mut Self {
         match device {
-            Device::Cpu => self.bytes(&[]),
+            device if device.is_host() => self.bytes(&[]),
             device => self.bytes(device.to_string().as_bytes()),
         }
     }
@@ -104,7 +104,7 @@ impl<'a> Reader<'a> {
 
     pub(super) fn device(&mut self) -> Result<Device> {
         match &self.text()?[..] {
-            "" => Ok(Device::Cpu),
+            "" => Ok(Device::default()),
             name => name.parse().map_err(|_| corrupt()),
         }
     }

@@ -4,7 +4,7 @@ use super::{Step, reached};
 use crate::support::processes::content;
 use cotensor_client::protocol as p;
 use cotensor_client::protocol::Method;
-use cotensor_core::Memory;
+use cotensor_core::{Device, Memory};
 use cotensor_memory::{MemfdPool, Slab};
 use cotensor_rpc::{self as rpc, Decoder, Frame, send, send_all};
 use rustix::net::SendFlags;
@@ -70,12 +70,12 @@ pub(super) const STEPS: &[Step] = &[
     }),
     Step("a slab sent", |socket| {
         let (raw, slab) = (Raw::after_hello(socket), slab());
-        raw.send(&frame::<p::OpenSlab>(&p::SlabParams { bytes: SLAB_BYTES as u64 }, vec![descriptor_of(&slab)]));
+        raw.send(&frame::<p::OpenSlab>(&open_slab(), vec![descriptor_of(&slab)]));
         at(&raw)
     }),
     Step("a slab half sent", |socket| {
         let (raw, slab) = (Raw::after_hello(socket), slab());
-        let frame = frame::<p::OpenSlab>(&p::SlabParams { bytes: SLAB_BYTES as u64 }, vec![descriptor_of(&slab)]);
+        let frame = frame::<p::OpenSlab>(&open_slab(), vec![descriptor_of(&slab)]);
         raw.send_part(&frame, 5);
         at(&raw)
     }),
@@ -147,6 +147,10 @@ fn sealed() -> OwnedFd {
 
 fn slab() -> Slab {
     Slab::create(SLAB_BYTES).unwrap()
+}
+
+fn open_slab() -> p::SlabParams {
+    p::SlabParams { bytes: SLAB_BYTES as u64, device: Device::default() }
 }
 
 fn descriptor_of(slab: &Slab) -> OwnedFd {

@@ -10,6 +10,6 @@ mod writable;
 pub(crate) use allocate::allocate;
 pub(crate) use seal::seal;
 pub use seal::{Guarantee, check_no_holes, check_sealed};
-pub(crate) use sealed::MemfdSlice;
 pub use sealed::SealedMemfd;
+pub(crate) use sealed::{MemfdSlice, import};
 pub use writable::{MemfdMemory, MemfdMut};

@@ -149,6 +149,19 @@ impl Segment for SealedMemfd {
     }
 }
 
+/// As [`Memory::import`](cotensor_core::Memory::import), for all host memory that processes share.
+///
+/// # Errors
+/// As there.
+pub(crate) fn import(fd: OwnedFd, len: usize, kind: MemoryKind) -> Result<Arc<dyn Segment>> {
+    let guarantee = match kind {
+        MemoryKind::Memfd => Guarantee::Immutable,
+        MemoryKind::Slab => Guarantee::ProducerOnly,
+        other => return Err(Error::unsupported(format!("{other} memory is not host memory that processes share"))),
+    };
+    Ok(SealedMemfd::open_once(fd, len, guarantee)?)
+}
+
 /// A part of a sealed memfd.
 pub(crate) struct MemfdSlice {
     whole: Arc<SealedMemfd>,

@@ -21,6 +21,7 @@ fn received(segment: &dyn Segment) -> OwnedFd {
 #[test]
 fn memfd_memory_conforms() {
     cotensor_core::testing::conformance(&MemfdMemory);
+    cotensor_core::testing::import_conformance(&MemfdMemory);
 }
 
 #[test]

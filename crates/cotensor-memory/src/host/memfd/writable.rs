@@ -2,7 +2,7 @@
 
 use super::allocate::allocate;
 use super::seal::{Guarantee, seal};
-use super::sealed::SealedMemfd;
+use super::sealed::{SealedMemfd, import};
 use crate::host::parallel_copy::copy_parallel;
 use crate::mapping::{Access, AliasedMapping, Mapping, OnFork};
 use cotensor_core::{Device, Error, ErrorKind, Memory, MemoryKind, Result, Segment, SegmentMut, range_within};
@@ -30,6 +30,10 @@ impl Memory for MemfdMemory {
 
     fn reserve_aliased(&self, len: usize) -> Result<Box<dyn SegmentMut>> {
         Ok(Box::new(MemfdMut::create(len)?.into_aliased()?))
+    }
+
+    fn import(&self, fd: OwnedFd, len: usize, kind: MemoryKind) -> Result<Arc<dyn Segment>> {
+        import(fd, len, kind)
     }
 }
 
