@@ -1,11 +1,11 @@
-//! Bytes as messages write them: pairs of hexadecimal digits.
+//! Bytes in messages: two hexadecimal digits for each byte.
 
-/// Two digits for each byte.
+/// Encodes bytes as hexadecimal digits.
 pub fn encode(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The bytes again; `None` for anything but pairs of digits.
+/// Decodes bytes; `None` unless `hex` consists of pairs of hexadecimal digits.
 pub fn decode(hex: &str) -> Option<Vec<u8>> {
     let (pairs, rest) = hex.as_bytes().as_chunks::<2>();
     let digits = rest.is_empty() && hex.bytes().all(|digit| digit.is_ascii_hexdigit());
@@ -18,7 +18,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_read_back_and_nothing_else_does() {
+    fn encoded_bytes_decode_and_other_text_is_refused() {
         assert_eq!(encode(&[0, 255, 16]), "00ff10");
         assert_eq!(decode("00ff10"), Some(vec![0, 255, 16]));
         assert_eq!((decode("0"), decode("0g"), decode("+1"), decode("é")), (None, None, None, None));

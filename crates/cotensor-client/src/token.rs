@@ -1,8 +1,8 @@
-//! The token of the daemon's HTTP side, in a file that only its owner can read.
+//! The token of the daemon's HTTP server, in a file that only its owner can read.
 //!
-//! No client of this crate sends it: they use the Unix socket. A program that does send it first asks the daemon for its
-//! HTTP address over the Unix socket ([`HttpAddress`](crate::protocol::HttpAddress)); at a port that it only knows by
-//! number, another user's program may answer.
+//! Clients of this crate use the Unix socket and never send the token. A program that sends it must first get the HTTP
+//! address over the Unix socket ([`HttpAddress`](crate::protocol::HttpAddress)). At a port from another source, another
+//! user's program may listen and receive the token.
 
 use cotensor_core::{Error, ErrorKind, Result};
 use rustix::fs::{Mode, OFlags, open};
@@ -15,30 +15,34 @@ use std::path::Path;
 /// The shortest and the longest token, in bytes.
 const TOKEN_BYTES: RangeInclusive<usize> = 16..=4096;
 
-/// The token in a file, white space around it left out.
+/// Reads the token of a file, without the white space around it.
 ///
 /// # Errors
-/// `Refused` for a file that others can read, that is not this user's, or that is no regular file; `Invalid` for one that
-/// holds no token of 16 to 4096 visible ASCII characters; `NotFound`, `Io`.
+/// `Refused` for a file that other users can access, that another user owns, or that is not a regular file. `Invalid` unless
+/// the file has a token of 16 to 4096 visible ASCII characters. `NotFound` and `Io` from the system.
 pub fn read_token(path: &Path) -> Result<String> {
-    let io = |error: std::io::Error| Error::io("reading the token", &error).in_file(path);
+    let io = |error: std::io::Error| Error::io("cannot read the token", &error).in_file(path);
     let refused = |message| Err(Error::new(ErrorKind::Refused, message).in_file(path));
     // Opening a pipe would wait for its writer.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = File::from(open(path, flags, Mode::empty()).map_err(|error| io(error.into()))?);
     let found = file.metadata().map_err(io)?;
     if !found.is_file() {
-        return refused("this is no regular file: write the token into one");
+        return refused("the token's file is not a regular file; write the token into one");
     }
     if found.mode() & 0o077 != 0 || found.uid() != rustix::process::geteuid().as_raw() {
-        return refused("others than its owner can reach it, or its owner is another user: chmod 600");
+        return refused(
+            "other users can access the token's file, or own it; chown it to this user and chmod it to 600",
+        );
     }
     let mut text = String::new();
     // One byte more than allowed, and some for line ends.
     file.take(*TOKEN_BYTES.end() as u64 + 8).read_to_string(&mut text).map_err(io)?;
     let secret = text.trim();
     if !TOKEN_BYTES.contains(&secret.len()) || !secret.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return Err(Error::invalid("no token of 16 to 4096 visible ASCII characters").in_file(path));
+        return Err(
+            Error::invalid("the file has no token; a token has 16 to 4096 visible ASCII characters").in_file(path)
+        );
     }
     Ok(secret.to_owned())
 }
@@ -50,7 +54,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn only_regular_files_of_their_owner_are_read() {
+    fn token_is_read_only_from_a_private_regular_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
         std::fs::write(&path, " a-token-of-some-length\n").unwrap();
@@ -69,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_is_refused_without_waiting_for_its_writer() {
+    fn pipe_is_refused_without_waiting_for_its_writer() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
         mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();

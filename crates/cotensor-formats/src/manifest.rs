@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_encoded_is_parsed() {
+    fn encoded_manifest_is_parsed_back() {
         let bytes = published(&good());
         let (manifest, data) = ModuleManifest::parse(&bytes).unwrap();
         assert_eq!(data + 72, bytes.len());
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn invalid_manifests_name_the_field() {
         let wrong = |at: &str, value: Value| {
             let mut text = good();
             *text.pointer_mut(at).unwrap() = value;
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn any_byte_may_be_wrong() {
+    fn flipped_bytes_never_panic() {
         let bytes = published(&good());
         for position in 0..bytes.len() - 72 {
             for change in [0x01, 0x20, 0x80] {

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_numpy_writes_is_read() {
+    fn headers_of_numpy_are_read() {
         for (text, dtype, shape, big) in [
             ("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }   \n", DType::F32, &[2, 3][..], false),
             ("{'descr': '>i8', 'fortran_order': False, 'shape': (), }\n", DType::I64, &[], true),

@@ -19,7 +19,7 @@ fn numbers(count: usize) -> Vec<u8> {
 }
 
 #[test]
-fn every_dtype_comes_back_from_every_format() {
+fn every_dtype_round_trips_in_every_format() {
     let store = EmbeddedStore::builder().build();
     let holder = store.holder("test");
     for &dtype in DType::ALL {
@@ -52,7 +52,7 @@ fn every_dtype_comes_back_from_every_format() {
 }
 
 #[test]
-fn one_of_many_is_read_by_passing_over_the_rest() {
+fn one_tensor_of_many_is_read_by_skipping_the_others() {
     let store = EmbeddedStore::builder().build();
     let holder = store.holder("test");
     let lease = |name: &str, dtype, bytes: &[u8]| {
@@ -74,7 +74,7 @@ fn one_of_many_is_read_by_passing_over_the_rest() {
 }
 
 #[test]
-fn the_other_byte_order_is_turned_around() {
+fn big_endian_elements_are_swapped() {
     let header = b"\x93NUMPY\x01\x00\x3a\x00{'descr': '>i4', 'fortran_order': False, 'shape': (2,), }\n";
     let file = [&header[..], &[0, 0, 0, 1, 0, 0, 1, 0]].concat();
     let mut reader = TensorReader::open(&file[..], Format::Npy, None).unwrap();
@@ -84,7 +84,7 @@ fn the_other_byte_order_is_turned_around() {
 }
 
 #[test]
-fn columns_first_becomes_rows_first_in_one_copy() {
+fn column_major_becomes_row_major_in_one_copy() {
     let store = EmbeddedStore::builder().build();
     // numpy.asfortranarray(numpy.arange(6, dtype='>i2').reshape(2, 3)), as numpy 2.4 saves it.
     let header = b"{'descr': '>i2', 'fortran_order': True, 'shape': (2, 3), }";

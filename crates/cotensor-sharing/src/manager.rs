@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn tensor_is_registered_shared_released_and_optimized_away() {
+    fn optimize_frees_a_released_tensor() {
         let manager = manager();
         let tensor = manager
             .register_shared_tensor("bert_embedding", &[1, 768], "cpu", "bert", &["t5", "llama"], DType::F32)

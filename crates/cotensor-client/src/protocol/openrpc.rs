@@ -1,14 +1,14 @@
-//! OpenRPC documents, made from the lists of methods.
+//! Generates OpenRPC documents from the lists of methods.
 
 use super::{FoundFunction, METHODS, MethodDescription, NOTIFICATIONS, NotificationDescription, provider};
 use schemars::generate::SchemaSettings;
 use serde_json::{Value, json};
 
-/// The field of a document that lists the functions that are provided now: an
-/// [extension](https://spec.open-rpc.org/#specification-extensions), since they are called at their providers.
+/// The field that lists the functions of all providers. It is an
+/// [extension](https://spec.open-rpc.org/#specification-extensions), because callers call functions at their providers.
 pub const FUNCTIONS: &str = "x-functions";
 
-/// The field of a document that lists the notifications that a client gets: OpenRPC knows methods only.
+/// The field that lists the notifications to a client. OpenRPC has no notifications.
 const NOTIFICATIONS_FIELD: &str = "x-notifications";
 
 /// The [OpenRPC](https://spec.open-rpc.org) description of the daemon's methods, with its notifications.
@@ -16,14 +16,14 @@ pub fn openrpc() -> Value {
     document("Cotensor", "One copy of every tensor per machine.", METHODS, NOTIFICATIONS)
 }
 
-/// As [`openrpc`], with the functions that are provided now.
+/// As [`openrpc`], with the functions of all providers.
 pub fn openrpc_with(functions: &[FoundFunction]) -> Value {
     let mut document = openrpc();
     document[FUNCTIONS] = json!(functions);
     document
 }
 
-/// The description of what a provider answers, on the socket that `function.lookup` gives.
+/// The OpenRPC description of a provider's methods, which callers use on the socket from `function.lookup`.
 pub fn openrpc_of_provider() -> Value {
     document("Cotensor provider", "Calls one process's functions from another.", provider::METHODS, &[])
 }
@@ -32,7 +32,7 @@ fn document(
     title: &str,
     description: &str,
     methods: &[MethodDescription],
-    notices: &[NotificationDescription],
+    notifications: &[NotificationDescription],
 ) -> Value {
     let settings = SchemaSettings::draft07().with(|settings| settings.definitions_path = "/components/schemas".into());
     let mut generator = settings.into_generator();
@@ -40,7 +40,8 @@ fn document(
         .iter()
         .map(|method| (method, (method.params)(&mut generator), (method.result)(&mut generator)))
         .collect();
-    let told: Vec<_> = notices.iter().map(|notice| (notice, (notice.params)(&mut generator))).collect();
+    let notifications: Vec<_> =
+        notifications.iter().map(|notification| (notification, (notification.params)(&mut generator))).collect();
     let schemas = Value::Object(generator.take_definitions(true));
     let described = described.into_iter().map(|(method, params, result)| {
         json!({
@@ -51,30 +52,34 @@ fn document(
             "result": {"name": "result", "schema": result},
         })
     });
-    let told = told.into_iter().map(|(notice, params)| {
-        let params = parameters(&json!(params), &schemas);
-        json!({"name": notice.name, "summary": notice.summary, "paramStructure": "by-name", "params": params})
+    let notifications = notifications.into_iter().map(|(notification, params)| {
+        json!({
+            "name": notification.name,
+            "summary": notification.summary,
+            "paramStructure": "by-name",
+            "params": parameters(&json!(params), &schemas),
+        })
     });
-    let told: Vec<_> = told.collect();
+    let notifications: Vec<_> = notifications.collect();
     let mut document = json!({
         "openrpc": "1.3.2",
         "info": {"title": title, "version": env!("CARGO_PKG_VERSION"), "description": description},
         "methods": described.collect::<Vec<_>>(),
         "components": {"schemas": schemas},
     });
-    if !told.is_empty() {
-        document[NOTIFICATIONS_FIELD] = told.into();
+    if !notifications.is_empty() {
+        document[NOTIFICATIONS_FIELD] = notifications.into();
     }
     document
 }
 
-/// A method's parameters, each by its name: the fields of the schema that they have together.
+/// The named parameters of a method: the fields of its parameters' schema.
 fn parameters(schema: &Value, schemas: &Value) -> Vec<Value> {
     let name = schema["$ref"].as_str().and_then(|reference| reference.rsplit('/').next());
     let schema = name.map_or(schema, |name| &schemas[name]);
     let required = |field: &str| schema["required"].as_array().is_some_and(|all| all.iter().any(|name| name == field));
     let fields = schema["properties"].as_object().into_iter().flatten();
-    // What has to be said comes first, as OpenRPC wants it.
+    // OpenRPC requires that required parameters precede optional ones.
     let (mut parameters, optional): (Vec<_>, Vec<_>) = fields
         .map(|(name, field)| {
             let mut parameter = json!({"name": name, "required": required(name), "schema": field});
@@ -93,14 +98,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_method_and_every_reference_is_there() {
+    fn document_has_every_method_and_every_referenced_schema() {
         for (document, methods) in [(openrpc(), METHODS), (openrpc_of_provider(), provider::METHODS)] {
             check(&document, methods);
         }
     }
 
     #[test]
-    fn parameters_are_described_one_by_one() {
+    fn parameters_have_names_required_flags_and_descriptions() {
         let document = openrpc();
         let method = |name: &str| {
             let all = document["methods"].as_array().unwrap();

@@ -1,4 +1,4 @@
-//! What the daemon says about itself.
+//! Messages about the daemon: sessions, the HTTP address, the OpenRPC document.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 /// The sessions of a daemon.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct SessionList {
-    /// By number.
+    /// The sessions, by number.
     pub sessions: Vec<SessionInfo>,
 }
 
@@ -17,49 +17,49 @@ pub struct SessionList {
 pub struct SessionInfo {
     /// Its number.
     pub session: u64,
-    /// The client's name, as holders show it.
+    /// The client's name, for display.
     pub client: String,
-    /// How it is connected.
+    /// The transport.
     pub transport: Transport,
-    /// Since it began, in seconds.
+    /// The time since it was opened, in seconds.
     pub age_s: f64,
-    /// Tensors that it leases, counted once for each holder.
+    /// The number of tensors that it leases; a tensor counts once for each holder.
     pub leases: usize,
-    /// Bytes of the tensors that it leases.
+    /// The bytes of the tensors that it leases.
     pub bytes: u64,
 }
 
-/// How a session is connected.
+/// The transport of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Transport {
-    /// By the Unix socket: it ends with its connection.
+    /// The Unix socket. The session ends with its connection.
     Unix,
-    /// By HTTP: it ends when it has not called for a while.
+    /// HTTP. The session ends after a time without calls.
     Http,
 }
 
-/// Where the daemon answers HTTP.
+/// The daemon's HTTP endpoint.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct HttpEndpoint {
-    /// Address and port that it listens at. No other program can listen there meanwhile.
+    /// The address and port at which the daemon listens.
     #[schemars(with = "String")]
     pub address: SocketAddr,
     /// The file, mode 0600, of the token that HTTP requests need.
     pub token_file: PathBuf,
 }
 
-/// What opens the daemon's page.
+/// A file that opens the daemon's page.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct DashboardFile {
-    /// An HTML file, mode 0600, that sends a browser to the page with a code that is good once, and for a minute.
+    /// An HTML file, mode 0600, that redirects a browser to the page. Its code is valid for one use within a minute.
     pub file: PathBuf,
 }
 
 /// An [OpenRPC](https://spec.open-rpc.org) document.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Document {
-    /// The document's fields.
+    /// The fields of the document.
     #[serde(flatten)]
     pub fields: serde_json::Map<String, serde_json::Value>,
 }

@@ -1,4 +1,4 @@
-//! Tensors as messages describe them; conversions check everything.
+//! Tensors in messages. Conversions to the store's types check every field.
 
 use cotensor_core::{ContentHash, DType, Device, Error, Kind, Layout, Result, Space};
 use cotensor_store::backend::VersionState;
@@ -11,9 +11,9 @@ use std::time::Duration;
 /// One version of one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub struct Id {
-    /// Identity of the name within the store.
+    /// The identity of the name within the store.
     pub slot: u64,
-    /// Counts up from 1 with every publication.
+    /// The number of this publication of the name, from 1.
     pub version: u64,
 }
 
@@ -29,33 +29,33 @@ impl From<Id> for TensorId {
     }
 }
 
-/// What is to be published.
+/// The description of a tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Spec {
-    /// The name to publish under.
+    /// The name.
     pub name: String,
-    /// Element type, such as `float32`.
+    /// The element type, such as `float32`.
     pub dtype: String,
-    /// Dimensions, in elements.
+    /// The dimensions, in elements.
     pub shape: Vec<usize>,
-    /// The device whose memory holds it, such as `cpu` or `cuda:0`; `cpu` when it is missing.
+    /// The device of its memory, such as `cpu` or `cuda:0`; `cpu` if absent.
     #[serde(default, with = "super::device_name")]
     #[schemars(with = "String")]
     pub device: Device,
-    /// What the tensor means, such as `text_embedding`.
+    /// The kind, such as `text_embedding`; `other` if absent.
     #[serde(default = "other")]
     pub kind: String,
-    /// Fingerprint of the encoder that made it, 64 hexadecimal digits.
+    /// The fingerprint of the encoder that computed it, 64 hexadecimal digits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub space: Option<String>,
-    /// Who made it, for people.
+    /// The producer's name, for display.
     #[serde(default)]
     pub producer: String,
-    /// What happens to it when nobody leases it.
+    /// How long it stays without leases.
     #[serde(default)]
     pub keep: Keep,
-    /// How it was made, 64 hexadecimal digits: equal provenance is equal content.
+    /// The hash of its computation, 64 hexadecimal digits. Tensors of equal provenance have equal bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provenance: Option<String>,
     /// The members of a group, at most 4096; none for a plain tensor. A group has the dtype `uint8` and one dimension: the bytes
@@ -71,9 +71,9 @@ pub struct Spec {
 pub struct GroupMember {
     /// The name within the group.
     pub name: String,
-    /// Element type, such as `float32`.
+    /// The element type, such as `float32`.
     pub dtype: String,
-    /// Dimensions, in elements.
+    /// The dimensions, in elements.
     pub shape: Vec<usize>,
 }
 
@@ -81,16 +81,16 @@ fn other() -> String {
     Kind::Other.name().to_owned()
 }
 
-/// How long a tensor stays when nobody leases it.
+/// How long a tensor stays without leases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Keep {
-    /// Freed with its last lease.
+    /// It is freed with its last lease.
     WhileLeased,
-    /// Until it is removed or its memory is wanted.
+    /// Until it is removed or evicted.
     #[default]
     Cached,
-    /// As `cached`; making it again takes this many microseconds.
+    /// As `cached`; computing it again takes this many microseconds.
     CachedMicros(u64),
 }
 
@@ -144,7 +144,7 @@ impl Spec {
     /// Converts it to the store's type.
     ///
     /// # Errors
-    /// `Invalid` naming the field.
+    /// `Invalid` with the name of the field.
     pub fn to_domain(&self) -> Result<TensorSpec> {
         let micros = match self.keep {
             Keep::WhileLeased => None,
@@ -183,30 +183,30 @@ impl Spec {
     }
 }
 
-/// A hash as messages write it.
+/// Reads a hash.
 ///
 /// # Errors
-/// `Invalid` naming `field` for anything but 64 hexadecimal digits.
+/// `Invalid`, with `field` as its field, unless `hex` has 64 hexadecimal digits.
 pub(crate) fn hash(hex: &str, field: &str) -> Result<ContentHash> {
     ContentHash::from_hex(hex).ok_or_else(|| Error::invalid("64 hexadecimal digits expected").in_field(field))
 }
 
-/// What a version is to its name.
+/// The state of a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TensorState {
-    /// The name means it.
+    /// It is the newest version of its name.
     Published,
-    /// A newer version was published. It is freed with its last lease.
+    /// The name has a newer version. It is freed with its last lease.
     Superseded,
     /// The name was removed. It is freed with its last lease.
     Removed,
-    /// The name means it. Its bytes are on disk until somebody asks for it.
+    /// It is the newest version of its name, and its bytes are on disk. The next lookup loads it.
     Spilled,
 }
 
 impl TensorState {
-    /// The name used in messages and tables.
+    /// The name in messages and tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Published => "published",
@@ -228,70 +228,70 @@ impl From<VersionState> for TensorState {
     }
 }
 
-/// The allocation that a tensor lies in.
+/// The segment of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SegmentInfo {
     /// Its number in this session.
     pub id: u64,
-    /// Its length, in bytes.
+    /// Its length in bytes.
     pub bytes: u64,
-    /// Whether it is a slab: its producer can still write in it. Otherwise nobody can.
+    /// Whether it is a slab, in which its producer can still write. No process can write in a segment that is not a slab.
     #[serde(default)]
     pub slab: bool,
-    /// The device whose memory holds it, such as `cpu` or `cuda:0`; `cpu` when it is missing.
+    /// The device of its memory, such as `cpu` or `cuda:0`; `cpu` if absent.
     #[serde(default, with = "super::device_name")]
     #[schemars(with = "String")]
     pub device: Device,
 }
 
-/// Where the shared index tells whether a name still means this version.
+/// The slot of the shared index that shows whether a version is the newest of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct IndexSlot {
-    /// Number of the slot.
+    /// The number of the slot.
     pub slot: u32,
-    /// What the slot holds as long as the version is the newest.
+    /// The value of the slot while the version is the newest.
     pub generation: u64,
 }
 
 /// A leased tensor.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Descriptor {
-    /// Which version of which tensor.
+    /// The version.
     pub id: Id,
-    /// What it is.
+    /// The description.
     pub spec: Spec,
-    /// Distance between neighbours along each dimension, in elements.
+    /// The stride of each dimension, in elements.
     pub strides: Vec<usize>,
-    /// Where its first element lies in the segment, in bytes.
+    /// The offset of the first element in the segment, in bytes.
     pub offset_bytes: usize,
-    /// Where its bytes are.
+    /// The segment.
     pub segment: SegmentInfo,
-    /// Whether the next of the message's file descriptors, in the order of reading, is the segment's; otherwise the
-    /// session has got it already, or asks for it by `segment.fd`.
+    /// Whether the message has the segment's file descriptor, in the order of the message's tensors. Otherwise the
+    /// session received it before, or requests it by `segment.fd`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fd: bool,
-    /// Where the newest version can be seen without asking.
+    /// The slot of the shared index, if the version has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<IndexSlot>,
 }
 
-/// What became of a tensor that the session made: leased to it, in memory that it has.
+/// A tensor that the session published, and now leases.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Published {
-    /// Which version of which tensor.
+    /// The version.
     pub id: Id,
     /// The segment's number in this session.
     pub segment: u64,
-    /// Where the newest version can be seen without asking.
+    /// The slot of the shared index, if the version has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<IndexSlot>,
 }
 
 impl Descriptor {
-    /// How the elements lie, checked to be inside the segment.
+    /// The layout of the elements in the segment.
     ///
     /// # Errors
-    /// `Corrupt` when they do not.
+    /// `Corrupt` when the layout exceeds the segment; `Invalid` for an unknown dtype or an impossible shape.
     pub fn layout(&self) -> Result<Layout> {
         let dtype = self.spec.dtype.parse::<DType>()?;
         let layout = Layout::strided(dtype, &self.spec.shape, &self.strides, self.offset_bytes)?;

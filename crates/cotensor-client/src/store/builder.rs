@@ -9,7 +9,7 @@ use super::reconnect::{self, Reconnector};
 use super::session::ANSWER_TIMEOUT;
 use super::slabs::Slabs;
 use super::tickets::Tickets;
-use crate::place::default_socket;
+use crate::socket_path::default_socket;
 use cotensor_core::{Memory, Result};
 use cotensor_memory::process::raise_fd_limit;
 use cotensor_store::SharingConfig;

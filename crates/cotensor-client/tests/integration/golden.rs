@@ -152,7 +152,7 @@ fn written(value: &Value) -> String {
 }
 
 #[test]
-fn the_files_in_protocol_are_what_the_code_says() {
+fn protocol_files_match_the_code() {
     let (folder, files) = (folder(), generated());
     assert!(files.len() > 5 && METHODS.len() > 20);
     let hello = &files["messages/session.json"][0];

@@ -34,7 +34,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
-    fn a_dead_child_has_a_state_but_no_parent() {
+    fn zombie_has_a_state_but_no_parent() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let (me, pid) = (std::process::id(), child.id());
         assert_eq!((parent(pid), children(me).contains(&pid)), (Some(me), true));

@@ -26,7 +26,7 @@ fn exif_orientation_is_applied_as_transformers_applies_it() {
 }
 
 #[test]
-fn orientation_in_xmp_counts_where_exif_has_none() {
+fn xmp_orientation_applies_without_exif_orientation() {
     let plain = fixture("forms/orientation/1.jpg");
     // The same file with its Exif segment replaced by an XMP one.
     let at = plain.windows(4).position(|bytes| bytes == b"Exif").unwrap() - 4;
@@ -39,7 +39,7 @@ fn orientation_in_xmp_counts_where_exif_has_none() {
 }
 
 #[test]
-fn compressed_audio_is_the_sound_it_was_made_of() {
+fn compressed_audio_decodes_to_its_source() {
     let files = folder("tiny/audio");
     let original = decode_audio(fixture("media/speech.wav")).unwrap();
     for (name, correlation) in [("flac", 1.0), ("mp3", 0.95), ("ogg", 0.95)] {

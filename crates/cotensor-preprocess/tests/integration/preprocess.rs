@@ -72,7 +72,7 @@ fn length_without_room_for_text_is_refused() {
 }
 
 #[test]
-fn images_are_as_pillow_makes_them() {
+fn images_equal_those_of_pillow() {
     let mut checked = 0;
     for family in ["vit", "clip"] {
         let files = folder(&format!("tiny/{family}"));

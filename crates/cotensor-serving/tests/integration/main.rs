@@ -22,7 +22,7 @@ fn run(store: Arc<dyn Store>, family: &str, task: &str) -> UserReport {
 }
 
 #[test]
-fn one_client_computes_and_the_next_does_not() {
+fn second_client_reuses_results() {
     let running = Running::start(|_| {});
     for (family, task) in [("bert", "sentence-embedding"), ("vit", "image-embedding")] {
         let (first, second) = (running.connect("first"), running.connect("second"));
@@ -41,7 +41,7 @@ fn one_client_computes_and_the_next_does_not() {
 }
 
 #[test]
-fn a_model_that_one_process_has_open_another_runs() {
+fn model_reference_runs_in_another_process() {
     use cotensor_core::ErrorKind;
     use cotensor_functions::{Arguments, Functions, Provider, Value};
     let running = Running::start(|_| {});

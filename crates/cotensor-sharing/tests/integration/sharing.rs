@@ -17,7 +17,7 @@ fn bytes(tensor: &SharedTensor) -> Vec<u8> {
 }
 
 #[test]
-fn a_handle_means_the_version_that_it_was_made_for() {
+fn handle_keeps_its_version() {
     let manager = TensorSharingManager::new(1);
     let old = register(&manager, "x", 4, "a", 1);
     manager.release_model_tensors("a").unwrap();
@@ -30,7 +30,7 @@ fn a_handle_means_the_version_that_it_was_made_for() {
 }
 
 #[test]
-fn another_publisher_of_the_name_changes_nothing_for_a_handle() {
+fn handle_is_unaffected_by_another_publisher_of_its_name() {
     let store = EmbeddedStore::builder().build();
     let manager = TensorSharingManager::with_store(store.clone());
     let tensor = register(&manager, "x", 4, "a", 1);
@@ -48,7 +48,7 @@ fn another_publisher_of_the_name_changes_nothing_for_a_handle() {
 }
 
 #[test]
-fn a_name_is_registered_again_only_when_no_model_and_no_view_holds_it() {
+fn held_name_cannot_be_registered_again() {
     let manager = TensorSharingManager::new(1);
     let old = register(&manager, "x", 4, "a", 1);
     let view = manager.create_tensor_view("x", "v", &[0], &[2]).unwrap();
@@ -65,7 +65,7 @@ fn a_name_is_registered_again_only_when_no_model_and_no_view_holds_it() {
 }
 
 #[test]
-fn optimizing_frees_what_nobody_holds_and_forgets_nothing_else() {
+fn optimize_frees_only_tensors_without_holders() {
     let manager = TensorSharingManager::new(1);
     register(&manager, "viewed", 4, "a", 1);
     register(&manager, "unheld", 4, "a", 2);
@@ -82,7 +82,7 @@ fn optimizing_frees_what_nobody_holds_and_forgets_nothing_else() {
 }
 
 #[test]
-fn an_evicted_tensor_is_listed_no_more() {
+fn evicted_tensor_is_not_listed() {
     let manager = TensorSharingManager::new(1);
     let big = 700 << 10;
     manager.register_shared_tensor("old", &[big], "cpu", "a", &["t"], DType::U8).unwrap();
@@ -94,7 +94,7 @@ fn an_evicted_tensor_is_listed_no_more() {
 }
 
 #[test]
-fn a_view_holds_under_its_own_name_and_is_no_model() {
+fn view_holds_the_tensor_and_is_not_a_model() {
     let manager = TensorSharingManager::new(1);
     register(&manager, "x", 4, "a", 7);
     let view = manager.create_tensor_view("x", "v", &[1], &[2]).unwrap();
@@ -112,7 +112,7 @@ fn a_view_holds_under_its_own_name_and_is_no_model() {
 }
 
 #[test]
-fn an_unpublished_tensor_lives_as_long_as_its_view() {
+fn view_keeps_an_unpublished_tensor() {
     let tensor = SharedTensor::new("x", &[4], DType::U8, "cpu", "a").unwrap();
     let view = tensor.create_view("v", &[0], &[4]).unwrap();
     tensor.write(|bytes| bytes.fill(3)).unwrap();
@@ -127,7 +127,7 @@ fn an_unpublished_tensor_lives_as_long_as_its_view() {
 }
 
 #[test]
-fn thousands_of_models_come_and_go() {
+fn thousands_of_models_acquire_and_release() {
     let tensor = SharedTensor::new("x", &[1], DType::U8, "cpu", "a").unwrap();
     let models: Vec<String> = (0..3000).map(|number| format!("m{number}")).collect();
     for model in &models {
@@ -141,7 +141,7 @@ fn thousands_of_models_come_and_go() {
 }
 
 #[test]
-fn a_reader_of_a_published_tensor_may_use_the_tensor() {
+fn read_callback_can_use_a_published_tensor() {
     let (done, finished) = mpsc::channel();
     std::thread::spawn(move || {
         let tensor = SharedTensor::new("x", &[1], DType::U8, "cpu", "a").unwrap();
@@ -159,7 +159,7 @@ fn a_reader_of_a_published_tensor_may_use_the_tensor() {
 }
 
 #[test]
-fn sharing_is_for_all_or_for_none() {
+fn share_between_models_acquires_for_all_or_none() {
     let config = SharingConfig { allowed_types: Some(vec![Kind::TextEmbedding]), ..SharingConfig::default() };
     let manager = TensorSharingManager::with_store(EmbeddedStore::builder().config(config).build());
     register(&manager, "text_embedding", 4, "a", 1);
@@ -193,7 +193,7 @@ fn lookups_by_name_are_counted() {
 }
 
 #[test]
-fn an_unpublished_tensor_is_in_every_report() {
+fn unpublished_tensor_is_in_every_report() {
     let manager = TensorSharingManager::new(1);
     manager.register_shared_tensor("x", &[4], "cpu", "a", &["b"], DType::U8).unwrap();
     let stats = manager.get_stats();
@@ -214,7 +214,7 @@ fn an_unpublished_tensor_is_in_every_report() {
 }
 
 #[test]
-fn published_or_not_a_tensor_is_counted_once() {
+fn published_and_unpublished_tensors_are_counted_once() {
     let manager = TensorSharingManager::new(1);
     register(&manager, "big", 40, "a", 1);
     register(&manager, "small", 4, "a", 1);
@@ -228,7 +228,7 @@ fn published_or_not_a_tensor_is_counted_once() {
 }
 
 #[test]
-fn opportunities_are_the_consumers_that_do_not_hold_a_tensor_yet() {
+fn opportunities_list_consumers_without_the_tensor() {
     let manager = TensorSharingManager::new(1);
     manager.register_shared_tensor("x", &[4], "cpu", "bert", &["t5", "llama"], DType::U8).unwrap();
     manager.get_shared_tensor("x", "t5").unwrap();
@@ -251,7 +251,7 @@ fn kinds_of(model: &str) -> Vec<Kind> {
 }
 
 #[test]
-fn a_kind_comes_from_the_name_or_the_models() {
+fn kind_is_inferred_from_the_name_or_the_models() {
     let manager = TensorSharingManager::new(1).with_model_kinds(kinds_of);
     let kind = |name, producer, consumers: &[&str]| {
         manager.register_shared_tensor(name, &[1], "cpu", producer, consumers, DType::U8).unwrap().kind()
@@ -267,7 +267,7 @@ fn a_kind_comes_from_the_name_or_the_models() {
 }
 
 #[test]
-fn a_refused_tensor_is_private_to_its_producer_and_counted() {
+fn refused_tensor_is_private_and_counted() {
     let config = SharingConfig { allowed_types: Some(vec![Kind::TextEmbedding]), ..SharingConfig::default() };
     let store = EmbeddedStore::builder().config(config).max_memory_bytes(100).build();
     let manager = TensorSharingManager::with_store(store).with_model_kinds(kinds_of);
@@ -291,7 +291,7 @@ fn a_refused_tensor_is_private_to_its_producer_and_counted() {
 }
 
 #[test]
-fn a_store_sees_an_opportunity_in_two_tensors_of_one_kind() {
+fn two_tensors_of_one_kind_are_an_opportunity() {
     let manager = TensorSharingManager::new(1);
     let opportunities = || manager.store().stats().sharing_opportunities;
     for (name, model) in [("a_weight", "a"), ("b_weight", "b"), ("a_text_embedding", "a"), ("b_text_embedding", "b")] {
@@ -305,7 +305,7 @@ fn a_store_sees_an_opportunity_in_two_tensors_of_one_kind() {
 }
 
 #[test]
-fn verbose_logging_tells_what_happens_to_tensors() {
+fn verbose_logging_reports_tensor_events() {
     let lines = Arc::new(Mutex::new(Vec::new()));
     let sink = Arc::clone(&lines);
     // Other tests of this process may be heard too.
@@ -343,7 +343,7 @@ fn verbose_logging_tells_what_happens_to_tensors() {
 }
 
 #[test]
-fn diagnostics_of_all_tensors_in_the_process() {
+fn diagnostics_list_all_tensors_of_the_process() {
     let mine = || {
         let mut found = SharedTensor::get_diagnostics();
         found.tensors.retain(|info| info.name.starts_with("diagnosed"));

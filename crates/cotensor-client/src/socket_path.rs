@@ -1,8 +1,8 @@
-//! Where the daemon is.
+//! The default path of the daemon's socket.
 
 use std::path::PathBuf;
 
-/// `COTENSOR_SOCKET`, or `cotensor.sock` in the user's runtime folder, or in a folder of the user's own under `/tmp`.
+/// `COTENSOR_SOCKET` if it is set, else `cotensor.sock` in the user's runtime folder, else in [`fallback_folder`].
 pub fn default_socket() -> PathBuf {
     if let Some(socket) = std::env::var_os("COTENSOR_SOCKET").filter(|socket| !socket.is_empty()) {
         return socket.into();
@@ -13,8 +13,8 @@ pub fn default_socket() -> PathBuf {
     }
 }
 
-/// Where the socket is when there is no runtime folder. Anybody can make a folder of this name, so a daemon uses it only
-/// when it is this user's alone.
+/// The socket's folder when the user has no runtime folder, below `/tmp`. Any user can create a folder of this name, so a
+/// daemon uses it only if this user owns it and other users cannot access it.
 pub fn fallback_folder() -> PathBuf {
     PathBuf::from(format!("/tmp/cotensor-{}", rustix::process::geteuid().as_raw()))
 }
