@@ -30,7 +30,7 @@ deps:
 	python3 scripts/check_dependencies.py
 	python3 scripts/check_paths.py
 
-# Fails when fewer than MIN_TESTS tests pass: a run that selects no tests proves nothing.
+# Fails when fewer than MIN_TESTS tests pass, so that a run that selects no tests fails too.
 unit:
 	@mkdir -p $(TARGET)
 	$(CARGO) nextest run --workspace --no-tests=fail --no-fail-fast 2>&1 | tee $(TARGET)/nextest.log
@@ -85,7 +85,7 @@ soak:
 demo:
 	$(CARGO) run --release -- demo
 
-# Invalid accesses and leaks in the crate that maps memory.
+# Searches for invalid accesses and leaks in the memory crate.
 valgrind:
 	scripts/valgrind.sh
 
@@ -109,6 +109,6 @@ fuzz-short:
 miri:
 	$(CARGO) +nightly miri test -p cotensor-core -p cotensor-store --lib
 
-# Builds the browser's crates for wasm32 and runs their unit tests there, in Node.
+# Builds the browser's crates for wasm32 and runs their unit tests in Node.
 wasm:
 	scripts/test_wasm.sh

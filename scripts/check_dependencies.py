@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Checks the dependencies between the crates, and the imports among the files of each crate.
 
-Fails when a crate depends on a crate of the workspace that `ALLOWED` does not name for it, when more than two files of a crate
-form an import circle, and when no module declares a source file. For each circle it prints the imports that make it.
+Fails when a crate depends on a workspace crate that `ALLOWED` does not list for it, when no module declares a source file, and when more
+than two files of a crate form an import circle. Prints the imports of each circle.
 """
 import json
 import re
@@ -24,7 +24,7 @@ ALLOWED = {
     "cotensor-formats": {"cotensor-core", "cotensor-store"},
     "cotensor-functions": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-rpc", "cotensor-client"},
     "cotensor-serving": {"cotensor-core", "cotensor-store", "cotensor-model", "cotensor-functions"},
-    # It links no engine.
+    # The daemon links no engine.
     "cotensor-daemon": {"cotensor-core", "cotensor-store", "cotensor-memory", "cotensor-rpc", "cotensor-client"},
     "cotensor": {
         "cotensor-core", "cotensor-store", "cotensor-sharing", "cotensor-memory", "cotensor-model", "cotensor-client", "cotensor-formats",
@@ -39,7 +39,7 @@ ALLOWED = {
         "cotensor", "cotensor-rpc", "cotensor-client", "cotensor-formats", "cotensor-functions", "cotensor-serving", "cotensor-daemon",
         "cotensor-demo", "cotensor-inspect"
     },
-    # The extension: everything comes in by the library, its parts and the command.
+    # The Python extension: bindings of the library, and the embedded command.
     "cotensor-python": {
         "cotensor", "cotensor-core", "cotensor-store", "cotensor-sharing", "cotensor-memory", "cotensor-model", "cotensor-rpc",
         "cotensor-client", "cotensor-formats", "cotensor-functions", "cotensor-cli", "cotensor-daemon"
@@ -66,7 +66,7 @@ def wrong_dependencies(packages):
         if name not in ALLOWED:
             yield f"{shown(manifest)}:1: {script} does not name the crate {name}"
         for dependency in package["dependencies"]:
-            # Development dependencies are free: tests wire things up.
+            # Development dependencies are unrestricted, because tests combine crates.
             if dependency["kind"] != "dev" and dependency["name"] in packages.keys() - ALLOWED.get(name, set()):
                 line = line_of(manifest, rf"^{dependency['name']}\b")
                 yield f"{shown(manifest)}:{line}: {name} must not depend on {dependency['name']}"
@@ -85,7 +85,7 @@ def dead_files(package):
 
 
 def circles(package):
-    """The (crate root, circle) pairs of a package: its library's and its programs'."""
+    """The (crate root, circle) pairs of a package's library and programs."""
     for target in package["targets"]:
         if {"lib", "bin", "rlib", "cdylib"} & set(target["kind"]):
             crate = Crate(target["src_path"])

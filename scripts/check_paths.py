@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Fails when a document names a path that does not exist.
 
-Checked are the links of every document, and in ARCHITECTURE.md, SECURITY.md, attacks/ and docs/decisions/ the paths in backticks: those
-that end in `/` or in the name of a source file. A path begins at the repository's root, at the document's folder, or in a table at the
-folder or crate of the row's first cell. `store/leases/` stands for `crates/cotensor-store/src/leases/`, and `{a,b}.rs` for `a.rs` and `b.rs`.
+Checks the links of every document. In ARCHITECTURE.md, SECURITY.md, attacks/ and docs/decisions/ it also checks the paths in backticks that
+end in `/` or in the name of a source file. A path is relative to the repository's root, to the document's folder, or, in a table, to the
+folder or crate of the row's first cell. `store/leases/` means `crates/cotensor-store/src/leases/`, and `{a,b}.rs` means `a.rs` and `b.rs`.
 """
 import re
 import sys
@@ -18,12 +18,12 @@ PATH = re.compile(r"`([\w.{},-]+(?:/[\w.{},-]+)*(?:/|\.(?:rs|py|toml|md|json|sh|
 BRACES = re.compile(r"\{([^{}]*)\}")
 
 
-def spelt_out(path):
+def expanded(path):
     """`path` with each of its braces' alternatives."""
     braces = BRACES.search(path)
     if not braces:
         return [path]
-    return chain.from_iterable(spelt_out(path.replace(braces[0], each, 1)) for each in braces[1].split(","))
+    return chain.from_iterable(expanded(path.replace(braces[0], each, 1)) for each in braces[1].split(","))
 
 
 def exists(document, path, row=""):
@@ -40,7 +40,7 @@ def dead(document):
                 yield number, path
         row = line.split("|")[1].strip(" `") if line.startswith("|") else ""
         for path in PATH.findall(line) if WITH_PATHS.search(str(document.relative_to(ROOT))) else ():
-            yield from ((number, each) for each in spelt_out(path) if "/" in each and not exists(document, each, row))
+            yield from ((number, each) for each in expanded(path) if "/" in each and not exists(document, each, row))
 
 
 def main():

@@ -1,8 +1,8 @@
 """Finds import circles among the files of a Rust crate.
 
-Reads the `use` declarations and the inline paths of each file, resolves each path to the file that defines the item
-(through re-exports), and reports groups of files that all depend on each other. Test code is left out. So is a re-export
-whose name its own file does not use: a `mod.rs` that only declares and re-exports is part of no circle.
+Reads the `use` declarations and the inline paths of each file, and resolves each path through re-exports to the file that
+defines the item. Reports groups of files that all depend on each other. Ignores test code, and re-exports that their own
+file does not use: a `mod.rs` that only declares and re-exports is in no circle.
 """
 import re
 from pathlib import Path

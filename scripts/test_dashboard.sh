@@ -15,7 +15,7 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 export CHROMIUM="${CHROMIUM:-$(browser)}"
 
-# The workspace's examples, with the features of its tests, so that nothing is compiled again.
+# Builds all examples of the workspace, with the features of its tests, so that no dependency is compiled again.
 ${CARGO:-cargo} build --quiet --workspace --examples
 export EXAMPLES="${CARGO_TARGET_DIR:-$PWD/target}/debug/examples"
 cd tests/dashboard

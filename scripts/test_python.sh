@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_python.sh KIND: builds the Python extension into a virtual environment and runs its tests. `numpy` runs the tests that
-# need no torch; `torch` runs those that need torch, transformers and JAX (a large download, once).
+# test_python.sh KIND: builds the Python extension into a virtual environment and runs its tests. `numpy` runs the tests
+# without torch; `torch` runs those that need torch, transformers and JAX (a large download, once).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kind=${1:?numpy or torch}
@@ -15,7 +15,7 @@ case $kind in
     tests=(--ignore-glob='*test_torch*')
     ;;
   torch)
-    # Type-checks where everything that the package imports is installed.
+    # Only this environment has all packages that the Python package imports.
     mypy
     # The numpy part skips the documents that need torch, and runs the examples of --help.
     tests=(tests/test_torch*.py tests/test_documents.py::test_document)

@@ -1,7 +1,7 @@
 // Runs test programs that cargo built for wasm32-unknown-unknown: `node scripts/test_wasm.mjs PROGRAM…`.
 //
-// The target has no standard output. A failed test traps, and the stack trace names it. The tests are counted in the
-// program's name section, so that a program without tests fails.
+// The target has no standard output. A failed test traps, and the stack trace names it. Counts the tests in the program's
+// name section, so that a program without tests fails.
 import { readFile } from "node:fs/promises";
 import { basename } from "node:path";
 
@@ -45,10 +45,10 @@ function functionNames(module) {
   return names;
 }
 
-// A failed test is as deep below its trap.
+// The default of ten frames does not reach from the trap to the test.
 Error.stackTraceLimit = 60;
 const programs = process.argv.slice(2);
-if (programs.length === 0) throw new Error("no test program is named");
+if (programs.length === 0) throw new Error("no test program is given");
 for (const program of programs) {
   const module = await WebAssembly.compile(await readFile(program));
   const missing = WebAssembly.Module.imports(module).map(({ module, name }) => `${module}.${name}`);

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Builds the crates that a browser will use for wasm32, and runs their tests there, in Node: unit tests, and the integration
-# tests of the crate whose fixtures are compiled in.
+# Builds the browser's crates for wasm32, and runs their tests in Node: unit tests, and the integration tests of cotensor-preprocess,
+# whose fixtures are compiled in.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 RUSTC=$(scripts/wasm_compiler.sh)
 export RUSTC
-# Symbol names of a documented form, by which the tests are counted. The tests define the source of random numbers.
+# test_wasm.mjs counts tests by their symbol names, which have a documented form only in v0. The tests define the source of random
+# numbers.
 export RUSTFLAGS='-C symbol-mangling-version=v0 --cfg getrandom_backend="custom"'
 programs() {
   cargo test "$@" --no-run --target wasm32-unknown-unknown --target-dir target/wasm --message-format json | node -e '

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Prints the path of a compiler that builds for wasm32-unknown-unknown: rustup's where it has the target or can fetch it;
-# else Debian's rustc-web in FOLDER, with a standard library that is built there from its sources (about two minutes).
-# Usage: scripts/wasm_compiler.sh [FOLDER]
+# wasm_compiler.sh [FOLDER]: prints the path of a compiler for wasm32-unknown-unknown. This is rustup's if it has the target or
+# can fetch it. Otherwise it is Debian's rustc-web in FOLDER, with a standard library built from source (about two minutes).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=wasm32-unknown-unknown
@@ -43,7 +42,7 @@ tools=lib/rustlib/x86_64-unknown-linux-gnu/bin
 mkdir -p "$sysroot/$tools"
 ln -sf "$(rustc --print sysroot)/$tools/rust-lld" "$sysroot/$tools/rust-lld"
 
-# The standard library, once, into the compiler's own folder: later builds need no unstable option.
+# Builds the standard library once, into the compiler's folder, so that later builds need no unstable option.
 seed=$folder/seed
 mkdir -p "$seed/src"
 touch "$seed/src/lib.rs"

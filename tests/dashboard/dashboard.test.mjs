@@ -1,8 +1,8 @@
-// The daemon's page in a real headless Chromium: what it shows is what the daemon holds, and it stays true.
+// The daemon's page in a headless Chromium: the page shows the daemon's state, and follows its changes.
 //
 //     EXAMPLES=target/debug/examples CHROMIUM=/usr/bin/chromium node --test
 //
-// SCREENSHOTS, if set, is a folder for pictures of the page, light and dark.
+// SCREENSHOTS, if set, is a folder for screenshots of the page in its light and dark schemes.
 
 import assert from "node:assert/strict";
 import {spawn} from "node:child_process";
@@ -18,14 +18,14 @@ const folder = mkdtempSync(path.join(tmpdir(), "cotensor-dashboard-"));
 const LIMIT = {timeout: 120_000};
 let browser;
 
-// A program that ends with its test, whichever way that ends: one that is left keeps the whole run from ending.
+// Starts an example and kills it at the end of the test. The run of all tests waits for programs that are left.
 function program(t, name, options) {
   const child = spawn(path.join(EXAMPLES, name), options, {stdio: ["pipe", "pipe", "inherit"]});
   t.after(() => child.kill("SIGKILL"));
   return child;
 }
 
-// A daemon that lives until `stop`, its address, and the header that its requests need.
+// Starts a daemon. Returns its address, the header that its requests need, and a function that stops it.
 async function daemon(t, name, ...options) {
   const socket = path.join(folder, name);
   const child = program(t, "serve", [socket, "127.0.0.1:0", ...options]);
@@ -46,12 +46,12 @@ async function call({url, token}, method, params) {
   return result;
 }
 
-// One of the examples that have functions, and what it says first.
+// Starts one of the examples of functions. `firstLine` and `ended` are promises.
 function started(t, name, ...options) {
   const child = program(t, name, options);
   const ended = new Promise(done => child.once("exit", done));
-  const said = new Promise(done => child.stdout.once("data", line => done(line.toString().trim())));
-  return {said, ended, stop: () => { child.stdin.end(); return ended }};
+  const firstLine = new Promise(done => child.stdout.once("data", line => done(line.toString().trim())));
+  return {firstLine, ended, stop: () => { child.stdin.end(); return ended }};
 }
 
 async function session(daemon, client) {
@@ -67,7 +67,7 @@ async function put({url, token}, name, shape, kind, headers = {}) {
   assert.equal(answer.status, 201, await answer.text());
 }
 
-// A page whose every error, and every request to elsewhere, fails the test.
+// Opens the page. Collects errors of the page, and requests to other addresses, in `wrong`.
 async function open(daemon, options = {}) {
   const {url} = daemon;
   const page = await browser.newPage({viewport: {width: 1280, height: 1000}, ...options});
@@ -75,7 +75,7 @@ async function open(daemon, options = {}) {
   page.on("pageerror", error => wrong.push(String(error)));
   page.on("console", message => message.type() === "error" && wrong.push(message.text()));
   page.on("request", request => request.url().startsWith(url) || /^(data|file):/.test(request.url()) || wrong.push(request.url()));
-  // As `cotensor dashboard` does: the file sends the browser to the page.
+  // The same file as `cotensor dashboard` opens: it redirects the browser to the page.
   const {file} = await call(daemon, "http.dashboard", {});
   await page.goto(`file://${file}`);
   await page.waitForURL(`${url}/`);
@@ -94,7 +94,7 @@ after(async () => {
   rmSync(folder, {recursive: true, force: true});
 });
 
-test("the page shows what the daemon holds, and goes on showing it", LIMIT, async t => {
+test("page shows tensors, sessions, memory and copies, and follows changes", LIMIT, async t => {
   const live = await daemon(t, "live"), {url, token, stop} = live;
   const {page, wrong} = await open(live);
   await state(page, "live");
@@ -144,12 +144,12 @@ test("the page shows what the daemon holds, and goes on showing it", LIMIT, asyn
   await state(page, "no answer");
 });
 
-test("tasks of providers are shown while there are any", LIMIT, async t => {
+test("page shows tasks while a provider has tasks", LIMIT, async t => {
   const tasks = await daemon(t, "tasks"), {stop} = tasks;
   const {page, wrong} = await open(tasks);
   await page.getByText("No task is known.").waitFor();
   const provider = started(t, "provider", path.join(folder, "tasks"));
-  assert.equal(await provider.said, "ready");
+  assert.equal(await provider.firstLine, "ready");
   assert.equal(await started(t, "caller", path.join(folder, "tasks")).ended, 0);
   await cell(page, "tasks", "completed").filter({hasText: "wait"}).filter({hasText: /provider\[\d+\]/}).filter({hasText: /caller\[\d+\]/}).waitFor();
   await cell(page, "tasks", "cancelled").filter({hasText: "wait"}).waitFor();
@@ -163,7 +163,7 @@ test("tasks of providers are shown while there are any", LIMIT, async t => {
 
 const background = page => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
 
-test("the page shows nothing without the token, which it takes from its user or by a code that is good once", LIMIT, async t => {
+test("page needs the token, typed or by a code for one use", LIMIT, async t => {
   const file = path.join(folder, "token");
   writeFileSync(file, `${TOKEN}\n`, {mode: 0o600});
   const locked = await daemon(t, "locked", file), {url, stop} = locked;
@@ -189,7 +189,7 @@ test("the page shows nothing without the token, which it takes from its user or 
   assert.ok(!existsSync(redirect) && !opened.url().includes("code"));
   await opened.reload();
   await state(opened, "live");
-  // Another browser, which has found the code.
+  // Another browser that uses the same code.
   const late = await (await browser.newContext()).newPage();
   await late.goto(`${url}/?${code}`);
   await state(late, "locked");

@@ -69,7 +69,7 @@ fn one_tensor_of_many_is_read_by_skipping_the_others() {
     let mut target = [0; 5];
     reader.read(1, &mut target).unwrap();
     assert_eq!(target[..], numbers(5));
-    assert!(reader.read(0, &mut [0; 80]).is_err(), "passed over");
+    assert!(reader.read(0, &mut [0; 80]).is_err(), "a skipped tensor cannot be read later");
     assert!(write(&mut Vec::new(), Format::Npy, &[("bytes", &bytes), ("words", &words)]).is_err());
 }
 

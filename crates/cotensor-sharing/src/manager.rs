@@ -145,10 +145,10 @@ impl TensorSharingManager {
         Ok(tensor)
     }
 
-    /// Looks a tensor up and acquires it once for `model`.
+    /// Finds a tensor and acquires it once for `model`.
     ///
     /// # Errors
-    /// `NotFound` when it is not registered, or was freed; `Refused` for another than its producer where the
+    /// `NotFound` when it is not registered, or was freed; `Refused` for a model other than the producer when the
     /// configuration keeps it private.
     pub fn get_shared_tensor(&self, name: &str, model: &str) -> Result<SharedTensor> {
         let mut registry = self.lock();
@@ -172,7 +172,7 @@ impl TensorSharingManager {
         Ok(tensor)
     }
 
-    /// A window on a registered tensor; see [`SharedTensor::create_view`].
+    /// A view of a part of a registered tensor; see [`SharedTensor::create_view`].
     ///
     /// # Errors
     /// As [`SharedTensor::create_view`].
@@ -189,8 +189,8 @@ impl TensorSharingManager {
     /// Acquires a tensor that `from_model` holds for every model of `to_models`, or for none.
     ///
     /// # Errors
-    /// `NotFound` when it is not registered, `Conflict` when `from_model` does not hold it, `Refused` where the
-    /// configuration keeps it private.
+    /// `NotFound` when it is not registered, `Conflict` when `from_model` does not hold it, `Refused` when the configuration
+    /// keeps it private.
     pub fn share_tensor_between_models(
         &self,
         name: &str,
@@ -202,10 +202,10 @@ impl TensorSharingManager {
         Ok(tensor)
     }
 
-    /// Releases everything that `model` holds; returns how many acquires that were.
+    /// Releases all tensors that `model` holds. Returns the number of released acquires.
     ///
     /// # Errors
-    /// `Io` when a tensor that was never published could not be sealed and was freed; the rest is released all the same.
+    /// `Io` when an unpublished tensor could not be sealed and was freed. The other tensors are still released.
     pub fn release_model_tensors(&self, model: &str) -> Result<u32> {
         let (mut released, mut outcome) = (0, Ok(()));
         for registered in self.lock().tensors.values() {
@@ -216,7 +216,7 @@ impl TensorSharingManager {
         outcome.map(|()| released)
     }
 
-    /// Bytes of a registered tensor.
+    /// The size of a registered tensor in bytes.
     ///
     /// # Errors
     /// `NotFound` when it is not registered, or was freed.
@@ -225,7 +225,7 @@ impl TensorSharingManager {
         if tensor.is_freed() { Err(unregistered(name)) } else { Ok(tensor.size_bytes()) }
     }
 
-    /// Bytes of all tensors that `model` holds, each counted once.
+    /// The size of all tensors that `model` holds in bytes. A tensor counts once.
     pub fn get_model_memory_usage(&self, model: &str) -> usize {
         let registry = self.lock();
         let held = registry.tensors.values().filter(|registered| registered.tensor.is_held_by(model));
@@ -298,7 +298,7 @@ mod tests {
         assert_eq!(manager.get_tensor_memory_usage("bert_embedding").unwrap(), 3072);
         let stats = manager.get_stats();
         assert_eq!((stats.total_tensors, stats.total_models, stats.memory_usage_bytes), (1, 2, 3072));
-        assert_eq!(manager.optimize_memory_usage().freed_tensors_count, 0, "what is held stays");
+        assert_eq!(manager.optimize_memory_usage().freed_tensors_count, 0, "held tensors stay");
         assert_eq!(manager.release_model_tensors("bert").unwrap(), 1);
         assert_eq!(manager.release_model_tensors("t5").unwrap(), 1);
         let report = manager.optimize_memory_usage();

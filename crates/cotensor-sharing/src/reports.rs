@@ -17,7 +17,8 @@ impl TensorSharingManager {
         report
     }
 
-    /// The store's counters, with this manager's lookups and its unpublished and private tensors. `models` omits views; `sharing_opportunities` are those of
+    /// The store's counters, with this manager's lookups and its unpublished and private tensors. `models` omits views.
+    /// `sharing_opportunities` are those of
     /// [`analyze_sharing_opportunities`](TensorSharingManager::analyze_sharing_opportunities).
     pub fn get_stats(&self) -> Stats {
         let mut registry = self.lock();

@@ -176,7 +176,7 @@ impl Names {
         *newest = version;
     }
 
-    /// What a lookup does: a version, and the word that tells whether it is the newest.
+    /// As a lookup: returns a version, and the word that shows whether it is the newest.
     fn get(&self, name: u64) -> (u64, Option<VersionWord>) {
         let version = *self.newest[name as usize].lock().unwrap();
         (version, self.word(name, version))

@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("{} of {}: {}", found.function.name, found.provider.client, found.function.summary);
     }
 
-    // The tensor stays in place: its handle travels, and the provider maps the same pages.
+    // The call sends the tensor's handle, and the provider maps the same pages.
     let tensor = Arc::new(publish(&store, "numbers", &[1.0, 2.0, 3.0, 6.0])?);
     let mean = functions.call("mean", &Arguments::new().arg(Arc::clone(&tensor)))?;
     println!("mean: {}", mean.as_float()?);
@@ -29,23 +29,23 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("the task has {}", task.wait(None)?.state.name());
     println!("its result: {}", task.result()?.as_str()?);
     let long = functions.submit("wait", &Arguments::new().arg(3600.0))?;
-    println!("the other is {}", long.cancel()?.state.name());
+    println!("the long task is {}", long.cancel()?.state.name());
 
     // An object stays with its provider until its reference is dropped.
     let Value::Remote(counter) = functions.call("counter", &Arguments::new())? else {
-        return Err("the counter is no object".into());
+        return Err("the counter is not an object".into());
     };
     counter.call("add", &Arguments::new().arg(40))?;
     println!("counted: {}", counter.call("add", &Arguments::new().arg(2))?.as_int()?);
 
     match functions.call("mean", &Arguments::new().arg("no tensor")) {
-        Err(CallError::Failed(failure)) => println!("as it should: {failure}"),
+        Err(CallError::Failed(failure)) => println!("expected error: {failure}"),
         other => return Err(format!("an error is expected, not {other:?}").into()),
     }
     Ok(())
 }
 
-/// Publishes numbers; the tensor ends with its last lease.
+/// Publishes numbers. The tensor is freed with its last lease.
 fn publish(store: &ClientStore, name: &str, numbers: &[f32]) -> cotensor::Result<Lease> {
     let spec = TensorSpec {
         device: cotensor_core::Device::Cpu,

@@ -1,9 +1,9 @@
-//! Offers functions to other processes until its input ends. Starts a daemon in this process if none runs.
+//! Provides functions to other processes until its standard input ends. Starts a daemon in this process if none runs.
 //!
 //! ```sh
-//! cargo run --example provider                       # in one terminal
-//! cargo run --example caller                         # in another; or, from the command line:
-//! cotensor call mean @x.npy
+//! cargo run --example provider    # in one terminal
+//! cargo run --example caller      # in another terminal
+//! cotensor call mean @x.npy       # the same from the command line
 //! ```
 
 use cotensor::client::default_socket;
@@ -24,14 +24,14 @@ fn main() -> Result<()> {
             let numbers = numbers(arguments.get(0, "tensor")?.as_tensor()?)?;
             Ok((numbers.iter().sum::<f32>() / numbers.len().max(1) as f32).into())
         })
-        .function("scale", Options::new("A tensor times a number."), |arguments, context| {
+        .function("scale", Options::new("Multiplies a tensor by a number."), |arguments, context| {
             let (tensor, by) = (arguments.get(0, "tensor")?.as_tensor()?, arguments.get(1, "by")?.as_float()?);
             let scaled: Vec<u8> = numbers(tensor)?.iter().flat_map(|n| (n * by as f32).to_ne_bytes()).collect();
             Ok(context.tensor("scaled", DType::F32, tensor.shape(), &scaled)?.into())
         })
         .function(
             "wait",
-            Options::new("Waits so many seconds, unless it is cancelled.").task(),
+            Options::new("Waits for a number of seconds, unless it is cancelled.").task(),
             |arguments, context| {
                 let end = std::time::Instant::now()
                     + Duration::from_secs_f64(arguments.get(0, "seconds")?.as_float()?.clamp(0.0, 3600.0));
@@ -39,10 +39,10 @@ fn main() -> Result<()> {
                     context.check()?;
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                Ok("rested".into())
+                Ok("done".into())
             },
         )
-        .function("counter", Options::new("A counter that stays here: call its method `add`."), |_, _| {
+        .function("counter", Options::new("Creates a counter with the method `add`."), |_, _| {
             Ok(Object::new(Counter(AtomicI64::new(0))).into())
         })
         .start()?;
@@ -51,7 +51,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The numbers in place, in memory that every process maps.
+/// The numbers, read in place in memory that all processes map.
 fn numbers(tensor: &Lease) -> std::result::Result<&[f32], Failure> {
     Ok(tensor.typed::<f32>()?)
 }

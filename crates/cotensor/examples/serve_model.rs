@@ -1,5 +1,5 @@
-//! A served model: this process opens it, and another process runs it by a call. `cotensor serve-models` is the same as a
-//! command. The example starts a daemon if none runs.
+//! A served model: this process opens it, and another process runs it by a call. The command `cotensor serve-models` does the
+//! same. The example starts a daemon if none runs.
 //!
 //! `cargo run --example serve_model`
 
@@ -37,7 +37,7 @@ fn main() -> Result<(), CallError> {
     Ok(())
 }
 
-/// Another process: it loads nothing, and earlier results are in the store.
+/// The other process. It loads no model, and finds earlier results in the store.
 fn call(store: Arc<ClientStore>) -> Result<(), CallError> {
     let functions = Functions::new(store);
     let folder = Path::new(MODEL).canonicalize().map_err(|error| Error::io("no model", &error).in_file(MODEL))?;

@@ -29,8 +29,8 @@ fn main() -> Result<()> {
         let report = run_user(&model, user, &inputs, &runtime.store().holder(&user.name))?;
         println!("{}: {:?}", user.name, report.answer);
         for stage in &report.stages {
-            let what = if stage.computed { "ran" } else { "was there already" };
-            println!("  {} {what}", stage.role);
+            let source = if stage.computed { "was computed" } else { "was reused" };
+            println!("  {} {source}", stage.role);
         }
     }
     let stats = runtime.store().stats();

@@ -48,14 +48,14 @@ fn main() -> Result<()> {
 }
 
 /// Runs a model over the daemon's store, which shares weights and results with all processes.
-fn embed(who: &str, store: Arc<ClientStore>) -> Result<()> {
+fn embed(process: &str, store: Arc<ClientStore>) -> Result<()> {
     let pipeline = Pipeline::parse("[[user]]\nname = 'search'\nmodel = 'bert'\ntask = 'sentence-embedding'\n")?;
     let runtime = Runtime::over(store, Some(1));
     let model = runtime.open(Path::new(MODEL))?;
     let inputs = Inputs::default().with_text("the harbour wakes before the city does");
-    let report = run_user(&model, &pipeline.users[0], &inputs, &runtime.store().holder(who))?;
+    let report = run_user(&model, &pipeline.users[0], &inputs, &runtime.store().holder(process))?;
     let computed = report.stages.iter().filter(|stage| stage.computed).count();
-    println!("{who}: {computed} of {} stages computed here", report.stages.len());
+    println!("{process}: {computed} of {} stages computed here", report.stages.len());
     Ok(())
 }
 

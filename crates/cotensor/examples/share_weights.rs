@@ -1,5 +1,4 @@
-//! One copy of a model's weights for two processes: the first imports them into a cache that both map, the second
-//! copies nothing.
+//! One copy of a model's weights for two processes: the first process imports them into a cache, and both map them from there.
 //!
 //! `cargo run --example share_weights`
 
@@ -14,24 +13,25 @@ const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/tiny/be
 
 fn main() -> Result<()> {
     match std::env::args().nth(1) {
-        Some(cache) => open_and_tell("second", Path::new(&cache), || Ok(())),
+        Some(cache) => open_and_print("second", Path::new(&cache), || Ok(())),
         None => {
             let cache = std::env::temp_dir().join(format!("cotensor-example-{}", std::process::id()));
-            let result = open_and_tell("first", &cache, || second_process(&cache));
+            let result = open_and_print("first", &cache, || second_process(&cache));
             std::fs::remove_dir_all(&cache).map_err(|error| Error::io("cannot remove", &error).in_file(&cache))?;
             result
         }
     }
 }
 
-/// This program again, while the first process still has the model open.
+/// Runs this program again while the first process has the model open.
 fn second_process(cache: &Path) -> Result<()> {
     let io = |error: std::io::Error| Error::io("cannot start this program again", &error);
     let status = Command::new(std::env::current_exe().map_err(io)?).arg(cache).status().map_err(io)?;
     if status.success() { Ok(()) } else { Err(Error::invalid("the second process failed")) }
 }
 
-fn open_and_tell(who: &str, cache: &Path, meanwhile: impl FnOnce() -> Result<()>) -> Result<()> {
+/// Opens the model, prints its copied and mapped bytes, and calls `meanwhile` before the model is closed.
+fn open_and_print(process: &str, cache: &Path, meanwhile: impl FnOnce() -> Result<()>) -> Result<()> {
     let runtime = LocalOptions { cache: Some(cache.to_path_buf()), ..LocalOptions::default() }.runtime()?;
     let model = runtime.open(Path::new(MODEL))?;
     let encoder = model.stage("encoder")?;
@@ -41,7 +41,7 @@ fn open_and_tell(who: &str, cache: &Path, meanwhile: impl FnOnce() -> Result<()>
     let imported: u64 =
         copies.iter().filter(|copies| copies.reason == CopyReason::FileImport.name()).map(|copies| copies.bytes).sum();
     println!(
-        "{who}: {} weights of {bytes} bytes, {imported} bytes copied, mapped from file {:?}",
+        "{process}: {} weights of {bytes} bytes, {imported} bytes copied, mapped from file {:?}",
         weights.len(),
         mapped_files(cache)?
     );

@@ -9,10 +9,11 @@ fn program(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a test is a program");
     let built = test.ancestors().nth(2).expect("PROFILE/deps/TEST");
     let path = built.join("examples").join(name).with_extension(std::env::consts::EXE_EXTENSION);
-    assert!(path.is_file(), "{} is not built; `cargo test -p cotensor` does that", path.display());
+    assert!(path.is_file(), "{} is not built; `cargo test -p cotensor` builds it", path.display());
     path
 }
 
+/// Runs an example with `temporary` as its folder for temporary files, and returns its output.
 fn printed(name: &str, temporary: &Path) -> String {
     // Removes files of an earlier run that was killed.
     drop(std::fs::remove_dir_all(temporary));
@@ -44,16 +45,16 @@ fn between<'a>(line: &'a str, before: &str, after: &str) -> &'a str {
 }
 
 #[test]
-fn share_encoder() {
+fn share_encoder_computes_the_encoder_once() {
     let printed = printed("share_encoder", &folder("share_encoder"));
     let (classifier, tagger) = printed.split_once("tagger: ").expect("two models");
-    assert!(classifier.contains("classifier: Label") && classifier.contains("\n  encoder ran\n"), "{printed}");
-    assert!(tagger.starts_with("Tokens") && tagger.contains("\n  encoder was there already\n"), "{printed}");
-    assert!(tagger.contains("\n  head.entities ran\n"), "{printed}");
+    assert!(classifier.contains("classifier: Label") && classifier.contains("\n  encoder was computed\n"), "{printed}");
+    assert!(tagger.starts_with("Tokens") && tagger.contains("\n  encoder was reused\n"), "{printed}");
+    assert!(tagger.contains("\n  head.entities was computed\n"), "{printed}");
 }
 
 #[test]
-fn share_weights() {
+fn share_weights_maps_one_file() {
     let temporary = folder("share_weights");
     let printed = printed("share_weights", &temporary);
     let lines: Vec<&str> = printed.lines().collect();
@@ -71,7 +72,7 @@ fn share_weights() {
 }
 
 #[test]
-fn tensor_view() {
+fn tensor_view_shares_memory() {
     let printed = printed("tensor_view", &folder("tensor_view"));
     let lines: Vec<&str> = printed.lines().collect();
     let [row, halved, beyond, same, first] = lines[..] else { panic!("{printed}") };
@@ -84,7 +85,7 @@ fn tensor_view() {
 }
 
 #[test]
-fn provider_and_caller() {
+fn caller_uses_functions_of_the_provider() {
     let folder = tempfile::tempdir().expect("a folder");
     let socket = folder.path().join("cotensor.sock");
     let mut provider = Command::new(program("provider"));
@@ -99,10 +100,10 @@ fn provider_and_caller() {
         "mean: 3\n",
         "scaled: [10.0, 20.0, 30.0, 60.0]\n",
         "the task has completed\n",
-        "its result: rested\n",
-        "the other is cancelled\n",
+        "its result: done\n",
+        "the long task is cancelled\n",
         "counted: 42\n",
-        "as it should: invalid: ",
+        "expected error: invalid: ",
     ] {
         assert!(output.contains(line), "{line}{output}");
     }
@@ -111,7 +112,7 @@ fn provider_and_caller() {
 }
 
 #[test]
-fn share_processes() {
+fn share_processes_reuses_results() {
     let output = output_with_daemon("share_processes");
     assert!(output.contains("first: 1 of 1 stages computed here\n"), "{output}");
     assert!(output.contains("second: the tensor has 8388608 bytes, the last is Some(7)\n"), "{output}");
@@ -119,7 +120,7 @@ fn share_processes() {
 }
 
 #[test]
-fn serve_model() {
+fn serve_model_computes_once() {
     let output = output_with_daemon("serve_model");
     let computed: Vec<_> = output.lines().filter(|line| line.starts_with("computed: ")).collect();
     assert_eq!(computed, ["computed: Bool(true)", "computed: Bool(false)"], "{output}");

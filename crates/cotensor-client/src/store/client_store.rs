@@ -96,7 +96,7 @@ impl ClientStore {
     /// Calls a method of the daemon once.
     ///
     /// # Errors
-    /// The daemon's; `Io` when it dies meanwhile.
+    /// The daemon's; `Io` when it ends meanwhile.
     pub fn request<M: Method>(&self, params: &M::Params) -> Result<M::Result> {
         let session = self.session();
         if session.connection.closed().is_some() && !self.daemon.connection.is_closed() {
@@ -343,7 +343,7 @@ impl TensorStore for ClientStore {
         })
     }
 
-    /// In memory of its own, also if it is small: a slab stays writable through an address that the caller keeps.
+    /// The tensor gets memory of its own even if it is small: a slab stays writable through an address that the caller keeps.
     fn reserve_aliased(&self, spec: TensorSpec, holder: &Holder) -> Result<Reservation> {
         self.reserve_in(spec, holder, |params, len| {
             Placement::reserved(&self.daemon, params, |memory| memory.reserve_aliased(len))

@@ -57,12 +57,12 @@ fn exchange(method: &MethodDescription, described: &Value, document: &Value) -> 
 
 /// The notifications of the daemon.
 fn notifications(document: &Value) -> Value {
-    let all = document["x-notifications"].as_array().unwrap().iter().map(|notice| {
-        let params = notice["params"].as_array().unwrap().iter().map(|parameter| {
+    let all = document["x-notifications"].as_array().unwrap().iter().map(|notification| {
+        let params = notification["params"].as_array().unwrap().iter().map(|parameter| {
             let name = parameter["name"].as_str().unwrap();
             (name.to_owned(), sample(name, &parameter["schema"], document))
         });
-        json!({"jsonrpc": "2.0", "method": notice["name"], "params": params.collect::<serde_json::Map<_, _>>()})
+        json!({"jsonrpc": "2.0", "method": notification["name"], "params": params.collect::<serde_json::Map<_, _>>()})
     });
     all.collect()
 }
@@ -88,7 +88,7 @@ fn variants(schema: &Value, document: &Value) -> Vec<Value> {
     }
 }
 
-/// A value that a schema allows, every optional field included. Strings are what their field's name wants.
+/// A value that a schema allows, with all optional fields. The text of a string depends on the name of its field.
 fn sample(field: &str, schema: &Value, document: &Value) -> Value {
     let schema = resolved(schema, document);
     for combined in ["allOf", "anyOf", "oneOf"] {
@@ -156,10 +156,11 @@ fn protocol_files_match_the_code() {
     let (folder, files) = (folder(), generated());
     assert!(files.len() > 5 && METHODS.len() > 20);
     let hello = &files["messages/session.json"][0];
-    assert_eq!(hello["request"]["params"]["protocol"], PROTOCOL, "what a client has to say");
-    let notices: Vec<_> = files["messages/notifications.json"].as_array().unwrap().iter().collect();
-    assert!(notices.iter().any(|notice| notice["method"] == "slab.freed" && notice["params"]["offsets"] == json!([1])));
-    assert!(notices.iter().any(|notice| notice["method"] == "function.connect"));
+    assert_eq!(hello["request"]["params"]["protocol"], PROTOCOL, "a client sends its version");
+    let notifications = files["messages/notifications.json"].as_array().unwrap();
+    let freed = notifications.iter().find(|notification| notification["method"] == "slab.freed").unwrap();
+    assert_eq!(freed["params"]["offsets"], json!([1]));
+    assert!(notifications.iter().any(|notification| notification["method"] == "function.connect"));
     if std::env::var_os(WRITE).is_some() {
         std::fs::create_dir_all(folder.join("messages")).unwrap();
         for old in std::fs::read_dir(folder.join("messages")).unwrap() {
@@ -171,11 +172,14 @@ fn protocol_files_match_the_code() {
     }
     for (name, value) in &files {
         let kept = std::fs::read_to_string(folder.join(name)).unwrap_or_default();
-        assert!(kept == written(value), "protocol/{name} is not what the code says: make protocol");
+        assert!(kept == written(value), "protocol/{name} differs from the code; run `make protocol`");
     }
     let kept: BTreeSet<_> = std::fs::read_dir(folder.join("messages"))
         .unwrap()
         .map(|file| format!("messages/{}", file.unwrap().file_name().into_string().unwrap()))
         .collect();
-    assert!(kept.iter().all(|name| files.contains_key(name)), "{kept:?}: make protocol");
+    assert!(
+        kept.iter().all(|name| files.contains_key(name)),
+        "{kept:?} has files that the code does not generate; run `make protocol`"
+    );
 }

@@ -1,4 +1,4 @@
-//! The protocol's generated files, and clients whose daemon dies.
+//! The protocol's generated files, and clients during the end of their daemon.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod golden;

@@ -1,4 +1,4 @@
-//! A client that ends while its daemon is dead: the next daemon receives the end of the session and does not wait for it.
+//! A client that ends while no daemon runs: the next daemon receives the end of the session and does not wait for it.
 
 use cotensor_client::{ClientStore, protocol as p};
 use cotensor_functions::Provider;
@@ -20,7 +20,7 @@ fn accept(listener: &UnixListener) -> UnixStream {
     listener.accept().unwrap().0
 }
 
-/// Accepts a client and answers its hello with session `number`. Returns the session that it resumes.
+/// Accepts a client and answers its `session.hello` with session `number`. Returns the session that it resumes.
 fn greet(listener: &UnixListener, number: u64) -> (UnixStream, Option<p::Resume>) {
     let socket = accept(listener);
     socket.set_read_timeout(Some(TIMEOUT)).unwrap();
@@ -66,7 +66,7 @@ fn session_end_is_reported_to_the_next_daemon() {
             let sessions: Vec<_> = (0..=providers).map(|number| greet(&listener, number)).collect();
             assert!(sessions.iter().all(|(_, resume)| resume.is_none()));
             let client = client.join().unwrap();
-            // The daemon dies.
+            // The daemon ends.
             drop(sessions);
             client
         });
@@ -87,13 +87,13 @@ fn session_end_is_reported_to_the_next_daemon() {
 }
 
 #[test]
-fn client_that_connects_while_the_daemon_dies_reaches_the_next() {
+fn client_that_connects_while_the_daemon_ends_reaches_the_next() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cotensor.sock");
     let listener = UnixListener::bind(&path).unwrap();
     std::thread::scope(|scope| {
         let client = scope.spawn(|| ClientStore::connect(Some(&path), "early"));
-        // The daemon accepts the connection and dies before it answers.
+        // The daemon accepts the connection and ends before it answers.
         drop(accept(&listener));
         let (_session, resume) = greet(&listener, 1);
         assert!(resume.is_none());

@@ -1,4 +1,4 @@
-//! Shared tensors and their manager: who holds what, which version a handle means, and what is left afterwards.
+//! Shared tensors and their manager: holders, versions, views, kinds, reports and logging.
 
 use cotensor_core::{DType, ErrorKind, Kind};
 use cotensor_sharing::{SharedTensor, TensorSharingManager};
@@ -38,7 +38,7 @@ fn handle_is_unaffected_by_another_publisher_of_its_name() {
     let other = TensorSharingManager::with_store(store);
     register(&other, "x", 2, "a", 2);
     other.get_shared_tensor("x", "b").unwrap();
-    // Superseded, but held: its holders and newcomers see the version that the handle was made for.
+    // The version is superseded but held: old and new holders of the handle read it.
     manager.get_shared_tensor("x", "c").unwrap();
     assert_eq!(bytes(&tensor), [1; 4]);
     for model in ["a", "b", "c"] {
@@ -57,7 +57,7 @@ fn held_name_cannot_be_registered_again() {
     assert_eq!(again().unwrap_err().kind(), ErrorKind::Conflict);
     drop(view);
     again().unwrap().write(|bytes| bytes.fill(2)).unwrap();
-    assert_eq!(old.acquire("e").unwrap_err().kind(), ErrorKind::NotFound, "nobody could release it by its name");
+    assert_eq!(old.acquire("e").unwrap_err().kind(), ErrorKind::NotFound, "no model could release it by its name");
     manager.get_shared_tensor("x", "c").unwrap();
     let seen = manager.get_shared_tensor("x", "d").unwrap();
     assert_eq!((seen.shape(), bytes(&seen)), ([100].as_slice(), vec![2; 100]));
@@ -237,10 +237,10 @@ fn opportunities_list_consumers_without_the_tensor() {
     assert_eq!(manager.get_stats().sharing_opportunities, open);
     assert_eq!(manager.get_optimization_recommendations().sharing_opportunities, open);
     manager.get_shared_tensor("x", "llama").unwrap();
-    assert!(manager.get_stats().sharing_opportunities.is_empty(), "who shares already is no opportunity");
+    assert!(manager.get_stats().sharing_opportunities.is_empty(), "all consumers hold the tensor");
 }
 
-/// What a table of models would say.
+/// The kinds of some models.
 fn kinds_of(model: &str) -> Vec<Kind> {
     match model {
         "bert" => vec![Kind::TextEmbedding],
@@ -260,7 +260,7 @@ fn kind_is_inferred_from_the_name_or_the_models() {
     assert_eq!(kind("clip_embedding", "clip", &["t5"]), Kind::VisionEmbedding);
     assert_eq!(kind("clip_for_blip", "clip", &["blip"]), Kind::VisionTextJoint);
     assert_eq!(kind("my_audio_embedding", "bert", &[]), Kind::AudioEmbedding);
-    assert_eq!(kind("context_embedding", "unknown", &[]), Kind::Other, "the end of another word is no kind");
+    assert_eq!(kind("context_embedding", "unknown", &[]), Kind::Other, "a kind is a whole word");
     assert_eq!(kind("attention_weight", "unknown", &[]), Kind::Other, "weights are exempt from the configuration");
     let tensor = manager.register_shared_tensor_as(Kind::AudioTextJoint, "x", &[1], "cpu", "bert", &[], DType::U8);
     assert_eq!(tensor.unwrap().kind(), Kind::AudioTextJoint);
@@ -308,36 +308,36 @@ fn two_tensors_of_one_kind_are_an_opportunity() {
 fn verbose_logging_reports_tensor_events() {
     let lines = Arc::new(Mutex::new(Vec::new()));
     let sink = Arc::clone(&lines);
-    // Other tests of this process may be heard too.
+    // The sink also receives lines of other tests in this process.
     SharedTensor::set_log_sink(Some(Arc::new(move |line| {
-        if line.contains("told") {
+        if line.contains("logged") {
             sink.lock().unwrap().push(line.to_owned());
         }
     })));
     let manager = TensorSharingManager::new(1);
-    register(&manager, "untold told", 4, "a", 1);
+    register(&manager, "quiet logged", 4, "a", 1);
     SharedTensor::set_verbose_logging(true);
-    register(&manager, "told", 4, "a", 1);
-    manager.get_shared_tensor("told", "b").unwrap();
-    manager.store().record_copy("told", CopyReason::EngineOutput, 4);
-    drop(manager.create_tensor_view("told", "v", &[0], &[1]).unwrap());
+    register(&manager, "logged", 4, "a", 1);
+    manager.get_shared_tensor("logged", "b").unwrap();
+    manager.store().record_copy("logged", CopyReason::EngineOutput, 4);
+    drop(manager.create_tensor_view("logged", "v", &[0], &[1]).unwrap());
     manager.release_model_tensors("a").unwrap();
     manager.release_model_tensors("b").unwrap();
     manager.optimize_memory_usage();
     SharedTensor::set_verbose_logging(false);
-    manager.get_shared_tensor("told", "b").unwrap_err();
+    manager.get_shared_tensor("logged", "b").unwrap_err();
     SharedTensor::set_log_sink(None);
     let mut lines = lines.lock().unwrap().clone();
-    lines.retain(|line| !line.contains("untold"));
+    lines.retain(|line| !line.contains("quiet"));
     let expected = [
-        "register told: 4 bytes of other by a",
-        "publish told: version 1",
-        "acquire told: b",
-        "copy told: 4 bytes, engine output",
-        "view told: view v",
-        "release told: a",
-        "release told: b",
-        "evict told: 4 bytes",
+        "register logged: 4 bytes of other by a",
+        "publish logged: version 1",
+        "acquire logged: b",
+        "copy logged: 4 bytes, engine output",
+        "view logged: view v",
+        "release logged: a",
+        "release logged: b",
+        "evict logged: 4 bytes",
     ];
     assert_eq!(lines, expected);
 }
@@ -370,7 +370,7 @@ fn diagnostics_list_all_tensors_of_the_process() {
         own.release(model).unwrap();
     }
     drop(manager);
-    assert_eq!(mine().tensors.len(), 1, "what is freed is no longer live, what has a handle is");
+    assert_eq!(mine().tensors.len(), 1, "the tensor with a handle remains");
     drop(kept);
     assert!(mine().tensors.is_empty());
 }

@@ -1,4 +1,4 @@
-//! Many threads at one manager: no handle ever reads another tensor's bytes, and nothing is left over.
+//! Many threads use one manager: no handle reads another tensor's bytes, and all memory is freed at the end.
 
 use cotensor_core::{DType, ErrorKind, Result};
 use cotensor_sharing::{SharedTensor, TensorSharingManager};
@@ -17,7 +17,7 @@ fn unless<T>(kinds: &[ErrorKind], result: Result<T>) -> Option<T> {
     }
 }
 
-/// Every tensor is filled with its own length, or with zeros where somebody published it before that.
+/// Each tensor is filled with its length, or with zeros if another thread published it before.
 fn check(tensor: &SharedTensor) {
     let length = tensor.shape()[0];
     let bytes = tensor.read(<[u8]>::to_vec).unwrap();
@@ -27,12 +27,12 @@ fn check(tensor: &SharedTensor) {
 }
 
 #[derive(Default)]
-struct Seen {
+struct Counters {
     registered: AtomicU32,
     checked: AtomicU32,
 }
 
-fn work(manager: &TensorSharingManager, seen: &Seen, thread: u32) {
+fn work(manager: &TensorSharingManager, counters: &Counters, thread: u32) {
     let model = format!("m{thread}");
     let mut random = thread + 1;
     for _ in 0..ROUNDS {
@@ -43,14 +43,14 @@ fn work(manager: &TensorSharingManager, seen: &Seen, thread: u32) {
                 let length = 1 + (random >> 20) as usize % 200;
                 let new = manager.register_shared_tensor(&name, &[length], "cpu", &model, &[], DType::U8);
                 if let Some(tensor) = unless(&[ErrorKind::Conflict, ErrorKind::OverBudget], new) {
-                    seen.registered.fetch_add(1, Ordering::Relaxed);
+                    counters.registered.fetch_add(1, Ordering::Relaxed);
                     unless(&[ErrorKind::Conflict], tensor.write(|bytes| bytes.fill(length as u8)));
                 }
             }
             2..=4 => {
                 let found = manager.get_shared_tensor(&name, &model);
                 if let Some(tensor) = unless(&[ErrorKind::NotFound], found).filter(SharedTensor::is_published) {
-                    seen.checked.fetch_add(1, Ordering::Relaxed);
+                    counters.checked.fetch_add(1, Ordering::Relaxed);
                     check(&tensor);
                     tensor.release(&model).unwrap();
                 }
@@ -66,14 +66,14 @@ fn work(manager: &TensorSharingManager, seen: &Seen, thread: u32) {
 #[test]
 fn threads_register_share_view_and_free() {
     let store = EmbeddedStore::builder().max_memory_bytes(BUDGET_BYTES).build();
-    let (manager, seen) = (TensorSharingManager::with_store(store), Seen::default());
+    let (manager, counters) = (TensorSharingManager::with_store(store), Counters::default());
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
-            let (manager, seen) = (&manager, &seen);
-            scope.spawn(move || work(manager, seen, thread));
+            let (manager, counters) = (&manager, &counters);
+            scope.spawn(move || work(manager, counters, thread));
         }
     });
-    assert!(seen.registered.into_inner() > 0 && seen.checked.into_inner() > 0);
+    assert!(counters.registered.into_inner() > 0 && counters.checked.into_inner() > 0);
     manager.optimize_memory_usage();
     let stats = manager.get_stats();
     assert_eq!((stats.total_tensors, stats.memory_usage_bytes), (0, 0));

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Weights by value, as a file would give them; counts how often it was asked.
+/// A source of blobs from memory. Counts its calls.
 #[derive(Default)]
 struct Source {
     contents: Vec<Vec<u8>>,
@@ -40,16 +40,16 @@ impl BlobSource for Source {
     }
 }
 
-/// A cache in memory whose disk can be full, when beginning or when committing.
+/// A cache in memory. It fails with a full disk, at `begin` (`full`) or at `commit` (`fails_to_commit`).
 #[derive(Clone, Default)]
-struct FakeCache(Arc<Shared>);
+struct FakeCache(Arc<FakeCacheState>);
 
 #[derive(Default)]
-struct Shared {
-    kept: Mutex<HashMap<ContentHash, Located>>,
+struct FakeCacheState {
+    blobs: Mutex<HashMap<ContentHash, Located>>,
     notes: Mutex<HashMap<ContentHash, Vec<u8>>>,
     full: AtomicBool,
-    breaks: AtomicBool,
+    fails_to_commit: AtomicBool,
 }
 
 struct FakePack {
@@ -63,7 +63,7 @@ fn no_room() -> Error {
 
 impl BlobCache for FakeCache {
     fn find(&self, hash: &ContentHash) -> Option<Located> {
-        self.0.kept.lock().unwrap().get(hash).cloned()
+        self.0.blobs.lock().unwrap().get(hash).cloned()
     }
 
     fn begin(&self, entries: &[(ContentHash, usize)]) -> Result<Box<dyn PackMut>> {
@@ -93,17 +93,17 @@ impl PackMut for FakePack {
     }
 
     fn commit(self: Box<Self>) -> Result<Vec<Located>> {
-        if self.cache.0.breaks.load(Ordering::SeqCst) {
+        if self.cache.0.fails_to_commit.load(Ordering::SeqCst) {
             return Err(no_room());
         }
-        let mut kept = self.cache.0.kept.lock().unwrap();
-        let keep = |(hash, segment): (ContentHash, Box<dyn SegmentMut>)| {
+        let mut blobs = self.cache.0.blobs.lock().unwrap();
+        let insert = |(hash, segment): (ContentHash, Box<dyn SegmentMut>)| {
             let len = segment.len();
             let located: Located = (segment.freeze()?, 0..len);
-            kept.insert(hash, located.clone());
+            blobs.insert(hash, located.clone());
             Ok(located)
         };
-        self.entries.into_iter().map(keep).collect()
+        self.entries.into_iter().map(insert).collect()
     }
 }
 
@@ -127,11 +127,11 @@ fn blobs_are_packed_aligned_and_once() {
     assert_eq!(used, 64 + 128, "the budget counts capacity");
     drop(leases);
 
-    // Kept for the next model, which fills nothing.
+    // The next model leases the same blobs and fills none.
     let again = store.blobs(&specs, &mut source, &store.holder("other")).unwrap();
     assert_eq!((source.filled, store.stats().memory_usage_bytes), (3, used));
     assert_eq!(store.optimize().freed_tensors_count, 0);
-    // A pack goes as a whole: one lease on it keeps it all.
+    // A pack is freed as a whole: one lease keeps it.
     let one = again.into_iter().next().unwrap();
     assert_eq!(store.optimize().freed_tensors_count, 0);
     drop(one);
@@ -139,7 +139,7 @@ fn blobs_are_packed_aligned_and_once() {
 }
 
 #[test]
-fn one_blob_in_two_shapes() {
+fn blob_is_leased_in_several_shapes_and_dtypes() {
     let store = EmbeddedStore::builder().build();
     let holder = store.holder("bert");
     let bytes = [0u8; 24];
@@ -159,7 +159,7 @@ fn one_blob_in_two_shapes() {
     assert!(leases[2].typed::<f32>().is_err());
     assert_eq!(address(&leases[0]), address(&leases[2]));
     assert_eq!(leases[1].try_clone().unwrap().shape(), [1, 6]);
-    // One content, three values; which of them was asked for first does not matter to what they are.
+    // One blob, three identities, which do not depend on the order of the requests.
     let identities: Vec<_> = leases.iter().map(Lease::identity).collect();
     assert!(identities[0] != identities[1] && identities[0] != identities[2] && identities[1] != identities[2]);
     assert_eq!(leases[1].try_clone().unwrap().identity(), identities[1]);
@@ -201,7 +201,7 @@ fn cache_errors_are_counted_and_blobs_still_load() {
     let store = EmbeddedStore::builder().cache(Arc::new(cache.clone())).build();
     let holder = store.holder("bert");
     assert_eq!((store.diagnostics().cache_errors, store.diagnostics().last_cache_error), (0, None));
-    for (flag, content) in [(&cache.0.full, 1u8), (&cache.0.breaks, 2)] {
+    for (flag, content) in [(&cache.0.full, 1u8), (&cache.0.fails_to_commit, 2)] {
         flag.store(true, Ordering::SeqCst);
         let bytes = [content; 32];
         let (mut source, specs) = Source::new(&[&bytes]);
@@ -210,7 +210,7 @@ fn cache_errors_are_counted_and_blobs_still_load() {
         assert!(cache.find(&specs[0].hash).is_none());
         flag.store(false, Ordering::SeqCst);
         let diagnostics = store.diagnostics();
-        assert_eq!(diagnostics.cache_errors, u64::from(content), "told, though nothing failed");
+        assert_eq!(diagnostics.cache_errors, u64::from(content), "counted, although the call succeeded");
         assert!(diagnostics.last_cache_error.unwrap().contains("no room"));
     }
     cache.0.full.store(true, Ordering::SeqCst);
@@ -250,7 +250,7 @@ fn potential_savings_equal_what_optimize_frees() {
     let savings = || (store.recommendations().potential_savings_mb * f64::from(1 << 20)) as u64;
     let mut leases = store.blobs(&specs, &mut source, &holder).unwrap();
     leases.truncate(1);
-    assert_eq!(savings(), 0, "a pack of which one content is leased stays");
+    assert_eq!(savings(), 0, "a pack with one leased blob stays");
     leases.clear();
     assert_eq!(savings(), 6464);
     assert_eq!(store.optimize().freed_memory_bytes, 6464);

@@ -58,13 +58,13 @@ fn abandoned_or_panicked_computation_passes_to_a_waiter() {
     let store = EmbeddedStore::builder().build();
     let key = Key(ContentHash::of(b"key"));
     let turns = AtomicUsize::new(0);
-    let died = AtomicUsize::new(0);
+    let panicked = AtomicUsize::new(0);
     on_threads(6, |_| {
         let holder = store.holder("m");
         let attempt = || match store.claim(&key, &holder).unwrap() {
             Claim::Ready(leases) => Some(leases),
             Claim::Compute(ticket) => match turns.fetch_add(1, Ordering::SeqCst) {
-                0 => panic!("the first computer dies"),
+                0 => panic!("the first computation panics"),
                 1 => {
                     drop(ticket);
                     None
@@ -85,11 +85,11 @@ fn abandoned_or_panicked_computation_passes_to_a_waiter() {
             Ok(Some(leases)) => assert_eq!(leases[0].bytes().unwrap(), [7; 4]),
             Ok(None) => {}
             Err(_) => {
-                died.fetch_add(1, Ordering::SeqCst);
+                panicked.fetch_add(1, Ordering::SeqCst);
             }
         }
     });
-    assert_eq!(died.load(Ordering::SeqCst), 1, "only who was meant to");
+    assert_eq!(panicked.load(Ordering::SeqCst), 1);
     assert_eq!(turns.load(Ordering::SeqCst), 4);
     assert!(store.is_computed(&key));
 }
@@ -104,7 +104,7 @@ fn claim_wait_times_out() {
     assert!(matches!(store.claim(&key, &holder).unwrap(), Claim::Compute(_)));
 }
 
-/// Fills each content with its own number and counts; fails at `fails_at`.
+/// Fills each blob with its number and counts the calls; fails at `fails_at`.
 struct Source<'a> {
     numbers: Vec<usize>,
     filled: &'a [AtomicUsize],
@@ -141,7 +141,7 @@ fn blobs_are_filled_once_for_concurrent_requests() {
     let filled: Vec<AtomicUsize> = (0..CONTENTS).map(|_| AtomicUsize::new(0)).collect();
     on_threads(8, |thread| {
         let holder = store.holder(&format!("model {thread}"));
-        // Everybody asks in an order of his own, and for some contents twice.
+        // Each thread requests the blobs in another order, and some of them twice.
         let numbers: Vec<usize> = (0..CONTENTS + 5).map(|i| (i * 7 + thread * 11) % CONTENTS).collect();
         let specs: Vec<BlobSpec> = numbers.iter().map(|&number| content(number)).collect();
         let mut source = Source { numbers: numbers.clone(), filled: &filled, fails_at: None };
@@ -176,7 +176,7 @@ fn failing_source_publishes_nothing_and_others_continue() {
                 assert_eq!(leases[5].bytes().unwrap(), [5; 50]);
                 successes.fetch_add(1, Ordering::SeqCst);
             }
-            // Who came before thread 0, which succeeds whoever comes first.
+            // A thread that filled before thread 0. Thread 0 always succeeds.
             Err(error) => assert!(thread != 0 && error.kind() == ErrorKind::Corrupt, "{error}"),
         }
     });
@@ -204,7 +204,7 @@ fn leased_versions_survive_eviction_and_publication() {
                     let lease = reservation.publish().unwrap();
                     let mut read = [0; 500];
                     lease.segment().read_at(0, &mut read).unwrap();
-                    assert_eq!(read, [value; 500], "the version that is held does not change");
+                    assert_eq!(read, [value; 500], "a leased version does not change");
                     assert!(lease.bytes().is_none(), "a device has no host bytes");
                 }
                 Err(error) => assert_eq!(error.kind(), ErrorKind::OverBudget, "{error}"),
@@ -244,12 +244,12 @@ fn reservation_succeeds_while_all_tensors_can_be_evicted() {
         for _ in 0..20_000 {
             match store.reserve(spec("a", 100), &holder) {
                 Ok(reservation) => drop(reservation.publish().unwrap()),
-                // Right only while a reader does hold it.
+                // Correct while a reader leases the tensor.
                 Err(error) if !error.to_string().contains("empty slabs take 100") => {}
                 Err(error) => wrong.push(error.to_string()),
             }
         }
-        // The readers end before anything fails.
+        // The readers must end before this thread can panic.
         done.store(true, Ordering::SeqCst);
         assert!(wrong.is_empty(), "{} times: {}", wrong.len(), wrong[0]);
     });

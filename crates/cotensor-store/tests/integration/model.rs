@@ -26,8 +26,9 @@ enum Step {
         name: u8,
         holder: usize,
     },
-    /// Drops, or makes a view of and then drops, one of the leases.
+    /// Drops one of the leases and views.
     Release(usize),
+    /// Makes a view of one of the leases.
     View(usize),
     Remove(u8),
     Claim {
@@ -57,7 +58,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A tensor as the model sees it; tensors are never taken out of the model's list, so an index names one for good.
+/// A tensor of the model. The model's list never shrinks, so an index always means the same tensor.
 struct Tensor {
     name: String,
     slot: u64,
@@ -102,7 +103,7 @@ impl Model {
         self.claims.get(&key).is_some_and(|results| results.iter().all(|&index| self.tensors[index].alive))
     }
 
-    /// Makes room beside what is `reserved` already.
+    /// Makes room for `bytes` beside `reserved` bytes.
     fn make_room(&mut self, reserved: u64, bytes: u64) -> bool {
         let mut free: Vec<usize> =
             (0..self.tensors.len()).filter(|&i| self.tensors[i].alive && self.tensors[i].unleased()).collect();
@@ -136,7 +137,7 @@ impl Model {
 
     fn publish(&mut self, name: &str, bytes: u64, cost: Option<u32>, holder: usize) -> usize {
         if !self.tensors.iter().any(|tensor| tensor.alive && tensor.name == name) {
-            // The name went with its last tensor; it comes back as another.
+            // A name without tensors is removed; publishing it again gives it another slot.
             self.versions.remove(name);
         }
         let next_slot = self.slots + 1;
@@ -182,7 +183,7 @@ struct Both {
     store: Arc<EmbeddedStore>,
     clock: Arc<ManualClock>,
     holders: Vec<Holder>,
-    /// What is held, and which tensor of the model that is, by whom.
+    /// Each lease or view, with the index of its tensor in the model and of its holder.
     held: Vec<(Held, usize, usize)>,
 }
 
@@ -211,7 +212,7 @@ impl Both {
         Self { model: Model::default(), store, clock, holders, held: Vec::new() }
     }
 
-    /// A moment passes, so that no two tensors are of one age.
+    /// Advances both clocks, so that no two tensors have the same age.
     fn tick(&mut self, by: u64) {
         self.clock.advance(Duration::from_nanos(by));
         self.model.now += by;
@@ -225,7 +226,7 @@ impl Both {
 
     fn release(&mut self, at: usize) {
         let (held, index, holder) = self.held.swap_remove(at);
-        // What was written is there until the last moment.
+        // The bytes are unchanged until the lease is dropped.
         let content = match &held {
             Held::Lease(lease) => lease.bytes().unwrap(),
             Held::View(view) => view.bytes().unwrap(),
@@ -285,7 +286,7 @@ impl Both {
                 }
                 Err(error) => {
                     assert_eq!((error.kind(), fits), (ErrorKind::OverBudget, false));
-                    // Given up; what was reserved goes back.
+                    // Abandons the claim and drops the reservations.
                     ticket = None;
                     break;
                 }
@@ -329,7 +330,7 @@ impl Both {
             Step::View(at) if !self.held.is_empty() => {
                 let (held, index, holder) = &self.held[at % self.held.len()];
                 let len = |shape: &[usize]| Slice { start: 0, len: shape[0].div_ceil(2), step: 1 };
-                // A view of a lease is another lease; a view of a view shares its parent's.
+                // A view of a lease has a lease of its own; a view of a view shares that of its parent.
                 if let Held::Lease(lease) = held {
                     let view = lease.view(&[len(lease.shape())]).unwrap();
                     let inner = view.view(&[len(view.shape())]).unwrap();

@@ -168,7 +168,7 @@ impl TensorStore for Client {
 }
 
 impl ComputationStore for Client {
-    /// This client shares no computations: whoever asks computes.
+    /// This client shares no computations: every claim must compute.
     fn claim_within(&self, key: &Key, _: &Holder, _: Duration) -> Result<Claim> {
         Ok(Claim::Compute(Ticket::new(*key, self.me.clone())))
     }

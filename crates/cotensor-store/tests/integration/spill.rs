@@ -10,48 +10,55 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Elsewhere: a table of bytes, which can be full or damaged.
+/// A spill storage in memory. Its disk can be full or damaged.
 #[derive(Default)]
-struct Elsewhere {
-    kept: Arc<Mutex<Vec<u64>>>,
+struct FakeDisk {
+    /// The numbers of the spilled segments.
+    segments: Arc<Mutex<Vec<u64>>>,
     next: AtomicU64,
     full: AtomicBool,
-    /// Bytes that are taken, and the most that may be; zero is no limit.
-    taken: Arc<AtomicU64>,
-    room: AtomicU64,
+    used_bytes: Arc<AtomicU64>,
+    /// Zero sets no limit.
+    bytes_max: AtomicU64,
     damaged: Arc<AtomicBool>,
-    /// So many are refused when they are to come back.
-    crowded: Arc<AtomicU64>,
+    /// The number of restores that will fail for lack of descriptors.
+    failing_restores: Arc<AtomicU64>,
 }
 
-struct There {
+struct FakeFile {
     number: u64,
     bytes: Vec<u8>,
-    kept: Arc<Mutex<Vec<u64>>>,
-    taken: Arc<AtomicU64>,
+    segments: Arc<Mutex<Vec<u64>>>,
+    used_bytes: Arc<AtomicU64>,
     damaged: Arc<AtomicBool>,
-    crowded: Arc<AtomicU64>,
+    failing_restores: Arc<AtomicU64>,
 }
 
-impl SpillStorage for Elsewhere {
+impl SpillStorage for FakeDisk {
     fn spill(&self, segment: &dyn Segment) -> Result<Arc<dyn SpilledSegment>> {
         if self.full.load(Ordering::SeqCst) {
             return Err(Error::new(ErrorKind::Io, "no space left"));
         }
         let bytes = segment.bytes().unwrap().to_vec();
-        let (room, len) = (self.room.load(Ordering::SeqCst), bytes.len() as u64);
-        if room > 0 && self.taken.load(Ordering::SeqCst) + len > room {
+        let (bytes_max, len) = (self.bytes_max.load(Ordering::SeqCst), bytes.len() as u64);
+        if bytes_max > 0 && self.used_bytes.load(Ordering::SeqCst) + len > bytes_max {
             return Err(Error::new(ErrorKind::OverBudget, "no space left"));
         }
-        self.taken.fetch_add(len, Ordering::SeqCst);
+        self.used_bytes.fetch_add(len, Ordering::SeqCst);
         let number = self.next.fetch_add(1, Ordering::SeqCst);
-        self.kept.lock().unwrap().push(number);
-        let (kept, damaged, crowded) = (Arc::clone(&self.kept), Arc::clone(&self.damaged), Arc::clone(&self.crowded));
-        Ok(Arc::new(There { number, bytes, kept, taken: Arc::clone(&self.taken), damaged, crowded }))
+        self.segments.lock().unwrap().push(number);
+        Ok(Arc::new(FakeFile {
+            number,
+            bytes,
+            segments: Arc::clone(&self.segments),
+            used_bytes: Arc::clone(&self.used_bytes),
+            damaged: Arc::clone(&self.damaged),
+            failing_restores: Arc::clone(&self.failing_restores),
+        }))
     }
 }
 
-impl SpilledSegment for There {
+impl SpilledSegment for FakeFile {
     fn number(&self) -> u64 {
         self.number
     }
@@ -64,7 +71,8 @@ impl SpilledSegment for There {
         if self.damaged.load(Ordering::SeqCst) {
             return Err(Error::corrupt("damaged"));
         }
-        if self.crowded.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| count.checked_sub(1)).is_ok() {
+        let fails = |count: u64| count.checked_sub(1);
+        if self.failing_restores.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fails).is_ok() {
             return Err(Error::new(ErrorKind::OverBudget, "no descriptor is left"));
         }
         let mut segment = HeapMemory.reserve(self.bytes.len())?;
@@ -73,26 +81,26 @@ impl SpilledSegment for There {
     }
 }
 
-impl Drop for There {
+impl Drop for FakeFile {
     fn drop(&mut self) {
-        self.taken.fetch_sub(self.bytes.len() as u64, Ordering::SeqCst);
-        self.kept.lock().unwrap().retain(|number| *number != self.number);
+        self.used_bytes.fetch_sub(self.bytes.len() as u64, Ordering::SeqCst);
+        self.segments.lock().unwrap().retain(|number| *number != self.number);
     }
 }
 
-struct Shared(Arc<Elsewhere>);
+struct SharedDisk(Arc<FakeDisk>);
 
-impl SpillStorage for Shared {
+impl SpillStorage for SharedDisk {
     fn spill(&self, segment: &dyn Segment) -> Result<Arc<dyn SpilledSegment>> {
         self.0.spill(segment)
     }
 }
 
-fn store(max: u64) -> (Arc<Elsewhere>, Arc<EmbeddedStore>, Holder) {
-    let elsewhere = Arc::new(Elsewhere::default());
-    let store = EmbeddedStore::builder().max_memory_bytes(max).spill(Arc::new(Shared(Arc::clone(&elsewhere)))).build();
+fn store(max: u64) -> (Arc<FakeDisk>, Arc<EmbeddedStore>, Holder) {
+    let disk = Arc::new(FakeDisk::default());
+    let store = EmbeddedStore::builder().max_memory_bytes(max).spill(Arc::new(SharedDisk(Arc::clone(&disk)))).build();
     let holder = store.holder("m");
-    (elsewhere, store, holder)
+    (disk, store, holder)
 }
 
 fn spec(name: &str, bytes: usize, recompute: Duration) -> TensorSpec {
@@ -123,7 +131,7 @@ fn put(store: &EmbeddedStore, holder: &Holder, name: &str, value: u8) -> Result<
 
 #[test]
 fn unleased_tensor_is_spilled_and_restored() {
-    let (elsewhere, store, holder) = store(250);
+    let (disk, store, holder) = store(250);
     let a = put(&store, &holder, "a", 1).unwrap();
     let id = a.id();
     drop(a);
@@ -137,11 +145,11 @@ fn unleased_tensor_is_spilled_and_restored() {
     assert_eq!(away, [(id, "a".to_owned())]);
     assert!(store.has(id) && store.spilled("b").is_empty());
 
-    // Both ways to ask bring it back; c has to go for it.
+    // Both `get` and `lease` restore it. The first restore spills c.
     let back = store.get("a", &holder).unwrap();
     assert_eq!((back.id(), back.bytes().unwrap()), (id, &[1; 100][..]));
     assert_eq!(store.spilled("")[0].tensor.spec.name, "c");
-    assert_eq!(elsewhere.kept.lock().unwrap().len(), 1, "what is back is nowhere else");
+    assert_eq!(disk.segments.lock().unwrap().len(), 1, "restoring removes the spilled bytes");
     let c = store.spilled("")[0].tensor.id;
     assert_eq!(store.lease(c, &holder).unwrap_err().kind(), ErrorKind::OverBudget, "a and b are leased");
     drop(back);
@@ -152,44 +160,44 @@ fn unleased_tensor_is_spilled_and_restored() {
 
 #[test]
 fn publishing_or_removing_a_name_frees_its_spilled_version() {
-    let (elsewhere, store, holder) = store(100);
+    let (disk, store, holder) = store(100);
     for name in ["a", "b", "c"] {
         drop(put(&store, &holder, name, 1).unwrap());
     }
-    assert_eq!(elsewhere.kept.lock().unwrap().len(), 2);
+    assert_eq!(disk.segments.lock().unwrap().len(), 2);
     let newer = put(&store, &holder, "a", 9).unwrap();
     assert_eq!(
-        (newer.id().version, elsewhere.kept.lock().unwrap().len()),
+        (newer.id().version, disk.segments.lock().unwrap().len()),
         (2, 2),
-        "c went for it, the first a is gone"
+        "c is spilled, the first version of a is freed"
     );
     drop(newer);
     store.remove("b").unwrap();
     assert_eq!(store.get("b", &holder).unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(store.remove("b").unwrap_err().kind(), ErrorKind::NotFound);
     store.remove("c").unwrap();
-    assert!(elsewhere.kept.lock().unwrap().is_empty());
+    assert!(disk.segments.lock().unwrap().is_empty());
     assert_eq!(store.get("a", &holder).unwrap().bytes().unwrap(), [9; 100]);
 }
 
 #[test]
 fn cheap_tensor_is_evicted_instead_of_spilled() {
-    let (elsewhere, store, holder) = store(300);
+    let (disk, store, holder) = store(300);
     drop(put_as(&store, &holder, spec("quick", 100, Duration::from_nanos(1)), 1).unwrap());
     drop(put_as(&store, &holder, spec("slow", 100, Duration::from_secs(1)), 2).unwrap());
     drop(put_as(&store, &holder, spec("slower", 100, Duration::from_secs(2)), 3).unwrap());
     let big = put_as(&store, &holder, spec("big", 200, Duration::ZERO), 4).unwrap();
     assert_eq!((store.stats().evictions, store.stats().spills), (1, 1));
     assert_eq!(store.get("quick", &holder).unwrap_err().kind(), ErrorKind::NotFound);
-    assert_eq!(store.spilled("")[0].tensor.spec.name, "slow", "the cheapest per byte went first");
+    assert_eq!(store.spilled("")[0].tensor.spec.name, "slow", "the cheapest per byte is removed first");
     drop(big);
     assert_eq!(store.get("slow", &holder).unwrap().bytes().unwrap(), [2; 100]);
-    drop((elsewhere, store));
+    drop((disk, store));
 }
 
 #[test]
 fn shed_until_follows_the_order_of_eviction() {
-    let (elsewhere, store, holder) = store(1000);
+    let (disk, store, holder) = store(1000);
     for (name, recompute) in
         [("slow", Duration::from_secs(9)), ("quick", Duration::from_nanos(1)), ("any", Duration::ZERO)]
     {
@@ -205,16 +213,16 @@ fn shed_until_follows_the_order_of_eviction() {
     let stats = store.stats();
     assert_eq!((stats.spills, stats.evictions, stats.total_tensors), (1, 1, 2), "slow and held stay");
     assert_eq!(store.spilled("")[0].tensor.spec.name, "any");
-    assert!(!store.shed_until(&mut || false).unwrap(), "all that can go is not enough");
+    assert!(!store.shed_until(&mut || false).unwrap(), "all removable tensors are not enough");
     assert_eq!((store.stats().spilled_now, store.stats().total_tensors), (2, 1));
 
-    // What is to come back may want it, too.
+    // A restore can need descriptors too.
     drop(held);
-    elsewhere.crowded.store(2, Ordering::SeqCst);
+    disk.failing_restores.store(2, Ordering::SeqCst);
     assert_eq!(store.get("any", &holder).unwrap().bytes().unwrap(), [1; 100]);
-    assert_eq!(store.stats().spilled_now, 2, "held went for it");
+    assert_eq!(store.stats().spilled_now, 2, "held is spilled for it");
     let any = store.get("any", &holder).unwrap();
-    elsewhere.crowded.store(9, Ordering::SeqCst);
+    disk.failing_restores.store(9, Ordering::SeqCst);
     let error = store.get("slow", &holder).unwrap_err();
     assert_eq!((error.kind(), error.message()), (ErrorKind::OverBudget, "no descriptor is left"));
     drop(any);
@@ -222,27 +230,27 @@ fn shed_until_follows_the_order_of_eviction() {
 
 #[test]
 fn failed_spill_keeps_the_tensor_and_names_the_cause() {
-    let (elsewhere, store, holder) = store(200);
+    let (disk, store, holder) = store(200);
     drop(put(&store, &holder, "a", 1).unwrap());
     let held = put(&store, &holder, "b", 2).unwrap();
-    elsewhere.full.store(true, Ordering::SeqCst);
+    disk.full.store(true, Ordering::SeqCst);
     let error = put(&store, &holder, "c", 3).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OverBudget);
     for word in ["m holds 100 B", "fit the budget of 200 B", "no space left"] {
         assert!(error.message().contains(word), "{error}");
     }
     assert_eq!(store.get("a", &holder).unwrap().bytes().unwrap(), [1; 100]);
-    elsewhere.full.store(false, Ordering::SeqCst);
+    disk.full.store(false, Ordering::SeqCst);
     drop(put(&store, &holder, "c", 3).unwrap());
     drop(held);
-    // Damage is told to whoever asks, and does not spread.
-    elsewhere.damaged.store(true, Ordering::SeqCst);
+    // A damaged tensor is an error for each lookup and does not affect other tensors.
+    disk.damaged.store(true, Ordering::SeqCst);
     for _ in 0..2 {
         let error = store.get("a", &holder).unwrap_err();
         assert_eq!((error.kind(), error.field()), (ErrorKind::Corrupt, Some("a")));
         assert!(store.spilled("a")[0].lost.as_ref().is_some_and(|why| why.contains("damaged")), "listed as lost");
     }
-    elsewhere.damaged.store(false, Ordering::SeqCst);
+    disk.damaged.store(false, Ordering::SeqCst);
     for (name, value) in [("a", 1), ("b", 2), ("c", 3)] {
         assert_eq!(store.get(name, &holder).unwrap().bytes().unwrap(), [value; 100]);
     }
@@ -250,8 +258,8 @@ fn failed_spill_keeps_the_tensor_and_names_the_cause() {
 
 #[test]
 fn full_disk_swaps_a_restored_tensor_with_an_unleased_one() {
-    let (elsewhere, store, holder) = store(200);
-    elsewhere.room.store(100, Ordering::SeqCst);
+    let (disk, store, holder) = store(200);
+    disk.bytes_max.store(100, Ordering::SeqCst);
     for (name, value) in [("a", 1), ("b", 2), ("c", 3)] {
         drop(put(&store, &holder, name, value).unwrap());
     }
@@ -261,7 +269,7 @@ fn full_disk_swaps_a_restored_tensor_with_an_unleased_one() {
             assert_eq!((store.stats().memory_usage_bytes, store.spilled("").len()), (200, 1));
         }
     }
-    // A new one has no place, and costs none of the others.
+    // A new tensor does not fit, and evicts none of the others.
     assert_eq!(put(&store, &holder, "d", 4).unwrap_err().kind(), ErrorKind::OverBudget);
     for (name, value) in [("a", 1), ("b", 2), ("c", 3)] {
         assert_eq!(store.get(name, &holder).unwrap().bytes().unwrap(), [value; 100], "{name}");
@@ -271,8 +279,8 @@ fn full_disk_swaps_a_restored_tensor_with_an_unleased_one() {
 
 #[test]
 fn spilled_tensor_stays_spilled_without_room() {
-    let (elsewhere, store, holder) = store(200);
-    elsewhere.room.store(50, Ordering::SeqCst);
+    let (disk, store, holder) = store(200);
+    disk.bytes_max.store(50, Ordering::SeqCst);
     drop(put_as(&store, &holder, spec("small", 50, Duration::ZERO), 1).unwrap());
     drop(put_as(&store, &holder, spec("big", 200, Duration::ZERO), 2).unwrap());
     for _ in 0..2 {
@@ -288,8 +296,8 @@ fn spilled_tensor_stays_spilled_without_room() {
 
 #[test]
 fn full_disk_evicts_only_tensors_with_a_recompute_time() {
-    let (elsewhere, store, holder) = store(300);
-    elsewhere.room.store(1, Ordering::SeqCst);
+    let (disk, store, holder) = store(300);
+    disk.bytes_max.store(1, Ordering::SeqCst);
     let hour = Duration::from_secs(3600);
     for (name, recompute) in [("put", Duration::ZERO), ("result", hour), ("dear", 2 * hour)] {
         drop(put_as(&store, &holder, spec(name, 100, recompute), 1).unwrap());
@@ -304,7 +312,7 @@ fn full_disk_evicts_only_tensors_with_a_recompute_time() {
 
 #[test]
 fn spilled_results_are_restored_not_recomputed() {
-    let (_elsewhere, store, holder) = store(200);
+    let (_disk, store, holder) = store(200);
     let key = Key(ContentHash::of(b"stage"));
     let Claim::Compute(ticket) = store.claim(&key, &holder).unwrap() else { panic!("nothing is there") };
     let results = ["x", "y"].map(|name| {
@@ -320,7 +328,7 @@ fn spilled_results_are_restored_not_recomputed() {
     let firsts: Vec<u8> = leases.iter().map(|lease| lease.bytes().unwrap()[0]).collect();
     assert_eq!(firsts, *b"xy");
     drop(leases);
-    // Without one of them the claim is nobody's.
+    // Without one of its results, the computation can be claimed again.
     drop(put_as(&store, &holder, spec("other", 150, Duration::ZERO), 1).unwrap());
     store.remove("y").unwrap();
     assert!(!store.is_computed(&key));
@@ -330,7 +338,7 @@ fn spilled_results_are_restored_not_recomputed() {
 #[test]
 fn threads_find_all_tensors_under_pressure() {
     const NAMES: u8 = 12;
-    let (elsewhere, store, holder) = store(700);
+    let (disk, store, holder) = store(700);
     for name in 0..NAMES {
         drop(put(&store, &holder, &name.to_string(), name).unwrap());
     }
@@ -348,16 +356,16 @@ fn threads_find_all_tensors_under_pressure() {
     });
     let stats = store.stats();
     assert!(stats.memory_usage_bytes <= 700 && stats.restores > 0 && stats.evictions == 0, "{stats:?}");
-    assert_eq!(elsewhere.kept.lock().unwrap().len(), store.spilled("").len());
+    assert_eq!(disk.segments.lock().unwrap().len(), store.spilled("").len());
     drop(holder);
 }
 
 #[test]
 fn device_tensors_are_spilled_and_restored_by_counted_copies() {
     let device = FakeDevice::default();
-    let elsewhere = Arc::new(Elsewhere::default());
+    let disk = Arc::new(FakeDisk::default());
     let store = EmbeddedStore::builder().memory(Arc::new(device.clone())).max_device_bytes(device.device(), 250);
-    let store = store.spill(Arc::new(Shared(Arc::clone(&elsewhere)))).build();
+    let store = store.spill(Arc::new(SharedDisk(Arc::clone(&disk)))).build();
     let holder = store.holder("m");
     let put = |name: &str, value| put_as(&store, &holder, spec(name, 100, Duration::ZERO).on(device.device()), value);
     let transferred =
@@ -379,5 +387,5 @@ fn device_tensors_are_spilled_and_restored_by_counted_copies() {
     for name in ["a", "b", "c"] {
         drop(store.remove(name));
     }
-    assert_eq!((device.live_bytes(), elsewhere.taken.load(Ordering::SeqCst)), (0, 0));
+    assert_eq!((device.live_bytes(), disk.used_bytes.load(Ordering::SeqCst)), (0, 0));
 }

@@ -95,7 +95,7 @@ fn over_budget_error_names_holders() {
     assert_eq!(store.reserve_private(spec("d", &[21], 1), &small).unwrap_err().kind(), ErrorKind::OverBudget);
     drop(unpublished);
     drop((held, other));
-    // Nothing goes when even all of it would not do.
+    // No tensor is evicted when all evictable tensors would not make enough room.
     assert_eq!(store.reserve(spec("e", &[101], 1), &small).unwrap_err().kind(), ErrorKind::OverBudget);
     assert_eq!((store.stats().total_tensors, store.stats().evictions), (2, 0));
     assert_eq!(store.reserve(spec("e", &[usize::MAX, 2], 1), &small).unwrap_err().kind(), ErrorKind::Invalid);
@@ -153,7 +153,7 @@ fn lookup_counts_as_use() {
         put(&store, spec(name, &[25], 5), &holder, &[0.0; 25]);
         clock.advance(Duration::from_secs(1));
     }
-    // Nothing is reserved, published or claimed in between.
+    // Only lookups change the order of eviction here.
     store.get("a", &holder).unwrap();
     clock.advance(Duration::from_secs(1));
     let b = store.get("b", &holder).unwrap().id();
@@ -209,7 +209,7 @@ fn all_results_are_recomputed_when_one_is_freed() {
         let results = ["a", "b"].map(|name| store.reserve(spec(name, &[1], 1), &holder).unwrap());
         ticket.publish(results.into()).unwrap()
     };
-    // `a` goes with the lease that is kept here; dropping it later must not take the newer result along.
+    // The lease of the old `a` is dropped after `a` is computed again. That must not free the newer result.
     let old = compute();
     assert!(store.is_computed(&key));
     store.remove("b").unwrap();
@@ -237,7 +237,7 @@ fn identity_is_provenance_or_content() {
     let made = ContentHash::of(b"stage and inputs");
     let e = put(&store, TensorSpec { provenance: Some(made), ..spec("e", &[2], 1) }, &holder, &[1.0, 2.0]);
     assert_eq!(e.identity(), made);
-    // `a` and `b` are known to be equal by now: one of the two could be saved.
+    // The store has the identities of `a` and `b`, which are equal: one of the two could be saved.
     assert_eq!(store.recommendations().potential_savings_mb, 8.0 / f64::from(1 << 20));
 }
 
@@ -306,5 +306,5 @@ fn copies_to_and_from_a_device_are_counted() {
     assert_eq!(copies, [("put", 1, 8), ("device transfer", 1, 8)]);
     let mut small = store.reserve(spec("y", &[1], 1), &holder).unwrap();
     assert_eq!(small.write(&[0; 5], CopyReason::Put).unwrap_err().kind(), ErrorKind::Invalid);
-    assert_eq!(store.diagnostics().copies[0].count, 1, "what failed copied nothing");
+    assert_eq!(store.diagnostics().copies[0].count, 1, "a failed write is not counted");
 }
