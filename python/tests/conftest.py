@@ -1,4 +1,4 @@
-"""What tests have in common: real daemons, stores of both kinds, a provider and its client."""
+"""Fixtures of all tests: a daemon, stores of both kinds, a provider and its client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @functools.cache
 def command() -> tuple[str, ...]:
-    """The command line: this package's own, or the binary while that is not built in."""
+    """The command line: that of this package, or the binary if the package does not embed it."""
     named = os.environ.get("COTENSOR_COMMAND")
     if named:
         return (named,)
@@ -53,13 +53,13 @@ class Daemon:
                 env=environment,
             )
         assert self.process.stdout is not None
-        said = b""
-        while not said.endswith(b"}\n"):
+        printed = b""
+        while not printed.endswith(b"}\n"):
             line = self.process.stdout.readline()
             assert line, f"the daemon did not start: {self.log.read_text()}"
-            said += line
-        #: What `serve --json` says: socket, pid, server, epoch, http, token_file.
-        self.says = json.loads(said)
+            printed += line
+        #: The output of `serve --json`: socket, pid, server, epoch, http, token_file.
+        self.info = json.loads(printed)
 
     def connect(self) -> cotensor.Store:
         return cotensor.connect(self.socket, client="test")
@@ -80,8 +80,8 @@ class Daemon:
 
 @contextmanager
 def serving(*flags: str) -> Iterator[Daemon]:
-    """A daemon of one's own, with these flags."""
-    # Not pytest's folders: their names are too long for a socket's.
+    """A daemon for one test, with these flags."""
+    # The names of pytest's folders are too long for the path of a socket.
     with tempfile.TemporaryDirectory(prefix="cot-") as folder:
         daemon = Daemon(Path(folder), *flags)
         try:
@@ -92,14 +92,14 @@ def serving(*flags: str) -> Iterator[Daemon]:
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    """A daemon for the tests of one file; `serving` gives one that may be ended or limited."""
+    """A daemon for the tests of one file. A test that stops or limits its daemon uses `serving`."""
     with serving() as running:
         yield running
 
 
 @pytest.fixture(scope="module", params=["embedded", "daemon"])
 def store(request: pytest.FixtureRequest) -> Iterator[cotensor.Store]:
-    """A store of either kind, empty at the file's start."""
+    """A store of each kind, empty at the start of a file."""
     if request.param == "embedded":
         yield cotensor.Store()
         return
@@ -108,7 +108,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[cotensor.Store]:
 
 
 def embedded_store(scope: str = "function") -> Any:
-    """The fixture of a store inside the test's process, for files whose tests need no daemon."""
+    """A fixture: a store inside the test's process, for files without a daemon."""
 
     @pytest.fixture(scope=scope)
     def store() -> Iterator[cotensor.Store]:
@@ -127,7 +127,7 @@ def provider(daemon: Daemon) -> Iterator[Program]:
 
 @pytest.fixture
 def client(daemon: Daemon, provider: Program) -> Iterator[SharedTensorClient]:
-    """A client of it."""
-    # Another test of this run may have imported torch.
+    """A client of the provider."""
+    # Other tests of this process may have imported torch, which changes the default of `tensors`.
     with SharedTensorClient(socket=daemon.socket, retry_count=0, tensors="numpy") as opened:
         yield opened

@@ -1,7 +1,7 @@
 """The code blocks of the documents and the examples of `--help`, and the folders in which tests execute them.
 
-documents.toml lists every block in the order of its document, with the way it is executed. A block that the list does not have
-fails `test_documents.py`, so a new block cannot stay untried.
+documents.toml lists every block in the order of its document, and how it is executed. test_documents.py fails for a block that
+is not in the list.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from functions_common import environment, until
 
 tomllib = pytest.importorskip("tomllib")
 
-#: The documents whose blocks are executed: what a new user reads.
+#: The documents whose blocks are executed.
 DOCUMENTS = ["README.md", "python/README.md", *sorted(f"docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md"))]
-#: What one block may take, in seconds.
+#: The longest run of one block, in seconds.
 BLOCK_SECONDS_MAX = 300
 _FENCED = re.compile(r"^```([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-#: Executes a file as the asyncio REPL and notebooks do: `await` may stand outside of functions.
+#: Executes a file like the asyncio REPL and notebooks: `await` is allowed outside of functions.
 _RUNNER = """
 import ast, asyncio, inspect, sys
 if __name__ == "__main__":
@@ -46,7 +46,7 @@ _INDENTED = re.compile(r"(?:^    \S.*\n(?:^(?:    .*)?\n)*)+", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Block:
-    """A code block as it stands in a document."""
+    """A code block of a document."""
 
     document: str
     line: int
@@ -58,10 +58,10 @@ class Block:
 
 
 def blocks(document: str) -> List[Block]:
-    """The fenced and the indented code blocks of a document, in its order."""
+    """The fenced and the indented code blocks of a document, in order."""
     text = (REPOSITORY / document).read_text()
     found = []
-    # Fenced text is blanked, so that indented lines in it are no blocks of their own.
+    # Fenced text is blanked, so that its indented lines are not found again as blocks.
     blank = _FENCED.sub(lambda match: re.sub(r"[^\n]", "", match[0]), text)
     for match in _FENCED.finditer(text):
         found.append(Block(document, text.count("\n", 0, match.start()) + 1, match[1].strip(), match[2]))
@@ -72,7 +72,7 @@ def blocks(document: str) -> List[Block]:
 
 
 def manifest() -> Dict[str, Any]:
-    """documents.toml."""
+    """The contents of documents.toml."""
     return tomllib.loads((Path(__file__).parent / "documents.toml").read_text())
 
 
@@ -94,8 +94,8 @@ def _printed(*arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, env=environment(), timeout=60).stdout
 
 
-class Scene:
-    """A folder with the files that a document speaks of, a daemon, and the programs that its blocks start."""
+class Workspace:
+    """A folder with the files that a document names, a daemon, and the programs that its blocks start."""
 
     def __init__(self, folder: Path, serve: Optional[List[str]]) -> None:
         self.folder = folder
@@ -108,28 +108,28 @@ class Scene:
             COTENSOR_CACHE=str(folder / "cache"),
             PYTHONPATH=str(folder),
         )
-        #: Address and port of the daemon's HTTP; empty without.
-        self.http = (self.daemon.says["http"] or "") if self.daemon is not None else ""
+        #: The address and port of the daemon's HTTP server; empty without one.
+        self.http = (self.daemon.info["http"] or "") if self.daemon is not None else ""
         self._running: List[subprocess.Popen[str]] = []
 
     def shell(self, text: str, where: object) -> str:
-        """Executes shell commands, each of which has to succeed; what they print. What they leave in the background runs on
-        until the scene ends."""
+        """Executes shell commands, which must all succeed, and returns their output. Background processes run until the
+        workspace is closed."""
         return self._finish(["bash", "-euo", "pipefail", "-c", text], where)
 
     def python(self, text: str, where: object) -> str:
-        """Executes a program to its end; what it prints."""
+        """Executes a program to its end, and returns its output."""
         (self.folder / "runner.py").write_text(_RUNNER)
         (self.folder / "block.py").write_text(text)
         return self._finish([sys.executable, "runner.py", "block.py"], where)
 
     def provider(self, text: str, function: str) -> None:
-        """Starts a program that runs until the scene ends, and waits until it offers `function`."""
+        """Starts a program that runs until the workspace is closed, and waits until it provides `function`."""
         (self.folder / "provider.py").write_text(text)
         self._start([sys.executable, "provider.py"], function)
 
     def server(self, text: str, function: str) -> None:
-        """Starts a shell command that runs until the scene ends, and waits until it offers `function`."""
+        """Starts a shell command that runs until the workspace is closed, and waits until it provides `function`."""
         self._start(["bash", "-c", text], function)
 
     def _start(self, command: List[str], function: str) -> None:
@@ -140,7 +140,7 @@ class Scene:
             )
         self._running.append(running)
 
-        def offered() -> bool:
+        def is_provided() -> bool:
             assert running.poll() is None, log_file.read_text()
             listed = subprocess.run(
                 [sys.executable, "-m", "cotensor", "call", "--list", function],
@@ -151,11 +151,11 @@ class Scene:
             )
             return function in listed.stdout
 
-        until(offered)
+        until(is_provided)
 
     def _finish(self, command: List[str], where: object) -> str:
         with open(self.folder / "output", "w+") as output, open(self.folder / "errors", "w+") as errors:
-            # Not pipes: what a block leaves in the background keeps its output open.
+            # Background processes keep their output open, so reading a pipe would not end.
             running = subprocess.Popen(
                 command,
                 cwd=self.folder,
@@ -170,11 +170,11 @@ class Scene:
             code = running.wait(BLOCK_SECONDS_MAX)
             output.seek(0)
             errors.seek(0)
-            printed, complaint = output.read(), errors.read()
-        assert code == 0, f"{where} ended with {code}:\n{printed}\n{complaint}"
+            printed, error_output = output.read(), errors.read()
+        assert code == 0, f"{where} ended with {code}:\n{printed}\n{error_output}"
         return printed
 
-    def end(self) -> None:
+    def close(self) -> None:
         for running in reversed(self._running):
             try:
                 os.killpg(running.pid, signal.SIGKILL)
@@ -186,20 +186,20 @@ class Scene:
 
 
 @contextmanager
-def scene(files: List[str], serve: Optional[List[str]]) -> Iterator[Scene]:
-    """A scene with these files, and with a daemon of these flags unless `serve` is None."""
-    # Not pytest's folders: their names are too long for a socket's.
+def workspace(files: List[str], serve: Optional[List[str]]) -> Iterator[Workspace]:
+    """A workspace with these files, and with a daemon of these flags unless `serve` is None."""
+    # The names of pytest's folders are too long for the path of a socket.
     with tempfile.TemporaryDirectory(prefix="cot-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         for file in files:
             path = folder / file
             path.parent.mkdir(parents=True, exist_ok=True)
             FILES[file](path)
-        made = Scene(folder, serve)
+        opened = Workspace(folder, serve)
         try:
-            yield made
+            yield opened
         finally:
-            made.end()
+            opened.close()
 
 
 def _array(*shape: int) -> Callable[[Path], None]:
@@ -218,7 +218,7 @@ def _model(family: str) -> Callable[[Path], None]:
         head = path / "onnx" / "head.onnx"
         named = path / "onnx" / "head.classifier.onnx"
         if head.is_file() and not named.exists():
-            # A head's weights may lie beside it, under the name that its graph has for them.
+            # The copy has another name; the graph finds its external weights by their own name.
             shutil.copy(head, named)
 
     return copy
@@ -247,7 +247,7 @@ def served(): return 1
 """
 
 
-#: How the files that documents name are made, by their names.
+#: Functions that create the files of the documents, by file name.
 FILES: Dict[str, Callable[[Path], None]] = {
     "query.npy": _array(16),
     "photo.npy": _array(8, 8, 3),

@@ -1,4 +1,4 @@
-"""Programs that tests of functions run in processes of their own."""
+"""Programs that tests run in other processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Optional
 
-#: What a process may take that does what it should.
+#: The longest wait of a test, in seconds.
 TIMEOUT_S = 60.0
 
 PROVIDER = """
@@ -24,7 +24,7 @@ from cotensor.provider import SharedTensorProvider, check_cancelled, current_cal
 provider = SharedTensorProvider(socket={socket!r}, execution_mode="server", workers=4, {options})
 """
 
-#: It says "ready" once it hears signals.
+#: Prints "ready" when the signal handlers are installed.
 SERVE = """
 import logging
 
@@ -40,7 +40,7 @@ provider.serve()
 
 
 def environment(**more: str) -> Dict[str, str]:
-    """This process's, without what says where a daemon is."""
+    """The environment of this process, without the variables that locate a daemon."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("COTENSOR_") and k not in ("RANK", "GPUS_PER_NODE")}
     return {**kept, **more}
 
@@ -51,17 +51,17 @@ class Program:
     def __init__(self, code: str, *arguments: str, command: Optional[list[str]] = None, **options: Any) -> None:
         command = command or [sys.executable, "-c", textwrap.dedent(code), *arguments]
         options.setdefault("env", environment())
-        # What a shell starts in the background ignores it, and so would this.
+        # Background processes of a shell ignore SIGINT, and so would their children.
         options.setdefault("preexec_fn", lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
         )
 
     def line(self) -> str:
-        """The next line that it prints."""
+        """The next line of the program's output."""
         assert self.process.stdout is not None
         readable, _, _ = select.select([self.process.stdout], [], [], TIMEOUT_S)
-        assert readable, "the program says nothing"
+        assert readable, "the program prints nothing"
         line = self.process.stdout.readline()
         assert line, f"the program ended: {self.finish()[1]}"
         return line.rstrip("\n")
@@ -70,7 +70,7 @@ class Program:
         self.process.send_signal(number)
 
     def finish(self) -> tuple[str, str]:
-        """Waits for its end: what it printed since, and its errors."""
+        """Waits for the program's end. Returns its further output, and its errors."""
         return self.process.communicate(timeout=TIMEOUT_S)
 
     def end(self) -> None:
@@ -90,7 +90,7 @@ def program(code: str, *arguments: str, **options: Any) -> Iterator[Program]:
 
 @contextmanager
 def providing(socket: Path, functions: str, options: str = "") -> Iterator[Program]:
-    """A provider of these functions, at a daemon's socket."""
+    """Runs a provider of these functions, with the daemon at `socket`."""
     code = PROVIDER.format(socket=str(socket), options=options) + textwrap.dedent(functions) + SERVE
     with program(code) as running:
         assert running.line() == "ready"
@@ -102,7 +102,7 @@ def providing(socket: Path, functions: str, options: str = "") -> Iterator[Progr
 
 
 def run(code: str, *arguments: str, **options: Any) -> str:
-    """Runs a program to its end, which has to be a good one: what it printed."""
+    """Runs a program, which must succeed, and returns its output."""
     running = Program(code, *arguments, **options)
     try:
         out, errors = running.finish()
@@ -113,15 +113,15 @@ def run(code: str, *arguments: str, **options: Any) -> str:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Waits for something that will be."""
+    """Waits until `condition` is true."""
     end = time.monotonic() + TIMEOUT_S
     while not condition():
-        assert time.monotonic() < end, "it did not come about"
+        assert time.monotonic() < end, "the condition is still false"
         time.sleep(0.01)
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
+    """A port at which no program listens."""
     import socket
 
     with socket.socket() as sock:

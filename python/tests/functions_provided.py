@@ -3,7 +3,7 @@
 from pathlib import Path
 
 FUNCTIONS = '''
-runs = {"cached": 0, "flown": 0}
+runs = {"cached": 0, "shared_run": 0}
 released = threading.Event()
 
 @provider.share
@@ -64,8 +64,8 @@ def cached_one(x):
     return x
 
 @provider.share(singleflight=True)
-def flown(x):
-    runs["flown"] += 1
+def shared_run(x):
+    runs["shared_run"] += 1
     released.wait(60)
     return x
 
@@ -109,7 +109,7 @@ def die():
     os._exit(7)
 
 @provider.share
-def thing():
+def plain_object():
     return object()
 
 @provider.share
@@ -148,21 +148,21 @@ def was_stopped():
     return stopped.wait(60)
 
 @provider.share
-def who():
+def current():
     return current_call().function, current_call().client
 '''
 
 
-def dying(socket: Path) -> str:
-    """A program whose function ends its process."""
+def exiting_provider(socket: Path) -> str:
+    """A provider with a function that ends its process."""
     return f"""
 import os
 from cotensor.provider import SharedTensorProvider
 provider = SharedTensorProvider(socket={str(socket)!r}, execution_mode="server")
-@provider.share(name="dying.die")
+@provider.share(name="exiting.exit")
 def die():
     os._exit(7)
-@provider.share(name="dying.object", managed=True)
+@provider.share(name="exiting.object", managed=True)
 def make():
     return [1, 2]
 print("ready", flush=True)

@@ -1,4 +1,4 @@
-"""Writes arrays in place for test_torch_array_inplace.py: a forked child does each line "HOW SIZE" and waits for "end"."""
+"""Writes arrays in place for test_torch_array_inplace.py. Forks a child for each input line "HOW SIZE", which waits for "end"."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import torch
 
 import cotensor
 
-# torch warns of arrays that are read-only, and takes them.
+# torch accepts read-only arrays with a warning.
 warnings.simplefilter("ignore")
 
 
 def write(made: Any, array: Any) -> None:
     torch.from_numpy(made).add_(41)
-    assert (made == array + 41).all(), "the writer sees what it wrote"
+    assert (made == array + 41).all(), "the writer reads its own writes"
 
 
 def forked(work: Callable[[], None]) -> int:
@@ -35,7 +35,7 @@ def forked(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def do(how: str, size: int) -> None:
+def write_in_child(how: str, size: int) -> None:
     store = cotensor.connect(sys.argv[1]) if sys.argv[1] else cotensor.Store()
     array = np.arange(size // 8)
     put = store.get("x") if how == "of-another" else store.put("x", array)
@@ -60,18 +60,18 @@ def do(how: str, size: int) -> None:
     elif how == "inherited":
         made = put.numpy()
         assert forked(lambda: write(made, array)) == 0
-        assert (made == array).all(), "the parent does not see what its child wrote"
+        assert (made == array).all(), "writes of a child are private to it"
     elif how == "in-a-child":
         assert forked(lambda: write(put.numpy(), array)) == 0
         assert forked(lambda: write(put.torch().numpy(), array)) == 0
-        assert (put.numpy() == array).all(), "the parent does not see what its child wrote"
+        assert (put.numpy() == array).all(), "writes of a child are private to it"
     elif how == "of-another":
         write(put.numpy(), array)
         write(store.get("x").torch().numpy(), array)
     else:
         raise SystemExit(how)
-    assert (store.get("x").numpy() == array).all(), "another tensor object of this process does not see it"
-    assert put.tobytes() == array.tobytes(), "what was published is as it was"
+    assert (store.get("x").numpy() == array).all(), "writes are private to one tensor object"
+    assert put.tobytes() == array.tobytes(), "the published bytes are unchanged"
     print("unharmed", flush=True)
     assert sys.stdin.readline() == "end\n"
 
@@ -79,4 +79,4 @@ def do(how: str, size: int) -> None:
 if __name__ == "__main__":
     while line := sys.stdin.readline():
         how, size = line.split()
-        print("ended", forked(functools.partial(do, how, int(size))), flush=True)
+        print("ended", forked(functools.partial(write_in_child, how, int(size))), flush=True)

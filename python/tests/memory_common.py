@@ -1,12 +1,12 @@
-"""Where memory lies: which file is mapped at an address, and where in it."""
+"""The file and the offset that are mapped at an address."""
 
 from __future__ import annotations
 
 from typing import Tuple
 
 
-def place_at(address: int) -> Tuple[str, int]:
-    """Inode and offset in bytes of what is mapped there. Equal places are one memory, whatever the address."""
+def mapped_at(address: int) -> Tuple[str, int]:
+    """The inode and the offset in bytes of the file that is mapped at `address`. Equal results are the same memory."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             columns = line.split()

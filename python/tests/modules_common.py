@@ -1,4 +1,4 @@
-"""A module with everything odd in it, and what tests of modules compare."""
+"""A module with unusual parameters and buffers, and comparisons of modules."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Dict
 import torch
 
 
-class Odd(torch.nn.Module):
-    """A parameter or buffer of every odd kind."""
+class UnusualModule(torch.nn.Module):
+    """A module with tied, strided, overlapping, empty and missing parameters and buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Odd(torch.nn.Module):
 
 
 def state(module: Any) -> Dict[str, Any]:
-    """Everything in a module, copied."""
+    """Copies of all parameters and buffers of a module."""
     found = dict(module.named_parameters(remove_duplicate=False))
     found.update(module.named_buffers(remove_duplicate=False))
     return {name: tensor.detach().clone() for name, tensor in found.items()}

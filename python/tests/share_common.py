@@ -1,4 +1,4 @@
-"""What the tests of `cotensor.torch.share` have in common."""
+"""Modules and assertions for the tests of `cotensor.torch.share`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def computed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def assert_refused(module: nn.Module, sharing: Shared, reason: str, *args: Any, **kwargs: Any) -> None:
-    """Such a call is computed by the module's own code, and `private` has the reason."""
+    """Asserts that the module's own code computes the call, and that `private` has the reason."""
     before = sum(sharing.private.values())
     module(*args, **kwargs)
     assert sharing.computed == sharing.hits == 0
@@ -48,7 +48,7 @@ def assert_refused(module: nn.Module, sharing: Shared, reason: str, *args: Any, 
 
 
 def no_gradients() -> Any:
-    """The fixture of a file whose tests all run without gradients."""
+    """A fixture for files in which all tests run without gradients."""
 
     @pytest.fixture(autouse=True)
     def without_gradients() -> Iterator[None]:

@@ -14,16 +14,16 @@ SNIPPETS = Path(__file__).parent / "snippets"
 
 
 def listed(document: str) -> List[Dict[str, Any]]:
-    """The manifest's entries for one document, of which none may be missing."""
+    """The manifest's entries for one document. Fails unless every snippet has an entry."""
     manifest = tomllib.loads((SNIPPETS.parent / "snippets.toml").read_text())["snippet"]
     found = [each for each in manifest if each["file"].startswith(f"{document}/")]
-    there = {f"{document}/{path.name}" for path in (SNIPPETS / document).glob("*.py")}
-    assert there == {each["file"] for each in found} and there
+    files = {f"{document}/{path.name}" for path in (SNIPPETS / document).glob("*.py")}
+    assert files == {each["file"] for each in found} and files
     return found
 
 
 def marked(each: Dict[str, Any]) -> Any:
-    """An entry as a test's parameter, which is skipped or has to fail as it says."""
+    """An entry as a test parameter. The entry can mark the test as skipped or as an expected failure."""
     marks = []
     if "needs" in each:
         missing = importlib.util.find_spec(each["needs"]) is None

@@ -1,4 +1,4 @@
-"""Arguments of wrong types: the package's error, with the argument's name."""
+"""Arguments of wrong types raise InvalidError with the name of the argument."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ A = np.ones(2, "float32")
         (lambda _: SharedTensor.set_verbose_logging("loud"), "verbose"),
     ],
 )
-def test_a_wrong_type_names_its_argument(call: Callable[[cotensor.Store], Any], field: str) -> None:
+def test_wrong_type_names_its_argument(call: Callable[[cotensor.Store], Any], field: str) -> None:
     store = cotensor.Store()
     with pytest.raises(cotensor.InvalidError, match=rf"^{field}\b") as raised:
         call(store)

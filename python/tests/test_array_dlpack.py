@@ -1,4 +1,4 @@
-"""DLPack, as the array API standard has it: capsules of both versions, and numpy as the other side."""
+"""DLPack as in the array API standard: capsules of both versions, exchanged with numpy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def name_of(capsule: Any) -> bytes:
 
 
 def flags_of(capsule: Any) -> int:
-    """The flags of a versioned capsule: after version, context and deleter."""
+    """The flags of a versioned capsule, which follow version, context and deleter."""
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     address = get(capsule, b"dltensor_versioned")
@@ -44,8 +44,8 @@ def flags_of(capsule: Any) -> int:
     return int(ctypes.c_uint64.from_address(address + 24).value)
 
 
-class Giver:
-    """Gives a capsule of another array's, as libraries of its time did."""
+class CapsuleSource:
+    """An array of another library, which exports a given capsule."""
 
     def __init__(self, capsule: Any, versioned: bool = True) -> None:
         self.capsule, self.versioned = capsule, versioned
@@ -65,9 +65,9 @@ def leases(store: cotensor.Store, name: str) -> int:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_numpy_takes_and_gives_every_dtype(store: cotensor.Store, dtype: str) -> None:
+def test_numpy_imports_and_exports_every_dtype(store: cotensor.Store, dtype: str) -> None:
     array = (np.arange(24).reshape(2, 3, 4) % 2).astype(dtype)
-    tensor = store.put("d", Giver(array.__dlpack__()))
+    tensor = store.put("d", CapsuleSource(array.__dlpack__()))
     assert tensor.dtype == dtype and tensor.numpy().tobytes() == array.tobytes()
     shown = np.from_dlpack(tensor)
     assert shown.dtype == dtype and shown.shape == (2, 3, 4) and shown.tobytes() == array.tobytes()
@@ -83,11 +83,11 @@ def test_capsule_has_the_requested_version(store: cotensor.Store) -> None:
     assert flags_of(tensor.__dlpack__(max_version=(1, 0))) == READ_ONLY
     assert flags_of(tensor.__dlpack__(max_version=(1, 0), copy=False)) == READ_ONLY
     assert flags_of(tensor.__dlpack__(max_version=(1, 0), copy=True)) == COPIED
-    assert flags_of(store.empty("w", 3).__dlpack__(max_version=(1, 0))) == 0, "a builder is written"
+    assert flags_of(store.empty("w", 3).__dlpack__(max_version=(1, 0))) == 0, "the memory of a builder is writable"
     assert tensor.__dlpack_device__() == (1, 0)
 
 
-def test_devices_and_streams_as_the_standard_says(store: cotensor.Store) -> None:
+def test_devices_and_streams_follow_the_standard(store: cotensor.Store) -> None:
     tensor, builder = store.put("s", np.arange(4)), store.empty("t", 4)
     for array in (tensor, builder):
         for stream in (None, -1):
@@ -101,25 +101,25 @@ def test_devices_and_streams_as_the_standard_says(store: cotensor.Store) -> None
         tensor.__dlpack__(None)  # type: ignore[misc]
 
 
-def test_a_copy_is_a_copy_and_counted(store: cotensor.Store) -> None:
+def test_requested_copy_is_private_and_counted(store: cotensor.Store) -> None:
     tensor = store.put("c", np.arange(6.0).reshape(2, 3))
-    copy = np.from_dlpack(Giver(tensor[:, 1].__dlpack__(max_version=(1, 0), copy=True)))
+    copy = np.from_dlpack(CapsuleSource(tensor[:, 1].__dlpack__(max_version=(1, 0), copy=True)))
     assert copy.tolist() == [1.0, 4.0] and copy.ctypes.data != tensor[:, 1].data_ptr
     last = store.get_diagnostics()["recent_copies"][-1]
     assert last["tensor"] == "c" and last["bytes"] == 16 or store.socket is not None
 
 
 @pytest.mark.parametrize("max_version", [None, (1, 0)])
-def test_capsules_keep_the_tensor_until_they_are_done(store: cotensor.Store, max_version: Any) -> None:
+def test_capsule_keeps_the_tensor_until_its_deleter_runs(store: cotensor.Store, max_version: Any) -> None:
     tensor = store.put("k", np.arange(100_000), keep=False)
     capsule = tensor.__dlpack__(max_version=max_version)
     tensor.release()
     del tensor
-    assert leases(store, "k") == 1, "a capsule that nobody took yet keeps it"
-    array = np.from_dlpack(Giver(capsule))
+    assert leases(store, "k") == 1, "an unconsumed capsule keeps the tensor"
+    array = np.from_dlpack(CapsuleSource(capsule))
     assert array[99_999] == 99_999
     with pytest.raises((BufferError, ValueError)):
-        np.from_dlpack(Giver(capsule))
+        np.from_dlpack(CapsuleSource(capsule))
     del capsule
     assert leases(store, "k") == 1 and array[5] == 5
     del array
@@ -127,11 +127,11 @@ def test_capsules_keep_the_tensor_until_they_are_done(store: cotensor.Store, max
     dropped = store.put("k", np.arange(10), keep=False).__dlpack__(max_version=max_version)
     assert leases(store, "k") == 1
     del dropped
-    assert leases(store, "k") == 0, "one that nobody ever takes gives it back, too"
+    assert leases(store, "k") == 0, "dropping an unconsumed capsule releases the lease"
 
 
 @pytest.mark.parametrize("versioned", [True, False])
-def test_capsules_of_others_are_taken_once(store: cotensor.Store, versioned: bool) -> None:
+def test_foreign_capsule_is_consumed_once(store: cotensor.Store, versioned: bool) -> None:
     array = np.arange(10, dtype="int32")[::-2]
     if versioned:
         capsule = array.__dlpack__(max_version=(1, 0)) if np.lib.NumpyVersion(np.__version__) >= "2.1.0" else None
@@ -139,40 +139,40 @@ def test_capsules_of_others_are_taken_once(store: cotensor.Store, versioned: boo
             pytest.skip("this numpy knows no versions")
     else:
         capsule = array.__dlpack__()
-    assert store.put("o", Giver(capsule, versioned)).numpy().tolist() == array.tolist()
+    assert store.put("o", CapsuleSource(capsule, versioned)).numpy().tolist() == array.tolist()
     for wrong in (capsule, object(), None, 5):
         with pytest.raises(cotensor.UnsupportedError) as raised:
-            store.put("o", Giver(wrong, versioned))
+            store.put("o", CapsuleSource(wrong, versioned))
         assert isinstance(raised.value.__cause__, BufferError)
 
 
-class Elsewhere(Giver):
+class DeviceSource(CapsuleSource):
     def __dlpack_device__(self) -> tuple[int, int]:
         return (2, 1)
 
 
-class Failing(Giver):
+class FailingSource(CapsuleSource):
     def __dlpack__(self, **options: Any) -> Any:
         raise RuntimeError("sparse")
 
 
 def test_refused_arrays_give_the_reason(store: cotensor.Store) -> None:
     with pytest.raises(cotensor.UnsupportedError) as raised:
-        store.put("e", Elsewhere(None))
+        store.put("e", DeviceSource(None))
     assert "from_device=True" in str(raised.value)
     with pytest.raises(cotensor.UnsupportedError) as raised:
-        store.put("e", Failing(None))
+        store.put("e", FailingSource(None))
     assert "sparse" in str(raised.value)
     with pytest.raises(cotensor.UnsupportedError) as raised:
-        store.put("e", Giver(np.zeros(2, "complex64").__dlpack__()))
+        store.put("e", CapsuleSource(np.zeros(2, "complex64").__dlpack__()))
     assert "complex" in str(raised.value.__cause__ or raised.value)
     assert "e" not in store
 
 
-def test_zero_sizes_and_no_dimensions(store: cotensor.Store) -> None:
+def test_empty_and_zero_dimensional_arrays(store: cotensor.Store) -> None:
     for shape in ((), (0,), (3, 0, 2), (1, 1)):
         array = np.ones(shape, "float32")
-        tensor = store.put("z", Giver(array.__dlpack__()))
+        tensor = store.put("z", CapsuleSource(array.__dlpack__()))
         for shown in (np.from_dlpack(tensor), tensor.numpy()):
             assert shown.shape == shape and shown.tobytes() == array.tobytes()
 

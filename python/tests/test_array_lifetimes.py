@@ -1,4 +1,4 @@
-"""Arrays stay what they were, whatever becomes of the objects that showed them."""
+"""Arrays keep their memory and contents after their tensors and stores are released."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import cotensor
 
 
-def used_again(store, count=40):
-    """Has the memory of what nobody leases any more used again."""
+def reuse_freed_memory(store, count=40):
+    """Publishes tensors, so that the store reuses the memory of freed ones."""
     for number in range(count):
         store.put(f"other {number}", numpy.full(64, 9, numpy.float32), keep=False)
         store.put(f"large {number % 2}", numpy.full(1 << 20, 9, numpy.float32), keep=False)
@@ -30,12 +30,12 @@ def test_numpy_arrays_keep_their_memory(store, elements, how):
             pass
     else:
         del tensor
-    used_again(store)
+    reuse_freed_memory(store)
     for array in (window, whole, again):
         assert (array == 7).all()
 
 
-def test_arrays_outlive_the_store_that_they_came_over(daemon):
+def test_arrays_outlive_their_store(daemon):
     producer, consumer = daemon.connect(), cotensor.connect(daemon.socket, client="consumer")
     tensor = producer.put("x", numpy.full(64, 7, numpy.float32), keep=False)
     array = consumer.get("x").numpy()
@@ -43,7 +43,7 @@ def test_arrays_outlive_the_store_that_they_came_over(daemon):
     with pytest.raises(cotensor.ConflictError, match="closed"):
         consumer.get("x")
     tensor.release()
-    used_again(producer)
+    reuse_freed_memory(producer)
     assert (array == 7).all()
     producer.close()
 
@@ -72,13 +72,13 @@ def test_concurrent_errors_do_not_block_threads(store):
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
 
-    def look():
+    def read_released():
         for _ in range(300):
             with pytest.raises(cotensor.ConflictError):
                 tensor.name  # noqa: B018
 
     try:
-        threads = [threading.Thread(target=look, daemon=True) for _ in range(4)]
+        threads = [threading.Thread(target=read_released, daemon=True) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:

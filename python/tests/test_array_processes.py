@@ -1,4 +1,4 @@
-"""Arrays across forks and spawns, and what is left when all is given back."""
+"""Arrays in forked and spawned processes, and resources that remain after release."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ import pytest
 
 np = pytest.importorskip("numpy")
 
+from functions_common import until  # noqa: E402
+
 import cotensor  # noqa: E402
 
 
 def in_child(work: Callable[[], object]) -> int:
-    """Runs in a forked child, and gives its exit code; 1 says that it raised something."""
+    """Runs `work` in a forked child. Returns the exit code, which is 1 after an exception."""
     child = os.fork()
     if child == 0:
         try:
@@ -31,21 +33,21 @@ def in_child(work: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_a_forked_child_connects_again(daemon: Any) -> None:
+def test_forked_child_connects_again(daemon: Any) -> None:
     store = daemon.connect()
     tensor = store.put("inherited", np.arange(100_000), keep=False)
     array = tensor.numpy()
 
     def work() -> None:
         nonlocal tensor
-        assert array[99_999] == 99_999, "what was inherited stays readable"
+        assert array[99_999] == 99_999, "inherited arrays stay readable"
         assert store.get("inherited").numpy()[5] == 5
         store.put("of-the-child", np.ones(10))
         del tensor
 
     assert in_child(work) == 0
     assert store.get("of-the-child").numpy().sum() == 10
-    assert tensor.holders and store.get("inherited").numpy()[7] == 7, "the child gave nothing of its parent's back"
+    assert tensor.holders and store.get("inherited").numpy()[7] == 7, "the child released no lease of its parent"
     store.close()
 
 
@@ -74,8 +76,8 @@ def test_parents_embedded_store_raises_in_forked_child() -> None:
     assert store.get("inside").numpy()[3] == 3 and store.get("small").numpy()[3] == 3
 
 
-def test_publishing_goes_on_beside_a_child(daemon: Any) -> None:
-    """A child that lives has mappings of its parent's: none of them may keep memory from being sealed."""
+def test_tensors_are_published_while_a_forked_child_runs(daemon: Any) -> None:
+    """A running child has copies of its parent's mappings, which must not prevent sealing."""
     for store in (cotensor.Store(), daemon.connect()):
         given_up = store.empty("given-up", 1 << 20)
         given_up.discard()
@@ -125,7 +127,7 @@ def test_leases_are_released_when_the_holder_is_killed(daemon: Any) -> None:
     script = (
         "import sys, numpy as np, cotensor\n"
         "store = cotensor.connect(sys.argv[1])\n"
-        "held = store.put('held-by-the-killed', np.zeros(1 << 20), keep=False)\n"
+        "open_resources = store.put('open_resources-by-the-killed', np.zeros(1 << 20), keep=False)\n"
         "print('holding', flush=True)\nsys.stdin.read()\n"
     )
     child = subprocess.Popen(
@@ -133,30 +135,26 @@ def test_leases_are_released_when_the_holder_is_killed(daemon: Any) -> None:
     )
     assert child.stdout is not None and child.stdout.readline() == b"holding\n"
     with daemon.connect() as store:
-        kept = store.get("held-by-the-killed")
+        kept = store.get("open_resources-by-the-killed")
         child.send_signal(signal.SIGKILL)
         child.wait()
-        assert kept.numpy().sum() == 0, "who holds it still keeps it"
+        assert kept.numpy().sum() == 0, "the other lease keeps the tensor"
         kept.release()
-        deadline = 200
-        while "held-by-the-killed" in store and deadline:
-            deadline -= 1
-            signal.sigtimedwait([signal.SIGUSR2], 0.05)
-        assert "held-by-the-killed" not in store
+        until(lambda: "open_resources-by-the-killed" not in store)
     assert child.stdin is not None
     child.stdin.close()
     child.stdout.close()
 
 
-def held() -> tuple[int, int]:
-    """Descriptors and mappings of this process."""
+def open_resources() -> tuple[int, int]:
+    """The numbers of descriptors and mappings of this process."""
     gc.collect()
     with open("/proc/self/maps") as maps:
         return len(os.listdir("/proc/self/fd")), sum(1 for _ in maps)
 
 
 @pytest.mark.parametrize("size", [16, 100_000, 1 << 20])
-def test_nothing_is_left_of_a_thousand_puts_and_gets(store: cotensor.Store, size: int) -> None:
+def test_thousand_puts_and_gets_leave_no_resources(store: cotensor.Store, size: int) -> None:
     array = np.zeros(size, "uint8")
 
     def rounds(count: int) -> None:
@@ -170,14 +168,14 @@ def test_nothing_is_left_of_a_thousand_puts_and_gets(store: cotensor.Store, size
                     builder.numpy()[:1] = 1
 
     rounds(20)
-    before = held()
+    before = open_resources()
     rounds(1000 if size < 1 << 20 else 200)
-    after = held()
-    # A warm memfd or slab more may wait for its next use.
+    after = open_resources()
+    # The store may keep some more memfds or slabs for reuse.
     assert after[0] <= before[0] + 8 and after[1] <= before[1] + 24, (before, after)
 
 
-def test_stores_leave_nothing(daemon: Any) -> None:
+def test_closed_stores_leave_no_resources(daemon: Any) -> None:
     def rounds(count: int) -> None:
         for _ in range(count):
             with daemon.connect() as store:
@@ -186,7 +184,7 @@ def test_stores_leave_nothing(daemon: Any) -> None:
             cotensor.Store().put("x", np.zeros(1000))
 
     rounds(5)
-    before = held()
+    before = open_resources()
     rounds(50)
-    after = held()
+    after = open_resources()
     assert after[0] <= before[0] + 4 and after[1] <= before[1] + 16, (before, after)

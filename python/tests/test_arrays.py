@@ -1,4 +1,4 @@
-"""Arrays in and out of a store: every dtype, shape and stride."""
+"""Arrays put into a store and read from it: every dtype, shape and stride."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conftest import serving  # noqa: E402
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from hypothesis.extra import numpy as hnp  # noqa: E402
-from memory_common import place_at  # noqa: E402
+from memory_common import mapped_at  # noqa: E402
 
 import cotensor  # noqa: E402
 
@@ -30,13 +30,13 @@ UNHURRIED = settings(deadline=None, max_examples=60, suppress_health_check=[Heal
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal bit for bit, NaN included."""
+    """Whether the arrays are bitwise equal, including NaN."""
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 @st.composite
 def arrays(draw: Any) -> Any:
-    """Arrays of every dtype and order: cut, turned, reversed, repeated."""
+    """Arrays of every dtype and order: sliced, transposed, reversed, broadcast."""
     dtype = draw(st.sampled_from(DTYPES))
     shape = draw(hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=6))
     array = draw(hnp.arrays(dtype, shape))
@@ -86,7 +86,7 @@ def test_writes_before_publishing_are_visible_afterwards(store: cotensor.Store, 
     if array.size:
         before = published.tobytes()
         shown.fill(array.dtype.type(not shown.flat[0]))
-        assert published.tobytes() == before, "what is written after publishing is the writer's own"
+        assert published.tobytes() == before, "writes after publishing are private to the writer"
 
 
 @UNHURRIED
@@ -100,7 +100,7 @@ def test_views_equal_numpy_slices(store: cotensor.Store, data: Any, shape: tuple
         with pytest.raises(cotensor.UnsupportedError):
             tensor[index]
         return
-    # With an ellipsis numpy gives a view, not a number.
+    # With an ellipsis numpy returns a view and not a number.
     whole = parts if any(part is Ellipsis for part in parts) else (*parts, ...)
     window, expected = tensor[index], array[whole]
     assert (window.shape, window.nbytes) == (expected.shape, expected.nbytes)
@@ -110,7 +110,7 @@ def test_views_equal_numpy_slices(store: cotensor.Store, data: Any, shape: tuple
         assert window.data_ptr == tensor.data_ptr + offset, "the same memory"
 
 
-def test_bfloat16(store: cotensor.Store) -> None:
+def test_bfloat16_round_trips(store: cotensor.Store) -> None:
     bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
     array = np.array([[1.5, -2.0, np.inf], [0.0, 3.0e38, 1e-40]], dtype=bfloat16)
     tensor = store.put("bf16", array)
@@ -133,8 +133,8 @@ def test_numpy_shows_the_shared_memory_read_only(store: cotensor.Store) -> None:
         with pytest.raises(ValueError):
             shown.flags.writeable = True
     again = np.asarray(store.get("x")).ctypes.data
-    assert place_at(again) == place_at(tensor.data_ptr), "one memory, however often it is got"
-    assert again != tensor.data_ptr, "what is written through one is not seen through the other"
+    assert mapped_at(again) == mapped_at(tensor.data_ptr), "every get maps the same memory"
+    assert again != tensor.data_ptr, "each get has a private mapping"
 
 
 def test_builder_and_published_tensor_share_memory(store: cotensor.Store) -> None:
@@ -142,7 +142,7 @@ def test_builder_and_published_tensor_share_memory(store: cotensor.Store) -> Non
     builder.numpy()[:] = 3
     assert builder.numpy().ctypes.data == builder.data_ptr
     published = builder.publish()
-    assert place_at(builder.data_ptr) == place_at(published.data_ptr) == place_at(store.get("placed").data_ptr)
+    assert mapped_at(builder.data_ptr) == mapped_at(published.data_ptr) == mapped_at(store.get("placed").data_ptr)
 
 
 def test_put_copies_once_and_is_counted(store: cotensor.Store) -> None:
@@ -157,7 +157,7 @@ def test_put_copies_once_and_is_counted(store: cotensor.Store) -> None:
     assert (after[0] - before[0], after[1] - before[1]) == (1, 2000)
     with store.empty("uncounted", (100, 10)) as builder:
         builder.numpy()[:] = 1
-    assert puts() == after, "what is made in place is no copy"
+    assert puts() == after, "writing in place is not a copy"
 
 
 def test_versions_and_holders(store: cotensor.Store) -> None:
@@ -178,7 +178,7 @@ def test_versions_and_holders(store: cotensor.Store) -> None:
         store.get("v")
 
 
-def test_released_tensors_say_so_and_their_arrays_stay(store: cotensor.Store) -> None:
+def test_released_tensor_raises_and_its_arrays_stay(store: cotensor.Store) -> None:
     tensor = store.put("r", np.arange(1000), keep=False)
     array = tensor.numpy()
     tensor.release()
@@ -191,10 +191,10 @@ def test_released_tensors_say_so_and_their_arrays_stay(store: cotensor.Store) ->
     assert array[999] == 999
     del array, tensor
     gc.collect()
-    assert "r" not in store, "not kept, it goes with its last lease"
+    assert "r" not in store, "without keep, the last release frees the tensor"
 
 
-def test_identity_is_the_contents(store: cotensor.Store) -> None:
+def test_identity_depends_on_the_content(store: cotensor.Store) -> None:
     a, b = store.put("a", np.arange(5)), store.put("b", np.arange(5))
     assert a.identity == b.identity != store.put("c", np.arange(5, dtype="int32")).identity
     with pytest.raises(cotensor.UnsupportedError):
@@ -212,18 +212,18 @@ def test_as_tensor_finds_published_tensors(store: cotensor.Store) -> None:
         assert cotensor.as_tensor(array) is None
 
 
-def test_plain_numbers_and_lists_are_arrays(store: cotensor.Store) -> None:
+def test_numbers_and_lists_are_accepted_as_arrays(store: cotensor.Store) -> None:
     assert store.put("n", 3.5).numpy()[()] == 3.5
     assert store.put("n", [[1, 2], [3, 4]]).shape == (2, 2)
     assert store.put("n", np.float32(2)).dtype == "float32"
     assert store.put("n", store.put("m", [1, 2])).numpy().tolist() == [1, 2]
 
 
-class NoArray:
+class NotAnArray:
     pass
 
 
-#: What is refused, and as what.
+#: Calls that are refused, with the exception and a word of its message.
 WRONG: dict[str, tuple[Callable[[cotensor.Store], object], type[Exception], str]] = {
     "objects": (lambda s: s.put("w", np.array([object()])), cotensor.UnsupportedError, "object"),
     "strings": (lambda s: s.put("w", np.array(["a"])), cotensor.UnsupportedError, "str"),
@@ -233,7 +233,7 @@ WRONG: dict[str, tuple[Callable[[cotensor.Store], object], type[Exception], str]
     "big endian": (lambda s: s.put("w", np.zeros(2, ">f4")), cotensor.UnsupportedError, "big-endian"),
     "masked": (lambda s: s.put("w", np.ma.masked_array([1, 2], [True, False])), cotensor.UnsupportedError, "mask"),
     "ragged": (lambda s: s.put("w", [[1], [1, 2]]), ValueError, "inhomogeneous"),
-    "no array": (lambda s: s.put("w", NoArray()), cotensor.InvalidError, "NoArray"),
+    "no array": (lambda s: s.put("w", NotAnArray()), cotensor.InvalidError, "NotAnArray"),
     "none": (lambda s: s.put("w", None), cotensor.InvalidError, "NoneType"),
     "text": (lambda s: s.put("w", "text"), cotensor.InvalidError, "str"),
     "no name": (lambda s: s.put("", np.zeros(2)), cotensor.InvalidError, "name"),
@@ -245,14 +245,14 @@ WRONG: dict[str, tuple[Callable[[cotensor.Store], object], type[Exception], str]
     "a dtype of objects": (lambda s: s.empty("w", 2, np.dtype(object)), cotensor.InvalidError, "object"),
     "a negative shape": (lambda s: s.empty("w", (2, -1)), cotensor.InvalidError, "shape"),
     "a shape of words": (lambda s: s.empty("w", ("a",)), cotensor.InvalidError, "shape"),
-    "a shape without end": (lambda s: s.empty("w", (2**40, 2**40)), cotensor.InvalidError, "shape"),
+    "a shape that overflows": (lambda s: s.empty("w", (2**40, 2**40)), cotensor.InvalidError, "shape"),
     "many dimensions": (lambda s: s.empty("w", (1,) * 100), cotensor.InvalidError, "dimensions"),
-    "nobody's name": (lambda s: s.get("nobody put this"), cotensor.NotFoundError, "nobody put this"),
-    "nobody's id": (lambda s: s.lease((2**60, 1)), cotensor.NotFoundError, ""),
-    "removing nothing": (lambda s: s.remove("nobody put this"), cotensor.NotFoundError, "nobody put this"),
+    "unknown name": (lambda s: s.get("never put"), cotensor.NotFoundError, "never put"),
+    "unknown id": (lambda s: s.lease((2**60, 1)), cotensor.NotFoundError, ""),
+    "removing an unknown name": (lambda s: s.remove("never put"), cotensor.NotFoundError, "never put"),
     "outside": (lambda s: s.put("w", [1])[1], IndexError, "outside"),
     "too many indices": (lambda s: s.put("w", [1])[0, 0], cotensor.InvalidError, "indices"),
-    "a truth as index": (lambda s: s.put("w", [1, 2])[True], cotensor.InvalidError, "numpy"),
+    "a bool as index": (lambda s: s.put("w", [1, 2])[True], cotensor.InvalidError, "numpy"),
     "another dtype without a copy": (
         lambda s: s.put("w", [1.5]).__array__("int8", copy=False),
         cotensor.InvalidError,
@@ -266,7 +266,7 @@ WRONG: dict[str, tuple[Callable[[cotensor.Store], object], type[Exception], str]
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_bad_input(store: cotensor.Store, case: str) -> None:
+def test_invalid_input_is_refused(store: cotensor.Store, case: str) -> None:
     call, error, word = WRONG[case]
     with pytest.raises(error) as raised:
         call(store)
@@ -277,7 +277,7 @@ def test_bad_input(store: cotensor.Store, case: str) -> None:
         assert raised.value.field == "array"
 
 
-def test_discarded_builder(store: cotensor.Store) -> None:
+def test_discarded_builder_publishes_nothing(store: cotensor.Store) -> None:
     builder = store.empty("given-up", 4)
     array = builder.numpy()
     builder.discard()
@@ -296,7 +296,7 @@ def test_discarded_builder(store: cotensor.Store) -> None:
 
 @pytest.fixture(params=["embedded", "daemon"])
 def small_store(request: pytest.FixtureRequest) -> Iterator[cotensor.Store]:
-    """A store of 8 MiB at most."""
+    """A store with a limit of 8 MiB."""
     if request.param == "embedded":
         yield cotensor.Store(max_memory_mb=8)
         return
@@ -313,7 +313,7 @@ def test_over_budget_error_names_the_holders(small_store: cotensor.Store) -> Non
     assert "more" not in small_store
     held.release()
     small_store.put("more", np.ones(5 << 20, "uint8"))
-    assert "big" not in small_store, "what nobody leases makes room"
+    assert "big" not in small_store, "tensors without leases are evicted"
 
 
 def test_configured_sharing_is_enforced() -> None:
@@ -328,7 +328,7 @@ def test_configured_sharing_is_enforced() -> None:
         cotensor.Store(allowed_types=["soup"])
 
 
-def test_closed_stores(daemon: Any) -> None:
+def test_closed_store_raises_and_its_arrays_stay(daemon: Any) -> None:
     for store in (cotensor.Store(), daemon.connect()):
         tensor = store.put("closing", np.arange(10_000))
         array = tensor.numpy()
@@ -342,7 +342,7 @@ def test_closed_stores(daemon: Any) -> None:
         assert array[9999] == 9999, "arrays stay readable"
 
 
-def test_threads(store: cotensor.Store) -> None:
+def test_threads_share_one_store(store: cotensor.Store) -> None:
     failures: list[BaseException] = []
 
     def work(number: int) -> None:
@@ -364,7 +364,7 @@ def test_threads(store: cotensor.Store) -> None:
     assert not failures
 
 
-def test_views_of_another_type(store: Any) -> None:
+def test_view_as_another_dtype(store: Any) -> None:
     numbers = np.arange(24, dtype=np.float32).reshape(4, 6)
     raw = np.concatenate([np.zeros(8, np.uint8), numbers.view(np.uint8).ravel()])
     whole = store.put("bytes", raw)
@@ -373,7 +373,7 @@ def test_views_of_another_type(store: Any) -> None:
     assert window.data_ptr == whole.data_ptr + 8
     turned = whole.view(12, "float32", [6, 3], strides=[1, 6])
     assert np.array_equal(turned.numpy(), numbers.T[:, :3] + 1)
-    # A window's window counts from it, and ends within it.
+    # The offset of a view of a view is relative to the view.
     row = window[1].view(4, "int32", (2,))
     assert np.array_equal(row.numpy(), numbers[1, 1:3].view(np.int32))
     assert whole.view(raw.size, "float32", (0,)).shape == (0,)
@@ -399,7 +399,7 @@ def test_views_of_another_type(store: Any) -> None:
         whole.view(8, "float32", (1,))
 
 
-def test_more_than_the_machine_has_is_refused(store: Any) -> None:
+def test_allocation_beyond_the_machine_is_refused(store: Any) -> None:
     for elements in (1 << 40, 1 << 44):
         with pytest.raises(cotensor.CotensorError) as error:
             store.empty("too large", (elements,), "float32")

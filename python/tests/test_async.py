@@ -1,4 +1,4 @@
-"""asyncio, and tasks."""
+"""The asyncio client and provider, and tasks."""
 
 from __future__ import annotations
 
@@ -95,18 +95,18 @@ class Callable:
 coroutines.share(name="async_object")(Callable())
 
 @coroutines.share
-def looked(name):
+def read_state(name):
     return state[name]
 
 @coroutines.share
-async def known():
+async def current_name():
     await asyncio.sleep(0)
     return current_call().function
 """
 
 
-async def sent(client, count):
-    """Waits until `count` calls and waits of the client are with their providers."""
+async def wait_until_sent(client, count):
+    """Waits until the client has sent `count` calls and waits to providers."""
     while sum(waiter._pending.count for waiter in client._waiters.values()) < count:
         await asyncio.sleep(0.001)
 
@@ -126,7 +126,7 @@ def client(daemon, provider) -> Iterator[AsyncSharedTensorClient]:
 # -- tasks as plain calls ----------------------------------------------
 
 
-def test_a_task_and_its_result(client):
+def test_task_result_is_returned_repeatedly(client):
     task = client.submit_task("double", [np.arange(5)])
     assert isinstance(task, str)
     status = client.wait_for_task(task)
@@ -159,7 +159,7 @@ def test_failed_and_cancelled_tasks(client):
     assert client.cancel_task(cancelled) == "cancelled"
     with pytest.raises(errors.CancelledError):
         client.get_task_result(cancelled)
-    assert client.cancel_task(failed) == "failed", "what has ended stays so"
+    assert client.cancel_task(failed) == "failed", "the state of an ended task does not change"
     limited = client.submit_task("until_cancelled", timeout=0.05)
     assert client.wait_for_task(limited) == "failed"
     with pytest.raises(TimedOutError):
@@ -195,7 +195,7 @@ def test_wrong_ids_and_states(client):
         client.submit_task("nonexistent")
 
 
-def test_statuses_are_texts():
+def test_status_equals_its_text():
     status = TaskStatus.of(
         0xAB, {"task": 3, "function": "f", "state": "failed", "client": "c", "age_ms": 1500, "error": "e"}
     )
@@ -229,10 +229,10 @@ def test_calls_are_awaited(daemon, provider):
     asyncio.run(main())
 
 
-def test_arguments_last_until_they_are_taken(daemon, provider):
+def test_waiting_calls_keep_their_arguments(daemon, provider):
     async def main():
         async with AsyncSharedTensorClient(socket=daemon.socket, retry_count=0, tensors="numpy") as client:
-            # Nothing here holds the arrays while the calls wait for a worker.
+            # Only the calls hold the arrays while they wait for a worker.
             made = [client.call_function("double", [np.full(1000, k)]) for k in range(500)]
             for k, result in enumerate(await asyncio.gather(*made)):
                 assert np.array_equal(result, np.full(1000, 2 * k))
@@ -240,7 +240,7 @@ def test_arguments_last_until_they_are_taken(daemon, provider):
     asyncio.run(main())
 
 
-def test_the_loop_runs_while_calls_wait(daemon, provider):
+def test_loop_runs_while_calls_wait(daemon, provider):
     async def main():
         async with AsyncSharedTensorClient(socket=daemon.socket) as client:
             waiting = asyncio.ensure_future(client.call_function("gated", [7]))
@@ -253,13 +253,13 @@ def test_the_loop_runs_while_calls_wait(daemon, provider):
     asyncio.run(main())
 
 
-def test_a_thousand_calls_wait_without_threads(daemon, provider):
+def test_thousand_calls_wait_without_threads(daemon, provider):
     async def main():
         async with AsyncSharedTensorClient(socket=daemon.socket, timeout=None) as client:
             calls = [asyncio.ensure_future(client.call_function("gated", [k])) for k in range(1000)]
-            await sent(client, 1000)
+            await wait_until_sent(client, 1000)
             assert threading.active_count() < 30
-            # All the workers wait for the gate, so that nothing that they run can open it.
+            # All workers wait for the gate, so a function of the other provider must open it.
             await client.call_function("open_gate_beside")
             assert await asyncio.gather(*calls) == list(range(1000))
             await client.call_function("shut_gate")
@@ -267,7 +267,7 @@ def test_a_thousand_calls_wait_without_threads(daemon, provider):
     asyncio.run(main())
 
 
-def test_ten_thousand_tasks_are_waited_for_by_few_threads(daemon, provider):
+def test_few_threads_wait_for_ten_thousand_tasks(daemon, provider):
     async def main():
         async with AsyncSharedTensorClient(socket=daemon.socket, timeout=None) as client:
             await client.call_function("open_gate_beside")
@@ -305,7 +305,7 @@ def test_tasks_are_awaited(daemon, provider):
     asyncio.run(main())
 
 
-def test_a_cancelled_await_leaves_the_client_usable(daemon, provider):
+def test_client_is_usable_after_a_cancelled_await(daemon, provider):
     async def main():
         async with AsyncSharedTensorClient(socket=daemon.socket) as client:
             with pytest.raises(asyncio.TimeoutError):
@@ -318,7 +318,7 @@ def test_a_cancelled_await_leaves_the_client_usable(daemon, provider):
     asyncio.run(main())
 
 
-def test_one_client_in_two_loops(daemon, provider):
+def test_client_is_usable_in_several_loops(daemon, provider):
     client = AsyncSharedTensorClient(socket=daemon.socket)
     for k in range(3):
         assert asyncio.run(client.call_function("double", [k])) == 2 * k
@@ -346,11 +346,11 @@ provider.serve()
                 waits.append(asyncio.ensure_future(client.await_for_task(task)))
                 while await client.aget_task_status(task) != "running":
                     await asyncio.sleep(0.005)
-                await sent(client, len(waits))
+                await wait_until_sent(client, len(waits))
                 ending.signal(signal.SIGKILL)
                 for outcome in await asyncio.gather(*waits, return_exceptions=True):
                     assert isinstance(outcome, IoError), outcome
-                # The daemon may notice a moment later.
+                # The daemon may notice the end later than the client.
                 until(lambda: not client.has_function("ending.wait"))
                 with pytest.raises(NotFoundError):
                     await client.call_function("ending.wait")
@@ -361,17 +361,17 @@ provider.serve()
 # -- async functions ---------------------------------------------------
 
 
-def test_coroutines_run_on_one_loop_beside_each_other(daemon, provider):
+def test_coroutines_run_concurrently_on_one_loop(daemon, provider):
     async def main():
         async with AsyncSharedTensorClient(socket=daemon.socket) as client:
             assert await client.call_function("slow_double", [4]) == 8
-            assert await client.call_function("known") == "known"
-            # Each ends only once all twenty run.
+            assert await client.call_function("current_name") == "current_name"
+            # Each call returns only when all twenty run.
             names = await asyncio.gather(*(client.call_function("join", [20]) for _ in range(20)))
             assert set(names) == {"cotensor-async"}
             with pytest.raises(LookupError, match="async"):
                 await client.call_function("async_fail")
-            # Nor does one that wants the process to end end the others' loop.
+            # SystemExit in a coroutine does not end the loop.
             with pytest.raises(RuntimeError, match="SystemExit: 3"):
                 await client.call_function("end_it")
             assert await client.call_function("async_object", [1]) == 2
@@ -382,18 +382,18 @@ def test_coroutines_run_on_one_loop_beside_each_other(daemon, provider):
 
 
 def test_coroutine_is_cancelled_with_its_call(client):
-    before = client.get_task_result(client.submit_task("looked", ["cancelled"]))
+    before = client.get_task_result(client.submit_task("read_state", ["cancelled"]))
     task = client.submit_task("never")
     until(lambda: client.get_task_status(task) == "running")
     client.cancel_task(task)
-    until(lambda: client.get_task_result(client.submit_task("looked", ["cancelled"])) == before + 1)
+    until(lambda: client.get_task_result(client.submit_task("read_state", ["cancelled"])) == before + 1)
 
 
 def test_waiting_call_fails_when_its_client_is_closed(daemon, provider):
     async def main():
         client = AsyncSharedTensorClient(socket=daemon.socket)
         waiting = asyncio.ensure_future(client.call_function("never"))
-        await sent(client, 1)
+        await wait_until_sent(client, 1)
         client.close()
         with pytest.raises(ConflictError, match="closed"):
             await asyncio.wait_for(waiting, 60)
@@ -427,7 +427,7 @@ def test_coroutines_need_an_async_provider(daemon):
             async def __call__(self):
                 return 1
 
-        # A class is called to make one, and that is no coroutine.
+        # A call of the class creates an object and is not a coroutine, although the object's calls are.
         here.share(name="here.made", managed=True)(Called)
         client.call_function("here.made").release()
         assert asyncio.run(coroutine()) == 1
@@ -435,7 +435,7 @@ def test_coroutines_need_an_async_provider(daemon):
         client.call_function("here.coroutine")
 
 
-def test_an_async_provider_serves_in_a_loop(daemon):
+def test_async_provider_serves_in_a_loop(daemon):
     async def main():
         provider = AsyncSharedTensorProvider(socket=daemon.socket)
 
@@ -454,7 +454,7 @@ def test_an_async_provider_serves_in_a_loop(daemon):
     asyncio.run(main())
 
 
-def test_an_async_provider_that_is_cancelled_while_it_starts_offers_nothing(daemon, monkeypatch):
+def test_async_provider_cancelled_during_start_provides_nothing(daemon, monkeypatch):
     starting, go_on = threading.Event(), threading.Event()
     start = AsyncSharedTensorProvider.start
 
@@ -506,8 +506,8 @@ def test_failed_wait_fails_all_futures_and_the_next_wait_works():
         def send_again(pending, number):
             Fake.sent.append(number)
 
-        heard = loop.create_future()
-        waiter.start(loop, heard, send_again)
-        assert await asyncio.wait_for(heard, 10) == 2
+        answered = loop.create_future()
+        waiter.start(loop, answered, send_again)
+        assert await asyncio.wait_for(answered, 10) == 2
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""Computing once: what a claim waits for, and how long."""
+"""Claims of computations: how long they wait, and for what."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_claim_waits_until_its_timeout():
     assert isinstance(store.claim(key, timeout=0), cotensor.Ticket)
 
 
-def test_a_claim_without_a_timeout_waits_until_the_result_is_there():
+def test_claim_without_timeout_waits_for_the_result():
     store = cotensor.Store()
     key = cotensor.content_hash("waits")
     computing = store.claim(key)

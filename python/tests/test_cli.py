@@ -1,4 +1,4 @@
-"""``python -m cotensor`` and the script are the same command line as the binary."""
+"""The command line as ``python -m cotensor`` and as the installed script."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def folder() -> Iterator[Path]:
 
 
 def cli(*arguments: str, socket: object = None, code: int = 0, command: list[str] = COMMAND) -> str:
-    """Runs the command, which has to end with that code: what it printed, and its errors where it failed."""
+    """Runs the command, which must end with `code`. Returns its output, or its errors if `code` is not 0."""
     env = environment(COTENSOR_SOCKET=str(socket)) if socket else environment()
     ended = subprocess.run([*command, *arguments], capture_output=True, text=True, env=env, timeout=120)
     assert ended.returncode == code, (ended.returncode, ended.stdout, ended.stderr)
     return ended.stdout if code == 0 else ended.stderr
 
 
-def test_versions_and_help():
+def test_version_and_help_are_printed():
     assert cli("--version").split() == ["cotensor", cotensor.__version__]
     assert "Usage: cotensor" in cli("--help")
     assert "--listen" in cli("serve", "--help")
     assert cli("nonsense", code=2)
 
 
-def test_the_script_is_the_same(tmp_path):
+def test_script_equals_python_m(tmp_path):
     script = Path(sys.executable).parent / "cotensor"
     if not script.exists():
         pytest.skip("this copy of the package was installed without its scripts")
@@ -67,7 +67,7 @@ def test_put_ls_get_rm(daemon, folder):
     assert "cli/x" in cli("get", "cli/x", str(folder / "z.npy"), socket=daemon.socket, code=2)
 
 
-def test_call_calls_functions_of_python(daemon, folder):
+def test_call_runs_python_functions(daemon, folder):
     functions = """
 @provider.share(name="cli.scale")
 def scale(x, factor=1.0, *, names=()):
@@ -90,7 +90,7 @@ def fail():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_serve_ends_well(number):
+def test_serve_ends_on_sigterm_and_sigint(number):
     with serving() as daemon:
         children = _children(daemon.process.pid)
         assert children, "a supervisor and its server"
@@ -100,15 +100,15 @@ def test_serve_ends_well(number):
         assert not daemon.socket.exists()
 
 
-def test_a_server_that_is_killed_is_replaced_by_one_of_this_interpreter():
+def test_killed_server_is_replaced_by_the_same_interpreter():
     with serving() as daemon:
         with daemon.connect() as store:
             held = store.put("kept", np.arange(1000, dtype=np.float32))
-            first = daemon.says["server"]
+            first = daemon.info["server"]
             assert _command_of(first)[:3] == COMMAND
             os.kill(first, signal.SIGKILL)
             until(lambda: any(child != first and _is_there(child) for child in _children(daemon.process.pid)))
-            # The next server has what the first one had; clients find it by themselves.
+            # The next server has the tensors of the first, and clients reconnect.
             until(lambda: _has(daemon, "kept"))
             second = [child for child in _children(daemon.process.pid) if child != first][0]
             assert _command_of(second)[:3] == COMMAND
@@ -116,7 +116,7 @@ def test_a_server_that_is_killed_is_replaced_by_one_of_this_interpreter():
         until(lambda: "Z" not in "".join(_state(child) for child in _children(daemon.process.pid)))
 
 
-def test_a_second_daemon_at_a_socket_is_refused():
+def test_second_daemon_at_a_socket_is_refused():
     with serving() as daemon:
         assert "another daemon" in cli("serve", "--socket", str(daemon.socket), code=2)
 

@@ -1,4 +1,4 @@
-"""Every code block of the documents and every example of `--help` is executed, as printed."""
+"""Executes every code block of the documents and every example of `--help`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import Any, Dict, List
 
 import pytest
-from documents_common import DOCUMENTS, blocks, commands, examples, manifest, scene
+from documents_common import DOCUMENTS, blocks, commands, examples, manifest, workspace
 from functions_common import free_port
 
 LISTED: Dict[str, Dict[str, Any]] = {each["file"]: each for each in manifest()["document"]}
@@ -29,16 +29,16 @@ def test_every_example_is_listed():
 
 
 def documents() -> List[Any]:
-    """The documents with blocks; those that need a package run only where it is installed."""
+    """The documents with blocks. A document is skipped if a package that it needs is not installed."""
     found = []
     for each in LISTED.values():
-        missing = [name for name in each.get("needs", []) if not _is_there(name)]
+        missing = [name for name in each.get("needs", []) if not _is_installed(name)]
         skip = pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
         found.append(pytest.param(each, id=each["file"], marks=[skip, pytest.mark.timeout(900)]))
     return found
 
 
-def _is_there(name: str) -> bool:
+def _is_installed(name: str) -> bool:
     import importlib.util
 
     return importlib.util.find_spec(name) is not None
@@ -46,33 +46,33 @@ def _is_there(name: str) -> bool:
 
 @pytest.mark.parametrize("document", documents())
 def test_document(document: Dict[str, Any]):
-    with scene(document.get("files", []), document.get("serve", [])) as played:
+    with workspace(document.get("files", []), document.get("serve", [])) as opened:
         if "before" in document:
-            played.shell(document["before"], f"{document['file']}, before its blocks")
+            opened.shell(document["before"], f"{document['file']}, before its blocks")
         for program in document.get("providers", []):
-            played.provider(program["text"], program["function"])
+            opened.provider(program["text"], program["function"])
         earlier, port = "", free_port()
         for block, each in zip(blocks(document["file"]), document["block"]):
             text = block.text
             for printed, here in each.get("instead", []):
                 assert printed in text, f"{block} does not have {printed!r}"
-                text = text.replace(printed, here.format(port=port, http=played.http))
+                text = text.replace(printed, here.format(port=port, http=opened.http))
             output = ""
             if each["run"] == "shell":
-                output = played.shell(each.get("before", "") + text + each.get("then", ""), block)
+                output = opened.shell(each.get("before", "") + text + each.get("then", ""), block)
             elif each["run"] == "python":
                 program = (earlier if each.get("continues") else "") + each.get("before", "") + text
-                output = played.python(program + each.get("then", ""), block)
+                output = opened.python(program + each.get("then", ""), block)
                 earlier = program
             elif each["run"] == "provider":
-                played.provider(each.get("before", "") + text + each.get("then", ""), each["function"])
+                opened.provider(each.get("before", "") + text + each.get("then", ""), each["function"])
             elif each["run"] == "server":
-                played.server(text, each["function"])
+                opened.server(text, each["function"])
             elif each["run"] == "file":
-                (played.folder / each["name"]).write_text(text)
-                output = played.shell(each["then"], block)
+                (opened.folder / each["name"]).write_text(text)
+                output = opened.shell(each["then"], block)
             else:
-                # Executed elsewhere: the reason names the check.
+                # Another check executes it; `by` names that check.
                 assert each["run"] == "elsewhere" and each["by"], f"{block}: {each}"
             assert re.search(each.get("prints", ""), output, re.MULTILINE), f"{block} printed {output}"
 
@@ -80,14 +80,14 @@ def test_document(document: Dict[str, Any]):
 @pytest.mark.parametrize("command", sorted(HELP))
 def test_help(command: str):
     each = HELP[command]
-    with scene(each.get("files", []), each.get("serve", [])) as played:
+    with workspace(each.get("files", []), each.get("serve", [])) as opened:
         for program in each.get("providers", []):
-            played.provider(program["text"], program["function"])
+            opened.provider(program["text"], program["function"])
         if "before" in each:
-            played.shell(each["before"], f"{command} --help, before its examples")
+            opened.shell(each["before"], f"{command} --help, before its examples")
         lines = examples(command)
         for printed, here in each.get("instead", []):
             assert any(printed in line for line in lines), f"{command} --help does not have {printed!r}"
-            lines = [line.replace(printed, here.format(http=played.http)) for line in lines]
-        output = played.shell("\n".join(lines), f"the examples of {command} --help")
+            lines = [line.replace(printed, here.format(http=opened.http)) for line in lines]
+        output = opened.shell("\n".join(lines), f"the examples of {command} --help")
         assert re.search(each.get("prints", ""), output, re.MULTILINE), output

@@ -1,4 +1,4 @@
-"""Functions of one process, called from another."""
+"""Calls of functions of another process: values, tensors, arguments, errors."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 from functions_common import program
-from functions_provided import dying
-from memory_common import place_at
+from functions_provided import exiting_provider
+from memory_common import mapped_at
 
 from cotensor import (
     InvalidError,
@@ -41,17 +41,17 @@ VALUES = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=[repr(value)[:30] for value in VALUES])
-def test_values_cross_as_they_are(client, value):
+def test_values_round_trip(client, value):
     back = client.call_function("identity", [value])
     assert back == value and type(back) is type(value)
 
 
-def test_every_float_crosses_as_it_is(client):
+def test_floats_round_trip_exactly(client):
     values = [float(value) for value in np.random.default_rng(1).random(2000) * 10.0 ** np.arange(-10, 10).repeat(100)]
     assert client.call_function("identity", [values]) == values
 
 
-def test_not_a_number_crosses(client):
+def test_nan_round_trips(client):
     assert np.isnan(client.call_function("identity", [float("nan")]))
 
 
@@ -67,7 +67,7 @@ def test_calls_by_name_by_attribute_and_by_keyword(client):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint8", "bool", "float16"])
-def test_tensors_travel_nested_and_in_every_dtype(client, dtype):
+def test_nested_tensors_of_every_dtype_round_trip(client, dtype):
     x = np.arange(24).reshape(2, 3, 4).astype(dtype)
     back = client.call_function("identity", [{"deep": [(x, x.T), {"x": x[:, ::2]}]}])
     (straight, turned), inner = back["deep"][0], back["deep"][1]["x"]
@@ -75,18 +75,18 @@ def test_tensors_travel_nested_and_in_every_dtype(client, dtype):
         assert found.dtype == wanted.dtype and np.array_equal(found, wanted)
 
 
-def test_a_tensor_of_the_store_is_not_copied(client):
+def test_tensor_of_the_store_is_not_copied(client):
     x = client.store.put("functions/x", np.arange(1000, dtype=np.float32))
     before = client.store.get_stats()
     back = client.call_function("identity", [x])
     assert np.array_equal(back, np.arange(1000))
     after = client.store.get_stats()
-    assert place_at(back.ctypes.data) == place_at(x.data_ptr), "the same memory"
+    assert mapped_at(back.ctypes.data) == mapped_at(x.data_ptr), "the same memory"
     assert after["total_tensors"] == before["total_tensors"]
     assert after.get("copies") == before.get("copies")
 
 
-def test_a_tensor_of_another_connection_is_not_copied(daemon, client):
+def test_tensor_of_another_connection_is_not_copied(daemon, client):
     import cotensor
 
     with cotensor.connect(daemon.socket) as other, SharedTensorClient(socket=daemon.socket, tensors="cotensor") as calling:
@@ -95,7 +95,7 @@ def test_a_tensor_of_another_connection_is_not_copied(daemon, client):
         assert back.id == x.id and np.array_equal(back.numpy(), x.numpy())
 
 
-def test_results_with_tensors(client):
+def test_result_contains_tensors(client):
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     back = client.call_function("scale", [x, 2])
     assert np.array_equal(back["scaled"][0], x * 2) and np.array_equal(back["given"], x)
@@ -136,7 +136,7 @@ def test_wrong_arguments_are_named(client):
         with pytest.raises(TypeError, match=said) as raised:
             client.call_function("add", args, kwargs)
         assert isinstance(raised.value, errors.RemoteError)
-    # One that the function raises itself is the function's.
+    # A TypeError of the function itself keeps its message.
     with pytest.raises(TypeError, match="unsupported operand"):
         client.call_function("add", [1, "x"])
 
@@ -153,13 +153,13 @@ def test_wrong_arguments_are_named(client):
         ({"x": [np.zeros(2, object)]}, UnsupportedError, r"argument 0\[\"x\"\]\[0\]: dtype object"),
     ],
 )
-def test_values_that_do_not_cross_are_named_by_path(client, value, wrong, said):
+def test_unsupported_arguments_are_named_by_path(client, value, wrong, said):
     with pytest.raises(wrong, match=said):
         client.call_function("identity", [value])
     assert client.call_function("identity", [1]) == 1
 
 
-def test_arguments_without_an_end(client):
+def test_recursive_arguments_are_refused(client):
     x: list = []
     x.append(x)
     with pytest.raises(InvalidError, match=r"^argument 0(\[0\]){8}…: the value is nested deeper"):
@@ -170,9 +170,9 @@ def test_arguments_without_an_end(client):
         client.call_function("identity", [y])
 
 
-def test_results_that_do_not_cross(client):
+def test_unsupported_results_are_refused(client):
     for name, said in (
-        ("thing", "object does not cross.*managed=True"),
+        ("plain_object", "object does not cross.*managed=True"),
         ("endless", "nested deeper"),
         ("big", "64 bits"),
         ("numbered", "keys that are not strings"),
@@ -181,7 +181,7 @@ def test_results_that_do_not_cross(client):
             client.call_function(name)
 
 
-def test_arguments_that_are_none(client):
+def test_args_and_kwargs_of_wrong_types_are_named(client):
     for args, kwargs, field in (("ab", None, "args"), (5, None, "args"), ([], [1], "kwargs"), ([], {1: 2}, "kwargs")):
         with pytest.raises(InvalidError) as raised:
             client.call_function("add", args, kwargs)
@@ -190,10 +190,10 @@ def test_arguments_that_are_none(client):
         client.call_function("")
 
 
-# -- what goes wrong ---------------------------------------------
+# -- errors ------------------------------------------------------
 
 
-def test_exceptions_cross_with_type_message_and_place(client):
+def test_exceptions_keep_type_message_and_traceback(client):
     with pytest.raises(ZeroDivisionError, match="by zero") as raised:
         client.call_function("fail", ["ZeroDivisionError", "by zero"])
     error = raised.value
@@ -207,26 +207,26 @@ def test_exceptions_cross_with_type_message_and_place(client):
         client.call_function("fail", ["KeyError", "k"])
 
 
-def test_an_error_of_ours_inside_a_function_is_not_taken_for_a_missing_function(daemon, provider):
+def test_not_found_error_of_a_function_is_not_retried(daemon, provider):
     with SharedTensorClient(socket=daemon.socket, retry_count=3) as client:
         before = client.call_function("ran", ["inside"])
         with pytest.raises(NotFoundError) as raised:
             client.call_function("not_found_inside")
         assert isinstance(raised.value, errors.RemoteError)
-        assert client.call_function("ran", ["inside"]) == before + 1, "a call that ran is never repeated"
+        assert client.call_function("ran", ["inside"]) == before + 1, "a call that ran is not repeated"
 
 
-def test_missing_functions(client):
+def test_unknown_function_raises_not_found(client):
     with pytest.raises(NotFoundError, match="no client provides it"):
         client.call_function("nonexistent")
     assert not client.has_function("nonexistent") and client.has_function("add")
-    # Nothing can be called that was not offered.
+    # Code that is not registered as a function cannot be called.
     for name in ("os.system", "builtins.eval", "provider.share", "die.__globals__"):
         with pytest.raises(NotFoundError):
             client.call_function(name)
 
 
-def test_time_limits(client):
+def test_call_times_out_and_is_cancelled(client):
     with pytest.raises(TimedOutError, match="timed out after"):
         client.call_function("limited")
     with pytest.raises(TimedOutError):
@@ -237,14 +237,14 @@ def test_time_limits(client):
             SharedTensorClient(timeout=wrong)
 
 
-def test_a_provider_that_dies_in_a_call(daemon):
-    with program(dying(daemon.socket)) as running:
+def test_provider_exit_during_a_call_raises_io_error(daemon):
+    with program(exiting_provider(daemon.socket)) as running:
         assert running.line() == "ready"
         with SharedTensorClient(socket=daemon.socket, retry_count=0) as client:
             with pytest.raises(IoError, match="has ended"):
-                client.call_function("dying.die")
+                client.call_function("exiting.exit")
             running.finish()
             assert running.process.returncode == 7
             with pytest.raises(NotFoundError):
-                client.call_function("dying.die")
+                client.call_function("exiting.exit")
 

@@ -1,4 +1,4 @@
-"""Small arguments and results are lent between caller and provider: numpy's arrays, threads, objects, results that stay."""
+"""Small arguments and results in connection arenas: arrays, threads, objects, and arrays that the provider keeps."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from cotensor.client import SharedTensorClient
 FUNCTIONS = """
 kept = []
 
-@provider.share(name="lent.next")
+@provider.share(name="arena.next")
 def following(x):
     return x + 1
 
-@provider.share(name="lent.keep")
+@provider.share(name="arena.keep")
 def keep(x):
     kept.append(x)
     return len(kept)
 
-@provider.share(name="lent.kept")
+@provider.share(name="arena.kept")
 def which():
     return [int(x[0]) if (x == x[0]).all() else -1 for x in kept]
 
@@ -31,7 +31,7 @@ class Adder:
     def add(self, x, y):
         return {"sum": x + y, "both": [x, y]}
 
-@provider.share(name="lent.adder", managed=True)
+@provider.share(name="arena.adder", managed=True)
 def adder():
     return Adder()
 """
@@ -47,15 +47,15 @@ def test_managed_objects_outlive_calls_and_callers(daemon, provider):
     for first in (0, 50):
         with SharedTensorClient(socket=daemon.socket, tensors="numpy") as client:
             for number in range(first, first + 50):
-                client.call_function("lent.keep", [np.full(1000, number, np.int64)])
+                client.call_function("arena.keep", [np.full(1000, number, np.int64)])
                 for _ in range(5):
-                    client.call_function("lent.next", [np.full(1000, -7, np.int64)])
+                    client.call_function("arena.next", [np.full(1000, -7, np.int64)])
     with SharedTensorClient(socket=daemon.socket) as client:
-        assert client.call_function("lent.kept") == list(range(100))
+        assert client.call_function("arena.kept") == list(range(100))
 
 
 @pytest.mark.parametrize("length", [0, 1, 1000, 150_000, 1 << 20])
-def test_results_of_many_threads_are_each_ones_own(daemon, provider, length):
+def test_threads_get_their_own_results(daemon, provider, length):
     wrong = []
     with SharedTensorClient(socket=daemon.socket, tensors="numpy") as client:
 
@@ -63,7 +63,7 @@ def test_results_of_many_threads_are_each_ones_own(daemon, provider, length):
             held = []
             for round in range(20):
                 value = 1000 * number + round
-                held.append((value, client.call_function("lent.next", [np.full(length, value, np.float32)])))
+                held.append((value, client.call_function("arena.next", [np.full(length, value, np.float32)])))
             wrong.extend(value for value, result in held if not (result == value + 1).all() or result.shape != (length,))
 
         threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
@@ -74,9 +74,9 @@ def test_results_of_many_threads_are_each_ones_own(daemon, provider, length):
     assert wrong == []
 
 
-def test_methods_of_objects_lend_too(daemon, provider):
+def test_methods_of_objects_use_the_arena(daemon, provider):
     with SharedTensorClient(socket=daemon.socket, tensors="numpy") as client:
-        with client.call_function("lent.adder") as adder:
+        with client.call_function("arena.adder") as adder:
             for number in range(100):
                 x, y = np.full((3, 4), number, np.float64), np.arange(12.0).reshape(3, 4)
                 given = adder.add(x, y)

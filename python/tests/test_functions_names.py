@@ -1,4 +1,4 @@
-"""Functions by attribute, item and iteration: what is there, and what is not."""
+"""Functions by attribute, item and iteration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def client(daemon):
         yield opened
 
 
-def test_functions_are_listed_counted_and_found(client):
+def test_functions_can_be_listed_counted_and_found(client):
     names = list(client.functions)
     assert {"names.add", "names.deep.scale", "add_names"} <= set(names) and names == sorted(names)
     assert len(client.functions) == len(names) == len(client.list_functions()) and client.functions
@@ -40,21 +40,21 @@ def test_only_provided_functions_are_attributes(client):
     assert client.functions["names.add"](1) == client.functions.names.add(1) == 1
 
 
-def test_a_typo_fails_at_once_with_a_suggestion(daemon, client):
+def test_wrong_name_raises_with_a_suggestion(daemon, client):
     with pytest.raises(AttributeError, match="did you mean 'add_names'"):
         _ = client.add_nams
     with pytest.raises(AttributeError, match="did you mean 'names.add'"):
         _ = client.names.ad
     with pytest.raises(NotFoundError, match="did you mean 'add_names'"):
         client.functions["ad_names"]
-    # It is not tried again, however often a client tries.
-    with SharedTensorClient(socket=daemon.socket, retry_count=100) as patient:
+    # A wrong name is an error that retries cannot resolve.
+    with SharedTensorClient(socket=daemon.socket, retry_count=100) as retrying:
         with pytest.raises(NotFoundError, match="did you mean 'add_names'"):
-            patient.call_function("add_nams", [1])
+            retrying.call_function("add_nams", [1])
 
 
-def test_completion_knows_the_functions(client):
+def test_completion_lists_the_functions(client):
     assert {"add_names", "names"} <= set(dir(client.functions)) and {"add_names", "call_function"} <= set(dir(client))
     assert dir(client.names) == ["add", "deep"] and dir(client.functions.names.deep) == ["scale"]
     client.close()
-    assert "call_function" in dir(client), "a client that is closed has its own names"
+    assert "call_function" in dir(client), "a closed client lists its own names"

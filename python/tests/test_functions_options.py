@@ -1,4 +1,4 @@
-"""How a function of another process runs, and what of it stays: caches, turns, objects, pickles, modes."""
+"""Options of functions and providers: caches, concurrency, managed objects, pickles, modes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 from functions_common import program, providing, run, until
-from functions_provided import dying
+from functions_provided import exiting_provider
 
 from cotensor import (
     ConflictError,
@@ -35,19 +35,19 @@ def test_results_are_cached_by_content_on_request(client):
     assert client.call_function("ran", ["cached"]) == 2
     for value in (1, 2, 1):
         assert client.call_function("cached_one", [value]) == value
-    assert client.call_function("ran", ["one"]) == 3, "only one is kept"
+    assert client.call_function("ran", ["one"]) == 3, "the cache keeps one result"
 
 
 def test_equal_calls_at_the_same_time_run_once(daemon, client):
     results = []
-    threads = [threading.Thread(target=lambda: results.append(client.call_function("flown", [5]))) for _ in range(5)]
+    threads = [threading.Thread(target=lambda: results.append(client.call_function("shared_run", [5]))) for _ in range(5)]
     for thread in threads:
         thread.start()
-    until(lambda: client.call_function("ran", ["flown"]) == 1)
+    until(lambda: client.call_function("ran", ["shared_run"]) == 1)
     client.call_function("release")
     for thread in threads:
         thread.join(60)
-    assert results == [5] * 5 and client.call_function("ran", ["flown"]) == 1
+    assert results == [5] * 5 and client.call_function("ran", ["shared_run"]) == 1
 
 
 def test_serialized_functions_run_one_at_a_time(client):
@@ -60,12 +60,12 @@ def test_serialized_functions_run_one_at_a_time(client):
     assert most == [1] * 8
 
 
-def test_functions_know_their_call(client):
-    function, caller = client.call_function("who")
-    assert function == "who" and str(os.getpid()) in caller
+def test_current_call_has_function_and_client(client):
+    function, caller = client.call_function("current")
+    assert function == "current" and str(os.getpid()) in caller
 
 
-def test_lists(client):
+def test_list_functions_filters_by_prefix(client):
     by_name = {each["name"]: each for each in client.list_functions()}
     assert {"add", "identity", "counter"} <= set(by_name)
     assert by_name["add"]["summary"] == "Adds numbers. add(a, b, *, c=0)"
@@ -76,12 +76,12 @@ def test_lists(client):
 # -- objects ---------------------------------------------
 
 
-def test_managed_results_stay_and_are_called(client):
+def test_managed_result_is_a_remote_object(client):
     with client.call_function("counter", [5]) as counter:
         assert isinstance(counter, RemoteObject)
         assert counter.more() == 6 and counter.more(by=4) == 10
         assert counter(3) == 30
-        assert client.call_function("count_of", [counter]) == (10, "Counter"), "the object itself, in its process"
+        assert client.call_function("count_of", [counter]) == (10, "Counter"), "the provider's function gets the object itself"
         assert client.call_function("count_of", kwargs={"counter": counter}) == (10, "Counter")
         with pytest.raises(KeyError, match="not there"):
             counter.fail()
@@ -97,7 +97,7 @@ def test_managed_results_stay_and_are_called(client):
         counter.release()
 
 
-def test_objects_are_each_their_own(client):
+def test_remote_objects_are_distinct(client):
     one, two = client.call_function("counter", [1]), client.call_function("counter", [2])
     assert one.id != two.id and one.epoch == two.epoch
     one.release()
@@ -106,32 +106,31 @@ def test_objects_are_each_their_own(client):
 
 
 def test_remote_object_is_stale_after_its_provider_ended(daemon, client):
-    with program(dying(daemon.socket)) as running:
+    with program(exiting_provider(daemon.socket)) as running:
         assert running.line() == "ready"
         with SharedTensorClient(socket=daemon.socket, retry_count=0) as mine:
-            made = mine.call_function("dying.object")
+            made = mine.call_function("exiting.object")
             assert made.__call__ is not None
-            # Another provider's functions do not get it.
+            # Functions of another provider refuse the reference.
             with pytest.raises(ConflictError, match="belongs to"):
                 mine.call_function("identity", [made])
-            # Nor does it go over another client's connection.
+            # So does another client's connection.
             with pytest.raises(ConflictError):
-                client.call_function("dying.object", [made])
+                client.call_function("exiting.object", [made])
             running.signal(signal.SIGKILL)
             running.finish()
-            until(lambda: not mine.has_function("dying.object"))
-            with program(dying(daemon.socket)) as again:
+            until(lambda: not mine.has_function("exiting.object"))
+            with program(exiting_provider(daemon.socket)) as again:
                 assert again.line() == "ready"
                 with pytest.raises(ConflictError, match="ended or restarted"):
                     made.call_method("__len__")
-                fresh = mine.call_function("dying.object")
+                fresh = mine.call_function("exiting.object")
                 assert fresh.epoch != made.epoch
 
 
 # -- pickles ---------------------------------------------
 
 PICKLED = """
-class Thing: pass
 @provider.share(name="{0}.set")
 def make():
     return {{1, 2, 3}}
@@ -141,7 +140,7 @@ def same(x):
 """
 
 
-def test_pickles_cross_only_if_both_sides_allow(daemon):
+def test_pickles_need_permission_of_both_sides(daemon):
     with (
         providing(daemon.socket, PICKLED.format("open"), "allow_pickle=True"),
         providing(daemon.socket, PICKLED.format("closed")),
@@ -177,19 +176,19 @@ def test_local_mode_needs_no_daemon():
         provider.start()
 
 
-def test_client_mode_calls_the_function_elsewhere(daemon, provider):
+def test_client_mode_calls_the_provider(daemon, provider):
     here = SharedTensorProvider(socket=daemon.socket, execution_mode="client")
 
     @here.share
     def add(a, b, *, c=0):
-        raise AssertionError("it runs elsewhere")
+        raise AssertionError("it must run in the provider")
 
     with here:
         assert add(1, 2, c=3) == 6
         assert add.__name__ == "add"
 
 
-def test_server_mode_refuses_names_that_are_taken_and_auto_leaves_them(daemon, provider, caplog):
+def test_server_mode_refuses_used_names_and_auto_mode_skips_them(daemon, provider, caplog):
     with SharedTensorProvider(socket=daemon.socket, execution_mode="server") as here:
         with pytest.raises(ConflictError, match="add"):
             here.share(name="add")(lambda: None)
@@ -230,7 +229,7 @@ def test_wrong_options_name_the_option(daemon, options, field):
         assert not here.list_functions()
 
 
-def test_functions_are_taken_back(daemon):
+def test_removed_functions_are_not_found(daemon):
     with SharedTensorClient(socket=daemon.socket, retry_count=0) as client:
         with SharedTensorProvider(socket=daemon.socket) as here:
             here.share(name="here.one")(lambda: 1)
@@ -246,7 +245,7 @@ def test_functions_are_taken_back(daemon):
             client.call_function("here.two")
 
 
-def test_a_closed_client_says_so(daemon, provider):
+def test_closed_client_raises(daemon, provider):
     client = SharedTensorClient(socket=daemon.socket)
     assert client.add(1, 1) == 2
     client.close()
@@ -256,7 +255,7 @@ def test_a_closed_client_says_so(daemon, provider):
     assert "closed" in repr(client)
 
 
-def test_nothing_is_left_behind(daemon, provider):
+def test_calls_leave_no_tensors(daemon, provider):
     with daemon.connect() as store:
         for _ in range(3):
             with SharedTensorClient(socket=daemon.socket) as client:
@@ -264,20 +263,20 @@ def test_nothing_is_left_behind(daemon, provider):
                 for _ in range(5):
                     client.call_function("scale", [x, 2])
                 client.call_function("counter")
-        # What results took is given back with their clients, and not much later.
+        # The memory of results is freed when their clients are closed.
         until(lambda: not [name for name in store.names() if "scale" in name or "arguments" in name])
 
 
-def test_help_teaches():
-    for thing in (
+def test_public_classes_have_long_docstrings():
+    for documented in (
         SharedTensorProvider,
         SharedTensorProvider.share,
         SharedTensorClient,
         SharedTensorClient.call_function,
     ):
-        assert thing.__doc__ and len(thing.__doc__) > 200
+        assert documented.__doc__ and len(documented.__doc__) > 200
 
 
-def test_run_helper_sees_failures():
+def test_run_helper_reports_failures():
     with pytest.raises(AssertionError):
         run("raise SystemExit(3)")

@@ -1,4 +1,4 @@
-"""Which types cross as themselves, which are refused, and what crosses of exceptions."""
+"""Types of arguments and results, and exceptions with their causes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_results_keep_their_type(client, deep):
     assert type(ordered) is OrderedDict and list(ordered) == ["b", "a"] and type(ordered["a"]) is np.float16
 
 
-def test_types_that_would_be_lost_are_refused_with_a_way_out(client):
+def test_types_that_would_be_lost_are_refused(client):
     for name, base in [("point", "tuple"), ("colour", "int"), ("text", "str")]:
         with pytest.raises(RemoteError, match=rf"would lose its type.*pass {base}\(") as raised:
             client.call_function("types.result", [name])
@@ -93,7 +93,7 @@ def test_types_that_would_be_lost_are_refused_with_a_way_out(client):
             client.call_function("types.kind", [value])
 
 
-def test_numbers_of_numpy_are_numbers_to_a_function(client):
+def test_function_gets_numpy_numbers_as_python_numbers(client):
     assert client.call_function("types.kind", [np.float32(1)]) == "float"
     assert client.call_function("types.kind", [np.int64(1)]) == "int"
     assert client.call_function("types.kind", [OrderedDict(a=1)]) == "OrderedDict"

@@ -1,4 +1,4 @@
-"""Tensors, stores and clients that are pickled: handles, which other processes of the user open by themselves."""
+"""Pickled tensors, stores and clients: handles, which other processes of the user open."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ LARGE = 100_000
 
 
 def describe(sent: Any) -> Any:
-    """What another process finds in what was sent to it."""
+    """The properties and bytes of received tensors."""
     tensors = sent if isinstance(sent, list) else [sent]
     return [(each.name, each.version, each.shape, each.strides, each.dtype, each.tobytes()) for each in tensors]
 
 
 def through(store: cotensor.Store, name: str) -> Any:
-    """A tensor got by a store that was sent; and one that the process made itself, sent back."""
+    """Uses a received store: returns a tensor of it, the store's client, and a tensor that this process publishes."""
     store.put(f"answer to {name}", np.arange(3))
     return store.get(name), store.client, store.get(f"answer to {name}")
 
@@ -40,7 +40,7 @@ def called(client: Any) -> Any:
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
-def test_tensors_and_stores_travel_to_pools(daemon: Daemon, method: str) -> None:
+def test_tensors_and_stores_are_sent_to_process_pools(daemon: Daemon, method: str) -> None:
     with daemon.connect() as store:
         small, large = store.put("small", np.arange(12).reshape(3, 4)), store.put("large", np.arange(LARGE))
         windows = [small[1:, ::2], small[2], large[5:9], small[:0]]
@@ -50,7 +50,7 @@ def test_tensors_and_stores_travel_to_pools(daemon: Daemon, method: str) -> None
             got, client, made = pool.submit(through, store, "large").result()
         assert (got.id, client) == (large.id, store.client)
         assert made.name == "answer to large" and made.numpy().tolist() == [0, 1, 2]
-        # A version that is superseded since, and still leased here.
+        # A superseded version that is still leased here.
         store.put("small", np.zeros(5))
         assert pickle.loads(pickle.dumps(small)).tobytes() == small.tobytes()
         assert pickle.loads(pickle.dumps(store.get("small"))).version == small.version + 1
@@ -70,24 +70,24 @@ def test_clients_keep_their_options(daemon: Daemon, kind: Any) -> None:
                     assert opened._values == client._values
 
 
-def test_clients_call_from_pools(daemon: Daemon, provider: Any) -> None:
+def test_sent_client_calls_from_a_process_pool(daemon: Daemon, provider: Any) -> None:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         client = SharedTensorClient(socket=daemon.socket, retry_count=0, tensors="numpy")
         assert pool.submit(called, client).result() == 3
 
 
-def test_a_handle_holds_no_lease_and_no_secret(daemon: Daemon) -> None:
+def test_handle_holds_no_lease_and_no_secret(daemon: Daemon) -> None:
     with daemon.connect() as store:
-        tensor = store.put("kept by nobody", np.arange(LARGE), keep=False)
+        tensor = store.put("not kept", np.arange(LARGE), keep=False)
         handle = pickle.dumps(tensor)
         assert len(handle) < 400 and b"oken" not in handle
         assert pickle.loads(handle).numpy()[7] == 7
         tensor.release()
         del tensor
         gc.collect()
-        with pytest.raises(cotensor.NotFoundError, match="kept by nobody.*was freed") as error:
+        with pytest.raises(cotensor.NotFoundError, match="not kept.*was freed") as error:
             pickle.loads(handle)
-        assert error.value.field == "kept by nobody"
+        assert error.value.field == "not kept"
         store.put("removed", np.arange(3)).release()
         handle = pickle.dumps(store.get("removed"))
         store.remove("removed")
@@ -96,7 +96,7 @@ def test_a_handle_holds_no_lease_and_no_secret(daemon: Daemon) -> None:
             pickle.loads(handle)
 
 
-def test_a_handle_is_good_in_every_folder(daemon: Daemon, tmp_path: Any, monkeypatch: Any) -> None:
+def test_handle_is_independent_of_the_current_folder(daemon: Daemon, tmp_path: Any, monkeypatch: Any) -> None:
     monkeypatch.chdir(daemon.folder)
     with cotensor.connect("s") as store:
         handles = [pickle.dumps(store.put("from a folder", np.arange(3))), pickle.dumps(store)]
@@ -106,7 +106,7 @@ def test_a_handle_is_good_in_every_folder(daemon: Daemon, tmp_path: Any, monkeyp
             assert "from a folder" in opened
 
 
-def test_a_handle_of_another_daemon_is_an_error(daemon: Daemon) -> None:
+def test_handle_of_another_daemon_raises(daemon: Daemon) -> None:
     with serving() as other, other.connect() as there, daemon.connect() as here:
         names = [there.put(f"x{number}", np.arange(4)) for number in range(3)]
         for number in range(3):
@@ -118,7 +118,7 @@ def test_a_handle_of_another_daemon_is_an_error(daemon: Daemon) -> None:
                 open_tensor(str(daemon.socket), *wrong, window)
         handle, socket = pickle.dumps(names[0]), pickle.dumps(there)
         folder = other.folder
-    # The daemon ends, and another one takes its place.
+    # After the daemon's end, another daemon uses the same socket.
     with pytest.raises(cotensor.CotensorError):
         pickle.loads(handle)
     with pytest.raises(cotensor.CotensorError):

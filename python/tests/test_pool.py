@@ -1,4 +1,4 @@
-"""The resource pool, on real (tiny) models."""
+"""The resource pool, with the tiny models of fixtures/."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 np = pytest.importorskip("numpy")
 
 from conftest import REPOSITORY  # noqa: E402
-from memory_common import place_at  # noqa: E402
+from memory_common import mapped_at  # noqa: E402
 
 import cotensor  # noqa: E402
 from cotensor.pool import ResourcePoolBridgeIntegration  # noqa: E402
@@ -33,7 +33,7 @@ def get(pool: ResourcePoolBridgeIntegration, *args: Any, **kwargs: Any) -> Any:
     return asyncio.run(pool.get_model(*args, **kwargs))
 
 
-def test_a_text_is_computed_once_for_all(pool: ResourcePoolBridgeIntegration) -> None:
+def test_text_is_computed_once(pool: ResourcePoolBridgeIntegration) -> None:
     manager = pool.setup_tensor_sharing()
     first, second = get(pool, "text_embedding", "bert"), get(pool, "bert", "bert")
     assert first.is_same_copy(second) and first.family == "bert"
@@ -42,7 +42,7 @@ def test_a_text_is_computed_once_for_all(pool: ResourcePoolBridgeIntegration) ->
     assert [stage["computed"] for stage in two["stages"]] == [False]
     shown = one["output_tensors"]["text_embedding"].numpy()
     assert shown.ndim == 3 and not shown.flags.writeable and np.isfinite(shown).all()
-    # The answer is what the stage's output says: its mean, of length one.
+    # The answer is the normalized mean of the stage's output.
     mean = shown[0].mean(axis=0)
     (output,) = one["outputs"]
     assert np.allclose(np.reshape(output["values"], -1), mean / np.linalg.norm(mean), atol=1e-5)
@@ -51,7 +51,7 @@ def test_a_text_is_computed_once_for_all(pool: ResourcePoolBridgeIntegration) ->
     assert manager.get_stats()["cache_hits"] > 0
 
 
-def test_images_by_path_bytes_and_array(pool: ResourcePoolBridgeIntegration) -> None:
+def test_image_is_a_path_bytes_or_an_array(pool: ResourcePoolBridgeIntegration) -> None:
     model = get(pool, "vision", "vit")
     by_path, by_bytes = model({"image": PHOTO}), model(image=PHOTO.read_bytes())
     assert by_path["output_tensors"]["vision_embedding"].id == by_bytes["output_tensors"]["vision_embedding"].id
@@ -68,7 +68,7 @@ def test_images_by_path_bytes_and_array(pool: ResourcePoolBridgeIntegration) -> 
         model({"image": Path("/nowhere.png")})
 
 
-def test_a_tensor_is_shared_between_models(pool: ResourcePoolBridgeIntegration) -> None:
+def test_tensor_is_shared_between_models(pool: ResourcePoolBridgeIntegration) -> None:
     manager = pool.setup_tensor_sharing()
     result = get(pool, "vision", "vit")({"image": PHOTO})
     embedding = result["output_tensors"]["vision_embedding"]
@@ -87,7 +87,7 @@ def test_a_tensor_is_shared_between_models(pool: ResourcePoolBridgeIntegration) 
     assert shared.numpy().tobytes() == embedding.numpy().tobytes()
     again = manager.get_shared_tensor("vit_embedding", "clip")
     shown = [again.numpy(), shared.numpy()]
-    assert len({place_at(array.ctypes.data) for array in shown}) == 1, "the same memory"
+    assert len({mapped_at(array.ctypes.data) for array in shown}) == 1, "the same memory"
     with pytest.raises(cotensor.ConflictError):
         asyncio.run(share())
     manager.release_model_tensors("vit")
@@ -97,7 +97,7 @@ def test_a_tensor_is_shared_between_models(pool: ResourcePoolBridgeIntegration) 
     assert "webgpu" in str(raised.value)
 
 
-def test_devices_by_preference_with_reasons(pool: ResourcePoolBridgeIntegration) -> None:
+def test_unavailable_devices_are_skipped_with_reasons(pool: ResourcePoolBridgeIntegration) -> None:
     model = get(pool, "text", "bert", hardware_preferences={"priority_list": ["webgpu", "cuda", "tpu", "cpu"]})
     assert model.device == "cpu" and list(model.skipped) == ["webgpu", "cuda", "tpu"]
     assert "browser" in model.skipped["webgpu"] and all(model.skipped.values())
@@ -109,13 +109,13 @@ def test_devices_by_preference_with_reasons(pool: ResourcePoolBridgeIntegration)
     assert "precision" in str(raised.value)
 
 
-def test_wrong_models_and_inputs(pool: ResourcePoolBridgeIntegration) -> None:
+def test_wrong_models_and_inputs_are_refused(pool: ResourcePoolBridgeIntegration) -> None:
     for model_type, name, error in (
         ("vision", "bert", cotensor.InvalidError),
         ("soup", "bert", cotensor.InvalidError),
         ("text", "../tiny/bert", cotensor.InvalidError),
         ("text", "", cotensor.InvalidError),
-        ("text", "nobody", cotensor.NotFoundError),
+        ("text", "unknown", cotensor.NotFoundError),
     ):
         with pytest.raises(error):
             get(pool, model_type, name)
@@ -129,11 +129,11 @@ def test_wrong_models_and_inputs(pool: ResourcePoolBridgeIntegration) -> None:
         ResourcePoolBridgeIntegration(max_connections=0, models=TINY)
 
 
-def test_many_callers_load_one_copy(pool: ResourcePoolBridgeIntegration) -> None:
-    async def ask() -> list[Any]:
+def test_concurrent_callers_load_one_copy(pool: ResourcePoolBridgeIntegration) -> None:
+    async def get_all() -> list[Any]:
         return await asyncio.gather(*(pool.get_model("text", "bert") for _ in range(8)))
 
-    models = asyncio.run(ask())
+    models = asyncio.run(get_all())
     assert all(models[0].is_same_copy(model) for model in models)
     ids: list[Any] = []
     threads = [
@@ -149,7 +149,7 @@ def test_many_callers_load_one_copy(pool: ResourcePoolBridgeIntegration) -> None
     assert len(ids) == 8 and len(set(ids)) == 1
 
 
-def test_the_memory_limit_holds_for_weights_too() -> None:
+def test_memory_limit_includes_weights() -> None:
     pool = ResourcePoolBridgeIntegration(models=TINY)
     manager = pool.setup_tensor_sharing(max_memory_mb=64)
     model = get(pool, "text", "bert")
@@ -163,12 +163,12 @@ def test_the_memory_limit_holds_for_weights_too() -> None:
     assert manager.get_stats()["memory_usage_bytes"] < used
 
 
-def test_texts_are_ranked_by_an_image(pool: ResourcePoolBridgeIntegration) -> None:
+def test_texts_are_ranked_by_image(pool: ResourcePoolBridgeIntegration) -> None:
     model = get(pool, "vision", "clip")
     assert model.family == "clip" and model.is_same_copy(get(pool, "clip", "clip"))
     ranked = model({"image": PHOTO, "texts": ["a harbour", "a wood"]})
     assert ranked["output_tensors"].keys() == {"vision_text_joint"}
-    # What the image was computed to is there for whatever else is asked of it.
+    # Another call with the same image reuses the image's embedding.
     again = model({"image": PHOTO, "texts": ["a street", "a harbour"]})
     image = ranked["output_tensors"]["vision_text_joint"]
     assert again["output_tensors"]["vision_text_joint"].id == image.id
@@ -176,17 +176,17 @@ def test_texts_are_ranked_by_an_image(pool: ResourcePoolBridgeIntegration) -> No
         model({"image": PHOTO, "texts": []})
 
 
-def test_speech_is_encoded_once_for_all(pool: ResourcePoolBridgeIntegration, tmp_path: Path) -> None:
+def test_speech_is_encoded_once(pool: ResourcePoolBridgeIntegration, tmp_path: Path) -> None:
     file = tmp_path / "tone.wav"
     tone = np.sin(np.arange(16_000) * (440 * 2 * np.pi / 16_000))
     with wave.open(str(file), "wb") as wav:
         wav.setparams((1, 2, 16_000, 0, "NONE", ""))
         wav.writeframes((tone * 20_000).astype("<i2").tobytes())
     model = get(pool, "audio", "whisper")
-    heard, again = model(audio=file), model(audio=file.read_bytes())
-    assert heard["answer"] == again["answer"]
-    assert heard["output_tensors"]["audio_embedding"].id == again["output_tensors"]["audio_embedding"].id
+    first, again = model(audio=file), model(audio=file.read_bytes())
+    assert first["answer"] == again["answer"]
+    assert first["output_tensors"]["audio_embedding"].id == again["output_tensors"]["audio_embedding"].id
     shorter = model(audio=file, max_new_tokens=1)
-    assert len(shorter["answer"]) <= len(heard["answer"])
+    assert len(shorter["answer"]) <= len(first["answer"])
     with pytest.raises(cotensor.CorruptError):
         model(audio=b"RIFF")

@@ -1,4 +1,4 @@
-"""Servers: in a program, and as a command."""
+"""SharedTensorServer in a program, and the command shared-tensor-server."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def module(folder) -> Path:
 
 
 def serving(folder: Path, *arguments: str, **more: str) -> Program:
-    """The command, in a folder whose sockets are its own."""
+    """Starts the command, with sockets in `folder`."""
     command = [sys.executable, "-m", "cotensor.server", *arguments]
     return Program("", command=command, cwd=folder, env=environment(XDG_RUNTIME_DIR=str(folder), **more))
 
@@ -84,7 +84,7 @@ def health(port: int) -> dict:
 
 
 def daemon_process(port: int) -> int:
-    """The process that listens at the socket of the daemon that answers at this port."""
+    """The process id of the daemon with this HTTP port."""
     with socket.socket(socket.AF_UNIX) as peer:
         peer.connect(health(port)["socket"])
         return struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
@@ -100,7 +100,7 @@ def is_up(port: int) -> bool:
 # -- in a program ------------------------------------------------------
 
 
-def test_a_server_of_this_process(folder):
+def test_server_in_this_process(folder):
     server = SharedTensorServer(port=0, socket=folder / "s", max_workers=2)
 
     @server.share(name="mine")
@@ -143,26 +143,26 @@ def test_modules_are_loaded_by_file(folder, module):
             server.load(str(folder / "missing.py"))
 
 
-def test_no_results_are_kept_when_caching_is_off(folder, module):
+def test_disabled_cache_runs_every_call(folder, module):
     with SharedTensorServer(port=0, socket=folder / "s", enable_cache=False) as server:
         server.load(str(module))
         with SharedTensorClient(server_port=server.port) as client:
             assert [client.stamp(1), client.stamp(1)] == [1, 2]
 
 
-def test_the_time_limit_is_for_all_functions(folder, module):
+def test_server_time_limit_applies_to_functions_without_one(folder, module):
     with SharedTensorServer(port=0, socket=folder / "s", timeout=0.1) as server:
         started, go_on = threading.Event(), threading.Event()
-        server.share(name="patient", timeout=60)(lambda: started.set() or go_on.wait(60))
-        server.share(name="hasty")(lambda: go_on.wait(60))
+        server.share(name="own_limit", timeout=60)(lambda: started.set() or go_on.wait(60))
+        server.share(name="servers_limit")(lambda: go_on.wait(60))
         with SharedTensorClient(server_port=server.port, timeout=None) as client, ThreadPoolExecutor(1) as threads:
-            patient = threads.submit(client.patient)
+            running = threads.submit(client.own_limit)
             assert started.wait(60)
             with pytest.raises(TimeoutError):
-                client.hasty()
-            # It has run for longer than the limit of the other.
+                client.servers_limit()
+            # This call has already exceeded the server's limit.
             go_on.set()
-            assert patient.result() is True
+            assert running.result() is True
 
 
 @pytest.mark.parametrize(
@@ -202,13 +202,13 @@ def test_wrong_options_of_providers_are_named(options, field):
         provider.share(name="")
 
 
-def test_a_server_says_where_it_answers(folder, monkeypatch):
+def test_url_is_set_while_the_server_listens(folder, monkeypatch):
     server = SharedTensorServer(port=free_port(), socket=folder / "s")
     assert server.url is None
     with server:
         with urllib.request.urlopen(f"{server.url}/health", timeout=10) as answer:
             assert answer.status == 200
-        # It joins the daemon at that socket, which answers at another port.
+        # A server for another port uses the daemon at the socket.
         monkeypatch.setenv("RANK", "7")
         with SharedTensorServer(socket=folder / "s") as joined:
             assert joined.url is None and joined.socket == server.socket
@@ -218,7 +218,7 @@ def test_a_server_says_where_it_answers(folder, monkeypatch):
         assert raised.value.field == "port" and elsewhere.url is None
 
 
-def test_a_port_finds_the_daemon_that_is_there_for_it(folder, monkeypatch):
+def test_server_joins_the_daemon_of_its_port(folder, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
     monkeypatch.delenv("COTENSOR_SOCKET", raising=False)
     port = free_port()
@@ -236,21 +236,21 @@ def test_a_port_finds_the_daemon_that_is_there_for_it(folder, monkeypatch):
         running.wait(60)
 
 
-def test_ports_of_ranks(monkeypatch):
+def test_port_depends_on_the_rank(monkeypatch):
     monkeypatch.delenv("GPUS_PER_NODE", raising=False)
     monkeypatch.setenv("RANK", "3")
     assert SharedTensorServer().port == SharedTensorClient().server_port == 2540
     assert SharedTensorProvider(execution_mode="local").server_port == 2540
     assert SharedTensorClient(server_port=9000).server_port == 9000
     monkeypatch.setenv("GPUS_PER_NODE", "8")
-    assert SharedTensorServer().port == 2537, "one daemon is for all devices"
+    assert SharedTensorServer().port == 2537, "one daemon serves all devices"
     monkeypatch.setenv("RANK", "x")
     monkeypatch.delenv("GPUS_PER_NODE")
     with pytest.raises(InvalidError, match="RANK"):
         SharedTensorClient()
 
 
-def test_ports_that_are_taken_by_something_else(folder):
+def test_port_of_another_program_is_refused(folder):
     import http.server
     import threading
 
@@ -270,11 +270,11 @@ def test_ports_that_are_taken_by_something_else(folder):
         other.server_close()
 
 
-def test_ports_of_other_users(folder):
+def test_bound_port_is_refused(folder):
     import socket
 
     with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))  # bound, and nobody answers
+        silent.bind(("127.0.0.1", 0))  # bound, but not listening
         port = silent.getsockname()[1]
         with pytest.raises(ConflictError, match="not available"):
             SharedTensorServer(port=port, socket=folder / "s").start()
@@ -284,7 +284,7 @@ def test_ports_of_other_users(folder):
 # -- as a command ------------------------------------------------------
 
 
-def test_the_command_serves_a_file_until_sigterm(folder, module):
+def test_command_serves_a_file_until_sigterm(folder, module):
     port = free_port()
     server = serving(folder, "my_functions.py", "--port", str(port), "--workers", "2")
     try:
@@ -309,7 +309,7 @@ def test_the_command_serves_a_file_until_sigterm(folder, module):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_command_ends_while_functions_run(folder, module, number):
+def test_command_ends_while_functions_run(folder, module, number):
     port = free_port()
     server = serving(folder, "my_functions", "--port", str(port))
     try:
@@ -336,8 +336,8 @@ except (OSError, cotensor.errors.CancelledError) as error:
         server.end()
 
 
-def test_the_command_ends_while_modules_are_loaded(folder):
-    # Python looks for signals between two sleeps; one that comes just before a long one would be noticed after that.
+def test_command_ends_while_modules_load(folder):
+    # Python handles signals between the short sleeps. A signal just before one long sleep would be handled only after it.
     (folder / "slow.py").write_text("import time; print('loading', flush=True); [time.sleep(0.01) for _ in range(100000)]")
     server = serving(folder, "slow.py", "--port", str(free_port()))
     try:
@@ -349,7 +349,7 @@ def test_the_command_ends_while_modules_are_loaded(folder):
         server.end()
 
 
-def test_the_command_without_modules_is_a_daemon(folder):
+def test_command_without_modules_is_a_daemon(folder):
     port = free_port()
     server = serving(folder, "--port", str(port))
     try:
@@ -373,7 +373,7 @@ def beside():
 
 
 def test_command_reports_errors(folder):
-    for arguments, code, said in (
+    for arguments, code, message in (
         (["missing.py"], 2, "no file"),
         (["no_such_module"], 2, "no module"),
         (["--port", "99999"], 2, "port"),
@@ -384,7 +384,7 @@ def test_command_reports_errors(folder):
         more = [] if "--port" in arguments else ["--port", str(free_port())]
         wrong = serving(folder, *arguments, *more)
         _, errors = wrong.finish()
-        assert wrong.process.returncode == code and said in errors, (arguments, errors)
+        assert wrong.process.returncode == code and message in errors, (arguments, errors)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
@@ -407,7 +407,7 @@ def test_http_needs_the_token(folder, host):
         request.add_header("Authorization", f"Bearer {tokens[0].read_text().strip()}")
         with urllib.request.urlopen(request, timeout=10) as answer:
             assert b"cotensor_info" in answer.read()
-        # This package's clients use the socket, and send no token.
+        # Clients of this package use the socket and need no token.
         out = run(
             f"""
 from cotensor.client import SharedTensorClient
@@ -423,7 +423,7 @@ print(SharedTensorClient(server_port={port}).ping())
         server.end()
 
 
-def test_each_rank_has_its_server(folder, module):
+def test_each_rank_has_a_server(folder, module):
     script = folder / "rank.py"
     script.write_text(
         """
@@ -453,7 +453,7 @@ provider.serve()
             each.end()
 
 
-def test_a_provider_is_the_daemon_where_none_is(folder):
+def test_provider_embeds_the_daemon_if_none_runs(folder):
     port = free_port()
     code = f"""
 from cotensor.provider import SharedTensorProvider
@@ -474,7 +474,7 @@ assert provider.embedded
         assert first.process.returncode == 0 and not is_up(port)
 
 
-def test_a_client_waits_for_a_server_that_is_starting(folder, module):
+def test_client_retries_until_the_server_has_started(folder, module):
     port = free_port()
     code = f"""
 from cotensor.client import SharedTensorClient
@@ -493,9 +493,9 @@ print(client.call_function("add_numbers", [1, 2]))
             server.end()
 
 
-def test_the_script_is_installed():
+def test_server_script_is_installed():
     script = Path(sys.executable).parent / "shared-tensor-server"
     if not script.exists():
         pytest.skip("this copy of the package was installed without its scripts")
-    said = subprocess.run([str(script), "--version"], capture_output=True, text=True, timeout=60)
-    assert said.returncode == 0 and said.stdout.startswith("shared-tensor-server ")
+    ended = subprocess.run([str(script), "--version"], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0 and ended.stdout.startswith("shared-tensor-server ")

@@ -1,4 +1,4 @@
-"""Tensors that models share by name: the manager, holders, views, logging."""
+"""The sharing manager: holders, views, reports, limits, logging."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 np = pytest.importorskip("numpy")
 
 from conftest import serving  # noqa: E402
-from memory_common import place_at  # noqa: E402
+from memory_common import mapped_at  # noqa: E402
 
 import cotensor  # noqa: E402
 from cotensor.sharing import SharedTensor, TensorSharingManager  # noqa: E402
@@ -22,7 +22,7 @@ from cotensor.sharing import SharedTensor, TensorSharingManager  # noqa: E402
 
 @pytest.fixture(params=["embedded", "daemon"])
 def manager(request: pytest.FixtureRequest) -> Iterator[TensorSharingManager]:
-    """A manager over a store of either kind that has room for 8 MiB."""
+    """A manager over a store of each kind, with a limit of 8 MiB."""
     if request.param == "embedded":
         yield TensorSharingManager(max_memory_mb=8)
         return
@@ -30,7 +30,7 @@ def manager(request: pytest.FixtureRequest) -> Iterator[TensorSharingManager]:
         yield TensorSharingManager(store=store)
 
 
-def test_written_by_its_producer_until_another_acquires_it(manager: TensorSharingManager) -> None:
+def test_producer_writes_until_another_model_acquires(manager: TensorSharingManager) -> None:
     tensor = manager.register_shared_tensor(
         "bert_embedding", [1, 768], storage_type="cpu", producer_model="bert", consumer_models=["t5", "llama"]
     )
@@ -38,7 +38,7 @@ def test_written_by_its_producer_until_another_acquires_it(manager: TensorSharin
     own = tensor.numpy()
     assert own.flags.writeable and not own.any()
     own[:] = 1
-    assert np.asarray(tensor).ctypes.data == own.ctypes.data, "the same memory however often it is shown"
+    assert np.asarray(tensor).ctypes.data == own.ctypes.data, "every array shows the same memory"
     assert not tensor.published and tensor.holders == {"bert": 1}
     assert manager.analyze_sharing_opportunities() == {"bert_embedding": ["llama", "t5"]}
 
@@ -47,7 +47,7 @@ def test_written_by_its_producer_until_another_acquires_it(manager: TensorSharin
     shown = seen.numpy()
     assert not shown.flags.writeable and (shown == 1).all()
     own[:] = 2
-    assert (shown == 1).all() and (tensor.numpy() == 1).all(), "what is written after publishing is the writer's own"
+    assert (shown == 1).all() and (tensor.numpy() == 1).all(), "writes after publishing are private to the writer"
     assert (own == 2).all()
     with pytest.raises(cotensor.ConflictError):
         tensor.write(own)
@@ -74,13 +74,13 @@ def test_counts_are_per_model() -> None:
             use()
 
 
-def test_views_are_the_same_memory_and_keep_the_tensor() -> None:
+def test_views_share_and_keep_the_memory() -> None:
     tensor = SharedTensor("x", [4, 6], "int32", "cpu", "a")
     view = tensor.create_view("rows", offset=[1, 2], size=[2, 3])
     inner = view.create_view("cell", [1, 1], [1, 1])
     own = tensor.numpy()
     own[2, 3] = 42
-    assert inner.numpy().tolist() == [[42]], "what the producer writes is seen"
+    assert inner.numpy().tolist() == [[42]], "a view shows the producer's writes"
     assert view.numpy().ctypes.data == own.ctypes.data + 4 * (6 + 2)
     assert not view.numpy().flags.writeable
     assert (view.name, view.parent_name, view.shape, view.nbytes) == ("rows", "x", (2, 3), 24)
@@ -88,9 +88,9 @@ def test_views_are_the_same_memory_and_keep_the_tensor() -> None:
     own[:] = 7
     assert inner.numpy().tolist() == [[42]]
     published = tensor.numpy()
-    inode, offset = place_at(published.ctypes.data)
+    inode, offset = mapped_at(published.ctypes.data)
     shown = view.numpy()
-    assert place_at(shown.ctypes.data) == (inode, offset + 4 * (6 + 2)), "the same memory"
+    assert mapped_at(shown.ctypes.data) == (inode, offset + 4 * (6 + 2)), "the same memory"
     for offset, size in (([3, 0], [2, 6]), ([0], [1]), ([0, 7], [1, 0]), ([0, 0], [5, 1])):
         with pytest.raises(cotensor.InvalidError):
             tensor.create_view("out", offset, size)
@@ -99,11 +99,11 @@ def test_views_are_the_same_memory_and_keep_the_tensor() -> None:
     tensor.release("a")
     tensor.release("b")
     view.release()
-    assert not tensor.freed, "a live view keeps its parent alive"
+    assert not tensor.freed, "a view keeps the tensor"
     array = inner.numpy()
     inner.release()
     gc.collect()
-    assert not tensor.freed and array.tolist() == [[42]], "and so does its array"
+    assert not tensor.freed and array.tolist() == [[42]], "an array of a view keeps the tensor"
     with pytest.raises(cotensor.ConflictError):
         inner.numpy()
     del array
@@ -162,7 +162,7 @@ def test_reports_have_the_documented_keys(manager: TensorSharingManager) -> None
     assert "held" in names and {"holders", "bytes", "device", "age_seconds", "hits"} <= set(names["held"])
 
 
-def test_the_cap_is_enforced(manager: TensorSharingManager) -> None:
+def test_memory_limit_is_enforced(manager: TensorSharingManager) -> None:
     manager.register_shared_tensor("a", 5 << 20, producer_model="m", dtype="uint8")
     with pytest.raises(MemoryError) as raised:
         manager.register_shared_tensor("b", 5 << 20, producer_model="n", dtype="uint8")
@@ -176,7 +176,7 @@ def test_the_cap_is_enforced(manager: TensorSharingManager) -> None:
     manager.register_shared_tensor("b", 5 << 20, producer_model="n", dtype="uint8")
 
 
-def test_sharing_between_models_is_all_or_nothing(manager: TensorSharingManager) -> None:
+def test_share_between_models_acquires_for_all_or_none(manager: TensorSharingManager) -> None:
     manager.register_shared_tensor("x", [2], producer_model="m")
     with pytest.raises(cotensor.ConflictError):
         manager.share_tensor_between_models("x", "stranger", ["n"])
@@ -208,12 +208,12 @@ def test_other_storage_types_are_refused(manager: TensorSharingManager, storage:
         SharedTensor("x", [2], storage_type=storage)
 
 
-def test_a_limit_is_a_stores_own_to_set(daemon: Any) -> None:
+def test_limit_of_a_daemon_cannot_be_set_by_a_client(daemon: Any) -> None:
     with daemon.connect() as store, pytest.raises(cotensor.UnsupportedError):
         TensorSharingManager(max_memory_mb=1, store=store)
 
 
-def test_the_configuration_keeps_tensors_private() -> None:
+def test_configuration_keeps_tensors_private() -> None:
     store = cotensor.Store(allowed_types=["text_embedding"])
     manager = TensorSharingManager(store=store)
     assert manager.store is store
@@ -241,7 +241,7 @@ def test_verbose_logging_reports_events(caplog: pytest.LogCaptureFixture) -> Non
     caplog.set_level(logging.INFO, logger="cotensor")
     SharedTensor.setVerboseLogging(True)
     try:
-        tensor = SharedTensor("spoken-of", [2], producer_model="a")
+        tensor = SharedTensor("logged", [2], producer_model="a")
         tensor.acquire("b")
         tensor.release("a")
         tensor.release("b")
@@ -249,13 +249,13 @@ def test_verbose_logging_reports_events(caplog: pytest.LogCaptureFixture) -> Non
         SharedTensor.set_verbose_logging(False)
     SharedTensor("silent", [2], producer_model="a")
     SharedTensor.set_verbose_logging(False)
-    told = [record.getMessage().split(":")[0] for record in caplog.records]
-    assert told[:3] == ["register spoken-of", "publish spoken-of", "acquire spoken-of"]
-    assert told.count("release spoken-of") == 2 and told.count("free spoken-of") == 1
-    assert not any("silent" in line for line in told)
+    lines = [record.getMessage().split(":")[0] for record in caplog.records]
+    assert lines[:3] == ["register logged", "publish logged", "acquire logged"]
+    assert lines.count("release logged") == 2 and lines.count("free logged") == 1
+    assert not any("silent" in line for line in lines)
 
 
-def test_diagnostics_of_the_process() -> None:
+def test_diagnostics_list_tensors_of_the_process() -> None:
     tensor = SharedTensor("diagnosed", [3], producer_model="me")
     found = [one for one in SharedTensor.getDiagnostics()["tensors"] if one["name"] == "diagnosed"]
     assert len(found) == 1 and found[0]["memory"] == "unpublished" and found[0]["holders"] == {"me": 1}
@@ -290,14 +290,14 @@ def test_parents_tensors_raise_in_forked_child() -> None:
     assert tensor.holders == {"a": 1, "b": 1} and (shown == 3).all()
 
 
-def test_a_child_forked_meanwhile_does_not_keep_it_from_being_published() -> None:
+def test_tensor_is_published_while_a_forked_child_runs() -> None:
     tensor = SharedTensor("x", [1 << 20], "uint8", producer_model="a")
     own = tensor.numpy()
     own[:] = 1
     ready, done = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
-        own[0] = 9  # it has the memory for as long as it lives
+        own[0] = 9  # the child keeps the inherited memory until it exits
         os.write(ready[1], b"x")
         os.read(done[0], 1)
         os._exit(0)
@@ -319,7 +319,7 @@ def _get(socket: str, results: Any) -> None:
         results.put((shown.sum().item(), shown.flags.writeable))
 
 
-def test_another_process_sees_registered_tensors(daemon: Any) -> None:
+def test_registered_tensor_is_readable_in_another_process(daemon: Any) -> None:
     with daemon.connect() as store:
         manager = TensorSharingManager(store=store)
         manager.register_shared_tensor("between", [1000], producer_model="a").numpy()[:] = 2

@@ -15,11 +15,11 @@ from snippets_common import SNIPPETS, listed, marked
 
 from cotensor.client import SharedTensorClient
 
-MINE = listed("c")
+LISTED = listed("c")
 
 
 def test_every_snippet_is_listed():
-    assert len(MINE) > 10
+    assert len(LISTED) > 10
     for path in (SNIPPETS / "c").glob("*.py"):
         assert "cotensor" in path.read_text() or "basic_function_sharing" in path.read_text()
 
@@ -30,17 +30,17 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def test_every_function_that_a_snippet_shares_is_called():
-    for each in MINE:
+def test_shared_functions_of_snippets_are_called():
+    for each in LISTED:
         shares = ".share(" in (SNIPPETS / each["file"]).read_text()
         assert shares == ("calls" in each or "not_called" in each), each["file"]
 
 
 @contextmanager
 def served(module: str, folder: Path, function: str) -> Iterator[Dict[str, str]]:
-    """shared-tensor-server with a snippet; the environment of its clients."""
+    """Runs shared-tensor-server with a snippet. Yields the environment for its clients."""
     socket = folder / "s"
-    # The snippets name the usual port, which may be in use here: the socket decides.
+    # The snippets name the default port, which may be in use here. COTENSOR_SOCKET takes precedence over the port.
     env = environment(COTENSOR_SOCKET=str(socket), PYTHONPATH=str(SNIPPETS / "c"))
     command = [sys.executable, "-m", "cotensor.server", str(SNIPPETS / module), "--port", str(free_port())]
     with program("", command=command, env=env):
@@ -54,7 +54,7 @@ def names_in(module: str) -> List[str]:
     return re.findall(r'\.share\(name="([^"]+)"', (SNIPPETS / module).read_text())
 
 
-@pytest.mark.parametrize("snippet", [marked(each) for each in MINE])
+@pytest.mark.parametrize("snippet", [marked(each) for each in LISTED])
 def test_snippet(snippet, folder):
     with ExitStack() as stack:
         env = environment(COTENSOR_SOCKET=str(folder / "s"), PYTHONPATH=str(SNIPPETS / "c"))
@@ -66,7 +66,7 @@ def test_snippet(snippet, folder):
         assert re.search(snippet.get("prints", ""), out.strip()), out
 
 
-@pytest.mark.parametrize("snippet", [marked(each) for each in MINE if "calls" in each])
+@pytest.mark.parametrize("snippet", [marked(each) for each in LISTED if "calls" in each])
 def test_functions_of_snippet(snippet, folder):
     names = names_in(snippet["file"])
     assert all(name in snippet["calls"] or name == "create_tensor" for name in names)

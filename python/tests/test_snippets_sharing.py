@@ -17,7 +17,7 @@ from snippets_common import SNIPPETS, listed, marked  # noqa: E402
 
 TINY = REPOSITORY / "fixtures" / "tiny"
 
-#: The family of each model that the document names.
+#: The families of the models that the document names.
 NAMED = {
     "bert-base-uncased": "bert",
     "bert-base-cased": "bert",
@@ -27,7 +27,7 @@ NAMED = {
     "llama-7b": "llama",
 }
 
-#: Runs a file as a notebook's cell, where await needs no function around it; then what should hold.
+#: Runs a file like a cell of a notebook, with `await` outside of functions, and then the assertions of the manifest.
 RUN = """
 import ast, asyncio, inspect, sys
 
@@ -39,13 +39,13 @@ def run(code, name):
 path, code, then = sys.argv[1:]
 variables = {"__name__": "__main__"}
 run(code, path)
-run(then, "what has to hold")
+run(then, "assertions")
 """
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A photo, and a folder of models by the names that the document has for them."""
+    """A folder with a photo and the models, under the names in the document."""
     (tmp_path / "photo.png").symlink_to(TINY / "images" / "tall.png")
     models = tmp_path / "models"
     models.mkdir()
@@ -73,7 +73,7 @@ def test_snippet(snippet, folder):
     finally:
         running.end()
     if running.process.returncode != 0 and "fails" in snippet and not re.search(snippet["fails"], errors.splitlines()[-1]):
-        # Not an assertion: the expected failure does not cover it.
+        # This is not an AssertionError, which an expected failure would accept.
         pytest.fail(f"it fails for another reason: {errors}")
     assert running.process.returncode == 0, errors
     assert re.search(snippet.get("prints", ""), out.strip()), out

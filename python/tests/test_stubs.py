@@ -1,4 +1,4 @@
-"""The extension's types say what the extension has."""
+"""The type stubs agree with the extension."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("mypy")
 
 
-def test_stubs_and_run_time_agree() -> None:
+def test_stubs_agree_with_the_extension() -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "mypy.stubtest", "cotensor._native"],
         capture_output=True,
@@ -22,15 +22,15 @@ def test_stubs_and_run_time_agree() -> None:
     assert "no issues found in 1 module" in ran.stdout
 
 
-def test_everything_public_is_documented() -> None:
+def test_public_items_of_the_extension_are_documented() -> None:
     import cotensor._native as native
 
     missing = []
     for name in native.__all__:
-        thing = getattr(native, name)
-        if not callable(thing):
+        item = getattr(native, name)
+        if not callable(item):
             continue
-        members = vars(thing) if isinstance(thing, type) else {}
+        members = vars(item) if isinstance(item, type) else {}
         public = {f"{name}.{part}": member for part, member in members.items() if not part.startswith("_")}
-        missing += [where for where, what in {name: thing, **public}.items() if not what.__doc__]
+        missing += [path for path, documented in {name: item, **public}.items() if not documented.__doc__]
     assert not missing

@@ -1,7 +1,7 @@
-"""Writing into an array that a store gave: torch ignores that numpy's arrays are read-only.
+"""Writes into read-only arrays of a store, which torch permits.
 
-A write ends no process, and neither another process nor another ``Tensor`` object sees it. The writers are processes of their
-own, because a mistake here would end them."""
+A write neither ends the process nor is visible in another process or another ``Tensor`` object. The writers are processes of
+their own, because a faulty mapping would end them with a signal."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ pytest.importorskip("torch")
 
 import cotensor  # noqa: E402
 
-#: A slab's tensors, and those with memory of their own: below a page, above it, and on both sides of 256 KiB.
+#: Bytes of tensors in a slab and of tensors with memory of their own: around a page, and around the limit of 256 KiB.
 SIZES = [16, 10_000, 256 << 10, (256 << 10) + 8, 2 << 20]
-WAYS = ["put", "get", "asarray", "window", "address", "dlpack", "inherited", "in-a-child", "of-another"]
+VARIANTS = ["put", "get", "asarray", "window", "address", "dlpack", "inherited", "in-a-child", "of-another"]
 WRITER = Path(__file__).with_name("inplace_writer.py")
 
 
 class Writer:
-    """A process that writes what it is told to, in one child for each case."""
+    """A process of inplace_writer.py, which executes each case in a child."""
 
     def __init__(self, socket: str) -> None:
         command = [sys.executable, str(WRITER), socket]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    def tell(self, line: str) -> str:
+    def send(self, line: str) -> str:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(f"{line}\n".encode())
         self._process.stdin.flush()
@@ -42,23 +42,23 @@ class Writer:
 
 @pytest.fixture(scope="module")
 def writer(daemon: Any) -> Iterator[Writer]:
-    """One that uses the daemon's store."""
+    """A writer with the daemon's store."""
     running = Writer(str(daemon.socket))
     yield running
     running.close()
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("how", VARIANTS)
 def test_in_place_writes_are_private(daemon: Any, writer: Writer, size: int, how: str) -> None:
     array = np.arange(size // 8)
     with daemon.connect() as store:
         if how == "of-another":
             theirs = store.put("x", array)
-        assert writer.tell(f"{how} {size}") == "unharmed"
-        # The writer lives, and holds its lease.
+        assert writer.send(f"{how} {size}") == "unharmed"
+        # The child still runs, with its lease and its arrays.
         assert (store.get("x").numpy() == array).all()
-        assert writer.tell("end") == "ended 0"
+        assert writer.send("end") == "ended 0"
         if how == "of-another":
             assert (theirs.numpy() == array).all()
         store.remove("x")
@@ -66,10 +66,10 @@ def test_in_place_writes_are_private(daemon: Any, writer: Writer, size: int, how
 
 def test_in_place_writes_are_private_in_an_embedded_store() -> None:
     writer = Writer("")
-    for how in WAYS[:-1]:
+    for how in VARIANTS[:-1]:
         for size in SIZES:
-            assert writer.tell(f"{how} {size}") == "unharmed", (how, size)
-            assert writer.tell("end") == "ended 0", (how, size)
+            assert writer.send(f"{how} {size}") == "unharmed", (how, size)
+            assert writer.send("end") == "ended 0", (how, size)
     writer.close()
 
 
@@ -82,6 +82,6 @@ def test_arrays_of_one_tensor_object_share_writes(store: cotensor.Store) -> None
     assert tensor.numpy().all() and window.numpy().all() and not tensor.torch().any()
     assert not other.numpy().any() and not store.get("x").torch().any()
     assert tensor.private_bytes > 0 and other.private_bytes == 0
-    # An array that was written is published as it is now, its tensor as it was.
+    # A written array is published with the writes; its tensor, without them.
     assert store.put("written", tensor.numpy()).numpy().all()
     assert not store.put("unwritten", tensor).numpy().any()

@@ -1,4 +1,4 @@
-"""torch and JAX on shared memory: no copy, and writes in place are the writer's own."""
+"""torch and JAX on shared memory: no copy, and writes in place are private to the writer."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ DTYPES = [
 ]  # fmt: skip
 
 
-def written(store: cotensor.Store) -> int:
+def copied_on_write(store: cotensor.Store) -> int:
+    """The bytes that the store counted as copied on write."""
     gc.collect()
     copies = {copy["reason"]: copy["bytes"] for copy in store.get_diagnostics()["copies"]}
     return int(copies.get("copy on write", 0))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype_in_and_out(store: cotensor.Store, dtype: str) -> None:
+def test_every_dtype_round_trips(store: cotensor.Store, dtype: str) -> None:
     array = (torch.arange(24).reshape(2, 3, 4) % 2).to(getattr(torch, dtype))
     tensor = store.put("t", array)
     assert tensor.dtype == dtype and tensor.shape == (2, 3, 4)
@@ -38,7 +39,7 @@ def test_every_dtype_in_and_out(store: cotensor.Store, dtype: str) -> None:
     assert torch.equal(store.get("t").torch(), array[0, 0])
 
 
-def test_layouts_in(store: cotensor.Store) -> None:
+def test_put_accepts_every_layout(store: cotensor.Store) -> None:
     base = torch.arange(60.0).reshape(3, 4, 5)
     for array in (
         base.transpose(0, 2), base[:, ::2], base[1:, 1:, 1:], base.expand(2, 3, 4, 5), base[0, 0, 0], base[:0], base.mT,
@@ -49,22 +50,22 @@ def test_layouts_in(store: cotensor.Store) -> None:
 
 
 def test_writes_in_place_are_local_and_counted(store: cotensor.Store) -> None:
-    before = written(store)
+    before = copied_on_write(store)
     store.put("w", torch.zeros(64, PAGE // 4))
     mine, others = store.get("w"), store.get("w")
     array = mine.torch()
     assert mine.private_bytes == 0
     array[3] += 1
     array[60].fill_(2)
-    assert array[3, 0] == 1 and array[60, 5] == 2 and mine.torch()[3, 0] == 1, "one window, one object's writes"
-    assert not others.numpy().any() and not mine.numpy().any() and not others.torch().any(), "nobody else sees it"
+    assert array[3, 0] == 1 and array[60, 5] == 2 and mine.torch()[3, 0] == 1, "arrays of one tensor object share writes"
+    assert not others.numpy().any() and not mine.numpy().any() and not others.torch().any(), "writes are private"
     assert not store.get("w").numpy().any()
     assert mine.private_bytes in (2 * PAGE, 3 * PAGE, 4 * PAGE)
     expected = mine.private_bytes
     assert others.private_bytes == 0
-    assert cotensor.as_tensor(array) is None, "it is not the tensor any more"
+    assert cotensor.as_tensor(array) is None, "a written array differs from the tensor"
     del mine, array
-    assert written(store) - before == expected
+    assert copied_on_write(store) - before == expected
 
 
 def test_torch_views_are_found_by_as_tensor(store: cotensor.Store) -> None:
@@ -109,14 +110,14 @@ def test_unsupported_torch_tensors_are_refused(store: cotensor.Store) -> None:
         "jagged": (torch.nested.nested_tensor(ragged, layout=torch.jagged), "to_padded_tensor"),
         "bits": (torch.zeros(2, dtype=torch.float8_e4m3fn), "8 bits"),
     }
-    for what, (array, said) in refused.items():
+    for name, (array, message) in refused.items():
         with pytest.raises(cotensor.UnsupportedError) as raised:
-            store.put(what, array)
-        assert said in str(raised.value) and raised.value.field == "array", (what, str(raised.value))
-        assert what not in store
+            store.put(name, array)
+        assert message in str(raised.value) and raised.value.field == "array", (name, str(raised.value))
+        assert name not in store
 
 
-def test_operations_read_shared_memory_as_any(store: cotensor.Store) -> None:
+def test_operators_read_shared_memory(store: cotensor.Store) -> None:
     weight, data = torch.randn(64, 32), torch.randn(5, 32)
     shared = store.put("weight", weight).torch()
     assert torch.equal(torch.nn.functional.linear(data, shared), torch.nn.functional.linear(data, weight))
@@ -127,10 +128,10 @@ def test_operations_read_shared_memory_as_any(store: cotensor.Store) -> None:
     layer(data).sum().backward()
     optimizer.step()
     assert not torch.equal(layer.weight, weight)
-    assert np.array_equal(store.get("weight").numpy(), weight.numpy()), "training goes on with pages of its own"
+    assert np.array_equal(store.get("weight").numpy(), weight.numpy()), "training writes private pages"
 
 
-def test_jax(store: cotensor.Store) -> None:
+def test_jax_arrays_round_trip(store: cotensor.Store) -> None:
     jax = pytest.importorskip("jax")
     array = np.arange(4096, dtype="float32").reshape(64, 64)
     tensor = store.put("j", array)
@@ -144,7 +145,7 @@ def test_jax(store: cotensor.Store) -> None:
     assert half.dtype == "bfloat16" and half.jax().dtype == jax.numpy.bfloat16
 
 
-def test_shared_tensors_of_models_are_written_by_torch() -> None:
+def test_torch_writes_shared_tensors_of_models() -> None:
     from cotensor.sharing import SharedTensor
 
     tensor = SharedTensor("x", [2, 3], torch.float32, producer_model="a")
@@ -161,13 +162,13 @@ def test_shared_tensors_of_models_are_written_by_torch() -> None:
     assert view.torch().tolist() == [[1], [4]]
 
 
-def test_the_negative_bit_is_resolved(store):
+def test_negative_bit_is_resolved(store):
     x = torch.tensor([1 + 2j, 3 + 4j]).conj().imag
     assert x.is_neg()
     assert store.put("x", x).numpy().tolist() == [-2, -4]
 
 
-def test_a_tensor_without_memory_is_refused(store: Any) -> None:
+def test_tensor_without_memory_is_refused(store: Any) -> None:
     fake = pytest.importorskip("torch._subclasses").FakeTensorMode
     with fake():
         tensor = torch.zeros(3)

@@ -1,16 +1,17 @@
-"""Modules that follow their name, whatever happens in their forward passes."""
+"""Modules that follow their name: failing, overlapping, nested and forked forward passes."""
 
 from __future__ import annotations
 
 import gc
 import os
+import select
 import threading
-import time
 import weakref
 from typing import Any, Callable, Tuple
 
 import pytest
 from conftest import embedded_store
+from functions_common import TIMEOUT_S, until
 
 torch = pytest.importorskip("torch")
 
@@ -18,8 +19,8 @@ import cotensor  # noqa: E402
 import cotensor.torch as ct  # noqa: E402
 
 
-class Weighed(torch.nn.Module):
-    """Gives its two weights, which are equal in every version; something can happen between reading them."""
+class TwoWeights(torch.nn.Module):
+    """Returns its two weights, which are equal in every version. Calls `between` after it reads the first."""
 
     def __init__(self, value: float = 0.0) -> None:
         super().__init__()
@@ -32,18 +33,44 @@ class Weighed(torch.nn.Module):
         return one, float(self.other)
 
 
+class Pass:
+    """A forward pass in another thread, which stops between the two weights until `finish`."""
+
+    def __init__(self, module: TwoWeights) -> None:
+        self._inside, self._go_on = threading.Event(), threading.Event()
+        self._weights: Tuple[float, float] = (0.0, 0.0)
+        self._thread = threading.Thread(target=self._run, args=(module,))
+        self._thread.start()
+
+    def _run(self, module: TwoWeights) -> None:
+        self._weights = module(lambda: (self._inside.set(), self._go_on.wait(TIMEOUT_S)))
+
+    def wait_until_inside(self) -> None:
+        assert self._inside.wait(TIMEOUT_S)
+
+    def finish(self) -> Tuple[float, float]:
+        """Ends the pass, and returns the weights that it read."""
+        self._go_on.set()
+        self._thread.join()
+        return self._weights
+
+
 store = embedded_store()
 
 
-def follower(store: cotensor.Store) -> Weighed:
-    ct.publish(Weighed(1), "weighed", store)
-    module = Weighed()
+def gate_of(module: TwoWeights) -> Any:
+    return ct.weights.models._states[module].gate
+
+
+def follower(store: cotensor.Store) -> TwoWeights:
+    ct.publish(TwoWeights(1), "weighed", store)
+    module = TwoWeights()
     ct.attach(module, "weighed", store, follow=True)
     return module
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-def test_a_pass_that_fails_ends(store: cotensor.Store, error: type) -> None:
+def test_failed_pass_ends(store: cotensor.Store, error: type) -> None:
     module = follower(store)
 
     def fail() -> None:
@@ -53,47 +80,50 @@ def test_a_pass_that_fails_ends(store: cotensor.Store, error: type) -> None:
     for value in (2.0, 3.0):
         with pytest.raises(error) as raised:
             module(fail)
-        # Its traceback keeps the frames of the pass, as a notebook does.
+        # Keeps the traceback with the frames of the pass, as a notebook does.
         kept.append(raised)
-        ct.publish(Weighed(value), "weighed", store)
+        ct.publish(TwoWeights(value), "weighed", store)
         assert module() == (value, value)
     with pytest.raises(error):
         module(fail)
-    ct.publish(Weighed(4), "weighed", store)
+    ct.publish(TwoWeights(4), "weighed", store)
     assert ct.refresh(module) and module() == (4, 4)
 
 
-def test_passes_that_overlap_switch_too(store: cotensor.Store) -> None:
+def test_overlapping_passes_switch_to_a_newer_version(store: cotensor.Store, monkeypatch: Any) -> None:
+    monkeypatch.setattr("cotensor.torch.weights.follow.PASS_TIMEOUT", TIMEOUT_S)
     module = follower(store)
-    done = threading.Event()
-    seen, mixed = set(), []
-
-    def run(pause: float) -> None:
-        while not done.is_set():
-            one, other = module(lambda: time.sleep(pause))
-            seen.add(one)
-            if one != other:
-                mixed.append((one, other))
-
-    threads = [threading.Thread(target=run, args=(pause,)) for pause in (0.003, 0.004, 0.005)]
-    for thread in threads:
-        thread.start()
-    try:
-        for value in (2.0, 3.0, 4.0):
-            ct.publish(Weighed(value), "weighed", store)
-            deadline = time.monotonic() + 60
-            while value not in seen and time.monotonic() < deadline:
-                time.sleep(0.005)
-        # Whoever wants the module for himself gets it.
-        assert ct.refresh(module) is False
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
-    assert {2.0, 3.0, 4.0} <= seen and not mixed
+    for value in (2.0, 3.0, 4.0):
+        before = [Pass(module), Pass(module)]
+        for each in before:
+            each.wait_until_inside()
+        ct.publish(TwoWeights(value), "weighed", store)
+        # New passes wait for the running ones, which could otherwise overlap without an end and prevent the switch.
+        after = [Pass(module), Pass(module)]
+        until(lambda: len(gate_of(module)._changed._waiters) == 2)
+        assert [each.finish() for each in before] == [(value - 1, value - 1)] * 2
+        for each in after:
+            each.wait_until_inside()
+        assert [each.finish() for each in after] == [(value, value)] * 2
 
 
-def test_passes_with_generators_are_of_one_version(store: cotensor.Store) -> None:
+def test_refresh_takes_precedence_over_new_passes(store: cotensor.Store, monkeypatch: Any) -> None:
+    monkeypatch.setattr("cotensor.torch.weights.follow.PASS_TIMEOUT", TIMEOUT_S)
+    module, refreshed = follower(store), []
+    running = Pass(module)
+    running.wait_until_inside()
+    refreshing = threading.Thread(target=lambda: refreshed.append(ct.refresh(module)))
+    refreshing.start()
+    until(lambda: gate_of(module)._wanted == 1)
+    later = Pass(module)
+    until(lambda: later._inside.is_set() or len(gate_of(module)._changed._waiters) == 2)
+    assert not later._inside.is_set(), "a new pass waits for the refresh"
+    assert running.finish() == (1, 1)
+    refreshing.join()
+    assert refreshed == [False] and later.finish() == (1, 1)
+
+
+def test_passes_with_generators_use_one_version(store: cotensor.Store) -> None:
     module = follower(store)
     done, mixed = threading.Event(), []
 
@@ -107,7 +137,7 @@ def test_passes_with_generators_are_of_one_version(store: cotensor.Store) -> Non
     for thread in threads:
         thread.start()
     for value in range(2, 60):
-        ct.publish(Weighed(value), "weighed", store)
+        ct.publish(TwoWeights(value), "weighed", store)
     done.set()
     for thread in threads:
         thread.join()
@@ -118,15 +148,11 @@ def test_version_that_does_not_fit_does_not_block_passes(store: cotensor.Store) 
     module = follower(store)
     ct.publish(torch.nn.Linear(2, 2), "weighed", store)
     assert module() == (1, 1)
-    inside, go_on = threading.Event(), threading.Event()
-    thread = threading.Thread(target=lambda: module(lambda: (inside.set(), go_on.wait(60))))
-    thread.start()
-    assert inside.wait(60)
-    gate = ct.weights.models._states[module].gate
-    assert not gate._must_wait(module)
+    running = Pass(module)
+    running.wait_until_inside()
+    assert not gate_of(module)._must_wait(module)
     assert module() == (1, 1)
-    go_on.set()
-    thread.join()
+    running.finish()
 
 
 def test_module_is_freed_after_an_interrupted_pass(store: cotensor.Store) -> None:
@@ -145,7 +171,7 @@ def test_module_is_freed_after_an_interrupted_pass(store: cotensor.Store) -> Non
     assert known() is None
 
 
-def test_a_note_that_cannot_be_read_is_a_version_that_does_not_fit(store: cotensor.Store) -> None:
+def test_version_with_an_unreadable_note_is_not_used(store: cotensor.Store) -> None:
     module = follower(store)
     note = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     raw = bytearray(store.get("weighed").tobytes())
@@ -165,7 +191,7 @@ def test_nested_pass_does_not_wait(store: cotensor.Store) -> None:
     inner = []
 
     def publish_and_pass() -> None:
-        ct.publish(Weighed(2), "weighed", store)
+        ct.publish(TwoWeights(2), "weighed", store)
         inner.append(module())
         with pytest.raises(cotensor.ConflictError):
             ct.refresh(module)
@@ -174,13 +200,11 @@ def test_nested_pass_does_not_wait(store: cotensor.Store) -> None:
     assert module() == (2, 2)
 
 
-def test_a_child_that_was_forked_during_a_pass_follows(daemon: Any) -> None:
+def test_child_forked_during_a_pass_follows(daemon: Any) -> None:
     with daemon.connect() as store:
         module = follower(store)
-        inside, go_on = threading.Event(), threading.Event()
-        thread = threading.Thread(target=lambda: module(lambda: (inside.set(), go_on.wait(60))))
-        thread.start()
-        assert inside.wait(60)
+        running = Pass(module)
+        running.wait_until_inside()
         child = os.fork()
         if child == 0:
             code = 1
@@ -189,10 +213,9 @@ def test_a_child_that_was_forked_during_a_pass_follows(daemon: Any) -> None:
                 os._exit(0 if not ct.refresh(module) else 2)
             finally:
                 os._exit(code)
-        deadline, ended = time.monotonic() + 60, (0, 0)
-        while ended[0] == 0 and time.monotonic() < deadline:
-            ended = os.waitpid(child, os.WNOHANG)
-            time.sleep(0.01)
-        go_on.set()
-        thread.join()
-        assert ended[0] == child and os.waitstatus_to_exitcode(ended[1]) == 0
+        descriptor = os.pidfd_open(child)
+        ended, _, _ = select.select([descriptor], [], [], TIMEOUT_S)
+        os.close(descriptor)
+        running.finish()
+        assert ended, "the child waits for a pass of its parent"
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

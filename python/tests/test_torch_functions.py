@@ -1,4 +1,4 @@
-"""Models and torch's tensors behind functions."""
+"""Models and torch tensors as arguments and results of functions."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def client(daemon, provider) -> Iterator[SharedTensorClient]:
         yield opened
 
 
-def test_a_model_stays_with_its_provider(client):
+def test_model_is_a_remote_object(client):
     x = torch.randn(3, 8)
     with client.call_function("torch.create_model", [8, 16, 4]) as model:
         assert isinstance(model, RemoteObject)
@@ -93,7 +93,7 @@ def test_a_model_stays_with_its_provider(client):
         assert client.call_function("torch.inference", [model, x.half()]).dtype == torch.float16
 
 
-def test_a_model_that_a_function_returns_stays_with_its_provider(client):
+def test_returned_model_is_a_remote_object(client):
     x = torch.randn(3, 2)
     model = client.call_function("torch.loose_model")
     assert isinstance(model, RemoteObject)
@@ -108,27 +108,27 @@ def test_a_model_that_a_function_returns_stays_with_its_provider(client):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool])
-def test_tensors_come_as_torchs(client, dtype):
+def test_functions_get_torch_tensors(client, dtype):
     x = torch.arange(12).reshape(3, 4).to(dtype)
     assert client.call_function("torch.kinds", [{"x": x}]) == ("Tensor", str(dtype), [3, 4])
     back = client.call_function("torch.many", [torch.ones(2, 3)])
     assert torch.equal(back["list"][1], torch.full((2, 3), 2.0)) and back["deep"][0]["x"].shape == (3, 2)
 
 
-def test_writing_into_an_argument_stays_in_the_function(client):
+def test_writes_into_an_argument_are_private(client):
     x = client.store.put("torch/x", torch.zeros(1000))
     assert torch.equal(client.call_function("torch.write", [x]), torch.ones(1000))
     assert torch.equal(x.torch(), torch.zeros(1000))
 
 
-def test_values_cross_and_gradients_do_not(client):
+def test_results_have_no_gradients(client):
     x = torch.ones(3, requires_grad=True)
     back = client.call_function("torch.many", [x])["list"][0]
     assert torch.equal(back, x.detach()) and not back.requires_grad
 
 
 def test_arena_memory_is_correct_after_reuse(daemon, client):
-    """The provider writes in place, the client too: each has pages of its own, and the next call sees none of it."""
+    """Provider and client write in place. Each writes private pages, which later calls do not show."""
     kept = []
     with daemon.connect() as store:
         before = store.get_stats()
@@ -146,4 +146,4 @@ def test_arena_memory_is_correct_after_reuse(daemon, client):
     with daemon.connect() as store:
         after = store.get_stats()
     for figure in ("memory_usage_bytes", "total_tensors"):
-        assert after[figure] == before[figure], "the daemon had nothing to do with it"
+        assert after[figure] == before[figure], "calls through the arena leave no tensor in the daemon"

@@ -12,7 +12,7 @@ import cotensor  # noqa: E402
 
 
 class Rows(torch.utils.data.Dataset):
-    """The rows of a tensor that the daemon keeps: what is sent to a worker is a handle."""
+    """The rows of a tensor of the daemon. Workers receive a handle."""
 
     def __init__(self, rows: cotensor.Tensor) -> None:
         self.rows = rows
@@ -25,7 +25,7 @@ class Rows(torch.utils.data.Dataset):
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_dataset_of_a_store_has_workers(daemon: Any, method: str) -> None:
+def test_dataset_of_a_store_in_workers(daemon: Any, method: str) -> None:
     with daemon.connect() as store:
         want = torch.arange(40_000, dtype=torch.float32).reshape(8, 5000)
         dataset = Rows(store.put("rows", want))

@@ -1,4 +1,4 @@
-"""Modules published and attached: tied, strided, trained; between real processes."""
+"""Modules published and attached: tied, strided, trained, in several processes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from conftest import serving  # noqa: E402
-from modules_common import Odd, on_meta, same, state  # noqa: E402
+from modules_common import UnusualModule, on_meta, same, state  # noqa: E402
 
 import cotensor  # noqa: E402
 import cotensor.torch as ct  # noqa: E402
 from cotensor.torch.weights import manifest, write  # noqa: E402
 
 
-def test_everything_of_a_module(store: Any) -> None:
-    module = Odd()
+def test_attached_module_equals_the_published_module(store: Any) -> None:
+    module = UnusualModule()
     want, objects = state(module), {name: id(p) for name, p in module.named_parameters()}
     x = torch.randn(3, 16)
     outputs = module.eval()(x)
@@ -33,7 +33,7 @@ def test_everything_of_a_module(store: Any) -> None:
     assert objects == {name: id(p) for name, p in module.named_parameters()}
     assert torch.equal(module(x), outputs)
 
-    other = on_meta(Odd)
+    other = on_meta(UnusualModule)
     attached = ct.attach(other, "odd", store)
     assert (attached.id, attached.missing_keys, attached.unexpected_keys) == (published.id, (), ())
     assert ct.attachment(other) == attached
@@ -48,14 +48,14 @@ def test_everything_of_a_module(store: Any) -> None:
     assert isinstance(other.first.weight, torch.nn.Parameter)
     assert other.positions.shape == (1, 10)
     assert "positions" not in other.state_dict()
-    # What showed the same memory still does.
+    # Tensors that share memory in the module still do.
     assert other.high.data_ptr() - other.low.data_ptr() == 4 * 8
     other.low[4] = 99.0
     assert other.high[0, 0] == 99.0
     assert module.high[0, 0] == 4.0
 
 
-def test_no_module_shares_a_storage_that_is_longer_than_it_needs(store: Any) -> None:
+def test_storages_are_not_longer_than_their_tensors(store: Any) -> None:
     ct.publish(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)), "sizes", store)
     module = on_meta(lambda: torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)))
     ct.attach(module, "sizes", store)
@@ -64,7 +64,7 @@ def test_no_module_shares_a_storage_that_is_longer_than_it_needs(store: Any) -> 
         assert parameter.data_ptr() % 64 == 0
 
 
-def test_attached_tensors_are_the_shared_memory(store: Any) -> None:
+def test_attach_copies_nothing(store: Any) -> None:
     ct.publish(torch.nn.Linear(300, 300), "zero copy", store)
     before = store.get_stats()
     module = on_meta(lambda: torch.nn.Linear(300, 300))
@@ -73,16 +73,16 @@ def test_attached_tensors_are_the_shared_memory(store: Any) -> None:
     assert before["copies"] == after["copies"], "attaching copies nothing"
 
 
-def test_publishing_is_one_copy(store: Any) -> None:
+def test_publish_copies_once(store: Any) -> None:
     before = store.get_stats()["copies"]
     published = ct.publish(torch.nn.Linear(50, 50), "one copy", store)
     after = store.get_stats()["copies"]
     copied = copied_bytes(after) - copied_bytes(before)
-    assert published.nbytes - 64 < copied <= published.nbytes, "all of it once, but for padding"
+    assert published.nbytes - 64 < copied <= published.nbytes, "each byte once, without padding"
 
 
 def copied_bytes(copies: Any) -> int:
-    """All bytes that were copied, of whatever shape the store's counters are."""
+    """The sum of all copied bytes in the store's nested counters."""
     if isinstance(copies, dict):
         return copies["bytes"] if "bytes" in copies else sum(copied_bytes(part) for part in copies.values())
     if isinstance(copies, list):
@@ -98,7 +98,7 @@ def test_each_tensor_keeps_the_memory_alive() -> None:
     del module
     gc.collect()
     with pytest.raises(cotensor.NotFoundError):
-        store.get("alive")  # nobody held it any more
+        store.get("alive")  # freed with the module
 
     module = torch.nn.Linear(1000, 100)
     want = module.weight.detach().clone()
@@ -115,7 +115,7 @@ def test_each_tensor_keeps_the_memory_alive() -> None:
     assert torch.equal(weight, want)
 
 
-def test_readers_never_see_a_trainers_steps(daemon: Any) -> None:
+def test_training_is_private_until_published(daemon: Any) -> None:
     with daemon.connect() as store, daemon.connect() as reader:
         torch.manual_seed(1)
         trainer = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 1))
@@ -128,7 +128,7 @@ def test_readers_never_see_a_trainers_steps(daemon: Any) -> None:
             optimizer.zero_grad()
             trainer(torch.ones(2, 64)).sum().backward()
             optimizer.step()
-        assert not torch.equal(trainer[0].weight, before["0.weight"]), "the optimizer works on"
+        assert not torch.equal(trainer[0].weight, before["0.weight"]), "training continues after publishing"
         same(state(follower), before)
         same({k: v.clone() for k, v in ct.state_dict("trained", reader).items()}, before)
 
@@ -146,7 +146,7 @@ def test_readers_never_see_a_trainers_steps(daemon: Any) -> None:
         assert not ct.refresh(follower)
 
 
-def test_an_attached_module_is_trained_by_itself(store: Any) -> None:
+def test_training_of_an_attached_module_is_private(store: Any) -> None:
     torch.manual_seed(2)
     module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
     twin = copy.deepcopy(module)
@@ -162,12 +162,12 @@ def test_an_attached_module_is_trained_by_itself(store: Any) -> None:
     same(state(attached), state(twin))
     assert not torch.equal(attached[0].weight, module[0].weight)
     same(ct.state_dict("to train", store), state(module))
-    # And published in turn, from memory that is half shared.
+    # Publishes a module of which some pages are private.
     ct.publish(attached, "to train", store)
     same(ct.state_dict("to train", store), state(twin))
 
 
-def test_versions(store: Any) -> None:
+def test_attach_selects_a_version(store: Any) -> None:
     modules = [torch.nn.Linear(4, 4) for _ in range(3)]
     for module in modules:
         ct.publish(module, "versions", store)
@@ -180,17 +180,17 @@ def test_versions(store: Any) -> None:
         ct.attach(modules[0], "versions", store, version=7)
 
 
-def test_without_attach_a_module_stays_as_it_is(store: Any) -> None:
+def test_publish_without_attach_leaves_the_module_unchanged(store: Any) -> None:
     module = torch.nn.Linear(4, 4)
-    where = module.weight.data_ptr()
+    address = module.weight.data_ptr()
     ct.publish(module, "left alone", store, attach=False)
-    assert module.weight.data_ptr() == where
+    assert module.weight.data_ptr() == address
     assert ct.attachment(module) is None
     with pytest.raises(cotensor.InvalidError):
         ct.refresh(module)
 
 
-def test_requires_grad(store: Any) -> None:
+def test_requires_grad_option(store: Any) -> None:
     module = torch.nn.Linear(4, 4)
     module.bias.requires_grad_(False)
     ct.publish(module, "gradients", store)
@@ -200,7 +200,7 @@ def test_requires_grad(store: Any) -> None:
             assert (other.weight.requires_grad, other.bias.requires_grad) == expected
 
 
-def test_in_inference_mode_and_on_a_default_device(store: Any) -> None:
+def test_publish_and_attach_in_modes_of_torch(store: Any) -> None:
     module = torch.nn.Linear(4, 4)
     ct.publish(module, "modes", store)
     other = on_meta(lambda: torch.nn.Linear(4, 4))
@@ -213,7 +213,7 @@ def test_in_inference_mode_and_on_a_default_device(store: Any) -> None:
     same(state(other), state(module))
 
 
-def test_tied_here_but_not_there(store: Any) -> None:
+def test_tied_and_untied_modules(store: Any) -> None:
     ct.publish(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), "untied", store)
     tied = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     tied[1].weight = tied[0].weight
@@ -225,42 +225,42 @@ def test_tied_here_but_not_there(store: Any) -> None:
     assert loose[0].weight is loose[1].weight
 
 
-def test_state_dicts(store: Any) -> None:
-    module = Odd()
+def test_state_dict_is_published_and_attached(store: Any) -> None:
+    module = UnusualModule()
     saved = module.state_dict()
     ct.publish_state_dict(saved, "state", store)
     shown = ct.state_dict("state", store)
     assert shown.keys() == saved.keys()
     same(dict(shown), {name: value.clone() for name, value in saved.items()})
     assert shown["first.weight"] is shown["tied.weight"]
-    other = Odd()
+    other = UnusualModule()
     other.frozen.requires_grad_(True)
     ct.attach(other, "state", store)
-    assert other.frozen.requires_grad, "a state dict does not say"
+    assert other.frozen.requires_grad, "a state dict does not record requires_grad"
     same(state(other), state(module))
-    third = Odd()
+    third = UnusualModule()
     third.load_state_dict(ct.state_dict("state", store), assign=True)
     same(state(third), state(module))
-    # A buffer that no state dict has needs a value of the module's own.
+    # A state dict lacks non-persistent buffers, so the module needs values for them.
     with pytest.raises(cotensor.InvalidError, match="positions"):
-        ct.attach(on_meta(Odd), "state", store)
+        ct.attach(on_meta(UnusualModule), "state", store)
 
 
-def test_progress_and_logging(store: Any, caplog: Any) -> None:
+def test_progress_and_log_lines(store: Any, caplog: Any) -> None:
     seen = []
     with caplog.at_level(logging.INFO, logger="cotensor"):
-        ct.publish(torch.nn.Linear(64, 64), "told", store, progress=lambda done, total: seen.append((done, total)))
-        ct.attach(torch.nn.Linear(64, 64), "told", store)
+        ct.publish(torch.nn.Linear(64, 64), "logged", store, progress=lambda done, total: seen.append((done, total)))
+        ct.attach(torch.nn.Linear(64, 64), "logged", store)
     assert seen[0][0] == 0
     assert seen == sorted(seen)
     assert seen[-1][0] <= seen[-1][1]
     assert seen[-1][0] == 64 * 64 * 4 + 64 * 4
-    assert any("published told version 1" in record.message for record in caplog.records)
-    assert any("attached told version 1" in record.message for record in caplog.records)
-    ct.publish(torch.nn.Linear(4, 4), "told", store, progress=True)
+    assert any("published logged version 1" in record.message for record in caplog.records)
+    assert any("attached logged version 1" in record.message for record in caplog.records)
+    ct.publish(torch.nn.Linear(4, 4), "logged", store, progress=True)
 
 
-def test_following(store: Any) -> None:
+def test_module_follows_new_versions(store: Any) -> None:
     first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
     ct.publish(first, "followed", store, attach=False)
     module = on_meta(lambda: torch.nn.Linear(4, 4))
@@ -270,8 +270,8 @@ def test_following(store: Any) -> None:
     ct.publish(second, "followed", store, attach=False)
     twin = copy.deepcopy(module)
     assert torch.equal(module(x), second(x))
-    assert torch.equal(twin(x), first(x)), "a copy is on its own"
-    # A version that does not fit is not switched to.
+    assert torch.equal(twin(x), first(x)), "a copy does not follow"
+    # The module does not switch to a version that does not fit.
     ct.publish(torch.nn.Linear(5, 5), "followed", store)
     assert torch.equal(module(x), second(x))
     with pytest.raises(cotensor.InvalidError):
@@ -292,15 +292,15 @@ def test_following_module_outlives_the_daemon(caplog: Any) -> None:
         ct.publish(module, "followed", store)
         ct.publish(first, "followed", store, attach=False)
         assert torch.equal(module(x), first(x))
-        assert ct.attachment(module).version == 3, "publishing itself does not end following"
+        assert ct.attachment(module).version == 3, "a module that publishes continues to follow"
     store.close()
     for _ in range(3):
         assert torch.equal(module(x), first(x))
     assert sum("version 3 stays" in record.message for record in caplog.records) == 1
 
 
-def test_a_forward_pass_is_of_one_version(store: Any) -> None:
-    """The layers' products are 1 for every version; a mixture would show."""
+def test_forward_pass_uses_one_version(store: Any) -> None:
+    """The product of the weights is 1 in every version, but not for weights of two versions."""
 
     class Pair(torch.nn.Module):
         def __init__(self, value: float) -> None:
@@ -342,10 +342,10 @@ def test_a_forward_pass_is_of_one_version(store: Any) -> None:
 CHILD = """
 import sys, torch, cotensor, cotensor.torch as ct
 sys.path.insert(0, sys.argv[2])
-from test_torch_models import Odd
+from test_torch_models import UnusualModule
 with cotensor.connect(sys.argv[1]) as store:
     with torch.device("meta"):
-        module = Odd()
+        module = UnusualModule()
     ct.attach(module, "crossing", store)
     module.eval()
     assert module.tied.weight is module.first.weight
@@ -357,14 +357,14 @@ with cotensor.connect(sys.argv[1]) as store:
 """
 
 
-def test_another_process_computes_the_same_bits(daemon: Any) -> None:
+def test_another_process_computes_the_same_result(daemon: Any) -> None:
     with daemon.connect() as store:
-        module = Odd().eval()
+        module = UnusualModule().eval()
         x = torch.linspace(-1, 1, 48).reshape(3, 16)
         with torch.no_grad():
             want = module(x).numpy().tobytes().hex()
         ct.publish(module, "crossing", store)
-        for _ in range(2):  # what the first writes, the second does not see
+        for _ in range(2):  # writes of the first child are private to it
             child = subprocess.run(
                 [sys.executable, "-c", CHILD, str(daemon.socket), str(Path(__file__).parent)],
                 capture_output=True,
@@ -377,7 +377,7 @@ def test_another_process_computes_the_same_bits(daemon: Any) -> None:
             assert module(x).numpy().tobytes().hex() == want
 
 
-def test_the_daemon_is_the_store_that_is_meant(daemon: Any, monkeypatch: Any) -> None:
+def test_default_store_is_the_daemon(daemon: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("COTENSOR_SOCKET", str(daemon.socket))
     monkeypatch.setattr("cotensor.torch.store._default", None)
     module = torch.nn.Linear(3, 3)
@@ -397,7 +397,7 @@ def test_cotensor_does_not_import_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_views_lie_in_one_mapping(store: Any) -> None:
+def test_views_share_one_mapping(store: Any) -> None:
     ct.publish(torch.nn.Linear(100, 100), "mapping", store)
     whole = store.get("mapping")
     read, data = manifest.read_manifest(whole)

@@ -1,4 +1,4 @@
-"""Modules that are made without memory, and without initializing it."""
+"""Modules on the meta device: made without memory and initialization."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import cotensor.torch as ct  # noqa: E402
 
 
 class Counting(TorchDispatchMode):
-    """The operators that run."""
+    """Counts the operators that run, by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ def make() -> Any:
 def test_initialization_is_skipped_on_meta() -> None:
     with Counting() as plain, torch.device("meta"):
         make()
-    assert plain.found["uniform_"] == 4 and plain.found["normal_"] == 1, "the premise"
+    assert plain.found["uniform_"] == 4 and plain.found["normal_"] == 1, "torch initializes on the meta device too"
     with Counting() as counted, ct.on_meta():
         module = make()
     assert not counted.found["uniform_"] and not counted.found["normal_"]
@@ -47,7 +47,7 @@ def test_initialization_is_skipped_on_meta() -> None:
         assert torch.equal(module[0].weight, other[0].weight)
 
 
-def test_models_of_transformers_are_not_initialized_before_they_are_attached(tmp_path: Any) -> None:
+def test_shared_weights_skips_initialization(tmp_path: Any) -> None:
     transformers = pytest.importorskip("transformers")
     from torch_models import family, run
 
@@ -56,14 +56,14 @@ def test_models_of_transformers_are_not_initialized_before_they_are_attached(tmp
     saved.save_pretrained(tmp_path)
     with Counting() as plain:
         kind.from_pretrained(tmp_path)
-    assert plain.found["uniform_"] or plain.found["normal_"], "the premise"
+    assert plain.found["uniform_"] or plain.found["normal_"], "transformers initializes without shared weights"
     with cotensor.Store() as store:
         for name in ("loaded", "attached", "made"):
             with Counting() as counted, ct.shared_weights("bert", store):
                 model = kind._from_config(config) if name == "made" else kind.from_pretrained(tmp_path)
             assert not counted.found["uniform_"] and not counted.found["normal_"]
             assert run(model, inputs) == want
-        # What no file has is initialized as ever.
+        # Weights that no file has are initialized.
         with ct.shared_weights("head", store):
             head = transformers.BertForSequenceClassification.from_pretrained(tmp_path)
         assert head.classifier.weight.abs().sum() > 0

@@ -1,4 +1,4 @@
-"""Modules that follow their name, compiled, pinned to one version, and while they generate."""
+"""Modules that follow their name: compiled, pinned to one version, and during generation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import cotensor.torch as ct  # noqa: E402
 
 
 class Weighed(torch.nn.Module):
-    """Gives its weight; something can happen during the pass."""
+    """Returns its weight. Calls `between` during the pass."""
 
     def __init__(self, value: float = 0.0) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Weighed(torch.nn.Module):
         return float(self.weight)
 
     def generate(self, *between: Callable[[], Any]) -> List[float]:
-        """As transformers does: a pass for each token."""
+        """Runs one pass for each token, like transformers."""
         return [self(each) for each in between]
 
 
@@ -44,7 +44,7 @@ store = embedded_store()
 
 @pytest.fixture
 def graphs() -> Iterator[List[Any]]:
-    """What ``torch.compile`` captures; nothing is left of it afterwards."""
+    """A list for the graphs that ``torch.compile`` captures, with an empty compiler cache before and after."""
     import torch._dynamo
 
     torch._dynamo.reset()
@@ -69,7 +69,7 @@ def follows(store: cotensor.Store, run: Callable[[Any], Any]) -> None:
 
 @pytest.mark.parametrize("how", ["wrapped", "wrapped first", "in place", "around", "function"])
 @pytest.mark.parametrize("when", ["compiled after", "compiled before", "run before"])
-def test_a_compiled_module_follows(store: cotensor.Store, graphs: List[Any], how: str, when: str) -> None:
+def test_compiled_module_follows(store: cotensor.Store, graphs: List[Any], how: str, when: str) -> None:
     def backend(captured: Any, example: Any) -> Any:
         graphs.append(captured)
         return captured.forward
@@ -109,7 +109,7 @@ def test_a_compiled_module_follows(store: cotensor.Store, graphs: List[Any], how
     assert ct.attachment(attached).version == 4
 
 
-def test_a_module_compiled_as_one_graph_is_refused(store: cotensor.Store, graphs: List[Any]) -> None:
+def test_module_compiled_as_one_graph_is_refused(store: cotensor.Store, graphs: List[Any]) -> None:
     ct.publish(line(1.0), "line", store, attach=False)
     module = line(0.0)
     run = torch.compile(module, backend="eager", fullgraph=True)
@@ -118,7 +118,7 @@ def test_a_module_compiled_as_one_graph_is_refused(store: cotensor.Store, graphs
         ct.attach(module, "line", store, follow=True)
         with pytest.raises(torch._dynamo.exc.Unsupported, match="Gate.enter|follow.py"):
             run(torch.ones(1, 2))
-        # Without following it is one graph again, which refresh() brings to the newest version.
+        # Without following, the module compiles to one graph again, and refresh() switches its weights.
         ct.attach(module, "line", store, follow=False)
         assert float(run(torch.ones(1, 2))) == 2.0
         ct.publish(line(2.0), "line", store, attach=False)
@@ -126,16 +126,16 @@ def test_a_module_compiled_as_one_graph_is_refused(store: cotensor.Store, graphs
         assert float(run(torch.ones(1, 2))) == 4.0
 
 
-def test_weights_as_constants_of_compiled_code_are_refused(store: cotensor.Store) -> None:
+def test_freezing_of_weights_is_refused(store: cotensor.Store) -> None:
     import torch._inductor.config as config
 
     ct.publish(line(1.0), "line", store, attach=False)
     module = line(0.0)
-    # Not monkeypatch: undoing it hides the setting from torch.
+    # torch's own patch, because undoing a monkeypatch hides the setting from torch.
     with config.patch(freezing=True), pytest.raises(cotensor.UnsupportedError, match="freezing") as error:
         ct.attach(module, "line", store, follow=True)
     assert error.value.field == "follow"
-    assert not module[0].weight.any(), "the module is as it was"
+    assert not module[0].weight.any(), "the module is unchanged"
     ct.attach(module, "line", store)
 
 
@@ -149,11 +149,11 @@ def test_compiled_module_is_published_and_attached(store: cotensor.Store) -> Non
     ct.attach(torch.compile(line(0.0), backend="eager"), "compiled", store)
 
 
-def test_a_pinned_module_stays_on_one_version(store: cotensor.Store) -> None:
+def test_pinned_module_stays_on_one_version(store: cotensor.Store) -> None:
     module = follower(store)
     ct.publish(Weighed(2), "weighed", store)
     with ct.pin(module):
-        assert module() == 2, "the newest when it began"
+        assert module() == 2, "a pin starts with the newest version"
         ct.publish(Weighed(3), "weighed", store)
         with ct.pin(module):
             assert module() == 2
@@ -165,12 +165,12 @@ def test_a_pinned_module_stays_on_one_version(store: cotensor.Store) -> None:
         assert module() == 2
     assert module() == 3
     with ct.pin(line(1.0)):
-        pass  # one that does not follow needs none
+        pass  # a module that does not follow can be pinned too
     with pytest.raises(cotensor.InvalidError), ct.pin(3):  # type: ignore[arg-type]
         pass
 
 
-def test_a_pin_holds_for_other_threads_and_ends_for_them(store: cotensor.Store, monkeypatch: Any) -> None:
+def test_pin_applies_to_other_threads_until_it_ends(store: cotensor.Store, monkeypatch: Any) -> None:
     monkeypatch.setattr("cotensor.torch.weights.follow.PASS_TIMEOUT", 0.2)
     module = follower(store)
     pinned, go_on, seen = threading.Event(), threading.Event(), []
@@ -187,7 +187,7 @@ def test_a_pin_holds_for_other_threads_and_ends_for_them(store: cotensor.Store, 
     ct.publish(Weighed(2), "weighed", store)
     assert [module() for _ in range(3)] == [1, 1, 1]
     gate = ct.weights.models._states[module].gate
-    assert not gate._must_wait(module), "it waited once in vain"
+    assert not gate._must_wait(module), "after one wait in vain, passes do not wait"
     refreshed = []
     waiting = threading.Thread(target=lambda: refreshed.append(ct.refresh(module)))
     waiting.start()
@@ -215,7 +215,7 @@ def test_pin_in_a_generator_ends_in_any_thread(store: cotensor.Store) -> None:
     assert module() == 2
 
 
-def test_a_forked_child_has_no_pin_of_its_parents(daemon: Any) -> None:
+def test_forked_child_has_no_pin_of_its_parent(daemon: Any) -> None:
     with daemon.connect() as store:
         module = follower(store)
         code = None
@@ -232,7 +232,7 @@ def test_a_forked_child_has_no_pin_of_its_parents(daemon: Any) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_modules_inside_are_pinned_too(store: cotensor.Store) -> None:
+def test_submodules_are_pinned(store: cotensor.Store) -> None:
     inner = follower(store)
     outer = torch.nn.ModuleList([torch.nn.Identity(), inner])
     with ct.pin(outer):
@@ -241,7 +241,7 @@ def test_modules_inside_are_pinned_too(store: cotensor.Store) -> None:
     assert inner() == 2
 
 
-def test_generate_is_of_one_version(store: cotensor.Store) -> None:
+def test_generate_uses_one_version(store: cotensor.Store) -> None:
     module = follower(store)
 
     def publish(value: float) -> Callable[[], Any]:
@@ -249,7 +249,7 @@ def test_generate_is_of_one_version(store: cotensor.Store) -> None:
 
     assert module.generate(publish(2), publish(3), publish(4)) == [1, 1, 1]
     assert module.generate(lambda: None) == [4]
-    # A copy, and what is saved, has the method of its class.
+    # Copies and saved modules have the method of their class.
     twin = copy.deepcopy(module)
     assert twin.generate(publish(5)) == [4] and module() == 5
     buffer = io.BytesIO()
@@ -260,7 +260,7 @@ def test_generate_is_of_one_version(store: cotensor.Store) -> None:
     assert "generate" not in vars(module)
 
 
-def test_transformers_generate_beside_a_trainer(store: cotensor.Store) -> None:
+def test_transformers_generate_uses_one_version(store: cotensor.Store) -> None:
     transformers = pytest.importorskip("transformers")
     from torch_models import family
 
@@ -270,12 +270,12 @@ def test_transformers_generate_beside_a_trainer(store: cotensor.Store) -> None:
         torch.manual_seed(seed)
         models.append(kind(config).eval())
     want = [model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=8, do_sample=False).tolist() for model in models]
-    assert want[0] != want[1], "the premise"
+    assert want[0] != want[1], "the versions generate different tokens"
     ct.publish(models[0], "llama", store, attach=False)
     model = kind(config).eval()
     ct.attach(model, "llama", store, follow=True)
 
-    class Training(transformers.StoppingCriteria):
+    class PublishAfterEachToken(transformers.StoppingCriteria):
         """Publishes the other version after each token."""
 
         def __call__(self, tokens: Any, scores: Any, **more: Any) -> Any:
@@ -285,7 +285,7 @@ def test_transformers_generate_beside_a_trainer(store: cotensor.Store) -> None:
     for _ in range(4):
         before = store.get("llama").version
         found = model.generate(
-            torch.tensor([[3, 4, 5]]), max_new_tokens=8, do_sample=False, stopping_criteria=[Training()]
+            torch.tensor([[3, 4, 5]]), max_new_tokens=8, do_sample=False, stopping_criteria=[PublishAfterEachToken()]
         )
         assert found.tolist() in want
         assert ct.attachment(model).version == before

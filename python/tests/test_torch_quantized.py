@@ -1,4 +1,4 @@
-"""Weights that are neither parameters nor buffers are refused: a module without them would compute something else."""
+"""Weights that are neither parameters nor buffers are refused, because a module without them computes other results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def embedding() -> Any:
     return torch.nn.Sequential(torch.ao.nn.quantized.Embedding(4, 4))
 
 
-#: Quantized modules of every kind, and a name that the error has.
+#: Quantized modules of every kind, and the start of the field in the error.
 QUANTIZED: Dict[str, Any] = {
     "linear": (lambda: dynamic(torch.nn.Linear(4, 4)), "0."),
     "recurrent": (lambda: dynamic(torch.nn.LSTM(4, 4)), "0._all_weight_values"),
@@ -60,7 +60,7 @@ def test_packed_weights_are_refused(store: cotensor.Store, what: str) -> None:
 
 def test_modules_without_packed_weights_are_published(store: cotensor.Store) -> None:
     class Renamed(torch.nn.Module):
-        """Its state dict has another name for a parameter."""
+        """A module whose state dict has another name for a parameter."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""Outputs of modules, computed once for all who ask."""
+"""Shared outputs of modules: computed once for equal modules and inputs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ without_gradients = no_gradients()
 store = embedded_store()
 
 
-def test_the_second_model_with_the_same_encoder_computes_nothing(store):
+def test_equal_encoders_compute_once(store):
     one, other = Encoder().eval(), Encoder().eval()
     x = torch.randn(4, 8)
     expected = one(x)
@@ -47,7 +47,7 @@ def test_the_second_model_with_the_same_encoder_computes_nothing(store):
     assert torch.equal(one(x), expected) and torch.equal(other(x.clone()), expected)
     assert first.spaces == second.spaces and len(first.spaces) == 1
     assert (first.computed, first.hits, second.computed, second.hits) == (1, 0, 0, 1)
-    assert torch.equal(other(x + 1), Encoder().eval()(x + 1)), "another input is another result"
+    assert torch.equal(other(x + 1), Encoder().eval()(x + 1)), "another input has another result"
     unshare(other)
     other(x)
     assert (second.hits, second.computed) == (1, 1)
@@ -60,7 +60,7 @@ def test_the_second_model_with_the_same_encoder_computes_nothing(store):
     [lambda: Encoder(seed=1), lambda: Encoder(width=17), lambda: Encoder(scale=2.0)],
     ids=["weights", "shape", "setting"],
 )
-def test_a_different_encoder_is_never_taken_for_the_same(store, different):
+def test_different_encoders_do_not_share(store, different):
     one, other = Encoder().eval(), different().eval()
     x = torch.randn(4, 8)
     expected = other(x)
@@ -70,7 +70,7 @@ def test_a_different_encoder_is_never_taken_for_the_same(store, different):
     assert first.spaces != second.spaces
 
 
-def test_outputs_of_any_shape_come_back_as_they_were(store):
+def test_nested_outputs_are_restored(store):
     module = Encoder().eval()
     shared = share(module, store=store)
     x = torch.randn(3, 8)
@@ -82,10 +82,10 @@ def test_outputs_of_any_shape_come_back_as_they_were(store):
     assert torch.equal(second["pooled"][1][0], first["pooled"][1][0])
     assert second["pooled"][1][0].shape == ()
     module(x, offset=2.0, extra=True)
-    assert shared.computed == 2, "numbers among the arguments are part of the input"
+    assert shared.computed == 2, "plain numbers are part of the key"
 
 
-def test_writing_into_a_shared_output_is_the_writers_own(store):
+def test_writes_into_a_shared_output_are_private(store):
     module = Encoder().eval()
     share(module, store=store)
     x = torch.randn(3, 8)
@@ -98,7 +98,7 @@ def test_writing_into_a_shared_output_is_the_writers_own(store):
     assert torch.equal(module(x), expected)
 
 
-def test_dtypes_and_shapes_tell_inputs_apart(store):
+def test_dtype_shape_and_strides_are_part_of_the_key(store):
     class Same(nn.Module):
         def forward(self, x):
             return x * 1
@@ -111,13 +111,13 @@ def test_dtypes_and_shapes_tell_inputs_apart(store):
         assert result.shape == x.shape and result.dtype == x.dtype
     assert shared.computed == 4
     module(torch.zeros(3, 2).t())
-    assert shared.computed == 5, "kernels add in another order where elements lie otherwise"
+    assert shared.computed == 5, "strides are part of the key, because kernels sum in their order"
     module(torch.zeros(3, 2).t())
     module(torch.zeros(2, 3))
     assert shared.hits == 2
 
 
-def test_outputs_lie_as_they_were_made(store):
+def test_outputs_keep_their_strides(store):
     class Turned(nn.Module):
         def forward(self, x):
             turned = x.t() * 2
@@ -137,7 +137,7 @@ def test_outputs_lie_as_they_were_made(store):
     assert found[0] is found[1][0]
 
 
-def test_an_output_with_gaps_is_written_row_by_row(store):
+def test_output_with_overlaps_becomes_row_major(store):
     class Spread(nn.Module):
         def forward(self, x):
             return x[:, None].expand(2, 3)
@@ -160,7 +160,7 @@ def test_wrong_options_are_named(store):
         share(module, store=store)
 
 
-def test_why_a_call_is_private(store):
+def test_private_calls_are_counted_by_reason(store):
     module = Encoder(dropout=0.5)
     shared = share(module, store=store)
     x = torch.randn(2, 8)
@@ -175,7 +175,7 @@ def test_why_a_call_is_private(store):
     assert shared.capture(x) == shared.spaces[0]
 
 
-def test_one_call_with_hooks_does_not_end_sharing(store):
+def test_sharing_continues_after_a_call_with_hooks(store):
     module = Encoder().eval()
     shared = share(module, store=store)
     x = torch.randn(2, 8)
@@ -195,7 +195,7 @@ def test_one_call_with_hooks_does_not_end_sharing(store):
     assert 2 in seen and shared.private["there are hooks on all modules"] == 1
 
 
-def test_hooks_of_the_module_itself_run_at_each_call(store):
+def test_hooks_of_the_module_run_at_each_call(store):
     module = Encoder().eval()
     module.register_forward_hook(lambda module, args, output: output * 10)
     expected = Encoder().eval()(torch.ones(2, 8)) * 10
@@ -224,7 +224,7 @@ def test_result_that_the_store_refuses_is_computed_privately():
     [copy.copy, copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))],
     ids=["copy", "deepcopy", "pickle"],
 )
-def test_a_copy_of_a_shared_module_is_the_plain_one(store, duplicate):
+def test_copy_of_a_shared_module_is_not_shared(store, duplicate):
     module = Encoder().eval()
     shared = share(module, store=store)
     x = torch.randn(2, 8)
@@ -233,11 +233,11 @@ def test_a_copy_of_a_shared_module_is_the_plain_one(store, duplicate):
     assert "forward" not in vars(made) and set(vars(made)) == set(vars(Encoder().eval()))
     assert torch.equal(made(x), expected) and (shared.hits, shared.computed) == (0, 1)
     made.norm = nn.Identity().eval()
-    assert torch.equal(made(x), torch.relu(made.first(x))), "a copy has parts of its own"
+    assert torch.equal(made(x), torch.relu(made.first(x))), "a copy uses its own submodules"
     share(made, store=store)
 
 
-def test_a_shared_module_is_saved_and_exported_as_the_plain_one(store):
+def test_saved_and_exported_modules_are_not_shared(store):
     module = nn.Sequential(Encoder().eval(), nn.Linear(16, 2)).eval()
     x = torch.randn(2, 8)
     expected = module(x)
@@ -273,7 +273,7 @@ print(shared.hits, shared.computed, len(shared.spaces), float(y.sum()))
 """
 
 
-def test_another_process_does_not_compute_it_again(daemon):
+def test_another_process_reuses_the_output(daemon):
     def run(size):
         folder = str(Path(__file__).parent)
         done = subprocess.run(
@@ -284,7 +284,7 @@ def test_another_process_does_not_compute_it_again(daemon):
 
     first, second = run("5"), run("7")
     assert first[:3] == ["0", "2", "2"]
-    # The graph is the same, whatever input it was captured with.
+    # Captures with other inputs give the same graph.
     assert second[:3] == ["1", "1", "2"] and first[3] == second[3]
     with daemon.connect() as store:
         assert sum(name.startswith("weights/") for name in store.names()) == 1

@@ -1,4 +1,4 @@
-"""State of the process and the thread that changes numbers is part of the key, or makes the call private."""
+"""Process and thread state that changes results is part of the key, or makes the call private."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ KEYED = {
 
 
 @pytest.mark.parametrize("state", KEYED.values(), ids=KEYED)
-def test_results_are_not_shared_across_states_that_change_numbers(store, state):
+def test_numeric_state_is_part_of_the_key(store, state):
     def function(self, x):
         y = self.linear(x) + torch.ones(4) / 3
         return nn.functional.scaled_dot_product_attention(y, y, y).double()
 
     module, sharing = shared(store, function)
     x = torch.randn(2, 3, 4)
-    # Stating the default is another state than never having stated it.
+    # The explicit default differs from the implicit one in torch's state.
     torch.set_float32_matmul_precision("highest")
     module(x)
     before = sharing.computed, sharing.hits
@@ -130,8 +130,8 @@ def test_modes_make_a_call_private(store, mode, reason):
     assert sharing.hits == before[1] + 1
 
 
-def test_numbers_that_another_thread_would_flush_are_not_published(store):
-    """Threads that torch made while denormal numbers were flushed go on flushing them."""
+def test_flushed_denormal_results_are_not_published(store):
+    """Threads of torch keep flushing denormal numbers if flushing was on when they were created."""
     module, sharing = shared(store, lambda self, x: x * 0.5)
 
     def run(flush):
@@ -152,7 +152,7 @@ def test_numbers_that_another_thread_would_flush_are_not_published(store):
     assert computed + sharing.hits <= 1 and sharing.computed == 1
 
 
-def test_transforms_of_functions_run_the_module_itself(store):
+def test_function_transforms_run_the_module(store):
     module, sharing = shared(store, lambda self, x: x * 2)
     x = torch.ones(3, 4)
     assert torch.equal(torch.func.vmap(module)(x), x * 2)
@@ -166,7 +166,7 @@ def test_transforms_of_functions_run_the_module_itself(store):
     assert sharing.computed == sharing.hits == 0
 
 
-def test_a_compiled_module_around_a_shared_one_is_the_plain_one(store):
+def test_compiled_outer_module_does_not_share(store):
     module, sharing = shared(store, lambda self, x: self.linear(x) * 2)
     compiled = torch.compile(nn.Sequential(module), backend="eager")
     assert torch.equal(compiled(torch.ones(2, 4)), torch.full((2, 4), 2.0))
@@ -200,7 +200,7 @@ INPUTS = {
 
 
 @pytest.mark.parametrize("make, reason", INPUTS.values(), ids=INPUTS)
-def test_inputs_that_no_key_describes_make_a_call_private(store, make, reason):
+def test_inputs_without_a_key_make_a_call_private(store, make, reason):
     module, sharing = shared(store, lambda self, x, y=1: x * y)
     inputs = make()
     expected = type(module).forward(module, *inputs)
@@ -208,8 +208,8 @@ def test_inputs_that_no_key_describes_make_a_call_private(store, make, reason):
     assert sharing.computed == 0 and any(reason in known for known in sharing.private), dict(sharing.private)
 
 
-def test_a_graph_reads_no_more_than_its_inputs(store):
-    """`as_strided` reads memory by absolute offsets, outside of what a view of it shows."""
+def test_graph_reads_only_its_inputs(store):
+    """`as_strided` reads the storage by absolute offsets, also outside of a view."""
     module, sharing = shared(store, lambda self, x: x.as_strided((2,), (1,), 0) * 1)
     module(torch.tensor([7.0, 7.0]))
     assert sharing.computed == 1
@@ -218,17 +218,17 @@ def test_a_graph_reads_no_more_than_its_inputs(store):
         assert torch.equal(module(view), torch.tensor([7.0, 7.0])), "equal inputs give equal outputs"
 
 
-def test_outputs_do_not_show_weights_or_inputs(store):
+def test_outputs_do_not_alias_weights_or_inputs(store):
     module, _ = shared(store, lambda self, x: [self.linear.weight[0].detach(), x, x[0]])
     x = torch.ones(2, 4)
     for _ in range(2):
         weight, same, part = module(x)
         assert torch.equal(weight, torch.eye(4)[0]) and torch.equal(part, torch.ones(4))
         weight.zero_(), same.zero_()
-    assert torch.equal(x, torch.ones(2, 4)), "an output is a tensor of its own"
+    assert torch.equal(x, torch.ones(2, 4)), "an output shares no memory with the input"
 
 
-def test_a_forked_child_computes_by_itself(store):
+def test_forked_child_computes_itself(store):
     module, _ = shared(store, lambda self, x: self.linear(x))
     x = torch.ones(1, 4)
     module(x)

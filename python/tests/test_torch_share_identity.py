@@ -1,4 +1,4 @@
-"""Modules that compute differently never share an output, and changes after `share` have no effect until `refresh`."""
+"""Modules with different results never share outputs. Changes after `share` have no effect until `refresh`."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _too_deep(by):
 
 def _global_of(by):
     source = "def helper(x):\n    return x * BY\ndef run(x):\n    return helper(x)\n"
-    made = {"__name__": "somebodys", "BY": by}
+    made = {"__name__": "other_module", "BY": by}
     exec(source, made)
     return made["run"]
 
@@ -165,7 +165,7 @@ def _slots(by):
 
 
 def _lazy_import(by):
-    """A module of Python that only `forward` imports."""
+    """A Python module that only `forward` imports."""
     name = f"lazily_imported_{int(by)}"
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].BY = by
@@ -177,7 +177,7 @@ def _lazy_import(by):
 
 
 def _attention(by):
-    """A function that is found by a name in a registry."""
+    """A function in a registry, found by name."""
     registry = {"custom": lambda x: x * by}
     made = Has(lambda x: registry["custom"](x))
     made.implementation = "custom"
@@ -185,7 +185,7 @@ def _attention(by):
 
 
 def _patched(by):
-    """A function of torch that is another one while the module is captured."""
+    """One of two functions of torch."""
     return Has(lambda x: (torch.nn.functional.relu if by == 2.0 else torch.abs)(x) * by)
 
 
@@ -199,7 +199,7 @@ ALIKE = {
     "pattern": lambda by: Has(re.compile("a" * int(by))),
     "nested": lambda by: Has(_nested(by)),
     "global": lambda by: Has(_global_of(by)),
-    "number and truth": lambda by: Has(True if by == 2.0 else 2),
+    "number and bool": lambda by: Has(True if by == 2.0 else 2),
     "helper": _helper,
     "decorated": _decorated,
     "property": _property,
@@ -219,7 +219,7 @@ ALIKE = {
 
 
 @pytest.mark.parametrize("make", ALIKE.values(), ids=ALIKE)
-def test_different_code_and_settings_are_never_taken_for_the_same(store, make):
+def test_different_code_and_settings_do_not_share(store, make):
     one, same, other = make(2.0).eval(), make(2.0).eval(), make(3.0).eval()
     x = torch.arange(1.0, 4.0)
     expected = one(x), other(x)
@@ -273,7 +273,7 @@ def _everything(self, x, y=None):
 
 
 def shared_with_everything(store):
-    """A shared module whose code reads all that the changes change."""
+    """A shared module whose code reads everything that CHANGES modify."""
     module, shared = shared_by(
         store,
         _everything,
@@ -289,7 +289,7 @@ def shared_with_everything(store):
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_later_changes_of_the_module_have_no_effect(store, change, monkeypatch):
+def test_changes_have_no_effect_until_refresh(store, change, monkeypatch):
     GLOBAL.fill_(1.0)
     module, shared = shared_with_everything(store)
     shared.refresh()
@@ -297,13 +297,13 @@ def test_later_changes_of_the_module_have_no_effect(store, change, monkeypatch):
     before = module(x)
     change(module, monkeypatch)
     after = type(module).forward(module, x)
-    assert not torch.equal(before, after), "the change changes what the module's own code computes"
+    assert not torch.equal(before, after), "the change has an effect on the module's own code"
     assert torch.equal(module(x), before) and shared.hits == 1
     other = x + 1
     again = module(other)
     monkeypatch.undo()
     assert shared.computed == 2
-    assert torch.equal(again, share_of_before(store)(other)), "inputs that come later run the same graph"
+    assert torch.equal(again, unchanged_module(store)(other)), "later inputs run the same graph"
     change(module, monkeypatch)
     expected = type(module).forward(module, x)
     shared.refresh()
@@ -311,14 +311,14 @@ def test_later_changes_of_the_module_have_no_effect(store, change, monkeypatch):
     GLOBAL.fill_(1.0)
 
 
-def share_of_before(store):
-    """The module of the test above, as it was."""
+def unchanged_module(store):
+    """The function of the module of the test above, before the change."""
     module, _ = shared_with_everything(store)
     GLOBAL.fill_(1.0)
     return lambda x: type(module).forward(module, x)
 
 
-def test_a_kind_of_call_that_comes_later_is_captured_from_the_module_as_it_was(store):
+def test_later_kind_of_call_is_captured_from_the_snapshot(store):
     module, shared = shared_by(store, lambda self, x, y=None: self.linear(x) * self.scale + (0 if y is None else y), scale=2.0)
     x = torch.ones(3, 4)
     module(x)
@@ -330,7 +330,7 @@ def test_a_kind_of_call_that_comes_later_is_captured_from_the_module_as_it_was(s
 
 @pytest.mark.parametrize("write", ["numpy", "torch"])
 def test_graph_with_written_weights_is_not_used(store, write):
-    """Nothing that Python code is given leads to those weights; the kernel knows that their pages were written."""
+    """Writes to the snapshot's weights, which bypass torch's version counters, are found by the kernel's dirty pages."""
     module, shared = shared_by(store, lambda self, x: self.linear(x))
     x = torch.ones(3, 4)
     module(x)
@@ -347,7 +347,7 @@ def test_graph_with_written_weights_is_not_used(store, write):
     assert shared.computed == 2
 
 
-def test_a_module_that_switches_to_a_newer_version_is_captured_again(store):
+def test_module_is_captured_again_after_a_version_switch(store):
     def made(number):
         module = nn.Linear(2, 2, bias=False).eval()
         nn.init.constant_(module.weight, number)
@@ -366,7 +366,7 @@ def test_a_module_that_switches_to_a_newer_version_is_captured_again(store):
 
 
 @pytest.mark.parametrize("convert", [lambda module: module.double(), lambda module: module.half()], ids=["double", "half"])
-def test_a_module_that_is_converted_afterwards_runs_itself(store, convert):
+def test_converted_module_runs_privately(store, convert):
     module, shared = shared_by(store, lambda self, ids: self.linear.weight[ids])
     ids = torch.tensor([0, 2])
     module(ids)
@@ -377,7 +377,7 @@ def test_a_module_that_is_converted_afterwards_runs_itself(store, convert):
     assert module(ids).dtype == module.linear.weight.dtype and shared.computed == 2
 
 
-def test_other_parameters_by_functional_call_run_the_module_itself(store):
+def test_functional_call_runs_the_module(store):
     module, shared = shared_by(store, lambda self, x: self.linear(x))
     x = torch.ones(2, 4)
     module(x)

@@ -1,4 +1,4 @@
-"""Encoders of the libraries that people have them from."""
+"""Shared encoders of transformers, sentence_transformers, diffusers, peft and torch."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_encoders_of_transformers_are_shared(store, make, inputs, activation):
     assert not any(one.private for one in shared)
 
 
-def test_hidden_states_are_shared_and_sharing_goes_on_after_them(store):
+def test_hidden_states_are_shared(store):
     model, plain = _made(_bert), _made(_bert)
     given = _tokens()
     expected = plain(**given, output_hidden_states=True)
@@ -102,7 +102,7 @@ def test_hidden_states_are_shared_and_sharing_goes_on_after_them(store):
     assert shared.computed + shared.hits == 4 and not shared.private
 
 
-def test_a_model_around_a_shared_encoder_gets_all_hidden_states(store):
+def test_outer_model_gets_all_hidden_states(store):
     model, plain = _made(_bert), _made(_bert)
     shared = share(model.encoder, store=store)
     given = _tokens()
@@ -112,7 +112,7 @@ def test_a_model_around_a_shared_encoder_gets_all_hidden_states(store):
     assert shared.hits >= 1 and shared.private["an outer model collects hidden states"] == 2
 
 
-def test_a_batch_encoding_is_an_argument_as_any(store):
+def test_batch_encoding_is_a_supported_argument(store):
     class Pooled(nn.Module):
         def __init__(self):
             super().__init__()
@@ -131,7 +131,7 @@ def test_a_batch_encoding_is_an_argument_as_any(store):
         assert torch.equal(module(transformers.BatchEncoding(_tokens())), expected)
 
 
-def test_a_published_model_and_a_loaded_one_share_outputs_and_weights():
+def test_published_and_loaded_models_share():
     store = cotensor.Store()
     loaded, published = _made(_bert), _made(_bert)
     publish(published, "bert-of-this-test", store)
@@ -148,7 +148,7 @@ def test_a_published_model_and_a_loaded_one_share_outputs_and_weights():
     assert one.hits == 1
     one.refresh()
     published(**_tokens())
-    assert one.computed == 2, "a row that was written in place belongs to this process, and makes another space"
+    assert one.computed == 2, "a row written in place gives another space"
 
 
 def test_sentence_transformers_are_shared(store, tmp_path):
@@ -189,7 +189,7 @@ def test_models_of_diffusers_are_shared(store):
     assert (first.computed, second.computed, second.hits) == (1, 0, 1), (first, second)
 
 
-def test_a_model_with_adapters_is_shared(store):
+def test_model_with_adapters_is_shared(store):
     peft = pytest.importorskip("peft")
     wanted = peft.LoraConfig(target_modules=["query", "value"], r=2, init_lora_weights=False)
 
@@ -209,7 +209,7 @@ def test_a_model_with_adapters_is_shared(store):
         one(**_tokens())
 
 
-def test_encoder_layers_of_torch_itself_are_shared(store):
+def test_encoder_layers_of_torch_are_shared(store):
     def make():
         torch.manual_seed(3)
         layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)

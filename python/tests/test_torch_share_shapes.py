@@ -1,4 +1,4 @@
-"""A captured graph runs at no shape for which the module's code would have done something else."""
+"""A captured graph runs only for shapes for which the module's code computes the same."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ BRANCHES = {
 
 
 @pytest.mark.parametrize("function", BRANCHES.values(), ids=BRANCHES)
-def test_branches_on_sizes_give_the_modules_result(store, function):
+def test_branches_on_sizes_give_the_result_of_the_module(store, function):
     module, sharing = shared(store, function)
     for size in (4, 6, 3, 1, 0, 12, 4):
         x = torch.arange(size * 4.0).view(size, 4)
@@ -82,7 +82,7 @@ def test_branches_on_sizes_give_the_modules_result(store, function):
     assert sharing.hits >= 1
 
 
-def test_one_graph_serves_all_sizes_that_nothing_depends_on(store):
+def test_one_graph_serves_all_sizes(store):
     module, sharing = shared(store, lambda self, x: self.linear(x).softmax(0))
     for size in (3, 17, 2, 9):
         x = torch.randn(size, 4)
@@ -90,10 +90,10 @@ def test_one_graph_serves_all_sizes_that_nothing_depends_on(store):
     assert len(sharing.spaces) == 1 and sharing.computed == 4
     module(torch.randn(1, 4))
     module(torch.randn(0, 4))
-    assert len(sharing.spaces) == 3 or sharing.private, "sizes 0 and 1 are kinds of their own"
+    assert len(sharing.spaces) == 3 or sharing.private, "sizes 0 and 1 have graphs of their own"
 
 
-def test_sizes_that_agree_by_chance_are_not_taken_for_equal(store):
+def test_equal_sizes_by_chance_stay_independent(store):
     module, _ = shared(store, lambda self, x, y: (x * 2, y + 1))
     for sizes in ((3, 3), (3, 5), (5, 3), (4, 4)):
         given = [torch.ones(size, 2) for size in sizes]
@@ -119,7 +119,7 @@ ARGUMENTS = [
 ]
 
 
-def test_arguments_that_are_no_tensors_are_part_of_the_call(store):
+def test_other_arguments_are_part_of_the_key(store):
     def function(self, x, y="none"):
         return [x * 1, [repr(y)]]
 
@@ -131,31 +131,31 @@ def test_arguments_that_are_no_tensors_are_part_of_the_call(store):
     assert sharing.computed == len(ARGUMENTS) == sharing.hits
 
 
-def test_named_arguments_may_come_in_any_order(store):
+def test_order_of_keyword_arguments_is_irrelevant(store):
     module, sharing = shared(store, lambda self, x, y, **more: x - y)
     one, other = torch.ones(2, 4), torch.zeros(2, 4)
     assert torch.equal(module(x=one, y=other), module(y=other, x=one))
     assert torch.equal(module(one, y=other), one) and torch.equal(module(other, y=one), -one)
 
 
-def test_the_same_tensor_twice_is_not_two_equal_ones(store):
+def test_repeated_tensor_differs_from_equal_tensors(store):
     module, sharing = shared(store, lambda self, x, y: x * 2 if x is y else x)
     x = torch.ones(2, 4)
     assert torch.equal(module(x, x), x * 2) and torch.equal(module(x, x.clone()), x)
     assert torch.equal(module(x, x), x * 2) and sharing.computed == 2
 
 
-def test_strides_are_part_of_the_call(store):
+def test_strides_are_part_of_the_key(store):
     module, sharing = shared(store, lambda self, x: x * 2 if x.is_contiguous() else x)
     x = torch.arange(16.0).view(4, 4)
     for given in (x, x.t(), x[::2], x[:, 1:], x[1:3], x.t()[1:], x[None, :, 0], x.expand(2, 4, 4)):
         expected = type(module).forward(module, given)
         found = module(given)
         dense = given.is_contiguous() or given.t().is_contiguous() if given.ndim == 2 else given.is_contiguous()
-        assert torch.equal(found, expected) or not dense, "a tensor with gaps is given to the graph without them"
+        assert torch.equal(found, expected) or not dense, "the graph gets tensors without gaps"
 
 
-def test_the_number_of_graphs_is_bounded(store, monkeypatch):
+def test_number_of_graphs_is_bounded(store, monkeypatch):
     from cotensor.torch.outputs import calls
 
     monkeypatch.setattr(calls, "_CAPTURES_MAX", 2)

@@ -1,4 +1,4 @@
-"""Strides are kept exactly: torch chooses kernels and memory formats by them, those of dimensions of size 1 included."""
+"""Strides are exact, also of dimensions of size 1, because torch chooses kernels and memory formats by them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import cotensor  # noqa: E402
 import cotensor.torch as ct  # noqa: E402
 
 
-class Through(nn.Module):
-    """A convolution of one channel, whose output's memory format the operator after it depends on."""
+class AfterConvolution(nn.Module):
+    """An operator after a convolution of one channel. The kernel depends on the memory format of the convolution's output."""
 
     def __init__(self, after: Callable[[Any], Any], dimensions: int = 2) -> None:
         super().__init__()
@@ -29,8 +29,8 @@ class Through(nn.Module):
         return self.after(self.convolution(x))
 
 
-class Applied(nn.Module):
-    """An operator with one weight of this shape."""
+class WithWeight(nn.Module):
+    """An operator with one weight of the given shape."""
 
     def __init__(self, act: Callable[[Any, Any], Any], *shape: int) -> None:
         super().__init__()
@@ -54,8 +54,8 @@ def _grid(x: Any) -> Any:
     return F.grid_sample(x, places, align_corners=False)
 
 
-#: A module with weights that have dimensions of size 1, or that feeds an operator whose kernel depends on the layout; and
-#: the shape of its input.
+#: Modules with weights that have dimensions of size 1, or with an operator whose kernel depends on the layout, and the shapes
+#: of their inputs.
 OPERATORS: Dict[str, Tuple[Callable[[], Any], Tuple[int, ...]]] = {
     "conv1d": (lambda: nn.Conv1d(1, 8, 3), (2, 1, 20)),
     "conv1d pointwise": (lambda: nn.Conv1d(8, 6, 1), (2, 8, 20)),
@@ -84,62 +84,62 @@ OPERATORS: Dict[str, Tuple[Callable[[], Any], Tuple[int, ...]]] = {
     "batch norm 1d": (lambda: nn.BatchNorm1d(1), (4, 1, 9)),
     "batch norm 2d": (lambda: nn.BatchNorm2d(1), (4, 1, 5, 5)),
     "batch norm 3d": (lambda: nn.BatchNorm3d(4), (2, 4, 3, 3, 3)),
-    "batch norm after": (lambda: Through(nn.BatchNorm2d(8)), (2, 1, 8, 8)),
-    "instance norm after": (lambda: Through(nn.InstanceNorm2d(8, affine=True)), (2, 1, 8, 8)),
-    "group norm after": (lambda: Through(nn.GroupNorm(2, 8)), (2, 1, 8, 8)),
+    "batch norm after": (lambda: AfterConvolution(nn.BatchNorm2d(8)), (2, 1, 8, 8)),
+    "instance norm after": (lambda: AfterConvolution(nn.InstanceNorm2d(8, affine=True)), (2, 1, 8, 8)),
+    "group norm after": (lambda: AfterConvolution(nn.GroupNorm(2, 8)), (2, 1, 8, 8)),
     "layer norm": (lambda: nn.LayerNorm((1, 6)), (3, 1, 6)),
-    "layer norm after": (lambda: Through(nn.LayerNorm((8, 8, 8))), (2, 1, 8, 8)),
-    "max pool 1d after": (lambda: Through(lambda x: F.max_pool1d(x, 2), 1), (2, 1, 8)),
-    "max pool 2d after": (lambda: Through(lambda x: F.max_pool2d(x, 2)), (2, 1, 8, 8)),
-    "max pool 3d after": (lambda: Through(lambda x: F.max_pool3d(x, 2), 3), (1, 1, 4, 4, 4)),
-    "average pool 2d after": (lambda: Through(lambda x: F.avg_pool2d(x, 2)), (2, 1, 8, 8)),
-    "average pool 3d after": (lambda: Through(lambda x: F.avg_pool3d(x, 2), 3), (1, 1, 4, 4, 4)),
-    "adaptive average pool after": (lambda: Through(lambda x: F.adaptive_avg_pool2d(x, 3)), (2, 1, 8, 8)),
-    "adaptive max pool after": (lambda: Through(lambda x: F.adaptive_max_pool2d(x, 3)), (2, 1, 8, 8)),
-    "norm pool after": (lambda: Through(lambda x: F.lp_pool2d(x, 2.0, 2)), (2, 1, 8, 8)),
-    "nearest after": (lambda: Through(_resize("nearest")), (2, 1, 8, 8)),
-    "bilinear after": (lambda: Through(_resize("bilinear", align_corners=False)), (2, 1, 8, 8)),
-    "bilinear antialiased after": (lambda: Through(_resize("bilinear", antialias=True)), (2, 1, 8, 8)),
-    "bicubic after": (lambda: Through(_resize("bicubic", align_corners=True)), (2, 1, 8, 8)),
-    "area after": (lambda: Through(_resize("area")), (2, 1, 8, 8)),
-    "linear resize after": (lambda: Through(_resize("linear"), 1), (2, 1, 8)),
-    "trilinear after": (lambda: Through(_resize("trilinear"), 3), (1, 1, 4, 4, 4)),
-    "pixel shuffle after": (lambda: Through(lambda x: F.pixel_shuffle(x, 2)), (2, 1, 8, 8)),
-    "channel shuffle after": (lambda: Through(lambda x: torch.channel_shuffle(x, 4)), (2, 1, 8, 8)),
-    "grid sample after": (lambda: Through(_grid), (2, 1, 8, 8)),
-    "unfold after": (lambda: Through(lambda x: F.unfold(x, 3)), (2, 1, 8, 8)),
-    "reflect after": (lambda: Through(lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect")), (2, 1, 8, 8)),
-    "view after": (lambda: Through(lambda x: x.view(x.shape[0], -1)), (2, 1, 8, 8)),
-    "flatten after": (lambda: Through(lambda x: torch.flatten(x, 1)), (2, 1, 8, 8)),
-    "softmax after": (lambda: Through(lambda x: F.softmax(x, 1)), (2, 1, 8, 8)),
-    "mean after": (lambda: Through(lambda x: x.mean((2, 3))), (2, 1, 8, 8)),
+    "layer norm after": (lambda: AfterConvolution(nn.LayerNorm((8, 8, 8))), (2, 1, 8, 8)),
+    "max pool 1d after": (lambda: AfterConvolution(lambda x: F.max_pool1d(x, 2), 1), (2, 1, 8)),
+    "max pool 2d after": (lambda: AfterConvolution(lambda x: F.max_pool2d(x, 2)), (2, 1, 8, 8)),
+    "max pool 3d after": (lambda: AfterConvolution(lambda x: F.max_pool3d(x, 2), 3), (1, 1, 4, 4, 4)),
+    "average pool 2d after": (lambda: AfterConvolution(lambda x: F.avg_pool2d(x, 2)), (2, 1, 8, 8)),
+    "average pool 3d after": (lambda: AfterConvolution(lambda x: F.avg_pool3d(x, 2), 3), (1, 1, 4, 4, 4)),
+    "adaptive average pool after": (lambda: AfterConvolution(lambda x: F.adaptive_avg_pool2d(x, 3)), (2, 1, 8, 8)),
+    "adaptive max pool after": (lambda: AfterConvolution(lambda x: F.adaptive_max_pool2d(x, 3)), (2, 1, 8, 8)),
+    "norm pool after": (lambda: AfterConvolution(lambda x: F.lp_pool2d(x, 2.0, 2)), (2, 1, 8, 8)),
+    "nearest after": (lambda: AfterConvolution(_resize("nearest")), (2, 1, 8, 8)),
+    "bilinear after": (lambda: AfterConvolution(_resize("bilinear", align_corners=False)), (2, 1, 8, 8)),
+    "bilinear antialiased after": (lambda: AfterConvolution(_resize("bilinear", antialias=True)), (2, 1, 8, 8)),
+    "bicubic after": (lambda: AfterConvolution(_resize("bicubic", align_corners=True)), (2, 1, 8, 8)),
+    "area after": (lambda: AfterConvolution(_resize("area")), (2, 1, 8, 8)),
+    "linear resize after": (lambda: AfterConvolution(_resize("linear"), 1), (2, 1, 8)),
+    "trilinear after": (lambda: AfterConvolution(_resize("trilinear"), 3), (1, 1, 4, 4, 4)),
+    "pixel shuffle after": (lambda: AfterConvolution(lambda x: F.pixel_shuffle(x, 2)), (2, 1, 8, 8)),
+    "channel shuffle after": (lambda: AfterConvolution(lambda x: torch.channel_shuffle(x, 4)), (2, 1, 8, 8)),
+    "grid sample after": (lambda: AfterConvolution(_grid), (2, 1, 8, 8)),
+    "unfold after": (lambda: AfterConvolution(lambda x: F.unfold(x, 3)), (2, 1, 8, 8)),
+    "reflect after": (lambda: AfterConvolution(lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect")), (2, 1, 8, 8)),
+    "view after": (lambda: AfterConvolution(lambda x: x.view(x.shape[0], -1)), (2, 1, 8, 8)),
+    "flatten after": (lambda: AfterConvolution(lambda x: torch.flatten(x, 1)), (2, 1, 8, 8)),
+    "softmax after": (lambda: AfterConvolution(lambda x: F.softmax(x, 1)), (2, 1, 8, 8)),
+    "mean after": (lambda: AfterConvolution(lambda x: x.mean((2, 3))), (2, 1, 8, 8)),
     "prelu": (lambda: nn.PReLU(1), (2, 3, 4)),
-    "prelu after": (lambda: Through(nn.PReLU(8)), (2, 1, 8, 8)),
+    "prelu after": (lambda: AfterConvolution(nn.PReLU(8)), (2, 1, 8, 8)),
     "linear to one": (lambda: nn.Linear(16, 1), (3, 16)),
     "linear from one": (lambda: nn.Linear(1, 16), (3, 1)),
-    "bilinear form": (lambda: Applied(lambda x, w: F.bilinear(x, x, w), 1, 6, 6), (3, 6)),
-    "matrix product": (lambda: Applied(torch.matmul, 1, 7, 1), (3, 5, 7)),
-    "batched product": (lambda: Applied(torch.bmm, 3, 4, 1), (3, 5, 4)),
-    "einsum": (lambda: Applied(lambda x, w: torch.einsum("bij,kj->bik", x, w), 1, 4), (3, 5, 4)),
-    "broadcast": (lambda: Applied(torch.mul, 1, 6, 1, 1), (2, 6, 5, 5)),
+    "bilinear form": (lambda: WithWeight(lambda x, w: F.bilinear(x, x, w), 1, 6, 6), (3, 6)),
+    "matrix product": (lambda: WithWeight(torch.matmul, 1, 7, 1), (3, 5, 7)),
+    "batched product": (lambda: WithWeight(torch.bmm, 3, 4, 1), (3, 5, 4)),
+    "einsum": (lambda: WithWeight(lambda x, w: torch.einsum("bij,kj->bik", x, w), 1, 4), (3, 5, 4)),
+    "broadcast": (lambda: WithWeight(torch.mul, 1, 6, 1, 1), (2, 6, 5, 5)),
     "broadcast channels last": (
-        lambda: Applied(lambda x, w: x.contiguous(memory_format=torch.channels_last) + w, 1, 6, 1, 1),
+        lambda: WithWeight(lambda x, w: x.contiguous(memory_format=torch.channels_last) + w, 1, 6, 1, 1),
         (2, 6, 5, 5),
     ),
     "concatenation": (
-        lambda: Applied(lambda x, w: torch.cat([w.expand(x.shape[0], -1, -1, -1), x], 1), 1, 1, 4, 4),
+        lambda: WithWeight(lambda x, w: torch.cat([w.expand(x.shape[0], -1, -1, -1), x], 1), 1, 1, 4, 4),
         (2, 3, 4, 4),
     ),
     "recurrent": (lambda: nn.LSTM(1, 1, 2), (5, 2, 1)),
     "attention": (
-        lambda: Applied(lambda x, w: F.scaled_dot_product_attention(x, w.expand_as(x), x), 1, 1, 6, 4),
+        lambda: WithWeight(lambda x, w: F.scaled_dot_product_attention(x, w.expand_as(x), x), 1, 1, 6, 4),
         (2, 2, 6, 4),
     ),
 }
 
 
 def _run(module: Any, shape: Tuple[int, ...]) -> List[Tuple[Any, Any]]:
-    """Outputs and gradients, each with its strides."""
+    """The outputs and gradients of a module, with their strides."""
     torch.manual_seed(7)
     parameters = list(module.parameters())
     dtype = parameters[0].dtype if parameters else torch.float32
@@ -153,13 +153,13 @@ def _run(module: Any, shape: Tuple[int, ...]) -> List[Tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize("operator", sorted(OPERATORS))
-def test_operators_take_the_same_kernels(operator: str) -> None:
+def test_operators_use_the_same_kernels(operator: str) -> None:
     make, shape = OPERATORS[operator]
     torch.manual_seed(3)
     plain = make()
     want = {name: tensor.stride() for name, tensor in plain.state_dict().items()}
     published = copy.deepcopy(plain)
-    assert {name: tensor.stride() for name, tensor in published.state_dict().items()} == want, "the premise"
+    assert {name: tensor.stride() for name, tensor in published.state_dict().items()} == want, "a deep copy keeps strides"
     with torch.device("meta"):
         attached = make()
     reference = None
@@ -176,8 +176,8 @@ def test_operators_take_the_same_kernels(operator: str) -> None:
                 assert torch.equal(tensor, other)
 
 
-#: Shapes with dimensions of size 1 or 0, and strides that only an exact copy keeps.
-ODD: List[Tuple[Tuple[int, ...], Tuple[int, ...]]] = [
+#: Shapes with dimensions of size 1 or 0, with unusual strides.
+STRIDED: List[Tuple[Tuple[int, ...], Tuple[int, ...]]] = [
     ((4, 1), (1, 1)),
     ((4, 1), (1, 4)),
     ((1, 3, 1, 1), (7, 1, 5, 0)),
@@ -196,8 +196,8 @@ ODD: List[Tuple[Tuple[int, ...], Tuple[int, ...]]] = [
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.bfloat16])
-@pytest.mark.parametrize(("shape", "stride"), ODD)
-def test_every_stride_is_kept(shape: Any, stride: Any, dtype: Any) -> None:
+@pytest.mark.parametrize(("shape", "stride"), STRIDED)
+def test_strides_are_exact(shape: Any, stride: Any, dtype: Any) -> None:
     module = nn.Module()
     memory = torch.arange(300).to(dtype)
     module.register_buffer("odd", memory.as_strided(shape, stride))
@@ -212,7 +212,7 @@ def test_every_stride_is_kept(shape: Any, stride: Any, dtype: Any) -> None:
             assert torch.equal(found, module.odd)
 
 
-def test_a_stride_that_no_header_can_have_is_refused() -> None:
+def test_stride_beyond_the_header_limit_is_refused() -> None:
     module = nn.Module()
     module.register_buffer("far", torch.zeros(1).as_strided((1,), (1 << 60,)))
     with cotensor.Store() as store:
@@ -241,7 +241,7 @@ class Digits(nn.Module):
         return F.log_softmax(self.fc2(self.dropout2(x)), dim=1)
 
 
-def test_the_mnist_example_trains_after_publish() -> None:
+def test_mnist_example_trains_after_publish() -> None:
     torch.manual_seed(1)
     plain = Digits()
     published = copy.deepcopy(plain)

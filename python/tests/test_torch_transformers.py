@@ -1,4 +1,4 @@
-"""Models of Hugging Face transformers, unmodified, on shared weights: made in one process, attached in another."""
+"""Unmodified models of Hugging Face transformers on shared weights: loaded in one process, attached in another."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Set
 
 import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from functions_common import until  # noqa: E402
 from torch_models import FAMILIES, digest, family, run  # noqa: E402
 
 import cotensor  # noqa: E402
 import cotensor.torch as ct  # noqa: E402
+from cotensor.torch.transformers import session  # noqa: E402
 
 TESTS = str(Path(__file__).parent)
 
-#: Runs what it is sent, line by line, and answers each with a line of JSON: torch and transformers are imported once.
+#: Runs the code of each input line and prints its result as a line of JSON. Imports torch and transformers once.
 WORKER = """
 import json, sys, traceback
 socket, tests = sys.argv[1:]
@@ -102,7 +103,7 @@ def store(daemon: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_a_family_attached_in_another_process(name: str, store: Any, worker: Any) -> None:
+def test_family_is_attached_in_another_process(name: str, store: Any, worker: Any) -> None:
     kind, config, inputs = family(name)
     torch.manual_seed(3)
     model = kind(config)
@@ -120,11 +121,11 @@ result = run(model, inputs)
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_a_family_from_pretrained_and_from_config(name: str, store: Any, worker: Any, tmp_path: Path) -> None:
+def test_family_from_pretrained_and_from_config(name: str, store: Any, worker: Any, tmp_path: Path) -> None:
     kind, config, inputs = family(name)
     torch.manual_seed(4)
     saved = kind(config)
-    # What is computed when a model is made, such as rotary frequencies, has to be right, too; and what is random in it.
+    # Covers tensors that the constructor computes, such as rotary frequencies, and random initialization.
     saved.save_pretrained(tmp_path)
     with torch.no_grad():
         want = run(kind.from_pretrained(tmp_path), inputs)
@@ -149,7 +150,7 @@ result = [run(again, inputs), run(made, inputs)]
     assert result == [want, want]
 
 
-def test_auto_classes_and_generation(store: Any, worker: Any, tmp_path: Path) -> None:
+def test_auto_classes_share_weights_and_generate(store: Any, worker: Any, tmp_path: Path) -> None:
     kind, config, inputs = family("llama")
     kind(config).save_pretrained(tmp_path)
     code = f"""
@@ -166,14 +167,14 @@ result = model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=5, do_sample=F
     assert store.get("auto").version == 1
 
 
-def test_dtype_is_the_requested_one(store: Any, tmp_path: Path) -> None:
+def test_dtype_is_as_requested(store: Any, tmp_path: Path) -> None:
     kind, config, inputs = family("bert")
     kind(config).save_pretrained(tmp_path)
     for _ in range(2):
         with ct.shared_weights("in half", store):
             model = kind.from_pretrained(tmp_path, dtype=torch.bfloat16)
         assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    # Another dtype of the same files has memory of its own, which is shared as well.
+    # Another dtype of the same files is published separately, and shared too.
     for _ in range(2):
         with ct.shared_weights("in half", store):
             model = kind.from_pretrained(tmp_path)
@@ -185,7 +186,7 @@ def test_dtype_is_the_requested_one(store: Any, tmp_path: Path) -> None:
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_one_of_many_loads(daemon: Any, store: Any, tmp_path: Path) -> None:
+def test_one_of_several_processes_loads(daemon: Any, store: Any, tmp_path: Path) -> None:
     kind, config, inputs = family("bert")
     model = kind(config)
     model.save_pretrained(tmp_path)
@@ -216,6 +217,21 @@ result = [run(model, family("bert")[2]), len(loads)]
     assert store.get("by one").version == 1
 
 
+class RecordingLock:
+    """A lock that records the threads that have requested it."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+        self.threads: Set[int] = set()
+
+    def __enter__(self) -> None:
+        self.threads.add(threading.get_ident())
+        self._lock.acquire()
+
+    def __exit__(self, *error: Any) -> None:
+        self._lock.release()
+
+
 def test_threads_of_one_process_load_once(tmp_path: Path, monkeypatch: Any) -> None:
     store = cotensor.Store()
     kind, config, inputs = family("vit")
@@ -224,14 +240,17 @@ def test_threads_of_one_process_load_once(tmp_path: Path, monkeypatch: Any) -> N
     tie = transformers.PreTrainedModel.tie_weights
     inside, together = [], []
     init = transformers.ViTModel.__init__
+    lock = RecordingLock(session._making)
 
     def counted(*args: Any, **kwargs: Any) -> None:
         inside.append(1)
-        time.sleep(0.02)  # so that others would come, if they could
+        # All threads are in or before this constructor.
+        until(lambda: len(lock.threads) == 8)
         init(*args, **kwargs)
         together.append(len(inside))
         inside.pop()
 
+    monkeypatch.setattr(session, "_making", lock)
     monkeypatch.setattr(transformers.ViTModel, "__init__", counted)
 
     def load() -> None:
@@ -244,14 +263,14 @@ def test_threads_of_one_process_load_once(tmp_path: Path, monkeypatch: Any) -> N
     for thread in threads:
         thread.join()
     assert len(made) == 8
-    # transformers replaces methods of its classes while it makes a model, for all threads.
+    # One at a time, because transformers replaces methods of its classes while it constructs a model.
     assert together == [1] * 8
     assert transformers.PreTrainedModel.tie_weights is tie
     assert store.get("threads").version == 1
     assert len({run(model, inputs) for model in made}) == 1
 
 
-def test_a_load_that_fails_leaves_the_turn_to_others(store: Any, tmp_path: Path) -> None:
+def test_failed_load_releases_the_turn(store: Any, tmp_path: Path) -> None:
     kind, config, inputs = family("bert")
     with ct.shared_weights("fails first", store):
         with pytest.raises(OSError):
@@ -261,7 +280,7 @@ def test_a_load_that_fails_leaves_the_turn_to_others(store: Any, tmp_path: Path)
     assert ct.attachment(model).version == 1
 
 
-def test_outside_nothing_is_patched(store: Any) -> None:
+def test_patches_end_with_the_block(store: Any) -> None:
     from transformers.modeling_utils import PreTrainedModel
 
     names = ["from_pretrained", "_from_config", "_load_pretrained_model", "_finalize_model_loading"]
@@ -273,12 +292,12 @@ def test_outside_nothing_is_patched(store: Any) -> None:
             inner = kind._from_config(config)
         outer = kind._from_config(config)
 
-        # Another thread is none of this one's business.
-        elsewhere: List[Any] = []
-        thread = threading.Thread(target=lambda: elsewhere.append(kind._from_config(config)))
+        # The block does not apply to models of other threads.
+        made: List[Any] = []
+        thread = threading.Thread(target=lambda: made.append(kind._from_config(config)))
         thread.start()
         thread.join()
-        assert ct.attachment(elsewhere[0]) is None
+        assert ct.attachment(made[0]) is None
     assert [vars(PreTrainedModel)[name] for name in names] == before
     assert (ct.attachment(inner).name, ct.attachment(outer).name) == ("patched twice", "patched")
     assert ct.attachment(kind._from_config(config)) is None
@@ -292,13 +311,13 @@ def test_weights_from_config_are_not_used_for_a_checkpoint(store: Any, tmp_path:
         kind._from_config(config)
     with ct.shared_weights("made", store), pytest.raises(cotensor.ConflictError, match="other files"):
         kind.from_pretrained(tmp_path / "checkpoint")
-    # What somebody published by that name is meant.
+    # Weights from publish() apply to any checkpoint.
     ct.publish(trained, "published", store)
     with ct.shared_weights("published", store):
         assert run(kind.from_pretrained(tmp_path / "checkpoint").eval(), inputs) == run(trained, inputs)
 
 
-def test_tasks_of_one_loop_have_weights_of_their_own(store: Any) -> None:
+def test_tasks_of_one_loop_have_separate_blocks(store: Any) -> None:
     kind, config, _ = family("bert")
 
     async def make(name: str) -> Any:
@@ -314,14 +333,14 @@ def test_tasks_of_one_loop_have_weights_of_their_own(store: Any) -> None:
     assert asyncio.run(both()) == ["of one task", "of another"]
 
 
-def test_another_model_or_checkpoint_is_refused(store: Any, tmp_path: Path) -> None:
+def test_other_model_or_checkpoint_is_refused(store: Any, tmp_path: Path) -> None:
     kind, config, _ = family("bert")
     kind(config).save_pretrained(tmp_path / "one")
     with ct.shared_weights("of one", store):
         kind.from_pretrained(tmp_path / "one")
     with ct.shared_weights("of one", store), pytest.raises(cotensor.InvalidError, match="of one does not fit"):
         transformers.ViTModel._from_config(family("vit")[1])
-    # The same again, from a copy of the folder whose files have changed.
+    # The same configuration with other files.
     kind(config).save_pretrained(tmp_path / "two")
     with ct.shared_weights("of one", store), pytest.raises(cotensor.ConflictError, match="other files"):
         kind.from_pretrained(tmp_path / "two")
@@ -331,13 +350,13 @@ def test_another_model_or_checkpoint_is_refused(store: Any, tmp_path: Path) -> N
 
 
 def large() -> Any:
-    """60 MB, most of it one embedding."""
+    """The configuration of a model of 60 MB, most of it one embedding."""
     config = family("bert")[1]
     config.update({"vocab_size": 30_000, "hidden_size": 512, "intermediate_size": 512})
     return config
 
 
-def test_a_second_process_has_no_copy_of_its_own(store: Any, worker: Any, tmp_path: Path) -> None:
+def test_second_process_has_no_private_copy(store: Any, worker: Any, tmp_path: Path) -> None:
     config = large()
     model = transformers.BertForMaskedLM(config)
     model.save_pretrained(tmp_path)
@@ -352,7 +371,7 @@ def test_a_second_process_has_no_copy_of_its_own(store: Any, worker: Any, tmp_pa
 import gc
 ids = torch.arange(9)[None]
 warm = family("bert")
-warm[0](warm[1])(ids)                     # libraries' own memory first
+warm[0](warm[1])(ids)                     # allocates the memory of the libraries
 warm[0](warm[1]).save_pretrained({str(tmp_path / "warm")!r})
 warm[0].from_pretrained({str(tmp_path / "warm")!r})
 gc.collect()
@@ -369,7 +388,7 @@ result = [after["Anonymous"] - before["Anonymous"], after["Rss"] - before["Rss"]
     assert found == want
     assert resident > size * 3 // 4, "every page was touched"
     assert anonymous < size // 10
-    # And one that loads by itself does have one: the measure works.
+    # The measurement finds the private copy of a model without shared weights.
     alone = worker.run("""
 config = family("bert")[1]
 config.update({"vocab_size": 30_000, "hidden_size": 512, "intermediate_size": 512})
@@ -380,7 +399,7 @@ result = memory()["Anonymous"] - before["Anonymous"]
     assert alone > size * 3 // 4
 
 
-def test_the_loader_frees_its_own_copy(worker: Any, tmp_path: Path) -> None:
+def test_loader_frees_its_private_copy(worker: Any, tmp_path: Path) -> None:
     anonymous = worker.run("""
 import gc
 gc.collect()
@@ -391,14 +410,14 @@ with ct.shared_weights("loaded", store):
     model = transformers.BertForMaskedLM._from_config(config)
 gc.collect()
 import ctypes
-ctypes.CDLL(None).malloc_trim(0)  # what is free is no copy
+ctypes.CDLL(None).malloc_trim(0)  # returns freed memory, so that it is not counted
 result = [memory()["Anonymous"] - before["Anonymous"], sum(p.nbytes for p in model.parameters())]
 """)
     assert anonymous[0] < anonymous[1] // 10
 
 
 @pytest.mark.parametrize("shards", [False, True])
-def test_safetensors_files(store: Any, tmp_path: Path, shards: bool) -> None:
+def test_safetensors_file_is_published(store: Any, tmp_path: Path, shards: bool) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     kind, config, inputs = family("clip")
     model = kind(config)
@@ -422,7 +441,7 @@ def test_safetensors_files(store: Any, tmp_path: Path, shards: bool) -> None:
     assert run(other, inputs) == run(model, inputs)
 
 
-def test_a_file_of_every_dtype(store: Any, tmp_path: Path) -> None:
+def test_file_of_every_dtype_is_published(store: Any, tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     dtypes = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
     dtypes += [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -470,7 +489,7 @@ BAD_FILES: Dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("what", sorted(BAD_FILES))
-def test_damaged_files(store: Any, tmp_path: Path, what: str) -> None:
+def test_damaged_file_is_refused(store: Any, tmp_path: Path, what: str) -> None:
     path = tmp_path / "bad.safetensors"
     path.write_bytes(BAD_FILES[what])
     with pytest.raises(cotensor.CorruptError) as error:
@@ -479,7 +498,7 @@ def test_damaged_files(store: Any, tmp_path: Path, what: str) -> None:
     assert "damaged" not in store.names()
 
 
-def test_damaged_folders(store: Any, tmp_path: Path) -> None:
+def test_damaged_folder_is_refused(store: Any, tmp_path: Path) -> None:
     with pytest.raises(cotensor.NotFoundError):
         ct.publish_file(tmp_path, "folder", store)
     with pytest.raises(cotensor.NotFoundError):

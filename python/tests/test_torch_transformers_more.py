@@ -1,4 +1,4 @@
-"""What programs make inside shared_weights: adapters, several models, heads, pipelines, models that are not loaded."""
+"""Blocks of shared_weights with adapters, several models, heads, pipelines and models from configurations."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ import cotensor.torch as ct  # noqa: E402
 store = embedded_store()
 
 
-def is_shared(module: Any, store: cotensor.Store, name: str, prefix: str = "") -> None:
-    """Every tensor of the module has the published bytes, in memory that no copy was made of."""
+def assert_published(module: Any, store: cotensor.Store, name: str, prefix: str = "") -> None:
+    """Asserts that every tensor of the module equals the published one."""
     published = ct.state_dict(name, store)
     for key, tensor in module.state_dict().items():
         assert torch.equal(tensor, published[prefix + key]), key
@@ -36,7 +36,7 @@ def saved(kind: Any, config: Any, folder: Path, seed: int = 5) -> Any:
     return model
 
 
-def test_two_models_in_one_block(store: Any, tmp_path: Path) -> None:
+def test_several_models_in_one_block(store: Any, tmp_path: Path) -> None:
     bert, bert_config, bert_inputs = family("bert")
     vit, vit_config, vit_inputs = family("vit")
     want = [
@@ -44,7 +44,7 @@ def test_two_models_in_one_block(store: Any, tmp_path: Path) -> None:
         run(saved(bert, bert_config, tmp_path / "two", 2), bert_inputs),
         run(saved(vit, vit_config, tmp_path / "vit"), vit_inputs),
     ]
-    assert want[0] != want[1], "the premise"
+    assert want[0] != want[1], "the models have different weights"
     names = []
     for _ in range(2):
         with ct.shared_weights("several", store):
@@ -59,12 +59,12 @@ def test_two_models_in_one_block(store: Any, tmp_path: Path) -> None:
         names.append([attachment.name for attachment in found])
     assert names[0] == names[1] and names[0][0] == "several"
     assert len(set(names[0])) == 3 and all(name.startswith("several") for name in names[0])
-    # In another order, in a block of its own, a model that is not the first one's is refused as ever.
+    # A block whose first model is another one is refused.
     with pytest.raises(cotensor.ConflictError, match="other files"), ct.shared_weights("several", store):
         bert.from_pretrained(tmp_path / "two")
 
 
-def test_two_models_made_from_configs_in_one_block(store: Any) -> None:
+def test_several_models_from_configs_in_one_block(store: Any) -> None:
     for _ in range(2):
         with ct.shared_weights("made", store):
             one = family("bert")[0]._from_config(family("bert")[1])
@@ -74,7 +74,7 @@ def test_two_models_made_from_configs_in_one_block(store: Any) -> None:
         assert ct.attachment(one).version == ct.attachment(other).version == 1
 
 
-def test_a_base_class_takes_its_part_of_a_heads_weights(store: Any, tmp_path: Path) -> None:
+def test_base_class_uses_its_part_of_the_weights(store: Any, tmp_path: Path) -> None:
     _, config, inputs = family("bert")
     kind = transformers.BertForSequenceClassification
     want = saved(kind, config, tmp_path)
@@ -82,11 +82,11 @@ def test_a_base_class_takes_its_part_of_a_heads_weights(store: Any, tmp_path: Pa
         head = kind.from_pretrained(tmp_path)
         base = transformers.AutoModel.from_pretrained(tmp_path)
     assert ct.attachment(base).name == "head" and store.names() == ["head"]
-    is_shared(base, store, "head", "bert.")
+    assert_published(base, store, "head", "bert.")
     with torch.no_grad():
         assert digest(head(**inputs)) == digest(want(**inputs))
         assert digest(base(**inputs)) == digest(want.bert(**inputs))
-    # The other way round: a head that the first class has not is of its own.
+    # In the other order, the weights with a head are published separately.
     with ct.shared_weights("base", store):
         transformers.AutoModel.from_pretrained(tmp_path)
     for _ in range(2):
@@ -97,24 +97,24 @@ def test_a_base_class_takes_its_part_of_a_heads_weights(store: Any, tmp_path: Pa
             assert digest(head(**inputs)) == digest(want(**inputs))
 
 
-def test_attach_takes_a_part_and_other_names(store: Any) -> None:
+def test_attach_with_prefix_and_key_mapping(store: Any) -> None:
     whole = torch.nn.ModuleDict({"encoder": torch.nn.Linear(3, 4), "head": torch.nn.Linear(4, 2)})
     ct.publish(whole, "whole", store)
     part = torch.nn.Linear(3, 4)
     ct.attach(part, "whole", store, prefix="encoder.")
-    is_shared(part, store, "whole", "encoder.")
+    assert_published(part, store, "whole", "encoder.")
     ct.publish(torch.nn.ModuleDict({"encoder": torch.nn.Linear(3, 4), "head": torch.nn.Linear(4, 2)}), "whole", store)
     assert ct.refresh(part) and ct.attachment(part).version == 2
-    is_shared(part, store, "whole", "encoder.")
+    assert_published(part, store, "whole", "encoder.")
 
     renamed = torch.nn.ModuleDict({"body": torch.nn.Linear(3, 4), "top": torch.nn.Linear(4, 2)})
     ct.attach(renamed, "whole", store, key_mapping={r"^encoder\.": "body.", r"^head": "top"})
-    is_shared(renamed["body"], store, "whole", "encoder.")
-    is_shared(renamed["top"], store, "whole", "head.")
+    assert_published(renamed["body"], store, "whole", "encoder.")
+    assert_published(renamed["top"], store, "whole", "head.")
 
     other = torch.nn.ModuleDict({"linear": torch.nn.Linear(3, 4)})
     ct.attach(other, "whole", store, prefix="encoder.", key_mapping={"^": "linear."})
-    is_shared(other["linear"], store, "whole", "encoder.")
+    assert_published(other["linear"], store, "whole", "encoder.")
 
     with pytest.raises(cotensor.InvalidError, match="weight"):
         ct.attach(torch.nn.Linear(3, 4), "whole", store, prefix="decoder.")
@@ -160,7 +160,7 @@ def test_adapter_folders_share_the_base(store: Any, tmp_path: Path, how: str) ->
         assert torch.equal(weights[0], base["model.embed_tokens.weight"])
 
 
-def test_the_parts_of_a_diffusers_pipeline(store: Any, tmp_path: Path) -> None:
+def test_parts_of_a_diffusers_pipeline_are_shared(store: Any, tmp_path: Path) -> None:
     diffusers = pytest.importorskip("diffusers")
     text = transformers.CLIPTextConfig(
         vocab_size=97, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48
@@ -205,7 +205,7 @@ def test_the_parts_of_a_diffusers_pipeline(store: Any, tmp_path: Path) -> None:
     assert len(store.names()) == 3 and "pipeline" in store.names()
 
 
-def test_a_block_that_shares_nothing_warns_when_it_ends(store: Any) -> None:
+def test_block_without_shared_models_warns(store: Any) -> None:
     kind, config, _ = family("bert")
     with pytest.warns(UserWarning, match="'nothing'.*nothing is shared") as warned, ct.shared_weights("nothing", store):
         model = kind(config)
@@ -227,7 +227,7 @@ def test_a_block_that_shares_nothing_warns_when_it_ends(store: Any) -> None:
     assert store.names() == ["something"]
 
 
-def test_threads_with_the_blocks_context_share(store: Any, tmp_path: Path) -> None:
+def test_threads_with_the_context_of_the_block_share(store: Any, tmp_path: Path) -> None:
     kind, config, inputs = family("bert")
     want = run(saved(kind, config, tmp_path), inputs)
 

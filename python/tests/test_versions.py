@@ -1,4 +1,4 @@
-"""A client and a daemon that speak different protocols."""
+"""A client and a daemon with different protocol versions."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import pytest
 import cotensor
 
 
-def say(connection: socket.socket, message: Any) -> None:
+def send(connection: socket.socket, message: Any) -> None:
     body = json.dumps(message).encode()
     connection.sendall(struct.pack("<IB3x", len(body), 0) + body)
 
 
-def hear(connection: socket.socket) -> Any:
+def receive(connection: socket.socket) -> Any:
     def exactly(count: int) -> bytes:
         received = b""
         while len(received) < count:
             part = connection.recv(count - len(received))
-            assert part, "the other end closed the connection"
+            assert part, "the peer closed the connection"
             received += part
         return received
 
@@ -38,20 +38,20 @@ def hello(protocol: int) -> Any:
 
 
 def refusal(path: Path) -> Any:
-    """What the daemon answers to a client of another time."""
+    """The daemon's answer to a client of another protocol version."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(path))
-        say(connection, hello(99))
-        return hear(connection)
+        send(connection, hello(99))
+        return receive(connection)
 
 
-def test_a_daemon_refuses_a_client_of_another_protocol_and_names_both(daemon):
+def test_daemon_refuses_another_protocol_version(daemon):
     error = refusal(daemon.socket)["error"]
     assert "client 99" in error["message"] and "daemon has protocol" in error["message"]
     assert error["data"]["field"] == "protocol"
 
 
-def test_a_client_that_is_refused_says_so(daemon, tmp_path):
+def test_refused_client_raises_unsupported(daemon, tmp_path):
     answer = refusal(daemon.socket)
     path = tmp_path / "other.sock"
     with socket.socket(socket.AF_UNIX) as listener:
@@ -61,7 +61,7 @@ def test_a_client_that_is_refused_says_so(daemon, tmp_path):
         def serve() -> None:
             connection, _ = listener.accept()
             with connection:
-                say(connection, {**answer, "id": hear(connection)["id"]})
+                send(connection, {**answer, "id": receive(connection)["id"]})
 
         other = threading.Thread(target=serve)
         other.start()

@@ -1,4 +1,4 @@
-"""Small models with random weights of every family, for tests that make the same one in two processes."""
+"""Small models of several families with random weights, for tests that construct the same model in two processes."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _both(config: Any) -> Dict[str, torch.Tensor]:
     return {"input_ids": _ids(config), "attention_mask": torch.ones(1, 9, dtype=torch.long), "pixel_values": _pixels()}
 
 
-#: By family: the class, its config, and an input.
+#: The class, the config and an input of each family.
 FAMILIES: Dict[str, Tuple[str, Callable[[], Any], Callable[[Any], Dict[str, torch.Tensor]]]] = {
     "bert": ("BertForMaskedLM", lambda: t.BertConfig(**_text()), lambda c: {"input_ids": _ids(c)}),
     "t5": (
@@ -218,7 +218,7 @@ def family(name: str) -> Tuple[Any, Any, Dict[str, torch.Tensor]]:
 
 
 def digest(outputs: Any) -> str:
-    """Of every tensor in the outputs, bit by bit."""
+    """The hash of all tensors in the outputs."""
     found = hashlib.sha256()
     count = 0
     for tensor in _tensors(outputs):

@@ -1,4 +1,4 @@
-"""Modules and published models that cannot be published or attached: refused, and nothing changed."""
+"""Modules and models that cannot be published or attached are refused without an effect."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_wrong_options_are_named(store: Any) -> None:
     assert "x" not in store.names()
 
 
-def test_files_that_are_none(store: Any, tmp_path: Path) -> None:
+def test_paths_that_are_not_files_are_refused(store: Any, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.safetensors")
     (tmp_path / "empty.safetensors").write_bytes(b"")
     (tmp_path / "model.safetensors").mkdir()
@@ -114,7 +114,7 @@ def bad_parameters() -> Dict[str, Any]:
         found["nested"] = (torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]), cotensor.UnsupportedError)
         found["quantized"] = (torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), cotensor.UnsupportedError)
     except (RuntimeError, AttributeError):
-        pass  # this torch has none any more
+        pass  # newer versions of torch lack them
     return found
 
 
@@ -133,7 +133,7 @@ def test_unsupported_tensors_are_not_published(store: Any, kind: str) -> None:
     assert store.get_stats()["memory_usage_bytes"] == before
 
 
-def test_lazy_parameters_and_odd_state_dicts(store: Any) -> None:
+def test_lazy_parameters_and_invalid_state_dicts_are_refused(store: Any) -> None:
     with pytest.raises(cotensor.InvalidError, match="weight"):
         ct.publish(torch.nn.LazyLinear(3), "refused", store)
     with pytest.raises(cotensor.InvalidError, match="extra"):
@@ -145,18 +145,18 @@ def test_lazy_parameters_and_odd_state_dicts(store: Any) -> None:
     assert "refused" not in store.names()
 
 
-def test_over_budget() -> None:
+def test_over_budget_leaves_the_module_unchanged() -> None:
     store = cotensor.Store(max_memory_mb=1)
     module = torch.nn.Linear(1024, 1024)
-    where = module.weight.data_ptr()
+    address = module.weight.data_ptr()
     with pytest.raises(cotensor.OverBudgetError):
         ct.publish(module, "large", store)
-    assert module.weight.data_ptr() == where
+    assert module.weight.data_ptr() == address
     assert store.names() == []
     assert store.get_stats()["memory_usage_bytes"] == 0
 
 
-def test_a_failure_in_the_middle_publishes_nothing(store: Any) -> None:
+def test_interrupted_publish_publishes_nothing(store: Any) -> None:
     def stop(done: int, total: int) -> None:
         if done:
             raise KeyboardInterrupt
@@ -169,20 +169,20 @@ def test_a_failure_in_the_middle_publishes_nothing(store: Any) -> None:
     assert store.get_stats()["memory_usage_bytes"] == before
 
 
-def test_a_name_that_is_a_plain_tensor(store: Any) -> None:
+def test_plain_tensor_is_not_a_model(store: Any) -> None:
     store.put("plain", torch.ones(3))
     with pytest.raises(cotensor.CorruptError, match="model"):
         ct.attach(torch.nn.Linear(2, 2), "plain", store)
     store.put("bytes", torch.zeros(300, dtype=torch.uint8))
     with pytest.raises(cotensor.CorruptError, match="model"):
         ct.state_dict("bytes", store)
-    # The other way round: a model takes the name's next version.
+    # A model can be published under the name of a plain tensor.
     ct.publish(torch.nn.Linear(2, 2), "plain", store)
     ct.attach(torch.nn.Linear(2, 2), "plain", store)
 
 
 def header(**changes: Any) -> bytes:
-    """A model of one tensor of four float32, with changes."""
+    """A published model of one tensor of four float32, with changes of its header."""
     tensor = {
         "places": [["w", "parameter"]],
         "dtype": "float32",
@@ -203,7 +203,7 @@ def header(**changes: Any) -> bytes:
 
 BAD_HEADERS: Dict[str, Any] = {
     "magic": header(magic=b"COTMODEM"),
-    "a version to come": header(version=2),
+    "a newer version": header(version=2),
     "no JSON": header(text=b"{"),
     "deep JSON": header(text=b"[" * 200_000),
     "a key twice": header(text=b'{"module":"","module":""}'),
@@ -224,11 +224,11 @@ BAD_HEADERS: Dict[str, Any] = {
     "a stride too many": header(stride=[1, 1]),
     "a negative stride": header(stride=[-1]),
     "65 dimensions": header(shape=[1] * 65, stride=[1] * 65),
-    "elements without end": header(shape=[1 << 40, 1 << 40], stride=[0, 0]),
+    "an element count that overflows": header(shape=[1 << 40, 1 << 40], stride=[0, 0]),
     "fractions": header(shape=[4.0]),
     "true as a number": header(shape=[True]),
     "a dtype": header(dtype="object"),
-    "a dtype that is none": header(dtype=["float32"]),
+    "a dtype of another type": header(dtype=["float32"]),
     "a name twice": header(places=[["w", "parameter"], ["w", "parameter"]]),
     "no name": header(places=[]),
     "an empty name": header(places=[["", "parameter"]]),
@@ -244,7 +244,7 @@ BAD_HEADERS: Dict[str, Any] = {
 
 
 @pytest.mark.parametrize("what", sorted(BAD_HEADERS))
-def test_bad_bytes(what: str) -> None:
+def test_invalid_header_is_refused(what: str) -> None:
     store = cotensor.Store()
     raw = bytearray(BAD_HEADERS[what])
     store.put("bad", torch.frombuffer(raw, dtype=torch.uint8))
@@ -252,14 +252,14 @@ def test_bad_bytes(what: str) -> None:
         ct.state_dict("bad", store)
 
 
-def test_the_header_of_these_tests_is_good() -> None:
+def test_unchanged_header_is_accepted() -> None:
     store = cotensor.Store()
     store.put("good", torch.frombuffer(bytearray(header()), dtype=torch.uint8))
     assert torch.equal(ct.state_dict("good", store)["w"], torch.zeros(4))
 
 
-def test_any_byte_of_a_header_may_be_wrong() -> None:
-    """Attached or refused, never anything else."""
+def test_changed_header_bytes_never_crash() -> None:
+    """A header with a changed byte is read or refused with CorruptError."""
     store = cotensor.Store()
     ct.publish(torch.nn.Linear(2, 2), "model", store)
     whole = store.get("model")

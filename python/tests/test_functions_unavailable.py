@@ -1,4 +1,4 @@
-"""Daemons and providers that are gone, stopped, or answer with more than a message holds."""
+"""Daemons and providers that have ended or are stopped, and results that exceed a message."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from cotensor.server import main
 from cotensor.sharing import TensorSharingManager
 
 FUNCTIONS = """
-@provider.share(name="gone.long")
+@provider.share(name="unavailable.long")
 def long():
     return ["\\x01" * 60_000] * 50  # 18 MB of JSON
 
-@provider.share(name="gone.echo")
+@provider.share(name="unavailable.echo")
 def echo(x):
     return x
 """
@@ -37,7 +37,7 @@ def provider(daemon):
 
 
 def stop(running: Program) -> None:
-    """Stops every thread of a program."""
+    """Stops a program, and waits until all its threads are stopped."""
     running.signal(signal.SIGSTOP)
     tasks = Path(f"/proc/{running.process.pid}/task")
     until(lambda: all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks.iterdir()))
@@ -55,7 +55,7 @@ def test_no_daemon_is_a_connection_error(tmp_path, monkeypatch):
     assert not SharedTensorClient(socket=tmp_path / "s").ping()
 
 
-def test_a_dead_daemon_does_not_look_empty(tmp_path):
+def test_reports_raise_after_the_daemon_ended(tmp_path):
     from conftest import Daemon
 
     daemon = Daemon(tmp_path)
@@ -64,7 +64,7 @@ def test_a_dead_daemon_does_not_look_empty(tmp_path):
     assert store.names() == ["x"] and store.get_stats()["total_tensors"] == 1
     manager = TensorSharingManager(store=store)
     daemon.stop()
-    for ask in (
+    for query in (
         store.names,
         store.get_stats,
         store.get_diagnostics,
@@ -75,66 +75,66 @@ def test_a_dead_daemon_does_not_look_empty(tmp_path):
         manager.get_diagnostics,
     ):
         with pytest.raises(OSError):
-            ask()
-    assert np.array_equal(tensor.numpy(), np.zeros(3)), "what is leased stays readable"
+            query()
+    assert np.array_equal(tensor.numpy(), np.zeros(3)), "leased tensors stay readable"
 
 
-def test_a_result_that_is_too_long_fails_its_own_call(daemon, provider):
+def test_oversized_result_fails_only_its_call(daemon, provider):
     async def together():
         async with AsyncSharedTensorClient(socket=daemon.socket, timeout=60) as client:
-            calls = [client.call_function("gone.long")]
-            calls += [client.call_function("gone.echo", [k]) for k in range(9)]
+            calls = [client.call_function("unavailable.long")]
+            calls += [client.call_function("unavailable.echo", [k]) for k in range(9)]
             return await asyncio.gather(*calls, return_exceptions=True)
 
     long, *others = asyncio.run(together())
     assert isinstance(long, UnsupportedError) and "tensor" in str(long) and others == list(range(9))
     with SharedTensorClient(socket=daemon.socket, timeout=60) as client:
         with pytest.raises(UnsupportedError, match="tensor"):
-            client.call_function("gone.echo", [["\x01" * 60_000] * 50])
+            client.call_function("unavailable.echo", [["\x01" * 60_000] * 50])
         text, data = "é" * (10 << 20), bytes(20 << 20)
-        assert client.call_function("gone.echo", [{"text": text, "data": data}]) == {"text": text, "data": data}
+        assert client.call_function("unavailable.echo", [{"text": text, "data": data}]) == {"text": text, "data": data}
 
 
-def test_a_stopped_provider_is_named_and_loses_no_other_call(daemon, provider):
+def test_stopped_provider_is_named_and_other_calls_complete(daemon, provider):
     async def together():
         async with AsyncSharedTensorClient(socket=daemon.socket, timeout=60) as client:
-            assert await client.call_function("gone.echo", [1]) == 1
+            assert await client.call_function("unavailable.echo", [1]) == 1
             stop(provider)
-            other = asyncio.ensure_future(client.call_function("gone.echo", [2]))
+            other = asyncio.ensure_future(client.call_function("unavailable.echo", [2]))
             with pytest.raises(TimedOutError, match=rf"\[{provider.process.pid}\] did not answer within 0.05 s"):
-                await client.call_function("gone.echo", [3], timeout=0.05)
+                await client.call_function("unavailable.echo", [3], timeout=0.05)
             assert not other.done()
             provider.signal(signal.SIGCONT)
             return await other
 
     assert asyncio.run(together()) == 2
     with SharedTensorClient(socket=daemon.socket, timeout=60) as client:
-        assert client.call_function("gone.echo", [1]) == 1
+        assert client.call_function("unavailable.echo", [1]) == 1
         stop(provider)
         try:
             with pytest.raises(TimedOutError, match=rf"\[{provider.process.pid}\]") as raised:
-                client.call_function("gone.echo", [np.ones(5)], timeout=0.05)
+                client.call_function("unavailable.echo", [np.ones(5)], timeout=0.05)
         finally:
             provider.signal(signal.SIGCONT)
         assert "daemon" not in str(raised.value)
-        assert client.call_function("gone.echo", [4]) == 4
+        assert client.call_function("unavailable.echo", [4]) == 4
 
 
-def test_a_stopped_daemon_ends_a_call_in_time(tmp_path):
+def test_call_times_out_while_the_daemon_is_stopped(tmp_path):
     from conftest import Daemon
 
     daemon = Daemon(tmp_path)
     try:
-        os.kill(daemon.says["server"], signal.SIGSTOP)
+        os.kill(daemon.info["server"], signal.SIGSTOP)
         with SharedTensorClient(socket=daemon.socket, timeout=0.1) as client:
             with pytest.raises(TimedOutError, match="daemon did not answer"):
-                client.call_function("gone.echo", [1])
+                client.call_function("unavailable.echo", [1])
     finally:
-        os.kill(daemon.says["server"], signal.SIGCONT)
+        os.kill(daemon.info["server"], signal.SIGCONT)
         daemon.stop()
 
 
-def test_options_of_a_daemon_are_refused_where_one_runs(daemon, capsys, tmp_path):
+def test_daemon_options_are_refused_while_a_daemon_runs(daemon, capsys, tmp_path):
     for options, field in [
         (["--max-memory", "64"], "max_memory_mb"),
         (["--allow-host", "me"], "allow_hosts"),
@@ -143,8 +143,8 @@ def test_options_of_a_daemon_are_refused_where_one_runs(daemon, capsys, tmp_path
         (["--port", str(free_port())], "port"),
     ]:
         assert main(["--socket", str(daemon.socket), *options]) == 2
-        said = capsys.readouterr().err
-        assert field in said and "running daemon at" in said, said
+        printed = capsys.readouterr().err
+        assert field in printed and "running daemon at" in printed, printed
 
 
 ENDS = """
@@ -156,24 +156,24 @@ def lost(): pass
 """
 
 
-def test_a_program_that_ends_without_serving_says_so(daemon):
+def test_exit_without_serving_prints_a_warning(daemon):
     for more, warns in [("", True), ("provider.close()", False), ("provider.start()", False)]:
         with program(ENDS.format(str(daemon.socket), more)) as running:
             out, errors = running.finish()
             assert running.process.returncode == 0 and ("serve()" in errors and "lost" in errors) == warns, errors
 
 
-def test_a_module_that_offers_nothing_is_warned_about(daemon, tmp_path):
+def test_module_without_functions_prints_a_warning(daemon, tmp_path):
     (tmp_path / "empty.py").write_text("x = 1\n")
     command = [sys.executable, "-m", "cotensor.server", "empty.py", "--socket", str(daemon.socket)]
-    # A rank of its own: one server runs at a port.
+    # Another rank has another port: only one server listens at a port.
     running = Program("", command=command, cwd=tmp_path, env=environment(RANK="11"))
     assert running.process.stderr is not None
-    said = ""
-    while "until SIGINT" not in said:
+    printed = ""
+    while "until SIGINT" not in printed:
         line = running.process.stderr.readline()
-        assert line, said
-        said += line
-    assert "empty.py provides no functions" in said
+        assert line, printed
+        printed += line
+    assert "empty.py provides no functions" in printed
     os.kill(running.process.pid, signal.SIGTERM)
     running.finish()

@@ -1,4 +1,4 @@
-"""What goes wrong around calls: signals, forks, ends of interpreters, clients that are killed."""
+"""Calls during signals, forks, exits of interpreters and restarts of daemons, and after a client is killed."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ FUNCTIONS = """
 from cotensor.functions import current_call
 started = threading.Event()
 
-@provider.share(name="trouble.add")
+@provider.share(name="lifecycle.add")
 def add(a, b):
     return a + b
 
-@provider.share(name="trouble.wait")
+@provider.share(name="lifecycle.wait")
 def wait():
     started.set()
     while True:
         check_cancelled()
         time.sleep(0.005)
 
-@provider.share(name="trouble.started")
+@provider.share(name="lifecycle.started")
 def wait_until_started():
     assert started.wait(60)
     started.clear()
 
-@provider.share(name="trouble.ones")
+@provider.share(name="lifecycle.ones")
 def ones(count):
     return np.ones(count, np.float32)
 
-@provider.share(name="trouble.precision")
+@provider.share(name="lifecycle.precision")
 def precision(digits):
     import decimal
     before = decimal.getcontext().prec
     decimal.getcontext().prec = digits
     return before
 
-@provider.share(name="trouble.object", managed=True)
+@provider.share(name="lifecycle.object", managed=True)
 def make():
     return [1, 2]
 """
@@ -61,39 +61,39 @@ INTERRUPTED = """
 import signal, sys, threading, time
 from cotensor.client import SharedTensorClient
 client = SharedTensorClient(socket=sys.argv[1], timeout=None)
-assert client.call_function("trouble.add", [1, 2]) == 3
+assert client.call_function("lifecycle.add", [1, 2]) == 3
 print("calling", flush=True)
 try:
     {call}
 except KeyboardInterrupt:
-    assert client.call_function("trouble.add", [2, 3]) == 5
+    assert client.call_function("lifecycle.add", [2, 3]) == 5
     print("usable", flush=True)
 """
 
 WAITS = {
-    "call": 'client.call_function("trouble.wait")',
-    "attribute": "client.functions.trouble.wait()",
+    "call": 'client.call_function("lifecycle.wait")',
+    "attribute": "client.functions.lifecycle.wait()",
     "task": (
         "from cotensor.async_client import AsyncSharedTensorClient as A; a = A(socket=sys.argv[1]); "
-        'a.wait_for_task(a.submit_task("trouble.wait", timeout=20))'
+        'a.wait_for_task(a.submit_task("lifecycle.wait", timeout=20))'
     ),
     "result": (
         "from cotensor.async_client import AsyncSharedTensorClient as A; a = A(socket=sys.argv[1]); "
-        'a.get_task_result(a.submit_task("trouble.wait", timeout=20))'
+        'a.get_task_result(a.submit_task("lifecycle.wait", timeout=20))'
     ),
     "asyncio": (
         "import asyncio; from cotensor.async_client import AsyncSharedTensorClient as A; "
-        'asyncio.run(A(socket=sys.argv[1]).call_function("trouble.wait", timeout=20))'
+        'asyncio.run(A(socket=sys.argv[1]).call_function("lifecycle.wait", timeout=20))'
     ),
 }
 
 
 @pytest.mark.parametrize("wait", WAITS)
-def test_ctrl_c_ends_a_wait_and_the_client_stays_usable(daemon, provider, wait):
+def test_ctrl_c_ends_a_wait_and_keeps_the_client_usable(daemon, provider, wait):
     with program(INTERRUPTED.format(call=WAITS[wait]), str(daemon.socket)) as calling:
         assert calling.line() == "calling"
         with SharedTensorClient(socket=daemon.socket) as client:
-            client.call_function("trouble.started")
+            client.call_function("lifecycle.started")
         calling.signal(signal.SIGINT)
         assert calling.line() == "usable"
         calling.finish()
@@ -103,13 +103,13 @@ def test_ctrl_c_ends_a_wait_and_the_client_stays_usable(daemon, provider, wait):
 # -- clients that are killed -------------------------------------------
 
 
-def test_a_client_that_is_killed_leaves_nothing(daemon, provider):
+def test_killed_client_leaves_no_memory(daemon, provider):
     code = """
 import sys, time
 from cotensor.client import SharedTensorClient
 client = SharedTensorClient(socket=sys.argv[1])
-held = [client.call_function("trouble.ones", [1_000_000]) for _ in range(3)]
-objects = [client.call_function("trouble.object") for _ in range(3)]
+held = [client.call_function("lifecycle.ones", [1_000_000]) for _ in range(3)]
+objects = [client.call_function("lifecycle.object") for _ in range(3)]
 print("holding", flush=True)
 time.sleep(1000)
 """
@@ -125,13 +125,13 @@ time.sleep(1000)
 
 def test_context_variables_do_not_reach_the_next_call(daemon, provider):
     with SharedTensorClient(socket=daemon.socket) as client:
-        assert [client.call_function("trouble.precision", [7]) for _ in range(20)] == [28] * 20
+        assert [client.call_function("lifecycle.precision", [7]) for _ in range(20)] == [28] * 20
 
 
 # -- forks -------------------------------------------------------------
 
 
-def test_a_forked_child_of_a_client_works(daemon, provider):
+def test_forked_child_connects_clients_again(daemon, provider):
     out = run(
         """
 import os, sys
@@ -140,14 +140,14 @@ from cotensor.async_client import AsyncSharedTensorClient
 import asyncio
 client = SharedTensorClient(socket=sys.argv[1])
 aclient = AsyncSharedTensorClient(socket=sys.argv[1])
-assert client.call_function("trouble.add", [1, 2]) == 3
-assert asyncio.run(aclient.call_function("trouble.add", [1, 2])) == 3
-remote = client.call_function("trouble.object")
+assert client.call_function("lifecycle.add", [1, 2]) == 3
+assert asyncio.run(aclient.call_function("lifecycle.add", [1, 2])) == 3
+remote = client.call_function("lifecycle.object")
 child = os.fork()
 if child == 0:
     try:
-        assert client.call_function("trouble.add", [3, 4]) == 7
-        assert asyncio.run(aclient.call_function("trouble.add", [3, 4])) == 7
+        assert client.call_function("lifecycle.add", [3, 4]) == 7
+        assert asyncio.run(aclient.call_function("lifecycle.add", [3, 4])) == 7
         try:
             remote.__len__
         except AttributeError:
@@ -167,9 +167,9 @@ if child == 0:
         os._exit(4)
 _, status = os.waitpid(child, 0)
 assert os.waitstatus_to_exitcode(status) == 0, status
-# What the parent has is untouched by the child's end.
+# The parent's references stay valid after the child's end.
 remote.append(3)
-assert client.call_function("trouble.add", [5, 6]) == 11
+assert client.call_function("lifecycle.add", [5, 6]) == 11
 print("done")
 """,
         str(daemon.socket),
@@ -195,7 +195,7 @@ if child == 0:
         assert "parent process" in str(error), error
     else:
         os._exit(3)
-    # It may call its parent's functions, as any other process.
+    # The child can call its parent's functions like any other process.
     with SharedTensorClient(socket=sys.argv[1]) as client:
         assert client.call_function("forked.add", [1, 2]) == 3
     sys.exit(0)
@@ -220,7 +220,7 @@ from cotensor.client import SharedTensorClient
 client = SharedTensorClient(socket={str(daemon.socket)!r})
 
 def work(k):
-    return client.call_function("trouble.add", [k, 1])
+    return client.call_function("lifecycle.add", [k, 1])
 
 if __name__ == "__main__":
     assert work(1) == 2
@@ -234,7 +234,7 @@ if __name__ == "__main__":
     assert run("", command=[sys.executable, str(script)]) == "done\n"
 
 
-# -- ends of interpreters ----------------------------------------------
+# -- exits of interpreters ---------------------------------------------
 
 ENDING = """
 import sys, threading, time
@@ -283,7 +283,7 @@ def test_interpreter_exits_while_functions_run(daemon, body, end):
         assert "Fatal" not in errors and "panicked" not in errors
 
 
-def test_an_interpreter_ends_with_everything_open(daemon, provider):
+def test_interpreter_exits_with_open_clients_and_providers(daemon, provider):
     out = run(
         """
 import asyncio, sys, threading
@@ -305,7 +305,7 @@ async def main():
         wait.cancel()
 asyncio.run(main())
 task = client.submit_task("open.never")
-held = client.call_function("trouble.object"), client.call_function("trouble.ones", [10])
+held = client.call_function("lifecycle.object"), client.call_function("lifecycle.ones", [10])
 print("done")
 """,
         str(daemon.socket),
@@ -316,7 +316,7 @@ print("done")
 # -- daemons that end --------------------------------------------------
 
 
-def test_a_provider_finds_the_next_daemon(tmp_path):
+def test_provider_registers_with_the_next_daemon(tmp_path):
     import tempfile
     from pathlib import Path
 
@@ -327,15 +327,15 @@ def test_a_provider_finds_the_next_daemon(tmp_path):
         try:
             with providing(first.socket, FUNCTIONS):
                 with SharedTensorClient(socket=first.socket, retry_count=0) as client:
-                    assert client.call_function("trouble.add", [1, 1]) == 2
+                    assert client.call_function("lifecycle.add", [1, 1]) == 2
                 first.stop()
                 with SharedTensorClient(socket=first.socket, retry_count=0) as client:
                     assert not client.ping()
                 second = Daemon(Path(folder))
                 try:
                     with SharedTensorClient(socket=second.socket) as client:
-                        until(lambda: client.has_function("trouble.add"))
-                        x = client.call_function("trouble.ones", [4])
+                        until(lambda: client.has_function("lifecycle.add"))
+                        x = client.call_function("lifecycle.ones", [4])
                         assert np.array_equal(x, np.ones(4))
                 finally:
                     second.stop()
@@ -343,7 +343,7 @@ def test_a_provider_finds_the_next_daemon(tmp_path):
             first.stop()
 
 
-def test_a_call_that_may_have_run_is_not_repeated(daemon):
+def test_call_that_may_have_run_is_not_repeated(daemon):
     code = f"""
 import os, sys
 from cotensor.provider import SharedTensorProvider

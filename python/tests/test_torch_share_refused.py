@@ -1,4 +1,4 @@
-"""Modules that cannot be captured are refused with the reason, and computed as if nothing were shared."""
+"""Calls that cannot be shared: the reason is counted, and the module's own code computes the result."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ RANDOM = {
 
 
 @pytest.mark.parametrize("function", RANDOM.values(), ids=RANDOM)
-def test_a_module_that_draws_random_numbers_is_refused(store, function):
+def test_random_module_is_refused(store, function):
     module, sharing = shared(store, function, count=3)
     x = torch.zeros(3, 4)
     states = random.getstate(), torch.get_rng_state(), numpy.random.get_state()[2]
@@ -89,10 +89,10 @@ def test_a_module_that_draws_random_numbers_is_refused(store, function):
     random.setstate(states[0])
     torch.set_rng_state(states[1])
     numpy.random.seed(3)
-    assert torch.equal(first, type(module).forward(module, x)), "a refused call draws what it would have drawn"
+    assert torch.equal(first, type(module).forward(module, x)), "a refused call draws the same random numbers"
 
 
-def test_another_generator_of_numpys_changes_nothing(store):
+def test_other_numpy_generator_does_not_prevent_sharing(store):
     module, sharing = shared(store, lambda self, x: x + 1)
     before = numpy.random.get_bit_generator()
     numpy.random.set_bit_generator(numpy.random.PCG64())
@@ -186,7 +186,7 @@ class FillsItsArgument(nn.Module):
         return features
 
 
-def test_a_dict_that_the_module_fills_and_returns_is_filled_by_hits_too(store):
+def test_hits_fill_a_dict_that_the_module_fills(store):
     module = FillsItsArgument().eval()
     sharing = share(module, store=store)
     for _ in range(3):
@@ -195,11 +195,11 @@ def test_a_dict_that_the_module_fills_and_returns_is_filled_by_hits_too(store):
     assert (sharing.computed, sharing.hits) == (1, 2)
     given, others = {"x": torch.ones(3)}, []
     module(given, others)
-    assert others == [1] and "doubled" in given, "an argument that is changed besides is not shared"
+    assert others == [1] and "doubled" in given, "a call that changes another argument is not shared"
     assert list(sharing.private) == ["the module changes its arguments"]
 
 
-def test_control_flow_that_depends_on_data_is_refused(store):
+def test_data_dependent_control_flow_is_refused(store):
     module, sharing = shared(store, lambda self, x: x * 2 if x.sum() > 0 else x - 1)
     for x in (torch.ones(2, 4), -torch.ones(2, 4)):
         assert torch.equal(module(x), type(module).forward(module, x))
@@ -208,7 +208,7 @@ def test_control_flow_that_depends_on_data_is_refused(store):
         sharing.capture(torch.ones(2, 4))
 
 
-def test_a_number_that_is_read_from_a_tensor_stays_the_tensors(store):
+def test_number_read_from_a_tensor_is_not_a_constant(store):
     module, sharing = shared(store, lambda self, x: x * x[0, 0].item())
     for number in (2.0, 3.0, 2.0):
         x = torch.full((2, 4), number)
@@ -216,10 +216,10 @@ def test_a_number_that_is_read_from_a_tensor_stays_the_tensors(store):
     module, sharing = shared(store, lambda self, x: [x, x[0, 0].item()])
     for number in (2.0, 3.0, 2.0):
         assert module(torch.full((2, 4), number))[1] == number
-    assert sharing.computed == 0, "a number of Python cannot be an output that depends on the input"
+    assert sharing.computed == 0, "a graph cannot return a Python number that depends on the input"
 
 
-def test_an_operator_of_another_library_needs_the_users_word(store):
+def test_operator_of_another_library_must_be_trusted(store):
     library = torch.library.Library("shared_test", "DEF")
     library.define("twice(Tensor x) -> Tensor")
     library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
@@ -228,21 +228,21 @@ def test_an_operator_of_another_library_needs_the_users_word(store):
         module, sharing = shared(store, lambda self, x: torch.ops.shared_test.twice(x))
         assert_refused(module, sharing, "shared_test::twice", torch.ones(3))
         unshare(module)
-        vouched = share(module, store=store, operators=["shared_test::twice"])
+        trusting = share(module, store=store, operators=["shared_test::twice"])
         module(torch.ones(3))
-        assert torch.equal(module(torch.ones(3)), torch.full((3,), 2.0)) and vouched.hits == 1
+        assert torch.equal(module(torch.ones(3)), torch.full((3,), 2.0)) and trusting.hits == 1
     finally:
         library._destroy()
 
 
-def test_an_operator_with_a_kernel_of_the_process_is_not_shared(store):
+def test_operator_with_a_replaced_kernel_is_not_shared(store):
     module, sharing = shared(store, lambda self, x: torch.special.i1e(x))
     x = torch.ones(3)
     module(x)
     library = torch.library.Library("aten", "IMPL", "CPU")
     try:
         library.impl("special_i1e", lambda x: x * 100)
-        assert torch.equal(module(x + 1), (x + 1) * 100), "the process has what it asked for"
+        assert torch.equal(module(x + 1), (x + 1) * 100), "the process's own kernel runs"
         assert torch.equal(module(x), x * 100)
     finally:
         library._destroy()
@@ -251,19 +251,19 @@ def test_an_operator_with_a_kernel_of_the_process_is_not_shared(store):
     assert sharing.hits == 1
 
 
-class _Broken:
-    """A store whose daemon is gone, at one of its methods."""
+class _FailingStore:
+    """A store of which one method fails."""
 
     def __init__(self, store, method, error) -> None:
         self._store, self._method, self._error = store, method, error
-        self.broken = False
+        self.fails = False
 
     def __getattr__(self, name):
-        if name != self._method or not self.broken:
+        if name != self._method or not self.fails:
             return getattr(self._store, name)
 
         def fail(*_, **__):
-            raise self._error("gone")
+            raise self._error("the daemon has ended")
 
         return fail
 
@@ -271,20 +271,20 @@ class _Broken:
 @pytest.mark.parametrize("method", ["claim", "empty"])
 @pytest.mark.parametrize("error", [cotensor.TimedOutError, cotensor.ConflictError, cotensor.IoError])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_trouble_with_the_store_makes_no_call_fail(store, method, error, when):
+def test_store_errors_do_not_fail_calls(store, method, error, when):
     module = nn.Linear(8, 4).eval()
     x = torch.randn(2, 8)
     expected = module(x)
-    broken = _Broken(store, method, error)
-    broken.broken = when == "before"
-    sharing = share(module, store=broken)
-    broken.broken = True
+    failing = _FailingStore(store, method, error)
+    failing.fails = when == "before"
+    sharing = share(module, store=failing)
+    failing.fails = True
     assert torch.equal(module(x), expected)
     assert sharing.private == {error.__name__: 1}
     unshare(module)
     again = share(module, store=store)
     module(x)
-    assert again.computed == 1, "the ticket was given back"
+    assert again.computed == 1, "the ticket was dropped"
 
 
 def test_result_that_cannot_be_stored_is_computed_privately(store):
@@ -299,23 +299,23 @@ def test_result_that_cannot_be_stored_is_computed_privately(store):
     assert sharing.private["an input of type Own"] == 1
 
 
-def test_a_module_that_fails_leaves_nothing_behind(store):
+def test_failed_call_drops_its_ticket(store):
     fail = [True]
 
     def function(self, x):
         if fail[0]:
-            raise RuntimeError("out of luck")
+            raise RuntimeError("on purpose")
         return x + 1
 
     module, sharing = shared(store, function)
     x = torch.zeros(3)
-    with pytest.raises(RuntimeError, match="out of luck"):
+    with pytest.raises(RuntimeError, match="on purpose"):
         module(x)
     fail[0] = False
     assert torch.equal(module(x), x + 1) and sharing.computed == 1
 
 
-def test_an_error_of_an_operator_is_the_modules_own(store):
+def test_operator_errors_are_raised(store):
     module, sharing = shared(store, lambda self, x: self.linear.weight[x])
     module(torch.tensor([0, 1]))
     with pytest.raises(IndexError):
@@ -335,7 +335,7 @@ def test_stored_traceback_does_not_hold_the_ticket(store):
         kept.append(caught)
 
 
-def test_a_module_that_cannot_be_copied_is_refused_with_the_way_out(store):
+def test_module_that_cannot_be_copied_is_refused(store):
     module = nn.Linear(2, 2).eval()
     module.lock = threading.Lock()
     with pytest.raises(cotensor.UnsupportedError, match="key="):
@@ -351,14 +351,14 @@ def test_modules_without_shareable_weights_are_refused_by_name(store):
     assert raised.value.field == "weight"
 
 
-def test_an_older_torch_is_refused(store, monkeypatch):
+def test_older_torch_is_refused(store, monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.4.1+cpu")
     with pytest.raises(cotensor.UnsupportedError, match="2.15 or newer"):
         share(nn.Linear(2, 2).eval(), store=store)
 
 
-def test_a_stated_key_stands_for_the_module(store):
-    class Odd(nn.Module):
+def test_key_identifies_the_module(store):
+    class Uncapturable(nn.Module):
         def __init__(self):
             super().__init__()
             self.runs = 0
@@ -368,7 +368,7 @@ def test_a_stated_key_stands_for_the_module(store):
             self.runs += 1
             return x * 2 if x.sum() > 0 else x
 
-    one, other, third = Odd().eval(), Odd().eval(), Odd().eval()
+    one, other, third = Uncapturable().eval(), Uncapturable().eval(), Uncapturable().eval()
     first, second = share(one, store=store, key="odd"), share(other, store=store, key="odd")
     share(third, store=store, key="another")
     for module in (one, other, third):
