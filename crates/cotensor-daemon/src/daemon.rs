@@ -8,7 +8,7 @@ use crate::http::Dashboard;
 use crate::refusals::Refusals;
 use crate::segment::Slabs;
 use crate::session::Session;
-use crate::supervisor::{Event, Member, Orphans, StoreEvents};
+use crate::supervisor::{Event, Orphans, SessionClient, StoreEvents};
 use cotensor_client::protocol::SessionInfo;
 use cotensor_core::{Error, Hasher, Result};
 use cotensor_rpc::FrameBudget;
@@ -86,7 +86,7 @@ impl Daemon {
             return;
         }
         let pid = session.pid.unwrap_or(0);
-        self.events.record(Event::SessionStarted { session: session.id, member: Member { pid, was } });
+        self.events.record(Event::SessionStarted { session: session.id, client: SessionClient { pid, was } });
         // If the session has ended in between, its end was recorded before its start.
         if !self.lock().contains_key(&session.id) {
             self.events.record(Event::SessionEnded(session.id));

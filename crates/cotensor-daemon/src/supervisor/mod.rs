@@ -38,7 +38,7 @@ pub use run::{run, run_as};
 
 #[cfg(feature = "fuzzing")]
 pub(crate) use journal::Journal;
-pub(crate) use journal::{Event, Member};
+pub(crate) use journal::{Event, SessionClient};
 pub(crate) use link::SupervisorLink;
 pub(crate) use orphans::Orphans;
 pub(crate) use store_events::StoreEvents;

@@ -1,6 +1,6 @@
 //! Leases, slabs and claims of a former server that wait for their sessions to resume.
 
-use super::journal::Member;
+use super::journal::SessionClient;
 use crate::segment::{Inode, Slab};
 use cotensor_client::protocol::Id;
 use cotensor_memory::process::state as process_state;
@@ -22,7 +22,7 @@ pub(crate) struct Orphans {
     /// Claims. No other session computes them meanwhile.
     pub(super) tickets: HashMap<Key, Ticket>,
     /// The sessions and their processes.
-    pub(super) sessions: HashMap<u64, Member>,
+    pub(super) sessions: HashMap<u64, SessionClient>,
     /// The end of the wait.
     pub(super) until: Option<Instant>,
 }
@@ -39,9 +39,9 @@ impl Orphans {
     /// The reason why this memory is still in use, for an error message.
     pub(super) fn reason(&self, now: Instant) -> Option<String> {
         let left = self.until.filter(|_| !self.leases.is_empty() || !self.slabs.is_empty())?;
-        let processes: BTreeSet<i32> = self.sessions.values().map(|member| member.pid).filter(|pid| *pid > 0).collect();
+        let processes: BTreeSet<i32> = self.sessions.values().map(|client| client.pid).filter(|pid| *pid > 0).collect();
         let mut named: Vec<String> = processes.iter().take(NAMED_MAX).map(i32::to_string).collect();
-        if self.sessions.values().any(|member| member.pid <= 0) {
+        if self.sessions.values().any(|client| client.pid <= 0) {
             named.push("one of another namespace".to_owned());
         }
         if processes.len() > NAMED_MAX {

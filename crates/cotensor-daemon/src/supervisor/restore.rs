@@ -53,7 +53,7 @@ impl Daemon {
         let thread = thread.spawn(move || {
             while start.elapsed() < RECONNECT_TIMEOUT {
                 std::thread::sleep(CHECK_INTERVAL);
-                let missing: Vec<i32> = waiting.orphans().sessions.values().map(|member| member.pid).collect();
+                let missing: Vec<i32> = waiting.orphans().sessions.values().map(|client| client.pid).collect();
                 if missing.is_empty()
                     || (start.elapsed() >= RECONNECT_TIMEOUT_MIN && !missing.into_iter().any(is_alive))
                 {

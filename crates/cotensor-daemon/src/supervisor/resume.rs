@@ -1,6 +1,6 @@
 //! A client resumes its session after the server was replaced.
 
-use super::journal::{Event, Member};
+use super::journal::{Event, SessionClient};
 use super::orphans::Resumed;
 use super::restore::claim;
 use crate::daemon::Daemon;
@@ -46,7 +46,7 @@ impl Daemon {
 
     /// Ends the wait for the former session of a client, by the number that the client knows.
     pub(crate) fn end_wait(&self, session: u64) {
-        let same = |number: &u64, member: &mut Member| *number == session || member.was == Some(session);
+        let same = |number: &u64, client: &mut SessionClient| *number == session || client.was == Some(session);
         let resumed: Vec<_> = self.orphans().sessions.extract_if(same).collect();
         resumed.into_iter().for_each(|(session, _)| self.events.record(Event::SessionEnded(session)));
     }

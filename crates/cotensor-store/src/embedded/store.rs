@@ -54,7 +54,7 @@ impl EmbeddedStore {
     fn supersede(&self, superseded: Superseded) {
         match superseded {
             Superseded::InMemory(record) => self.release_name(&record),
-            Superseded::Spilled(group, id) => self.free_spilled(&group, id),
+            Superseded::Spilled(set, id) => self.free_spilled(&set, id),
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// The tensors of one segment, which are evicted together; or one tensor of a segment that stays, such as an open slab,
 /// whose eviction returns its metadata alone.
-pub(crate) struct Group {
+pub(crate) struct Candidate {
     pub(crate) records: Vec<Arc<Record>>,
     /// The bytes of the budget that their memory takes.
     pub(crate) bytes: u64,
@@ -20,7 +20,7 @@ pub(crate) struct Group {
     last_used: Duration,
 }
 
-impl Group {
+impl Candidate {
     fn of(records: Vec<Arc<Record>>, is_partial: bool) -> Self {
         let bytes = records.first().filter(|_| !is_partial).map_or(0, |record| record.charge.segment().bytes);
         Self {
@@ -43,36 +43,36 @@ impl Group {
         self.recompute.as_secs_f64() / (self.bytes + self.metadata).max(1) as f64
     }
 
-    /// Closes all tensors of the group, or none.
+    /// Closes all tensors of the candidate, or none.
     pub(crate) fn close(&self) -> bool {
         Record::close_all(&self.records.iter().map(|record| &**record).collect::<Vec<_>>())
     }
 }
 
-/// The unleased groups in the order of eviction: by recompute time for each byte, then by last use, then by age.
-pub(crate) fn candidates(records: Vec<Arc<Record>>) -> Vec<Group> {
+/// The unleased candidates in the order of eviction: by recompute time for each byte, then by last use, then by age.
+pub(crate) fn candidates(records: Vec<Arc<Record>>) -> Vec<Candidate> {
     let mut segments: HashMap<usize, Vec<Arc<Record>>> = HashMap::new();
     for record in records {
         segments.entry(Arc::as_ptr(record.charge.segment()) as usize).or_default().push(record);
     }
-    let mut groups = Vec::new();
+    let mut candidates = Vec::new();
     for records in segments.into_values() {
         // A segment with other users, such as an open slab, would not be freed.
         let is_all = records.first().is_none_or(|record| record.charge.segment().users() == records.len());
         if is_all && records.iter().all(is_unleased) {
-            groups.push(Group::of(records, false));
+            candidates.push(Candidate::of(records, false));
         } else {
             let counted = records.into_iter().filter(|record| record.charge.metadata() > 0 && is_unleased(record));
-            groups.extend(counted.map(|record| Group::of(vec![record], true)));
+            candidates.extend(counted.map(|record| Candidate::of(vec![record], true)));
         }
     }
     // Ties do not depend on the order of a hash table.
-    let first = |group: &Group| group.records.iter().map(|record| (record.created, record.id)).min();
-    groups.sort_by(|a, b| {
+    let first = |candidate: &Candidate| candidate.records.iter().map(|record| (record.created, record.id)).min();
+    candidates.sort_by(|a, b| {
         let by_cost = a.cost().total_cmp(&b.cost());
         by_cost.then(a.last_used.cmp(&b.last_used)).then_with(|| first(a).cmp(&first(b)))
     });
-    groups
+    candidates
 }
 
 fn is_unleased(record: &Arc<Record>) -> bool {

@@ -4,7 +4,7 @@ use crate::EmbeddedStore;
 use crate::TensorSpec;
 use crate::backend::LeaseBackend;
 use crate::budget::{Budget, Charge, TensorCharge};
-use crate::eviction::{Group, candidates, charged_bytes};
+use crate::eviction::{Candidate, candidates, charged_bytes};
 use cotensor_core::{Device, Error, ErrorKind, Result, size};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -105,24 +105,24 @@ impl EmbeddedStore {
     /// `OverBudget` when spilling fails.
     pub(crate) fn evict(&self, budget: &Arc<Budget>, bytes: u64, want: Want) -> Result<bool> {
         let mut outcome = Ok(false);
-        self.with_unleased(&mut |mut groups| {
+        self.with_unleased(&mut |mut candidates| {
             let goal = match want {
                 Want::Memory | Want::Restored => {
-                    groups.sort_by_key(|group| group.is_partial);
+                    candidates.sort_by_key(|candidate| candidate.is_partial);
                     bytes
                 }
                 Want::Metadata => bytes.max(METADATA_FREED_MAX.min(budget.max() / METADATA_FREED_FRACTION)),
             };
             // Tensors of other devices return nothing to a device, and only metadata to the host, so there they go last.
-            groups.retain(|group| budget.device().is_host() || group.is_of(budget));
-            groups.sort_by_key(|group| !group.is_of(budget));
+            candidates.retain(|candidate| budget.device().is_host() || candidate.is_of(budget));
+            candidates.sort_by_key(|candidate| !candidate.is_of(budget));
             // Other threads take and return memory at the same time.
             let fits = || budget.will_fit(bytes, 0);
             let mut enough = || budget.will_fit(goal, 0);
-            let freed = groups.iter().map(|group| self.freed_by(group, budget)).sum();
+            let freed = candidates.iter().map(|candidate| self.freed_by(candidate, budget)).sum();
             outcome = match budget.will_fit(bytes, freed) {
                 false => Ok(fits()),
-                true => match self.shed(groups, &mut enough, !matches!(want, Want::Restored)) {
+                true => match self.shed(candidates, &mut enough, !matches!(want, Want::Restored)) {
                     Err(error) if !fits() => Err(self.not_spilled(budget, bytes, &error)),
                     _ => Ok(true),
                 },
@@ -131,11 +131,11 @@ impl EmbeddedStore {
         outcome
     }
 
-    /// The bytes that evicting `group` returns to `budget`. A spilled tensor keeps its metadata.
-    fn freed_by(&self, group: &Group, budget: &Arc<Budget>) -> u64 {
-        let is_spilled = self.spill.is_some() && self.worth_spilling(group).is_some();
-        let memory = if group.is_of(budget) { group.bytes } else { 0 };
-        memory + if is_spilled || !budget.device().is_host() { 0 } else { group.metadata }
+    /// The bytes that evicting `candidate` returns to `budget`. A spilled tensor keeps its metadata.
+    fn freed_by(&self, candidate: &Candidate, budget: &Arc<Budget>) -> u64 {
+        let is_spilled = self.spill.is_some() && self.worth_spilling(candidate).is_some();
+        let memory = if candidate.is_of(budget) { candidate.bytes } else { 0 };
+        memory + if is_spilled || !budget.device().is_host() { 0 } else { candidate.metadata }
     }
 
     /// Evicts or spills unleased segments one by one, in the order of eviction, until `enough` returns true. Returns whether
@@ -145,58 +145,63 @@ impl EmbeddedStore {
     /// The first error of spilling, when there is not enough without that segment.
     pub fn shed_until(&self, enough: &mut dyn FnMut() -> bool) -> Result<bool> {
         let mut outcome = Ok(false);
-        self.with_unleased(&mut |groups| outcome = self.shed(groups, enough, true));
+        self.with_unleased(&mut |candidates| outcome = self.shed(candidates, enough, true));
         outcome
     }
 
-    /// Calls `work` with the unleased groups in the order of eviction, while no other thread makes room.
-    pub(crate) fn with_unleased(&self, work: &mut dyn FnMut(Vec<Group>)) {
+    /// Calls `work` with the unleased candidates in the order of eviction, while no other thread makes room.
+    pub(crate) fn with_unleased(&self, work: &mut dyn FnMut(Vec<Candidate>)) {
         let Some(state) = &self.spill else {
             let mut survey = self.names.survey();
-            let groups = candidates(std::mem::take(&mut survey.records));
-            return work(groups);
+            let candidates = candidates(std::mem::take(&mut survey.records));
+            return work(candidates);
         };
         state.storage.blocking(&mut || {
             let _guard = state.begin();
-            let mut groups = candidates(std::mem::take(&mut self.names.survey().records));
+            let mut candidates = candidates(std::mem::take(&mut self.names.survey().records));
             // A part of a segment cannot be spilled, only lost.
-            groups.retain(|group| !group.is_partial);
-            work(groups);
+            candidates.retain(|candidate| !candidate.is_partial);
+            work(candidates);
         });
     }
 
-    /// Evicts or spills `groups` in their order until `enough` returns true. Where spilling fails and `may_evict` is true,
-    /// groups with a recompute time are evicted; the others always stay.
+    /// Evicts or spills `candidates` in their order until `enough` returns true. Where spilling fails and `may_evict` is true,
+    /// candidates with a recompute time are evicted; the others always stay.
     ///
     /// # Errors
-    /// The first error of spilling, when there is not enough without that group.
-    pub(crate) fn shed(&self, groups: Vec<Group>, enough: &mut dyn FnMut() -> bool, may_evict: bool) -> Result<bool> {
+    /// The first error of spilling, when there is not enough without that candidate.
+    pub(crate) fn shed(
+        &self,
+        candidates: Vec<Candidate>,
+        enough: &mut dyn FnMut() -> bool,
+        may_evict: bool,
+    ) -> Result<bool> {
         let mut failed: Option<Error> = None;
         let mut unspilled = Vec::new();
-        for group in groups {
+        for candidate in candidates {
             if enough() {
                 return Ok(true);
             }
-            match (&self.spill, self.worth_spilling(&group)) {
+            match (&self.spill, self.worth_spilling(&candidate)) {
                 (Some(state), Some(segment)) => {
                     // After a lack of room a smaller segment may fit. After another error no segment is tried.
                     if failed.as_ref().is_none_or(|error| error.kind() == ErrorKind::OverBudget) {
-                        match self.spill_group(state, &group, segment) {
+                        match self.spill_candidate(state, &candidate, segment) {
                             Ok(_) => continue,
                             Err(error) => failed = Some(error),
                         }
                     }
-                    unspilled.push(group);
+                    unspilled.push(candidate);
                 }
-                _ => self.evict_group(&group),
+                _ => self.evict_candidate(&candidate),
             }
         }
         // A full disk does not stop the store: tensors with a recompute time are evicted.
-        for group in unspilled.iter().filter(|group| may_evict && !group.recompute.is_zero()) {
+        for candidate in unspilled.iter().filter(|candidate| may_evict && !candidate.recompute.is_zero()) {
             if enough() {
                 return Ok(true);
             }
-            self.evict_group(group);
+            self.evict_candidate(candidate);
         }
         match (enough(), failed) {
             (false, Some(error)) => Err(error),
@@ -204,11 +209,11 @@ impl EmbeddedStore {
         }
     }
 
-    fn evict_group(&self, group: &Group) {
-        if group.close() {
-            self.counters.evictions.fetch_add(group.records.len() as u64, Ordering::Relaxed);
-            self.counters.evicted_bytes.fetch_add(group.bytes, Ordering::Relaxed);
-            self.free_closed(&group.records);
+    fn evict_candidate(&self, candidate: &Candidate) {
+        if candidate.close() {
+            self.counters.evictions.fetch_add(candidate.records.len() as u64, Ordering::Relaxed);
+            self.counters.evicted_bytes.fetch_add(candidate.bytes, Ordering::Relaxed);
+            self.free_closed(&candidate.records);
         }
     }
 

@@ -3,5 +3,5 @@
 mod candidates;
 mod make_room;
 
-pub(crate) use candidates::{Group, candidates, charged_bytes};
+pub(crate) use candidates::{Candidate, candidates, charged_bytes};
 pub(crate) use make_room::{ROUNDS_MAX, Want, pause};

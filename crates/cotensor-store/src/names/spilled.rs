@@ -3,21 +3,21 @@
 use crate::TensorId;
 use crate::leases::Record;
 use crate::names::Names;
-use crate::spill::{Location, SpilledGroup};
+use crate::spill::{Location, SpilledSet};
 use cotensor_core::{Error, ErrorKind, Result};
 use std::sync::Arc;
 
 impl Names {
-    /// Replaces a closed record by its spilled group if it is the newest version of its name and retained; else removes it,
+    /// Replaces a closed record by its spilled set if it is the newest version of its name and retained; else removes it,
     /// as [`forget`](Self::forget) does. Calls `done` with true or false while the name is locked.
-    pub(crate) fn spill(&self, record: &Record, group: &Arc<SpilledGroup>, done: impl FnOnce(bool)) {
+    pub(crate) fn spill(&self, record: &Record, set: &Arc<SpilledSet>, done: impl FnOnce(bool)) {
         let (index, hash) = self.locate(record.name());
         let mut names = self.lock(index);
         let Ok(mut found) = names.entries.find_entry(hash, |entry| entry.is_named(record.name())) else { return };
         let entry = found.get_mut();
         let current = entry.current.take_if(|current| current.id == record.id).is_some();
         if current && record.is_retained() {
-            entry.spilled = Some(Box::new((Arc::clone(group), record.id)));
+            entry.spilled = Some(Box::new((Arc::clone(set), record.id)));
             return done(true);
         }
         entry.old.remove(record.id);
@@ -33,13 +33,13 @@ impl Names {
         &self,
         name: &str,
         id: TensorId,
-        group: &Arc<SpilledGroup>,
+        set: &Arc<SpilledSet>,
         make: impl FnOnce() -> Arc<Record>,
     ) -> Option<Arc<Record>> {
         let (index, hash) = self.locate(name);
         let mut names = self.lock(index);
         let entry = names.entries.find_mut(hash, |entry| entry.is_named(name))?;
-        entry.spilled.take_if(|spilled| Arc::ptr_eq(&spilled.0, group) && spilled.1 == id)?;
+        entry.spilled.take_if(|spilled| Arc::ptr_eq(&spilled.0, set) && spilled.1 == id)?;
         let record = make();
         entry.current = Some(Arc::clone(&record));
         Some(record)
@@ -49,13 +49,7 @@ impl Names {
     ///
     /// # Errors
     /// `Conflict` when the name has another slot, or a newest version.
-    pub(crate) fn restore_spilled(
-        &self,
-        name: &str,
-        id: TensorId,
-        versions: u64,
-        group: &Arc<SpilledGroup>,
-    ) -> Result<()> {
+    pub(crate) fn restore_spilled(&self, name: &str, id: TensorId, versions: u64, set: &Arc<SpilledSet>) -> Result<()> {
         let (index, hash) = self.locate(name);
         self.skip(id.slot);
         let mut names = self.lock(index);
@@ -67,7 +61,7 @@ impl Names {
         }
         let entry = self.entry(&mut names, hash, name, || id.slot);
         entry.version = entry.version.max(versions).max(id.version);
-        entry.spilled = Some(Box::new((Arc::clone(group), id)));
+        entry.spilled = Some(Box::new((Arc::clone(set), id)));
         Ok(())
     }
 
@@ -89,7 +83,7 @@ impl Names {
     }
 
     /// The spilled versions of names that start with `prefix`.
-    pub(crate) fn spilled(&self, prefix: &str) -> Vec<(Arc<SpilledGroup>, TensorId)> {
+    pub(crate) fn spilled(&self, prefix: &str) -> Vec<(Arc<SpilledSet>, TensorId)> {
         let mut found = Vec::new();
         for index in 0..self.shards.len() {
             let names = self.lock(index);

@@ -2,7 +2,7 @@
 
 use crate::TensorId;
 use crate::leases::{Record, VersionState};
-use crate::spill::{Location, SpilledGroup};
+use crate::spill::{Location, SpilledSet};
 use cotensor_core::sync;
 use cotensor_core::{Error, ErrorKind, Result};
 use hashbrown::HashTable;
@@ -36,7 +36,7 @@ pub(super) struct Entry {
     /// Superseded and removed versions with leases.
     pub(super) old: OldVersions,
     /// The newest version if it is spilled; `current` is then `None`.
-    pub(super) spilled: Option<Box<(Arc<SpilledGroup>, TensorId)>>,
+    pub(super) spilled: Option<Box<(Arc<SpilledSet>, TensorId)>>,
 }
 
 /// Most names have none, which takes one word.
@@ -82,7 +82,7 @@ pub(crate) struct RestoredVersion {
 /// The version that a name loses when it is published again or removed.
 pub(crate) enum Superseded {
     InMemory(Arc<Record>),
-    Spilled(Arc<SpilledGroup>, TensorId),
+    Spilled(Arc<SpilledSet>, TensorId),
 }
 
 impl Entry {

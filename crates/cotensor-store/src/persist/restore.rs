@@ -4,7 +4,7 @@ use crate::SegmentCharge;
 use crate::backend::{Charge, LeaseBackend, Record, RecordParts, VersionState};
 use crate::embedded::check_device;
 use crate::names::RestoredVersion;
-use crate::spill::SpilledGroup;
+use crate::spill::SpilledSet;
 use crate::{EmbeddedStore, Holder, Key, Lease, Retention, SpilledSegment, SpilledTensor, TensorId, TensorSpec};
 use cotensor_core::{Device, Error, Layout, Result, Segment};
 use std::sync::{Arc, Weak};
@@ -115,9 +115,9 @@ impl EmbeddedStore {
             .map(|(tensor, versions)| (SpilledTensor { created: created(&tensor), ..tensor }, versions))
             .unzip();
         let metadata = self.spilled_charge(&tensors);
-        let group = Arc::new(SpilledGroup::new(segment, tensors, metadata));
-        for (tensor, versions) in group.tensors.iter().zip(versions) {
-            self.names.restore_spilled(&tensor.spec.name, tensor.id, versions, &group)?;
+        let set = Arc::new(SpilledSet::new(segment, tensors, metadata));
+        for (tensor, versions) in set.tensors.iter().zip(versions) {
+            self.names.restore_spilled(&tensor.spec.name, tensor.id, versions, &set)?;
         }
         Ok(())
     }

@@ -23,12 +23,12 @@ pub(crate) fn optimize(store: &EmbeddedStore) -> OptimizeReport {
     let mut freed_memory_bytes = 0;
     let mut survey = store.names.survey();
     let mut remaining_tensor_count = survey.records.len();
-    for group in candidates(std::mem::take(&mut survey.records)) {
-        if group.close() {
-            store.free_closed(&group.records);
-            freed_memory_bytes += group.bytes;
-            remaining_tensor_count -= group.records.len();
-            freed_tensors.extend(group.records.iter().map(|record| record.name().to_owned()));
+    for candidate in candidates(std::mem::take(&mut survey.records)) {
+        if candidate.close() {
+            store.free_closed(&candidate.records);
+            freed_memory_bytes += candidate.bytes;
+            remaining_tensor_count -= candidate.records.len();
+            freed_tensors.extend(candidate.records.iter().map(|record| record.name().to_owned()));
         }
     }
     drop(survey);
@@ -137,12 +137,17 @@ pub(crate) fn recommendations(store: &EmbeddedStore) -> Recommendations {
 /// The bytes that [`optimize`] would free, and those of tensors that stay with the identity of another one that stays.
 fn savings(records: &[Arc<Record>]) -> u64 {
     let unleased = candidates(records.to_vec());
-    let freed: BTreeSet<TensorId> = unleased.iter().flat_map(|group| &group.records).map(|record| record.id).collect();
+    let freed: BTreeSet<TensorId> =
+        unleased.iter().flat_map(|candidate| &candidate.records).map(|record| record.id).collect();
     let mut seen: BTreeSet<ContentHash> = BTreeSet::new();
     let repeated = records.iter().filter(|record| {
         !freed.contains(&record.id) && record.known_identity().is_some_and(|identity| !seen.insert(identity))
     });
-    unleased.iter().map(|group| group.bytes).chain(repeated.map(|record| record.layout.size_bytes() as u64)).sum()
+    unleased
+        .iter()
+        .map(|candidate| candidate.bytes)
+        .chain(repeated.map(|record| record.layout.size_bytes() as u64))
+        .sum()
 }
 
 pub(crate) fn diagnostics(store: &EmbeddedStore) -> Diagnostics {

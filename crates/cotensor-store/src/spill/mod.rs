@@ -3,13 +3,13 @@
 //! The store decides which tensors are spilled and when; a [`SpillStorage`] keeps their bytes. Unleased tensors are spilled
 //! in the order of eviction, all tensors of a segment together. A spilled tensor keeps its name and its identity.
 
-mod group;
 mod report;
 mod restore;
+mod set;
 mod spill_out;
 mod storage;
 mod swap;
 
-pub(crate) use group::{Location, SpillState, SpilledGroup};
-pub use group::{SpilledTensor, SpilledTensorInfo};
+pub(crate) use set::{Location, SpillState, SpilledSet};
+pub use set::{SpilledTensor, SpilledTensorInfo};
 pub use storage::{SpillStorage, SpilledSegment};

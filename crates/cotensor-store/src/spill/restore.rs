@@ -1,6 +1,6 @@
 //! Spill storage to memory.
 
-use super::{Location, SpilledGroup, SpilledSegment, SpilledTensor};
+use super::{Location, SpilledSegment, SpilledSet, SpilledTensor};
 use crate::backend::{LeaseBackend, Record, RecordParts};
 use crate::budget::Charge;
 use crate::eviction::{ROUNDS_MAX, pause};
@@ -32,7 +32,7 @@ impl EmbeddedStore {
                         pause(round);
                         Ok(Vec::new())
                     }
-                    Location::Spilled(group) => self.restore_group(&group, holder),
+                    Location::Spilled(set) => self.restore_set(&set, holder),
                 };
                 // The leases are held during the lookup: without them another thread could spill the tensor again.
                 found = restored.map(|_leases| find());
@@ -44,21 +44,19 @@ impl EmbeddedStore {
         found
     }
 
-    /// Restores the tensors of a group. While the returned leases exist, the tensors are not spilled again.
-    fn restore_group(&self, group: &Arc<SpilledGroup>, holder: &Holder) -> Result<Vec<Lease>> {
-        let mut segment = group.segment();
-        // Another thread has restored the group.
+    /// Restores the tensors of a set. While the returned leases exist, the tensors are not spilled again.
+    fn restore_set(&self, set: &Arc<SpilledSet>, holder: &Holder) -> Result<Vec<Lease>> {
+        let mut segment = set.segment();
+        // Another thread has restored the set.
         let Some(spilled) = segment.as_ref() else { return Ok(Vec::new()) };
         // Nothing is evicted for a segment that cannot be read.
-        let room = spilled.check().and_then(|()| self.restored_charge(group.device(), group.bytes));
+        let room = spilled.check().and_then(|()| self.restored_charge(set.device(), set.bytes));
         let restored = match room {
             Ok(charge) => {
-                let segment = self.read_segment(group, &**spilled);
-                segment.and_then(|segment| self.list_restored(group, &segment, &charge, holder))
+                let segment = self.read_segment(set, &**spilled);
+                segment.and_then(|segment| self.list_restored(set, &segment, &charge, holder))
             }
-            Err(refused) if refused.kind() == ErrorKind::OverBudget => {
-                self.swap_in(group, &mut segment, holder, refused)
-            }
+            Err(refused) if refused.kind() == ErrorKind::OverBudget => self.swap_in(set, &mut segment, holder, refused),
             Err(error) => Err(error),
         };
         match restored {
@@ -68,8 +66,8 @@ impl EmbeddedStore {
                 Ok(leases)
             }
             Err(error) => {
-                group.note_lost(&error);
-                Err(error.in_field(group.name()))
+                set.note_lost(&error);
+                Err(error.in_field(set.name()))
             }
         }
     }
@@ -77,22 +75,22 @@ impl EmbeddedStore {
     /// Lists the tensors of a restored segment.
     pub(super) fn list_restored(
         &self,
-        group: &Arc<SpilledGroup>,
+        set: &Arc<SpilledSet>,
         segment: &Arc<dyn Segment>,
         charge: &Arc<Charge>,
         holder: &Holder,
     ) -> Result<Vec<Lease>> {
-        if let Some(tensor) = group.tensors.iter().find(|tensor| tensor.layout.byte_range().end > segment.len()) {
+        if let Some(tensor) = set.tensors.iter().find(|tensor| tensor.layout.byte_range().end > segment.len()) {
             return Err(Error::corrupt(format!("{} reaches beyond its spilled segment", tensor.spec.name)));
         }
-        let mut leases = Vec::with_capacity(group.tensors.len());
-        for tensor in &group.tensors {
+        let mut leases = Vec::with_capacity(set.tensors.len());
+        for tensor in &set.tensors {
             let SpilledTensor { id, spec, layout, key, created } = tensor.clone();
             let backend: Weak<dyn LeaseBackend> = self.me.clone();
             let (segment, created) = (Arc::clone(segment), self.created(created));
             let charge = self.devices.host().take_metadata_unchecked(charge, self.metadata_of(&spec));
             // A tensor whose name was published or removed meanwhile stays away.
-            let record = self.names.unspill(&tensor.spec.name, id, group, || {
+            let record = self.names.unspill(&tensor.spec.name, id, set, || {
                 let parts =
                     RecordParts { id, spec, layout, segment, charge, retained: true, private: None, key, created };
                 let record = Record::new(parts, backend);
@@ -106,7 +104,7 @@ impl EmbeddedStore {
     }
 
     /// Reads a segment. Where a resource other than memory is exhausted, it spills others first.
-    fn read_segment(&self, group: &SpilledGroup, spilled: &dyn SpilledSegment) -> Result<Arc<dyn Segment>> {
+    fn read_segment(&self, set: &SpilledSet, spilled: &dyn SpilledSegment) -> Result<Arc<dyn Segment>> {
         let is_exhausted =
             |read: &Result<_>| read.as_ref().is_err_and(|error: &Error| error.kind() == ErrorKind::OverBudget);
         let mut read = spilled.restore();
@@ -116,24 +114,24 @@ impl EmbeddedStore {
                 !is_exhausted(&read)
             })?;
         }
-        self.move_to_device(group, read?)
+        self.move_to_device(set, read?)
     }
 
-    /// The segment itself if it is on the device of `group`, else a copy there, which is counted.
-    pub(super) fn move_to_device(&self, group: &SpilledGroup, segment: Arc<dyn Segment>) -> Result<Arc<dyn Segment>> {
+    /// The segment itself if it is on the device of `set`, else a copy there, which is counted.
+    pub(super) fn move_to_device(&self, set: &SpilledSet, segment: Arc<dyn Segment>) -> Result<Arc<dyn Segment>> {
         /// Bytes that are copied at a time.
         const PIECE_BYTES: usize = 1 << 20;
-        if segment.device() == group.device() {
+        if segment.device() == set.device() {
             return Ok(segment);
         }
-        let mut copy = self.devices.memory(group.device())?.reserve(segment.len())?;
+        let mut copy = self.devices.memory(set.device())?.reserve(segment.len())?;
         let mut piece = vec![0; segment.len().min(PIECE_BYTES)];
         for offset in (0..segment.len()).step_by(PIECE_BYTES) {
             let piece = &mut piece[..PIECE_BYTES.min(segment.len() - offset)];
             segment.read_at(offset, piece)?;
             copy.write_at(offset, piece)?;
         }
-        self.count_copy(group.name(), CopyReason::DeviceTransfer, segment.len());
+        self.count_copy(set.name(), CopyReason::DeviceTransfer, segment.len());
         copy.freeze()
     }
 
@@ -157,9 +155,9 @@ impl EmbeddedStore {
     }
 
     /// A spilled version was superseded or removed.
-    pub(crate) fn free_spilled(&self, group: &SpilledGroup, id: TensorId) {
+    pub(crate) fn free_spilled(&self, set: &SpilledSet, id: TensorId) {
         self.notify(|observer| observer.on_spilled_free(id));
-        if let (Some(state), Some(tensor)) = (&self.spill, group.tensor(id))
+        if let (Some(state), Some(tensor)) = (&self.spill, set.tensor(id))
             && let Some(key) = &tensor.key
         {
             state.results().remove(key);

@@ -1,10 +1,10 @@
 //! Memory to spill storage.
 
-use super::{SpillState, SpilledGroup, SpilledTensor};
+use super::{SpillState, SpilledSet, SpilledTensor};
 use crate::EmbeddedStore;
 use crate::backend::LeaseBackend;
 use crate::budget::SpilledCharge;
-use crate::eviction::Group;
+use crate::eviction::Candidate;
 use crate::types::CopyReason;
 use cotensor_core::{HeapMemory, Memory, Result, Segment};
 use std::sync::Arc;
@@ -26,38 +26,43 @@ fn same_file(_: &dyn Segment, _: &dyn Segment) -> bool {
 }
 
 impl EmbeddedStore {
-    /// The segment of an unleased group, if the group should be spilled. Two kinds of groups are evicted instead: those whose
-    /// recompute time is known and shorter than reading them back, and those on a device whose memory other processes make,
-    /// which the store can neither read nor restore.
-    pub(crate) fn worth_spilling<'a>(&self, group: &'a Group) -> Option<&'a Arc<dyn Segment>> {
-        let recompute = group.recompute.as_secs_f64();
-        let first = &group.records.first()?.segment;
+    /// The segment of a candidate that should be spilled. Two kinds of candidates are evicted instead: those whose recompute
+    /// time is known and shorter than reading them back, and those on a device whose memory other processes make, which the
+    /// store can neither read nor restore.
+    pub(crate) fn worth_spilling<'a>(&self, candidate: &'a Candidate) -> Option<&'a Arc<dyn Segment>> {
+        let recompute = candidate.recompute.as_secs_f64();
+        let first = &candidate.records.first()?.segment;
         let same = |segment: &Arc<dyn Segment>| Arc::ptr_eq(segment, first) || same_file(&**segment, &**first);
-        let is_cheap = recompute > 0.0 && recompute < group.bytes as f64 / READ_BYTES_PER_SECOND;
+        let is_cheap = recompute > 0.0 && recompute < candidate.bytes as f64 / READ_BYTES_PER_SECOND;
         let is_own = self.devices.memory(first.device()).is_ok();
-        (is_own && !is_cheap && group.records.iter().all(|record| same(&record.segment))).then_some(first)
+        (is_own && !is_cheap && candidate.records.iter().all(|record| same(&record.segment))).then_some(first)
     }
 
-    /// Spills the segment of an unleased group; false when a lease was taken meanwhile.
-    pub(crate) fn spill_group(&self, state: &SpillState, group: &Group, segment: &Arc<dyn Segment>) -> Result<bool> {
-        let tensors = group.records.iter().map(|record| SpilledTensor::of(record)).collect::<Result<Vec<_>>>()?;
-        // The content is immutable, so it is written before the group is closed.
+    /// Spills the segment of an unleased candidate; false when a lease was taken meanwhile.
+    pub(crate) fn spill_candidate(
+        &self,
+        state: &SpillState,
+        candidate: &Candidate,
+        segment: &Arc<dyn Segment>,
+    ) -> Result<bool> {
+        let tensors = candidate.records.iter().map(|record| SpilledTensor::of(record)).collect::<Result<Vec<_>>>()?;
+        // The content is immutable, so it is written before the candidate is closed.
         let spilled = match segment.device().is_host() {
             true => state.storage.spill(&**segment)?,
-            false => state.storage.spill(&*self.copy_to_host(group, &**segment)?)?,
+            false => state.storage.spill(&*self.copy_to_host(candidate, &**segment)?)?,
         };
-        if !group.close() {
+        if !candidate.close() {
             return Ok(false);
         }
         let metadata = self.spilled_charge(&tensors);
-        let spilled_group = Arc::new(SpilledGroup::new(Arc::clone(&spilled), tensors, metadata));
-        for record in &group.records {
+        let spilled_set = Arc::new(SpilledSet::new(Arc::clone(&spilled), tensors, metadata));
+        for record in &candidate.records {
             if let Some(key) = &record.key()
                 && let Some(results) = self.claims.results(key)
             {
                 state.results().insert(*key, results);
             }
-            self.names.spill(record, &spilled_group, |is_spilled| match is_spilled {
+            self.names.spill(record, &spilled_set, |is_spilled| match is_spilled {
                 true => self.notify(|observer| observer.on_spill(record, &*spilled)),
                 false => {
                     if let Some(key) = &record.key() {
@@ -70,18 +75,18 @@ impl EmbeddedStore {
                 self.claims.forget(key, record);
             }
         }
-        self.counters.spills.fetch_add(group.records.len() as u64, Ordering::Relaxed);
+        self.counters.spills.fetch_add(candidate.records.len() as u64, Ordering::Relaxed);
         self.counters.spilled_bytes.fetch_add(spilled.bytes(), Ordering::Relaxed);
         Ok(true)
     }
 
     /// Copies a device's segment to the host. The copy is counted.
-    fn copy_to_host(&self, group: &Group, segment: &dyn Segment) -> Result<Arc<dyn Segment>> {
+    fn copy_to_host(&self, candidate: &Candidate, segment: &dyn Segment) -> Result<Arc<dyn Segment>> {
         let mut copy = HeapMemory.reserve(segment.len())?;
         if let Some(bytes) = copy.bytes_mut() {
             segment.read_at(0, bytes)?;
         }
-        let name = group.records.first().map(|record| record.name()).unwrap_or_default();
+        let name = candidate.records.first().map(|record| record.name()).unwrap_or_default();
         self.count_copy(name, CopyReason::DeviceTransfer, segment.len());
         copy.freeze()
     }

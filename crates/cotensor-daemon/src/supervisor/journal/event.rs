@@ -49,7 +49,7 @@ impl Entry {
 
 /// The client of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Member {
+pub(crate) struct SessionClient {
     /// Its process; 0 in another PID namespace.
     pub(crate) pid: i32,
     /// The session that this one resumed. The client knows that number if the answer to its hello was lost.
@@ -79,7 +79,7 @@ pub(crate) enum Event {
     /// Names use the store's slots up to this number.
     Slots(u64),
     /// A session began on the Unix socket.
-    SessionStarted { session: u64, member: Member },
+    SessionStarted { session: u64, client: SessionClient },
     /// A session ended, or did not resume in time.
     SessionEnded(u64),
 }

@@ -10,5 +10,5 @@ mod table;
 mod tests;
 
 pub(crate) use block::BLOCK_VERSION;
-pub(crate) use event::{Entry, Event, Member};
+pub(crate) use event::{Entry, Event, SessionClient};
 pub(crate) use table::{Journal, Segment};

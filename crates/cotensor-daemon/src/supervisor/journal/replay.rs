@@ -75,8 +75,8 @@ impl Journal {
         for key in &self.claimed {
             send_event(Event::Claimed(key.clone()))?;
         }
-        for (&session, &member) in &self.sessions {
-            send_event(Event::SessionStarted { session, member })?;
+        for (&session, &client) in &self.sessions {
+            send_event(Event::SessionStarted { session, client })?;
         }
         for (key, note) in &self.notes {
             send_event(Event::NotePut { key: key.clone(), note: note.clone() })?;

@@ -1,7 +1,7 @@
 //! The tables of the journal.
 
 use super::codec::parse_hash;
-use super::event::{Entry, Event, Member};
+use super::event::{Entry, Event, SessionClient};
 use super::packed::PackedEntry;
 use crate::spill::SpillFile;
 use cotensor_client::protocol::{Id, SegmentInfo};
@@ -35,7 +35,7 @@ pub(crate) struct Journal {
     pub(super) notes_bytes: usize,
     pub(super) slots: u64,
     /// Clients by their sessions.
-    pub(super) sessions: HashMap<u64, Member>,
+    pub(super) sessions: HashMap<u64, SessionClient>,
 }
 
 pub(super) fn at(id: Id) -> (u64, u64) {
@@ -76,7 +76,7 @@ impl Journal {
             }
             Event::NotePut { key, note } => self.put_note(key, note),
             Event::Slots(slot) => self.slots = self.slots.max(slot),
-            Event::SessionStarted { session, member } => drop(self.sessions.insert(session, member)),
+            Event::SessionStarted { session, client } => drop(self.sessions.insert(session, client)),
             Event::SessionEnded(session) => drop(self.sessions.remove(&session)),
         }
         Ok(None)
@@ -214,8 +214,8 @@ impl Journal {
     }
 
     /// Sessions and their clients.
-    pub(crate) fn sessions(&self) -> impl Iterator<Item = (u64, Member)> {
-        self.sessions.iter().map(|(session, member)| (*session, *member))
+    pub(crate) fn sessions(&self) -> impl Iterator<Item = (u64, SessionClient)> {
+        self.sessions.iter().map(|(session, client)| (*session, *client))
     }
 
     pub(crate) fn slots(&self) -> u64 {

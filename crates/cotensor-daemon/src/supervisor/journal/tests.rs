@@ -1,4 +1,4 @@
-use super::event::{Entry, Event, Member};
+use super::event::{Entry, Event, SessionClient};
 use super::replay::BLOCK_BYTES;
 use super::table::{Journal, NOTES_BYTES_MAX};
 use crate::spill::SpillFile;
@@ -56,8 +56,8 @@ fn filled() -> Journal {
     journal.apply(Event::Abandoned("given up".to_owned()), Vec::new()).unwrap();
     journal.apply(Event::NotePut { key: "n".into(), note: "00".into() }, Vec::new()).unwrap();
     for session in [1, 2] {
-        let member = Member { pid: 7, was: Some(session + 10) };
-        journal.apply(Event::SessionStarted { session, member }, Vec::new()).unwrap();
+        let client = SessionClient { pid: 7, was: Some(session + 10) };
+        journal.apply(Event::SessionStarted { session, client }, Vec::new()).unwrap();
     }
     journal.apply(Event::SessionEnded(1), Vec::new()).unwrap();
     journal
@@ -115,7 +115,7 @@ fn is_the_same(journal: &Journal, other: &Journal) {
     assert_eq!(other.claims().collect::<Vec<_>>(), [(&ContentHash::of(b"key"), &[Id { slot: 1, version: 2 }][..])]);
     assert_eq!(other.notes().collect::<Vec<_>>(), [("n", "00")]);
     assert_eq!(other.claimed().collect::<Vec<_>>(), ["mine"]);
-    assert_eq!(other.sessions().collect::<Vec<_>>(), [(2, Member { pid: 7, was: Some(12) })]);
+    assert_eq!(other.sessions().collect::<Vec<_>>(), [(2, SessionClient { pid: 7, was: Some(12) })]);
 }
 
 #[test]

@@ -56,7 +56,7 @@ pub struct SpilledTensorInfo {
 }
 
 /// The tensors of one spilled segment. The table of names holds it; the segment is removed with the last of them.
-pub(crate) struct SpilledGroup {
+pub(crate) struct SpilledSet {
     /// None once the tensors are in memory again.
     segment: Mutex<Option<Arc<dyn SpilledSegment>>>,
     pub(crate) bytes: u64,
@@ -66,7 +66,7 @@ pub(crate) struct SpilledGroup {
     lost: Mutex<Option<String>>,
 }
 
-impl SpilledGroup {
+impl SpilledSet {
     pub(crate) fn new(segment: Arc<dyn SpilledSegment>, tensors: Vec<SpilledTensor>, metadata: SpilledCharge) -> Self {
         let (bytes, segment) = (segment.bytes(), Mutex::new(Some(segment)));
         Self { segment, bytes, tensors, _metadata: metadata, lost: Mutex::default() }
@@ -133,5 +133,5 @@ pub(crate) enum Location {
     Absent,
     /// Its record is closed: it is about to be freed or spilled.
     Closing,
-    Spilled(Arc<SpilledGroup>),
+    Spilled(Arc<SpilledSet>),
 }
