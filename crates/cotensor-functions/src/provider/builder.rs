@@ -1,10 +1,9 @@
 //! `Provider` and its builder: functions of this process that other processes call.
 
-use super::dispatch;
 use super::functions::{Function, Handler};
-use super::reader::UNREAD_MAX;
 use super::registration::{self, Connector};
-use super::shared::Shared;
+use super::state::ProviderState;
+use super::{call_thread, methods};
 use crate::threads::spawn;
 use crate::{Arguments, Context, Failure, Limits, Options, Value};
 use cotensor_client::ClientStore;
@@ -14,19 +13,19 @@ use cotensor_store::{Clock, SystemClock};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often what is too old is looked for.
-const SWEEP_PERIOD: Duration = Duration::from_secs(1);
+/// The interval at which expired tasks and results are removed.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Functions of this process, offered for as long as this lives.
+/// Provides functions of this process until it is dropped.
 ///
-/// Each caller has a socket to this process and a thread that reads it, and runs short functions where nothing else waits.
-/// At most [`Limits::workers`] functions run at a time. A function that calls another of the same provider and waits for it
-/// is one of two.
+/// Each caller has a connection of its own. All threads wait for messages on all connections; the thread that reads a call runs the
+/// function, while another thread reads the next messages. At most [`Limits::workers`] functions run at a time. A function that
+/// calls another function of the same provider and waits for it counts as two.
 pub struct Provider {
-    shared: Arc<Shared>,
+    state: Arc<ProviderState>,
 }
 
-/// What a provider is to offer, and how.
+/// Configures and starts a [`Provider`].
 pub struct ProviderBuilder {
     store: Arc<ClientStore>,
     connector: Option<Connector>,
@@ -42,56 +41,57 @@ impl Provider {
         ProviderBuilder { store, connector: None, functions: Vec::new(), limits, clock }
     }
 
-    /// Offers one more function.
+    /// Provides one more function.
     ///
     /// # Errors
-    /// `Conflict` for a name that is taken, here or by another provider; `Invalid` for an impossible name.
+    /// `Conflict` for a name that this or another provider has registered; `Invalid` for a name with other characters than letters,
+    /// digits and `_ . : / -`.
     pub fn add(
         &self,
         name: &str,
         options: Options,
         handler: impl Fn(&Arguments, &Context) -> std::result::Result<Value, Failure> + Send + Sync + 'static,
     ) -> Result<()> {
-        registration::add(&self.shared, &Function::new(name, options, Arc::new(handler)))
+        registration::add(&self.state, &Function::new(name, options, Arc::new(handler)))
     }
 
-    /// Takes a function back. What runs runs on.
+    /// Withdraws a function. Running calls continue.
     ///
     /// # Errors
-    /// `NotFound` for one that is not offered.
+    /// `NotFound` for a name that is not registered.
     pub fn remove(&self, name: &str) -> Result<()> {
         let missing = || Error::not_found(format!("this provider has no function {name:?}")).in_field("name");
-        self.shared.functions.remove(name).ok_or_else(missing)?;
-        match self.shared.registration() {
+        self.state.functions.remove(name).ok_or_else(missing)?;
+        match self.state.registration() {
             Some(connection) => {
                 let params = FunctionNameParams { name: name.to_owned() };
                 connection.call::<UnregisterFunction>(&params, Vec::new(), Some(registration::ANSWER_TIMEOUT))?;
                 Ok(())
             }
-            // Between two daemons there is nothing to take back.
+            // No daemon runs. The next one gets the remaining functions.
             None => Ok(()),
         }
     }
 
-    /// Tells this life of the provider from others.
+    /// The provider's epoch: a new number each time a provider starts.
     pub fn epoch(&self) -> u64 {
-        self.shared.epoch
+        self.state.epoch
     }
 
-    /// Callers that are connected now.
+    /// The number of connected callers.
     pub fn callers(&self) -> usize {
-        self.shared.callers()
+        self.state.callers()
     }
 }
 
 impl Drop for Provider {
     fn drop(&mut self) {
-        self.shared.close();
+        self.state.close();
     }
 }
 
 impl ProviderBuilder {
-    /// Offers a function.
+    /// Adds a function.
     #[must_use]
     pub fn function(
         mut self,
@@ -104,53 +104,50 @@ impl ProviderBuilder {
         self
     }
 
-    /// How many, how long.
+    /// Sets the limits.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// Where the ages of tasks and of kept results come from.
+    /// Sets the clock for the ages of tasks and cached results.
     #[must_use]
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
         self
     }
 
-    /// How to get a store when no daemon listens any more where the first one did: by starting one in this process, for
-    /// instance. Without it, the provider waits for the daemon to come back.
+    /// Sets a function that connects to another daemon when none listens at the first one's socket. It may start a daemon in this
+    /// process. Without it, the provider waits until a daemon listens there.
     #[must_use]
     pub fn connector(mut self, connector: impl Fn() -> Result<Arc<ClientStore>> + Send + Sync + 'static) -> Self {
         self.connector = Some(Box::new(connector));
         self
     }
 
-    /// Offers the functions from now on.
+    /// Starts the provider and registers the functions.
     ///
     /// # Errors
-    /// As [`Provider::add`]; `NotFound` when the daemon is gone, `Io` when threads cannot be started.
+    /// As [`Provider::add`]; `Unreachable` when no daemon listens, `Io` when the system starts no more threads.
     pub fn start(self) -> Result<Provider> {
         let ProviderBuilder { store, connector, functions, limits, clock } = self;
-        let shared = Shared::new(dispatch::methods(), store, limits, clock)?;
-        let provider = Provider { shared: Arc::clone(&shared) };
+        let state = ProviderState::new(methods::methods(), store, limits, clock)?;
+        let provider = Provider { state: Arc::clone(&state) };
         for function in &functions {
-            shared.functions.add(function)?;
+            state.functions.add(function)?;
         }
-        let connection = registration::connect(&shared)?;
-        for worker in 0..shared.limits.workers.max(1) {
-            let shared = Arc::clone(&shared);
-            spawn(&format!("cotensor-call-{worker}"), move || shared.work())?;
-        }
-        let (timer, weak) = (shared.timer.clone(), Arc::downgrade(&shared));
+        let connection = registration::connect(&state)?;
+        call_thread::start(&state)?;
+        let (timer, weak) = (state.timer.clone(), Arc::downgrade(&state));
         spawn("cotensor-timer", move || {
-            timer.run(SWEEP_PERIOD, UNREAD_MAX, |often| match weak.upgrade() {
-                Some(shared) if often => shared.relieve(),
-                Some(shared) => shared.sweep(),
-                None => {}
+            timer.run(SWEEP_INTERVAL, || {
+                if let Some(state) = weak.upgrade() {
+                    state.sweep();
+                }
             });
         })?;
-        spawn("cotensor-provider", move || registration::keep(&shared, connection, connector))?;
+        spawn("cotensor-provider", move || registration::keep(&state, connection, connector))?;
         Ok(provider)
     }
 }

@@ -1,7 +1,7 @@
 //! The registered functions of a provider. Callers can call nothing else.
 
-use super::cache::Results;
-use super::flight::{RunOptions, SerialQueue};
+use super::result_cache::ResultCache;
+use super::run::{RunOptions, SerialQueue};
 use crate::{Arguments, Concurrency, Context, Execution, Failure, Managed, Object, Options, Value};
 use cotensor_client::protocol::FunctionInfo;
 use cotensor_core::sync::lock;
@@ -22,8 +22,8 @@ pub(super) struct Function {
 impl Function {
     pub(super) fn new(name: &str, options: Options, handler: Handler) -> Arc<Self> {
         let serial = (options.concurrency == Concurrency::Serialized).then(Arc::<Mutex<SerialQueue>>::default);
-        let results = options.cache.map(|cache| Arc::new(Mutex::new(Results::new(cache))));
-        let run_options = RunOptions { serial, results, timeout: options.timeout };
+        let cache = options.cache.map(|cache| Arc::new(Mutex::new(ResultCache::new(cache))));
+        let run_options = RunOptions { serial, cache, timeout: options.timeout };
         Arc::new(Self { name: Arc::from(name), options, handler, run_options })
     }
 
@@ -38,7 +38,7 @@ impl Function {
 
     /// The content hash of a call, for functions that share runs or cache results. Hashes the tensors of the arguments.
     pub(super) fn key(&self, arguments: &Arguments) -> Option<ContentHash> {
-        if self.run_options.results.is_none() && !self.options.singleflight {
+        if self.run_options.cache.is_none() && !self.options.singleflight {
             return None;
         }
         let mut hasher = Hasher::new("cotensor call v1");
@@ -48,8 +48,8 @@ impl Function {
     }
 
     /// Whether only the caller reads the result, so that its tensors can go into the connection's arena.
-    pub(super) fn lends(&self) -> bool {
-        self.run_options.results.is_none() && !self.options.singleflight && !self.options.managed
+    pub(super) fn result_is_for_one_caller(&self) -> bool {
+        self.run_options.cache.is_none() && !self.options.singleflight && !self.options.managed
     }
 
     /// Calls the function on this thread.

@@ -1,15 +1,20 @@
-//! A provider: functions of this process that callers reach through the daemon's lookup.
+//! A provider: functions of this process that callers find through the daemon.
 
 mod builder;
-mod cache;
-mod dispatch;
-mod flight;
+mod call_reader;
+mod call_thread;
+mod caller_state;
 mod functions;
+mod methods;
 mod peer;
-mod pool;
-mod reader;
+mod poller;
 mod registration;
-mod shared;
+mod result_cache;
+mod run;
+mod run_queue;
+mod runs;
+mod state;
+mod task_methods;
 mod tasks;
 mod timer;
 

@@ -1,7 +1,7 @@
-//! The provider's connection to the daemon: what it offers, and who wants to call.
+//! The provider's connection to the daemon: it registers functions and receives the sockets of callers.
 
 use super::functions::Function;
-use super::shared::Shared;
+use super::state::ProviderState;
 use cotensor_client::ClientStore;
 use cotensor_client::protocol as p;
 use cotensor_core::sync::lock;
@@ -12,33 +12,33 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long the daemon may take.
+/// The time limit of requests to the daemon.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Between two attempts to find the daemon again.
-const RETRY: Duration = Duration::from_millis(100);
+/// The pause between two attempts to connect to the next daemon.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Gets a store, of a daemon that listens.
+/// Connects to a daemon, or starts one in this process.
 pub(super) type Connector = Box<dyn Fn() -> Result<Arc<ClientStore>> + Send + Sync>;
 
-/// A session of the provider's own, in which it offers all its functions. It takes up the one before, though nothing is left of
-/// that: a daemon that replaced another waits for every session that there was, and is to know that this one is back.
-pub(super) fn connect(shared: &Arc<Shared>) -> Result<Arc<Connection>> {
-    let connection = greet(shared)?;
-    for function in shared.functions.all() {
-        register(shared, &connection, function.info())?;
+/// Opens a session and registers all functions. It resumes the last session, although no state of it is left: a daemon that
+/// replaced another waits until every session of its predecessor is resumed or ended.
+pub(super) fn connect(provider: &Arc<ProviderState>) -> Result<Arc<Connection>> {
+    let connection = open_session(provider)?;
+    for function in provider.functions.all() {
+        register(provider, &connection, function.info())?;
     }
-    *lock(&shared.connection) = Some(Arc::clone(&connection));
+    *lock(&provider.connection) = Some(Arc::clone(&connection));
     Ok(connection)
 }
 
-fn greet(shared: &Arc<Shared>) -> Result<Arc<Connection>> {
-    let store = shared.store();
-    let weak = Arc::downgrade(shared);
+fn open_session(provider: &Arc<ProviderState>) -> Result<Arc<Connection>> {
+    let store = provider.store();
+    let weak = Arc::downgrade(provider);
     let on_notification: OnNotification = Box::new(move |method, params, fds: Vec<OwnedFd>| {
-        let (Some(shared), p::notification::FUNCTION_CONNECT) = (weak.upgrade(), method) else { return };
+        let (Some(provider), p::notification::FUNCTION_CONNECT) = (weak.upgrade(), method) else { return };
         let caller = serde_json::from_str::<p::CallerInfo>(params.get());
         if let (Ok(caller), Some(fd)) = (caller, fds.into_iter().next()) {
-            shared.welcome(&caller.client, UnixStream::from(fd));
+            provider.add_peer(&caller.client, UnixStream::from(fd));
         }
     });
     let connection = Arc::new(cotensor_client::connect(store.socket(), on_notification)?);
@@ -46,69 +46,68 @@ fn greet(shared: &Arc<Shared>) -> Result<Arc<Connection>> {
         let hello = p::HelloParams { protocol: p::PROTOCOL, client: store.client().to_owned(), resume };
         connection.call::<p::Hello>(&hello, Vec::new(), Some(ANSWER_TIMEOUT))
     };
-    let before = lock(&shared.session).clone();
+    let before = lock(&provider.session).clone();
     let (greeted, _) = match hello(before) {
-        // A daemon that knows nothing of the former one.
+        // The daemon does not know the last session.
         Err(error) if error.field() == Some(p::RESUME_TOKEN) => hello(None)?,
         greeted => greeted?,
     };
     let (session, token) = (greeted.session, greeted.token);
-    *lock(&shared.session) = Some(p::Resume { session, token, leases: Vec::new(), claims: Vec::new() });
+    *lock(&provider.session) = Some(p::Resume { session, token, leases: Vec::new(), claims: Vec::new() });
     Ok(connection)
 }
 
-/// Registers a function here and at the daemon.
-pub(super) fn add(shared: &Shared, function: &Arc<Function>) -> Result<()> {
-    let connection = shared.registration().ok_or_else(not_connected)?;
-    shared.functions.add(function)?;
-    let registered = register(shared, &connection, function.info());
+/// Adds a function and registers it at the daemon.
+pub(super) fn add(provider: &ProviderState, function: &Arc<Function>) -> Result<()> {
+    let connection = provider.registration().ok_or_else(not_connected)?;
+    provider.functions.add(function)?;
+    let registered = register(provider, &connection, function.info());
     if registered.is_err() {
-        shared.functions.remove(&function.name);
+        provider.functions.remove(&function.name);
     }
     registered
 }
 
-fn register(shared: &Shared, connection: &Connection, function: p::FunctionInfo) -> Result<()> {
-    let params = p::RegisterFunctionParams { function, epoch: shared.epoch };
+fn register(provider: &ProviderState, connection: &Connection, function: p::FunctionInfo) -> Result<()> {
+    let params = p::RegisterFunctionParams { function, epoch: provider.epoch };
     connection.call::<p::RegisterFunction>(&params, Vec::new(), Some(ANSWER_TIMEOUT)).map(drop)
 }
 
-/// Listens, and finds the next daemon when one is gone, until the provider ends. Callers that are connected stay so.
-pub(super) fn keep(shared: &Arc<Shared>, mut connection: Arc<Connection>, connector: Option<Connector>) {
+/// Receives callers until the provider ends. Reconnects when the daemon ends; connected callers stay connected.
+pub(super) fn keep(provider: &Arc<ProviderState>, mut connection: Arc<Connection>, connector: Option<Connector>) {
     loop {
         connection.listen();
-        // Taken already by whoever ended the provider, and with it the session.
-        if lock(&shared.connection).take().is_none() {
+        // The provider has ended, and closed the session.
+        if lock(&provider.connection).take().is_none() {
             return;
         }
         connection = loop {
-            if shared.is_closed() {
-                // Else the next daemon would wait for it as long as this process lives.
-                return drop(greet(shared));
+            if provider.is_closed() {
+                // The next daemon waits for the session until it is resumed and closed.
+                return drop(open_session(provider));
             }
-            match again(shared, connector.as_ref()) {
+            match reconnect(provider, connector.as_ref()) {
                 Ok(connection) => break connection,
-                Err(_) => std::thread::sleep(RETRY),
+                Err(_) => std::thread::sleep(RETRY_INTERVAL),
             }
         };
-        // Closed in between: nobody has told this connection.
-        if shared.is_closed() {
+        // The provider has ended meanwhile, without closing this connection.
+        if provider.is_closed() {
             return connection.close();
         }
     }
 }
 
-fn again(shared: &Arc<Shared>, connector: Option<&Connector>) -> Result<Arc<Connection>> {
-    match (connect(shared), connector) {
+fn reconnect(provider: &Arc<ProviderState>, connector: Option<&Connector>) -> Result<Arc<Connection>> {
+    match (connect(provider), connector) {
         (Err(error), Some(connector)) if error.kind() == ErrorKind::Unreachable => {
-            shared.replace_store(connector()?);
-            connect(shared)
+            provider.replace_store(connector()?);
+            connect(provider)
         }
         (outcome, _) => outcome,
     }
 }
 
-/// A function that could not be offered, as the daemon's error.
 fn not_connected() -> Error {
-    Error::new(ErrorKind::Conflict, "no daemon is there now; the provider looks for it")
+    Error::new(ErrorKind::Conflict, "no daemon runs; the provider reconnects when one starts, so try again later")
 }

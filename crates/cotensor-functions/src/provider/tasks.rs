@@ -1,7 +1,7 @@
-//! Tasks: runs that are asked about later. They end with their time, not with who submitted them.
+//! The table of tasks: calls that a client submits, and whose results it gets later. A task outlives the client's connection.
 
-use super::flight::{Flight, Outcome};
-use super::timer::Limit;
+use super::run::{Outcome, Run};
+use super::timer::TimeLimit;
 use crate::Failure;
 use cotensor_client::protocol::provider::{ListTasksParams, TaskInfo, TaskList, TaskState};
 use cotensor_core::sync::lock;
@@ -11,13 +11,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// The most tasks of one list.
+/// The maximum number of tasks in one list.
 const LIST_MAX: usize = 10_000;
 
-/// The most bytes of an error's message that a task's description has; its result has all of it.
+/// The maximum length of an error in a task's state, in bytes. The task's result has the whole error.
 const ERROR_BYTES_MAX: usize = 512;
 
-/// Who waits for a task's end.
+/// Called with the state of a task that has ended.
 pub(super) type Waiter = Box<dyn FnOnce(Result<TaskInfo>) + Send>;
 
 pub(super) struct Tasks {
@@ -31,7 +31,7 @@ pub(super) struct Tasks {
 struct Table {
     next: u64,
     tasks: BTreeMap<u64, Task>,
-    /// Those that have ended, in that order, and when.
+    /// The ended tasks in the order of their ends, with the times.
     ended: VecDeque<(Duration, u64)>,
 }
 
@@ -39,30 +39,30 @@ struct Task {
     function: Arc<str>,
     client: Arc<str>,
     submitted: Duration,
-    /// The run, and the number under which the task watches it, until it ends.
-    flight: Option<(Arc<Flight>, u64)>,
-    limit: Option<Limit>,
+    /// The run and the number of the task's watcher, until the task ends.
+    run: Option<(Arc<Run>, u64)>,
+    limit: Option<TimeLimit>,
     outcome: Option<Outcome>,
     next_waiter: u64,
-    waiters: Vec<Waiting>,
+    waiters: Vec<WaitingRequest>,
 }
 
-struct Waiting {
+struct WaitingRequest {
     number: u64,
     waiter: Waiter,
-    limit: Option<Limit>,
+    limit: Option<TimeLimit>,
 }
 
 impl Task {
     fn info(&self, task: u64, now: Duration) -> TaskInfo {
-        let running = self.flight.as_ref().is_some_and(|(flight, _)| flight.is_started());
+        let running = self.run.as_ref().is_some_and(|(run, _)| run.is_started());
         let (state, error) = match &self.outcome {
             None if running => (TaskState::Running, None),
             None => (TaskState::Pending, None),
             Some(Ok(_)) => (TaskState::Completed, None),
             Some(Err(failure)) if failure.is_cancellation() => (TaskState::Cancelled, None),
             Some(Err(failure)) => {
-                // Cut before it is copied: a list of many is made under the lock.
+                // Truncated before it is copied: `list` formats many tasks under the lock.
                 let message = &failure.message[..failure.message.floor_char_boundary(ERROR_BYTES_MAX)];
                 (TaskState::Failed, Some(format!("{}: {message}", failure.kind)))
             }
@@ -78,59 +78,58 @@ impl Tasks {
         Self { clock, ttl, max, table: Mutex::default() }
     }
 
-    /// A number for a new task, whose run is about to begin.
+    /// Adds a task without a run. Returns its number.
     ///
     /// # Errors
-    /// `Conflict` when there are too many that have not ended.
+    /// `Conflict` when too many tasks have not ended.
     pub(super) fn add(&self, function: &Arc<str>, client: &Arc<str>) -> Result<u64> {
         self.sweep();
         let submitted = self.clock.now();
         let mut table = lock(&self.table);
-        let mut gone = None;
+        let mut removed = None;
         if table.tasks.len() >= self.max {
             let oldest = table.ended.pop_front();
             let (_, oldest) = oldest.ok_or_else(|| {
                 Error::new(ErrorKind::Conflict, format!("{} tasks have not ended; try again later", self.max))
             })?;
-            gone = table.tasks.remove(&oldest);
+            removed = table.tasks.remove(&oldest);
         }
         table.next += 1;
         let number = table.next;
         let (function, client) = (Arc::clone(function), Arc::clone(client));
-        let (flight, limit, outcome, waiters) = (None, None, None, Vec::new());
-        table
-            .tasks
-            .insert(number, Task { function, client, submitted, flight, limit, outcome, next_waiter: 0, waiters });
+        let (run, limit, outcome, waiters) = (None, None, None, Vec::new());
+        let task = Task { function, client, submitted, run, limit, outcome, next_waiter: 0, waiters };
+        table.tasks.insert(number, task);
         drop(table);
-        drop(gone);
+        drop(removed);
         Ok(number)
     }
 
-    /// Forgets a task whose run could not begin.
+    /// Removes a task whose run could not be queued.
     pub(super) fn discard(&self, number: u64) {
-        let gone = lock(&self.table).tasks.remove(&number);
-        drop(gone);
+        let removed = lock(&self.table).tasks.remove(&number);
+        drop(removed);
     }
 
-    /// The task's run, which it watches under `watch`, and its time limit.
-    pub(super) fn attach(&self, number: u64, flight: &Arc<Flight>, watch: u64, limit: Option<Limit>) {
+    /// Sets the run of a task, the number of the task's watcher, and the time limit of the task.
+    pub(super) fn attach(&self, number: u64, run: &Arc<Run>, watcher: u64, limit: Option<TimeLimit>) {
         let mut table = lock(&self.table);
-        let surplus = match table.tasks.get_mut(&number) {
+        let unused = match table.tasks.get_mut(&number) {
             Some(task) if task.outcome.is_none() => {
-                task.flight = Some((Arc::clone(flight), watch));
+                task.run = Some((Arc::clone(run), watcher));
                 task.limit = limit;
                 None
             }
             _ => Some(limit),
         };
         drop(table);
-        if surplus.is_some() {
-            // It has ended meanwhile, and does not wait for its run.
-            flight.leave(watch);
+        if unused.is_some() {
+            // The task has ended meanwhile.
+            run.leave(watcher);
         }
     }
 
-    /// Ends a task, unless it has ended; tells those who wait.
+    /// Ends a task, unless it has ended, and calls its waiters.
     pub(super) fn end(&self, number: u64, outcome: Outcome) {
         let now = self.clock.now();
         let mut table = lock(&self.table);
@@ -138,23 +137,25 @@ impl Tasks {
         let Some(task) = tasks.get_mut(&number).filter(|task| task.outcome.is_none()) else { return };
         task.outcome = Some(outcome);
         ended.push_back((now, number));
-        let (flight, limit) = (task.flight.take(), task.limit.take());
+        let (run, limit) = (task.run.take(), task.limit.take());
         let (waiters, info) = (std::mem::take(&mut task.waiters), task.info(number, now));
         drop(table);
         drop(limit);
-        if let Some((flight, watch)) = flight {
-            flight.leave(watch);
+        if let Some((run, watcher)) = run {
+            run.leave(watcher);
         }
-        for Waiting { waiter, limit, .. } in waiters {
+        for WaitingRequest { waiter, limit, .. } in waiters {
             drop(limit);
             waiter(Ok(info.clone()));
         }
     }
 
+    /// The task's state.
+    ///
     /// # Errors
-    /// `NotFound` for a task that never was or is kept no longer.
+    /// `NotFound` for a task that does not exist or was removed.
     pub(super) fn info(&self, number: u64) -> Result<TaskInfo> {
-        self.look(number, |task, now| task.info(number, now))
+        self.with_task(number, |task, now| task.info(number, now))
     }
 
     /// The task's outcome.
@@ -162,64 +163,66 @@ impl Tasks {
     /// # Errors
     /// `NotFound` as [`info`](Self::info); `Conflict` while it has not ended.
     pub(super) fn outcome(&self, number: u64) -> Result<Outcome> {
-        let outcome = self.look(number, |task, now| task.outcome.clone().ok_or_else(|| task.info(number, now)))?;
+        let outcome = self.with_task(number, |task, now| task.outcome.clone().ok_or_else(|| task.info(number, now)))?;
         outcome.map_err(|info| {
             Error::new(ErrorKind::Conflict, format!("task {number} is {}; wait for its end", info.state.name()))
         })
     }
 
-    fn look<T>(&self, number: u64, look: impl FnOnce(&mut Task, Duration) -> T) -> Result<T> {
+    fn with_task<T>(&self, number: u64, act: impl FnOnce(&mut Task, Duration) -> T) -> Result<T> {
         self.sweep();
         let now = self.clock.now();
-        let missing = || Error::not_found(format!("there is no task {number} (any more)")).in_field("task");
-        Ok(look(lock(&self.table).tasks.get_mut(&number).ok_or_else(missing)?, now))
+        let missing = || {
+            Error::not_found(format!("task {number} does not exist, or was removed after its time to live"))
+                .in_field("task")
+        };
+        Ok(act(lock(&self.table).tasks.get_mut(&number).ok_or_else(missing)?, now))
     }
 
-    /// Tells `waiter` when the task has ended, or at once that it has or that there is no such task. Its number, to take it
-    /// back by, while it waits.
-    pub(super) fn wait(&self, number: u64, waiter: Waiter) -> Option<u64> {
+    /// Calls `waiter` when the task ends, or at once when it has ended or does not exist. Returns the number of a waiter that waits.
+    pub(super) fn add_waiter(&self, number: u64, waiter: Waiter) -> Option<u64> {
         let mut waiter = Some(waiter);
-        let looked = self.look(number, |task, now| {
+        let added = self.with_task(number, |task, now| {
             if task.outcome.is_some() {
                 return Err(task.info(number, now));
             }
             task.next_waiter += 1;
             let number = task.next_waiter;
-            task.waiters.extend(waiter.take().map(|waiter| Waiting { number, waiter, limit: None }));
-            Ok(task.next_waiter)
+            task.waiters.extend(waiter.take().map(|waiter| WaitingRequest { number, waiter, limit: None }));
+            Ok(number)
         });
-        let told = match looked {
-            Ok(Ok(waiting)) => return Some(waiting),
+        let info = match added {
+            Ok(Ok(waiter)) => return Some(waiter),
             Ok(Err(info)) => Ok(info),
             Err(error) => Err(error),
         };
         if let Some(waiter) = waiter {
-            waiter(told);
+            waiter(info);
         }
         None
     }
 
-    /// Takes a waiter back, with what there is to tell it.
-    pub(super) fn stop_waiting(&self, number: u64, waiter: u64) -> Option<(Waiter, TaskInfo)> {
+    /// Removes a waiter, and returns it with the task's state.
+    pub(super) fn remove_waiter(&self, number: u64, waiter: u64) -> Option<(Waiter, TaskInfo)> {
         let now = self.clock.now();
         let mut table = lock(&self.table);
         let task = table.tasks.get_mut(&number)?;
         let at = task.waiters.iter().position(|waiting| waiting.number == waiter)?;
-        let Waiting { waiter, .. } = task.waiters.remove(at);
+        let WaitingRequest { waiter, .. } = task.waiters.remove(at);
         Some((waiter, task.info(number, now)))
     }
 
-    /// The time limit of a waiter goes when the waiter does.
-    pub(super) fn keep_limit(&self, number: u64, waiter: u64, limit: Limit) {
+    /// Sets the time limit of a waiter. It is cancelled when the waiter is removed.
+    pub(super) fn set_waiter_limit(&self, number: u64, waiter: u64, limit: TimeLimit) {
         let mut table = lock(&self.table);
         let waiters = table.tasks.get_mut(&number).map(|task| &mut task.waiters);
         let waiting = waiters.and_then(|waiters| waiters.iter_mut().find(|waiting| waiting.number == waiter));
-        let surplus = match waiting {
+        let unused = match waiting {
             Some(waiting) => waiting.limit.replace(limit),
             None => Some(limit),
         };
         drop(table);
-        drop(surplus);
+        drop(unused);
     }
 
     /// Cancels a task that has not ended.
@@ -232,7 +235,7 @@ impl Tasks {
         self.info(number)
     }
 
-    /// Cancels all that has not ended: the provider does.
+    /// Cancels all tasks that have not ended.
     pub(super) fn close(&self) {
         let numbers: Vec<u64> = lock(&self.table).tasks.keys().copied().collect();
         numbers.into_iter().for_each(|number| self.end(number, Err(Failure::cancelled())));
@@ -253,18 +256,18 @@ impl Tasks {
         TaskList { tasks, left_off }
     }
 
-    /// Forgets what has ended long enough ago.
+    /// Removes the ended tasks whose time to live has passed.
     pub(super) fn sweep(&self) {
         let now = self.clock.now();
-        let mut gone = Vec::new();
+        let mut removed = Vec::new();
         let mut table = lock(&self.table);
         while let Some(&(ended, number)) = table.ended.front()
             && now.saturating_sub(ended) >= self.ttl
         {
             table.ended.pop_front();
-            gone.push(table.tasks.remove(&number));
+            removed.push(table.tasks.remove(&number));
         }
         drop(table);
-        drop(gone);
+        drop(removed);
     }
 }

@@ -1,16 +1,15 @@
 //! One run of a function, and the watchers of its outcome.
 
+use super::result_cache::ResultCache;
 use crate::{Context, Failure, TensorAllocator, Value};
 use cotensor_core::ContentHash;
+use cotensor_core::sync::lock;
 use cotensor_store::TensorStore;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-
-use super::cache::Results;
-use cotensor_core::sync::lock;
 
 /// The outcome of a run.
 pub(super) type Outcome = Result<Arc<Value>, Failure>;
@@ -24,7 +23,7 @@ pub(super) type Work = Box<dyn FnOnce(&Context) -> Result<Value, Failure> + Send
 pub(super) struct SerialQueue {
     /// Whether a run of the function is ready or running.
     pub(super) busy: bool,
-    pub(super) waiting: VecDeque<Arc<Flight>>,
+    pub(super) waiting: VecDeque<Arc<Run>>,
 }
 
 /// The options of a function that apply to its runs.
@@ -33,13 +32,12 @@ pub(super) struct RunOptions {
     /// Set when the function runs one call at a time.
     pub(super) serial: Option<Arc<Mutex<SerialQueue>>>,
     /// Set when the function's results are cached.
-    pub(super) results: Option<Arc<Mutex<Results>>>,
+    pub(super) cache: Option<Arc<Mutex<ResultCache>>>,
     /// The time limit of one run.
     pub(super) timeout: Option<Duration>,
 }
-
 /// One run of a function or a method.
-pub(super) struct Flight {
+pub(super) struct Run {
     pub(super) name: Arc<str>,
     pub(super) client: Arc<str>,
     pub(super) options: RunOptions,
@@ -48,18 +46,18 @@ pub(super) struct Flight {
     allocator: TensorAllocator,
     cancelled: Arc<AtomicBool>,
     work: Mutex<Option<Work>>,
-    state: Mutex<State>,
+    progress: Mutex<Progress>,
 }
 
 #[derive(Default)]
-struct State {
+struct Progress {
     started: bool,
     outcome: Option<Outcome>,
     next: u64,
     watchers: Vec<(u64, Watcher)>,
 }
 
-impl Flight {
+impl Run {
     pub(super) fn new(
         name: Arc<str>,
         client: Arc<str>,
@@ -68,8 +66,8 @@ impl Flight {
         allocator: TensorAllocator,
         work: Work,
     ) -> Arc<Self> {
-        let (cancelled, work, state) = (Arc::default(), Mutex::new(Some(work)), Mutex::default());
-        Arc::new(Self { name, client, options, key, allocator, cancelled, work, state })
+        let (cancelled, work, progress) = (Arc::default(), Mutex::new(Some(work)), Mutex::default());
+        Arc::new(Self { name, client, options, key, allocator, cancelled, work, progress })
     }
 
     /// Calls `watcher` with the outcome, at once when the run has ended. Returns the watcher's number for [`leave`](Self::leave).
@@ -77,32 +75,33 @@ impl Flight {
     /// # Errors
     /// The watcher, when this run was cancelled: the call needs a new run.
     pub(super) fn watch(&self, watcher: Watcher) -> Result<u64, Watcher> {
-        let mut state = lock(&self.state);
+        let mut progress = lock(&self.progress);
         if self.cancelled.load(Ordering::SeqCst) {
             return Err(watcher);
         }
-        if let Some(outcome) = state.outcome.clone() {
-            drop(state);
+        if let Some(outcome) = progress.outcome.clone() {
+            drop(progress);
             watcher(&outcome);
             return Ok(0);
         }
-        state.next += 1;
-        let number = state.next;
-        state.watchers.push((number, watcher));
+        progress.next += 1;
+        let number = progress.next;
+        progress.watchers.push((number, watcher));
         Ok(number)
     }
 
     /// Removes a watcher. Cancels the run when no watcher is left.
     pub(super) fn leave(&self, number: u64) {
-        let mut state = lock(&self.state);
-        let before = state.watchers.len();
-        let left = state.watchers.iter().position(|(known, _)| *known == number).map(|at| state.watchers.remove(at));
-        let last = before == 1 && state.watchers.is_empty() && state.outcome.is_none();
+        let mut progress = lock(&self.progress);
+        let before = progress.watchers.len();
+        let left =
+            progress.watchers.iter().position(|(known, _)| *known == number).map(|at| progress.watchers.remove(at));
+        let last = before == 1 && progress.watchers.is_empty() && progress.outcome.is_none();
         if last {
             self.cancelled.store(true, Ordering::SeqCst);
-            state.outcome = Some(Err(Failure::cancelled()));
+            progress.outcome = Some(Err(Failure::cancelled()));
         }
-        drop(state);
+        drop(progress);
         drop(left);
         if last {
             drop(lock(&self.work).take());
@@ -110,22 +109,22 @@ impl Flight {
     }
 
     pub(super) fn is_started(&self) -> bool {
-        lock(&self.state).started
+        lock(&self.progress).started
     }
 
     pub(super) fn is_over(&self) -> bool {
-        lock(&self.state).outcome.is_some()
+        lock(&self.progress).outcome.is_some()
     }
 
     /// Ends the run with `outcome` and calls the watchers. Returns false when the run had ended before.
     pub(super) fn finish(&self, outcome: Outcome) -> bool {
-        let mut state = lock(&self.state);
-        if state.outcome.is_some() {
+        let mut progress = lock(&self.progress);
+        if progress.outcome.is_some() {
             return false;
         }
-        state.outcome = Some(outcome.clone());
-        let watchers = std::mem::take(&mut state.watchers);
-        drop(state);
+        progress.outcome = Some(outcome.clone());
+        let watchers = std::mem::take(&mut progress.watchers);
+        drop(progress);
         for (_, watcher) in watchers {
             watcher(&outcome);
         }
@@ -133,7 +132,7 @@ impl Flight {
     }
 
     /// Ends the run with `failure` and cancels it.
-    pub(super) fn give_up(&self, failure: Failure) {
+    pub(super) fn abort(&self, failure: Failure) {
         if self.finish(Err(failure)) {
             self.cancelled.store(true, Ordering::SeqCst);
             drop(lock(&self.work).take());
@@ -143,12 +142,12 @@ impl Flight {
     /// Marks the run as started and takes its work. `None` when the run was cancelled.
     pub(super) fn start(&self) -> Option<Work> {
         let work = lock(&self.work).take()?;
-        lock(&self.state).started = true;
+        lock(&self.progress).started = true;
         Some(work)
     }
 
     /// Runs `work` on this thread.
-    pub(super) fn run(&self, work: Work) -> Outcome {
+    pub(super) fn execute(&self, work: Work) -> Outcome {
         let context = Context {
             allocator: self.allocator.clone(),
             holder: self.allocator.store().holder(&self.name),

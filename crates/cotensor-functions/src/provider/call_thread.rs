@@ -1,0 +1,110 @@
+//! The threads that read callers' messages and run functions.
+//!
+//! All threads wait for the same poller. The thread that receives a socket's event reads the socket. Before it runs a function, it
+//! arms the socket again, so that another thread reads messages that arrive during the run. After the run it takes the reader back,
+//! unless another thread has it, and busy-polls. Sequential short calls of one caller thus wake no thread.
+
+use super::call_reader::{CallReader, Received};
+use super::peer::Peer;
+use super::poller::Ready;
+use super::run::Run;
+use super::state::ProviderState;
+use crate::threads::spawn;
+use cotensor_core::Result;
+use cotensor_rpc::server::handle;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Starts a call thread.
+///
+/// # Errors
+/// `Io` when the system starts no more threads.
+pub(super) fn start(state: &Arc<ProviderState>) -> Result<()> {
+    state.waiting_threads.fetch_add(1, Ordering::SeqCst);
+    let thread = Arc::clone(state);
+    spawn("cotensor-call", move || wait_for_work(&thread)).inspect_err(|_| {
+        state.waiting_threads.fetch_sub(1, Ordering::SeqCst);
+    })
+}
+
+/// A call thread. It counts as waiting when it starts.
+fn wait_for_work(state: &Arc<ProviderState>) {
+    loop {
+        let ready = state.poller.wait();
+        if state.is_closed() {
+            return;
+        }
+        // One thread always waits, so that no caller depends on the end of another caller's run.
+        if state.waiting_threads.fetch_sub(1, Ordering::SeqCst) == 1 {
+            // Without a further thread, sockets wait until this one is free.
+            drop(start(state));
+        }
+        match ready {
+            Ready::Socket(number) => {
+                if let Some(peer) = state.peer(number)
+                    && let Some(reader) = peer.take_reader()
+                {
+                    serve(state, &peer, reader);
+                }
+            }
+            Ready::Wake => {
+                if let Some(run) = take_run(state) {
+                    execute_all(state, run);
+                }
+            }
+        }
+        // More threads than can run functions are left over from a burst.
+        if state.waiting_threads.fetch_add(1, Ordering::SeqCst) > state.limits.workers {
+            state.waiting_threads.fetch_sub(1, Ordering::SeqCst);
+            return;
+        }
+    }
+}
+
+/// Reads a caller's messages, and runs functions, until the caller sends nothing more or another thread reads.
+fn serve(state: &Arc<ProviderState>, peer: &Arc<Peer>, mut reader: CallReader) {
+    loop {
+        match reader.next(peer.socket()) {
+            Ok(Received::Message(frame)) => handle(peer, frame, None),
+            Ok(Received::Nothing) => return peer.return_reader(reader),
+            Ok(Received::End) | Err(_) => return state.remove_peer(peer),
+        }
+        if reader.has_buffered() {
+            // The next message is here, and the poller does not report it: another thread runs the function.
+            if state.runs.queue.has_ready() {
+                state.poller.wake();
+            }
+            continue;
+        }
+        let Some(run) = take_run(state) else { continue };
+        reader.release_budget();
+        peer.return_reader(reader);
+        execute_all(state, run);
+        match peer.take_reader() {
+            Some(taken) => reader = taken,
+            None => return,
+        }
+        peer.disarm();
+        reader.set_after_run();
+    }
+}
+
+/// Takes a run. Wakes a thread for the next one.
+fn take_run(state: &ProviderState) -> Option<Arc<Run>> {
+    let (run, more) = state.runs.queue.take()?;
+    if more {
+        state.poller.wake();
+    }
+    Some(run)
+}
+
+/// Executes a run, and then other runs that are ready.
+fn execute_all(state: &ProviderState, first: Arc<Run>) {
+    let mut next = Some(first);
+    while let Some(run) = next {
+        state.runs.execute(&run);
+        state.runs.queue.finish(&run);
+        drop(run);
+        next = take_run(state);
+    }
+}
