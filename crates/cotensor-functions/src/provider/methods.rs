@@ -75,7 +75,7 @@ fn call(request: Request<Peer>, params: p::CallParams) {
     let call = peer.state.next_call();
     let (watcher, request) = answer_later(&peer, request, call);
     let allocator = peer.allocator(function.result_is_for_one_caller());
-    match peer.provider.runs.join_or_create(&function, arguments, &peer, watcher, allocator) {
+    match peer.provider.runs.join_or_create(&function, arguments, &peer.client, watcher, allocator) {
         Ok(Some(run)) => wait_for(&peer, &request, call, &run, params.timeout_ms),
         // The result was cached, and the watcher has answered.
         Ok(None) => {}
@@ -94,7 +94,7 @@ fn call_object(request: Request<Peer>, params: p::CallObjectParams) {
     };
     let call = peer.state.next_call();
     let (watcher, request) = answer_later(&peer, request, call);
-    match Runs::create_for_method(object, params.method, arguments, &peer, watcher) {
+    match Runs::create_for_method(object, params.method, arguments, &peer.client, watcher, peer.allocator(true)) {
         Ok(run) => wait_for(&peer, &request, call, &run, params.timeout_ms),
         Err(error) => refuse(&request, &error),
     }

@@ -1,7 +1,6 @@
 //! The runs of a provider: shared by equal calls, queued, executed and limited in time.
 
 use super::functions::Function;
-use super::peer::Peer;
 use super::run::{Outcome, Run, RunOptions, Watcher};
 use super::run_queue::RunQueue;
 use super::timer::{TimeLimit, Timer};
@@ -43,12 +42,12 @@ impl Runs {
     }
 
     /// A run of a function: one that runs already for an equal call, or a new one. The tensors of its result come from `allocator`.
-    /// `None` when the result was cached; `watcher` was called then.
+    /// `client` is the caller. `None` when the result was cached; `watcher` was called then.
     pub(super) fn join_or_create(
         &self,
         function: &Arc<Function>,
         arguments: Arguments,
-        peer: &Peer,
+        client: &Arc<str>,
         mut watcher: Watcher,
         allocator: TensorAllocator,
     ) -> Result<Option<WatchedRun>> {
@@ -62,7 +61,7 @@ impl Runs {
             let function = Arc::clone(function);
             Box::new(move |context: &_| function.call(&arguments, context))
         };
-        let (name, client) = (Arc::clone(&function.name), Arc::clone(&peer.client));
+        let (name, client) = (Arc::clone(&function.name), Arc::clone(client));
         let run = Run::new(name, client, function.run_options.clone(), key, allocator, work);
         let Some(key) = key.filter(|_| function.options.singleflight) else {
             return WatchedRun::new(run, watcher).map(Some);
@@ -91,13 +90,13 @@ impl Runs {
         object: Object,
         method: String,
         arguments: Arguments,
-        peer: &Peer,
+        client: &Arc<str>,
         watcher: Watcher,
+        allocator: TensorAllocator,
     ) -> Result<WatchedRun> {
         let name = Arc::from(format!("object.{method}"));
         let work = Box::new(move |context: &_| object.call(&method, &arguments, context));
-        let client = Arc::clone(&peer.client);
-        let run = Run::new(name, client, RunOptions::default(), None, peer.allocator(true), work);
+        let run = Run::new(name, Arc::clone(client), RunOptions::default(), None, allocator, work);
         WatchedRun::new(run, watcher)
     }
 

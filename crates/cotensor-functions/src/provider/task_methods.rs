@@ -89,7 +89,7 @@ fn start(peer: &Peer, function: &Arc<Function>, arguments: Arguments, timeout_ms
     });
     let end = end(provider);
     let watcher = Box::new(move |outcome: &Outcome| end(outcome.clone()));
-    let run = provider.runs.join_or_create(function, arguments, peer, watcher, peer.allocator(false));
+    let run = provider.runs.join_or_create(function, arguments, &peer.client, watcher, peer.allocator(false));
     let started = run.and_then(|run| {
         let Some(run) = run else { return Ok(()) };
         provider.tasks.attach(task, &run.run, run.watcher, limit);

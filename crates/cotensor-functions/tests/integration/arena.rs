@@ -1,4 +1,4 @@
-//! Small arguments and results are lent from one end of a call to the other: without the daemon, and with the same promises.
+//! Small arguments and results in connection arenas: no requests to the daemon, and the same guarantees as for published tensors.
 
 use crate::support::{Door, int, none, put, until};
 use cotensor_daemon::testing::{Running, spec};
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const BYTES: usize = 100_000;
 
-/// A tensor of `bytes` equal bytes, written where arguments or results go.
+/// A tensor of `bytes` equal bytes from `allocator`.
 fn made(allocator: &TensorAllocator, bytes: usize, byte: u8) -> Lease {
     let holder = allocator.store().holder("test");
     let mut reservation = allocator.reserve(spec("made", bytes), &holder).unwrap();
@@ -23,7 +23,7 @@ fn is_all(value: &Value, byte: u8) -> bool {
     value.as_tensor().unwrap().bytes().unwrap().iter().all(|&found| found == byte)
 }
 
-/// A provider of `next`, which gives a tensor of the same size with the next byte.
+/// A provider of `next`, which returns a tensor of the same size whose bytes are one greater.
 fn next(running: &Running) -> Provider {
     let next = |arguments: &Arguments, context: &Context| {
         let tensor = arguments.get(0, "tensor")?.as_tensor()?.clone();
@@ -39,11 +39,11 @@ fn small_tensors_need_no_daemon_request_and_reuse_memory() {
     let _provider = next(&running);
     let functions = Functions::new(running.connect("caller"));
     let allocator = functions.allocator("next", &None.into()).unwrap();
-    let (mut places, mut kept) = (BTreeSet::new(), Vec::new());
+    let (mut addresses, mut kept) = (BTreeSet::new(), Vec::new());
     for round in 0..2000_usize {
         let byte = (round % 251) as u8;
         let argument = made(&allocator, BYTES, byte);
-        places.insert(argument.bytes().unwrap().as_ptr() as usize);
+        addresses.insert(argument.bytes().unwrap().as_ptr() as usize);
         let result = functions.call("next", &none().arg(argument)).unwrap();
         assert!(is_all(&result, byte + 1), "{round}");
         if round % 400 == 0 {
@@ -51,8 +51,8 @@ fn small_tensors_need_no_daemon_request_and_reuse_memory() {
         }
         assert_eq!(running.daemon.store().stats().total_tensors, 0, "{round}");
     }
-    assert!(places.len() <= 4, "{} places for one argument at a time", places.len());
-    assert!(kept.iter().all(|(result, byte)| is_all(result, *byte)), "a result stays as long as it is wanted");
+    assert!(addresses.len() <= 4, "{} addresses for one argument at a time", addresses.len());
+    assert!(kept.iter().all(|(result, byte)| is_all(result, *byte)), "a result stays while it is leased");
     let empty = functions.call("next", &none().arg(made(&allocator, 0, 0))).unwrap();
     assert!(empty.as_tensor().unwrap().bytes().unwrap().is_empty());
 }
@@ -66,17 +66,17 @@ fn tensors_beyond_the_arena_are_published() {
     let large = functions.call("next", &none().arg(made(&allocator, 2 << 20, 1))).unwrap();
     assert!(is_all(&large, 2) && running.daemon.store().stats().total_tensors > 0);
     drop(large);
-    until("all is given back", || running.daemon.store().stats().total_tensors == 0);
+    until("all tensors are released", || running.daemon.store().stats().total_tensors == 0);
     let held: Vec<_> = (0..60_u8).map(|byte| (made(&allocator, 1 << 20, byte), byte)).collect();
     let results: Vec<_> = held
         .into_iter()
         .map(|(argument, byte)| (functions.call("next", &none().arg(argument)).unwrap(), byte + 1))
         .collect();
-    assert!(running.daemon.store().stats().total_tensors > 0, "60 MB are not lent");
+    assert!(running.daemon.store().stats().total_tensors > 0, "60 MB exceed the arena");
     drop(provider);
-    assert!(results.iter().all(|(result, byte)| is_all(result, *byte)), "results outlive their maker");
+    assert!(results.iter().all(|(result, byte)| is_all(result, *byte)), "results outlive their provider");
     drop(results);
-    until("all is given back", || running.daemon.store().stats().total_tensors == 0);
+    until("all tensors are released", || running.daemon.store().stats().total_tensors == 0);
 }
 
 #[test]
@@ -101,13 +101,16 @@ fn argument_stays_until_an_abandoned_call_ends() {
     let functions = Functions::new(running.connect("caller"));
     let allocator = functions.allocator("slow", &None.into()).unwrap();
     let slow = none().arg(made(&allocator, BYTES, 1));
-    assert!(functions.call_within("slow", &slow, Some(Duration::from_millis(20))).is_err(), "it waits at the door");
+    assert!(
+        functions.call_within("slow", &slow, Some(Duration::from_millis(20))).is_err(),
+        "the function waits at the door"
+    );
     drop(slow);
     for _ in 0..200 {
         assert_eq!(int(functions.call("look", &none().arg(made(&allocator, BYTES, 2)))), 1);
     }
     door.open();
-    until("the slow one has looked", || right.load(Ordering::SeqCst));
+    until("the slow function has read its argument", || right.load(Ordering::SeqCst));
     drop(provider);
 }
 
@@ -117,7 +120,7 @@ fn arena_tensor_outlives_its_connection_and_can_be_passed_on() {
     let kept: Arc<Mutex<Vec<Value>>> = Arc::default();
     let _provider = {
         let (kept, onwards) = (kept.clone(), Functions::new(running.connect("in between")));
-        Provider::builder(running.connect("keeper"))
+        Provider::builder(running.connect("keeping"))
             .function("keep", Options::default(), move |arguments, _| {
                 let value = arguments.get(0, "tensor")?.clone();
                 let passed = onwards.call("next", &none().arg(value.clone()));
@@ -133,12 +136,12 @@ fn arena_tensor_outlives_its_connection_and_can_be_passed_on() {
         let allocator = functions.allocator("keep", &None.into()).unwrap();
         let passed = functions.call("keep", &none().arg(made(&allocator, BYTES, byte))).unwrap();
         assert!(is_all(&passed, byte + 1), "through two providers");
-        // What is lent to one provider can be had by the other.
+        // A tensor in one connection's arena can be an argument of another provider.
         let again = functions.call("next", &none().arg(made(&allocator, BYTES, byte))).unwrap();
         assert!(is_all(&again, byte + 1));
     }
     for (value, byte) in kept.lock().unwrap().iter().zip([1, 2, 3]) {
-        assert!(is_all(value, byte), "its caller is gone");
+        assert!(is_all(value, byte), "its caller has disconnected");
     }
 }
 
@@ -158,13 +161,13 @@ fn cached_results_are_shared_by_all_callers() {
     for _ in 0..3 {
         let store = running.connect("caller");
         let functions = Functions::new(store.clone());
-        let lent = functions
+        let in_arena = functions
             .call("same", &none().arg(made(&functions.allocator("same", &None.into()).unwrap(), 10, 7)))
             .unwrap();
         let published = functions.call("same", &none().arg(put(&*store, "x", &[7; 10]))).unwrap();
-        assert!(is_all(&lent, 7) && is_all(&published, 7));
-        let (one, other) = (lent.as_tensor().unwrap(), published.as_tensor().unwrap());
-        assert_eq!(one.bytes().unwrap().as_ptr(), other.bytes().unwrap().as_ptr(), "one result in one place");
+        assert!(is_all(&in_arena, 7) && is_all(&published, 7));
+        let (one, other) = (in_arena.as_tensor().unwrap(), published.as_tensor().unwrap());
+        assert_eq!(one.bytes().unwrap().as_ptr(), other.bytes().unwrap().as_ptr(), "one cached result");
     }
-    assert_eq!(*runs.lock().unwrap(), 1, "equal contents, however they came");
+    assert_eq!(*runs.lock().unwrap(), 1, "equal contents by arena and by store");
 }

@@ -1,4 +1,4 @@
-//! Functions of one client, called by another: values and tensors cross, and each option does what it says.
+//! Calls between two clients: values, tensors, errors, options and objects.
 
 use crate::support::{Counted, Door, int, none, put, until};
 use cotensor_client::protocol::provider::TaskState;
@@ -14,7 +14,7 @@ use std::time::Duration;
 fn all_kinds_of_values_round_trip() {
     let running = Running::start(|_| {});
     let provider = Provider::builder(running.connect("provider"))
-        .function("echo", Options::new("Gives its first argument back."), |arguments, _| {
+        .function("echo", Options::new("Returns its first argument."), |arguments, _| {
             Ok(arguments.get(0, "value")?.clone())
         })
         .start()
@@ -39,12 +39,12 @@ fn all_kinds_of_values_round_trip() {
     assert_eq!(text(&back), text(&sent));
     let tensors = back.as_map().unwrap()["tensors"].as_list().unwrap();
     let lease = tensors[0].as_tensor().unwrap();
-    assert_eq!(lease.bytes().unwrap().as_ptr(), large.bytes().unwrap().as_ptr(), "a handle, no copy");
-    assert_eq!(functions.list("e").unwrap()[0].function.summary, "Gives its first argument back.");
+    assert_eq!(lease.bytes().unwrap().as_ptr(), large.bytes().unwrap().as_ptr(), "not copied");
+    assert_eq!(functions.list("e").unwrap()[0].function.summary, "Returns its first argument.");
     assert_eq!(provider.callers(), 1);
     drop((back, sent, large, small));
-    // The provider lets go when the caller has taken the result.
-    until("all leases are given back", || running.daemon.store().stats().total_tensors == 0);
+    // The provider releases its leases after `result.taken`.
+    until("all leases are released", || running.daemon.store().stats().total_tensors == 0);
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn tensor_of_another_connection_is_not_copied() {
         let back = functions.call("echo", &none().arg(Value::Tensor(there.clone()))).unwrap();
         assert_eq!(back.as_tensor().unwrap().id(), there.id());
     }
-    // The same numbers, but another daemon's.
+    // The same slot and version at another daemon.
     let elsewhere = Running::start(|_| {});
     let stranger = Arc::new(put(&*elsewhere.connect("stranger"), "x", &vec![8; 2 << 20]));
     let own = put(&*mine, "x", &vec![9; 2 << 20]);
@@ -83,7 +83,7 @@ fn result_outlives_its_provider() {
         .unwrap();
     let functions = Functions::new(running.connect("caller"));
     for len in [10, 1 << 20, 100, 3 << 20] {
-        // Nobody but the result holds it: were there a moment without a lease, it would be gone.
+        // Only the result's leases keep the tensor: without a lease it would be freed at once.
         let ones = functions.call("ones", &none().arg(len)).unwrap();
         assert!(ones.as_tensor().unwrap().bytes().unwrap() == vec![1; len as usize]);
     }
@@ -109,15 +109,15 @@ fn errors_name_function_and_cause() {
     assert_eq!((&*fails.kind, &*fails.message, &*fails.trace), ("ValueError", "no", "line 3"));
     assert_eq!((&*failure("panics").kind, &*failure("panics").message), ("panic", "at the disco"));
     assert!(failure("needs").message.contains("number"));
-    assert_eq!(int(functions.call("needs", &none().arg(3))), 3, "the worker goes on after a panic");
+    assert_eq!(int(functions.call("needs", &none().arg(3))), 3, "the thread continues after a panic");
     let error = functions.call("os.system", &none()).unwrap_err();
     assert!(error.kind() == ErrorKind::NotFound && error.to_string().contains("os.system"), "{error}");
     provider.remove("needs").unwrap();
-    let gone = functions.call("needs", &none().arg(3)).unwrap_err();
-    assert_eq!(gone.kind(), ErrorKind::NotFound);
+    let removed = functions.call("needs", &none().arg(3)).unwrap_err();
+    assert_eq!(removed.kind(), ErrorKind::NotFound);
     let second =
         Provider::builder(running.connect("second")).function("fails", Options::default(), |_, _| Ok(Value::Null));
-    assert_eq!(second.start().err().unwrap().kind(), ErrorKind::Conflict, "a name is one provider's");
+    assert_eq!(second.start().err().unwrap().kind(), ErrorKind::Conflict, "a name has one provider");
     for name in ["", "a b", "../x\0", &"x".repeat(300)] {
         assert!(provider.add(name, Options::default(), |_, _| Ok(Value::Null)).is_err(), "{name:?}");
     }
@@ -146,7 +146,7 @@ fn deeply_nested_and_foreign_arguments_are_refused() {
     let many = Value::List(vec![Value::Null; 1 << 20]);
     let error = functions.call("echo", &none().arg(many)).unwrap_err();
     assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("values"), "{error}");
-    assert_eq!(int(functions.call("echo", &none().arg(4))), 4, "the socket is as good as before");
+    assert_eq!(int(functions.call("echo", &none().arg(4))), 4, "the connection stays open");
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn concurrent_equal_calls_share_one_run() {
                 (queue, functions.submit("slow", &none().arg(7)).unwrap())
             })
             .collect();
-        // Another argument is another run.
+        // A call with another argument has a run of its own.
         let other = scope.spawn(|| int(callers[1].call("slow", &none().arg(8))));
         door.waits_for(2);
         door.open();
@@ -210,7 +210,7 @@ fn serialized_calls_run_one_at_a_time_and_occupy_one_worker() {
     std::thread::scope(|scope| {
         let calls: Vec<_> = (0..8).map(|_| scope.spawn(|| functions.call("one", &none()))).collect();
         counted.door.waits_for(1);
-        assert_eq!(int(functions.call("free", &none())), 1, "seven wait, and a worker is free");
+        assert_eq!(int(functions.call("free", &none())), 1, "seven calls wait without a worker");
         counted.door.open();
         calls.into_iter().for_each(|call| drop(call.join().unwrap().unwrap()));
     });
@@ -245,15 +245,19 @@ fn results_are_cached_by_content_not_by_name() {
     let first = Arc::new(put(&*store, "x", &[1, 2, 3]));
     assert_eq!((call(&first), call(&first), runs()), (6, 6, 1));
     let same = Arc::new(put(&*store, "y", &[1, 2, 3]));
-    assert_eq!((call(&same), runs()), (6, 1), "the same content under another name");
+    assert_eq!((call(&same), runs()), (6, 1), "equal content under another name");
     let other = Arc::new(put(&*store, "x", &[4, 5, 6]));
-    assert_eq!((call(&other), runs()), (15, 2), "another content under the same name");
-    assert_eq!((int(functions.call("sum", &none().named("tensor", first.clone()))), runs()), (6, 3), "said otherwise");
+    assert_eq!((call(&other), runs()), (15, 2), "other content under the same name");
+    assert_eq!(
+        (int(functions.call("sum", &none().named("tensor", first.clone()))), runs()),
+        (6, 3),
+        "by name instead of position"
+    );
     clock.advance(Duration::from_secs(61));
-    assert_eq!((call(&first), runs()), (6, 4), "too old");
+    assert_eq!((call(&first), runs()), (6, 4), "expired");
     for expected in [5, 6] {
         int(functions.call("sum.uncached", &none().arg(first.clone())));
-        assert_eq!(runs(), expected, "nothing is kept unless it is asked for");
+        assert_eq!(runs(), expected, "no cache without the option");
     }
 }
 
@@ -275,7 +279,7 @@ fn failure_is_not_cached() {
     assert_eq!((int(functions.call("second", &none())), int(functions.call("second", &none()))), (1, 1));
 }
 
-/// A counter that lives with its provider.
+/// A counter that stays with its provider.
 struct Counter(AtomicUsize, Arc<AtomicUsize>);
 
 impl cotensor_functions::Managed for Counter {
@@ -330,29 +334,29 @@ fn objects_stay_with_their_provider_and_are_released_once() {
     let counter = functions.call("counter", &none()).unwrap();
     assert_eq!(int(remote(&counter).call("add", &none().arg(2))), 2);
     assert_eq!(int(remote(&counter).call("add", &none().named("by", 3))), 5);
-    assert_eq!(int(functions.call("read", &none().arg(counter.clone()))), 5, "the live object in its owner");
+    assert_eq!(int(functions.call("read", &none().arg(counter.clone()))), 5, "the object in its provider");
     assert_eq!(remote(&counter).call("drop", &none()).unwrap_err().failure().unwrap().kind, "no_method");
     let numbers = functions.call("numbers", &none()).unwrap();
-    assert_eq!(int(functions.call("length", &none().arg(numbers.clone()))), 2, "a managed result is the value again");
+    assert_eq!(int(functions.call("length", &none().arg(numbers.clone()))), 2, "a managed result becomes the value");
     assert_eq!(remote(&numbers).call("get", &none()).unwrap().as_list().unwrap().len(), 2);
-    // References are the caller's own: another cannot use their numbers.
+    // A reference is valid for its caller only.
     let other = Functions::new(running.connect("another caller"));
     assert!(other.call("read", &none().arg(counter.clone())).is_err());
     remote(&counter).release().unwrap();
     until("the counter is dropped", || live.load(Ordering::SeqCst) == 0);
-    assert_eq!(remote(&counter).release().unwrap_err().kind(), ErrorKind::NotFound, "once");
+    assert_eq!(remote(&counter).release().unwrap_err().kind(), ErrorKind::NotFound, "a reference is released once");
     assert_eq!(remote(&counter).call("add", &none().arg(1)).unwrap_err().kind(), ErrorKind::NotFound);
     let kept: Vec<_> = (0..2).map(|_| functions.call("counter", &none()).unwrap()).collect();
     let error = functions.call("counter", &none()).unwrap_err();
-    assert!(error.to_string().contains("objects"), "one caller has so many and no more: {error}");
-    until("refused ones go", || live.load(Ordering::SeqCst) == 2);
+    assert!(error.to_string().contains("objects"), "three references are the limit: {error}");
+    until("the refused object is dropped", || live.load(Ordering::SeqCst) == 2);
     drop(kept);
-    until("dropped references are given back", || live.load(Ordering::SeqCst) == 0);
+    until("dropped references are released", || live.load(Ordering::SeqCst) == 0);
     let stale = functions.call("counter", &none()).unwrap();
     drop(provider);
-    until("objects go with their provider", || live.load(Ordering::SeqCst) == 0);
+    until("objects are dropped with their provider", || live.load(Ordering::SeqCst) == 0);
     let _again = counting(&running, &live);
-    until("the next life of the provider is found", || functions.call("counter", &none()).is_ok());
+    until("the next provider is found", || functions.call("counter", &none()).is_ok());
     let error = functions.call("read", &none().arg(stale.clone())).unwrap_err();
     assert!(error.to_string().contains("restarted"), "{error}");
     assert_eq!(remote(&stale).call("add", &none().arg(1)).unwrap_err().kind(), ErrorKind::Conflict);
@@ -368,12 +372,12 @@ fn objects_are_released_on_disconnect() {
         let kept: Vec<_> = (0..3).map(|_| functions.call("counter", &none()).unwrap()).collect();
         std::mem::forget(kept.clone());
         assert_eq!(provider.callers(), 1);
-        // The references are never dropped; the socket's end is what counts.
+        // The references are never dropped: the end of the connection releases them.
         for value in &kept {
             if let Value::Remote(object) = value {
                 object.disconnect();
             }
         }
-        until("nothing is left", || live.load(Ordering::SeqCst) == 0 && provider.callers() == 0);
+        until("all objects are released", || live.load(Ordering::SeqCst) == 0 && provider.callers() == 0);
     }
 }

@@ -1,4 +1,4 @@
-//! What is provided, and what runs, can be seen: by callers, by documents, by whoever looks at the daemon.
+//! Lists of functions and tasks at the daemon, and discovery documents.
 
 use crate::support::{Door, none, until};
 use cotensor_client::ClientStore;
@@ -10,7 +10,7 @@ use cotensor_functions::{Functions, Object, Options, Provider, Value};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A provider whose one function waits at the door.
+/// A provider whose function waits at the door.
 fn waiting(running: &Running, name: &str, door: &Arc<Door>) -> Provider {
     let at = Arc::clone(door);
     let function = format!("{name}.wait");
@@ -23,14 +23,14 @@ fn waiting(running: &Running, name: &str, door: &Arc<Door>) -> Provider {
         .unwrap()
 }
 
-/// The tasks of all providers. On a machine that is busy with other things, one that is well may be late once.
+/// The tasks of all providers. Retried, because on a busy machine a provider may answer too late once.
 fn tasks(store: &ClientStore, state: Option<TaskState>) -> BTreeMap<String, p::ProviderTasks> {
     let name = |provider: &p::ProviderTasks| provider.provider.client.split('[').next().unwrap().to_owned();
     let mut providers = BTreeMap::new();
-    until("all but the deaf one answer", || {
+    until("all providers but the silent one answer", || {
         let found = store.request::<p::ListAllTasks>(&p::AllTasksParams { state, limit: 2 }).unwrap();
         let found: BTreeMap<_, _> = found.providers.into_iter().map(|provider| (name(&provider), provider)).collect();
-        let well = found.iter().all(|(name, provider)| name == "deaf" || provider.error.is_none());
+        let well = found.iter().all(|(name, provider)| name == "silent" || provider.error.is_none());
         providers = found;
         well
     });
@@ -61,19 +61,19 @@ fn daemon_lists_tasks_of_all_providers() {
     assert_eq!(completed["one"].tasks.len(), 1);
     assert_eq!(tasks(&store, Some(TaskState::Failed))["one"].tasks.len(), 0);
 
-    // One that has registered and hears nothing does not hold up the others.
-    let deaf = cotensor_client::connect(&running.socket, Box::new(|_, _, _| {})).unwrap();
-    let hello = p::HelloParams { protocol: p::PROTOCOL, client: "deaf".into(), resume: None };
-    deaf.call::<p::Hello>(&hello, Vec::new(), None).unwrap();
-    let function = p::FunctionInfo { name: "deaf.f".into(), summary: String::new(), task: false, managed: false };
-    deaf.call::<p::RegisterFunction>(&p::RegisterFunctionParams { function, epoch: 5 }, Vec::new(), None).unwrap();
+    // A provider that never answers does not delay the others' tasks.
+    let silent = cotensor_client::connect(&running.socket, Box::new(|_, _, _| {})).unwrap();
+    let hello = p::HelloParams { protocol: p::PROTOCOL, client: "silent".into(), resume: None };
+    silent.call::<p::Hello>(&hello, Vec::new(), None).unwrap();
+    let function = p::FunctionInfo { name: "silent.f".into(), summary: String::new(), task: false, managed: false };
+    silent.call::<p::RegisterFunction>(&p::RegisterFunctionParams { function, epoch: 5 }, Vec::new(), None).unwrap();
     for _ in 0..2 {
         let found = tasks(&store, None);
-        assert!(found["deaf"].error.is_some() && found["deaf"].tasks.is_empty());
+        assert!(found["silent"].error.is_some() && found["silent"].tasks.is_empty());
         assert_eq!((found["one"].tasks.len(), &found["one"].error), (1, &None));
     }
-    drop((deaf, one));
-    until("those who are gone are not listed", || tasks(&store, None).keys().eq(["two"]));
+    drop((silent, one));
+    until("closed providers are not listed", || tasks(&store, None).keys().eq(["two"]));
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn long_errors_are_truncated_in_lists() {
     let error = found[0].tasks[0].error.as_ref().unwrap();
     assert!(error.starts_with("Long: éé") && error.len() <= 600, "{} bytes", error.len());
     let whole = submitted[0].result().unwrap_err();
-    assert!(whole.failure().unwrap().message.len() > 60_000, "the result says all of it");
+    assert!(whole.failure().unwrap().message.len() > 60_000, "the result has the whole error");
 }
 
 #[test]
@@ -115,12 +115,12 @@ fn discover_lists_registered_functions() {
     assert_eq!(function["provider"]["epoch"], provider.epoch());
     let mut plain = document.clone();
     plain.remove(FUNCTIONS);
-    assert_eq!(serde_json::Value::Object(plain), p::openrpc(), "the rest is the protocol");
+    assert_eq!(serde_json::Value::Object(plain), p::openrpc(), "the other fields are the protocol");
     drop(provider);
-    until("it is gone", || discover()[FUNCTIONS] == serde_json::json!([]));
+    until("the function is removed", || discover()[FUNCTIONS] == serde_json::json!([]));
 }
 
-/// Something that stays where it is.
+/// An object without methods.
 struct Thing;
 
 impl cotensor_functions::Managed for Thing {
@@ -139,15 +139,15 @@ fn object_is_valid_for_its_provider_and_connection_only() {
     let running = Running::start(|_| {});
     let _one = Provider::builder(running.connect("one"))
         .function("thing", Options::default(), |_, _| Ok(Object::new(Thing).into()))
-        .function("take", Options::default(), |said, _| {
-            Ok(said.get(0, "thing")?.as_object::<Thing>().map(|_| 1)?.into())
+        .function("take", Options::default(), |arguments, _| {
+            Ok(arguments.get(0, "thing")?.as_object::<Thing>().map(|_| 1)?.into())
         })
         .start()
         .unwrap();
-    let asking = Functions::new(running.connect("two calls one"));
+    let onwards = Functions::new(running.connect("two calls one"));
     let _two = Provider::builder(running.connect("two"))
         .function("other.take", Options::default(), |_, _| Ok(Value::Null))
-        .function("pass.on", Options::default(), move |_, _| Ok(asking.call("thing", &none()).unwrap()))
+        .function("pass.on", Options::default(), move |_, _| Ok(onwards.call("thing", &none()).unwrap()))
         .start()
         .unwrap();
     let store = running.connect("caller");
@@ -159,5 +159,5 @@ fn object_is_valid_for_its_provider_and_connection_only() {
     assert!(error.kind() == ErrorKind::Unsupported && error.to_string().contains("another provider"), "{error}");
     let error = Functions::new(store).call("take", &none().arg(thing.clone())).unwrap_err();
     assert!(error.kind() == ErrorKind::Conflict && error.to_string().contains("another connection"), "{error}");
-    assert_eq!(functions.call("take", &none().arg(thing)).unwrap().as_int().unwrap(), 1, "and is as good as before");
+    assert_eq!(functions.call("take", &none().arg(thing)).unwrap().as_int().unwrap(), 1, "the reference stays valid");
 }

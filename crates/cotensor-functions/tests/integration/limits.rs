@@ -1,4 +1,4 @@
-//! What is bounded at a provider, and what kept results hold.
+//! The limits of a provider, cached results, and threads.
 
 use crate::support::{Counted, Door, int, none, until};
 use cotensor_core::{DType, ErrorKind};
@@ -24,10 +24,10 @@ fn concurrent_runs_are_limited_to_workers() {
     let functions = Functions::new(running.connect("caller"));
     let tasks: Vec<_> = (0..20).map(|_| functions.submit("pass", &none()).unwrap()).collect();
     counted.door.waits_for(2);
-    // All twenty are lined up by now, and eighteen have no worker.
+    // Eighteen runs wait.
     counted.door.open();
     tasks.iter().for_each(|task| drop(task.wait(None).unwrap()));
-    assert_eq!(counted.most(), 2, "in parallel, as far as workers go");
+    assert_eq!(counted.most(), 2, "two run in parallel");
 }
 
 #[test]
@@ -43,9 +43,9 @@ fn callers_beyond_the_limit_are_refused() {
     assert_eq!((int(first.call("one", &none())), int(second.call("one", &none()))), (1, 1));
     let error = third.call("one", &none()).unwrap_err();
     assert!(error.kind() == ErrorKind::Io && error.to_string().contains("provider["), "{error}");
-    assert_eq!(int(first.call("one", &none())), 1, "those who are in stay in");
+    assert_eq!(int(first.call("one", &none())), 1, "connected callers stay connected");
     drop(second);
-    until("there is room", || provider.callers() < 2);
+    until("a caller has disconnected", || provider.callers() < 2);
     assert_eq!(int(third.call("one", &none())), 1);
 }
 
@@ -62,7 +62,7 @@ fn functions_of_a_session_are_limited() {
     let functions = Functions::new(running.connect("caller"));
     assert_eq!(functions.list("f").unwrap().len(), 1024);
     drop(provider);
-    until("all of them go with it", || functions.list("").unwrap().is_empty());
+    until("all functions are removed", || functions.list("").unwrap().is_empty());
 }
 
 #[test]
@@ -71,8 +71,8 @@ fn cached_results_keep_their_tensors_until_they_expire() {
     let clock = Arc::new(ManualClock::default());
     let _provider = Provider::builder(running.connect("provider"))
         .clock(clock.clone())
-        .function("big", Options::default().cached(Duration::from_secs(60), 2), |said, context| {
-            let byte = u8::try_from(said.get(0, "byte")?.as_int()?).unwrap_or(0);
+        .function("big", Options::default().cached(Duration::from_secs(60), 2), |arguments, context| {
+            let byte = u8::try_from(arguments.get(0, "byte")?.as_int()?).unwrap_or(0);
             Ok(context.tensor("big", DType::U8, &[1 << 20], &vec![byte; 1 << 20])?.into())
         })
         .start()
@@ -86,14 +86,14 @@ fn cached_results_keep_their_tensors_until_they_expire() {
         lease.id()
     };
     let first = call(1);
-    assert_eq!(call(1), first, "the same tensor: nothing was made again");
-    assert_eq!(tensors(), 1, "kept, though no caller has it");
+    assert_eq!(call(1), first, "the cached tensor");
+    assert_eq!(tensors(), 1, "the cache keeps the tensor");
     call(2);
     call(3);
-    until("the third takes the place of the first", || tensors() == 2);
+    until("the first result is evicted", || tensors() == 2);
     assert_ne!(call(1), first);
     clock.advance(Duration::from_secs(61));
-    until("what is too old lets its memory go", || tensors() == 0);
+    until("expired results are released", || tensors() == 0);
 }
 
 #[test]

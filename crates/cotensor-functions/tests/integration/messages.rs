@@ -1,4 +1,4 @@
-//! Results and arguments that are too long for a message: long data travels beside it, anything else fails its own call.
+//! Results and arguments that are too long for a message: long bytes and texts become tensors, other values fail their call only.
 
 use crate::support::{Door, int, none};
 use cotensor_core::{DType, ErrorKind};
@@ -7,7 +7,7 @@ use cotensor_functions::{Arguments, Functions, Options, Provider, Value};
 use cotensor_store::StoreReports;
 use std::sync::Arc;
 
-/// Texts that are short enough to stay in the message. As JSON they have six bytes for each byte: 18 MB.
+/// Texts that stay in the message. Each byte takes six bytes of JSON, together 18 MB.
 fn long_list() -> Value {
     Value::List(vec![Value::from("\u{1}".repeat(60_000)); 50])
 }
@@ -21,7 +21,7 @@ fn provide(running: &Running, door: &Arc<Door>) -> Provider {
         .function("echo", Options::default(), |arguments, _| Ok(arguments.get(0, "value")?.clone()))
         .function("object", Options::default().managed(), |_, _| Ok(7.into()))
         .function("both", Options::default(), |_, context| {
-            let tensor = context.tensor("lent", DType::U8, &[1 << 20], &vec![3; 1 << 20])?;
+            let tensor = context.tensor("small", DType::U8, &[1 << 20], &vec![3; 1 << 20])?;
             Ok(Value::List(vec![tensor.into(), long_list()]))
         })
         .function("wait", Options::default(), move |_, _| {
@@ -47,14 +47,14 @@ fn result_that_is_too_long_fails_only_its_call() {
             assert!(error.to_string().contains("result") && error.to_string().contains("tensor"), "{name}: {error}");
         }
         door.open();
-        assert_eq!(int(waiting.join().unwrap()), 5, "a call at the same time");
+        assert_eq!(int(waiting.join().unwrap()), 5, "a concurrent call");
     });
     let task = functions.submit("long", &none()).unwrap();
     task.wait(None).unwrap();
     assert_eq!(task.result().unwrap_err().kind(), ErrorKind::Unsupported);
-    assert!(task.status().unwrap().state.is_final(), "the task is there all the same");
-    assert_eq!(int(functions.call("echo", &none().arg(object))), 7, "and so is what the caller had");
-    assert_eq!(provider.callers(), 1, "all over one connection");
+    assert!(task.status().unwrap().state.is_final(), "the task has ended");
+    assert_eq!(int(functions.call("echo", &none().arg(object))), 7, "the caller's object is valid");
+    assert_eq!(provider.callers(), 1, "one connection for all");
 }
 
 #[test]
@@ -81,8 +81,10 @@ fn long_bytes_and_texts_travel_as_tensors() {
         let (bytes, text) = (vec![0xa5; len], "é".repeat(len / 2));
         let value = Value::List(vec![Value::Bytes(bytes.clone()), text.as_str().into()]);
         let echoed = functions.call("echo", &Arguments::new().arg(value)).unwrap();
-        let [Value::Bytes(back), Value::String(told)] = echoed.as_list().unwrap() else { panic!("{}", echoed.kind()) };
-        assert!(*back == bytes && *told == text, "{len} bytes");
+        let [Value::Bytes(back), Value::String(text_back)] = echoed.as_list().unwrap() else {
+            panic!("{}", echoed.kind())
+        };
+        assert!(*back == bytes && *text_back == text, "{len} bytes");
     }
     running.settles_at(0);
 }
@@ -92,11 +94,11 @@ fn arena_ranges_of_an_unsent_result_are_reclaimed() {
     let (running, door) = (Running::start(|_| {}), Arc::new(Door::default()));
     let _provider = provide(&running, &door);
     let functions = Functions::new(running.connect("caller"));
-    // Together more than one end lends.
+    // Together more than the arena holds.
     for _ in 0..18 {
         assert_eq!(functions.call("both", &none()).unwrap_err().kind(), ErrorKind::Unsupported);
     }
     let echoed = functions.call("echo", &none().arg(Value::Bytes(vec![1; 1 << 20]))).unwrap();
     assert_eq!(echoed.kind(), "bytes");
-    assert_eq!(running.daemon.store().stats().total_tensors, 0, "still lent: nothing was published for want of room");
+    assert_eq!(running.daemon.store().stats().total_tensors, 0, "the argument is in the arena");
 }

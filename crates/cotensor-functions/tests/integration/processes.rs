@@ -1,5 +1,5 @@
-//! Providers and callers in processes of their own, which are killed at the worst moments. The other process is this test's
-//! own program, started again with its part in the environment.
+//! Providers and callers in other processes that are killed or stopped. The other process is this test program, started again
+//! with a socket in its environment.
 
 use crate::support::{Tracked, int, none, until};
 use cotensor_client::ClientStore;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Where the daemon of the other process is; its presence says that this is the other process.
+/// The daemon's socket. Set only in the other process.
 const SOCKET: &str = "COTENSOR_TEST_SOCKET";
 
 /// Another process, which is killed when this is dropped.
@@ -41,12 +41,12 @@ impl Other {
         Self { child, lines }
     }
 
-    /// Waits until the other process has said `word`.
-    fn says(&mut self, word: &str) {
+    /// Waits until the other process has printed `word`.
+    fn wait_for(&mut self, word: &str) {
         let mut line = String::new();
         while !line.ends_with(&format!("{word}\n")) {
             line.clear();
-            assert!(self.lines.read_line(&mut line).unwrap() > 0, "the other process ended before it said {word:?}");
+            assert!(self.lines.read_line(&mut line).unwrap() > 0, "the other process ended before it printed {word:?}");
         }
     }
 
@@ -63,23 +63,23 @@ impl Drop for Other {
     }
 }
 
-/// The socket, in the other process.
+/// The daemon's socket, in the other process.
 fn other_process() -> Option<PathBuf> {
     std::env::var_os(SOCKET).map(PathBuf::from)
 }
 
-fn say(word: &str) {
+fn print_line(word: &str) {
     println!("\n{word}");
     std::io::stdout().flush().unwrap();
 }
 
-/// Until the process is killed, or its parent is.
-fn wait_for_the_end() {
+/// Blocks until this process is killed or its parent has ended.
+fn block_until_killed() {
     drop(std::io::stdin().read_line(&mut String::new()));
 }
 
 fn hang(_: &Arguments, context: &Context) -> Result<Value, Failure> {
-    say("hanging");
+    print_line("hanging");
     while !context.is_cancelled() {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -98,13 +98,13 @@ fn stopped_provider_times_out_and_keeps_its_connection() {
             })
             .start()
             .unwrap();
-        say("ready");
-        return wait_for_the_end();
+        print_line("ready");
+        return block_until_killed();
     }
     let running = Running::start(|_| {});
     let functions = Functions::new(running.connect("caller")).with_timeout(Duration::from_secs(60));
     let mut provider = Other::start("stopped_provider_times_out_and_keeps_its_connection", &running.socket);
-    provider.says("ready");
+    provider.wait_for("ready");
     let pid = Pid::from_child(&provider.child);
     let kept = functions.call("kept", &none()).unwrap();
     let Value::Remote(object) = kept else { panic!("an object") };
@@ -116,31 +116,31 @@ fn stopped_provider_times_out_and_keeps_its_connection() {
         threads.all(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap().contains(") T "))
     });
     let brief = Some(Duration::from_millis(50));
-    let is_late = |error: CallError| {
+    let times_out = |error: CallError| {
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
         let text = error.to_string();
         assert!(text.contains(&format!("stopped[{}]", provider.child.id())) && !text.contains("daemon"), "{text}");
     };
     std::thread::scope(|scope| {
         let other = scope.spawn(|| functions.call("pid", &none()));
-        is_late(functions.call_within("tensor", &none(), brief).unwrap_err());
-        is_late(object.call_within("get", &none(), brief).unwrap_err());
-        is_late(functions.submit_within("pid", &none(), brief).err().unwrap());
+        times_out(functions.call_within("tensor", &none(), brief).unwrap_err());
+        times_out(object.call_within("get", &none(), brief).unwrap_err());
+        times_out(functions.submit_within("pid", &none(), brief).err().unwrap());
         let pending = functions.completion_queue("pid").unwrap();
         pending.call(9, "pid", none(), brief).unwrap();
         let [(9, Completion::Call(Err(error)))] = &mut *pending.wait(&|| true) else { panic!("the call is late") };
-        is_late(error.clone());
-        // More than the socket takes: the second is not even begun.
+        times_out(error.clone());
+        // Two messages do not fit into the socket's buffer: the second call times out while sending.
         for _ in 0..2 {
             let long = Value::List(vec![Value::from("x".repeat(60_000)); 100]);
-            is_late(functions.call_within("pid", &none().arg(long), brief).unwrap_err());
+            times_out(functions.call_within("pid", &none().arg(long), brief).unwrap_err());
         }
         kill_process(pid, Signal::CONT).unwrap();
         assert_eq!(int(other.join().unwrap()), i64::from(provider.child.id()), "a call at the same time");
     });
     assert_eq!(int(functions.call("pid", &none())), i64::from(provider.child.id()));
     assert_eq!(int(object.call("get", &none())), 1, "over the same connection");
-    // The late result was taken, and let go.
+    // The late result was released.
     running.settles_at(0);
 }
 
@@ -156,34 +156,37 @@ fn provider_is_killed_during_a_call() {
             })
             .start()
             .unwrap();
-        say("ready");
-        return wait_for_the_end();
+        print_line("ready");
+        return block_until_killed();
     }
     let running = Running::start(|_| {});
     let store = running.connect("caller");
     let functions = Functions::new(store.clone());
     for round in 0..3 {
         let mut provider = Other::start("provider_is_killed_during_a_call", &running.socket);
-        provider.says("ready");
-        // The same caller finds each new life of the provider.
+        provider.wait_for("ready");
+        // The same caller finds each new provider.
         let pid = functions.call("pid", &none()).unwrap().as_int().unwrap();
-        assert_eq!(pid, i64::from(provider.child.id()), "round {round}: in the process itself");
+        assert_eq!(pid, i64::from(provider.child.id()), "round {round}: the new process answers");
         let kept = functions.call("tensor", &none()).unwrap();
         std::thread::scope(|scope| {
             let call = scope.spawn(|| functions.call("hang", &none()));
             let task = functions.submit("pid", &none()).unwrap();
-            provider.says("hanging");
+            provider.wait_for("hanging");
             provider.kill();
             let error = call.join().unwrap().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Io);
             assert!(error.to_string().contains("doomed[") && error.to_string().contains("has ended"), "{error}");
             assert_eq!(task.wait(None).unwrap_err().kind(), ErrorKind::Io);
         });
-        assert!(kept.as_tensor().unwrap().bytes().unwrap().iter().all(|&byte| byte == 5), "the result is the caller's");
+        assert!(
+            kept.as_tensor().unwrap().bytes().unwrap().iter().all(|&byte| byte == 5),
+            "the result outlives its provider"
+        );
         drop(kept);
-        until("the daemon forgets its functions", || functions.list("").unwrap().is_empty());
+        until("the daemon removes its functions", || functions.list("").unwrap().is_empty());
         assert_eq!(functions.call("pid", &none()).unwrap_err().kind(), ErrorKind::NotFound);
-        until("nothing is left", || running.daemon.store().stats().total_tensors == 0);
+        until("all tensors are released", || running.daemon.store().stats().total_tensors == 0);
     }
 }
 
@@ -198,7 +201,7 @@ fn caller_is_killed_during_a_call() {
         let objects: Vec<_> = (0..10).map(|_| functions.call("object", &none()).unwrap()).collect();
         let echoed = functions.call("echo", &none().arg(argument.clone())).unwrap();
         let task = functions.submit("echo", &none().arg(argument.clone())).unwrap();
-        say("calling");
+        print_line("calling");
         drop(functions.call("hang", &none().arg(argument.clone())));
         return drop((objects, echoed, task, argument));
     }
@@ -229,15 +232,15 @@ fn caller_is_killed_during_a_call() {
         .unwrap();
     for round in 1..4 {
         let mut caller = Other::start("caller_is_killed_during_a_call", &running.socket);
-        caller.says("calling");
-        until("it hangs", || hanging.load(Ordering::SeqCst) == round);
+        caller.wait_for("calling");
+        until("the function runs", || hanging.load(Ordering::SeqCst) == round);
         assert_eq!((live.load(Ordering::SeqCst), provider.callers()), (10, 1));
         caller.kill();
-        until("its call is stopped", || stopped.load(Ordering::SeqCst) == round);
-        until("its objects are gone", || live.load(Ordering::SeqCst) == 0 && provider.callers() == 0);
-        assert_eq!(running.daemon.store().stats().total_tensors, 1, "its task's result has its time");
+        until("its call is cancelled", || stopped.load(Ordering::SeqCst) == round);
+        until("its objects are released", || live.load(Ordering::SeqCst) == 0 && provider.callers() == 0);
+        assert_eq!(running.daemon.store().stats().total_tensors, 1, "the task keeps its result");
         clock.advance(Duration::from_secs(11));
-        until("nothing is left", || running.daemon.store().stats().total_tensors == 0);
+        until("all tensors are released", || running.daemon.store().stats().total_tensors == 0);
     }
 }
 
@@ -253,22 +256,22 @@ fn provider_embeds_a_daemon_when_none_runs() {
             .function("pid", Options::default(), |_, _| Ok(Value::Int(i64::from(std::process::id()))))
             .start()
             .unwrap();
-        say(if embedded.is_some() { "embedded" } else { "connected" });
-        return wait_for_the_end();
+        print_line(if embedded.is_some() { "embedded" } else { "connected" });
+        return block_until_killed();
     }
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("cotensor.sock");
     let mut first = Other::start("provider_embeds_a_daemon_when_none_runs", &socket);
-    first.says("embedded");
-    // One that is here when the daemon dies becomes the next one, and offers its functions again.
+    first.wait_for("embedded");
+    // A connected provider starts the next daemon when the first ends, and registers its functions there.
     let embedded = Arc::new(std::sync::Mutex::new(None));
-    let (keeper, at) = (Arc::clone(&embedded), socket.clone());
+    let (slot, at) = (Arc::clone(&embedded), socket.clone());
     let (store, none_needed) = connected(&socket);
-    assert!(none_needed.is_none(), "one daemon is enough");
+    assert!(none_needed.is_none(), "a daemon runs already");
     let _second = Provider::builder(store)
         .connector(move || {
             let (store, embedded) = connected(&at);
-            *keeper.lock().unwrap() = embedded;
+            *slot.lock().unwrap() = embedded;
             Ok(store)
         })
         .function("answer", Options::default(), |_, _| Ok(42.into()))
@@ -279,11 +282,11 @@ fn provider_embeds_a_daemon_when_none_runs() {
     assert_eq!(functions.call("pid", &none()).unwrap().as_int().unwrap(), i64::from(first.child.id()));
     assert_eq!(functions.call("answer", &none()).unwrap().as_int().unwrap(), 42);
     first.kill();
-    // Calls need no daemon once the two are connected.
+    // Calls over an open connection need no daemon.
     assert_eq!(functions.call("answer", &none()).unwrap().as_int().unwrap(), 42);
-    until("there is a daemon again", || embedded.lock().unwrap().is_some());
+    until("the second process runs a daemon", || embedded.lock().unwrap().is_some());
     let (store, _) = connected(&socket);
     let functions = Functions::new(store);
-    until("the function is offered again", || functions.call("answer", &none()).is_ok());
+    until("the function is registered again", || functions.call("answer", &none()).is_ok());
     assert_eq!(functions.call("pid", &none()).unwrap_err().kind(), ErrorKind::NotFound);
 }

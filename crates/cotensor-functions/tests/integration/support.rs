@@ -1,4 +1,4 @@
-//! Shared by the tests.
+//! Helpers of the tests.
 
 pub(crate) use cotensor_daemon::testing::{put, until};
 
@@ -6,7 +6,7 @@ use cotensor_functions::{Arguments, CallError, Context, Failure, Managed, Value}
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
-/// An object that counts how many of it there are.
+/// An object that counts the objects of its kind.
 pub(crate) struct Tracked(pub(crate) Arc<AtomicI64>);
 
 impl Managed for Tracked {
@@ -21,7 +21,7 @@ impl Drop for Tracked {
     }
 }
 
-/// A door that functions wait at until the test opens it.
+/// A door at which functions wait until the test opens it.
 #[derive(Default)]
 pub(crate) struct Door {
     open: Mutex<bool>,
@@ -48,7 +48,7 @@ impl Door {
     }
 }
 
-/// A door that counts how many stand at it at a time.
+/// A door that counts the threads at it.
 #[derive(Default)]
 pub(crate) struct Counted {
     pub(crate) door: Door,
@@ -63,7 +63,7 @@ impl Counted {
         self.now.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// The most that there were at a time.
+    /// The maximum number of threads at a time.
     pub(crate) fn most(&self) -> usize {
         self.most.load(Ordering::SeqCst)
     }

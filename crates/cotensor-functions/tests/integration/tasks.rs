@@ -1,4 +1,4 @@
-//! Tasks: their states, their limits, and what becomes of what nobody wants any more.
+//! Tasks: states, limits, and cancellation of abandoned runs.
 
 use crate::support::{Door, int, none, put, until};
 use cotensor_client::protocol::provider::TaskState;
@@ -37,13 +37,13 @@ fn ten_thousand_tasks_pass_through_their_states() {
         (gates[0].status().unwrap().state, state(0), state(9999)),
         (TaskState::Running, TaskState::Pending, TaskState::Pending)
     );
-    assert_eq!(tasks[5].result().unwrap_err().kind(), ErrorKind::Conflict, "its result is not there yet");
-    assert_eq!(tasks[5].wait(Some(Duration::from_millis(1))).unwrap().state, TaskState::Pending, "the time is over");
+    assert_eq!(tasks[5].result().unwrap_err().kind(), ErrorKind::Conflict, "the task has not ended");
+    assert_eq!(tasks[5].wait(Some(Duration::from_millis(1))).unwrap().state, TaskState::Pending, "the wait timed out");
     assert_eq!(tasks[17].cancel().unwrap().state, TaskState::Cancelled);
     let listed = functions.tasks(Some(TaskState::Running)).unwrap();
     assert_eq!(listed.iter().map(|(_, task)| &*task.function).collect::<Vec<_>>(), ["gate"; 3]);
     std::thread::scope(|scope| {
-        // A thousand waits occupy no worker: there are three.
+        // 200 waits occupy no worker: there are three.
         let waits: Vec<_> = tasks[..200].iter().map(|task| scope.spawn(|| task.wait(None).unwrap().state)).collect();
         door.open();
         for (number, wait) in waits.into_iter().enumerate() {
@@ -98,35 +98,35 @@ fn ended_tasks_are_removed_by_age_and_number() {
     assert_eq!(tensors(), 1, "the task keeps its result");
     clock.advance(Duration::from_secs(11));
     assert_eq!(first.status().unwrap_err().kind(), ErrorKind::NotFound);
-    until("the result goes with its task", || tensors() == 0);
-    // One after the other: before the workers have begun, four would be more than may wait.
+    until("the result is released with its task", || tensors() == 0);
+    // One after the other: four that have not started would exceed `waiting_max`.
     let ended = (0..4).map(|_| functions.submit("tensor", &none()).unwrap());
     let ended: Vec<_> = ended.inspect(|task| drop(task.wait(None).unwrap())).collect();
     let newer = functions.submit("tensor", &none()).unwrap();
     assert_eq!(newer.wait(None).unwrap().state, TaskState::Completed);
-    let gone: Vec<_> = ended.iter().filter_map(|task| task.status().err()).map(|error| error.kind()).collect();
-    assert_eq!(gone, [ErrorKind::NotFound], "four are kept");
+    let removed: Vec<_> = ended.iter().filter_map(|task| task.status().err()).map(|error| error.kind()).collect();
+    assert_eq!(removed, [ErrorKind::NotFound], "the provider keeps four tasks");
     let mut gates: Vec<_> = (0..2).map(|_| functions.submit("gate", &none()).unwrap()).collect();
-    // Both workers have one: before that, two more could be more than may wait.
+    // Both workers run a gate: before that, two more could exceed `waiting_max`.
     door.waits_for(2);
     gates.extend((0..2).map(|_| functions.submit("gate", &none()).unwrap()));
     let error = functions.submit("gate", &none()).err().unwrap();
     assert!(error.kind() == ErrorKind::Conflict && error.to_string().contains("have not ended"), "{error}");
     door.waits_for(2);
-    // Two run, two wait, and one more may: one after the other, if each goes when its time is over.
-    let hurried = || functions.call_within("gate", &none(), Some(Duration::from_millis(10))).unwrap_err();
+    // Two runs wait and one more may. Calls that time out leave the queue.
+    let short_call = || functions.call_within("gate", &none(), Some(Duration::from_millis(10))).unwrap_err();
     for _ in 0..5 {
-        assert_eq!(hurried().kind(), ErrorKind::TimedOut);
+        assert_eq!(short_call().kind(), ErrorKind::TimedOut);
     }
     std::thread::scope(|scope| {
-        let patient = || loop {
+        let retried_call = || loop {
             match functions.call("gate", &none()) {
                 Err(error) if error.to_string().contains("try again later") => {}
                 outcome => return outcome,
             }
         };
-        let calls = [scope.spawn(patient), scope.spawn(patient)];
-        until("there is no room for both", || hurried().kind() == ErrorKind::Conflict);
+        let calls = [scope.spawn(retried_call), scope.spawn(retried_call)];
+        until("the queue is full", || short_call().kind() == ErrorKind::Conflict);
         door.open();
         calls.into_iter().for_each(|call| drop(call.join().unwrap().unwrap()));
     });
@@ -168,16 +168,16 @@ fn abandoned_runs_are_cancelled() {
     assert_eq!(task.wait(None).unwrap().state, TaskState::Failed, "the task's limit");
     stops(3);
     let task = functions.submit("endless", &none()).unwrap();
-    until("it runs", || task.status().unwrap().state == TaskState::Running);
+    until("the task runs", || task.status().unwrap().state == TaskState::Running);
     assert_eq!(task.cancel().unwrap().state, TaskState::Cancelled);
     stops(4);
-    // A caller that goes takes its calls along; what its arguments were is given back.
+    // The task of a caller that disconnects continues. Its arguments are released at its end.
     let argument = put(&*store, "argument", &vec![1; 1 << 20]);
-    let going = Functions::new(running.connect("going"));
+    let other = Functions::new(running.connect("other"));
     let theirs = Arc::new(Mutex::new(None));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let store = running.connect("gone");
+            let store = running.connect("submitting");
             let argument = store.get("argument", &store.holder("")).unwrap();
             let functions = Functions::new(store);
             let call = functions.submit("endless", &none().arg(argument)).unwrap();
@@ -185,10 +185,10 @@ fn abandoned_runs_are_cancelled() {
         });
     });
     let (epoch, number) = theirs.lock().unwrap().unwrap();
-    let task = going.task(epoch, number).unwrap();
+    let task = other.task(epoch, number).unwrap();
     until("a task outlives its caller", || task.status().unwrap().state == TaskState::Running);
     task.cancel().unwrap();
     stops(5);
     drop(argument);
-    until("the argument is given back", || running.daemon.store().stats().total_tensors == 0);
+    until("the argument is released", || running.daemon.store().stats().total_tensors == 0);
 }

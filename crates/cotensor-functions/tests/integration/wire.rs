@@ -1,4 +1,4 @@
-//! What a provider answers to frames that no caller of ours would send.
+//! A provider's answers to raw frames, including invalid ones.
 
 use cotensor_client::protocol::{self as p, provider};
 use cotensor_daemon::testing::Running;
@@ -16,7 +16,7 @@ struct Raw {
 }
 
 impl Raw {
-    /// A socket to the provider of `echo`, as the daemon makes them.
+    /// A socket to the provider of `echo`, from the daemon.
     fn connect(running: &Running) -> (Self, p::FoundFunction) {
         let connection = cotensor_client::connect(&running.socket, Box::new(|_, _, _| {})).unwrap();
         let hello = p::HelloParams { protocol: p::PROTOCOL, client: "raw".into(), resume: None };
@@ -25,12 +25,12 @@ impl Raw {
         let (found, fds) = connection.call::<p::LookupFunction>(&params, Vec::new(), None).unwrap();
         let known = p::LookupFunctionParams { name: "echo".into(), connected: vec![found.provider.epoch] };
         let (_, none) = connection.call::<p::LookupFunction>(&known, Vec::new(), None).unwrap();
-        assert!(none.is_empty(), "one socket is enough");
+        assert!(none.is_empty(), "a connected caller gets no second socket");
         let socket = UnixStream::from(fds.into_iter().next().unwrap());
         (Self { socket, decoder: Decoder::default() }, found)
     }
 
-    fn say(&self, text: &str) {
+    fn send(&self, text: &str) {
         send_all(self.socket.as_fd(), &Frame::new(text.as_bytes().to_vec())).unwrap();
     }
 
@@ -39,10 +39,10 @@ impl Raw {
         let body =
             json!({"jsonrpc": "2.0", "id": 1, "method": "arena.open", "params": params}).to_string().into_bytes();
         send_all(self.socket.as_fd(), &Frame { body, fds }).unwrap();
-        self.hear()
+        self.receive()
     }
 
-    fn hear(&mut self) -> Json {
+    fn receive(&mut self) -> Json {
         loop {
             if let Some(frame) = self.decoder.take().unwrap() {
                 return serde_json::from_slice(&frame.body).unwrap();
@@ -51,9 +51,9 @@ impl Raw {
         }
     }
 
-    fn ask(&mut self, method: &str, params: &Json) -> Json {
-        self.say(&json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string());
-        let answer = self.hear();
+    fn call(&mut self, method: &str, params: &Json) -> Json {
+        self.send(&json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string());
+        let answer = self.receive();
         assert_eq!(answer["id"], 1);
         answer
     }
@@ -75,24 +75,24 @@ fn json_rpc_errors_notifications_and_batches_are_answered() {
     let _provider = echoing(&running);
     let (mut raw, _) = Raw::connect(&running);
     let call = |id: u64, value: Json| json!({"jsonrpc": "2.0", "id": id, "method": "call", "params": {"function": "echo", "args": [value]}});
-    raw.say(&call(7, json!([1, 2.5, {"a": null}])).to_string());
-    assert_eq!(raw.hear(), json!({"jsonrpc": "2.0", "id": 7, "result": {"value": [1, 2.5, {"a": null}]}}));
+    raw.send(&call(7, json!([1, 2.5, {"a": null}])).to_string());
+    assert_eq!(raw.receive(), json!({"jsonrpc": "2.0", "id": 7, "result": {"value": [1, 2.5, {"a": null}]}}));
     for (text, code) in
         [("{", -32700), ("[]", -32600), ("1", -32600), (r#"{"jsonrpc":"2.0","id":1,"method":"os.system"}"#, -32601)]
     {
-        raw.say(text);
-        assert_eq!(raw.hear()["error"]["code"], code, "{text}");
+        raw.send(text);
+        assert_eq!(raw.receive()["error"]["code"], code, "{text}");
     }
     let notification = json!({"jsonrpc": "2.0", "method": "call", "params": {"function": "echo", "args": [0]}});
-    raw.say(&notification.to_string());
-    raw.say(&json!([call(1, json!(1)), notification, 5, call(2, json!("two"))]).to_string());
-    let answers = raw.hear();
+    raw.send(&notification.to_string());
+    raw.send(&json!([call(1, json!(1)), notification, 5, call(2, json!("two"))]).to_string());
+    let answers = raw.receive();
     let answers = answers.as_array().unwrap();
-    assert_eq!(answers.len(), 3, "the notification has none: {answers:?}");
+    assert_eq!(answers.len(), 3, "the notification has no answer: {answers:?}");
     assert!(answers.iter().any(|answer| answer["id"] == 2 && answer["result"]["value"] == "two"));
-    raw.say(&json!([notification, notification]).to_string());
-    raw.say(&call(9, json!(9)).to_string());
-    assert_eq!(raw.hear()["id"], 9, "a batch of notifications is not answered");
+    raw.send(&json!([notification, notification]).to_string());
+    raw.send(&call(9, json!(9)).to_string());
+    assert_eq!(raw.receive()["id"], 9, "a batch of notifications is not answered");
 }
 
 #[test]
@@ -108,15 +108,15 @@ fn batch_is_answered_when_one_result_is_too_long() {
         call(2, json!({"function": "echo", "args": ["short"]})),
         call(3, json!({"function": "echo", "args": [eight]})),
     ]);
-    raw.say(&batch.to_string());
-    let answers = raw.hear();
+    raw.send(&batch.to_string());
+    let answers = raw.receive();
     let answer = |id: u64| answers.as_array().unwrap().iter().find(|answer| answer["id"] == id).unwrap().clone();
     assert!(answer(1)["error"]["message"].as_str().unwrap().contains("tensor"), "{}", answer(1)["error"]);
     assert_eq!(answer(2)["result"]["value"], "short");
     assert_eq!(answer(3)["result"]["value"].as_array().unwrap().len(), 140);
-    // Answers that are too long together only.
-    raw.say(&json!([1, 2].map(|id| call(id, json!({"function": "half"})))).to_string());
-    let answers = raw.hear();
+    // Both answers fit alone, but not together.
+    raw.send(&json!([1, 2].map(|id| call(id, json!({"function": "half"})))).to_string());
+    let answers = raw.receive();
     let results = answers.as_array().unwrap().iter().filter(|answer| answer["result"].is_object()).count();
     assert_eq!((answers.as_array().unwrap().len(), results), (2, 1), "one fits, the other is an error");
     assert_eq!(provider.callers(), 1);
@@ -128,8 +128,8 @@ fn every_method_answers_and_names_wrong_parameters() {
     let _provider = echoing(&running);
     let (mut raw, found) = Raw::connect(&running);
     for method in provider::METHODS {
-        let error = raw.ask(method.name, &json!({"nonsense": true}));
-        // These need no parameters.
+        let error = raw.call(method.name, &json!({"nonsense": true}));
+        // These methods need no parameters.
         let fine = match method.name {
             "task.list" => error["result"]["tasks"] == json!([]),
             "rpc.discover" => error["result"]["openrpc"].is_string(),
@@ -139,7 +139,7 @@ fn every_method_answers_and_names_wrong_parameters() {
     }
     let epoch = found.provider.epoch;
     let forged = json!({"$object": {"id": 1, "epoch": epoch}});
-    let object = raw.ask("call", &json!({"function": "kept"}))["result"]["value"]["$object"].clone();
+    let object = raw.call("call", &json!({"function": "kept"}))["result"]["value"]["$object"].clone();
     for (value, names) in [
         (json!({"$tensor": {"id": {"slot": 99, "version": 1}, "dtype": "float32", "shape": [1]}}), "version"),
         (json!({"$tensor": {"id": {"slot": 99, "version": 1}, "dtype": "float99", "shape": [1]}}), "float99"),
@@ -153,26 +153,26 @@ fn every_method_answers_and_names_wrong_parameters() {
         (json!({"$bytes": "00", "more": 1}), "$bytes"),
         (serde_json::from_str("12345678901234567890").unwrap(), "64 bits"),
     ] {
-        let answer = raw.ask("call", &json!({"function": "echo", "args": [value]}));
+        let answer = raw.call("call", &json!({"function": "echo", "args": [value]}));
         assert!(answer["error"].to_string().contains(names), "{value}: {answer}");
     }
-    // A number that was read as a float would have lost digits.
+    // As a float, the number would lose digits.
     for number in ["18446744073709551616", "-9223372036854775809", "[{\"a\": 99999999999999999999}]"] {
-        raw.say(&format!(
+        raw.send(&format!(
             r#"{{"jsonrpc":"2.0","id":1,"method":"call","params":{{"function":"echo","args":[{number}]}}}}"#
         ));
-        assert!(raw.hear()["error"]["message"].to_string().contains("64 bits"), "{number}");
+        assert!(raw.receive()["error"]["message"].to_string().contains("64 bits"), "{number}");
     }
     let deep = "[".repeat(100) + &"]".repeat(100);
-    raw.say(&format!(r#"{{"jsonrpc":"2.0","id":1,"method":"call","params":{{"function":"echo","args":[{deep}]}}}}"#));
-    assert!(raw.hear()["error"]["message"].to_string().contains("deeper"));
-    // Another caller's object is nobody else's.
+    raw.send(&format!(r#"{{"jsonrpc":"2.0","id":1,"method":"call","params":{{"function":"echo","args":[{deep}]}}}}"#));
+    assert!(raw.receive()["error"]["message"].to_string().contains("deeper"));
+    // An object reference belongs to one caller.
     let (mut other, _) = Raw::connect(&running);
-    assert!(other.ask("object.call", &json!({"object": object, "method": "get"}))["error"].is_object());
-    assert_eq!(raw.ask("object.call", &json!({"object": object, "method": "get"}))["result"]["value"], 1);
-    assert!(raw.ask("object.release", &json!({"object": object}))["result"].is_object());
-    assert!(raw.ask("object.release", &json!({"object": object}))["error"].is_object(), "once");
-    assert!(raw.ask("call", &json!({"function": "echo", "args": [forged]}))["error"].is_object());
+    assert!(other.call("object.call", &json!({"object": object, "method": "get"}))["error"].is_object());
+    assert_eq!(raw.call("object.call", &json!({"object": object, "method": "get"}))["result"]["value"], 1);
+    assert!(raw.call("object.release", &json!({"object": object}))["result"].is_object());
+    assert!(raw.call("object.release", &json!({"object": object}))["error"].is_object(), "once");
+    assert!(raw.call("call", &json!({"function": "echo", "args": [forged]}))["error"].is_object());
 }
 
 #[test]
@@ -195,28 +195,32 @@ fn arena_accepts_only_sealed_slabs_and_ranges_within_them() {
         assert!(raw.open_slab(number, 4096, vec![slab(4096)])["result"].is_object());
     }
     assert!(raw.open_slab(0, 4096, vec![slab(4096)])["error"].to_string().contains("open"), "once");
-    assert!(raw.open_slab(64, 4096, vec![slab(4096)])["error"].to_string().contains("64"), "not as many as one likes");
-    let lent = |slab: u64, offset: u64, shape: Json| json!({"$arena": {"slab": slab, "offset": offset, "name": "x", "dtype": "uint8", "shape": shape}});
+    assert!(raw.open_slab(64, 4096, vec![slab(4096)])["error"].to_string().contains("64"), "more than 64 slabs");
+    let tensor = |slab: u64, offset: u64, shape: Json| json!({"$arena": {"slab": slab, "offset": offset, "name": "x", "dtype": "uint8", "shape": shape}});
     for (value, names) in [
-        (lent(99, 0, json!([1])), "99"),
-        (lent(0, 4096, json!([1])), "4096"),
-        (lent(0, 64, json!([4096])), "4096"),
-        (lent(0, u64::MAX, json!([2])), "18446744073709551615"),
-        (lent(0, 1, json!([1])), "multiple"),
-        (lent(0, 0, json!([1_u64 << 40, 1_u64 << 40])), ""),
+        (tensor(99, 0, json!([1])), "99"),
+        (tensor(0, 4096, json!([1])), "4096"),
+        (tensor(0, 64, json!([4096])), "4096"),
+        (tensor(0, u64::MAX, json!([2])), "18446744073709551615"),
+        (tensor(0, 1, json!([1])), "multiple"),
+        (tensor(0, 0, json!([1_u64 << 40, 1_u64 << 40])), ""),
         (json!({"$arena": {"slab": 0, "offset": 0, "name": "x", "dtype": "float99", "shape": [1]}}), "float99"),
         (json!({"$arena": 1}), "$arena"),
     ] {
-        let answer = raw.ask("call", &json!({"function": "echo", "args": [value]}));
+        let answer = raw.call("call", &json!({"function": "echo", "args": [value]}));
         assert!(answer["error"].to_string().contains(names) && answer["error"].is_object(), "{value}: {answer}");
     }
-    // Gives back what was never lent.
+    // Releases ranges that were never sent.
     let ranges = json!([{"slab": 0, "offset": 0}, {"slab": 7777, "offset": 1}]);
-    assert!(raw.ask("arena.release", &json!({"ranges": ranges}))["result"].is_object());
-    let params = json!({"function": "echo", "args": [lent(0, 64, json!([2]))], "released": ranges});
-    let answer = raw.ask("call", &params);
-    assert_eq!(answer["result"]["value"]["$tensor"]["shape"], json!([2]), "what is handed on is published: {answer}");
-    assert_eq!(raw.ask("call", &json!({"function": "echo", "args": [5]}))["result"]["value"], 5);
+    assert!(raw.call("arena.release", &json!({"ranges": ranges}))["result"].is_object());
+    let params = json!({"function": "echo", "args": [tensor(0, 64, json!([2]))], "released": ranges});
+    let answer = raw.call("call", &params);
+    assert_eq!(
+        answer["result"]["value"]["$tensor"]["shape"],
+        json!([2]),
+        "a tensor from the caller's arena is published: {answer}"
+    );
+    assert_eq!(raw.call("call", &json!({"function": "echo", "args": [5]}))["result"]["value"], 5);
 }
 
 #[test]
@@ -226,14 +230,15 @@ fn arena_ranges_of_an_invalid_message_are_released() {
     let (mut raw, _) = Raw::connect(&running);
     let fd = Slab::create(4096).unwrap().fd().try_clone_to_owned().unwrap();
     assert!(raw.open_slab(0, 4096, vec![fd])["result"].is_object());
-    let lent =
+    let tensor =
         |offset: u64| json!({"$arena": {"slab": 0, "offset": offset, "name": "x", "dtype": "uint8", "shape": [1]}});
-    let gone = json!({"$object": {"epoch": 1, "id": 12345, "type": "", "methods": []}});
-    let args = json!([lent(0), {"before": lent(64), "gone": gone, "lost": [lent(128)]}, {"$tuple": [lent(192)]}]);
-    let params = json!({"function": "echo", "args": args, "kwargs": {"more": {"$map": [["$x", lent(256)]]}}});
-    let refused = raw.ask("call", &params);
+    let missing = json!({"$object": {"epoch": 1, "id": 12345, "type": "", "methods": []}});
+    let args =
+        json!([tensor(0), {"first": tensor(64), "missing": missing, "lost": [tensor(128)]}, {"$tuple": [tensor(192)]}]);
+    let params = json!({"function": "echo", "args": args, "kwargs": {"more": {"$map": [["$x", tensor(256)]]}}});
+    let refused = raw.call("call", &params);
     assert!(refused["error"].to_string().contains("create the object again"), "{refused}");
-    let answer = raw.ask("call", &json!({"function": "echo", "args": [1]}));
+    let answer = raw.call("call", &json!({"function": "echo", "args": [1]}));
     let mut released: Vec<_> = answer["result"]["released"].as_array().unwrap().iter().collect();
     released.sort_by_key(|range| range["offset"].as_u64());
     let offsets: Vec<_> = released.iter().map(|range| range["offset"].as_u64().unwrap()).collect();
@@ -249,22 +254,22 @@ fn callers_that_stop_midway_or_do_not_read_block_no_other() {
     let (garbage, _) = Raw::connect(&running);
     rustix::io::write(&garbage.socket, &[255; 64]).unwrap();
     let (mut reader, _) = Raw::connect(&running);
-    let (deaf, _) = Raw::connect(&running);
-    // Far more answers than any socket takes, for one who reads none.
+    let (unread, _) = Raw::connect(&running);
+    // More answers than the socket's buffer holds, for a caller that reads none.
     let long = json!({"jsonrpc": "2.0", "id": 1, "method": "call", "params": {"function": "echo", "args": ["x".repeat(1 << 20)]}}).to_string();
-    deaf.socket.set_nonblocking(true).unwrap();
+    unread.socket.set_nonblocking(true).unwrap();
     for _ in 0..100 {
-        if send_all(deaf.socket.as_fd(), &Frame::new(long.as_bytes().to_vec())).is_err() {
+        if send_all(unread.socket.as_fd(), &Frame::new(long.as_bytes().to_vec())).is_err() {
             break;
         }
-        assert_eq!(reader.ask("call", &json!({"function": "echo", "args": [1]}))["result"]["value"], 1);
+        assert_eq!(reader.call("call", &json!({"function": "echo", "args": [1]}))["result"]["value"], 1);
     }
-    assert_eq!(reader.ask("call", &json!({"function": "echo", "args": [2]}))["result"]["value"], 2);
-    drop((half, garbage, deaf));
+    assert_eq!(reader.call("call", &json!({"function": "echo", "args": [2]}))["result"]["value"], 2);
+    drop((half, garbage, unread));
     let start = Instant::now();
     while provider.callers() > 1 {
         assert!(start.elapsed() < Duration::from_secs(60), "{} callers", provider.callers());
         std::thread::sleep(Duration::from_millis(2));
     }
-    assert_eq!(reader.ask("call", &json!({"function": "echo", "args": [3]}))["result"]["value"], 3);
+    assert_eq!(reader.call("call", &json!({"function": "echo", "args": [3]}))["result"]["value"], 3);
 }
