@@ -4,14 +4,13 @@
 //! arms the socket again, so that another thread reads messages that arrive during the run. After the run it takes the reader back,
 //! unless another thread has it, and busy-polls. Sequential short calls of one caller thus wake no thread.
 
-use super::call_reader::{CallReader, Received};
 use super::peer::Peer;
 use super::poller::Ready;
 use super::run::Run;
 use super::state::ProviderState;
 use crate::threads::spawn;
 use cotensor_core::Result;
-use cotensor_rpc::server::handle;
+use cotensor_rpc::server::{Polled, Reader, handle};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -62,22 +61,22 @@ fn wait_for_work(state: &Arc<ProviderState>) {
 }
 
 /// Reads a caller's messages, and runs functions, until the caller sends nothing more or another thread reads.
-fn serve(state: &Arc<ProviderState>, peer: &Arc<Peer>, mut reader: CallReader) {
+fn serve(state: &Arc<ProviderState>, peer: &Arc<Peer>, mut reader: Reader) {
+    let mut after_run = false;
     loop {
-        match reader.next(peer.socket()) {
-            Ok(Received::Message(frame)) => handle(peer, frame, None),
-            Ok(Received::Nothing) => return peer.return_reader(reader),
-            Ok(Received::End) | Err(_) => return state.remove_peer(peer),
+        match reader.poll_next(peer.socket(), std::mem::take(&mut after_run)) {
+            Ok(Polled::Message(frame)) => handle(peer, frame, None),
+            Ok(Polled::Nothing) => return peer.return_reader(reader),
+            Ok(Polled::End) | Err(_) => return state.remove_peer(peer),
         }
-        if reader.has_buffered() {
-            // The next message is here, and the poller does not report it: another thread runs the function.
+        if reader.is_midway() {
+            // The next message is in the reader's buffer, where the poller does not see it. Another thread runs the function.
             if state.runs.queue.has_ready() {
                 state.poller.wake();
             }
             continue;
         }
         let Some(run) = take_run(state) else { continue };
-        reader.release_budget();
         peer.return_reader(reader);
         execute_all(state, run);
         match peer.take_reader() {
@@ -85,7 +84,7 @@ fn serve(state: &Arc<ProviderState>, peer: &Arc<Peer>, mut reader: CallReader) {
             None => return,
         }
         peer.disarm();
-        reader.set_after_run();
+        after_run = true;
     }
 }
 

@@ -1,7 +1,6 @@
 //! A provider: functions of this process that callers find through the daemon.
 
 mod builder;
-mod call_reader;
 mod call_thread;
 mod caller_state;
 mod functions;

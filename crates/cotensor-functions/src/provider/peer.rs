@@ -1,6 +1,5 @@
 //! One caller: its connection, and the state that the provider keeps for it.
 
-use super::call_reader::CallReader;
 use super::caller_state::CallerState;
 use super::functions::Kept;
 use super::run::Outcome;
@@ -14,7 +13,7 @@ use cotensor_client::protocol::Method;
 use cotensor_client::protocol::provider::{ArenaRange, CallResult, ObjectRef, OpenSlab, ReleaseRanges};
 use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
-use cotensor_rpc::server::{self, Outbox, Registry, Request, WAITING_FRAMES_MAX};
+use cotensor_rpc::server::{self, Outbox, Reader, Registry, Request, WAITING_FRAMES_MAX};
 use cotensor_rpc::{self as rpc, Call, Frame, check_integers};
 use cotensor_store::{Holder, TensorStore};
 use serde_json::{Map, Value as Json};
@@ -22,7 +21,12 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+/// How long to busy-poll for the next message after a run: callers often send one soon after an answer.
+const BUSY_POLL: Duration = Duration::from_micros(750);
+/// The time limit from a message's first byte to its last.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most calls of one caller without an answer. As many answers may wait to be read by the caller.
 const CALLS_MAX: usize = WAITING_FRAMES_MAX / 2;
 /// The most bytes of answers that wait to be read by a caller. Further answers are short errors, which always fit.
@@ -38,7 +42,7 @@ pub(super) struct Peer {
     holder: Holder,
     socket: Arc<UnixStream>,
     /// `None` while a thread reads the socket, and after the end of the connection. The poller has the socket armed otherwise.
-    reader: Mutex<Option<CallReader>>,
+    reader: Mutex<Option<Reader>>,
     out: Arc<Outbox>,
     arena: Arc<ConnectionArena>,
     /// Calls without an answer.
@@ -59,7 +63,7 @@ impl Peer {
         let sender: Arc<dyn Sender> = Arc::clone(&out) as _;
         arena.set_sender(Arc::downgrade(&sender));
         Arc::new(Self {
-            reader: Mutex::new(Some(CallReader::new(Arc::clone(&provider.frames)))),
+            reader: Mutex::new(Some(Reader::new(Arc::clone(&provider.frames), MESSAGE_TIMEOUT, BUSY_POLL))),
             provider,
             number,
             client: Arc::from(client),
@@ -86,12 +90,12 @@ impl Peer {
     }
 
     /// Takes the reader. `None` while another thread has it, and after the end of the connection.
-    pub(super) fn take_reader(&self) -> Option<CallReader> {
+    pub(super) fn take_reader(&self) -> Option<Reader> {
         lock(&self.reader).take()
     }
 
     /// Returns the reader and arms the socket.
-    pub(super) fn return_reader(&self, mut reader: CallReader) {
+    pub(super) fn return_reader(&self, mut reader: Reader) {
         reader.release_budget();
         *lock(&self.reader) = Some(reader);
         // After the reader is back: the thread that receives the event takes it.

@@ -10,6 +10,6 @@ mod request;
 pub use batch::{BatchSlot, BatchSlots};
 pub use counters::ErrorCounts;
 pub use outbox::{Outbox, WAITING_FRAMES_MAX};
-pub use reader::Reader;
+pub use reader::{Polled, Reader};
 pub use registry::{Peer, Registry, handle};
 pub use request::Request;

@@ -8,6 +8,16 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// What a socket has for its reader.
+pub enum Polled {
+    /// A message.
+    Message(Frame),
+    /// No message yet.
+    Nothing,
+    /// The end of the connection.
+    End,
+}
+
 /// Reads the messages of one peer. Silence between messages has no limit; a message that has begun does.
 pub struct Reader {
     decoder: Decoder,
@@ -38,6 +48,37 @@ impl Reader {
     /// Returns the last message's share of the frame budget, which the next [`next`](Self::next) does as well.
     pub fn release_budget(&mut self) {
         self.decoder.release();
+    }
+
+    /// The next message, if its first byte has arrived or arrives during busy-polling. Blocks only for the rest of a message.
+    ///
+    /// # Errors
+    /// As [`next`](Self::next).
+    pub fn poll_next(&mut self, socket: &UnixStream, busy_poll: bool) -> Result<Polled> {
+        loop {
+            if let Some(frame) = self.decoder.take()? {
+                return Ok(Polled::Message(frame));
+            }
+            if self.decoder.is_midway() {
+                return Ok(self.next(socket, false)?.map_or(Polled::End, Polled::Message));
+            }
+            let Self { decoder, busy_poll: poll, .. } = self;
+            let received = match busy_poll {
+                true => poll.poll(|| match decoder.fill_now(socket.as_fd()) {
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => None,
+                    received => Some(received),
+                }),
+                false => Some(decoder.fill_now(socket.as_fd())),
+            };
+            match received {
+                None => return Ok(Polled::Nothing),
+                Some(Ok(0)) => return Ok(Polled::End),
+                Some(Ok(_)) => {}
+                Some(Err(error)) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(Polled::Nothing),
+                Some(Err(error)) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Some(Err(error)) => return Err(read_error(&error)),
+            }
+        }
     }
 
     /// The next message; none at the end of the connection.
@@ -72,10 +113,14 @@ impl Reader {
                 // The deadline has passed, or the budget has no room yet: the next turn of the loop decides.
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(Error::io("reading a message", &error)),
+                Err(error) => return Err(read_error(&error)),
             }
         }
     }
+}
+
+fn read_error(error: &std::io::Error) -> Error {
+    Error::io("reading a message", error)
 }
 
 fn set_read_timeout(socket: &UnixStream, timeout: Option<Duration>) -> Result<()> {
@@ -85,6 +130,7 @@ fn set_read_timeout(socket: &UnixStream, timeout: Option<Duration>) -> Result<()
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::frame::send_all;
     use std::io::Write;
 
     #[test]
@@ -97,6 +143,23 @@ mod tests {
         assert_eq!(budget.bytes(), 1 << 20);
         drop(reader);
         assert_eq!(budget.bytes(), 0);
+    }
+
+    #[test]
+    fn poll_returns_messages_then_nothing_then_the_end() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let send = |text: &str| send_all(theirs.as_fd(), &Frame::new(text.into())).unwrap();
+        let mut reader = Reader::new(FrameBudget::of_server(), Duration::from_secs(60), Duration::ZERO);
+        assert!(matches!(reader.poll_next(&ours, false).unwrap(), Polled::Nothing));
+        send("1");
+        send("2");
+        assert!(matches!(reader.poll_next(&ours, false).unwrap(), Polled::Message(frame) if frame.body == b"1"));
+        assert!(reader.is_midway(), "the second message was read with the first");
+        assert!(matches!(reader.poll_next(&ours, true).unwrap(), Polled::Message(frame) if frame.body == b"2"));
+        assert!(!reader.is_midway());
+        assert!(matches!(reader.poll_next(&ours, true).unwrap(), Polled::Nothing));
+        drop(theirs);
+        assert!(matches!(reader.poll_next(&ours, false).unwrap(), Polled::End));
     }
 
     #[test]
