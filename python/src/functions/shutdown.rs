@@ -94,6 +94,17 @@ fn block_on_unwind<T>(act: impl FnOnce() -> T) -> T {
     value
 }
 
+unsafe extern "C-unwind" {
+    /// As [`ffi::PyObject_Call`], with an ABI that lets Python end the thread inside. With the `"C"` ABI, an optimised build has no
+    /// [`BlockOnUnwind`] here, and drops Python values of the frames below without the interpreter.
+    #[allow(clashing_extern_declarations, reason = "the ABI differs on purpose")]
+    fn PyObject_Call(
+        callable: *mut ffi::PyObject,
+        args: *mut ffi::PyObject,
+        kwargs: *mut ffi::PyObject,
+    ) -> *mut ffi::PyObject;
+}
+
 /// Calls a function in a new `contextvars.Context`. Variables that one call sets, such as decimal's precision, do not reach the
 /// next call on the thread.
 pub(super) fn call_in_new_context<'py>(
@@ -108,8 +119,12 @@ pub(super) fn call_in_new_context<'py>(
     let all = [function.clone()].into_iter().chain(args.iter());
     let run = class.bind(py).call0()?.getattr("run")?;
     let all = PyTuple::new(py, all.collect::<Vec<_>>())?;
-    // No Python value is dropped inside the closure.
-    block_on_unwind(|| run.call(&all, Some(kwargs)))
+    // SAFETY: the three objects live until the call returns, and this thread is attached. The result is an owned reference, or null
+    // with an exception. No Python value is dropped inside the closure.
+    unsafe {
+        let result = block_on_unwind(|| PyObject_Call(run.as_ptr(), all.as_ptr(), kwargs.as_ptr()));
+        Bound::from_owned_ptr_or_err(py, result)
+    }
 }
 
 /// Runs `act` attached to Python.
