@@ -107,7 +107,7 @@ async def current_name():
 
 async def wait_until_sent(client, count):
     """Waits until the client has sent `count` calls and waits to providers."""
-    while sum(waiter._pending.count for waiter in client._waiters.values()) < count:
+    while sum(waiter._queue.count for waiter in client._waiters.values()) < count:
         await asyncio.sleep(0.001)
 
 
@@ -185,7 +185,7 @@ def test_wrong_ids_and_states(client):
         with pytest.raises(InvalidError, match="task_id"):
             client.get_task_status(wrong)
     epoch = client.submit_task("double", [1]).split("-")[0]
-    with pytest.raises(NotFoundError, match="no task"):
+    with pytest.raises(NotFoundError, match="does not exist"):
         client.get_task_status(f"{epoch}-999999")
     with pytest.raises(NotFoundError, match="has ended"):
         client.get_task_result("123abc-1")
@@ -485,14 +485,14 @@ def test_failed_wait_fails_all_futures_and_the_next_wait_works():
         fail = True
         sent: list = []
 
-        def next(self, seconds):
+        def wait(self, seconds):
             if Fake.fail:
                 raise RuntimeError("the connection broke")
             done, Fake.sent = [(number, number, False) for number in Fake.sent], []
             return done
 
-    def send(pending, number):
-        pending.sent.append(number)
+    def send(queue, number):
+        queue.sent.append(number)
 
     async def run():
         loop = asyncio.get_running_loop()
@@ -503,7 +503,7 @@ def test_failed_wait_fails_all_futures_and_the_next_wait_works():
             await asyncio.wait_for(lost, 10)
         Fake.fail, Fake.sent = False, []
 
-        def send_again(pending, number):
+        def send_again(queue, number):
             Fake.sent.append(number)
 
         answered = loop.create_future()

@@ -29,7 +29,10 @@ class Directory:
 
     def suggestion(self, name: str) -> str:
         """``; did you mean …?`` with similar names, or an empty string."""
-        alike = difflib.get_close_matches(name, self.names(), n=3)
+        names = self.names()
+        if name in names:
+            return ""  # a provider has registered it meanwhile
+        alike = difflib.get_close_matches(name, names, n=3)
         return f"; did you mean {' or '.join(map(repr, alike))}?" if alike else ""
 
     def function(self, name: str) -> "RemoteFunction":
