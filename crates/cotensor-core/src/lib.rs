@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | [`SegmentMut`]: one writer, not yet visible | [`Segment`] behind `Arc`: immutable, many readers | `&[u8]` from [`Segment::bytes`] |
 
-mod content;
+mod blob_cache;
 mod device;
 mod dtype;
 mod error;
@@ -22,7 +22,7 @@ pub mod sync;
 pub mod testing;
 mod units;
 
-pub use content::{BlobCache, Located, PackMut};
+pub use blob_cache::{BlobCache, BlobLocation, PackMut};
 pub use device::Device;
 pub use dtype::DType;
 pub use error::{Error, ErrorKind, Result};

@@ -56,7 +56,7 @@ pub trait Memory: Send + Sync {
     /// `len` may be zero.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a length that cannot exist, [`ErrorKind::Io`](crate::ErrorKind::Io) when the system has no more.
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for a length that cannot exist, [`ErrorKind::Io`](crate::ErrorKind::Io) when the system has no memory left.
     fn reserve(&self, len: usize) -> Result<Box<dyn SegmentMut>>;
 
     /// Reserves as many bytes as `source` has and copies it there: the shortest way to publish bytes that exist, since

@@ -100,14 +100,6 @@ impl Array {
         self.expect(DType::F32)?.typed()
     }
 
-    /// The elements of an `int32` array.
-    ///
-    /// # Errors
-    /// `Invalid` for another element type.
-    pub fn as_i32(&self) -> Result<&[i32]> {
-        self.expect(DType::I32)?.typed()
-    }
-
     /// The elements of an `int64` array.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use cotensor_client::protocol::{Method, ProviderInfo};
 use cotensor_core::{Error, ErrorKind, Result};
 use cotensor_rpc::Deadline;
 use cotensor_rpc::TENSORS_INSTEAD;
-use cotensor_rpc::{Answer, CallGroup, Connection, WaitLimit, cancelled_call};
+use cotensor_rpc::{Answer, CallGroup, Connection, WaitLimit, Waited, cancelled_call};
 use cotensor_rpc::{Frame, check_integers};
 use cotensor_store::{Holder, TensorStore};
 use serde_json::value::RawValue;
@@ -111,10 +111,10 @@ impl ProviderConnection {
             self.connection.send_call::<M>(params, Vec::new(), &limit).inspect_err(|_| self.on_send_failed(ranges));
         let answer = call.and_then(|call| call.wait(&limit));
         match answer.map_err(|error| self.connection_error(error, M::NAME, deadline))? {
-            Ok(answer) => {
+            Waited::Answer(answer) => {
                 Self::decode_answer::<M>(answer).map_err(|error| with_provider(deadline, error, &self.client))
             }
-            Err(number) => {
+            Waited::LimitPassed(number) => {
                 self.abandon(number, dispose);
                 let error = match limit.has_passed() {
                     true => deadline.timeout_error(&self.client, M::NAME),

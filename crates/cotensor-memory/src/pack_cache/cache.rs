@@ -7,7 +7,7 @@ use super::notes::Notes;
 use super::verified::VerifiedPacks;
 use super::writer::PackWriter;
 use crate::host::MappedFileMut;
-use cotensor_core::{BlobCache, ContentHash, Error, Hasher, Located, PackMut, Result};
+use cotensor_core::{BlobCache, BlobLocation, ContentHash, Error, Hasher, PackMut, Result};
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -117,7 +117,7 @@ impl PackCache {
 }
 
 impl BlobCache for PackCache {
-    fn find(&self, hash: &ContentHash) -> Option<Located> {
+    fn find(&self, hash: &ContentHash) -> Option<BlobLocation> {
         self.index().find(hash)
     }
 

@@ -3,7 +3,7 @@
 use super::format::{PackEntry, parse_pack_table};
 use super::verified::{VerifiedPacks, damaged};
 use crate::host::{FileId, MappedFile};
-use cotensor_core::{ContentHash, Error, Located, Result, Segment};
+use cotensor_core::{BlobLocation, ContentHash, Error, Result, Segment};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -68,14 +68,14 @@ impl PackIndex {
     }
 
     /// The bytes of a blob in a pack, which is mapped once in this process.
-    pub(super) fn find(&mut self, hash: &ContentHash) -> Option<Located> {
+    pub(super) fn find(&mut self, hash: &ContentHash) -> Option<BlobLocation> {
         self.look_up(hash).or_else(|| {
             self.scan();
             self.look_up(hash)
         })
     }
 
-    fn look_up(&mut self, hash: &ContentHash) -> Option<Located> {
+    fn look_up(&mut self, hash: &ContentHash) -> Option<BlobLocation> {
         for _ in 0..ATTEMPTS_MAX {
             let location = self.blobs.get(hash)?.first()?.clone();
             let mapping = self.verified_mapping(&location.pack);
@@ -90,7 +90,7 @@ impl PackIndex {
     }
 
     /// The bytes of `entries` in the pack at `path`, if it is undamaged and has all of them.
-    pub(super) fn find_in(&mut self, path: &Arc<Path>, entries: &[PackEntry]) -> Option<Vec<Located>> {
+    pub(super) fn find_in(&mut self, path: &Arc<Path>, entries: &[PackEntry]) -> Option<Vec<BlobLocation>> {
         let mapping = self.verified_mapping(path)?;
         let locate = |entry: &PackEntry| {
             let same = |location: &&Location| location.pack == *path && location.range.len() == entry.range.len();

@@ -3,7 +3,7 @@
 use super::format::{PackEntry, write_table};
 use super::index::PackIndex;
 use crate::host::MappedFileMut;
-use cotensor_core::{Error, ErrorKind, Located, PackMut, Result, Segment};
+use cotensor_core::{BlobLocation, Error, ErrorKind, PackMut, Result, Segment};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ impl PackMut for PackWriter {
         self.file.as_mut().map(|file| &mut file.bytes_mut()[range]).unwrap_or_default()
     }
 
-    fn commit(mut self: Box<Self>) -> Result<Vec<Located>> {
+    fn commit(mut self: Box<Self>) -> Result<Vec<BlobLocation>> {
         let mut file = self.file.take().ok_or_else(|| Error::new(ErrorKind::Conflict, "committed already"))?;
         write_table(&self.entries, file.bytes_mut());
         // The bytes are on the disk before the final name is, so a pack that is found after a crash is complete.

@@ -53,13 +53,22 @@ pub struct PendingCall<'a> {
     id: u64,
 }
 
+/// The outcome of waiting for an answer.
+pub enum Waited {
+    /// The answer.
+    Answer(Answer),
+    /// The limit has passed. The call with this number still waits for its answer; see [`Connection::abandon`].
+    LimitPassed(u64),
+}
+
 impl PendingCall<'_> {
-    /// Waits for the answer. After the limit, returns the call's number for [`Connection::abandon`].
+    /// Waits for the answer, at most until the limit.
     ///
     /// # Errors
     /// `Io` when the connection ends.
-    pub fn wait(self, limit: &WaitLimit<'_>) -> Result<std::result::Result<Answer, u64>> {
-        Ok(self.connection.wait(self.id, None, limit)?.ok_or(self.id))
+    pub fn wait(self, limit: &WaitLimit<'_>) -> Result<Waited> {
+        let answer = self.connection.wait(Some(self.id), None, limit)?;
+        Ok(answer.map_or(Waited::LimitPassed(self.id), Waited::Answer))
     }
 }
 
@@ -121,8 +130,8 @@ impl Connection {
     ) -> Result<(M::Result, Vec<OwnedFd>)> {
         let limit = WaitLimit::after(Some(timeout));
         match self.send_call::<M>(params, Vec::new(), &limit)?.wait(&limit)? {
-            Ok(Answer { response, fds }) => Ok((result_of::<M>(response)?, fds)),
-            Err(id) => {
+            Waited::Answer(Answer { response, fds }) => Ok((result_of::<M>(response)?, fds)),
+            Waited::LimitPassed(id) => {
                 drop(lock(&self.inbox).calls.remove(&id));
                 Err(self.timeout_error())
             }
@@ -141,8 +150,8 @@ impl Connection {
     ) -> Result<(Response, Vec<OwnedFd>)> {
         let limit = WaitLimit::after(timeout);
         match self.send_call::<M>(params, fds, &limit)?.wait(&limit)? {
-            Ok(Answer { response, fds }) => Ok((response, fds)),
-            Err(_) => {
+            Waited::Answer(Answer { response, fds }) => Ok((response, fds)),
+            Waited::LimitPassed(_) => {
                 let error = self.timeout_error();
                 self.end(error.clone());
                 Err(error)
@@ -195,8 +204,7 @@ impl Connection {
     /// # Errors
     /// `Io` when the connection ends and no answer is left.
     pub fn wait_for(&self, group: &CallGroup, limit: &WaitLimit<'_>) -> Result<Vec<(u64, Answer)>> {
-        // No call has number 0.
-        let waited = self.wait(0, Some(group), limit);
+        let waited = self.wait(None, Some(group), limit);
         let answers = group.take();
         if answers.is_empty() {
             waited?;
@@ -241,8 +249,7 @@ impl Connection {
 
     /// Handles notifications until the connection ends, and returns the reason. Other threads may call meanwhile.
     pub fn listen(&self) -> Error {
-        // No call has number 0: this waits until the connection ends.
-        match self.wait(0, None, &WaitLimit::default()) {
+        match self.wait(None, None, &WaitLimit::default()) {
             Ok(_) => Error::corrupt("an answer to no call"),
             Err(error) => error,
         }
@@ -307,18 +314,18 @@ impl Connection {
     }
 
     /// Waits for an answer. None after the limit, and once `group` has an answer. The caller can wait again.
-    fn wait(&self, id: u64, group: Option<&CallGroup>, limit: &WaitLimit<'_>) -> Result<Option<Answer>> {
+    fn wait(&self, id: Option<u64>, group: Option<&CallGroup>, limit: &WaitLimit<'_>) -> Result<Option<Answer>> {
         let mut inbox = lock(&self.inbox);
         loop {
             if group.is_some_and(CallGroup::has_answers) {
                 return Ok(None);
             }
-            if inbox.has_answer(id) {
+            if let Some(id) = id.filter(|&id| inbox.has_answer(id)) {
                 let answer = inbox.calls.remove(&id).flatten();
                 return answer.map(Some).ok_or_else(|| Error::corrupt("an answer was lost"));
             }
             if let Some(error) = inbox.closed.clone() {
-                inbox.calls.remove(&id);
+                id.and_then(|id| inbox.calls.remove(&id));
                 return Err(error);
             }
             if limit.has_passed() {
@@ -351,7 +358,7 @@ impl Connection {
                 }
             }
             if let Some(keep_waiting) = limit.keep_waiting
-                && !inbox.has_answer(id)
+                && !id.is_some_and(|id| inbox.has_answer(id))
                 && inbox.closed.is_none()
             {
                 // The closure may take locks.

@@ -7,7 +7,7 @@ use crate::{
     Ticket,
 };
 use cotensor_core::{
-    ALIGNMENT, ContentHash, DType, Device, Error, Hasher, Kind, Layout, Located, Result, Segment, SegmentMut,
+    ALIGNMENT, BlobLocation, ContentHash, DType, Device, Error, Hasher, Kind, Layout, Result, Segment, SegmentMut,
     TENSOR_BYTES_MAX,
 };
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -121,7 +121,7 @@ fn provide(
 }
 
 /// A blob in the cache.
-fn cached(store: &EmbeddedStore, each: &Missing) -> Option<Located> {
+fn cached(store: &EmbeddedStore, each: &Missing) -> Option<BlobLocation> {
     store.cache.as_ref()?.find(&each.hash).filter(|(_, range)| range.len() == each.len)
 }
 
@@ -150,7 +150,7 @@ fn fill(
     ranges: Vec<Range<usize>>,
     total: usize,
     source: &mut dyn BlobSource,
-) -> Result<Vec<Located>> {
+) -> Result<Vec<BlobLocation>> {
     let entries: Vec<(ContentHash, usize)> = unknown.iter().map(|each| (each.hash, each.len)).collect();
     // If the cache has no room, the blobs go into memory of this process.
     if let Some(cache) = &store.cache
@@ -199,7 +199,7 @@ fn list(
     store: &EmbeddedStore,
     specs: &[BlobSpec],
     mut each: Missing,
-    (segment, range): Located,
+    (segment, range): BlobLocation,
     charge: TensorCharge,
     recompute: Duration,
     holder: &Holder,

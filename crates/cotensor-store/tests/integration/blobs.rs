@@ -2,8 +2,8 @@
 
 use cotensor_core::testing::FakeDevice;
 use cotensor_core::{
-    ALIGNMENT, BlobCache, ContentHash, DType, Device, Error, ErrorKind, HeapMemory, Located, Memory, PackMut, Result,
-    SegmentMut,
+    ALIGNMENT, BlobCache, BlobLocation, ContentHash, DType, Device, Error, ErrorKind, HeapMemory, Memory, PackMut,
+    Result, SegmentMut,
 };
 use cotensor_store::{BlobSource, BlobSpec, BlobStore, EmbeddedStore, Lease, MemoryControl, StoreReports, TensorStore};
 use std::collections::HashMap;
@@ -46,7 +46,7 @@ struct FakeCache(Arc<FakeCacheState>);
 
 #[derive(Default)]
 struct FakeCacheState {
-    blobs: Mutex<HashMap<ContentHash, Located>>,
+    blobs: Mutex<HashMap<ContentHash, BlobLocation>>,
     notes: Mutex<HashMap<ContentHash, Vec<u8>>>,
     full: AtomicBool,
     fails_to_commit: AtomicBool,
@@ -62,7 +62,7 @@ fn no_room() -> Error {
 }
 
 impl BlobCache for FakeCache {
-    fn find(&self, hash: &ContentHash) -> Option<Located> {
+    fn find(&self, hash: &ContentHash) -> Option<BlobLocation> {
         self.0.blobs.lock().unwrap().get(hash).cloned()
     }
 
@@ -92,14 +92,14 @@ impl PackMut for FakePack {
         self.entries[index].1.bytes_mut().unwrap()
     }
 
-    fn commit(self: Box<Self>) -> Result<Vec<Located>> {
+    fn commit(self: Box<Self>) -> Result<Vec<BlobLocation>> {
         if self.cache.0.fails_to_commit.load(Ordering::SeqCst) {
             return Err(no_room());
         }
         let mut blobs = self.cache.0.blobs.lock().unwrap();
         let insert = |(hash, segment): (ContentHash, Box<dyn SegmentMut>)| {
             let len = segment.len();
-            let located: Located = (segment.freeze()?, 0..len);
+            let located: BlobLocation = (segment.freeze()?, 0..len);
             blobs.insert(hash, located.clone());
             Ok(located)
         };

@@ -172,7 +172,7 @@ fn late_answer_of_an_abandoned_call_goes_to_the_group() {
     let late = Arc::new(CallGroup::default());
     let limit = WaitLimit { deadline: Some(Instant::now()), keep_waiting: None };
     let pending = connection.send_call::<Ping>(&Empty {}, Vec::new(), &WaitLimit::default()).unwrap();
-    let Ok(Err(id)) = pending.wait(&limit) else { panic!("nothing came yet") };
+    let Ok(Waited::LimitPassed(id)) = pending.wait(&limit) else { panic!("nothing came yet") };
     connection.abandon(id, &late);
     assert!(connection.closed().is_none(), "one call that is late ends no other");
     answer(&other, 1, |ids| ids);

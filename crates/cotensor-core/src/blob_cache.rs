@@ -3,7 +3,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// A segment, and the byte range of one blob in it.
-pub type Located = (Arc<dyn Segment>, Range<usize>);
+pub type BlobLocation = (Arc<dyn Segment>, Range<usize>);
 
 /// Keeps blobs (weights) under their hashes beyond the life of a process. Processes that need the same bytes share the
 /// same pages.
@@ -15,7 +15,7 @@ pub trait BlobCache: Send + Sync {
 
     /// The blob with this hash, if the cache has it. The cache verifies lengths and its table; the bytes are those that
     /// were committed.
-    fn find(&self, hash: &ContentHash) -> Option<Located>;
+    fn find(&self, hash: &ContentHash) -> Option<BlobLocation>;
 
     /// Begins a pack: one segment with room for all `entries`, each a hash and a length in bytes.
     ///
@@ -23,7 +23,7 @@ pub trait BlobCache: Send + Sync {
     /// [`ErrorKind::Io`](crate::ErrorKind::Io) when there is no room, [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) past the limits.
     fn begin(&self, entries: &[(ContentHash, usize)]) -> Result<Box<dyn PackMut>>;
 
-    /// A small note kept under `key` by [`remember`](BlobCache::put_note).
+    /// The note kept under `key`.
     fn get_note(&self, key: &ContentHash) -> Option<Vec<u8>>;
 
     /// Keeps a note of at most 1 MiB, in place of an earlier one under `key`. Notes may be lost, which only costs time.
@@ -45,5 +45,5 @@ pub trait PackMut: Send {
     ///
     /// # Errors
     /// [`ErrorKind::Io`](crate::ErrorKind::Io) when it cannot be written.
-    fn commit(self: Box<Self>) -> Result<Vec<Located>>;
+    fn commit(self: Box<Self>) -> Result<Vec<BlobLocation>>;
 }
