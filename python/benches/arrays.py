@@ -1,4 +1,4 @@
-"""256 MB in and out: Cotensor, Ray, torch.multiprocessing, multiprocessing.shared_memory, safetensors."""
+"""Publishing and reading 256 MB: Cotensor, Ray, torch.multiprocessing, multiprocessing.shared_memory, safetensors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(socket: str, rounds: int, ray: Any) -> Dict[str, float]:
     again = cotensor.connect(socket, client="first")
 
     def first_get() -> Any:
-        # Nothing of it is held between two: each asks the daemon, receives the descriptor and maps it.
+        # This connection holds no lease between calls: each call requests the tensor, receives its descriptor and maps it.
         return again.get("x").torch()
 
     gets = {

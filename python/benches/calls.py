@@ -1,5 +1,5 @@
-"""A call with 600 KB as argument and 600 KB as result: Cotensor, HTTP with pickles in hexadecimal, a Ray actor. Each
-computes on one thread, as Ray has its actors."""
+"""A call with 600 KB as argument and 600 KB as result: Cotensor, HTTP with pickles in hexadecimal, a Ray actor. Each computes
+on one thread, like a Ray actor."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def run(socket: str, rounds: int, ray: Any) -> Dict[str, float]:
         contender()
     taken = interleaved(contenders, rounds, turn=10)
     assert torch.equal(client.call_function("double", [x]), x * 2)
-    # Torch's part, which is the same for all: on memory that is not in the caches, and may be new.
+    # The time of the function itself, which is part of every contender: torch on memory that is not in the CPU's caches.
     taken["... of which the function itself"] = client.call_function("taken")
     client.close()
     provider.end()

@@ -1,4 +1,4 @@
-"""Measuring: interleaved rounds, medians, processes."""
+"""Measurement: interleaved rounds, medians, processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Callable, Dict, Iterator, List, Optional
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """The time of one run; giving back what it returned is not part of it."""
+    """The time of one run, without the release of its result."""
     start = time.perf_counter()
     result = run()
     taken = time.perf_counter() - start
@@ -31,8 +31,8 @@ def interleaved(
     turn: int = 1,
     before: Optional[Dict[str, Callable[[], object]]] = None,
 ) -> Dict[str, float]:
-    """The median time of each, one round of all after another, so that what else the machine does meets all; in each round
-    a contender has its turn of so many runs, one after the other. What is to be done before a run is not part of it."""
+    """The median time of each contender. The rounds are interleaved, so that other load on the machine affects all contenders. In
+    each round a contender runs `turn` times. The functions in `before` run before each run and are not measured."""
     times: Dict[str, List[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, run in contenders.items():
@@ -46,7 +46,7 @@ def interleaved(
 
 
 class Echo:
-    """A bare echo of 200 bytes over a Unix socket, with another process at its other end: the unit of latencies."""
+    """An echo of 200 bytes by another process over a Unix socket: the unit for latencies."""
 
     _SERVER = """
 import socket, sys
@@ -76,7 +76,7 @@ while True:
 
 @contextmanager
 def daemon(*flags: str) -> Iterator[str]:
-    """`cotensor serve`; its socket."""
+    """Runs `cotensor serve`. Yields the path of its socket."""
     folder = tempfile.mkdtemp()
     path = os.path.join(folder, "s")
     process = subprocess.Popen(
@@ -103,7 +103,7 @@ def pss(pid: int) -> int:
 
 
 class Child:
-    """A process that runs a script and answers lines with lines."""
+    """A process that runs a script, with pipes for its input and output."""
 
     def __init__(self, script: str, *arguments: str) -> None:
         self.process = subprocess.Popen(

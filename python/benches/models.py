@@ -1,4 +1,4 @@
-"""BERT-base, 440 MB, random weights: attached, loaded, in four processes, and computed once."""
+"""BERT-base with 440 MB of random weights: attach, load, memory of four processes, shared outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers import BertConfig, BertModel
 import cotensor
 from cotensor.torch import attach, share, shared_weights
 
-#: Weights that never were a file, published by a process that ends.
+#: Publishes weights that are in no file, and exits.
 PUBLISHER = """
 import sys, torch
 import cotensor
@@ -25,7 +25,7 @@ publish(BertModel(BertConfig()), "bert", store=cotensor.connect(sys.argv[1], cli
 print("ready", flush=True)
 """
 
-#: One process of four: the interpreter and torch alone, or with the model attached and run once.
+#: Runs the interpreter with torch alone, or attaches the model and runs it once.
 WORKER = """
 import sys, torch
 from transformers import BertConfig, BertModel
@@ -37,7 +37,7 @@ if sys.argv[1] != "baseline":
         model = BertModel(BertConfig())
     attach(model, "bert", store=cotensor.connect(sys.argv[1]))
     model.eval()
-    # Every page, so that no part of the weights is left to the daemon alone.
+    # Touches every page, so that this process maps all weights.
     sum(float(tensor.detach().view(-1)[::1024].sum()) for tensor in model.parameters())
     with torch.no_grad():
         model(torch.ones(1, 16, dtype=torch.long))
@@ -50,7 +50,7 @@ def run(socket: str, rounds: int, _ray: Any) -> Dict[str, float]:
     publisher = Child(PUBLISHER, socket)
     assert publisher.line() == "ready"
     publisher.end()
-    # First, while nothing of the weights is in this process.
+    # Measured first, before this process maps any weights.
     taken = memory(socket)
     taken.update(loading(socket, rounds))
     with cotensor.connect(socket) as store:
@@ -68,7 +68,7 @@ def loading(socket: str, rounds: int) -> Dict[str, float]:
     model: Any = None
 
     def fresh() -> None:
-        # As in another process: no memory yet, and nothing of before to be given back.
+        # A module without memory, as in a new process, so that no run frees the weights of an earlier run.
         nonlocal model
         with torch.device("meta"):
             model = BertModel(config)
@@ -122,7 +122,7 @@ def touch(model: Any) -> float:
 
 
 def memory(socket: str) -> Dict[str, float]:
-    """What one process and four of them take, less what the interpreter with torch takes; the weights are in all of them."""
+    """The memory of one process and of four processes with the model, without the memory of the interpreter with torch."""
 
     def together(kind: str, count: int) -> int:
         children = [Child(WORKER, kind) for _ in range(count)]

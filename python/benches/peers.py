@@ -1,4 +1,4 @@
-"""Cotensor and its peers in one run on one machine: ratios, and what they were measured on.
+"""Compares Cotensor with its peers in one run on one machine: ratios, and the machine's description.
 
     python benches/peers.py [--rounds N] [--json FILE] [--only arrays,calls,models,processes] [--no-ray]
 """
@@ -21,7 +21,7 @@ from measure import daemon
 
 PARTS = {"arrays": arrays.run, "calls": calls.run, "models": models.run, "processes": processes.run}
 
-#: What is to be reached: a figure over another, and the most it may be.
+#: Targets: a figure, the figure that divides it (or none), and the maximum of the ratio.
 BOUNDS = [
     ("cotensor get -> torch, held", None, 15e-6),
     ("cotensor get -> torch, held", "ray.get -> torch", 1 / 5),

@@ -1,5 +1,5 @@
-"""Memory of several processes with one BERT-base, loaded as people load it and shared: from safetensors as it is, converted,
-changed in memory, and loaded once by a parent that forks."""
+"""Memory of several processes with one BERT-base, loaded privately and shared: from safetensors unchanged, converted, changed in
+memory, and loaded once by a parent that forks."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from measure import Child, pss
 
 PROCESSES = 4
 
-#: Loads the model in a way and touches every page.
+#: Loads the model in one of the variants, and touches every page.
 WORKER = """
 import os, signal, sys, torch
 from transformers import BertConfig, BertModel
 torch.set_num_threads(1)
-way, sharing, socket, folder, forks = sys.argv[1:]
-dtype = torch.bfloat16 if way == "converted" else torch.float32
+variant, sharing, socket, folder, forks = sys.argv[1:]
+dtype = torch.bfloat16 if variant == "converted" else torch.float32
 
 def load():
     model = BertModel.from_pretrained(folder, dtype=dtype)
-    if way == "changed":                      # as a merged adapter or a fine-tuning does
+    if variant == "changed":                  # like a merged adapter or fine-tuning
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.001)
     return model
 
-if way == "baseline":
+if variant == "baseline":
     model = BertModel(BertConfig(num_hidden_layers=1, hidden_size=12, intermediate_size=12, vocab_size=9))
 elif sharing == "plain":
     model = load()
 else:
     import cotensor, cotensor.torch
     store = cotensor.connect(socket)
-    if way == "changed" and sharing == "publish":
+    if variant == "changed" and sharing == "publish":
         model = load()
-        cotensor.torch.publish(model, way, store)
-    elif way == "changed":
+        cotensor.torch.publish(model, variant, store)
+    elif variant == "changed":
         with torch.device("meta"):
             model = BertModel(BertConfig())
-        cotensor.torch.attach(model, way, store)
+        cotensor.torch.attach(model, variant, store)
     else:
-        with cotensor.torch.shared_weights(way, store):
+        with cotensor.torch.shared_weights(variant, store):
             model = load()
 model.eval()
-children, (done, say) = [], os.pipe()
+children, (done, ready) = [], os.pipe()
 for _ in range(int(forks)):
     child = os.fork()
     if child == 0:
@@ -63,7 +63,7 @@ if children is not None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
 else:
-    os.write(say, b"x")
+    os.write(ready, b"x")
     signal.pause()
 """
 
@@ -74,14 +74,14 @@ def run(socket: str, _rounds: int, _ray: Any) -> Dict[str, float]:
     folder = tempfile.mkdtemp()
     BertModel(BertConfig()).save_pretrained(folder)
 
-    def total(way: str, sharing: str, processes: int = PROCESSES, forks: int = 0) -> int:
-        """The proportional memory of so many processes that loaded in that way, or of one and its forked children."""
-        children = [Child(WORKER, way, sharing, socket, folder, str(forks)) for _ in range(processes)]
+    def total(variant: str, sharing: str, processes: int = PROCESSES, forks: int = 0) -> int:
+        """The proportional memory of processes that loaded one variant, with their forked children, in bytes."""
+        children = [Child(WORKER, variant, sharing, socket, folder, str(forks)) for _ in range(processes)]
         pids = []
         for child in children:
-            said = child.line().split()
-            assert said[0] == "ready"
-            pids += [child.process.pid, *map(int, said[1:])]
+            words = child.line().split()
+            assert words[0] == "ready"
+            pids += [child.process.pid, *map(int, words[1:])]
         used = sum(map(pss, pids))
         for child in children:
             child.end()
@@ -95,13 +95,13 @@ def run(socket: str, _rounds: int, _ray: Any) -> Dict[str, float]:
 
     baseline = total("baseline", "plain")
     note("interpreter and torch", baseline)
-    for way in ("converted", "mapped", "changed"):
-        note(f"{way}, plain", total(way, "plain") - baseline)
-        publisher = Child(WORKER, way, "publish", socket, folder, "0")
+    for variant in ("converted", "mapped", "changed"):
+        note(f"{variant}, plain", total(variant, "plain") - baseline)
+        publisher = Child(WORKER, variant, "publish", socket, folder, "0")
         assert publisher.line() == "ready"
         publisher.end()
-        note(f"{way}, shared", total(way, "shared") - baseline)
+        note(f"{variant}, shared", total(variant, "shared") - baseline)
     forked = total("baseline", "plain", 1, PROCESSES)
-    for way in ("converted", "mapped", "changed"):
-        note(f"{way}, forked", total(way, "plain", 1, PROCESSES) - forked)
+    for variant in ("converted", "mapped", "changed"):
+        note(f"{variant}, forked", total(variant, "plain", 1, PROCESSES) - forked)
     return found

@@ -1,10 +1,11 @@
-use super::convert::{to_f32, transpose};
-use super::file::WeightFile;
+//! Leases a graph's weights and reads the missing ones into the store.
+
+use super::convert::to_f32;
+use super::hash::{CHUNK_BYTES, WeightFiles, hash_weights, read_transposed};
+use super::note::{read_note, write_note};
 use crate::graph::{Graph, Weight};
-use cotensor_core::{ContentHash, Device, Error, ErrorKind, Hasher, Result};
+use cotensor_core::{ContentHash, Device, Error, ErrorKind, Result};
 use cotensor_store::{BlobSource, BlobSpec, CopyReason, Holder, Lease, Store};
-use std::collections::HashMap;
-use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 /// A graph's weights in a store.
@@ -15,9 +16,6 @@ pub struct LoadedWeights {
     /// The content hash of each.
     pub hashes: Vec<ContentHash>,
 }
-
-/// The bytes of a file that are read, converted and hashed at a time.
-const CHUNK_BYTES: usize = 8 << 20;
 
 /// Leases the weights of `graph` for `holder` and reads the weights that the store lacks from the graph's files. `producer` is the
 /// name in reports.
@@ -39,7 +37,7 @@ fn load_at(
     producer: &str,
     now: SystemTime,
 ) -> Result<LoadedWeights> {
-    let mut files = Files::default();
+    let mut files = WeightFiles::default();
     for weight in graph.weights() {
         files.open(&weight.source.file)?;
     }
@@ -48,7 +46,7 @@ fn load_at(
     let hashes = match store.get_note(&key).and_then(|note| read_note(&note, count)) {
         Some(hashes) => hashes,
         None => {
-            let hashes = hash_all(graph.weights(), &files)?;
+            let hashes = hash_weights(graph.weights(), &files)?;
             if files.settled(now) {
                 store.put_note(&key, &write_note(&hashes));
             }
@@ -78,101 +76,11 @@ fn load_at(
     Ok(LoadedWeights { leases, hashes })
 }
 
-/// The files with the weights of a graph, each opened once.
-#[derive(Default)]
-struct Files {
-    files: Vec<WeightFile>,
-    by_path: HashMap<PathBuf, usize>,
-}
-
-impl Files {
-    fn open(&mut self, path: &Path) -> Result<()> {
-        if !self.by_path.contains_key(path) {
-            self.files.push(WeightFile::open(path)?);
-            self.by_path.insert(path.to_path_buf(), self.files.len() - 1);
-        }
-        Ok(())
-    }
-
-    fn of(&self, weight: &Weight) -> &WeightFile {
-        &self.files[self.by_path[&weight.source.file]]
-    }
-
-    /// The identity of the graph and its files. It changes when a file is written.
-    fn identity(&self, graph: &Graph) -> ContentHash {
-        let mut hasher = Hasher::new("cotensor weight hashes v1");
-        hasher.field(graph.structure_hash().as_bytes());
-        for file in &self.files {
-            file.add_identity(&mut hasher);
-        }
-        // The structure does not contain the offsets of embedded weights.
-        for weight in graph.weights() {
-            hasher.number(self.by_path[&weight.source.file] as u64).number(weight.source.offset);
-        }
-        hasher.finish()
-    }
-
-    fn settled(&self, now: SystemTime) -> bool {
-        self.files.iter().all(|file| file.settled(now))
-    }
-}
-
-/// Hashes the weights as the store would hold them, in one pass over the files.
-fn hash_all(weights: &[Weight], files: &Files) -> Result<Vec<ContentHash>> {
-    // Allocated once: zeroing them for each weight would cost as much as reading.
-    let mut buffer = vec![0; CHUNK_BYTES];
-    let mut converted = Vec::new();
-    let hashes = weights
-        .iter()
-        .map(|weight| hash_one(weight, files.of(weight), &mut buffer, &mut converted))
-        .collect::<Result<_>>()?;
-    for file in &files.files {
-        file.check_unchanged()?;
-    }
-    Ok(hashes)
-}
-
-/// Hashes one weight. `buffer` has `CHUNK_BYTES` bytes.
-fn hash_one(weight: &Weight, file: &WeightFile, buffer: &mut [u8], converted: &mut Vec<u8>) -> Result<ContentHash> {
-    let source = &weight.source;
-    let mut hasher = blake3::Hasher::new();
-    if source.permutation.is_some() {
-        converted.resize(weight.size_bytes(), 0);
-        read_transposed(file, weight, converted)?;
-        hasher.update_rayon(converted);
-    } else {
-        let mut done = 0;
-        while done < source.length {
-            let len = (source.length - done).min(CHUNK_BYTES as u64) as usize;
-            let chunk = &mut buffer[..len];
-            file.read(source.offset + done, chunk)?;
-            if source.dtype == weight.dtype {
-                hasher.update_rayon(chunk);
-            } else {
-                converted.resize(len / source.dtype.size_bytes() * weight.dtype.size_bytes(), 0);
-                to_f32(source.dtype, chunk, converted);
-                hasher.update_rayon(converted);
-            }
-            done += len as u64;
-        }
-    }
-    Ok(ContentHash::from_bytes(*hasher.finalize().as_bytes()))
-}
-
-/// Fills `target` with a transposed weight.
-fn read_transposed(file: &WeightFile, weight: &Weight, target: &mut [u8]) -> Result<()> {
-    let mut buffer = vec![0; target.len()];
-    file.read_parallel(weight.source.offset, &mut buffer)?;
-    let permutation = weight.source.permutation.as_deref().unwrap_or_default();
-    transpose(&buffer, target, &weight.shape, permutation, weight.dtype.size_bytes());
-    Ok(())
-}
-
 /// Reads weights into memory of the store.
 struct Source<'a> {
     weights: &'a [Weight],
     hashes: &'a [ContentHash],
-    files: &'a Files,
+    files: &'a WeightFiles,
     store: &'a dyn Store,
     now: SystemTime,
 }
@@ -213,21 +121,6 @@ impl BlobSource for Source<'_> {
     }
 }
 
-/// The hashes and a checksum, which detects a truncated or damaged note.
-fn write_note(hashes: &[ContentHash]) -> Vec<u8> {
-    let mut note: Vec<u8> = hashes.iter().flat_map(|hash| *hash.as_bytes()).collect();
-    note.extend_from_slice(ContentHash::of(&note).as_bytes());
-    note
-}
-
-fn read_note(note: &[u8], count: usize) -> Option<Vec<ContentHash>> {
-    let (hashes, checksum) = note.split_last_chunk::<32>()?;
-    if hashes.len() != count * 32 || ContentHash::of(hashes).as_bytes() != checksum {
-        return None;
-    }
-    Some(hashes.as_chunks::<32>().0.iter().copied().map(ContentHash::from_bytes).collect())
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -237,6 +130,7 @@ mod tests {
     use cotensor_store::EmbeddedStore;
     use cotensor_store::{BlobStore, TensorStore};
     use std::io::Write;
+    use std::path::Path;
     use std::time::Duration;
 
     const BYTES: usize = 4096;
@@ -248,15 +142,15 @@ mod tests {
     }
 
     /// An open file of weights.
-    fn weights_file(bytes: &[u8]) -> (tempfile::NamedTempFile, Files) {
+    fn weights_file(bytes: &[u8]) -> (tempfile::NamedTempFile, WeightFiles) {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(bytes).unwrap();
-        let mut files = Files::default();
+        let mut files = WeightFiles::default();
         files.open(file.path()).unwrap();
         (file, files)
     }
 
-    fn fill(weight: &Weight, hash: ContentHash, files: &Files, now: SystemTime) -> Result<Vec<u8>> {
+    fn fill(weight: &Weight, hash: ContentHash, files: &WeightFiles, now: SystemTime) -> Result<Vec<u8>> {
         let store = EmbeddedStore::builder().build();
         let mut target = vec![0; weight.size_bytes()];
         let weights = std::slice::from_ref(weight);
@@ -268,7 +162,7 @@ mod tests {
     fn changed_file_is_a_conflict() {
         let (mut file, files) = weights_file(&[1; BYTES]);
         let weight = weight(file.path(), DType::F32, BYTES);
-        let hash = hash_all(std::slice::from_ref(&weight), &files).unwrap()[0];
+        let hash = hash_weights(std::slice::from_ref(&weight), &files).unwrap()[0];
         assert_eq!(hash, ContentHash::of(&[1; BYTES]));
         let later = SystemTime::now() + Duration::from_secs(60);
         assert_eq!(fill(&weight, hash, &files, later).unwrap(), [1; BYTES]);
@@ -293,7 +187,7 @@ mod tests {
         let halves: Vec<u8> = (0..count).flat_map(|index| ((index * 31 % 0x7c00) as u16).to_le_bytes()).collect();
         let (file, files) = weights_file(&halves);
         let weight = weight(file.path(), DType::F16, halves.len());
-        let hash = hash_all(std::slice::from_ref(&weight), &files).unwrap()[0];
+        let hash = hash_weights(std::slice::from_ref(&weight), &files).unwrap()[0];
         let filled = fill(&weight, hash, &files, SystemTime::now()).unwrap();
         let last = halves.len() - 2;
         let mut value = [0; 4];
@@ -320,7 +214,7 @@ mod tests {
             std::fs::write(folder.path().join(name), std::fs::read(path.join(name)).unwrap()).unwrap();
         }
         let graph = Graph::open(&folder.path().join("model.onnx")).unwrap();
-        let mut files = Files::default();
+        let mut files = WeightFiles::default();
         for weight in graph.weights() {
             files.open(&weight.source.file).unwrap();
         }
@@ -384,16 +278,5 @@ with open(sys.argv[1], 'r+b') as file:
         assert_ne!(load(), first);
         drop(numbers);
         assert!(writer.wait().unwrap().success());
-    }
-
-    #[test]
-    fn notes_read_back_and_wrong_notes_are_refused() {
-        let hashes = [ContentHash::of(b"a"), ContentHash::of(b"b")];
-        let note = write_note(&hashes);
-        assert_eq!(read_note(&note, 2), Some(hashes.to_vec()));
-        assert_eq!(read_note(&note, 1), None);
-        assert_eq!(read_note(&note[..95], 2), None);
-        assert_eq!(read_note(&[], 0), None);
-        assert_eq!(read_note(&write_note(&[]), 0), Some(vec![]));
     }
 }

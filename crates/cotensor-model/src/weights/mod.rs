@@ -3,7 +3,9 @@
 
 mod convert;
 mod file;
+mod hash;
 mod load;
+mod note;
 
 pub(crate) use file::Stamp;
 pub use load::{LoadedWeights, load_weights};

@@ -1,0 +1,102 @@
+//! The files of a graph's weights, and the content hashes of the weights.
+
+use super::convert::{to_f32, transpose};
+use super::file::WeightFile;
+use crate::graph::{Graph, Weight};
+use cotensor_core::{ContentHash, Hasher, Result};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// The bytes of a file that are read, converted and hashed at a time.
+pub(super) const CHUNK_BYTES: usize = 8 << 20;
+
+/// The files with the weights of a graph, each opened once.
+#[derive(Default)]
+pub(super) struct WeightFiles {
+    files: Vec<WeightFile>,
+    by_path: HashMap<PathBuf, usize>,
+}
+
+impl WeightFiles {
+    pub(super) fn open(&mut self, path: &Path) -> Result<()> {
+        if !self.by_path.contains_key(path) {
+            self.files.push(WeightFile::open(path)?);
+            self.by_path.insert(path.to_path_buf(), self.files.len() - 1);
+        }
+        Ok(())
+    }
+
+    pub(super) fn of(&self, weight: &Weight) -> &WeightFile {
+        &self.files[self.by_path[&weight.source.file]]
+    }
+
+    /// The identity of the graph and its files. It changes when a file is written.
+    pub(super) fn identity(&self, graph: &Graph) -> ContentHash {
+        let mut hasher = Hasher::new("cotensor weight hashes v1");
+        hasher.field(graph.structure_hash().as_bytes());
+        for file in &self.files {
+            file.add_identity(&mut hasher);
+        }
+        // The structure does not contain the offsets of embedded weights.
+        for weight in graph.weights() {
+            hasher.number(self.by_path[&weight.source.file] as u64).number(weight.source.offset);
+        }
+        hasher.finish()
+    }
+
+    pub(super) fn settled(&self, now: SystemTime) -> bool {
+        self.files.iter().all(|file| file.settled(now))
+    }
+}
+
+/// Hashes the weights as the store would hold them, in one pass over the files.
+pub(super) fn hash_weights(weights: &[Weight], files: &WeightFiles) -> Result<Vec<ContentHash>> {
+    // Allocated once: zeroing them for each weight would cost as much as reading.
+    let mut buffer = vec![0; CHUNK_BYTES];
+    let mut converted = Vec::new();
+    let hashes = weights
+        .iter()
+        .map(|weight| hash_one(weight, files.of(weight), &mut buffer, &mut converted))
+        .collect::<Result<_>>()?;
+    for file in &files.files {
+        file.check_unchanged()?;
+    }
+    Ok(hashes)
+}
+
+/// Hashes one weight. `buffer` has `CHUNK_BYTES` bytes.
+fn hash_one(weight: &Weight, file: &WeightFile, buffer: &mut [u8], converted: &mut Vec<u8>) -> Result<ContentHash> {
+    let source = &weight.source;
+    let mut hasher = blake3::Hasher::new();
+    if source.permutation.is_some() {
+        converted.resize(weight.size_bytes(), 0);
+        read_transposed(file, weight, converted)?;
+        hasher.update_rayon(converted);
+    } else {
+        let mut done = 0;
+        while done < source.length {
+            let len = (source.length - done).min(CHUNK_BYTES as u64) as usize;
+            let chunk = &mut buffer[..len];
+            file.read(source.offset + done, chunk)?;
+            if source.dtype == weight.dtype {
+                hasher.update_rayon(chunk);
+            } else {
+                converted.resize(len / source.dtype.size_bytes() * weight.dtype.size_bytes(), 0);
+                to_f32(source.dtype, chunk, converted);
+                hasher.update_rayon(converted);
+            }
+            done += len as u64;
+        }
+    }
+    Ok(ContentHash::from_bytes(*hasher.finalize().as_bytes()))
+}
+
+/// Fills `target` with a transposed weight.
+pub(super) fn read_transposed(file: &WeightFile, weight: &Weight, target: &mut [u8]) -> Result<()> {
+    let mut buffer = vec![0; target.len()];
+    file.read_parallel(weight.source.offset, &mut buffer)?;
+    let permutation = weight.source.permutation.as_deref().unwrap_or_default();
+    transpose(&buffer, target, &weight.shape, permutation, weight.dtype.size_bytes());
+    Ok(())
+}
