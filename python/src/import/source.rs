@@ -19,27 +19,27 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 /// An array of another library in host memory, kept alive.
-pub(crate) struct Source {
+pub(crate) struct SourceArray {
     address: usize,
     pub(crate) dtype: DType,
     /// In elements.
     pub(crate) shape: Vec<usize>,
     /// In bytes.
     strides: Vec<isize>,
-    _keep: Keep,
+    _keep: KeepAlive,
 }
 
-enum Keep {
+enum KeepAlive {
     Object(#[allow(dead_code, reason = "an owner")] Py<PyAny>),
     Capsule(#[allow(dead_code, reason = "an owner")] Imported),
 }
 
 // SAFETY: `Imported` has a raw address and an owner that any thread may drop; the bytes are only read.
-unsafe impl Send for Keep {}
+unsafe impl Send for KeepAlive {}
 // SAFETY: as above.
-unsafe impl Sync for Keep {}
+unsafe impl Sync for KeepAlive {}
 
-impl Source {
+impl SourceArray {
     /// Describes a numpy array or an array with `__dlpack__` (torch, JAX, …). Numbers and lists become numpy arrays first.
     ///
     /// # Errors
@@ -91,7 +91,7 @@ impl Source {
         let (address, _): (usize, bool) = field("data")?.ok_or_else(missing)?.extract()?;
         let shape: Vec<usize> = field("shape")?.ok_or_else(missing)?.extract()?;
         let strides: Vec<isize> = array.getattr("strides")?.extract()?;
-        Ok(Some(Self { address, dtype, shape, strides, _keep: Keep::Object(array.unbind()) }))
+        Ok(Some(Self { address, dtype, shape, strides, _keep: KeepAlive::Object(array.unbind()) }))
     }
 
     fn of_dlpack(array: &Bound<'_, PyAny>, place: &dyn Display) -> PyResult<Self> {
@@ -127,7 +127,7 @@ impl Source {
         let taken = taken.map_err(refused)?;
         let (address, dtype) = (taken.address as usize, taken.dtype);
         let (shape, strides) = (taken.shape.clone(), taken.strides.clone());
-        Ok(Self { address, dtype, shape, strides, _keep: Keep::Capsule(taken) })
+        Ok(Self { address, dtype, shape, strides, _keep: KeepAlive::Capsule(taken) })
     }
 
     /// # Errors

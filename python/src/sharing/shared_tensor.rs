@@ -9,7 +9,7 @@ use crate::errors::OrRaise;
 use crate::export::buffer::DlpackRequest;
 use crate::export::numpy::as_array;
 use crate::import::dtype;
-use crate::import::source::Source;
+use crate::import::source::SourceArray;
 use crate::process::ProcessLocal;
 use crate::store::holder::program;
 use crate::store::report::report;
@@ -183,7 +183,7 @@ impl SharedTensor {
 
     /// Copies an array of the same dtype and shape into it. The copy is counted. Raises :class:`ConflictError` after publishing.
     fn write(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<()> {
-        let (tensor, source) = (self.tensor(py)?, Source::of(array, &"array")?);
+        let (tensor, source) = (self.tensor(py)?, SourceArray::of(array, &"array")?);
         source.fits(tensor.name(), tensor.dtype(), tensor.shape()).or_raise(py)?;
         py.detach(|| tensor.write(|bytes| source.copy_to(bytes))).or_raise(py)?;
         tensor.store().record_copy(tensor.name(), CopyReason::Put, source.len_bytes());

@@ -3,7 +3,7 @@
 use super::tensor::Tensor;
 use crate::errors::{OrRaise, raise};
 use crate::export::buffer::{Buffer, DlpackRequest, KeepAlive};
-use crate::import::source::Source;
+use crate::import::source::SourceArray;
 use crate::process::ProcessLocal;
 use cotensor::{Error, ErrorKind, Lease, Store};
 use cotensor_core::Layout;
@@ -29,12 +29,12 @@ pub(crate) struct TensorBuilder {
 /// The memory that the arrays of a builder show.
 struct Memory {
     address: NonNull<u8>,
-    state: Mutex<State>,
+    state: Mutex<BuilderState>,
     /// Keeps the address valid in every state.
     _address: KeepAlive,
 }
 
-enum State {
+enum BuilderState {
     Open(ProcessLocal<Reservation>),
     /// The memory lives as long as the lease; see [`Store::reserve_aliased`].
     Published(#[allow(dead_code, reason = "an owner")] ProcessLocal<Lease>),
@@ -50,15 +50,15 @@ unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
-impl State {
+impl BuilderState {
     /// Why the tensor cannot be written or published in this state.
     fn conflict(&self) -> &'static str {
         match self {
-            State::Open(_) => "it belongs to the parent process",
-            State::Published(_) => "it is already published",
-            State::Discarded(_) => "it was discarded",
-            State::Writing => "another thread writes it",
-            State::Failed => "an attempt to publish it failed",
+            BuilderState::Open(_) => "it belongs to the parent process",
+            BuilderState::Published(_) => "it is already published",
+            BuilderState::Discarded(_) => "it was discarded",
+            BuilderState::Writing => "another thread writes it",
+            BuilderState::Failed => "an attempt to publish it failed",
         }
     }
 }
@@ -72,7 +72,7 @@ impl TensorBuilder {
         let address = NonNull::from(bytes).cast();
         let unkept = || Error::unsupported("the store's memory does not outlive its tensors");
         let _address = reservation.pin_address().ok_or_else(unkept)?;
-        let state = Mutex::new(State::Open(ProcessLocal::new(reservation)));
+        let state = Mutex::new(BuilderState::Open(ProcessLocal::new(reservation)));
         Ok(Self {
             name,
             layout,
@@ -81,7 +81,7 @@ impl TensorBuilder {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, BuilderState> {
         self.memory.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -90,11 +90,11 @@ impl TensorBuilder {
     }
 
     /// Takes the reservation out and leaves `next` as the state.
-    fn take(&self, py: Python<'_>, next: State) -> PyResult<ProcessLocal<Reservation>> {
+    fn take(&self, py: Python<'_>, next: BuilderState) -> PyResult<ProcessLocal<Reservation>> {
         let taken = {
             let mut state = self.state();
             match std::mem::replace(&mut *state, next) {
-                State::Open(reservation) if reservation.is_ours() => Ok(reservation),
+                BuilderState::Open(reservation) if reservation.is_ours() => Ok(reservation),
                 other => {
                     let why = other.conflict();
                     *state = other;
@@ -110,12 +110,12 @@ impl TensorBuilder {
     /// # Errors
     /// `Conflict` unless the tensor is unpublished and this process's own.
     pub(super) fn take_reservation(&self, py: Python<'_>) -> PyResult<Reservation> {
-        Ok(self.take(py, State::Failed)?.into_inner())
+        Ok(self.take(py, BuilderState::Failed)?.into_inner())
     }
 
     /// Keeps the memory as long as the lease of the published tensor.
     pub(super) fn set_published(&self, lease: &Lease) -> Result<(), Error> {
-        *self.state() = State::Published(ProcessLocal::new(lease.try_clone()?));
+        *self.state() = BuilderState::Published(ProcessLocal::new(lease.try_clone()?));
         Ok(())
     }
 
@@ -159,7 +159,7 @@ impl TensorBuilder {
     /// Whether the tensor is published.
     #[getter]
     fn published(&self) -> bool {
-        matches!(*self.state(), State::Published(_))
+        matches!(*self.state(), BuilderState::Published(_))
     }
 
     /// A writable numpy array on the memory. bfloat16 needs ml_dtypes.
@@ -174,19 +174,19 @@ impl TensorBuilder {
 
     /// Copies an array of the same dtype and shape into the memory.
     fn write(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<()> {
-        let source = Source::of(array, &"array")?;
+        let source = SourceArray::of(array, &"array")?;
         source.fits(&self.name, self.layout.dtype(), self.layout.shape()).or_raise(py)?;
         // No lock is held while the thread is detached from Python: other threads read the state meanwhile.
-        let mut reservation = self.take(py, State::Writing)?;
+        let mut reservation = self.take(py, BuilderState::Writing)?;
         let outcome = source.fill(py, &mut reservation);
-        *self.state() = State::Open(reservation);
+        *self.state() = BuilderState::Open(reservation);
         outcome
     }
 
     /// Counts ``nbytes`` bytes that the caller copied into the memory through an array.
     fn record_copy(&self, py: Python<'_>, nbytes: usize) -> PyResult<()> {
         let counted = match &*self.state() {
-            State::Open(reservation) if reservation.is_ours() => {
+            BuilderState::Open(reservation) if reservation.is_ours() => {
                 reservation.record_copy(CopyReason::Put, nbytes);
                 Ok(())
             }
@@ -205,8 +205,8 @@ impl TensorBuilder {
 
     /// Discards the tensor without publishing it.
     fn discard(&self, py: Python<'_>) -> PyResult<()> {
-        let reservation = self.take(py, State::Failed)?;
-        *self.state() = State::Discarded(reservation);
+        let reservation = self.take(py, BuilderState::Failed)?;
+        *self.state() = BuilderState::Discarded(reservation);
         Ok(())
     }
 
@@ -222,7 +222,7 @@ impl TensorBuilder {
         _value: Option<&Bound<'_, PyAny>>,
         _trace: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        if !matches!(*self.state(), State::Open(_)) {
+        if !matches!(*self.state(), BuilderState::Open(_)) {
             return Ok(());
         }
         if kind.is_none() { self.publish(py).map(drop) } else { self.discard(py) }
@@ -252,9 +252,9 @@ impl TensorBuilder {
     fn __repr__(&self) -> String {
         let dims = self.layout.shape().iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
         let state = match &*self.state() {
-            State::Open(_) | State::Writing => "unpublished",
-            State::Published(_) => "published",
-            State::Discarded(_) | State::Failed => "discarded",
+            BuilderState::Open(_) | BuilderState::Writing => "unpublished",
+            BuilderState::Published(_) => "published",
+            BuilderState::Discarded(_) | BuilderState::Failed => "discarded",
         };
         format!("<TensorBuilder {:?}, {}[{dims}], {} bytes, {state}>", self.name, self.layout.dtype(), self.nbytes())
     }

@@ -5,7 +5,7 @@ use super::options::TensorOptions;
 use super::tensor::Tensor;
 use crate::errors::{OrRaise, raise};
 use crate::import::host_copy;
-use crate::import::source::Source;
+use crate::import::source::SourceArray;
 use cotensor::{DType, Error, Store};
 use cotensor_store::{CopyReason, Members, TensorSpec};
 use pyo3::prelude::*;
@@ -31,7 +31,7 @@ pub(super) fn put_group(
         let (member, array): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
         let member: String = member.extract().map_err(|_| wrong())?;
         let host = if from_device { host_copy(&array)? } else { None };
-        let source = Source::of(host.as_ref().unwrap_or(&array), &member)?;
+        let source = SourceArray::of(host.as_ref().unwrap_or(&array), &member)?;
         sources.push((member, source, host.is_some()));
     }
     let members =

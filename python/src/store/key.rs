@@ -1,7 +1,7 @@
 //! Keys of computations.
 
 use super::lookup::lease_of;
-use crate::import::source::Source;
+use crate::import::source::SourceArray;
 use cotensor_core::Hasher;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -20,7 +20,7 @@ pub(crate) fn content_hash(py: Python<'_>, parts: &Bound<'_, PyTuple>) -> PyResu
         // The store hashes each version of a tensor once.
         let identity = match lease_of(py, &part)? {
             Some(held) => py.detach(|| held.lease().identity()),
-            None => Source::of(&part, &"part")?.identity(py)?,
+            None => SourceArray::of(&part, &"part")?.identity(py)?,
         };
         hasher.field(b"array").field(identity.as_bytes());
     }

@@ -5,7 +5,7 @@ use super::tensor::Tensor;
 use crate::errors::OrRaise;
 use crate::export::private_pages::PrivatePages;
 use crate::export::tensor_mapping;
-use crate::import::source::Source;
+use crate::import::source::SourceArray;
 use cotensor::DType;
 use cotensor_core::Layout;
 use pyo3::prelude::*;
@@ -23,7 +23,7 @@ pub(crate) fn lease_of(py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<Opt
         let held = tensor.get().held(py)?;
         return Ok(tensor.get().is_whole(&held).then_some(held));
     }
-    Ok(Source::of(array, &"array")?.tensor())
+    Ok(SourceArray::of(array, &"array")?.tensor())
 }
 
 /// The published tensor whose mapping contains ``nbytes`` bytes at ``address``, as bytes in a mapping of its own, and their offset

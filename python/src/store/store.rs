@@ -13,7 +13,7 @@ use crate::args;
 use crate::errors::{OrRaise, raise};
 use crate::import::dtype;
 use crate::import::host_copy;
-use crate::import::source::Source;
+use crate::import::source::SourceArray;
 use crate::interrupt::seconds;
 use cotensor::{DType, EmbeddedStore, Error, ErrorKind, Kind, SharingConfig};
 use cotensor_client::ClientStore;
@@ -241,7 +241,7 @@ impl Store {
         let store = self.store(py)?;
         let options = TensorOptions { holder, kind, producer, keep, recompute_seconds, provenance };
         let host = if from_device { host_copy(array)? } else { None };
-        let source = Source::of(host.as_ref().unwrap_or(array), &"array")?;
+        let source = SourceArray::of(host.as_ref().unwrap_or(array), &"array")?;
         let spec = options.spec(py, &name, source.dtype, &source.shape)?;
         let holder = holder_of(py, &store, options.holder.as_deref());
         let mut reservation = py.detach(|| store.reserve(spec, &holder)).or_raise(py)?;

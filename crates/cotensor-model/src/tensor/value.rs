@@ -8,9 +8,9 @@ use std::sync::{Arc, OnceLock};
 
 /// A tensor that flows from one stage to the next: an array or a leased tensor. Cloning shares it.
 #[derive(Clone)]
-pub struct Value(Arc<Shared>);
+pub struct Value(Arc<ValueData>);
 
-struct Shared {
+struct ValueData {
     tensor: Tensor,
     identity: OnceLock<ContentHash>,
 }
@@ -22,13 +22,13 @@ enum Tensor {
 
 impl From<Array> for Value {
     fn from(array: Array) -> Self {
-        Self(Arc::new(Shared { tensor: Tensor::Array(array), identity: OnceLock::new() }))
+        Self(Arc::new(ValueData { tensor: Tensor::Array(array), identity: OnceLock::new() }))
     }
 }
 
 impl From<Lease> for Value {
     fn from(lease: Lease) -> Self {
-        Self(Arc::new(Shared { tensor: Tensor::Lease(lease), identity: OnceLock::new() }))
+        Self(Arc::new(ValueData { tensor: Tensor::Lease(lease), identity: OnceLock::new() }))
     }
 }
 

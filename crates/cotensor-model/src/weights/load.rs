@@ -65,7 +65,7 @@ fn load_at(
             producer: producer.to_owned(),
         })
         .collect();
-    let mut source = Source { weights: graph.weights(), hashes: &hashes, files: &files, store, now };
+    let mut source = WeightReader { weights: graph.weights(), hashes: &hashes, files: &files, store, now };
     let leases = store.blobs(&specs, &mut source, holder)?;
     if leases.len() != count {
         return Err(Error::new(
@@ -77,7 +77,7 @@ fn load_at(
 }
 
 /// Reads weights into memory of the store.
-struct Source<'a> {
+struct WeightReader<'a> {
     weights: &'a [Weight],
     hashes: &'a [ContentHash],
     files: &'a WeightFiles,
@@ -85,7 +85,7 @@ struct Source<'a> {
     now: SystemTime,
 }
 
-impl BlobSource for Source<'_> {
+impl BlobSource for WeightReader<'_> {
     fn fill(&mut self, index: usize, target: &mut [u8]) -> Result<()> {
         let weight = &self.weights[index];
         let file = self.files.of(weight);
@@ -154,7 +154,7 @@ mod tests {
         let store = EmbeddedStore::builder().build();
         let mut target = vec![0; weight.size_bytes()];
         let weights = std::slice::from_ref(weight);
-        Source { weights, hashes: &[hash], files, store: &*store, now }.fill(0, &mut target)?;
+        WeightReader { weights, hashes: &[hash], files, store: &*store, now }.fill(0, &mut target)?;
         Ok(target)
     }
 

@@ -20,12 +20,12 @@ const NOTIFY_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
 pub(super) struct Sending {
-    state: Mutex<State>,
+    state: Mutex<SendState>,
     free: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct SendState {
     /// Whether a thread writes to the socket.
     busy: bool,
     /// The rest of a message whose sender stopped waiting midway, then notifications that the socket had no room for. They

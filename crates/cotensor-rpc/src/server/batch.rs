@@ -100,9 +100,9 @@ impl Answers {
 }
 
 /// A limit of the batches of one peer that have no answer yet.
-pub struct BatchSlots(Arc<Slots>);
+pub struct BatchSlots(Arc<SlotCount>);
 
-struct Slots {
+struct SlotCount {
     free: Mutex<usize>,
     freed: Condvar,
 }
@@ -110,7 +110,7 @@ struct Slots {
 impl BatchSlots {
     /// `count` batches at a time.
     pub fn new(count: usize) -> Self {
-        Self(Arc::new(Slots { free: Mutex::new(count), freed: Condvar::new() }))
+        Self(Arc::new(SlotCount { free: Mutex::new(count), freed: Condvar::new() }))
     }
 
     /// Waits for a free slot.
@@ -133,7 +133,7 @@ impl BatchSlots {
 }
 
 /// One of [`BatchSlots`], free again on drop.
-pub struct BatchSlot(Arc<Slots>);
+pub struct BatchSlot(Arc<SlotCount>);
 
 impl Drop for BatchSlot {
     fn drop(&mut self) {

@@ -20,9 +20,9 @@ const WAITING_FDS_MAX: usize = 4 * FRAME_FDS_MAX;
 const SEND_TIMEOUT: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
 
 /// The sending half of a socket. A failure shuts the socket down, and the reading half sees its end.
-pub struct Outbox(Arc<Inner>);
+pub struct Outbox(Arc<OutboxState>);
 
-struct Inner {
+struct OutboxState {
     socket: Arc<UnixStream>,
     queue: Mutex<Queue>,
 }
@@ -39,7 +39,7 @@ struct Queue {
 impl Outbox {
     /// A queue that is the only sender on `socket`.
     pub fn new(socket: Arc<UnixStream>) -> Self {
-        Self(Arc::new(Inner { socket, queue: Mutex::default() }))
+        Self(Arc::new(OutboxState { socket, queue: Mutex::default() }))
     }
 
     /// Sends a frame after those before it, without waiting for the reader.
@@ -97,7 +97,7 @@ impl Queue {
     }
 }
 
-impl Inner {
+impl OutboxState {
     /// None without room. Else whether the caller has to start draining the queue, which holds the rest.
     fn offer(&self, frame: Frame) -> Result<Option<bool>> {
         let mut pending = PartialFrame::new(frame)?;

@@ -44,11 +44,11 @@ type Handler<P> = Box<dyn Fn(Request<P>, Option<&RawValue>) + Send + Sync>;
 
 /// The methods of a server, with counts of calls and errors.
 pub struct Registry<P: Peer> {
-    methods: HashMap<&'static str, Entry<P>>,
+    methods: HashMap<&'static str, RegisteredMethod<P>>,
     errors: ErrorCounts,
 }
 
-struct Entry<P: Peer> {
+struct RegisteredMethod<P: Peer> {
     handler: Handler<P>,
     calls: AtomicU64,
 }
@@ -68,7 +68,7 @@ impl<P: Peer> Registry<P> {
             Ok(params) => handler(request, params),
             Err(error) => request.error(to_object(&Error::invalid(error.to_string()).in_field("params"))),
         };
-        let entry = Entry { handler: Box::new(run) as Handler<P>, calls: AtomicU64::new(0) };
+        let entry = RegisteredMethod { handler: Box::new(run) as Handler<P>, calls: AtomicU64::new(0) };
         let before = self.methods.insert(M::NAME, entry);
         debug_assert!(before.is_none(), "{} has two handlers", M::NAME);
         self

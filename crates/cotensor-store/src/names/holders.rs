@@ -16,10 +16,10 @@ const OWN_REFERENCES: usize = 2;
 /// Invariant H1: a number stands for one name while a [`Holder`] with it or a lease of it exists. So a name is removed when
 /// it had no `Holder`, was not looked up since, and had no lease after that.
 #[derive(Default)]
-pub struct Holders(RwLock<Table>);
+pub struct Holders(RwLock<HolderTable>);
 
 #[derive(Default)]
-struct Table {
+struct HolderTable {
     ids: HashMap<Arc<str>, u32>,
     names: HashMap<u32, Named>,
     next: u32,
@@ -100,16 +100,16 @@ impl Holders {
         table.ids.shrink_to(left);
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Table> {
+    fn read(&self) -> RwLockReadGuard<'_, HolderTable> {
         sync::read(&self.0)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Table> {
+    fn write(&self) -> RwLockWriteGuard<'_, HolderTable> {
         sync::write(&self.0)
     }
 }
 
-impl Table {
+impl HolderTable {
     fn find(&self, name: &str) -> Option<Holder> {
         let id = *self.ids.get(name)?;
         self.names.get(&id).map(|named| named.holder(id))

@@ -18,16 +18,16 @@ const CAPACITY_MIN: usize = 7;
 /// Aligned so that threads at different shards do not share a cache line.
 #[repr(align(128))]
 #[derive(Default)]
-pub(super) struct Shard(Mutex<Table>);
+pub(super) struct Shard(Mutex<NameTable>);
 
 #[derive(Default)]
-pub(super) struct Table {
-    pub(super) entries: HashTable<Entry>,
+pub(super) struct NameTable {
+    pub(super) entries: HashTable<NameEntry>,
     hits: u64,
     misses: u64,
 }
 
-pub(super) struct Entry {
+pub(super) struct NameEntry {
     pub(super) name: Box<str>,
     pub(super) slot: u64,
     /// The number of versions so far.
@@ -85,7 +85,7 @@ pub(crate) enum Superseded {
     Spilled(Arc<SpilledSet>, TensorId),
 }
 
-impl Entry {
+impl NameEntry {
     pub(super) fn is_named(&self, name: &str) -> bool {
         *self.name == *name
     }
@@ -131,22 +131,22 @@ impl Names {
         ((hash >> 24) as usize % self.shards.len(), hash)
     }
 
-    pub(super) fn lock(&self, index: usize) -> MutexGuard<'_, Table> {
+    pub(super) fn lock(&self, index: usize) -> MutexGuard<'_, NameTable> {
         sync::lock(&self.shards[index].0)
     }
 
     /// The entry of `name`; a new one with `slot` if there is none.
     pub(super) fn entry<'a>(
         &self,
-        names: &'a mut Table,
+        names: &'a mut NameTable,
         hash: u64,
         name: &str,
         slot: impl FnOnce() -> u64,
-    ) -> &'a mut Entry {
+    ) -> &'a mut NameEntry {
         names
             .entries
             .entry(hash, |entry| entry.is_named(name), |entry| self.hasher.hash_one(&*entry.name))
-            .or_insert_with(|| Entry {
+            .or_insert_with(|| NameEntry {
                 name: name.into(),
                 slot: slot(),
                 version: 0,
@@ -158,7 +158,7 @@ impl Names {
     }
 
     /// Shrinks a table after many names were removed. Called after each removal.
-    pub(super) fn shrink(&self, entries: &mut HashTable<Entry>) {
+    pub(super) fn shrink(&self, entries: &mut HashTable<NameEntry>) {
         if entries.capacity() > CAPACITY_MIN.max(4 * entries.len()) {
             entries.shrink_to(2 * entries.len(), |entry| self.hasher.hash_one(&*entry.name));
         }

@@ -25,14 +25,14 @@ pub struct VersionWord {
 /// value that a reader of the former name knows.
 pub struct VersionWords<W> {
     words: W,
-    table: Mutex<Table>,
+    table: Mutex<Assignments>,
 }
 
 /// The capacity below which the table does not shrink.
 const CAPACITY_MIN: usize = 1024;
 
 #[derive(Default)]
-struct Table {
+struct Assignments {
     /// By the store's slot of the name.
     assigned: HashMap<u64, Assigned>,
     free: Vec<u32>,
@@ -49,7 +49,7 @@ struct Assigned {
 impl<W: WordTable> VersionWords<W> {
     /// A table without assigned words.
     pub fn new(words: W) -> Self {
-        Self { words, table: Mutex::new(Table::default()) }
+        Self { words, table: Mutex::new(Assignments::default()) }
     }
 
     /// The words.
@@ -74,7 +74,7 @@ impl<W: WordTable> VersionWords<W> {
         None
     }
 
-    fn add(&self, table: &mut Table, name: u64, version: u64) -> Option<VersionWord> {
+    fn add(&self, table: &mut Assignments, name: u64, version: u64) -> Option<VersionWord> {
         let index = match table.free.pop() {
             Some(index) => index,
             None if table.used < self.words.count() => {

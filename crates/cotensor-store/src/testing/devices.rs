@@ -1,6 +1,6 @@
 //! Tensors in the memory of a device, whose bytes the host cannot address.
 
-use super::fixtures::{LARGE, Place, cached, ends_empty, eventually, put, spec};
+use super::fixtures::{LARGE, OpenStore, cached, ends_empty, eventually, put, spec};
 use super::groups::device_group_is_one_tensor;
 use crate::{BlobSource, BlobSpec, CopyReason, DeviceStats, Lease, Store};
 use cotensor_core::{ContentHash, DType, Device, ErrorKind, Result, Slice};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 ///
 /// # Panics
 /// When the store breaks a promise of [`Store`].
-pub fn device_conformance(device: Device, make: &dyn Fn(u64) -> Place) {
+pub fn device_conformance(device: Device, make: &dyn Fn(u64) -> OpenStore) {
     println!("device tensor is read by counted copies");
     device_tensor_is_read_by_counted_copies(device, &make(u64::MAX));
     println!("device tensor has versions, views and reports");
@@ -38,7 +38,7 @@ fn transferred(store: &Arc<dyn Store>) -> u64 {
     copies.iter().find(|copies| copies.reason == CopyReason::DeviceTransfer.name()).map_or(0, |copies| copies.bytes)
 }
 
-fn device_tensor_is_read_by_counted_copies(device: Device, open: &Place) {
+fn device_tensor_is_read_by_counted_copies(device: Device, open: &OpenStore) {
     let (one, other, watcher) = (open(), open(), open());
     let content: Vec<u8> = (0..LARGE).map(|index| (index % 251) as u8).collect();
     let mut reservation = one.reserve(spec("x", LARGE).on(device), &one.holder("writer")).expect("reserve");
@@ -65,7 +65,7 @@ fn device_tensor_is_read_by_counted_copies(device: Device, open: &Place) {
     eventually("the device is empty", || on(&watcher, device).memory_usage_bytes == 0);
 }
 
-fn device_tensor_has_versions_views_and_reports(device: Device, open: &Place) {
+fn device_tensor_has_versions_views_and_reports(device: Device, open: &OpenStore) {
     let (one, other) = (open(), open());
     let first = put(&*one, spec("x", LARGE).on(device), 1);
     let second = put(&*other, spec("x", LARGE).on(device), 2);
@@ -94,7 +94,7 @@ fn holds(lease: &Lease, byte: u8) -> bool {
     lease.copy_to_host().expect("copy").iter().all(|&found| found == byte)
 }
 
-fn device_tensor_outlives_its_producer(device: Device, open: &Place) {
+fn device_tensor_outlives_its_producer(device: Device, open: &OpenStore) {
     let (one, other) = (open(), open());
     drop(put(&*one, cached("kept", LARGE, 1).on(device), 1));
     let made = put(&*one, spec("held", LARGE).on(device), 2);
@@ -109,7 +109,7 @@ fn device_tensor_outlives_its_producer(device: Device, open: &Place) {
     ends_empty(&*third);
 }
 
-fn private_device_tensor_is_unlisted(device: Device, open: &Place) {
+fn private_device_tensor_is_unlisted(device: Device, open: &OpenStore) {
     let store = open();
     let mut reservation =
         store.reserve_private(spec("private", LARGE).on(device), &store.holder("m")).expect("reserve");
@@ -130,7 +130,7 @@ impl BlobSource for Numbered {
     }
 }
 
-fn device_blobs_are_filled_once(device: Device, open: &Place) {
+fn device_blobs_are_filled_once(device: Device, open: &OpenStore) {
     let (one, other) = (open(), open());
     let specs: Vec<BlobSpec> = (0..3u8)
         .map(|index| {
@@ -157,7 +157,7 @@ fn device_blobs_are_filled_once(device: Device, open: &Place) {
     drop((leases, on_host));
 }
 
-fn each_device_has_its_own_budget(device: Device, open: &Place) {
+fn each_device_has_its_own_budget(device: Device, open: &OpenStore) {
     let (one, other) = (open(), open());
     drop(put(&*one, cached("on the host", 3 * LARGE, 1), 1));
     let held = put(&*one, cached("held", LARGE, 1).on(device), 2);

@@ -5,8 +5,8 @@ use cotensor_core::{DType, Kind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A store under test; calling it gives one more client of the same tensors.
-pub type Place = Box<dyn Fn() -> Arc<dyn Store>>;
+/// Opens one more client of the store under test.
+pub type OpenStore = Box<dyn Fn() -> Arc<dyn Store>>;
 
 /// Bytes of a large tensor. Small ones may be parts of a segment, which counts as a whole.
 pub(super) const LARGE: usize = 1 << 20;

@@ -1,6 +1,6 @@
 //! Groups: several tensors under one name.
 
-use super::fixtures::{LARGE, Place, ends_empty, eventually, put, spec};
+use super::fixtures::{LARGE, OpenStore, ends_empty, eventually, put, spec};
 use crate::{CopyReason, Lease, Members, Store, TensorSpec};
 use cotensor_core::{DType, Device, ErrorKind, Kind, Result};
 
@@ -40,7 +40,7 @@ fn codes_are(lease: &Lease, byte: u8) -> bool {
     view.bytes().is_some_and(|bytes| bytes.iter().all(|&found| found == byte))
 }
 
-pub(super) fn group_is_published_and_leased_as_one(make: &dyn Fn(u64) -> Place) {
+pub(super) fn group_is_published_and_leased_as_one(make: &dyn Fn(u64) -> OpenStore) {
     let open = make(u64::MAX);
     let (one, other, watcher) = (open(), open(), open());
     for codes in [5, 64, LARGE] {
@@ -89,7 +89,7 @@ pub(super) fn group_is_published_and_leased_as_one(make: &dyn Fn(u64) -> Place) 
     ends_empty(&*watcher);
 }
 
-pub(super) fn leased_group_outlives_its_successor(make: &dyn Fn(u64) -> Place) {
+pub(super) fn leased_group_outlives_its_successor(make: &dyn Fn(u64) -> OpenStore) {
     let open = make(u64::MAX);
     let (one, other, watcher) = (open(), open(), open());
     let first = put_group(&*one, quantized("w", 100), 1);
@@ -113,7 +113,7 @@ pub(super) fn leased_group_outlives_its_successor(make: &dyn Fn(u64) -> Place) {
     ends_empty(&*watcher);
 }
 
-pub(super) fn invalid_groups_are_refused(make: &dyn Fn(u64) -> Place) {
+pub(super) fn invalid_groups_are_refused(make: &dyn Fn(u64) -> OpenStore) {
     let open = make(u64::MAX);
     let (store, watcher) = (open(), open());
     let holder = store.holder("m");
@@ -139,7 +139,7 @@ pub(super) fn invalid_groups_are_refused(make: &dyn Fn(u64) -> Place) {
     ends_empty(&*watcher);
 }
 
-pub(super) fn device_group_is_one_tensor(device: Device, open: &Place) {
+pub(super) fn device_group_is_one_tensor(device: Device, open: &OpenStore) {
     let (one, other) = (open(), open());
     let made = put_group(&*one, quantized("w", LARGE).on(device), 4);
     let found = other.get("w", &other.holder("reader")).expect("get");

@@ -11,5 +11,5 @@ mod tensors;
 mod work;
 
 pub use devices::device_conformance;
-pub use fixtures::Place;
+pub use fixtures::OpenStore;
 pub use suite::conformance;

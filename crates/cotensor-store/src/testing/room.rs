@@ -1,6 +1,6 @@
 //! Budget, eviction and reports.
 
-use super::fixtures::{LARGE, Place, all_are, cached, ends_empty, eventually, put, spec};
+use super::fixtures::{LARGE, OpenStore, all_are, cached, ends_empty, eventually, put, spec};
 use crate::CopyReason;
 use cotensor_core::{ErrorKind, size};
 
@@ -11,7 +11,7 @@ const fn room(tensors: u64) -> u64 {
     tensors * LARGE as u64 + METADATA
 }
 
-pub(super) fn budget_is_enforced_and_error_names_holders(make: &dyn Fn(u64) -> Place) {
+pub(super) fn budget_is_enforced_and_error_names_holders(make: &dyn Fn(u64) -> OpenStore) {
     let open = make(room(10));
     let (one, other, watcher) = (open(), open(), open());
     let held = put(&*one, cached("held", 7 * LARGE, 1), 1);
@@ -33,7 +33,7 @@ pub(super) fn budget_is_enforced_and_error_names_holders(make: &dyn Fn(u64) -> P
     assert!(watcher.stats().peak_memory_bytes <= room(10));
 }
 
-pub(super) fn cheapest_tensor_is_evicted_first(make: &dyn Fn(u64) -> Place) {
+pub(super) fn cheapest_tensor_is_evicted_first(make: &dyn Fn(u64) -> OpenStore) {
     let open = make(room(4));
     let (one, other) = (open(), open());
     for (name, recompute_ms) in [("dear", 9000), ("cheap", 5), ("middle", 500), ("held", 1)] {
@@ -51,7 +51,7 @@ pub(super) fn cheapest_tensor_is_evicted_first(make: &dyn Fn(u64) -> Place) {
     assert!(all_are(&held, 1));
 }
 
-pub(super) fn reports_count_tensors_copies_and_lookups(make: &dyn Fn(u64) -> Place) {
+pub(super) fn reports_count_tensors_copies_and_lookups(make: &dyn Fn(u64) -> OpenStore) {
     let open = make(u64::MAX);
     let (one, other) = (open(), open());
     let made = put(&*one, cached("x", LARGE, 1), 1);

@@ -1,9 +1,9 @@
 //! The conformance suite of stores.
 
-use super::fixtures::Place;
+use super::fixtures::OpenStore;
 use super::{groups, room, tensors, work};
 
-type Check = fn(&dyn Fn(u64) -> Place);
+type Check = fn(&dyn Fn(u64) -> OpenStore);
 
 /// Runs the conformance suite: `make` gives an empty store with room for that many bytes.
 ///
@@ -11,7 +11,7 @@ type Check = fn(&dyn Fn(u64) -> Place);
 ///
 /// # Panics
 /// When the store breaks a promise of [`Store`].
-pub fn conformance(make: &dyn Fn(u64) -> Place) {
+pub fn conformance(make: &dyn Fn(u64) -> OpenStore) {
     let all: [(&str, Check); 19] = [
         ("published bytes reach other clients", tensors::published_bytes_reach_other_clients),
         ("leased version outlives its successor", tensors::leased_version_outlives_its_successor),

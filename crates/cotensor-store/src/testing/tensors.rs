@@ -1,10 +1,10 @@
 //! Names, versions and leases.
 
-use super::fixtures::{LARGE, Place, all_are, cached, ends_empty, eventually, put, spec};
+use super::fixtures::{LARGE, OpenStore, all_are, cached, ends_empty, eventually, put, spec};
 use crate::{CopyReason, TensorId, TensorSpec};
 use cotensor_core::{ContentHash, DType, ErrorKind, Kind, Slice, Space};
 
-pub(super) fn published_bytes_reach_other_clients(make: &dyn Fn(u64) -> Place) {
+pub(super) fn published_bytes_reach_other_clients(make: &dyn Fn(u64) -> OpenStore) {
     let open = make(u64::MAX);
     let watcher = open();
     let (one, other) = (open(), open());
@@ -33,7 +33,7 @@ pub(super) fn published_bytes_reach_other_clients(make: &dyn Fn(u64) -> Place) {
     ends_empty(&*watcher);
 }
 
-pub(super) fn leased_version_outlives_its_successor(make: &dyn Fn(u64) -> Place) {
+pub(super) fn leased_version_outlives_its_successor(make: &dyn Fn(u64) -> OpenStore) {
     let open = make(u64::MAX);
     let (one, other, watcher) = (open(), open(), open());
     for bytes in [100, LARGE] {
@@ -55,7 +55,7 @@ pub(super) fn leased_version_outlives_its_successor(make: &dyn Fn(u64) -> Place)
     ends_empty(&*watcher);
 }
 
-pub(super) fn unleased_tensor_is_freed_unless_cached(make: &dyn Fn(u64) -> Place) {
+pub(super) fn unleased_tensor_is_freed_unless_cached(make: &dyn Fn(u64) -> OpenStore) {
     let open = make(u64::MAX);
     let (one, other, watcher) = (open(), open(), open());
     for bytes in [64, LARGE] {
@@ -75,7 +75,7 @@ pub(super) fn unleased_tensor_is_freed_unless_cached(make: &dyn Fn(u64) -> Place
     ends_empty(&*watcher);
 }
 
-pub(super) fn removed_name_keeps_its_leases(make: &dyn Fn(u64) -> Place) {
+pub(super) fn removed_name_keeps_its_leases(make: &dyn Fn(u64) -> OpenStore) {
     let open = make(u64::MAX);
     let (one, other) = (open(), open());
     let kept = put(&*one, cached("x", LARGE, 1), 1);
@@ -92,7 +92,7 @@ pub(super) fn removed_name_keeps_its_leases(make: &dyn Fn(u64) -> Place) {
     ends_empty(&*other);
 }
 
-pub(super) fn views_and_clones_keep_the_tensor(make: &dyn Fn(u64) -> Place) {
+pub(super) fn views_and_clones_keep_the_tensor(make: &dyn Fn(u64) -> OpenStore) {
     let open = make(u64::MAX);
     let (one, other) = (open(), open());
     for bytes in [4096, LARGE] {
@@ -112,7 +112,7 @@ pub(super) fn views_and_clones_keep_the_tensor(make: &dyn Fn(u64) -> Place) {
     }
 }
 
-pub(super) fn private_tensor_is_unlisted(make: &dyn Fn(u64) -> Place) {
+pub(super) fn private_tensor_is_unlisted(make: &dyn Fn(u64) -> OpenStore) {
     let open = make(u64::MAX);
     let (one, other) = (open(), open());
     let mut private = one.reserve_private(spec("mine", LARGE), &one.holder("m")).expect("reserve");
@@ -129,7 +129,7 @@ pub(super) fn private_tensor_is_unlisted(make: &dyn Fn(u64) -> Place) {
     ends_empty(&*one);
 }
 
-pub(super) fn invalid_requests_are_refused(make: &dyn Fn(u64) -> Place) {
+pub(super) fn invalid_requests_are_refused(make: &dyn Fn(u64) -> OpenStore) {
     let open = make(u64::MAX);
     let store = open();
     let holder = store.holder("m");

@@ -1,6 +1,6 @@
 //! Computations and blobs.
 
-use super::fixtures::{LARGE, Place, all_are, cached, ends_empty, eventually};
+use super::fixtures::{LARGE, OpenStore, all_are, cached, ends_empty, eventually};
 use crate::{BlobSource, BlobSpec, Claim, CopyReason, Key, Lease, Store, Ticket};
 use cotensor_core::{ContentHash, DType, Device, Error, ErrorKind, Result};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,7 +26,7 @@ fn compute(store: &dyn Store, ticket: Ticket) -> Vec<Lease> {
     ticket.publish(vec![result("small", 10), result("large", LARGE)]).expect("publish")
 }
 
-pub(super) fn result_is_computed_once(make: &dyn Fn(u64) -> Place) {
+pub(super) fn result_is_computed_once(make: &dyn Fn(u64) -> OpenStore) {
     let open = make(u64::MAX);
     let (computed, stores) = (AtomicUsize::new(0), [open(), open(), open(), open()]);
     assert!(!stores[0].is_computed(&key()));
@@ -55,7 +55,7 @@ pub(super) fn result_is_computed_once(make: &dyn Fn(u64) -> Place) {
     eventually("it is computed again", || stores[0].is_computed(&key()));
 }
 
-pub(super) fn abandoned_claim_passes_to_a_waiter(make: &dyn Fn(u64) -> Place) {
+pub(super) fn abandoned_claim_passes_to_a_waiter(make: &dyn Fn(u64) -> OpenStore) {
     let open = make(u64::MAX);
     let (one, other) = (open(), open());
     for declined in [true, false] {
@@ -73,7 +73,7 @@ pub(super) fn abandoned_claim_passes_to_a_waiter(make: &dyn Fn(u64) -> Place) {
     eventually("it is computed", || other.is_computed(&key()));
 }
 
-pub(super) fn claim_waits_at_most_its_timeout(make: &dyn Fn(u64) -> Place) {
+pub(super) fn claim_waits_at_most_its_timeout(make: &dyn Fn(u64) -> OpenStore) {
     let open = make(u64::MAX);
     let (one, other) = (open(), open());
     let within = |wait| other.claim_within(&key(), &other.holder("waits"), wait);
@@ -92,7 +92,7 @@ pub(super) fn claim_waits_at_most_its_timeout(make: &dyn Fn(u64) -> Place) {
     eventually("results come without a wait", || matches!(within(Duration::ZERO), Ok(Claim::Ready(_))));
 }
 
-pub(super) fn private_or_missing_results_are_refused(make: &dyn Fn(u64) -> Place) {
+pub(super) fn private_or_missing_results_are_refused(make: &dyn Fn(u64) -> OpenStore) {
     let open = make(u64::MAX);
     let (one, watcher) = (open(), open());
     let private = one.reserve_private(cached("x", 10, 1), &one.holder("m")).expect("reserve");
@@ -140,7 +140,7 @@ fn contents(lens: impl IntoIterator<Item = usize>) -> Vec<BlobSpec> {
     lens.into_iter().map(spec).collect()
 }
 
-pub(super) fn blobs_are_filled_once(make: &dyn Fn(u64) -> Place) {
+pub(super) fn blobs_are_filled_once(make: &dyn Fn(u64) -> OpenStore) {
     let open = make(u64::MAX);
     let (filled, stores) = (AtomicUsize::new(0), [open(), open(), open()]);
     std::thread::scope(|scope| {
@@ -170,7 +170,7 @@ pub(super) fn blobs_are_filled_once(make: &dyn Fn(u64) -> Place) {
     assert_ne!(leases[0].identity(), leases[1].identity(), "another value");
 }
 
-pub(super) fn failing_source_publishes_nothing(make: &dyn Fn(u64) -> Place) {
+pub(super) fn failing_source_publishes_nothing(make: &dyn Fn(u64) -> OpenStore) {
     let open = make(u64::MAX);
     let (one, other, filled) = (open(), open(), AtomicUsize::new(0));
     let mut source = Lengths { filled: &filled, fails: Some(2) };

@@ -6,7 +6,7 @@ use super::path::ValuePath;
 use crate::errors::{OrRaise, raise};
 use crate::functions::managed_object::ManagedObject;
 use crate::functions::remote_object::RemoteObject;
-use crate::import::source::Source;
+use crate::import::source::SourceArray;
 use crate::imports::{Numpy, Torch};
 use crate::store::lease::HeldLease;
 use crate::store::lookup::lease_of;
@@ -163,7 +163,7 @@ impl Codec {
         {
             return Ok(value);
         }
-        let source = Source::of(array, path)?;
+        let source = SourceArray::of(array, path)?;
         if let Some(held) = source.tensor()
             && let Some(value) = self.held(py, &held)?
         {

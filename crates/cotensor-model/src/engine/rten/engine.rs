@@ -137,8 +137,8 @@ fn options() -> ModelOptions {
 struct RtenGraph {
     /// Reads the bytes of `_weights`, so it is dropped first.
     model: Model,
-    inputs: Vec<Slot>,
-    outputs: Vec<Slot>,
+    inputs: Vec<NodePort>,
+    outputs: Vec<NodePort>,
     input_ports: Vec<Port>,
     output_ports: Vec<Port>,
     options: RunOptions,
@@ -148,13 +148,13 @@ struct RtenGraph {
 
 /// An input or output in rten's terms.
 #[derive(Clone, Copy)]
-struct Slot {
+struct NodePort {
     id: NodeId,
     dtype: Option<DataType>,
 }
 
 /// Inputs or outputs with their ports, in the order of the graph.
-fn ports(model: &Model, ids: &[NodeId], declared: Option<&[Port]>) -> Vec<(Slot, Port)> {
+fn ports(model: &Model, ids: &[NodeId], declared: Option<&[Port]>) -> Vec<(NodePort, Port)> {
     let fixed = |dim: Dimension| match dim {
         Dimension::Fixed(size) => Some(size),
         Dimension::Symbolic(_) => None,
@@ -168,7 +168,7 @@ fn ports(model: &Model, ids: &[NodeId], declared: Option<&[Port]>) -> Vec<(Slot,
         });
         let dims = info.and_then(|info| info.shape()).map(|shape| shape.into_iter().map(fixed).collect());
         let declared = declared.and_then(|ports| ports.iter().find(|port| port.name == name));
-        (Slot { id, dtype }, Port { dtype: declared.and_then(|port| port.dtype), name, dims })
+        (NodePort { id, dtype }, Port { dtype: declared.and_then(|port| port.dtype), name, dims })
     };
     ids.iter().map(port).collect()
 }
@@ -190,7 +190,7 @@ impl LoadedGraph for RtenGraph {
             let value = input(&self.input_ports[index], slot.dtype, tensor, allocator);
             values.push((slot.id, value.map_err(|error| error.in_field(*name))?));
         }
-        let given = |slot: &Slot| values.iter().any(|(id, _)| *id == slot.id);
+        let given = |slot: &NodePort| values.iter().any(|(id, _)| *id == slot.id);
         if let Some(missing) = self.inputs.iter().position(|slot| !given(slot)) {
             return Err(Error::invalid("this input is missing").in_field(&self.input_ports[missing].name));
         }
