@@ -152,6 +152,30 @@ fn versions_holders_and_removal_are_shown() {
 }
 
 #[test]
+fn groups_are_shown_with_their_members() {
+    let daemon = Daemon::start(&[]);
+    let store = cotensor_client::ClientStore::connect(Some(&daemon.socket()), "producer").unwrap();
+    let members: [(&str, DType, &[usize]); 2] = [("codes", DType::U8, &[2, 3]), ("scales", DType::F16, &[2])];
+    let members = cotensor::store::Members::new(members).unwrap();
+    let spec = cotensor::store::TensorSpec::group("weight", members);
+    let _held = store.reserve(spec, &store.holder("")).unwrap().publish().unwrap();
+    let listed = &daemon.json(&["ls"])["tensors"][0];
+    assert_eq!(
+        (&listed["member_count"], &listed["shape"], &listed["members"]),
+        (&json!(2), &json!([68]), &json!(null))
+    );
+    let printed = String::from_utf8(daemon.ok(&["ls"])).unwrap();
+    assert!(printed.contains("group") && printed.contains("2 members"), "{printed}");
+    let printed = String::from_utf8(daemon.ok(&["stat", "weight"])).unwrap();
+    assert!(
+        printed.contains("member codes: uint8 [2, 3]") && printed.contains("member scales: float16 [2]"),
+        "{printed}"
+    );
+    let scales = json!({"name": "scales", "dtype": "float16", "shape": [2]});
+    assert_eq!(daemon.json(&["stat", "weight"])["tensors"][0]["versions"][0]["members"][1], scales);
+}
+
+#[test]
 fn bad_files_and_arguments_are_refused_and_leave_nothing() {
     let daemon = Daemon::start(&["--max-memory", "8"]);
     for (file, bytes, words) in [

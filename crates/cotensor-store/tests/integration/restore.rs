@@ -3,7 +3,7 @@
 use cotensor_core::{ContentHash, DType, Device, ErrorKind, Layout, Segment};
 use cotensor_store::backend::{Record, VersionState};
 use cotensor_store::{
-    Claim, ComputationStore, EmbeddedStore, Key, Lease, ManualClock, MemoryControl, RestoredTensor, Retention,
+    Claim, ComputationStore, EmbeddedStore, Key, Lease, ManualClock, Members, MemoryControl, RestoredTensor, Retention,
     SpilledSegment, StoreObserver, StoreReports, TensorId, TensorSpec, TensorStore,
 };
 use std::sync::{Arc, Mutex};
@@ -155,4 +155,24 @@ fn restored_tensor_keeps_its_id_and_versions_continue() {
     });
     assert!(refused.count() >= 19, "a name belongs to one of the shards");
     assert_eq!(foreign.stats().memory_usage_bytes, 0);
+}
+
+#[test]
+fn restored_group_keeps_its_members_inside_its_layout() {
+    let store = EmbeddedStore::builder().seed(7).build();
+    let holder = store.holder("m");
+    let members = Members::new([("codes", DType::U8, [36]), ("zeros", DType::U8, [36])]).unwrap();
+    let restore = |name: &str, bytes: usize| {
+        let id = put(&store, name, Retention::WhileLeased).id();
+        let spec = TensorSpec { retention: KEPT, ..TensorSpec::group(name, Arc::clone(&members)) };
+        let layout = Layout::contiguous(DType::U8, &[bytes]).unwrap();
+        store.restore(RestoredTensor { spec, layout, ..restored(&store, (name, id), 1, true) }, &holder).unwrap()
+    };
+    let whole = restore("whole", 100);
+    assert_eq!(whole.members(), Some(&*members));
+    assert_eq!(whole.member("zeros").unwrap().bytes().unwrap(), [1; 36]);
+    // Another process may describe fewer bytes than its members have.
+    let short = restore("short", 99);
+    assert_eq!(short.member("codes").unwrap().bytes().unwrap(), [1; 36]);
+    assert_eq!(short.member("zeros").unwrap_err().kind(), ErrorKind::Corrupt);
 }
