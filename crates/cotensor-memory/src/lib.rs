@@ -6,6 +6,7 @@
 //! | `host` | the kinds of host memory: memfd, slab, mapped file; private mappings and the shared index over them |
 //! | `reuse` | allocators that reuse memory: the memfd pool, prefaulting, the memory of embedded stores |
 //! | `pack_cache` | the on-disk cache of weights |
+//! | `testing` (feature) | a fake device whose memory processes share |
 //! | [`process`] | this process and others: memory use, descriptors, credentials, signals |
 //!
 //! Each module uses only those above it in this order: `process`, `mapping`, `host`, `reuse` and `pack_cache`. Memory of a

@@ -55,6 +55,10 @@ fn render(http: &Http) -> String {
     page.gauge("memory_bytes", "Bytes of tensor memory charged to the budget.").value(stats.memory_usage_bytes);
     page.gauge("metadata_bytes", "Bytes of metadata charged to the budget.").value(stats.metadata_bytes);
     page.gauge("memory_peak_bytes", "Peak of memory_bytes.").value(stats.peak_memory_bytes);
+    page.gauge("device_memory_bytes", "Bytes of tensor memory charged to the budget of each device.");
+    for device in &stats.devices {
+        page.labelled(&[("device", &device.device)], device.memory_usage_bytes);
+    }
     if daemon.config.max_memory_bytes != u64::MAX {
         page.gauge("memory_budget_bytes", "The budget in bytes.").value(daemon.config.max_memory_bytes);
     }
