@@ -139,7 +139,9 @@ fn tensors_on_a_device_do_not_travel_over_http() {
     assert_eq!((&error["data"]["kind"], &error["data"]["field"]), (&json!("unsupported"), &json!("on the device")));
     assert!(error["message"].to_string().contains("cannot read fake:0"), "{error}");
     let metrics = String::from_utf8(running.get("/metrics").body).unwrap();
-    for line in [r#"cotensor_device_memory_bytes{device="cpu"} 4"#, r#"cotensor_device_memory_bytes{device="fake:0"} 4"#] {
+    for line in
+        [r#"cotensor_device_memory_bytes{device="cpu"} 4"#, r#"cotensor_device_memory_bytes{device="fake:0"} 4"#]
+    {
         assert!(metrics.lines().any(|found| found == line), "{line} is not in {metrics}");
     }
     drop(lease);
