@@ -32,7 +32,7 @@ class AsyncSharedTensorProvider(SharedTensorProvider):
     """A :class:`~cotensor.provider.SharedTensorProvider` whose functions may be ``async def``.
 
     Coroutines run on an event loop in a thread of the provider, or on ``loop``, which has to run in another thread. At most
-    ``workers`` run at a time, by default 64. If a call or task is cancelled, or its caller is gone, its coroutine gets
+    ``workers`` run at a time, by default 64. If a call or task is cancelled, or its caller has disconnected, its coroutine gets
     :class:`asyncio.CancelledError`.
     """
 

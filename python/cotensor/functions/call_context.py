@@ -27,7 +27,7 @@ def current_call() -> Optional[Call]:
 
 
 def check_cancelled() -> None:
-    """Raises :class:`~cotensor.errors.CancelledError` if the current call was cancelled or its caller is gone."""
+    """Raises :class:`~cotensor.errors.CancelledError` if the current call was cancelled or its caller has disconnected."""
     call = _current.get()
     if call is not None and call.cancelled:
         raise CancelledError(f"{call.function} was cancelled")
