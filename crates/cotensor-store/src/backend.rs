@@ -17,7 +17,6 @@ use std::any::Any;
 
 pub use crate::budget::{Budget, Charge, DIMENSION_BYTES, TEXT_COPIES, TensorCharge};
 pub use crate::leases::{LeaseBackend, Record, RecordParts, VersionState};
-pub use crate::names::Holders;
 
 /// The backend of leases, reservations and tickets: usually the store itself. Called from any thread, and never under a
 /// lock of this crate.

@@ -13,7 +13,7 @@ use crate::socket_path::default_socket;
 use cotensor_core::{Memory, Result};
 use cotensor_memory::process::raise_fd_limit;
 use cotensor_store::SharingConfig;
-use cotensor_store::backend::{Budget, Holders};
+use cotensor_store::backend::Budget;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -79,7 +79,6 @@ impl ClientStoreBuilder {
             config,
             small_bytes_max: usize::try_from(hello.small_bytes_max).unwrap_or(usize::MAX),
             copies: UnreportedCopies::default(),
-            holders: Holders::default(),
             private: Budget::new(u64::MAX),
             me: me.clone(),
         });

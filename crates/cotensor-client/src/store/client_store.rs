@@ -10,7 +10,7 @@ use crate::protocol::{self as p, Method, Spec};
 use cotensor_core::{ContentHash, Device, Error, ErrorKind, HeapMemory, Layout, Result, Segment, SegmentMut};
 use cotensor_rpc::Deadline;
 use cotensor_store::backend::{
-    Budget, Holders, LeaseBackend, Record, RecordParts, StoreBackend, TensorCharge, UnpublishedTensor,
+    Budget, LeaseBackend, Record, RecordParts, StoreBackend, TensorCharge, UnpublishedTensor,
 };
 use cotensor_store::{
     BlobSource, BlobSpec, BlobStore, Claim, ComputationStore, CopyReason, Diagnostics, Holder, Key, Lease,
@@ -32,7 +32,6 @@ pub struct ClientStore {
     pub(super) config: SharingConfig,
     pub(super) small_bytes_max: usize,
     pub(super) copies: UnreportedCopies,
-    pub(super) holders: Holders,
     /// The budget of private tensors. The daemon's budget does not count them.
     pub(super) private: Arc<Budget>,
     pub(super) me: Weak<ClientStore>,
@@ -296,20 +295,12 @@ impl LeaseBackend for ClientStore {
         }
     }
 
-    fn holder_name(&self, id: u32) -> Arc<str> {
-        self.holders.name(id)
-    }
-
     fn count_copy(&self, tensor: &str, reason: CopyReason, bytes: usize) {
         self.record_copy(tensor, reason, bytes);
     }
 }
 
 impl TensorStore for ClientStore {
-    fn holder(&self, name: &str) -> Holder {
-        self.holders.holder(name, || self.daemon.leases.holders())
-    }
-
     fn get(&self, name: &str, holder: &Holder) -> Result<Lease> {
         if let Some(lease) = self.daemon.leases.find_newest(name, holder) {
             return Ok(lease);

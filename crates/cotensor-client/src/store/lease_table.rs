@@ -10,7 +10,7 @@ use cotensor_memory::SharedIndexReader;
 use cotensor_memory::process::fd_limit_error;
 use cotensor_store::backend::{Budget, Record, RecordParts, StoreBackend};
 use cotensor_store::{Holder, Key, Lease, TensorId, TensorSpec};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock, Weak};
@@ -78,12 +78,6 @@ impl LeaseTable {
     /// A version number for a private tensor.
     pub(super) fn next_private(&self) -> u64 {
         self.private.fetch_add(1, Ordering::Relaxed)
-    }
-
-    /// The holders of leases.
-    pub(super) fn holders(&self) -> HashSet<u32> {
-        let tensors = lock(&self.tensors);
-        tensors.entries.values().flat_map(|entry| entry.record.holders()).map(|(holder, _)| holder).collect()
     }
 
     /// A lease of a tensor in the table.

@@ -8,7 +8,7 @@ use cotensor_client::protocol::{
     TensorState,
 };
 use cotensor_core::{Error, Result};
-use cotensor_store::backend::{LeaseBackend, Record};
+use cotensor_store::backend::Record;
 use cotensor_store::{CopyReason, EmbeddedStore, MemoryControl, SpilledTensorInfo, StoreReports, check_name};
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ const COPIES_MAX: usize = 64;
 const LIST_MAX: usize = 10_000;
 
 fn describe(store: &EmbeddedStore, record: &Record) -> TensorInfo {
-    let holders = record.holders().into_iter().map(|(id, count)| (store.holder_name(id).to_string(), count));
+    let holders = record.holders().into_iter().map(|(holder, count)| (holder.name().to_owned(), count));
     TensorInfo {
         id: record.id().into(),
         spec: Spec::from(&record.spec()),

@@ -58,7 +58,7 @@ impl Session {
         let fd = fd_of(lease.segment())?;
         let index = self.outbox().and_then(|_| self.events.slots.slot_of(&self.store, &lease));
         let mut resources = self.lock();
-        let key = (lease.id(), holder.id());
+        let key = (lease.id(), holder.clone());
         let is_leased = resources.leases.contains_key(&key);
         let in_own_slab =
             || resources.segments.get(fd.as_raw_fd()).is_some_and(|known| resources.slabs.contains_key(&known.id));
@@ -106,7 +106,7 @@ impl Session {
         let (id, fd) = (lease.id(), fd_of(lease.segment())?);
         let mut resources = self.lock();
         let Resources { leases, segments, .. } = &mut *resources;
-        match leases.entry((id, holder.id())) {
+        match leases.entry((id, holder.clone())) {
             // The client named this lease twice. It counts once, as at the client.
             Entry::Occupied(_) => {
                 drop(resources);
@@ -148,7 +148,7 @@ impl Session {
     /// `NotFound` for a lease that the session does not have.
     pub(crate) fn release(&self, id: TensorId, holder: &Holder) -> Result<()> {
         let mut resources = self.lock();
-        let key = (id, holder.id());
+        let key = (id, holder.clone());
         let entry = resources.leases.get_mut(&key).ok_or_else(|| not_leased(id))?;
         entry.count -= 1;
         if entry.count > 0 {

@@ -14,7 +14,7 @@ pub(crate) struct Resources {
     /// Holders by the names that the client gave them.
     pub(super) holders: HashMap<String, Holder>,
     /// Leases by tensor and holder.
-    pub(super) leases: HashMap<(TensorId, u32), LeaseEntry>,
+    pub(super) leases: HashMap<(TensorId, Holder), LeaseEntry>,
     pub(super) segments: SegmentTable,
     pub(crate) reservations: HandleTable<Reserved>,
     pub(crate) packs: HandleTable<(BlobPack, Arc<Charge>)>,
@@ -53,10 +53,10 @@ impl Resources {
     /// Removes holders without leases and reservations. A client that serves others names a holder for each of them.
     pub(super) fn remove_unused_holders(&mut self) {
         let Self { holders, leases, reservations, packs, .. } = self;
-        let leased = leases.keys().map(|(_, holder)| *holder);
-        let reserved = reservations.values().map(|reserved| reserved.holder.id());
-        let packed = packs.values().map(|(pack, _)| pack.holder().id());
-        let used: HashSet<u32> = leased.chain(reserved).chain(packed).collect();
-        holders.retain(|_, holder| used.contains(&holder.id()));
+        let leased = leases.keys().map(|(_, holder)| holder);
+        let reserved = reservations.values().map(|reserved| &reserved.holder);
+        let packed = packs.values().map(|(pack, _)| pack.holder());
+        let used: HashSet<&Holder> = leased.chain(reserved).chain(packed).collect();
+        holders.retain(|_, holder| used.contains(holder));
     }
 }

@@ -7,8 +7,10 @@ use cotensor_core::Result;
 ///
 /// Implementations are cheap to share between threads. All methods may be called at any time from any thread.
 pub trait TensorStore: Send + Sync {
-    /// The holder of that name, always the same one.
-    fn holder(&self, name: &str) -> Holder;
+    /// The holder of that name.
+    fn holder(&self, name: &str) -> Holder {
+        Holder::new(name)
+    }
 
     /// Leases the newest version of `name`.
     ///

@@ -223,7 +223,7 @@ fn list(
         retention: Retention::Cached { recompute },
         members: None,
     };
-    let lease = store.list(spec, layout, segment, charge, Some(each.ticket.key()), holder.id)?;
+    let lease = store.list(spec, layout, segment, charge, Some(each.ticket.key()), holder)?;
     each.ticket.finish(std::slice::from_ref(&lease));
     held.insert(each.hash, lease);
     Ok(())

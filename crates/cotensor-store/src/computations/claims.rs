@@ -98,7 +98,7 @@ impl Claims {
         let computing = || Computation::Computing { holder: holder.clone(), wakers: Vec::new() };
         match claims.get(&key) {
             Some(Computation::Computing { .. }) => Err(claims),
-            Some(Computation::Ready(records)) => match lease_all(records, holder.id) {
+            Some(Computation::Ready(records)) => match lease_all(records, holder) {
                 Ok(leases) => Ok(Found::Ready(leases)),
                 Err(partial) => {
                     // Some results were evicted: all are computed again.
@@ -216,7 +216,7 @@ impl Claims {
 }
 
 /// Leases of all results, or else the leases taken before the first result that could not be leased.
-fn lease_all(records: &[Weak<Record>], holder: u32) -> Result<Vec<Lease>, Vec<Lease>> {
+fn lease_all(records: &[Weak<Record>], holder: &Holder) -> Result<Vec<Lease>, Vec<Lease>> {
     let mut leases = Vec::with_capacity(records.len());
     for record in records {
         match record.upgrade().and_then(|record| Lease::find(&record, holder)) {

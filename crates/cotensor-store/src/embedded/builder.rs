@@ -3,7 +3,7 @@
 use crate::budget::{Budget, Devices};
 use crate::computations::Claims;
 use crate::embedded::{Counters, EmbeddedStore};
-use crate::names::{Holders, Names, SHARDS};
+use crate::names::{Names, SHARDS};
 use crate::spill::SpillState;
 use crate::{Clock, SharingConfig, SpillStorage, StoreObserver, SystemClock};
 use cotensor_core::{BlobCache, Device, HeapMemory, Memory};
@@ -137,7 +137,6 @@ impl EmbeddedStoreBuilder {
             clock: self.clock,
             counters: Counters::default(),
             config: self.config,
-            holders: Holders::default(),
             notes: Mutex::default(),
             observer: self.observer,
             spill: self.spill.map(SpillState::new),

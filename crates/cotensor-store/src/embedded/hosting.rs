@@ -115,7 +115,7 @@ impl EmbeddedStore {
             return Err(Error::invalid(format!("{} reaches beyond its segment", spec.name)));
         }
         check_device(&spec, &*segment)?;
-        self.list(spec, layout, segment, charge, key, holder.id)
+        self.list(spec, layout, segment, charge, key, holder)
     }
 
     /// As [`ComputationStore::claim`](crate::ComputationStore::claim), without blocking: where that waits, `waker` is woken for

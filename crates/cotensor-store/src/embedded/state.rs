@@ -3,7 +3,7 @@
 use crate::blobs::Notes;
 use crate::budget::Devices;
 use crate::computations::Claims;
-use crate::names::{Holders, Names};
+use crate::names::Names;
 use crate::reports::CopyLog;
 use crate::spill::SpillState;
 use crate::{Clock, Refusal, SharingConfig, StoreObserver};
@@ -23,7 +23,6 @@ pub struct EmbeddedStore {
     pub(crate) started: Duration,
     pub(crate) counters: Counters,
     pub(crate) config: SharingConfig,
-    pub(crate) holders: Holders,
     pub(crate) notes: Mutex<Notes>,
     pub(crate) observer: Option<Arc<dyn StoreObserver>>,
     pub(crate) spill: Option<SpillState>,

@@ -14,7 +14,6 @@ use crate::{
 };
 use cotensor_core::sync::lock;
 use cotensor_core::{ContentHash, Device, Error, ErrorKind, Layout, Memory, Result, Segment, SegmentMut, size};
-use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -71,7 +70,7 @@ impl EmbeddedStore {
         segment: Arc<dyn Segment>,
         charge: TensorCharge,
         key: Option<Key>,
-        holder: u32,
+        holder: &Holder,
     ) -> Result<Lease> {
         let name = spec.name.clone();
         let created = self.clock.now();
@@ -88,7 +87,7 @@ impl EmbeddedStore {
         if let Some(superseded) = superseded {
             self.supersede(superseded);
         }
-        Ok(Lease { record, holder, reinterpreted: None })
+        Ok(Lease { record, holder: holder.clone(), reinterpreted: None })
     }
 
     /// Refuses a tensor that the configuration does not share, and counts that.
@@ -128,14 +127,14 @@ impl StoreBackend for EmbeddedStore {
         let UnpublishedTensor { spec, layout, segment, charge, holder, private, .. } = draft;
         let segment = segment.freeze()?;
         if !private {
-            return self.list(spec, layout, segment, charge, key, holder.id);
+            return self.list(spec, layout, segment, charge, key, &holder);
         }
         let (id, created) = (self.names.private_id(), self.clock.now());
-        let (id_of_holder, private) = (holder.id, Some(holder));
+        let private = Some(holder.clone());
         let parts = RecordParts { id, spec, layout, segment, charge, retained: false, private, key: None, created };
         let record = Record::new(parts, self.me.clone());
-        record.leases.acquire(id_of_holder);
-        Ok(Lease { record, holder: id_of_holder, reinterpreted: None })
+        record.leases.acquire(&holder);
+        Ok(Lease { record, holder, reinterpreted: None })
     }
 
     fn finish_computation(&self, key: Key, results: &[&Lease]) {
@@ -156,29 +155,17 @@ impl LeaseBackend for EmbeddedStore {
         }
     }
 
-    fn holder_name(&self, id: u32) -> Arc<str> {
-        self.holders.name(id)
-    }
-
     fn count_copy(&self, tensor: &str, reason: CopyReason, bytes: usize) {
         self.counters.copies.record(tensor, reason, bytes as u64, self.clock.now());
     }
 }
 
 impl TensorStore for EmbeddedStore {
-    fn holder(&self, name: &str) -> Holder {
-        self.holders.holder(name, || {
-            let survey = self.names.survey();
-            let holders = survey.records.iter().flat_map(|record| record.leases.holders());
-            holders.map(|(holder, _)| holder).collect::<HashSet<u32>>()
-        })
-    }
-
     fn get(&self, name: &str, holder: &Holder) -> Result<Lease> {
         // Read before the lock, for which other threads wait.
         let now = self.clock.recent();
         let take = |record: &Arc<Record>| {
-            let lease = Lease::find(record, holder.id)?;
+            let lease = Lease::find(record, holder)?;
             record.set_last_used(now);
             Some(lease)
         };
@@ -195,7 +182,7 @@ impl TensorStore for EmbeddedStore {
     fn lease(&self, id: TensorId, holder: &Holder) -> Result<Lease> {
         let now = self.clock.recent();
         let take = |record: &Arc<Record>| {
-            let lease = Lease::take(record, holder.id)?;
+            let lease = Lease::take(record, holder)?;
             record.set_last_used(now);
             Some(lease)
         };

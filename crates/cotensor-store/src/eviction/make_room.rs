@@ -1,8 +1,8 @@
 //! Making room: evicts or spills unleased tensors. An error names the holders of the others.
 
 use crate::EmbeddedStore;
+use crate::Holder;
 use crate::TensorSpec;
-use crate::backend::LeaseBackend;
 use crate::budget::{Budget, Charge, TensorCharge};
 use crate::eviction::{Candidate, candidates, charged_bytes};
 use cotensor_core::{Device, Error, ErrorKind, Result, size};
@@ -226,7 +226,7 @@ impl EmbeddedStore {
     /// The error of a reservation that does not fit. It names the holders of the most bytes.
     pub(crate) fn over_budget(&self, budget: &Arc<Budget>, bytes: u64) -> Error {
         let survey = self.names.survey();
-        let mut by_holder: HashMap<u32, u64> = HashMap::new();
+        let mut by_holder: HashMap<Holder, u64> = HashMap::new();
         let on_device: Vec<_> =
             survey.records.iter().filter(|record| Arc::ptr_eq(record.charge.segment().budget(), budget)).collect();
         for record in &on_device {
@@ -237,7 +237,7 @@ impl EmbeddedStore {
         let (used, max, metadata) = (budget.total(), budget.max(), budget.metadata());
         let unlisted = budget.used().saturating_sub(charged_bytes(on_device.iter().copied()));
         let mut held: Vec<(u64, String)> =
-            by_holder.into_iter().map(|(holder, bytes)| (bytes, self.holder_name(holder).to_string())).collect();
+            by_holder.into_iter().map(|(holder, bytes)| (bytes, holder.name().to_owned())).collect();
         held.sort_unstable_by(|a, b| b.cmp(a));
         let mut held: Vec<String> =
             held.iter().take(5).map(|(bytes, name)| format!("{name} holds {}", size(*bytes))).collect();

@@ -1,5 +1,6 @@
 //! The lease count of one tensor. It alone decides whether a tensor may be freed.
 
+use crate::Holder;
 use crate::sync::{Mutex, lock};
 
 /// The leases of a tensor by holder. A count without leases can be closed; a closed count refuses leases.
@@ -17,18 +18,18 @@ struct Leases {
     hits: u64,
 }
 
-/// Holder ids with their numbers of leases. Most tensors have one holder, for which nothing is allocated. Few have many,
+/// Holders with their numbers of leases. Most tensors have one holder, for which nothing is allocated. Few have many,
 /// so a list is faster than a map.
 #[derive(Debug)]
 enum ByHolder {
     None,
-    One([(u32, u32); 1]),
-    #[allow(clippy::box_collection, reason = "two words instead of four, in every record")]
-    Many(Box<Vec<(u32, u32)>>),
+    One([(Holder, u32); 1]),
+    #[allow(clippy::box_collection, reason = "one word instead of three, in every record")]
+    Many(Box<Vec<(Holder, u32)>>),
 }
 
 impl ByHolder {
-    fn as_slice(&self) -> &[(u32, u32)] {
+    fn as_slice(&self) -> &[(Holder, u32)] {
         match self {
             Self::None => &[],
             Self::One(one) => one,
@@ -36,39 +37,45 @@ impl ByHolder {
         }
     }
 
-    fn add(&mut self, holder: u32) {
+    fn add(&mut self, holder: &Holder) {
         let held = match self {
             Self::None => &mut [][..],
             Self::One(one) => one,
             Self::Many(many) => many,
         };
-        if let Some((_, count)) = held.iter_mut().find(|(id, _)| *id == holder) {
+        if let Some((_, count)) = held.iter_mut().find(|(known, _)| known == holder) {
             *count += 1;
             return;
         }
-        match self {
-            Self::None => *self = Self::One([(holder, 1)]),
-            Self::One([one]) => *self = Self::Many(Box::new(vec![*one, (holder, 1)])),
-            Self::Many(many) => many.push((holder, 1)),
-        }
+        let added = (holder.clone(), 1);
+        *self = match std::mem::replace(self, Self::None) {
+            Self::None => Self::One([added]),
+            Self::One([one]) => Self::Many(Box::new(vec![one, added])),
+            Self::Many(mut many) => {
+                many.push(added);
+                Self::Many(many)
+            }
+        };
     }
 
     /// Removes one lease of `holder`; false when it has none.
-    fn release(&mut self, holder: u32) -> bool {
+    fn release(&mut self, holder: &Holder) -> bool {
         match self {
-            Self::One([(id, count)]) if *id == holder => {
+            Self::One([(known, count)]) if known == holder => {
                 *count -= 1;
                 if *count == 0 {
                     *self = Self::None;
                 }
             }
             Self::Many(many) => {
-                let Some(index) = many.iter().position(|(id, _)| *id == holder) else { return false };
+                let Some(index) = many.iter().position(|(known, _)| known == holder) else { return false };
                 many[index].1 -= 1;
                 if many[index].1 == 0 {
                     many.swap_remove(index);
                 }
-                if let [one] = many[..] {
+                if many.len() == 1
+                    && let Some(one) = many.pop()
+                {
                     *self = Self::One([one]);
                 }
             }
@@ -97,12 +104,12 @@ impl Default for LeaseCount {
 
 impl LeaseCount {
     /// Adds a lease of `holder`; false when closed.
-    pub(crate) fn acquire(&self, holder: u32) -> bool {
+    pub(crate) fn acquire(&self, holder: &Holder) -> bool {
         self.add(holder, 0)
     }
 
     /// As [`acquire`](LeaseCount::acquire) for a lookup, which counts as a hit.
-    pub(crate) fn find(&self, holder: u32) -> bool {
+    pub(crate) fn find(&self, holder: &Holder) -> bool {
         self.add(holder, 1)
     }
 
@@ -111,7 +118,7 @@ impl LeaseCount {
         lock(&self.0).hits
     }
 
-    fn add(&self, holder: u32, hits: u64) -> bool {
+    fn add(&self, holder: &Holder, hits: u64) -> bool {
         let mut state = lock(&self.0);
         if state.closed {
             return false;
@@ -122,7 +129,7 @@ impl LeaseCount {
     }
 
     /// Removes one lease of `holder`.
-    pub(crate) fn release(&self, holder: u32) -> Released {
+    pub(crate) fn release(&self, holder: &Holder) -> Released {
         let mut state = lock(&self.0);
         match state.holders.release(holder) {
             false => Released::NotHeld,
@@ -147,8 +154,8 @@ impl LeaseCount {
         closes
     }
 
-    /// Holder ids with their numbers of leases.
-    pub(crate) fn holders(&self) -> Vec<(u32, u32)> {
+    /// Holders with their numbers of leases.
+    pub(crate) fn holders(&self) -> Vec<(Holder, u32)> {
         lock(&self.0).holders.as_slice().to_vec()
     }
 
@@ -162,49 +169,53 @@ impl LeaseCount {
 mod tests {
     use super::*;
 
+    fn holder(number: u32) -> Holder {
+        Holder::new(&number.to_string())
+    }
+
     #[test]
     fn leases_are_counted_per_holder() {
         let count = LeaseCount::default();
-        assert!(count.acquire(1) && count.acquire(1) && count.acquire(2));
-        assert_eq!(count.release(1), Released::StillLeased);
-        assert_eq!(count.release(3), Released::NotHeld);
+        assert!(count.acquire(&holder(1)) && count.acquire(&holder(1)) && count.acquire(&holder(2)));
+        assert_eq!(count.release(&holder(1)), Released::StillLeased);
+        assert_eq!(count.release(&holder(3)), Released::NotHeld);
         assert!(!count.close());
-        assert_eq!(count.release(2), Released::StillLeased);
-        assert_eq!(count.release(2), Released::NotHeld);
-        assert_eq!(count.release(1), Released::Last);
-        assert!(count.find(1));
-        assert_eq!(count.release(1), Released::Last);
+        assert_eq!(count.release(&holder(2)), Released::StillLeased);
+        assert_eq!(count.release(&holder(2)), Released::NotHeld);
+        assert_eq!(count.release(&holder(1)), Released::Last);
+        assert!(count.find(&holder(1)));
+        assert_eq!(count.release(&holder(1)), Released::Last);
         assert!(count.close());
         assert!(!count.close());
-        assert!(!count.acquire(1) && !count.find(1));
+        assert!(!count.acquire(&holder(1)) && !count.find(&holder(1)));
         assert_eq!(count.hits(), 1);
     }
 
     #[test]
     fn holders_release_in_any_order() {
         let count = LeaseCount::default();
-        for holder in [1, 2, 3, 2] {
-            assert!(count.acquire(holder));
+        for number in [1, 2, 3, 2] {
+            assert!(count.acquire(&holder(number)));
         }
-        assert_eq!((count.holders(), count.total()), (vec![(1, 1), (2, 2), (3, 1)], 4));
-        assert_eq!([1, 4, 2, 3, 3].map(|holder| count.release(holder)), {
+        assert_eq!((count.holders(), count.total()), (vec![(holder(1), 1), (holder(2), 2), (holder(3), 1)], 4));
+        assert_eq!([1, 4, 2, 3, 3].map(|number| count.release(&holder(number))), {
             use Released::{NotHeld, StillLeased};
             [StillLeased, NotHeld, StillLeased, StillLeased, NotHeld]
         });
-        assert_eq!((count.holders(), count.release(2)), (vec![(2, 1)], Released::Last));
-        assert!(count.holders().is_empty() && count.acquire(9) && count.acquire(8));
-        assert_eq!((count.release(9), count.release(8)), (Released::StillLeased, Released::Last));
+        assert_eq!((count.holders(), count.release(&holder(2))), (vec![(holder(2), 1)], Released::Last));
+        assert!(count.holders().is_empty() && count.acquire(&holder(9)) && count.acquire(&holder(8)));
+        assert_eq!((count.release(&holder(9)), count.release(&holder(8))), (Released::StillLeased, Released::Last));
         assert!(count.close());
     }
 
     #[test]
     fn close_all_closes_every_count_or_none() {
         let counts = [LeaseCount::default(), LeaseCount::default()];
-        assert!(counts[1].acquire(1));
+        assert!(counts[1].acquire(&holder(1)));
         assert!(!LeaseCount::close_all(&[&counts[0], &counts[1]]));
-        assert!(counts[0].acquire(1), "none was closed");
-        counts.iter().for_each(|count| assert_eq!(count.release(1), Released::Last));
+        assert!(counts[0].acquire(&holder(1)), "none was closed");
+        counts.iter().for_each(|count| assert_eq!(count.release(&holder(1)), Released::Last));
         assert!(LeaseCount::close_all(&[&counts[0], &counts[1]]));
-        assert!(!counts[0].acquire(1) && !counts[1].acquire(1));
+        assert!(!counts[0].acquire(&holder(1)) && !counts[1].acquire(&holder(1)));
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// A lease of one holder on a tensor: the tensor stays while the lease exists.
 pub struct Lease {
     pub(crate) record: Arc<Record>,
-    pub(crate) holder: u32,
+    pub(crate) holder: Holder,
     /// Another dtype and shape of the same bytes, made by [`view_as`](Lease::view_as).
     pub(crate) reinterpreted: Option<Box<Reinterpreted>>,
 }
@@ -80,14 +80,12 @@ impl Lease {
 
     /// The holder's name.
     pub fn holder(&self) -> Arc<str> {
-        self.record.backend.upgrade().map_or_else(|| Arc::from("?"), |backend| backend.holder_name(self.holder))
+        self.holder.clone().into()
     }
 
     /// The names of the holders in this process, with their numbers of leases.
     pub fn holders(&self) -> BTreeMap<Arc<str>, u32> {
-        let backend = self.record.backend.upgrade();
-        let name = |holder| backend.as_ref().map_or_else(|| Arc::from("?"), |backend| backend.holder_name(holder));
-        self.record.holders().into_iter().map(|(holder, count)| (name(holder), count)).collect()
+        self.record.holders().into_iter().map(|(holder, count)| (holder.into(), count)).collect()
     }
 
     /// The memory. It is borrowed from the lease, because memory without a lease is in no budget.
@@ -178,7 +176,7 @@ impl Lease {
     /// # Errors
     /// None while this lease exists; the signature leaves room for stores across processes.
     pub fn try_clone(&self) -> Result<Lease> {
-        self.lease_as(self.holder)
+        self.lease_for(&self.holder)
     }
 
     /// A lease of the same version for another holder of the same store.
@@ -186,43 +184,43 @@ impl Lease {
     /// # Errors
     /// As [`try_clone`](Lease::try_clone).
     pub fn lease_for(&self, holder: &Holder) -> Result<Lease> {
-        self.lease_as(holder.id)
-    }
-
-    fn lease_as(&self, holder: u32) -> Result<Lease> {
         let mut lease = Lease::take(&self.record, holder)
             .ok_or_else(|| Error::new(ErrorKind::Conflict, format!("{} is being freed", self.name())))?;
         lease.reinterpreted.clone_from(&self.reinterpreted);
         Ok(lease)
     }
 
+    fn new(record: &Arc<Record>, holder: &Holder) -> Self {
+        Self { record: Arc::clone(record), holder: holder.clone(), reinterpreted: None }
+    }
+
     /// A lease for `holder`; `None` once the record is closed.
-    pub(crate) fn take(record: &Arc<Record>, holder: u32) -> Option<Lease> {
+    pub(crate) fn take(record: &Arc<Record>, holder: &Holder) -> Option<Lease> {
         // The count goes first: a failed attempt then never holds a record that an eviction has closed.
-        record.leases.acquire(holder).then(|| Lease { record: Arc::clone(record), holder, reinterpreted: None })
+        record.leases.acquire(holder).then(|| Lease::new(record, holder))
     }
 
     /// As [`take`](Lease::take) for a lookup, which counts as a hit.
-    pub(crate) fn find(record: &Arc<Record>, holder: u32) -> Option<Lease> {
-        record.leases.find(holder).then(|| Lease { record: Arc::clone(record), holder, reinterpreted: None })
+    pub(crate) fn find(record: &Arc<Record>, holder: &Holder) -> Option<Lease> {
+        record.leases.find(holder).then(|| Lease::new(record, holder))
     }
 }
 
 impl Record {
     /// A lease for `holder`; `None` once it is closed.
     pub fn lease(self: &Arc<Self>, holder: &Holder) -> Option<Lease> {
-        Lease::take(self, holder.id)
+        Lease::take(self, holder)
     }
 
     /// As [`lease`](Record::lease) for a lookup, which counts as a hit.
     pub fn find(self: &Arc<Self>, holder: &Holder) -> Option<Lease> {
-        Lease::find(self, holder.id)
+        Lease::find(self, holder)
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let last = self.record.leases.release(self.holder) == Released::Last;
+        let last = self.record.leases.release(&self.holder) == Released::Last;
         if last
             && !self.record.is_private()
             && !self.record.is_retained()

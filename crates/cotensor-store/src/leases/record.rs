@@ -15,9 +15,6 @@ pub trait LeaseBackend: Send + Sync {
     /// have been taken since: the backend removes the record only if [`Record::close`] returns true.
     fn release(&self, record: &Arc<Record>);
 
-    /// The name of a holder, `?` for an unknown one.
-    fn holder_name(&self, id: u32) -> Arc<str>;
-
     /// Counts a copy of `bytes` bytes of `tensor` under `reason`.
     fn count_copy(&self, tensor: &str, reason: CopyReason, bytes: usize);
 }
@@ -244,8 +241,8 @@ impl Record {
         self.state.store(state as u8, Ordering::SeqCst);
     }
 
-    /// Holder ids with their numbers of leases.
-    pub fn holders(&self) -> Vec<(u32, u32)> {
+    /// Holders with their numbers of leases.
+    pub fn holders(&self) -> Vec<(Holder, u32)> {
         self.leases.holders()
     }
 

@@ -53,10 +53,10 @@ impl EmbeddedStore {
             let retained = state == VersionState::Published && matches!(spec.retention, Retention::Cached { .. });
             let parts = RecordParts { id, spec, layout, segment, charge, retained, private: None, key, created };
             let record = Record::new(parts, backend);
-            record.leases.acquire(holder.id);
+            record.leases.acquire(holder);
             record
         })?;
-        Ok(Lease { record, holder: holder.id, reinterpreted: None })
+        Ok(Lease { record, holder: holder.clone(), reinterpreted: None })
     }
 
     /// The time of publication: `known` if that is given and not in the future, else now.
@@ -95,7 +95,7 @@ impl EmbeddedStore {
     /// `NotFound` when that version does not exist.
     pub fn lease_version(&self, name: &str, version: u64, holder: &Holder) -> Result<Lease> {
         let missing = || Error::not_found(format!("{name:?} has no version {version}"));
-        self.names.version(name, version, |record| Lease::take(record, holder.id)).ok_or_else(missing)
+        self.names.version(name, version, |record| Lease::take(record, holder)).ok_or_else(missing)
     }
 
     /// The newest version of a name, unless it is spilled.

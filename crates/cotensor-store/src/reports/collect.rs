@@ -1,7 +1,6 @@
 //! The reports of the embedded store. Every figure is counted, none is estimated.
 
 use crate::TensorId;
-use crate::backend::LeaseBackend;
 use crate::budget::Budget;
 use crate::embedded::EmbeddedStore;
 use crate::eviction::candidates;
@@ -52,7 +51,7 @@ pub(crate) fn stats(store: &EmbeddedStore) -> Stats {
 }
 
 fn stats_of(store: &EmbeddedStore, records: &[Arc<Record>]) -> Stats {
-    let models: BTreeSet<String> = records.iter().flat_map(|record| holders(store, record).into_keys()).collect();
+    let models: BTreeSet<String> = records.iter().flat_map(|record| holders(record).into_keys()).collect();
     let (name_hits, name_misses) = store.names.hits_and_misses();
     let cache_hits = name_hits + store.counters.claim_hits.load(Ordering::Relaxed);
     let cache_misses = name_misses + store.counters.claim_misses.load(Ordering::Relaxed);
@@ -76,7 +75,7 @@ fn stats_of(store: &EmbeddedStore, records: &[Arc<Record>]) -> Stats {
         cache_misses,
         hit_rate: if lookups == 0 { 0.0 } else { cache_hits as f64 / lookups as f64 },
         models: models.into_iter().collect(),
-        sharing_opportunities: opportunities(store, records),
+        sharing_opportunities: opportunities(records),
         refused: Refusal::ALL
             .iter()
             .map(|&refusal| {
@@ -163,7 +162,7 @@ pub(crate) fn diagnostics(store: &EmbeddedStore) -> Diagnostics {
         kind: record.kind.name().to_owned(),
         space: record.space().map(|space| space.to_string()),
         producer: record.producer().to_owned(),
-        holders: holders(store, record),
+        holders: holders(record),
         age_seconds: now.saturating_sub(record.created).as_secs_f64(),
         hits: record.leases.hits(),
         cached: record.is_retained(),
@@ -178,16 +177,16 @@ pub(crate) fn diagnostics(store: &EmbeddedStore) -> Diagnostics {
     }
 }
 
-fn holders(store: &EmbeddedStore, record: &Record) -> BTreeMap<String, u32> {
-    record.leases.holders().into_iter().map(|(id, count)| (store.holder_name(id).to_string(), count)).collect()
+fn holders(record: &Record) -> BTreeMap<String, u32> {
+    record.leases.holders().into_iter().map(|(holder, count)| (holder.name().to_owned(), count)).collect()
 }
 
 /// Kinds with two or more leased tensors and two or more holders: these holders may share a tensor if its space is equal.
 /// Holders of one tensor share it already. Weights and `other` are left out.
-fn opportunities(store: &EmbeddedStore, records: &[Arc<Record>]) -> BTreeMap<String, Vec<String>> {
+fn opportunities(records: &[Arc<Record>]) -> BTreeMap<String, Vec<String>> {
     let mut by_kind: BTreeMap<&str, (usize, BTreeSet<String>)> = BTreeMap::new();
     for record in records.iter().filter(|record| !matches!(record.kind, Kind::Weight | Kind::Other)) {
-        let held = holders(store, record);
+        let held = holders(record);
         if !held.is_empty() {
             let (tensors, holders) = by_kind.entry(record.kind.name()).or_default();
             *tensors += 1;

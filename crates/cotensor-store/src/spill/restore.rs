@@ -94,11 +94,11 @@ impl EmbeddedStore {
                 let parts =
                     RecordParts { id, spec, layout, segment, charge, retained: true, private: None, key, created };
                 let record = Record::new(parts, backend);
-                record.leases.acquire(holder.id);
+                record.leases.acquire(holder);
                 self.notify(|observer| observer.on_publish(&record));
                 record
             });
-            leases.extend(record.map(|record| Lease { record, holder: holder.id, reinterpreted: None }));
+            leases.extend(record.map(|record| Lease { record, holder: holder.clone(), reinterpreted: None }));
         }
         Ok(leases)
     }

@@ -31,7 +31,6 @@ impl Segment for Mapped {
 struct Client {
     daemon: Arc<EmbeddedStore>,
     session: Holder,
-    holders: Mutex<Vec<Arc<str>>>,
     open: Mutex<HashMap<TensorId, Arc<Record>>>,
     me: Weak<Client>,
 }
@@ -41,7 +40,6 @@ impl Client {
         Arc::new_cyclic(|me| Client {
             daemon: Arc::clone(daemon),
             session: daemon.holder("session"),
-            holders: Mutex::default(),
             open: Mutex::default(),
             me: me.clone(),
         })
@@ -126,24 +124,12 @@ impl LeaseBackend for Client {
         }
     }
 
-    fn holder_name(&self, id: u32) -> Arc<str> {
-        Arc::clone(&self.holders.lock().unwrap()[id as usize])
-    }
-
     fn count_copy(&self, tensor: &str, reason: CopyReason, bytes: usize) {
         self.daemon.record_copy(tensor, reason, bytes);
     }
 }
 
 impl TensorStore for Client {
-    fn holder(&self, name: &str) -> Holder {
-        let mut holders = self.holders.lock().unwrap();
-        let id = holders.iter().position(|known| &**known == name).unwrap_or(holders.len());
-        if id == holders.len() {
-            holders.push(name.into());
-        }
-        Holder::new(id as u32, Arc::clone(&holders[id]))
-    }
     fn get(&self, name: &str, holder: &Holder) -> Result<Lease> {
         self.open(self.daemon.get(name, &self.session)?, holder, None)
     }
