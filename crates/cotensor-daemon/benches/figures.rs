@@ -1,5 +1,5 @@
-//! What the daemon costs, as ratios to what cannot be avoided: a bare echo over a Unix socket, a copy, a mapping.
-//! Everything is measured interleaved in one run, against processes of their own; medians.
+//! The cost of the daemon relative to an echo over a Unix socket, a copy and a mapping. Measurements are interleaved in one run,
+//! against separate processes; results are medians.
 #![allow(clippy::unwrap_used)]
 
 use cotensor_client::ClientStore;
@@ -23,7 +23,7 @@ const ECHO_BYTES: usize = 200;
 const CLIENTS: usize = 8;
 const LARGE_BYTES: usize = 256 << 20;
 const SMALL_ROUNDS: usize = 3000;
-/// First gets, each of which the daemon is asked for.
+/// First gets of names: each is a request to the daemon.
 const GETS: usize = 300;
 const LARGE_ROUNDS: usize = 7;
 
@@ -37,7 +37,7 @@ fn main() {
     }
 }
 
-/// Echoes 200 bytes; a frame that asks for a descriptor (its first byte is 1) gets a new 256 MB memfd, sealed.
+/// Echoes 200 bytes. If the first byte is 1, adds the descriptor of a sealed 256 MB memfd.
 fn serve_echo(socket: &Path) {
     let listener = UnixListener::bind(socket).unwrap();
     for stream in listener.incoming() {
@@ -58,7 +58,7 @@ fn serve_echo(socket: &Path) {
     }
 }
 
-/// As `cotensor serve` does: a server, and a supervisor that is told of every publication.
+/// As `cotensor serve`: a server, and a supervisor that receives every publication.
 fn serve_daemon(socket: &str, role: Role) {
     let config = Config { socket: socket.into(), ..Config::default() };
     supervisor::run(role, Service { config, http: None }, |_| {}).unwrap();

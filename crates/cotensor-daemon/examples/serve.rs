@@ -1,8 +1,8 @@
-//! A daemon inside a program of one's own, with both of its sides.
+//! A daemon inside another program, with its Unix socket and HTTP.
 //!
 //!     cargo run -p cotensor-daemon --example serve -- /tmp/example.sock [ADDRESS [TOKEN-FILE]]
 //!
-//! The address is 127.0.0.1 and a free port unless given; it is printed. The daemon lives until its input ends.
+//! Prints the address; the default is 127.0.0.1 with a free port. The daemon runs until standard input ends.
 
 use cotensor_daemon::http::{HttpConfig, HttpListening};
 use cotensor_daemon::{Config, Daemon, Listening};

@@ -39,7 +39,7 @@ pub struct Config {
     pub connections_max: usize,
     /// The longest time that a claim waits for another session's computation.
     pub claim_wait_max: Duration,
-    /// The time for a connection to say hello, and for a frame to arrive after its first byte.
+    /// The time for `session.hello` after a connection, and for a frame after its first byte.
     pub message_timeout: Duration,
 }
 

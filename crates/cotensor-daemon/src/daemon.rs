@@ -10,6 +10,7 @@ use crate::segment::Slabs;
 use crate::session::Session;
 use crate::supervisor::{Event, Orphans, SessionClient, StoreEvents};
 use cotensor_client::protocol::SessionInfo;
+use cotensor_core::sync::lock;
 use cotensor_core::{Error, Hasher, Result};
 use cotensor_rpc::FrameBudget;
 use cotensor_rpc::server::Outbox;
@@ -17,7 +18,7 @@ use cotensor_store::EmbeddedStore;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 /// A daemon: the store, its sessions, and the state that they share.
@@ -112,13 +113,13 @@ impl Daemon {
     /// # Errors
     /// `NotFound` when the daemon does not serve HTTP.
     pub(crate) fn dashboard(&self) -> Result<Arc<Dashboard>> {
-        let dashboard = self.dashboard.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let dashboard = lock(&self.dashboard).clone();
         let message = "this daemon does not serve HTTP: start it with `cotensor serve --listen`";
         dashboard.ok_or_else(|| Error::not_found(message))
     }
 
     pub(crate) fn set_dashboard(&self, dashboard: Option<Arc<Dashboard>>) {
-        *self.dashboard.lock().unwrap_or_else(PoisonError::into_inner) = dashboard;
+        *lock(&self.dashboard) = dashboard;
     }
 
     /// Makes room for a descriptor that the daemon keeps.
@@ -135,6 +136,6 @@ impl Daemon {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<Session>>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.sessions)
     }
 }

@@ -1,4 +1,4 @@
-//! The daemon: one store for every process of a machine. It consists of a Unix socket, sessions, and the store.
+//! The daemon: one store for all processes of a machine, served on a Unix socket and over HTTP.
 
 mod config;
 mod connection;

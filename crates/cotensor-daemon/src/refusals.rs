@@ -1,6 +1,7 @@
 //! Limits the log lines about refusals to one per second: clients can cause many.
 
-use std::sync::{Mutex, PoisonError};
+use cotensor_core::sync::lock;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// The least time between two lines of one kind.
@@ -25,7 +26,7 @@ impl Refusals {
     }
 
     fn note_at(&self, now: Instant) -> Option<u64> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.0);
         state.count += 1;
         if state.last.is_some_and(|last| now.saturating_duration_since(last) < LOG_INTERVAL) {
             return None;

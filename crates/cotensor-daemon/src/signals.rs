@@ -1,4 +1,4 @@
-//! The signals that ask a daemon to stop.
+//! The signals that stop a daemon.
 
 use cotensor_core::{Error, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -11,7 +11,7 @@ pub(crate) struct StopSignals {
 }
 
 impl StopSignals {
-    /// Watches for the signals. To be called on a runtime.
+    /// Watches for the signals. The caller is on a runtime.
     ///
     /// # Errors
     /// `Io` when the system refuses.

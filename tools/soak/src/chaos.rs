@@ -232,15 +232,15 @@ struct Inspector(Arc<ClientStore>);
 impl Inspector {
     /// Number of sessions other than this one's. Retries when the server is killed.
     fn sessions(&self) -> Result<Vec<SessionInfo>> {
-        let mut asked = self.0.request::<Sessions>(&Empty {});
+        let mut answer = self.0.request::<Sessions>(&Empty {});
         for _ in 0..10 {
-            if asked.is_ok() {
+            if answer.is_ok() {
                 break;
             }
             std::thread::sleep(Duration::from_millis(50));
-            asked = self.0.request::<Sessions>(&Empty {});
+            answer = self.0.request::<Sessions>(&Empty {});
         }
-        let others = asked?.sessions.into_iter().filter(|session| !session.client.starts_with("inspector"));
+        let others = answer?.sessions.into_iter().filter(|session| !session.client.starts_with("inspector"));
         Ok(others.collect())
     }
 
@@ -263,11 +263,11 @@ fn ms(time: Duration) -> f64 {
 }
 
 /// Recoveries by kill: nanoseconds after which each client was back.
-fn times(said: &[(u64, u64)]) -> Option<Times> {
-    let mut sorted: Vec<f64> = said.iter().map(|(_, back)| *back as f64 / 1e6).collect();
+fn times(recoveries: &[(u64, u64)]) -> Option<Times> {
+    let mut sorted: Vec<f64> = recoveries.iter().map(|(_, back)| *back as f64 / 1e6).collect();
     sorted.sort_by(f64::total_cmp);
     let mut by_kill: BTreeMap<u64, f64> = BTreeMap::new();
-    for (kill, back) in said {
+    for (kill, back) in recoveries {
         let slowest = by_kill.entry(*kill).or_default();
         *slowest = slowest.max(*back as f64 / 1e6);
     }
@@ -281,8 +281,8 @@ fn times(said: &[(u64, u64)]) -> Option<Times> {
     })
 }
 
-impl From<fleet::Wrong> for Error {
-    fn from(fleet::Wrong(what): fleet::Wrong) -> Self {
+impl From<fleet::Failure> for Error {
+    fn from(fleet::Failure(what): fleet::Failure) -> Self {
         Error::corrupt(what)
     }
 }

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_content_is_known_and_every_changed_byte_seen() {
+    fn content_is_recognized_and_changes_are_detected() {
         for bytes in [8, 9, 100, 4096] {
             let mut content = vec![0; bytes];
             fill(&mut content, 7);
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn random_numbers_repeat_and_stay_in_their_range() {
+    fn random_numbers_are_reproducible_and_in_range() {
         let numbers = |seed| {
             let mut random = Random::new(seed);
             (0..1000).map(|_| random.magnitude(10, 1000)).collect::<Vec<_>>()

@@ -46,8 +46,8 @@ fn send(line: &str) {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let shared = Arc::new(Shared::default());
-    let hearing = Arc::clone(&shared);
-    std::thread::spawn(move || hear(&hearing));
+    let receiving = Arc::clone(&shared);
+    std::thread::spawn(move || on_messages(&receiving));
     let outcome = Worker::new(options, Arc::clone(&shared))?.work();
     if let Err(error) = &outcome {
         send(&format!("wrong {error}"));
@@ -56,7 +56,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 /// Handles messages of the parent: `killed AT DEAD` of a server, in nanoseconds, and `rest`. Exits when the parent ends.
-fn hear(shared: &Arc<Shared>) {
+fn on_messages(shared: &Arc<Shared>) {
     for line in std::io::stdin().lines().map_while(std::io::Result::ok) {
         let words: Vec<&str> = line.split(' ').collect();
         match words.as_slice() {

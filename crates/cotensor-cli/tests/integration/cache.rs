@@ -44,9 +44,12 @@ fn verify_removes_damaged_packs_and_prune_removes_all() {
     assert!(workspace.json(&["cache", "verify", "--json"])["contents"].as_u64().unwrap() > 0);
     let damaged = damage(&workspace);
     let output = workspace.run(&["cache", "verify"]);
-    let said = String::from_utf8(output.stdout).unwrap();
+    let output_text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(said.contains(&damaged.display().to_string()) && said.contains("does not match its hash"), "{said}");
+    assert!(
+        output_text.contains(&damaged.display().to_string()) && output_text.contains("does not match its hash"),
+        "{output_text}"
+    );
     assert_eq!(packs(&workspace).len(), whole - 1);
     assert_eq!(workspace.json(&["cache", "prune", "--json"])["removed_packs"], 0);
     assert_eq!(workspace.json(&["cache", "prune", "--all", "--json"])["removed_packs"], whole - 1);

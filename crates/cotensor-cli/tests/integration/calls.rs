@@ -20,17 +20,18 @@ impl Managed for Thing {
 fn provider(daemon: &Daemon) -> Provider {
     let store = ClientStore::connect(Some(&daemon.socket()), "provider").unwrap();
     Provider::builder(store)
-        .function("echo", Options::new("Gives its arguments back."), |said, _| {
-            let entries = [("args", Value::List(said.args.clone())), ("kwargs", Value::Map(said.kwargs.clone()))];
+        .function("echo", Options::new("Gives its arguments back."), |arguments, _| {
+            let entries =
+                [("args", Value::List(arguments.args.clone())), ("kwargs", Value::Map(arguments.kwargs.clone()))];
             Ok(Value::Map(entries.map(|(name, value)| (name.to_owned(), value)).into()))
         })
-        .function("first", Options::default(), |said, _| Ok(said.get(0, "value")?.clone()))
-        .function("sum", Options::default(), |said, _| {
-            let bytes = said.get(0, "tensor")?.as_tensor()?.bytes().unwrap_or_default();
+        .function("first", Options::default(), |arguments, _| Ok(arguments.get(0, "value")?.clone()))
+        .function("sum", Options::default(), |arguments, _| {
+            let bytes = arguments.get(0, "tensor")?.as_tensor()?.bytes().unwrap_or_default();
             Ok(bytes.iter().map(|&byte| i64::from(byte)).sum::<i64>().into())
         })
-        .function("twice", Options::default(), |said, context| {
-            let tensor = said.get(0, "tensor")?.as_tensor()?;
+        .function("twice", Options::default(), |arguments, context| {
+            let tensor = arguments.get(0, "tensor")?.as_tensor()?;
             let bytes: Vec<u8> = tensor.bytes().unwrap_or_default().iter().map(|byte| byte * 2).collect();
             Ok(context.tensor("twice", DType::U8, tensor.shape(), &bytes)?.into())
         })
@@ -121,7 +122,10 @@ fn results_are_written_and_errors_give_advice() {
     daemon.ok(&["put", "x", "x.bin", "--dtype", "uint8", "--shape", "3"]);
     assert_eq!(text(daemon.ok(&["call", "twice", "@x", "--output", "y.npy"])), "twice: uint8 [3], 3 B\n");
     let lost = daemon.run(&["call", "twice", "@x"]);
-    assert!(lost.status.success() && text(lost.stderr).contains("--output"), "the notice says how to keep the result");
+    assert!(
+        lost.status.success() && text(lost.stderr).contains("--output"),
+        "the notice names the option that keeps the result"
+    );
     daemon.ok(&["put", "y", "y.npy"]);
     assert_eq!(daemon.ok(&["get", "y", "-", "--format", "raw"]), [2, 4, 6]);
     assert_eq!(daemon.ok(&["call", "twice", "@x", "-o", "-"]), fs::read(daemon.path("y.npy")).unwrap());

@@ -21,8 +21,8 @@ fn run_shares_one_encoder_between_three_users() {
     assert!(String::from_utf8(words.stdout).unwrap().contains("shared"));
     // Progress goes to standard error as plain lines; each stage loads once.
     let progress = String::from_utf8(words.stderr).unwrap();
-    let told = |line: &str| progress.lines().filter(|other| *other == line).count();
-    let (encoder, user) = (told("loading encoder of bert"), told("running embedding"));
+    let count = |line: &str| progress.lines().filter(|other| *other == line).count();
+    let (encoder, user) = (count("loading encoder of bert"), count("running embedding"));
     assert_eq!((encoder, user), (1, 1), "{progress}");
     let explained = workspace.run(&["explain", "pipeline.toml"]);
     assert!(String::from_utf8(explained.stderr).unwrap().contains("loading head.entities of bert"));

@@ -299,10 +299,10 @@ fn stopped_daemon_is_reported_to_waiting_commands() {
     let signal = |name: &str| assert!(Command::new("kill").args([name, &server]).status().unwrap().success());
     signal("-STOP");
     let mut waiting = daemon.command(&["ls"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut said = String::new();
-    BufReader::new(waiting.stderr.take().unwrap()).read_line(&mut said).unwrap();
+    let mut line = String::new();
+    BufReader::new(waiting.stderr.take().unwrap()).read_line(&mut line).unwrap();
     signal("-CONT");
-    assert!(said.contains("cotensor.sock: the daemon has not answered"), "{said}");
+    assert!(line.contains("cotensor.sock: the daemon has not answered"), "{line}");
     assert!(waiting.wait().unwrap().success(), "it waits on");
 }
 
@@ -336,11 +336,11 @@ fn takeover_counts_every_tensor_once() {
     let log = fs::File::create(daemon.path("log")).unwrap();
     let mut successor =
         daemon.command(&["serve", "--max-memory", "4", "--spill", "spill"]).stderr(log).spawn().unwrap();
-    let told = || fs::read_to_string(daemon.path("log")).unwrap();
+    let log = || fs::read_to_string(daemon.path("log")).unwrap();
     until("it tells the counts", || {
-        told().contains("4 tensors were taken over: 2 current, 1 removed or superseded, 1 spilled, 0 lost")
+        log().contains("4 tensors were taken over: 2 current, 1 removed or superseded, 1 spilled, 0 lost")
     });
-    until("it is ready", || told().contains("took over 4 tensors of the previous daemon"));
+    until("the daemon is ready", || log().contains("took over 4 tensors of the previous daemon"));
     drop(leased);
     assert!(Command::new("kill").arg(successor.id().to_string()).status().unwrap().success());
     assert!(successor.wait().unwrap().success());

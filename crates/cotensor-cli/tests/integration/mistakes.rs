@@ -27,8 +27,8 @@ fn existing_names_are_processed_despite_missing_ones() {
     }
     let output = daemon.run(&["rm", "a", "none", "b", "--json"]);
     assert_eq!(output.status.code(), Some(2));
-    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(said, json!({"removed": ["a", "b"], "missing": ["none"]}));
+    let printed: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(printed, json!({"removed": ["a", "b"], "missing": ["none"]}));
     daemon.expect_error(&["rm", ""], 2, &["no tensor is named \"\""]);
     assert_eq!(daemon.json(&["ls"])["tensors"].as_array().unwrap().len(), 1);
 }
@@ -132,8 +132,8 @@ fn missing_daemon_is_not_bad_input() {
         let mut program = Command::new(env!("CARGO_BIN_EXE_cotensor"));
         program.args(command).current_dir(folder.path()).env("COTENSOR_SOCKET", folder.path().join("nowhere.sock"));
         let output = program.stdin(Stdio::null()).output().unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.code() == Some(1) && said.contains("no daemon answers"), "{command:?}: {said}");
+        let printed = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(1) && printed.contains("no daemon answers"), "{command:?}: {printed}");
     }
 }
 

@@ -164,15 +164,15 @@ fn dashboard_is_opened_by_a_file_without_a_secret_in_its_name() {
     let path = format!("{}:/usr/bin:/bin", daemon.folder.path().display());
     let output = daemon.command(&["dashboard", "--json"]).env("PATH", &path).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((&said["opened"], &said["http"]), (&json!(true), &daemon.ready["http"]));
+    let printed: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&printed["opened"], &printed["http"]), (&json!(true), &daemon.ready["http"]));
     let start = Instant::now();
     while !daemon.path("arguments").exists() {
         assert!(start.elapsed() < Duration::from_secs(60), "no file was opened");
         std::thread::sleep(Duration::from_millis(5));
     }
     let arguments = std::fs::read_to_string(daemon.path("arguments")).unwrap();
-    assert_eq!(arguments.trim(), said["file"].as_str().unwrap());
+    assert_eq!(arguments.trim(), printed["file"].as_str().unwrap());
     let page = std::fs::read_to_string(daemon.path("opened.html")).unwrap();
     let code = page.split("?code=").nth(1).unwrap().split('"').next().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();

@@ -1,4 +1,4 @@
-//! The daemon alone, for tests and for those who want no other command:
+//! The daemon without the other commands, for tests and small installations:
 //! `cotensor-daemon [--device=DEVICE=MAX-BYTES] SOCKET [MAX-BYTES [SPILL-FOLDER]]`.
 
 use cotensor_core::{Device, Error, Result};

@@ -5,10 +5,11 @@ use super::tasks::TaskConnections;
 use cotensor_client::protocol::{
     FUNCTION_NAME_BYTES_MAX, FUNCTION_SUMMARY_BYTES_MAX, FoundFunction, FunctionInfo, ProviderInfo,
 };
+use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::ops::Bound;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// The most functions of one session.
 const FUNCTIONS_MAX: usize = 1024;
@@ -113,7 +114,7 @@ impl Registry {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, RegisteredFunction>> {
-        self.functions.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.functions)
     }
 }
 

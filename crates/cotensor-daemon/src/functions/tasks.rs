@@ -5,10 +5,11 @@ use super::provider::FunctionProvider;
 use cotensor_client::Connection;
 use cotensor_client::protocol::provider::{ListTasks, ListTasksParams};
 use cotensor_client::protocol::{CallerInfo, ProviderInfo, ProviderTasks};
+use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// The time for a provider's answer. It answers at once unless it is stopped.
@@ -44,7 +45,7 @@ impl TaskConnections {
     }
 
     fn connection(&self, session: &dyn FunctionProvider) -> Result<Arc<Connection>> {
-        let mut connections = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connections = lock(&self.0);
         // Entries of sessions that ended during a request.
         connections.retain(|_, entry| entry.made.elapsed() < RETRY_INTERVAL || !entry.connection.has_ended());
         if let Some(entry) = connections.get(&session.session()) {
@@ -68,7 +69,7 @@ impl TaskConnections {
 
     /// Removes the connection of a session that has ended.
     pub(crate) fn remove_session(&self, session: u64) {
-        let removed = self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&session);
+        let removed = lock(&self.0).remove(&session);
         drop(removed);
     }
 }

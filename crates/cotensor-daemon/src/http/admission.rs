@@ -3,7 +3,8 @@
 use super::HttpConfig;
 use super::peer;
 use crate::refusals::Refusals;
-use std::sync::{Arc, Mutex, PoisonError};
+use cotensor_core::sync::lock;
+use std::sync::{Arc, Mutex};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -64,7 +65,7 @@ impl Admission {
 impl Peer {
     /// The client has the token: its connection no longer counts among those without it.
     pub(super) fn trust(&self) {
-        let mut permit = self.permit.permit.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut permit = lock(&self.permit.permit);
         if !Arc::ptr_eq(permit.semaphore(), &self.permit.trusted)
             && let Ok(better) = Arc::clone(&self.permit.trusted).try_acquire_owned()
         {

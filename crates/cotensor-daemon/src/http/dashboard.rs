@@ -5,13 +5,14 @@
 
 use super::token::Token;
 use cotensor_client::hex;
+use cotensor_core::sync::lock;
 use cotensor_core::{ContentHash, Error, ErrorKind, Result};
 use rustix::fs::{Mode, OFlags, open};
 use std::fs::File;
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use subtle::ConstantTimeEq;
 
@@ -112,7 +113,7 @@ impl Dashboard {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Code>> {
-        self.code.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.code)
     }
 }
 

@@ -5,8 +5,9 @@ use crate::daemon::Daemon;
 use crate::session::Session;
 use axum::http::{HeaderMap, HeaderName, StatusCode};
 use cotensor_core::ContentHash;
+use cotensor_core::sync::lock;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// The header that carries a session's token.
@@ -64,7 +65,7 @@ impl Sessions {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<ContentHash, Entry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

@@ -1,16 +1,17 @@
 //! A slab: memory that one session writes and in which many small tensors lie.
 
+use cotensor_core::sync::lock;
 use cotensor_core::{Device, Error, Result};
 use cotensor_memory::{Guarantee, check_sealed};
 use cotensor_store::backend::Charge;
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// The session that writes a slab.
 pub(crate) trait SlabOwner: Send + Sync {
-    /// The range at `offset` bytes of the owner's slab `number` has no lease any more.
+    /// The last lease in the range at `offset` bytes of the owner's slab `number` was released.
     fn on_range_free(&self, number: u64, offset: u64);
 }
 
@@ -60,7 +61,7 @@ impl Slab {
     }
 
     pub(super) fn uses(&self) -> MutexGuard<'_, Uses> {
-        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.uses)
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {

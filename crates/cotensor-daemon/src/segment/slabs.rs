@@ -2,12 +2,13 @@
 
 use super::read::Inode;
 use super::slab::{Slab, SlabOwner};
+use cotensor_core::sync::lock;
 use cotensor_core::{Device, Error, ErrorKind, Result};
 use cotensor_memory::check_no_holes;
 use cotensor_store::{EmbeddedStore, SegmentCharge};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// The open slabs. Each belongs to one session: two would write each other's ranges. A session that reopens a slab gets the
 /// offsets of the tensors from its former connection.
@@ -66,7 +67,7 @@ impl Slabs {
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<Inode, Weak<Slab>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Adds a slab of a former server.

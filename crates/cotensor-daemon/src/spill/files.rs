@@ -4,6 +4,7 @@ use super::file::{CONTEXT, SpillFile};
 use super::folder::{OWNER, absolute, folder_of, remove_abandoned, remove_folder};
 use super::storage::OnDisk;
 use crate::private_folder::{Others, private_folder};
+use cotensor_core::sync::lock;
 use cotensor_core::{Error, ErrorKind, Hasher, Result, size};
 use cotensor_store::SpilledSegment;
 use rustix::fs::{FallocateFlags, fallocate};
@@ -12,7 +13,7 @@ use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Bytes that are read, hashed and written at a time.
 pub(super) const PIECE_BYTES: usize = 4 << 20;
@@ -93,7 +94,7 @@ impl Files {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, FilesState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// A number for a file of `bytes` bytes.

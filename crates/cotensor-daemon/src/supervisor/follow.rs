@@ -62,7 +62,7 @@ impl SupervisorState {
             tokio::select! {
                 ready = socket.readable() => ready.map_err(io)?,
                 _ = stop.received(), if !matches!(end, End::Stopped) => {
-                    server.ask_to_stop();
+                    server.terminate();
                     (end, deadline) = (End::Stopped, Some(tokio::time::Instant::now() + STOP_TIMEOUT));
                     continue;
                 }

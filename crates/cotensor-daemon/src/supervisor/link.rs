@@ -7,6 +7,7 @@ use crate::segment::{file_bytes, file_of};
 use crate::socket::Listening;
 use crate::spill::SpillFile;
 use cotensor_client::protocol::{SegmentInfo, Spec};
+use cotensor_core::sync::lock;
 use cotensor_core::{Error, MemoryKind, Result};
 use cotensor_memory::process::{duplicate_fd, state as process_state};
 use cotensor_store::backend::Record;
@@ -15,7 +16,7 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// How long a supervisor may leave its socket full before this process checks whether it is stopped.
@@ -59,7 +60,7 @@ impl SupervisorLink {
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, LinkState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     pub(crate) fn record_published(&self, record: &Record) {

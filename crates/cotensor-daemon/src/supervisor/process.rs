@@ -114,8 +114,8 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Asks it to stop. It reports this before it ends.
-    pub(super) fn ask_to_stop(&self) {
+    /// Sends SIGTERM. The server reports the stop before it ends.
+    pub(super) fn terminate(&self) {
         self.signal(Signal::TERM);
     }
 
@@ -138,7 +138,7 @@ impl Server {
         }
     }
 
-    /// Kills it if it does not exit. It may still be in a system call on a slow disk afterwards, but runs no code any more.
+    /// Kills it if it does not exit in time. It may still be in a system call on a slow disk afterwards, but runs no further code.
     pub(super) fn end_without_wait(&mut self) {
         if !self.wait_for_exit()
             && let Some(child) = &mut self.child

@@ -6,7 +6,7 @@ use std::str::FromStr;
 /// The role of a process of the daemon.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
-    /// The supervisor that a user or the system started. It runs servers until it is asked to stop.
+    /// The supervisor that a user or the system started. It runs servers until a signal stops it.
     #[default]
     Foreground,
     /// A server, started by a supervisor.

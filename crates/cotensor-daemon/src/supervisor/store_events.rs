@@ -5,9 +5,10 @@ use super::link::SupervisorLink;
 use super::orphans::Orphans;
 use crate::index::Slots;
 use crate::spill::Files;
+use cotensor_core::sync::lock;
 use cotensor_store::backend::Record;
 use cotensor_store::{Key, SpilledSegment, StoreObserver, TensorId};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 /// The store's observer.
@@ -73,6 +74,6 @@ impl StoreEvents {
     }
 
     pub(crate) fn orphans(&self) -> MutexGuard<'_, Orphans> {
-        self.orphans.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.orphans)
     }
 }

@@ -1,13 +1,14 @@
 //! An engine that opens one copy of a graph and memoizes its results.
 
 use super::record::Recorder;
+use cotensor::core::sync::lock;
 use cotensor::core::{DType, Result};
 use cotensor::model::engine::{Capabilities, Engine, FileMode, LoadedGraph, Output, OutputAllocator};
 use cotensor::model::graph::{Graph, Port};
 use cotensor::model::tensor::{Array, TensorRef};
 use cotensor::store::Lease;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// An engine whose graphs memoize their results.
 pub(crate) struct OneCopy {
@@ -85,7 +86,7 @@ impl LoadedGraph for Memoized {
         let [output] = outputs else {
             return Ok(self.compute(inputs, outputs, allocator)?.into_iter().map(Output::from).collect());
         };
-        let mut results = self.results.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut results = lock(&self.results);
         if let Some(memo) = results.iter().find(|memo| memo.matches(inputs, output)) {
             return Ok(vec![memo.result.clone().into()]);
         }

@@ -1,11 +1,12 @@
 //! Records which graph runs on which inputs, so that another engine can repeat the runs.
 
+use cotensor::core::sync::lock;
 use cotensor::core::{ContentHash, Error, Result};
 use cotensor::model::tensor::{Array, TensorRef};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// Name of the file with the recorded runs, in the recorder's folder.
 pub(super) const PLAN_FILE: &str = "plan.json";
@@ -64,7 +65,7 @@ impl Recorder {
         outputs: &[&str],
         results: &[Array],
     ) -> Result<()> {
-        let mut recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut recorded = lock(&self.recorded);
         let run = recorded.runs.len();
         let mut sources = BTreeMap::new();
         for (name, view) in inputs {
@@ -91,7 +92,7 @@ impl Recorder {
     /// # Errors
     /// `Io` when the file cannot be written.
     pub(crate) fn finish(&self) -> Result<()> {
-        let recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
+        let recorded = lock(&self.recorded);
         let path = self.folder.join(PLAN_FILE);
         let plan = serde_json::to_vec(&recorded.runs).map_err(|error| Error::invalid(error.to_string()))?;
         std::fs::write(&path, plan).map_err(|error| Error::io("cannot write", &error).in_file(&path))

@@ -27,7 +27,7 @@ struct Results {
 }
 
 /// An error that no client may find.
-pub(super) struct Wrong(pub(super) String);
+pub(super) struct Failure(pub(super) String);
 
 struct Client {
     process: Child,
@@ -154,7 +154,7 @@ impl ClientFleet {
         let idle_leases = |client: &Client| lock(&client.status).idle_leases;
         until("all rest", || self.is_wrong() || self.clients.iter().all(|client| idle_leases(client).is_some()))?;
         match self.wrong().first() {
-            Some(wrong) => Err(Wrong(wrong.clone()).into()),
+            Some(wrong) => Err(Failure(wrong.clone()).into()),
             None => Ok(self.clients.iter().filter_map(idle_leases).sum()),
         }
     }

@@ -13,7 +13,7 @@ fn key() -> String {
     ContentHash::of(b"key").to_string()
 }
 
-fn listed(slot: u64, version: u64, segment: u64, new: bool) -> (Event, Vec<OwnedFd>) {
+fn published(slot: u64, version: u64, segment: u64, new: bool) -> (Event, Vec<OwnedFd>) {
     let spec = Spec {
         name: format!("name {slot}"),
         dtype: "uint8".to_owned(),
@@ -44,10 +44,10 @@ fn listed(slot: u64, version: u64, segment: u64, new: bool) -> (Event, Vec<Owned
 fn filled() -> Journal {
     let mut journal = Journal::default();
     for (slot, version, segment, new) in [(1, 1, 10, true), (1, 2, 11, true), (2, 1, 11, false), (3, 7, 12, true)] {
-        let (change, fds) = listed(slot, version, segment, new);
+        let (change, fds) = published(slot, version, segment, new);
         journal.apply(change, fds).unwrap();
     }
-    journal.apply(Event::Unlisted(Id { slot: 3, version: 7 }), Vec::new()).unwrap();
+    journal.apply(Event::Unpublished(Id { slot: 3, version: 7 }), Vec::new()).unwrap();
     let results = vec![Id { slot: 1, version: 2 }];
     journal.apply(Event::Finished { key: key(), results }, Vec::new()).unwrap();
     for key in ["mine", "given up"] {
@@ -79,31 +79,31 @@ fn replayed_journal_is_equal() {
             other.apply(serde_json::from_str(&sent).unwrap(), fds).map(drop)
         })
         .unwrap();
-    is_the_same(&journal, &other);
-    is_the_same(&journal, &successor(&journal));
+    assert_equal(&journal, &other);
+    assert_equal(&journal, &successor(&journal));
 }
 
-/// A journal that was handed everything.
+/// The journal of a successor.
 fn successor(journal: &Journal) -> Journal {
-    let (mut blocks, mut changes) = (Vec::new(), Vec::new());
-    let mut keep = |block, fds| {
+    let (mut blocks, mut events) = (Vec::new(), Vec::new());
+    let mut send_block = |block, fds| {
         blocks.push((block, fds));
         Ok(())
     };
-    let mut told = |change| {
-        changes.push(change);
+    let mut send_event = |event| {
+        events.push(event);
         Ok(())
     };
-    journal.hand_over(&mut keep, &mut told).unwrap();
+    journal.hand_over(&mut send_block, &mut send_event).unwrap();
     let mut other = Journal::default();
     blocks.into_iter().for_each(|(block, fds)| other.apply_block(&block, fds).unwrap());
-    for change in changes {
-        assert_eq!(other.apply(change, Vec::new()).unwrap(), None);
+    for event in events {
+        assert_eq!(other.apply(event, Vec::new()).unwrap(), None);
     }
     other
 }
 
-fn is_the_same(journal: &Journal, other: &Journal) {
+fn assert_equal(journal: &Journal, other: &Journal) {
     let entries = sorted(other);
     assert_eq!(entries, sorted(journal));
     let currents: Vec<bool> = entries.iter().map(|entry| entry.current).collect();
@@ -121,19 +121,23 @@ fn is_the_same(journal: &Journal, other: &Journal) {
 #[test]
 fn segment_is_removed_with_its_last_tensor_and_claim_with_its_first() {
     let mut journal = filled();
-    let (change, fds) = listed(9, 1, 10, true);
-    assert!(journal.apply(change, fds).is_err(), "a segment comes once: its tensors are counted");
-    let mut gone = |slot, version| journal.apply(Event::Freed(Id { slot, version }), Vec::new()).unwrap();
-    assert_eq!((gone(1, 2), gone(1, 2)), (None, None), "another lies in its segment");
+    let (change, fds) = published(9, 1, 10, true);
+    assert!(journal.apply(change, fds).is_err(), "a segment is added once");
+    let mut free = |slot, version| journal.apply(Event::Freed(Id { slot, version }), Vec::new()).unwrap();
+    assert_eq!((free(1, 2), free(1, 2)), (None, None), "its segment has another tensor");
     assert_eq!((journal.claims().count(), journal.segments().count()), (0, 3));
-    assert_eq!(journal.entries().find(|entry| entry.id.slot == 1).unwrap().versions, 2, "two versions there were");
+    assert_eq!(
+        journal.entries().find(|entry| entry.id.slot == 1).unwrap().versions,
+        2,
+        "the number of versions is kept"
+    );
     for (slot, version) in [(2, 1), (1, 1), (3, 7)] {
         assert!(journal.apply(Event::Freed(Id { slot, version }), Vec::new()).unwrap().is_some());
     }
     assert_eq!((journal.entries().count(), journal.segments().count(), journal.slots()), (0, 0, 3));
-    let (change, _) = listed(1, 1, 99, false);
+    let (change, _) = published(1, 1, 99, false);
     assert!(journal.apply(change, Vec::new()).is_err());
-    let (change, _) = listed(1, 1, 99, true);
+    let (change, _) = published(1, 1, 99, true);
     assert!(journal.apply(change, Vec::new()).is_err());
 }
 
@@ -141,7 +145,7 @@ fn segment_is_removed_with_its_last_tensor_and_claim_with_its_first() {
 fn large_handover_is_sent_in_blocks() {
     let mut journal = Journal::default();
     for slot in 1..=9000 {
-        let (change, fds) = listed(slot, 1, if slot <= 150 { slot } else { 1 }, slot <= 150);
+        let (change, fds) = published(slot, 1, if slot <= 150 { slot } else { 1 }, slot <= 150);
         journal.apply(change, fds).unwrap();
     }
     let mut sizes = Vec::new();
@@ -163,14 +167,14 @@ fn spilled_tensor_stays_without_its_segment() {
     let file: SpillFile = serde_json::from_str(r#"{"number": 1, "path": "/spill/1", "bytes": 1, "hash": ""}"#).unwrap();
     let spilled = |slot, version| Event::Spilled { id: Id { slot, version }, file: file.clone() };
     assert_eq!(journal.apply(spilled(1, 2), Vec::new()).unwrap(), None);
-    assert_eq!(journal.apply(spilled(2, 1), Vec::new()).unwrap(), Some(11), "the last in it");
+    assert_eq!(journal.apply(spilled(2, 1), Vec::new()).unwrap(), Some(11), "the last tensor of its segment");
     assert_eq!((journal.entries().count(), journal.claims().count(), journal.files().count()), (4, 1, 2));
     let mut other = Journal::default();
     journal.replay(|change, fds| other.apply(change, fds).map(drop)).unwrap();
     assert_eq!(sorted(&other), sorted(&journal));
     assert_eq!(sorted(&successor(&journal)), sorted(&journal));
-    // Back in memory, and gone.
-    let (mut change, fds) = listed(1, 2, 20, true);
+    // Restored, and freed.
+    let (mut change, fds) = published(1, 2, 20, true);
     if let Event::Published { entry, .. } = &mut change {
         entry.spilled = None;
     }

@@ -53,7 +53,7 @@ impl Survivor {
         };
         let (hanging, objects, clock) =
             (Arc::<AtomicI64>::default(), Arc::<AtomicI64>::default(), Arc::<ManualClock>::default());
-        let (hangs, asked, made) = (Arc::clone(&hanging), Arc::clone(&hanging), Arc::clone(&objects));
+        let (hangs, hanging_now, made) = (Arc::clone(&hanging), Arc::clone(&hanging), Arc::clone(&objects));
         let provider = Provider::builder(processes.connect("provider"))
             .limits(Limits { task_ttl: TASK_TTL, ..Limits::default() })
             .clock(clock.clone())
@@ -64,7 +64,7 @@ impl Survivor {
                 made.fetch_add(1, Ordering::SeqCst);
                 Ok(Object::new(Tracked(Arc::clone(&made))).into())
             })
-            .function("hanging", Options::default(), move |_, _| Ok(Value::Int(asked.load(Ordering::SeqCst))))
+            .function("hanging", Options::default(), move |_, _| Ok(Value::Int(hanging_now.load(Ordering::SeqCst))))
             .function("hang", Options::default(), move |_, context| {
                 hangs.fetch_add(1, Ordering::SeqCst);
                 while !context.is_cancelled() {
