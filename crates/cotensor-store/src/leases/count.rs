@@ -23,45 +23,42 @@ struct Leases {
 #[derive(Debug)]
 enum ByHolder {
     None,
-    One([(Holder, u32); 1]),
+    One(Holder, u32),
     #[allow(clippy::box_collection, reason = "one word instead of three, in every record")]
     Many(Box<Vec<(Holder, u32)>>),
 }
 
 impl ByHolder {
-    fn as_slice(&self) -> &[(Holder, u32)] {
-        match self {
-            Self::None => &[],
-            Self::One(one) => one,
-            Self::Many(many) => many,
-        }
+    fn iter(&self) -> impl Iterator<Item = (&Holder, u32)> {
+        let (one, many) = match self {
+            Self::None => (None, &[][..]),
+            Self::One(holder, count) => (Some((holder, *count)), &[][..]),
+            Self::Many(many) => (None, &many[..]),
+        };
+        one.into_iter().chain(many.iter().map(|(holder, count)| (holder, *count)))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.iter().next().is_none()
     }
 
     fn add(&mut self, holder: &Holder) {
-        let held = match self {
-            Self::None => &mut [][..],
-            Self::One(one) => one,
-            Self::Many(many) => many,
-        };
-        if let Some((_, count)) = held.iter_mut().find(|(known, _)| known == holder) {
-            *count += 1;
-            return;
+        let added = || (holder.clone(), 1);
+        match self {
+            Self::None => *self = Self::One(holder.clone(), 1),
+            Self::One(known, count) if known == holder => *count += 1,
+            Self::One(known, count) => *self = Self::Many(Box::new(vec![(known.clone(), *count), added()])),
+            Self::Many(many) => match many.iter_mut().find(|(known, _)| known == holder) {
+                Some((_, count)) => *count += 1,
+                None => many.push(added()),
+            },
         }
-        let added = (holder.clone(), 1);
-        *self = match std::mem::replace(self, Self::None) {
-            Self::None => Self::One([added]),
-            Self::One([one]) => Self::Many(Box::new(vec![one, added])),
-            Self::Many(mut many) => {
-                many.push(added);
-                Self::Many(many)
-            }
-        };
     }
 
     /// Removes one lease of `holder`; false when it has none.
     fn release(&mut self, holder: &Holder) -> bool {
         match self {
-            Self::One([(known, count)]) if known == holder => {
+            Self::One(known, count) if known == holder => {
                 *count -= 1;
                 if *count == 0 {
                     *self = Self::None;
@@ -74,12 +71,12 @@ impl ByHolder {
                     many.swap_remove(index);
                 }
                 if many.len() == 1
-                    && let Some(one) = many.pop()
+                    && let Some((holder, count)) = many.pop()
                 {
-                    *self = Self::One([one]);
+                    *self = Self::One(holder, count);
                 }
             }
-            Self::None | Self::One(_) => return false,
+            Self::None | Self::One(..) => return false,
         }
         true
     }
@@ -133,7 +130,7 @@ impl LeaseCount {
         let mut state = lock(&self.0);
         match state.holders.release(holder) {
             false => Released::NotHeld,
-            true if state.holders.as_slice().is_empty() => Released::Last,
+            true if state.holders.is_empty() => Released::Last,
             true => Released::StillLeased,
         }
     }
@@ -147,7 +144,7 @@ impl LeaseCount {
     /// pass them in the same order. A count that is passed twice deadlocks.
     pub(crate) fn close_all(counts: &[&LeaseCount]) -> bool {
         let mut states: Vec<_> = counts.iter().map(|count| lock(&count.0)).collect();
-        let closes = states.iter().all(|state| !state.closed && state.holders.as_slice().is_empty());
+        let closes = states.iter().all(|state| !state.closed && state.holders.is_empty());
         if closes {
             states.iter_mut().for_each(|state| state.closed = true);
         }
@@ -156,12 +153,12 @@ impl LeaseCount {
 
     /// Holders with their numbers of leases.
     pub(crate) fn holders(&self) -> Vec<(Holder, u32)> {
-        lock(&self.0).holders.as_slice().to_vec()
+        lock(&self.0).holders.iter().map(|(holder, count)| (holder.clone(), count)).collect()
     }
 
     /// The number of leases.
     pub(crate) fn total(&self) -> u64 {
-        lock(&self.0).holders.as_slice().iter().map(|(_, count)| u64::from(*count)).sum()
+        lock(&self.0).holders.iter().map(|(_, count)| u64::from(count)).sum()
     }
 }
 

@@ -47,7 +47,7 @@ fn filled() -> Journal {
         let (change, fds) = published(slot, version, segment, new);
         journal.apply(change, fds).unwrap();
     }
-    journal.apply(Event::Unpublished(Id { slot: 3, version: 7 }), Vec::new()).unwrap();
+    journal.apply(Event::Unlisted(Id { slot: 3, version: 7 }), Vec::new()).unwrap();
     let results = vec![Id { slot: 1, version: 2 }];
     journal.apply(Event::Finished { key: key(), results }, Vec::new()).unwrap();
     for key in ["mine", "given up"] {
