@@ -16,7 +16,7 @@ pub struct WorkerReport {
     pub users: Vec<UserReport>,
     /// Milliseconds for reading the input file and the model's config, for each user in the same order.
     pub open_ms: Vec<f64>,
-    /// Sizes of the weights; only for [`Mode::With`], which hashes contents.
+    /// Sizes of the weights; only for [`Mode::With`](crate::Mode::With), which hashes contents.
     pub weights: Option<WeightBytes>,
 }
 
