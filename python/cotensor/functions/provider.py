@@ -21,8 +21,8 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import queue
 import signal
+import socket
 import threading
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, NamedTuple, Optional, TypeVar, Union, overload
 
@@ -393,17 +393,23 @@ class SharedTensorProvider:
 
 def wait_for_signal(what: str) -> None:
     """Waits for SIGINT or SIGTERM, then restores their handlers. Call it in the main thread."""
-    # A handler can interrupt the wait itself: the put of this queue is reentrant, unlike the set of an event.
-    stop: "queue.SimpleQueue[None]" = queue.SimpleQueue()
     if threading.current_thread() is not threading.main_thread():
         raise ConflictError("only the main thread handles signals: use start() and close() in other threads")
-    before = {number: signal.signal(number, lambda *_: stop.put(None)) for number in (signal.SIGINT, signal.SIGTERM)}
+    # A lock would miss a signal that arrives just before the main thread blocks, or that another thread handles.
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
+    before_fd = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         log.info("%s until SIGINT or SIGTERM", what)
-        stop.get()
+        while receiver.recv(1)[0] not in before:
+            pass  # another signal with a handler
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(before_fd)
+        receiver.close()
+        sender.close()
 
 
 __all__ = ["SharedTensorProvider", "check_cancelled", "current_call"]
